@@ -121,7 +121,10 @@ MUTATIONS = (
     mutation(
         "a hit goes beyond the last checkpoint",
         "cache/store.py",
-        ("        while depth and matched[depth - 1].checkpoint is None:\n", "        while False:\n"),
+        (
+            "            while self.slots.count and depth and matched[depth - 1].checkpoint is None:\n",
+            "            while False:\n",
+        ),
     ),
     mutation(
         "a hit covers the last token",
@@ -186,7 +189,7 @@ MUTATIONS = (
     mutation(
         "checkpoints inside texts do not go first",
         "cache/eviction.py",
-        ("return 0 if checkpoint.is_interior and checkpoint.hits == 0 else 1", "return 1"),
+        ("return 0 if kept.is_interior and kept.hits == 0 else 1", "return 1"),
     ),
     mutation(
         "leaves without a checkpoint do not go first",
@@ -211,7 +214,10 @@ MUTATIONS = (
     mutation(
         "the text that is released is not the one used last",
         "cache/manager.py",
-        ("        if holding.tip is not None:\n            self.store.touch(holding.tip)\n", ""),
+        (
+            "        if holding.tip is not None:\n            self.store.touch(holding.tip)\n",
+            "        if holding.tip is not None:\n",
+        ),
     ),
     mutation(
         "a request takes more than its share of the slots",
@@ -236,7 +242,7 @@ MUTATIONS = (
     mutation(
         "a request that found too little memory is not asked again",
         "schedule/admission.py",
-        (" and num_blocks <= self.num_blocks and num_slots <= self.num_slots", ""),
+        ("return self.request is request and is_no_more", "return self.request is request"),
     ),
     mutation(
         "what is forgotten is told as evicted",
@@ -416,7 +422,10 @@ MUTATIONS = (
     mutation(
         "speculation: a block of a known token is given back with those of drafts",
         "cache/manager.py",
-        ("        needed = self.blocks_needed(num_tokens)\n", "        needed = self.blocks_needed(num_tokens - 1)\n"),
+        (
+            "needed = -(-num_tokens // self.block_size)\n        if holding",
+            "needed = -(-(num_tokens - 1) // self.block_size)\n        if holding",
+        ),
     ),
     mutation(
         "images: those behind a request that waits for cells take some",
@@ -624,5 +633,166 @@ MUTATIONS = (
         "move: who has begun elsewhere waits behind all",
         "schedule/queues.py",
         ("self._turns.now if request.has_begun else self._turns", "self._turns"),
+    ),
+    # Panes: what requests keep of layers with a window, and what of it is cached.
+    mutation(
+        "panes: a request lets go of one that it still sees",
+        "cache/pane_rules.py",
+        ("return max(0, position // self.block_size - self.of_window)", "return max(0, position // self.block_size)"),
+    ),
+    mutation(
+        "panes: the window before the last boundary is let go of",
+        "cache/pane_rules.py",
+        (
+            "return max(0, position // self.block_size - self.of_window)",
+            "return max(0, (position - self.window + 1) // self.block_size)",
+        ),
+    ),
+    mutation(
+        "panes: a request keeps all of them",
+        "cache/panes.py",
+        ("        first = min(self.rules.first(position), len(holding.pane_table))\n", "        first = 0\n"),
+    ),
+    mutation(
+        "panes: those of drafts that were not kept are kept",
+        "cache/panes.py",
+        ("        end = position // self.rules.block_size + 1\n", "        end = len(holding.pane_table)\n"),
+    ),
+    mutation(
+        "panes: too few are promised to a request",
+        "cache/pane_rules.py",
+        ("        return self.of_window + 2\n", "        return self.of_window + 1\n"),
+    ),
+    mutation(
+        "panes: none are set aside for the rows of a step",
+        "cache/pane_rules.py",
+        ("        return (self.step_tokens - 1) // self.block_size\n", "        return 0\n"),
+    ),
+    mutation(
+        "panes: more are promised than there are",
+        "cache/panes.py",
+        ("if self.num_left < before and self.num_left < spare:", "if False:"),
+    ),
+    mutation(
+        "panes: what was promised to a request that ends stays promised",
+        "cache/panes.py",
+        ("        self.promise(holding, 0)\n", ""),
+    ),
+    mutation(
+        "panes: those of a request that ends leak",
+        "cache/panes.py",
+        (
+            "        self._store.release_panes(holding.pane_table[holding.first_pane :])\n        holding.pane_table,",
+            "        holding.pane_table,",
+        ),
+    ),
+    mutation(
+        "panes: those that are hit are not referenced",
+        "cache/panes.py",
+        ("        self._store.panes.retain(ids)\n", ""),
+    ),
+    mutation(
+        "panes: a hit is taken where one of its window is gone",
+        "cache/store.py",
+        ("depth = index if num_panes >= min(self._of_window, index) else depth", "depth = index"),
+    ),
+    mutation(
+        "panes: a hit is taken though a pane in the middle of its window is gone",
+        "cache/store.py",
+        ("num_panes = 0 if entry.pane is None else num_panes + 1", "num_panes += entry.pane is not None"),
+    ),
+    mutation(
+        "panes: a hit needs one more than its window has",
+        "cache/store.py",
+        ("if num_panes >= min(self._of_window, index)", "if num_panes >= min(self._of_window + 1, index)"),
+    ),
+    mutation(
+        "panes: a hit is taken where no checkpoint stands",
+        "cache/store.py",
+        ("            if entry.checkpoint is not None or not self.slots.count:\n", "            if True:\n"),
+    ),
+    mutation(
+        "panes: one that was computed is not entered",
+        "cache/entering.py",
+        ("            _enter_pane(store, holding, entry, index)\n", "            pass\n"),
+    ),
+    mutation(
+        "panes: one that was given up for an equal one leaks",
+        "cache/entering.py",
+        ("    store.panes.release((own,))\n", ""),
+    ),
+    mutation(
+        "panes: an equal one is not taken in place of one's own",
+        "cache/entering.py",
+        ("(*table[:index], entry.pane.id, *table[index + 1 :])", "table"),
+    ),
+    mutation(
+        "panes: that of a block that leaves the index stays behind",
+        "cache/store.py",
+        (
+            "        if entry.pane is not None:\n            self._drop_pane(entry.pane)\n",
+            "        entry.pane = None\n",
+        ),
+    ),
+    mutation(
+        "panes: those in use are evicted",
+        "cache/store.py",
+        ("(pane for pane in index.panes if self.panes.is_idle(pane.id))", "index.panes"),
+        ("index.pane_of(pane.id) is pane and self.panes.is_idle(pane.id)", "index.pane_of(pane.id) is pane"),
+    ),
+    mutation(
+        "panes: one that became idle waits until all have gone",
+        "cache/store.py",
+        ("                self._panes.offer(pane)\n", "                pass\n"),
+    ),
+    mutation(
+        "panes: those at the end of a text go first",
+        "cache/manager.py",
+        ("            self.store.use_window(holding.tip)\n", ""),
+    ),
+    mutation(
+        "panes: a hit does not make them stay",
+        "cache/manager.py",
+        ("        self.store.use_window(holding.tip, is_hit=True)\n", ""),
+    ),
+    mutation(
+        "panes: those where a text parts from another go first",
+        "cache/entering.py",
+        ("        for position in (placement.last, placement.branch):\n", "        for position in ():\n"),
+    ),
+    mutation(
+        "panes: a block at a text's end that lacks one does not go first",
+        "cache/eviction.py",
+        ("        return Worth(tier=0, last_use=entry.last_use, efficiency=0.0)\n", "        pass\n"),
+    ),
+    mutation(
+        "panes: those of idle blocks stay when all is forgotten",
+        "cache/store.py",
+        ("for pane in [each for each in self.index.panes if self.panes.is_idle(each.id)]:", "for pane in ():"),
+    ),
+    mutation(
+        "panes: what lacks a window is told as without a checkpoint",
+        "cache/report.py",
+        ("        elif end <= reach:\n", "        elif False:\n"),
+    ),
+    mutation(
+        "panes: a draft is written beyond those that are promised",
+        "cache/manager.py",
+        ("            most.append(more)\n", "            pass\n"),
+    ),
+    mutation(
+        "panes: a request waits no more where there are none for it",
+        "schedule/admission.py",
+        ("match, spare_blocks, spare_panes, reads_checkpoint", "match, spare_blocks, 0, reads_checkpoint"),
+    ),
+    mutation(
+        "panes: one that lacks them is admitted only when it finds more blocks",
+        "schedule/admission.py",
+        (" and num_panes <= self.num_panes\n", "\n"),
+    ),
+    mutation(
+        "panes: those that no token sees are not let go of",
+        "schedule/scheduler.py",
+        ("        if cache.panes is not None:\n", "        if False:\n"),
     ),
 )

@@ -35,6 +35,7 @@ TESTS = (
     "tests/cache/test_cache_tier.py",
     "tests/cache/test_cache_directory.py",
     "tests/cache/test_cache_windows.py",
+    "tests/cache/test_cache_panes.py",
     "tests/schedule/test_scheduler_drafts.py",
     "tests/schedule/test_scheduler_memory.py",
     "tests/schedule/test_scheduler_moves.py",

@@ -77,8 +77,10 @@ def test_a_request_that_wanders_between_two_engines_gives_the_tokens_of_transfor
     engines = pair(name)
     wander(engines, [decided_case(name, PROMPT), sampled_case(name, PROMPT)])
     for engine in engines:
-        assert moves(engine)["carried_tokens"] > 0
-        assert moves(engine)["recomputed_tokens"] == 0
+        # Panes do not travel: what was computed in them is computed again.
+        travels = not engine.plan.memory.num_panes
+        assert (moves(engine)["carried_tokens"] > 0) == travels
+        assert (moves(engine)["recomputed_tokens"] == 0) == travels
 
 
 def test_nothing_is_computed_twice() -> None:

@@ -1,43 +1,166 @@
-"""What the plan says of layers with a window."""
+"""The plan's panes: how many of them layers with a window need, and how memory is split between them and blocks."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ostinato import EngineConfig
-from ostinato.plan.model import DTYPE_BYTES
-from ostinato.plan.plan import make_plan
-from ostinato.plan.windows import bytes_beyond_windows
+from ostinato.cache.manager import CacheManager
+from ostinato.cache.pane_rules import PaneRules
+from ostinato.errors import CapacityError, ConfigError
+from ostinato.plan.memory.cache_split import cache_need, kv_block_bytes
+from ostinato.plan.memory.pane_split import Tables, prefixes_in, split_tables
+from ostinato.plan.plan import Plan, make_plan
+from ostinato.plan.windows import pane_rules
 from ostinato.units import format_bytes
-from tests.support.plan_cases import ATTENTION, GIB, attention_layer, cpu, model
+from tests.plan.test_plan_memory import BUDGET
+from tests.support.plan_cases import ATTENTION, GIB, attention_layer, cpu, hybrid, model
 
 LOCAL = attention_layer(replace(ATTENTION, window=512))
+GEMMA = model(*[LOCAL] * 5, attention_layer())
+"""As Gemma 3: five layers of six have a window."""
 
 
-@pytest.mark.parametrize(("max_model_len", "says"), [(4096, True), (513, True), (512, False)])
-def test_the_plan_says_that_blocks_outside_windows_are_kept_where_a_request_may_be_longer(
-    max_model_len: int, says: bool
+def planned(spec: Any = GEMMA, **settings: Any) -> Plan:
+    spec = replace(spec, max_position_embeddings=65536)
+    return make_plan(EngineConfig(**{"dtype": "bfloat16", **settings}), spec, cpu(8 * GIB))
+
+
+def rules_of(plan: Plan) -> PaneRules:
+    rules = pane_rules(plan.memory, plan.settings.block_size, plan.settings.max_num_batched_tokens)
+    assert rules is not None
+    return rules
+
+
+def said(plan: Plan) -> list[str]:
+    return [decision.reason for decision in plan.decisions if decision.topic == "sliding windows"]
+
+
+@pytest.mark.parametrize(("max_model_len", "has_panes"), [(4096, True), (513, True), (512, False)])
+def test_layers_with_a_window_have_panes_where_a_request_may_be_longer(max_model_len: int, has_panes: bool) -> None:
+    plan = planned(max_model_len=max_model_len)
+    memory, whole = plan.memory, kv_block_bytes(GEMMA, 16, "bfloat16")
+    assert (memory.num_panes > 0, memory.pane_window) == (has_panes, 512 if has_panes else 0)
+    assert memory.kv_block + memory.pane == whole
+    assert memory.pane == (5 * whole // 6 if has_panes else 0)
+    assert bool(said(plan)) == has_panes
+
+
+def test_a_window_that_no_request_outgrows_changes_nothing_of_a_plan() -> None:
+    local, plain = (planned(model(layer, layer), max_model_len=512) for layer in (LOCAL, attention_layer()))
+    assert local.memory == plain.memory
+
+
+def test_layers_that_all_have_a_window_have_panes_alone() -> None:
+    memory = planned(model(LOCAL, LOCAL), max_model_len=4096).memory
+    assert (memory.num_blocks, memory.kv_block) == (0, 0)
+    assert memory.cache == memory.num_panes * memory.pane
+
+
+def test_of_layers_with_several_windows_the_longest_decides() -> None:
+    spec = model(LOCAL, attention_layer(replace(ATTENTION, window=64)), attention_layer())
+    plan = planned(spec, max_model_len=4096)
+    assert plan.memory.pane_window == 512
+    assert plan.memory.pane == 2 * plan.memory.kv_block
+    assert "2 of 3 attention layers read the last 64 or 512 tokens alone" in said(plan)[0]
+
+
+def test_the_plan_says_what_the_longest_request_takes_and_how_many_fit() -> None:
+    plan = planned(max_model_len=8192, cache_memory="512MiB")
+    memory, rules = plan.memory, rules_of(plan)
+    blocks = 8192 // 16
+    own, whole = blocks * memory.kv_block + rules.own * memory.pane, blocks * (memory.kv_block + memory.pane)
+    count = min((memory.num_blocks - 1) // blocks, (memory.num_panes - 1 - rules.shared) // rules.own)
+    assert own < whole / 4
+    assert (
+        f"takes {format_bytes(own)} instead of {format_bytes(whole)}, and {count} of that length fit" in said(plan)[0]
+    )
+    without = planned(model(*[attention_layer()] * 6), max_model_len=8192, cache_memory="512MiB").memory
+    assert 2 * count > 3 * ((without.num_blocks - 1) // blocks) > 0
+
+
+@pytest.mark.parametrize("spec", [GEMMA, model(LOCAL, LOCAL), model(*hybrid().layers, LOCAL, attention_layer())])
+@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize("length", [600, 4096, 32768])
+def test_a_request_of_max_model_len_is_served_by_what_is_planned(spec: Any, caching: bool, length: int) -> None:
+    plan = planned(spec, max_model_len=length, enable_prefix_caching=caching, max_num_seqs=4, cache_memory="600MiB")
+    memory = plan.memory
+    cache = CacheManager(memory.num_blocks, memory.num_slots, 16, num_panes=memory.num_panes, pane_rules=rules_of(plan))
+    assert cache.max_tokens_ever() >= length
+    assert cache.admit("a", length)
+    assert memory.cache == (
+        memory.num_blocks * memory.kv_block + memory.num_panes * memory.pane + memory.num_slots * memory.state_slot
+    )
+    assert memory.cache <= 600 * 2**20
+
+
+def test_a_longer_request_needs_no_more_panes() -> None:
+    rules = PaneRules(512, 16, 2048)
+    assert rules.needed(16384 // 16) == rules.needed(8192 // 16) == 32 + 2 + 127
+
+
+def test_a_cache_that_is_too_small_for_the_window_is_refused_with_what_would_do() -> None:
+    with pytest.raises(CapacityError, match=r"panes of .* for its window of 512 and a step of") as refused:
+        planned(max_model_len=4096, cache_memory="1MiB", max_num_batched_tokens=512, max_num_seqs=2)
+    remedies = {each.setting: each.value for each in refused.value.remedies}
+    settings = {"max_model_len": 4096, "max_num_batched_tokens": 512, "max_num_seqs": 2}
+    planned(**settings, cache_memory=remedies["cache_memory"])
+
+
+@pytest.mark.parametrize("setting", [{"cache_offload": "1GiB"}, {"cache_dir": "somewhere"}])
+def test_files_behind_the_cache_are_refused_for_a_model_with_panes_and_not_if_no_request_outgrows_the_window(
+    setting: dict[str, str],
 ) -> None:
-    plan = make_plan(EngineConfig(max_model_len=max_model_len), model(LOCAL, attention_layer(), LOCAL), cpu(4 * GIB))
-    said = [decision.reason for decision in plan.decisions if decision.topic == "sliding windows"]
-    assert bool(said) == says
-    assert all("2 of 3 attention layers read the last 512 tokens" in reason for reason in said)
+    with pytest.raises(ConfigError, match="layers with a window") as refused:
+        planned(max_model_len=4096, **setting)
+    assert [each.setting for each in refused.value.remedies] == list(setting)
+    assert planned(max_model_len=512, **setting).cache_files is not None
 
 
-def test_windows_change_nothing_of_the_memory_of_a_plan() -> None:
-    plans = [make_plan(EngineConfig(), model(layer, layer), cpu(4 * GIB)) for layer in (LOCAL, attention_layer())]
-    assert plans[0].memory == plans[1].memory
+tables = st.builds(
+    Tables,
+    block=st.sampled_from([0, 1, 10, 100]),
+    pane=st.sampled_from([1, 10, 100]),
+    rules=st.builds(PaneRules, st.integers(1, 300), st.just(16), st.integers(1, 500)),
+    rows=st.integers(1, 20),
+    longest=st.integers(1, 500),
+    expected=st.integers(1, 64),
+)
 
 
-def test_the_plan_says_how_much_no_layer_will_read_again() -> None:
-    """Of 3 layers of a request of 4096 tokens, 2 read no more than the last 512."""
-    spec = model(LOCAL, attention_layer(), LOCAL)
-    each = ATTENTION.kv_elements_per_token * DTYPE_BYTES["bfloat16"]
-    assert bytes_beyond_windows(spec, 4096, "bfloat16") == 2 * (4096 - 512) * each
-    assert bytes_beyond_windows(spec, 500, "bfloat16") == 0
-    plan = make_plan(EngineConfig(max_model_len=4096, dtype="bfloat16"), spec, cpu(4 * GIB))
-    (said,) = [decision.reason for decision in plan.decisions if decision.topic == "sliding windows"]
-    kept, whole = format_bytes(2 * 3584 * each), format_bytes(3 * 4096 * each)
-    assert said.endswith(f"in one of max_model_len tokens that is {kept} of {whole}")
+@given(tables=tables, more=st.integers(0, 200_000), holds_prefixes=st.booleans())
+def test_a_split_holds_the_longest_request_fills_the_room_and_has_no_panes_to_spare(
+    tables: Tables, more: int, holds_prefixes: bool
+) -> None:
+    tables = replace(tables, expected=min(tables.expected, tables.longest))
+    least = tables.longest * tables.block + tables.rules.needed(tables.longest) * tables.pane
+    room = least + more
+    blocks, panes = split_tables(tables, room, holds_prefixes)
+    assert blocks >= (tables.longest if tables.block else 0)
+    assert panes >= tables.rules.needed(tables.longest)
+    assert room - (tables.block or tables.pane) < blocks * tables.block + panes * tables.pane <= room
+    if tables.block and not holds_prefixes:
+        assert panes <= tables.rules.needed(tables.longest, tables.rows)
+
+
+@given(tables=tables, more=st.integers(0, 200_000))
+def test_more_room_never_holds_fewer_prefixes_by_more_than_what_is_rounded(tables: Tables, more: int) -> None:
+    tables = replace(tables, expected=min(tables.expected, tables.longest))
+    least = tables.longest * tables.block + tables.rules.needed(tables.longest) * tables.pane
+    found = [prefixes_in(tables, *split_tables(tables, least + part, True)) for part in (more, 4 * more)]
+    # One pane more may cost as many blocks as several prefixes have.
+    rounded = 1 + (tables.pane // (tables.expected * tables.block) if tables.block else 0)
+    assert found[1] >= found[0] - rounded
+
+
+def test_the_least_cache_counts_panes_for_one_request_and_one_step() -> None:
+    budget = replace(BUDGET, pane=7, pane_window=33)
+    rules = PaneRules(33, budget.block_size, 100)
+    blocks = -(-1000 // budget.block_size)
+    alone = cache_need(BUDGET, 3, 1000)
+    assert cache_need(budget, 3, 1000, 100) == alone + 7 * (1 + rules.needed(blocks))

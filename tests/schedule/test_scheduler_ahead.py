@@ -9,7 +9,7 @@ import pytest
 from ostinato.schedule.ahead import WaitCause
 from ostinato.schedule.limits import Policy, SchedulerLimits
 from ostinato.schedule.request import FinishReason
-from tests.schedule.test_scheduler_properties import KINDS, PIECES, make_harness, next_turn, random_wish
+from tests.schedule.test_scheduler_properties import KINDS, PIECES, WINDOWS, make_harness, next_turn, random_wish
 from tests.support.ahead_harness import AheadHarness
 from tests.support.scheduler_harness import Sizes
 
@@ -20,8 +20,10 @@ def run_program(seed: int) -> AheadHarness:
     rng = random.Random(seed)
     policy: Policy = rng.choice(["fcfs", "priority"])
     limits = SchedulerLimits(rng.randint(1, 4), rng.randint(6, 16), 48, rng.random() < 0.7, policy)
-    sizes = Sizes(rng.randint(8, 24), rng.randint(3, 12), rng.choice([1, 2, 3, 4]))
-    harness = make_harness(limits, sizes, rng.choice(KINDS), 0, rng.choice, make=AheadHarness)
+    sizes = Sizes(
+        rng.randint(8, 24), rng.randint(3, 12), rng.choice([1, 2, 3, 4]), rng.randint(8, 24), rng.randint(1, 12)
+    )
+    harness = make_harness(limits, sizes, rng.choice([*KINDS, *WINDOWS]), 0, rng.choice, make=AheadHarness)
     for _ in range(90):
         chance = rng.random()
         if harness.batch is None:

@@ -9,7 +9,7 @@ import pytest
 
 from ostinato.schedule.limits import Policy, SchedulerLimits
 from ostinato.schedule.request import FinishReason, StopConditions
-from tests.schedule.test_scheduler_properties import KINDS, PIECES, SALTS, crowd, make_harness, next_turn
+from tests.schedule.test_scheduler_properties import KINDS, PIECES, SALTS, WINDOWS, crowd, make_harness, next_turn
 from tests.support.fake_runner import FIRST_PART, VOCABULARY
 from tests.support.scheduler_harness import Harness, Sizes, Wish
 
@@ -37,8 +37,10 @@ def run_program(seed: int, k: int) -> Harness:
     policy: Policy = rng.choice(["fcfs", "priority"])
     most = rng.randint(3, 14)
     limits = SchedulerLimits(rng.randint(2, 6), most, 48, rng.random() < 0.75, policy, max_item_tokens=most)
-    sizes = Sizes(rng.randint(9, 14), rng.randint(3, 9), rng.choice([2, 3, 4]))
-    harness = make_harness(limits, sizes, rng.choice(KINDS), k, rng.choice, num_cells=1 + rng.randint(5, 11))
+    sizes = Sizes(rng.randint(9, 14), rng.randint(3, 9), rng.choice([2, 3, 4]), rng.randint(9, 14), rng.randint(1, 12))
+    harness = make_harness(
+        limits, sizes, rng.choice([*KINDS, *WINDOWS]), k, rng.choice, num_cells=1 + rng.randint(5, 11)
+    )
     for _ in range(70):
         chance = rng.random()
         if harness.batch is not None:

@@ -35,6 +35,7 @@ from tests.support.fake_runner import VOCABULARY
 from tests.support.scheduler_harness import Harness, Sizes, Wish
 
 KINDS = ["hybrid", "hybrid", "attention", "state"]
+WINDOWS = ["windows", "windows alone", "windows and state"]
 DRAFTS = [0, 0, 0, 1, 2, 3, 4, 6]
 SALTS = [None, None, None, "one", "two"]
 PIECES = [tuple((number * 7 + index * 3) % VOCABULARY for index in range(n)) for number, n in enumerate((8, 4, 3, 1))]
@@ -82,8 +83,10 @@ class Program(RuleBasedStateMachine):
         ),
         num_blocks=st.integers(3, 14),
         num_slots=st.integers(2, 9),
+        num_panes=st.integers(3, 14),
+        window=st.integers(1, 12),
         block_size=st.sampled_from([1, 2, 4]),
-        kind=st.sampled_from(KINDS),
+        kind=st.sampled_from([*KINDS, *WINDOWS]),
         k=st.sampled_from(DRAFTS),
         data=st.data(),
     )
@@ -92,6 +95,8 @@ class Program(RuleBasedStateMachine):
         limits: SchedulerLimits,
         num_blocks: int,
         num_slots: int,
+        num_panes: int,
+        window: int,
         block_size: int,
         kind: str,
         k: int,
@@ -100,7 +105,9 @@ class Program(RuleBasedStateMachine):
         def choose(values: Sequence[T]) -> T:
             return data.draw(st.sampled_from(values))
 
-        self.harness = make_harness(limits, Sizes(num_blocks, num_slots, block_size), kind, k, choose)
+        self.harness = make_harness(
+            limits, Sizes(num_blocks, num_slots, block_size, num_panes, window), kind, k, choose
+        )
 
     @rule(wishes=st.lists(wishes, min_size=1, max_size=4))
     def arrive(self, wishes: list[Wish]) -> None:
@@ -178,8 +185,11 @@ def make_harness(
 ) -> H:
     """A harness for a kind of model, whose policies are chosen among those that a plan may come to. `sizes` are for
     requests without drafts; of the slots for drafts there are some for all requests, and some for one alone."""
-    num_blocks = 0 if kind == "state" else sizes.num_blocks
-    num_slots = 0 if kind == "attention" else sizes.num_slots
+    num_blocks = 0 if kind in ("state", "windows alone") else sizes.num_blocks
+    num_slots = 0 if kind in ("attention", "windows", "windows alone") else sizes.num_slots
+    num_panes = sizes.num_panes if "windows" in kind else 0
+    # With a window of 1, panes alone tell a row nothing of the text before it.
+    window = max(2, sizes.window) if kind == "windows alone" else sizes.window
     if k > 0:
         least = limits.max_num_seqs * (1 + k) + sizes.block_size
         limits = replace(limits, max_num_batched_tokens=max(limits.max_num_batched_tokens, least))
@@ -191,11 +201,13 @@ def make_harness(
     spacing = choose([1, 2, 3, 4]) * sizes.block_size
     policy = CachePolicy(is_on, choose(modes), spacing, branches=choose([True, True, False]))
     eviction: EvictionPolicy = choose(["marconi", "lru"])
-    costs = EvictionCosts(choose([1.0, 5.0]), choose([0.0, 0.1]), choose([1, 10]), choose([1, 100]))
+    costs = EvictionCosts(
+        choose([1.0, 5.0]), choose([0.0, 0.1]), choose([1, 10]), choose([1, 100]), choose([1, 10]) if num_panes else 0
+    )
     num_hashes = choose([None, None, None, None, 20, 3])
-    sizes = Sizes(num_blocks, num_slots, sizes.block_size)
+    sizes = Sizes(num_blocks, num_slots, sizes.block_size, num_panes, window)
     harness = make(limits, sizes, policy, eviction, costs, num_hashes, k, num_cells)
-    if choose([False, True]):
+    if not num_panes and choose([False, True]):
         directory = ForgetfulDirectory(choose(range(8)))
         harness.cache.store.files = fake_tier(harness.runner, directory, choose([1e12, 1e12, 0.5]))
     return harness
@@ -211,8 +223,8 @@ def run_crowded_program(seed: int, k: int) -> Harness:
     rng = random.Random(seed)
     policy: Policy = rng.choice(["fcfs", "priority"])
     limits = SchedulerLimits(rng.randint(2, 6), rng.randint(3, 14), 48, rng.random() < 0.7, policy)
-    sizes = Sizes(rng.randint(6, 12), rng.randint(3, 9), rng.choice([2, 3, 4]))
-    harness = make_harness(limits, sizes, rng.choice(KINDS), k, rng.choice)
+    sizes = Sizes(rng.randint(6, 12), rng.randint(3, 9), rng.choice([2, 3, 4]), rng.randint(6, 12), rng.randint(1, 12))
+    harness = make_harness(limits, sizes, rng.choice([*KINDS, *WINDOWS]), k, rng.choice)
     for _ in range(70):
         chance = rng.random()
         if harness.batch is not None:
@@ -255,7 +267,7 @@ def test_crowded_programs_preempt_and_evict_often_and_still_give_every_request_w
     part: int,
 ) -> None:
     k = (0, 0, 0, 0, 1, 2, 3, 6)[part]
-    harnesses = [run_crowded_program(seed, k) for seed in range(part * 50, part * 50 + 50)]
+    harnesses = [run_crowded_program(seed, k) for seed in range(part * 70, part * 70 + 70)]
     counters = [harness.scheduler.counters for harness in harnesses]
     stores = [harness.cache.store.counters for harness in harnesses]
     prefixes = [harness.scheduler.prefix_counters for harness in harnesses]

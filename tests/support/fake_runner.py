@@ -61,8 +61,12 @@ class FakeRunner:
     has_attention: bool = True
     has_state: bool = True
     guess: Guess = any_guess
+    window: int | None = None
+    """Positions that a token sees in layers whose keys are in panes; None: the model has none."""
     keys: dict[tuple[int, int], tuple[int, int, int]] = field(default_factory=dict)
     """(block, offset) -> (position, token, checksum of the tokens up to it)."""
+    pane_keys: dict[tuple[int, int], tuple[int, int, int]] = field(default_factory=dict)
+    """The same for (pane, offset)."""
     cells: dict[int, int] = field(default_factory=dict)
     """Cell of the encoder cache -> part of an image."""
     states: dict[int, int] = field(default_factory=dict)
@@ -113,6 +117,16 @@ class FakeRunner:
         last = row.end + row.num_drafts - 1
         return row.block_table[row.start // self.block_size : last // self.block_size + 1]
 
+    def written_panes(self, row: Row) -> tuple[int, ...]:
+        if self.window is None:
+            return ()
+        last = row.end + row.num_drafts - 1
+        return row.pane_table[row.start // self.block_size : last // self.block_size + 1]
+
+    def seen_before(self, row: Row) -> range:
+        """Positions before a row whose keys in panes its tokens see."""
+        return range(row.start if self.window is None else max(0, row.start - self.window + 1), row.start)
+
     def written_slots(self, row: Row) -> tuple[int, ...]:
         return (*row.write_slots, *(slot for _, slot in row.checkpoints)) if self.has_state else ()
 
@@ -120,7 +134,9 @@ class FakeRunner:
         """Raise AssertionError if a step writes to what the index has."""
         blocks = {entry.block for entry in index}
         slots = {checkpoint.slot for checkpoint in index.checkpoints}
+        panes = {pane.id for pane in index.panes}
         for row in batch.rows:
+            assert not panes & set(self.written_panes(row)), "a row writes to a pane that is in the index"
             assert not blocks & set(self.written_blocks(row)), "a row writes to a block that is in the index"
             assert not slots & set(self.written_slots(row)), "a row writes to a checkpoint"
 
@@ -132,6 +148,9 @@ class FakeRunner:
             if self.has_attention:
                 found = self.keys.get(self._place(row, position))
                 assert found == (position, token_id, seed), "a row reads a block of another text"
+            if position in self.seen_before(row):
+                found = self.pane_keys.get(self._pane_place(row, position))
+                assert found == (position, token_id, seed), "a row reads a pane of another text"
         if self.has_state:
             assert (row.read_slot == 0) == (row.start == 0), "only a row that begins reads the zero state"
             assert row.start == 0 or self.states.get(row.read_slot) == seed, "a row reads the state of another text"
@@ -152,12 +171,20 @@ class FakeRunner:
                 if self.has_attention:
                     found = self.keys.get((entry.block, offset))
                     assert found == (start + offset, token_id, seed), "a block of the index holds another text"
+                if entry.pane is not None:
+                    found = self.pane_keys.get((entry.pane.id, offset))
+                    assert found == (start + offset, token_id, seed), "a pane of the index holds another text"
             sums[entry] = seed
             if entry.checkpoint is not None:
                 assert self.states.get(entry.checkpoint.slot) == seed, "a checkpoint holds the state of another text"
 
     def _place(self, row: Row, position: int) -> tuple[int, int]:
         return row.block_table[position // self.block_size], position % self.block_size
+
+    def _pane_place(self, row: Row, position: int) -> tuple[int, int]:
+        pane = row.pane_table[position // self.block_size]
+        assert pane > 0, "a row lacks a pane that it sees"
+        return pane, position % self.block_size
 
     def _check_writers(self, batch: Batch) -> None:
         """Rows have memory for all that they may write, and nobody else reads or writes it in this step."""
@@ -174,6 +201,16 @@ class FakeRunner:
                 assert not used & set(self.written_blocks(row)), "a row writes to a block that another row has"
             else:
                 assert not row.block_table, "a row has blocks, and the model has no attention"
+            if self.window is not None:
+                first, end = (row.start - self.window + 1) // self.block_size, row.end + row.num_drafts
+                held = row.pane_table[max(0, first) :]
+                assert len(row.pane_table) * self.block_size >= end, "a row has too few panes"
+                assert 0 not in held, "a row has the null pane"
+                assert len(set(held)) == len(held), "a row has a pane twice"
+                used = {pane for other in others for pane in other.pane_table}
+                assert not used & set(self.written_panes(row)), "a row writes to a pane that another row has"
+            else:
+                assert not row.pane_table, "a row has panes, and the model has no windows"
             if self.has_state:
                 assert len(row.write_slots) == 1 + row.num_drafts, "a row has not one slot for each of its tokens"
                 written = self.written_slots(row)
@@ -216,9 +253,16 @@ class FakeRunner:
             assert [position for position, _, _ in found] == list(range(row.start)), "a block holds another position"
             sums.append(checksum([token_id for _, token_id, _ in found]))
             assert not found or found[-1][2] == sums[0], "the blocks of a row are not those of one text"
+        if self.window is not None:
+            found = [self.pane_keys[self._pane_place(row, position)] for position in self.seen_before(row)]
+            assert [position for position, _, _ in found] == list(self.seen_before(row)), (
+                "a pane holds another position"
+            )
+            # With a window of 1, panes tell a row nothing of the text before it.
+            sums += [found[-1][2]] if found else [0] if row.start == 0 else []
         if self.has_state:
             sums.append(0 if row.read_slot == 0 else self.states[row.read_slot])
-        assert len(set(sums)) == 1, "blocks and slot tell of different tokens"
+        assert len(set(sums)) == 1, "blocks, panes and slot tell of different tokens"
         return sums[0]
 
     def _write(self, row: Row, token_ids: Sequence[int], sums: Sequence[int]) -> None:
@@ -226,6 +270,9 @@ class FakeRunner:
         if self.has_attention:
             for position, (token_id, seed) in enumerate(zip(token_ids, sums, strict=True), start=row.start):
                 self.keys[self._place(row, position)] = (position, token_id, seed)
+        if self.window is not None:
+            for position, (token_id, seed) in enumerate(zip(token_ids, sums, strict=True), start=row.start):
+                self.pane_keys[self._pane_place(row, position)] = (position, token_id, seed)
         if self.has_state:
             for position, slot in row.checkpoints:
                 self.states[slot] = sums[position - row.start - 1]
@@ -237,6 +284,9 @@ class FakeRunner:
         if self.has_attention:
             for position in range(row.start, row.end + row.num_drafts):
                 self.keys[self._place(row, position)] = (-1, -1, -1)
+        if self.window is not None:
+            for position in range(row.start, row.end + row.num_drafts):
+                self.pane_keys[self._pane_place(row, position)] = (-1, -1, -1)
         for slot in self.written_slots(row):
             self.states[slot] = -1
         return RowResult(row.request_id, error=ValueError("the row broke down"))

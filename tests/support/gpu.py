@@ -47,11 +47,14 @@ def forced_logits(engine: Engine, texts: Sequence[Sequence[int]], lengths: Seque
     runner, memory = engine.runner, engine.plan.memory
     blocks = -(-max(map(len, texts)) // runner.block_size) if memory.num_blocks else 0
     assert blocks * len(texts) < max(memory.num_blocks, 1)
+    panes = -(-max(map(len, texts)) // runner.block_size) if memory.num_panes else 0
+    assert panes * len(texts) < max(memory.num_panes, 1)
 
     def row(number: int, start: int, end: int) -> Row:
         table = tuple(range(1 + number * blocks, 1 + (number + 1) * blocks))
         slot = 1 + number if memory.num_slots else 0
-        return Row(str(number), tuple(texts[number][start:end]), start, table, slot if start else 0, (slot,))
+        row = Row(str(number), tuple(texts[number][start:end]), start, table, slot if start else 0, (slot,))
+        return row._replace(pane_table=tuple(range(1 + number * panes, 1 + (number + 1) * panes)))
 
     rows = range(len(texts))
     hidden = runner.forward(Batch(tuple(row(i, 0, lengths[i]) for i in rows), 0))

@@ -46,10 +46,12 @@ def lay(buffers: StepBuffers, step: StepInputs, rows: int, tokens: int) -> StepI
     """Writes a step whose tensors lie elsewhere, padded to `rows` rows and `tokens` tokens -> its view."""
     count, real_tokens = step.read_slots.shape[0], step.token_ids.shape[0]
     for name, array in buffers.arrays.items():
-        if name != "block_tables":
+        if name not in ("block_tables", "pane_tables"):
             value = getattr(step, name).cpu()
             array[tuple(slice(size) for size in value.shape)] = value
     buffers.write_tables([tuple(table) for table in step.block_tables.tolist()])
+    if step.pane_tables is not None:
+        buffers.write_panes([tuple(table) for table in step.pane_tables.tolist()])
     buffers.pad(count, real_tokens, rows, tokens)
     return buffers.view(count, real_tokens, step.write_slots.shape[1], step.num_decode_rows, step.checkpoints)
 
@@ -94,7 +96,8 @@ class Steps:
         self.engine = Engine(config)
         self.runner = self.engine.runner
         self.block_size = self.engine.plan.settings.block_size
-        self.buffers = StepBuffers(8, 64, 128 // self.block_size, 1, CPU)
+        most = 128 // self.block_size
+        self.buffers = StepBuffers(8, 64, most, 1, CPU, max_panes=most if self.engine.plan.memory.num_panes else 0)
         self.memory: Sequence[LayerMemory] = self.runner.memory
         persistent = persistent_storages(self.buffers, self.runner.model, self.memory)
         self.backend = TapeBackend(self.runner.model.build.ops.tap, persistent, CPU)

@@ -129,12 +129,14 @@ def make_engine(name: str, **settings: Any) -> Engine:
 
 
 def shrink(engine: Engine, num_blocks: int, num_slots: int) -> None:
-    """Let an engine that has not begun use so few blocks and slots, the null ones not counted."""
+    """Let an engine that has not begun use so few blocks and slots, the null ones not counted, and no more panes than
+    blocks."""
     memory = engine.plan.memory
     memory = replace(
         memory,
         num_blocks=min(num_blocks + 1, memory.num_blocks),
         num_slots=min(num_slots + 1, memory.num_slots),
+        num_panes=min(num_blocks + 1, memory.num_panes),
     )
     engine.plan = replace(engine.plan, memory=memory)
     speculation = engine.speculation

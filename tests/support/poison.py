@@ -28,24 +28,33 @@ def nobody_s(pool: Pool) -> list[int]:
     return [0, *pool._free] if pool.count else []
 
 
+def has_panes(engine: Engine, number: int) -> bool:
+    """Whether the keys and values of a layer, by its number in the memory, are in panes."""
+    layers = engine.spec.cached_layers
+    attention = layers[number].attention if number < len(layers) else None
+    return engine.plan.memory.pane_window > 0 and attention is not None and attention.window is not None
+
+
 def unread_slots(holding: Holding) -> list[int]:
     """Those that a request will write and not read before: its state still stands in a checkpoint."""
     return [slot for slot in holding.slots if slot != holding.read_slot]
 
 
 def poison(engine: Engine) -> None:
-    """NaN into null block and null slot, every free block and slot, and what requests hold and have not written: the
-    ends of their block tables, and write slots beside their state."""
+    """NaN into null block, null pane and null slot, every free block, pane and slot, and what requests hold and have
+    not written: the ends of their tables, and write slots beside their state."""
     cache, block_size = engine.scheduler.cache, engine.runner.block_size
-    blocks, slots = nobody_s(cache.blocks), nobody_s(cache.slots)
-    cells: list[int] = []
+    free, slots = (nobody_s(cache.blocks), nobody_s(cache.store.panes)), nobody_s(cache.slots)
+    unwritten: tuple[list[int], list[int]] = ([], [])
     for request in engine.scheduler.queues.running:
         holding = cache.holding(request.request_id)
         slots += unread_slots(holding)
-        for position in range(request.num_computed_tokens, len(holding.block_table) * block_size):
-            cells.append(holding.block_table[position // block_size] * block_size + position % block_size)
+        for cells, table in zip(unwritten, (holding.block_table, holding.pane_table), strict=True):
+            for position in range(request.num_computed_tokens, len(table) * block_size):
+                cells.append(table[position // block_size] * block_size + position % block_size)
     poison_graphs(engine)
-    for layer in engine.runner.memory:
+    for number, layer in enumerate(engine.runner.memory):
+        blocks, cells = free[has_panes(engine, number)], unwritten[has_panes(engine, number)]
         if layer.media is not None and engine.scheduler.encoder_cache is not None:
             layer.media[[0, *engine.scheduler.encoder_cache._free]] = NAN
         if layer.k_cache is not None and layer.v_cache is not None:
@@ -100,16 +109,21 @@ def poison_graphs(engine: Engine) -> None:
             "row_starts": numbers.clamp(max=buffers.tensors["token_ids"].numel()),
             "kv_lens": torch.full_like(numbers, 17),
             "block_tables": numbers % max(memory.num_blocks, 1),
+            "pane_cells": numbers * engine.runner.block_size % (max(memory.num_panes, 1) * engine.runner.block_size),
+            "pane_tables": numbers % max(memory.num_panes, 1),
             "media_cells": numbers % (engine.plan.encoder.num_cells if engine.plan.encoder is not None else 1),
             "rope_positions": numbers,
         }
         for name, buffer in buffers.tensors.items():
-            if name == "block_tables":  # columns that no step has used yet are 0 from the start
-                buffer = buffer[:, : max(map(len, buffers.written_tables))]
+            if name in ("block_tables", "pane_tables"):  # columns that no step has used yet are 0 from the start
+                written = buffers.written_tables if name == "block_tables" else buffers.written_panes
+                buffer = buffer[:, : max(map(len, written))]
             values = stale.get(name, numbers % max(memory.num_slots, 1))
             buffer[:] = values[: buffer.numel()].view(buffer.shape)
             if name == "block_tables":
                 buffers.written_tables = [tuple(table) for table in buffer.tolist()]
+            if name == "pane_tables":
+                buffers.written_panes = [tuple(table) for table in buffer.tolist()]
 
 
 def watch_writes(engine: Engine) -> None:
@@ -118,29 +132,33 @@ def watch_writes(engine: Engine) -> None:
     run_batch, block_size = engine.runner.run, engine.runner.block_size
 
     def watched(batch: Batch) -> StepResult:
-        cells = [
-            row.block_table[position // block_size] * block_size + position % block_size
-            for row in batch.rows
-            for position in range(row.start, row.end + row.num_drafts)
-            if row.block_table
-        ]
+        cells, pane_cells = (
+            [
+                table[position // block_size] * block_size + position % block_size
+                for row, table in zip(batch.rows, tables, strict=True)
+                for position in range(row.start, row.end + row.num_drafts)
+                if table
+            ]
+            for tables in ([row.block_table for row in batch.rows], [row.pane_table for row in batch.rows])
+        )
         slots = [0, *(slot for row in batch.rows for slot in row.write_slots)]
         slots += [slot for row in batch.rows for _, slot in row.checkpoints]
-        before = others(engine, cells, slots)
+        before = others(engine, cells, pane_cells, slots)
         result = run_batch(batch)
-        for kept, was in zip(others(engine, cells, slots), before, strict=True):
+        for kept, was in zip(others(engine, cells, pane_cells, slots), before, strict=True):
             assert torch.equal(kept, was), "a step has written what is not its rows' to write"
         return result
 
     engine.runner.run = watched  # type: ignore[method-assign]
 
 
-def others(engine: Engine, cells: list[int], slots: list[int]) -> list[torch.Tensor]:
-    """The bits of all cache memory but that of these cells, these slots and the null block."""
+def others(engine: Engine, cells: list[int], pane_cells: list[int], slots: list[int]) -> list[torch.Tensor]:
+    """The bits of all cache memory but that of these cells, these slots, the null block and the null pane."""
     bits = []
-    for layer in engine.runner.memory:
+    for number, layer in enumerate(engine.runner.memory):
+        own = pane_cells if has_panes(engine, number) else cells
         for kept, left_out in (
-            *((kept.flatten(0, 1), [*range(engine.runner.block_size), *cells]) for kept in layer.in_blocks.values()),
+            *((kept.flatten(0, 1), [*range(engine.runner.block_size), *own]) for kept in layer.in_blocks.values()),
             *((states, slots) for states in layer.states.values()),
         ):
             copy = kept.clone()
@@ -152,10 +170,11 @@ def others(engine: Engine, cells: list[int], slots: list[int]) -> list[torch.Ten
 def spoil(engine: Engine, request_id: str) -> None:
     """NaN into the blocks and the slots that a request holds."""
     holding = engine.scheduler.cache.holding(request_id)
-    for layer in engine.runner.memory:
+    for number, layer in enumerate(engine.runner.memory):
+        table = holding.pane_table if has_panes(engine, number) else holding.block_table
         if layer.k_cache is not None and layer.v_cache is not None:
             for kept in layer.in_blocks.values():
-                kept[list(holding.block_table)] = poison_of(kept)
+                kept[list(table)] = poison_of(kept)
         for name, states in layer.states.items():
             if name != "hidden":
                 states[list(holding.references())] = NAN
@@ -252,12 +271,15 @@ def assert_written(engine: Engine) -> None:
     """What the index holds is finite, but for what a head has of a text's first token."""
     index = engine.scheduler.cache.store.index
     blocks = [entry.block for entry in index]
+    panes = [entry.pane.id if entry.pane is not None else None for entry in index]
     first_keys = torch.tensor([[entry.parent is None and i == 0 for i in range(16)] for entry in index])
     slots = [checkpoint.slot for checkpoint in index.checkpoints]
     assert blocks
-    for layer in engine.runner.memory:
+    for number, layer in enumerate(engine.runner.memory):
         unread = first_keys & any(layer is each for each in head_memory(engine))
+        written = [pane for pane in panes if pane is not None] if has_panes(engine, number) else blocks
         for kept in layer.in_blocks.values():
-            assert kept[blocks][~unread].isfinite().all()
+            of_written = kept[written]
+            assert (of_written if written is not blocks else of_written[~unread]).isfinite().all()
         for states in layer.states.values():
             assert states[slots].isfinite().all()

@@ -10,6 +10,7 @@ from ostinato.cache.chain import Chain, MediaSpan, xxh3_hash
 from ostinato.cache.encoder_cache import EncoderCache
 from ostinato.cache.eviction import EvictionCosts, EvictionPolicy
 from ostinato.cache.manager import CacheManager
+from ostinato.cache.pane_rules import PaneRules
 from ostinato.cache.placement import CachePolicy
 from ostinato.errors import RequestError
 from ostinato.schedule.batch import Batch, Row
@@ -66,6 +67,9 @@ class Sizes:
     num_blocks: int
     num_slots: int
     block_size: int
+    num_panes: int = 0
+    window: int = 1
+    """Of layers whose keys are in panes, if there are any."""
 
 
 def expected_output(prompt: Sequence[int], stop: StopConditions, max_model_len: int) -> tuple[list[int], FinishReason]:
@@ -113,11 +117,17 @@ class Harness:
         self.limits, self.policy = limits, policy
         block_size, self.has_attention, has_state = sizes.block_size, sizes.num_blocks > 0, sizes.num_slots > 0
         costs = costs or EvictionCosts()
-        self.cache = CacheManager(sizes.num_blocks, sizes.num_slots, block_size, 1 + k, eviction, costs)
+        self.rules = PaneRules(sizes.window, block_size, limits.max_num_batched_tokens) if sizes.num_panes else None
+        self.cache = CacheManager(
+            sizes.num_blocks, sizes.num_slots, block_size, 1 + k, eviction, costs, sizes.num_panes, self.rules
+        )
         self.capacity = (sizes.num_blocks - 1) * block_size if self.has_attention else 1000
+        if self.rules is not None and self.rules.own + self.rules.shared > sizes.num_panes - 1:
+            self.capacity = min(self.capacity, (sizes.num_panes - 1) * block_size)
         self.encoder_cache = EncoderCache(num_cells) if num_cells else None
         self.scheduler = Scheduler(limits, self.cache, policy, lambda num_decoding: self.num_drafts, self.encoder_cache)
-        self.runner = FakeRunner(block_size, self.has_attention, has_state)
+        window = None if self.rules is None else sizes.window
+        self.runner = FakeRunner(block_size, self.has_attention, has_state, window=window)
         self.followers: dict[str, Follower] = {}
         self.batch: Batch | None = None
         self.num_arrived = 0
@@ -193,7 +203,7 @@ class Harness:
         """Only what requests hold stays in the index."""
         is_empty = self.cache.store.forget()
         assert is_empty == (len(self.cache.store.index) == 0)
-        assert self.cache.blocks.num_idle == self.cache.slots.num_idle == 0
+        assert self.cache.blocks.num_idle == self.cache.slots.num_idle == self.cache.store.panes.num_idle == 0
         assert is_empty or self.cache.holders()
         self.check()
 
@@ -227,7 +237,8 @@ class Harness:
                     assert follower.prompt_logprobs == follower.prompt[1:]
         self._check_reports()
         usage = self.cache.usage()
-        assert (usage.blocks_used, usage.slots_used) == (0, 0)
+        assert (usage.blocks_used, usage.slots_used, usage.panes_used) == (0, 0, 0)
+        assert self.cache.store.panes.num_free + usage.panes_cached == usage.panes_total
         assert self.cache.blocks.num_free + usage.blocks_cached == usage.blocks_total
         assert self.cache.slots.num_free + usage.slots_cached == usage.slots_total
         assert self.encoder_cache is None or not self.encoder_cache.holders()
@@ -236,10 +247,11 @@ class Harness:
         assert self.num_hashes is not None
         return xxh3_hash(before, content) % self.num_hashes
 
-    def _indexed(self) -> tuple[set[int], set[int]]:
-        """The blocks and slots of the index."""
+    def _indexed(self) -> tuple[set[int], set[int], set[int]]:
+        """The blocks, slots and panes of the index."""
         index = self.cache.store.index
-        return {entry.block for entry in index}, {checkpoint.slot for checkpoint in index.checkpoints}
+        slots, panes = {checkpoint.slot for checkpoint in index.checkpoints}, {pane.id for pane in index.panes}
+        return {entry.block for entry in index}, slots, panes
 
     def _take_batch(self) -> Batch:
         batch, self.batch = self.batch, None
@@ -310,6 +322,7 @@ class Harness:
         else:
             assert row.start == follower.num_computed
         self.runner.check_reads(row, known)
+        self._check_panes(row)
         assert row.samples == (row.end == len(known))
         assert is_decode == (row.start > 0 and row.start == len(known) - 1)
         if not self.limits.enable_chunked_prefill and not row.samples:
@@ -329,6 +342,13 @@ class Harness:
         wanted = [span for span in as_tokens(known)[1] if span.start < row.end and span.end > row.start]
         assert [(use.start, use.end) for use in row.media] == [(span.start, span.end) for span in wanted]
 
+    def _check_panes(self, row: Row) -> None:
+        """A request has no more panes than its window and the row's tokens need."""
+        if self.rules is not None:
+            size, tokens = self.rules.block_size, len(row.token_ids) + row.num_drafts
+            held = sum(pane > 0 for pane in self.cache.holding(row.request_id).pane_table)
+            assert held <= -(-(self.rules.window - 1) // size) + -(-tokens // size) + 1
+
     def _check_drafts(self, row: Row, request: Request) -> None:
         """A row has as many drafts as its length lets it have, unless there is no more memory for them."""
         length = self._greatest_length(request)
@@ -337,8 +357,12 @@ class Harness:
             holding = self.cache.holding(row.request_id)
             lacks_blocks = self.has_attention and row.end + row.num_drafts == holding.capacity
             lacks_slots = self.runner.has_state and 1 + row.num_drafts == len(holding.slots)
-            assert (lacks_blocks and not self.cache.blocks.num_available) or (
-                lacks_slots and not self.cache.slots.num_available
+            panes = self.cache.panes
+            lacks_panes = panes is not None and not panes.num_left and row.end + row.num_drafts == holding.capacity
+            assert (
+                (lacks_blocks and not self.cache.blocks.num_available)
+                or lacks_panes
+                or (lacks_slots and not self.cache.slots.num_available)
             ), "a row has fewer drafts than there is room for"
 
     def _check_hit(self, follower: Follower, hit: int) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from ostinato.cache.eviction import EvictionPolicy
 from ostinato.cache.manager import CacheManager
+from ostinato.cache.pane_rules import PaneRules
 from ostinato.cache.placement import CachePolicy, StateCacheMode
 from ostinato.schedule.batch import Batch, Row, RowResult, StepResult
 from ostinato.schedule.limits import SchedulerLimits
@@ -33,19 +34,25 @@ def make_caching_scheduler(
     eviction: EvictionPolicy = "marconi",
     block_size: int = BLOCK,
     k: int = 0,
+    num_panes: int = 0,
+    window: int = 1,
     **limits: Any,
 ) -> Scheduler:
-    """A scheduler with a prefix cache, which gives every decode row `k` drafts. 0 blocks: a model without attention;
-    0 slots: one without state layers."""
+    """A scheduler with a prefix cache, which gives every decode row `k` drafts. 0 blocks: a model without attention, or
+    with windows in all layers; 0 slots: one without state layers; 0 panes: one without windows."""
     values = {"max_num_seqs": 8, "max_num_batched_tokens": 200, "max_model_len": 200, **limits}
-    cache = CacheManager(num_blocks, num_slots, block_size, slots_per_request=1 + k, eviction=eviction)
+    rules = PaneRules(window, block_size, values["max_num_batched_tokens"]) if num_panes else None
+    cache = CacheManager(
+        num_blocks, num_slots, block_size, 1 + k, eviction=eviction, num_panes=num_panes, pane_rules=rules
+    )
     policy = CachePolicy(True, mode, spacing, branches)
     return Scheduler(SchedulerLimits(**values), cache, policy, choose_drafts=lambda num_decoding: k)
 
 
 def runner_for(scheduler: Scheduler, guess: Guess = any_guess) -> FakeRunner:
     cache = scheduler.cache
-    return FakeRunner(cache.block_size, cache.blocks.count > 0, cache.slots.count > 0, guess)
+    window = None if cache.panes is None else cache.panes.rules.window
+    return FakeRunner(cache.block_size, cache.blocks.count > 0, cache.slots.count > 0, guess, window)
 
 
 def right_guesses(*num_right: int) -> Guess:

@@ -78,7 +78,11 @@ def decode_bytes(
     return DecodeBytes(
         weights=spec.weight_bytes(dtype) - unread * DTYPE_BYTES[dtype],
         states=2 * rows * memory.state_slot,
-        keys_and_values=round(rows * context * memory.kv_block / plan.settings.block_size),
+        keys_and_values=round(
+            rows
+            * (context * memory.kv_block + min(context, memory.pane_window) * memory.pane)
+            / plan.settings.block_size
+        ),
     )
 
 

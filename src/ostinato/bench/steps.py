@@ -17,6 +17,7 @@ import torch
 
 from ostinato.bench.figures import Calls, KernelShares, StepTimes
 from ostinato.bench.reports import Say
+from ostinato.cache.pane_rules import PaneRules
 from ostinato.engine.run.graphing import make_graphs
 from ostinato.engine.run.inputs import step_inputs, write_step
 from ostinato.engine.run.runner import Runner
@@ -25,6 +26,7 @@ from ostinato.graphs.graphs import Forward
 from ostinato.graphs.tape import Tape, TapeBackend
 from ostinato.ops.kernels import Kernel, Recorder, Tap
 from ostinato.ops.step import StepInputs
+from ostinato.plan.windows import pane_rules
 from ostinato.schedule.batch import Batch, Row
 
 PASSES = 5
@@ -34,8 +36,8 @@ Work = Callable[[], Any]
 @torch.inference_mode()
 def make_decode_steps(runner: Runner, sizes: Sequence[int], prompt_len: int, vocab_size: int) -> dict[int, Batch]:
     """A decode step for each number of rows in `sizes`. Every row has `prompt_len` tokens before it, which
-    are computed here; row r has blocks and a slot of its own, in every step the same. CapacityError if there are fewer
-    blocks."""
+    are computed here; row r has blocks, panes and a slot of its own, in every step the same. CapacityError if there are
+    fewer blocks or panes."""
     settings, memory = runner.plan.settings, runner.plan.memory
     rng = random.Random(prompt_len)
     blocks = prompt_len // settings.block_size + 1 if memory.num_blocks else 0
@@ -44,26 +46,50 @@ def make_decode_steps(runner: Runner, sizes: Sequence[int], prompt_len: int, voc
             f"{max(sizes)} rows of {prompt_len} tokens need {blocks * max(sizes)} blocks, and the cache has "
             f"{memory.num_blocks - 1}: ask for fewer rows, shorter prompts or more cache_memory"
         )
-    rows = []
+    rows, most = [], settings.max_num_batched_tokens
+    rules, panes = pane_rules(memory, settings.block_size, most), 0
+    if rules is not None:
+        panes, needed = (memory.num_panes - 1) // max(sizes), prompt_len // settings.block_size + 1
+        if panes < min(needed, rules.own):
+            raise CapacityError(
+                f"{max(sizes)} rows with a window of {rules.window} need {min(needed, rules.own)} panes each, and the "
+                f"cache has {memory.num_panes - 1}: ask for fewer rows or more cache_memory"
+            )
+        if panes < needed:
+            most = min(most, (panes - rules.of_window - 1) * settings.block_size)
     for number in range(max(sizes)):
         table = tuple(range(1 + number * blocks, 1 + (number + 1) * blocks))
         slot = 1 + number if memory.num_slots else 0
-        for start in range(0, prompt_len, settings.max_num_batched_tokens):
-            count = min(settings.max_num_batched_tokens, prompt_len - start)
+        for start in range(0, prompt_len, most):
+            count = min(most, prompt_len - start)
             tokens = tuple(rng.randrange(vocab_size) for _ in range(count))
             chunk = Row(str(number), tokens, start, table, slot if start else 0, (slot,))
+            chunk = chunk._replace(pane_table=_panes(rules, number, panes, start, start + count))
             runner.forward(Batch((chunk,), num_decode_rows=0))
-        rows.append(Row(str(number), (rng.randrange(vocab_size),), prompt_len, table, slot, (slot,)))
+        last = Row(str(number), (rng.randrange(vocab_size),), prompt_len, table, slot, (slot,))
+        rows.append(last._replace(pane_table=_panes(rules, number, panes, prompt_len, prompt_len + 1)))
     return {size: Batch(tuple(rows[:size]), size) for size in sizes}
 
 
+def _panes(rules: PaneRules | None, number: int, panes: int, start: int, end: int) -> tuple[int, ...]:
+    """The pane table of row `number`, which has so many and takes them in turn, for tokens from `start` to before
+    `end`."""
+    if rules is None:
+        return ()
+    first = rules.first(start)
+    held = range(first, -(-end // rules.block_size))
+    return (0,) * first + tuple(1 + number * panes + block % panes for block in held)
+
+
 def prompt_step(runner: Runner, num_tokens: int, vocab_size: int) -> Batch:
-    """A prompt of random tokens as a step of one row, in the first blocks and the first slot."""
+    """A prompt of random tokens as a step of one row, in the first blocks and panes and the first slot."""
     rng = random.Random(num_tokens)
     memory, block_size = runner.plan.memory, runner.block_size
     table = tuple(range(1, 1 + -(-num_tokens // block_size))) if memory.num_blocks else ()
     tokens = tuple(rng.randrange(vocab_size) for _ in range(num_tokens))
     row = Row("prompt", tokens, 0, table, 0, (1 if memory.num_slots else 0,))
+    if memory.num_panes:
+        row = row._replace(pane_table=tuple(range(1, 1 + -(-num_tokens // block_size))))
     return Batch((row,), 0)
 
 

@@ -24,6 +24,11 @@ def enter(
 ) -> None:
     """See `CacheManager.enter`."""
     entered = enter_blocks(store, holding, chain, num_computed)
+    if store.panes.count:
+        # Where the prompt ends and where it leaves an indexed text, others will go on.
+        for position in (placement.last, placement.branch):
+            if position in entered:
+                store.use_window(entered[position])
     _place_reserved(store, holding, placement, entered)
     if holding.slots and placement.mode != "none" and not holding.is_overwritten:
         if samples:
@@ -50,6 +55,8 @@ def enter_blocks(store: CacheStore, holding: Holding, chain: Chain, num_computed
             store.blocks.retain((entry.block,))
             store.blocks.release((own,))
             swapped[index] = entry.block
+        if index < len(holding.pane_table) and holding.pane_table[index]:
+            _enter_pane(store, holding, entry, index)
         entry.num_pins += 1
         if holding.tip is not None:
             holding.tip.num_pins -= 1
@@ -59,6 +66,17 @@ def enter_blocks(store: CacheStore, holding: Holding, chain: Chain, num_computed
         store.counters.shared_blocks += len(swapped)
         holding.block_table = tuple(swapped.get(i, block) for i, block in enumerate(holding.block_table))
     return entered
+
+
+def _enter_pane(store: CacheStore, holding: Holding, entry: Entry, index: int) -> None:
+    """Let the index keep the pane of an entry that has none, or give it up for an equal one."""
+    own, table = holding.pane_table[index], holding.pane_table
+    if entry.pane is None:
+        store.keep_pane(entry, own)
+        return
+    store.panes.retain((entry.pane.id,))
+    store.panes.release((own,))
+    holding.pane_table = (*table[:index], entry.pane.id, *table[index + 1 :])
 
 
 def _place_reserved(store: CacheStore, holding: Holding, placement: Placement, entered: dict[int, Entry]) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Generic, Literal, TypeVar
 
-from ostinato.cache.index import Checkpoint, Entry, PrefixIndex
+from ostinato.cache.index import Checkpoint, Entry, Pane, PrefixIndex
 
 EvictionPolicy = Literal["marconi", "lru"]
 
@@ -23,7 +23,7 @@ EFFICIENCY_WEIGHT = 1.0
 RANKED_AT_ONCE = 8
 """One in so many candidates is ranked beforehand, so that a look at all of them serves several evictions."""
 
-T = TypeVar("T", Entry, Checkpoint)
+T = TypeVar("T", Entry, Checkpoint, Pane)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,7 @@ class EvictionCosts:
     flops_per_pair: float = 0.0
     block_bytes: int = 1
     slot_bytes: int = 1
+    pane_bytes: int = 0
 
     def flops(self, start: int, end: int) -> float:
         """Of the tokens `start` to `end - 1`, those before them being cached."""
@@ -54,17 +55,23 @@ class Worth:
     efficiency: float
 
 
-def worth_of_leaf(entry: Entry, costs: EvictionCosts, has_state: bool, index: PrefixIndex) -> Worth:
-    """Of a block that no text goes on from. With state layers, only a checkpoint makes it worth anything."""
+def worth_of_leaf(
+    entry: Entry, costs: EvictionCosts, has_state: bool, index: PrefixIndex, has_panes: bool = False
+) -> Worth:
+    """Of a block that no text goes on from. With state layers, only a checkpoint makes it worth anything; with windows,
+    only a pane, which goes with it."""
+    if has_panes and entry.pane is None:
+        return Worth(tier=0, last_use=entry.last_use, efficiency=0.0)
     if not has_state:
         size = entry.end - (0 if entry.parent is None else entry.parent.end)
-        return Worth(1, entry.last_use, costs.flops(entry.end - size, entry.end) / max(costs.block_bytes, 1))
+        num_bytes = costs.block_bytes + costs.pane_bytes
+        return Worth(1, entry.last_use, costs.flops(entry.end - size, entry.end) / max(num_bytes, 1))
     checkpoint = entry.checkpoint
     if checkpoint is None:
         return Worth(0, entry.last_use, 0.0)
     saved = costs.flops(index.base_end(checkpoint), entry.end)
     last_use = max(entry.last_use, checkpoint.last_use)
-    return Worth(_tier(checkpoint), last_use, saved / max(costs.block_bytes + costs.slot_bytes, 1))
+    return Worth(_tier(checkpoint), last_use, saved / max(costs.block_bytes + costs.pane_bytes + costs.slot_bytes, 1))
 
 
 def worth_of_checkpoint(checkpoint: Checkpoint, costs: EvictionCosts, index: PrefixIndex) -> Worth:
@@ -73,8 +80,15 @@ def worth_of_checkpoint(checkpoint: Checkpoint, costs: EvictionCosts, index: Pre
     return Worth(_tier(checkpoint), checkpoint.last_use, saved / max(costs.slot_bytes, 1))
 
 
-def _tier(checkpoint: Checkpoint) -> int:
-    return 0 if checkpoint.is_interior and checkpoint.hits == 0 else 1
+def worth_of_pane(pane: Pane, costs: EvictionCosts, num_together: int) -> Worth:
+    """A text goes on after a pane only with all `num_together` panes of its window, which together save what lies
+    before."""
+    saved = costs.flops(0, pane.entry.end)
+    return Worth(_tier(pane), pane.last_use, saved / max(costs.pane_bytes * num_together, 1))
+
+
+def _tier(kept: Checkpoint | Pane) -> int:
+    return 0 if kept.is_interior and kept.hits == 0 else 1
 
 
 class EvictionQueue(Generic[T]):

@@ -18,6 +18,11 @@ class Holding:
 
     block_table: tuple[int, ...] = ()
     capacity: int = 0
+    pane_table: tuple[int, ...] = ()
+    """As `block_table`, for layers with a window; 0 where the pane was let go of, which is before `first_pane`."""
+    first_pane: int = 0
+    num_promised: int = 0
+    """Blocks of tokens for which it was promised panes."""
     slots: tuple[int, ...] = ()
     """The request's own, which its steps write to: `slots_per_request` of them when a row is made."""
     read_slot: int = 0
@@ -43,8 +48,8 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class CacheUsage:
-    """Blocks and slots held by requests, those that only the index holds, and how many there are (the null ones do
-    not count)."""
+    """Blocks, slots and panes held by requests, those that only the index holds, and how many there are (the null ones
+    do not count)."""
 
     blocks_used: int
     blocks_cached: int
@@ -52,3 +57,6 @@ class CacheUsage:
     slots_used: int
     slots_cached: int
     slots_total: int
+    panes_used: int = 0
+    panes_cached: int = 0
+    panes_total: int = 0

@@ -21,6 +21,18 @@ class Checkpoint:
 
 
 @dataclass(slots=True, eq=False)
+class Pane:
+    """The keys and values of an entry's block in layers with a window. Nobody writes to it."""
+
+    entry: Entry
+    id: int
+    last_use: int
+    is_interior: bool = True
+    """Whether no text is known to end here, or to leave another one, so near that it needs this pane to go on."""
+    hits: int = 0
+
+
+@dataclass(slots=True, eq=False)
 class Entry:
     """One full block after its parent's. `end` is the position after its last token."""
 
@@ -31,9 +43,11 @@ class Entry:
     salt: str | None
     end: int
     block: int
-    """Block id; 0 in a model without attention."""
+    """Block id; 0 in a model without attention, or with windows in all layers."""
     last_use: int
     checkpoint: Checkpoint | None = None
+    pane: Pane | None = None
+    """None in a model without windows, and where it made room."""
     hits: int = 0
     """How many requests took the text up to here, and no further, from the index."""
     lost_checkpoint: bool = False
@@ -64,6 +78,7 @@ class PrefixIndex:
         self._entries: dict[int, Entry] = {}
         self._leaves: dict[Entry, None] = {}
         self._checkpoints: dict[int, Checkpoint] = {}
+        self._panes: dict[int, Pane] = {}
         self._num_changes = 0
         """How often a checkpoint came or went."""
 
@@ -97,6 +112,14 @@ class PrefixIndex:
     @property
     def checkpoints(self) -> Iterator[Checkpoint]:
         return iter(self._checkpoints.values())
+
+    @property
+    def panes(self) -> Iterator[Pane]:
+        return iter(self._panes.values())
+
+    def pane_of(self, id: int) -> Pane | None:
+        """What the index has in pane `id`, if it has anything there."""
+        return self._panes.get(id)
 
     def checkpoint_of(self, slot: int) -> Checkpoint | None:
         """The checkpoint that `slot` is, if it is one."""
@@ -142,9 +165,10 @@ class PrefixIndex:
         return entry
 
     def remove(self, entry: Entry) -> None:
-        """Take out an evictable entry without a checkpoint."""
+        """Take out an evictable entry without a checkpoint and without a pane."""
         assert entry.is_evictable, "an entry that is needed cannot be removed"
         assert entry.checkpoint is None, "a checkpoint is taken out before its entry"
+        assert entry.pane is None, "a pane is taken out before its entry"
         del self._entries[entry.key]
         del self._leaves[entry]
         parent = entry.parent
@@ -169,6 +193,17 @@ class PrefixIndex:
         checkpoint.entry.checkpoint = None
         del self._checkpoints[checkpoint.slot]
         self._num_changes += 1
+
+    def place_pane(self, entry: Entry, id: int, now: int) -> None:
+        """Give an entry a pane."""
+        assert entry.pane is None, "an entry has one pane at most"
+        entry.pane = self._panes[id] = Pane(entry, id, now)
+
+    def displace_pane(self, pane: Pane) -> None:
+        """Take an entry's pane away; its block stays."""
+        assert pane.entry.pane is pane, "the pane is not in the index"
+        pane.entry.pane = None
+        del self._panes[pane.id]
 
     def base_end(self, checkpoint: Checkpoint) -> int:
         """The position of the nearest checkpoint before this one; 0 if there is none.
@@ -208,7 +243,12 @@ class PrefixIndex:
                 assert self._checkpoints.get(checkpoint.slot) is checkpoint, "a checkpoint cannot be found by its slot"
                 nearest = _nearest(entry.parent)
                 assert self.base_end(checkpoint) == (0 if nearest is None else nearest.end), "a base is out of date"
+            if entry.pane is not None:
+                assert entry.pane.entry is entry, "a pane belongs to another entry"
+                assert self._panes.get(entry.pane.id) is entry.pane, "a pane cannot be found by its id"
         assert len(self._leaves) <= len(self._entries), "a leaf is not in the index"
+        held = sum(entry.pane is not None for entry in self)
+        assert held == len(self._panes), "a pane outlived its entry"
         held = sum(entry.checkpoint is not None for entry in self)
         assert held == len(self._checkpoints), "a checkpoint outlived its entry"
 

@@ -6,16 +6,20 @@ from collections import Counter
 from collections.abc import Mapping
 
 from ostinato.cache.holding import Holding
+from ostinato.cache.panes import Panes
 from ostinato.cache.store import CacheStore
 
 
-def check_integrity(store: CacheStore, holdings: Mapping[str, Holding], slots_per_request: int) -> None:
+def check_integrity(
+    store: CacheStore, holdings: Mapping[str, Holding], slots_per_request: int, panes: Panes | None
+) -> None:
     """Raise AssertionError unless references are exact, and what is shared cannot be written. `holdings`: of each
     request, by its id."""
     store.check_integrity()
     tables = Counter(id for holding in holdings.values() for id in holding.block_table)
     slots = Counter(id for holding in holdings.values() for id in holding.references())
-    for pool, holders in ((store.blocks, tables), (store.slots, slots)):
+    held = Counter(id for holding in holdings.values() for id in holding.pane_table[holding.first_pane :])
+    for pool, holders in ((store.blocks, tables), (store.slots, slots), (store.panes, held)):
         assert holders[0] == 0, f"the null {pool.name} was handed out"
         for id in range(1, pool.count):
             assert holders[id] == pool.references(id), (
@@ -24,6 +28,8 @@ def check_integrity(store: CacheStore, holdings: Mapping[str, Holding], slots_pe
     pins = Counter(holding.tip for holding in holdings.values() if holding.tip is not None)
     for entry in store.index:
         assert entry.num_pins == pins[entry], "an entry has another number of pins than requests that stand there"
+    if panes is not None:
+        panes.check_integrity(tuple(holdings.values()))
     for request_id, holding in holdings.items():
         _check_holding(store, request_id, holding, slots_per_request)
 
@@ -41,6 +47,14 @@ def _check_holding(store: CacheStore, request_id: str, holding: Holding, slots_p
         for block in holding.block_table[len(path) :]:
             assert not blocks.is_kept(block), f"request {request_id} may write to block {block} of the index"
             assert blocks.references(block) == 1, f"block {block} has two writers"
+    assert not any(holding.pane_table[: holding.first_pane]), f"request {request_id} has panes before its first"
+    for index, id in enumerate(holding.pane_table[holding.first_pane :], start=holding.first_pane):
+        if index < len(path):
+            pane = path[-1 - index].pane
+            assert (0 if pane is None else pane.id) == id, f"request {request_id} has panes beside the index"
+            continue
+        assert not store.panes.is_kept(id), f"request {request_id} may write to pane {id} of the index"
+        assert store.panes.references(id) == 1, f"pane {id} has two writers"
     for slot in (*holding.slots, *holding.ahead, *(slot for _, slot in holding.reserved)):
         assert not store.slots.is_kept(slot), f"request {request_id} may write to slot {slot} of the index"
         assert store.slots.references(slot) == 1, f"slot {slot} has two writers"

@@ -1,4 +1,5 @@
-"""What each request holds of the cache: blocks for its tokens, slots for its state, and its place in the index."""
+"""What each request holds of the cache: blocks and panes for its tokens, slots for its
+state, and its place in the index."""
 
 from __future__ import annotations
 
@@ -12,6 +13,8 @@ from ostinato.cache.holding import CacheUsage, Holding
 from ostinato.cache.index import Entry
 from ostinato.cache.integrity import check_integrity
 from ostinato.cache.memory import CacheMemory, Carried
+from ostinato.cache.pane_rules import PaneRules
+from ostinato.cache.panes import Panes
 from ostinato.cache.placement import Placement
 from ostinato.cache.store import CacheStore, Match
 
@@ -22,7 +25,8 @@ class CacheManager:
     """Gives requests their blocks and slots, takes them back, and enters what they computed into the index.
 
     `num_blocks` and `num_slots` are the planned counts and include the null block and the null slot; 0 blocks
-    is a model without attention, 0 slots one without state layers, and then none are needed.
+    is a model without attention, 0 slots one without state layers, and then none are needed. With `num_panes`, the null
+    one among them, there are layers with windows, whose keys and values are in panes.
 
     Normally a request reads its state from the slot that it writes. Where a checkpoint is taken, the slot just
     written stays behind for the index, is read once more, and the next step writes to a fresh one. So no checkpoint
@@ -37,12 +41,15 @@ class CacheManager:
         slots_per_request: int = 1,
         eviction: EvictionPolicy = "marconi",
         costs: EvictionCosts = _NO_COSTS,
+        num_panes: int = 0,
+        pane_rules: PaneRules | None = None,
     ) -> None:
         assert block_size > 0, f"a block cannot hold {block_size} tokens"
         assert slots_per_request > 0, f"a request cannot have {slots_per_request} slots"
         self.block_size = block_size
-        self.store = CacheStore(num_blocks, num_slots, eviction, costs)
+        self.store = CacheStore(num_blocks, num_slots, eviction, costs, num_panes, pane_rules)
         self.blocks, self.slots = self.store.blocks, self.store.slots
+        self.panes = None if pane_rules is None else Panes(pane_rules, self.store)
         self.slots_per_request = slots_per_request if num_slots > 0 else 0
         self.memory: CacheMemory | None = None
         """Where blocks and slots lie, for what is carried from one engine to another; None: nothing is."""
@@ -56,7 +63,10 @@ class CacheManager:
         """The most tokens that a request can have when alone; `sys.maxsize` where nothing limits it."""
         if self.slots_per_request > self.slots.capacity:
             return 0
-        return self.blocks.capacity * self.block_size if self.blocks.count > 0 else sys.maxsize
+        most = [self.blocks.capacity] if self.blocks.count > 0 else []
+        if self.panes is not None and self.panes.most_blocks is not None:
+            most.append(self.panes.most_blocks)
+        return min(most) * self.block_size if most else sys.maxsize
 
     def admit(
         self,
@@ -64,25 +74,27 @@ class CacheManager:
         num_tokens: int,
         match: Match | None = None,
         spare_blocks: int = 0,
+        spare_panes: int = 0,
         *,
         reads_checkpoint: bool = True,
     ) -> bool:
         """Give a new request what the index has for it, blocks for its first `num_tokens` tokens, and its slots.
 
         Returns False if that is not available: the request then holds nothing, and at most something idle was evicted
-        for it. Beyond the blocks, `spare_blocks` must stay available. Not `reads_checkpoint`: its state is carried to
-        it (`take_in`), and of the index it takes blocks alone.
+        for it. Beyond the blocks, `spare_blocks` must stay available, and beyond its panes `spare_panes`. Not
+        `reads_checkpoint`: its state is carried to it (`take_in`), and of the index it takes blocks alone.
         """
         match = match or Match()
         # Referenced before anything is taken, so that what is hit is not evicted for it.
         holding = self._attach(match.path, reads_checkpoint)
         self._holdings[request_id] = holding
         has_slots = self.slots_per_request <= self.slots.num_available + self._may_take_over(holding)
-        if not has_slots or not self.grow(request_id, num_tokens, spare_blocks):
+        if not has_slots or not self.grow(request_id, num_tokens, spare_blocks, spare_panes):
             self._give_back(self._holdings.pop(request_id))
             return False
         self._fill_slots(holding)
         self.store.touch(holding.tip)
+        self.store.use_window(holding.tip, is_hit=True)
         if holding.tip is not None:
             holding.tip.hits += 1
         checkpoint = self.store.index.checkpoint_of(holding.read_slot)
@@ -107,12 +119,13 @@ class CacheManager:
             enter_blocks(self.store, holding, chain, carried.num_tokens)
             self.store.trim()
 
-    def grow(self, request_id: str, num_tokens: int, spare_blocks: int = 0) -> bool:
-        """Give the request blocks for its first `num_tokens` tokens.
+    def grow(self, request_id: str, num_tokens: int, spare_blocks: int = 0, spare_panes: int = 0) -> bool:
+        """Give the request blocks for its first `num_tokens` tokens, and promise it panes for them.
 
         Returns False, and changes nothing, if not enough are free or evictable. When blocks have to be taken,
-        `spare_blocks` must stay available beyond them. The block table is extended at its end, and a row made
-        earlier keeps the one it has. A call that needs no new block costs one look-up.
+        `spare_blocks` must stay available beyond them, and where panes have to be promised, `spare_panes`. The block
+        table is extended at its end, and a row made earlier keeps the one it has. A call that needs no new block costs
+        one look-up.
         """
         holding = self._holdings[request_id]
         if num_tokens <= holding.capacity:
@@ -120,22 +133,40 @@ class CacheManager:
         missing = self.blocks_needed(num_tokens) - len(holding.block_table)
         if missing > 0 and missing + spare_blocks > self.blocks.num_available:
             return False
+        num_blocks = -(-num_tokens // self.block_size)
+        if self.panes is not None and not self.panes.promise(holding, num_blocks, spare_panes):
+            return False
         if missing > 0:
             holding.block_table += tuple(self.store.take_blocks(missing))
-        holding.capacity = len(holding.block_table) * self.block_size if self.blocks.count > 0 else sys.maxsize
+        has_memory = self.blocks.count > 0 or self.panes is not None
+        holding.capacity = num_blocks * self.block_size if has_memory else sys.maxsize
         return True
+
+    def most_tokens(self, request_id: str) -> int:
+        """To how many tokens the request can `grow`."""
+        holding = self._holdings[request_id]
+        most = [self.blocks.num_available] if self.blocks.count > 0 else []
+        if self.panes is not None and (more := self.panes.most_more(holding)) is not None:
+            most.append(more)
+        return holding.capacity + min(most) * self.block_size if most else sys.maxsize
+
+    def cover(self, request_id: str, end: int) -> None:
+        """See that the request has the panes that its next row writes to, whose tokens end before position `end`."""
+        assert self.panes is not None, "a model without windows has no panes"
+        self.panes.cover(self._holdings[request_id], end)
 
     def shrink(self, request_id: str, num_tokens: int) -> bool:
         """Take back the blocks that the request has beyond those of its first `num_tokens` tokens, which are known;
         whether there were any."""
         holding = self._holdings[request_id]
-        needed = self.blocks_needed(num_tokens)
-        surplus = holding.block_table[needed:]
-        if not surplus:
+        needed = -(-num_tokens // self.block_size)
+        if holding.capacity <= needed * self.block_size or holding.capacity == sys.maxsize:
             return False
-        self.blocks.release(surplus)
+        self.blocks.release(holding.block_table[needed:])
         holding.block_table = holding.block_table[:needed]
         holding.capacity = needed * self.block_size
+        if self.panes is not None:
+            self.panes.promise(holding, needed)
         return True
 
     def take_write_slots(self, request_id: str, spare_slots: int = 0) -> bool:
@@ -190,6 +221,11 @@ class CacheManager:
             holding.slots, holding.ahead = holding.ahead, ()
         holding.is_overwritten = False
 
+    def slide(self, request_id: str, num_computed: int) -> None:
+        """With `num_computed` tokens computed, and what they gave entered: let go of panes that no later token sees."""
+        assert self.panes is not None, "a model without windows has no panes"
+        self.panes.slide(self._holdings[request_id], num_computed)
+
     def advance(self, request_id: str, anchor: int = 0) -> None:
         """A step of the request succeeded: its state is in write slot `anchor` now, and nothing reads the old one."""
         holding = self._holdings[request_id]
@@ -226,6 +262,7 @@ class CacheManager:
         holding = self._holdings.pop(request_id)
         if holding.tip is not None:
             self.store.touch(holding.tip)
+            self.store.use_window(holding.tip)
         self._give_back(holding)
 
     def holding(self, request_id: str) -> Holding:
@@ -237,7 +274,7 @@ class CacheManager:
         return set(self._holdings)
 
     def usage(self) -> CacheUsage:
-        blocks, slots = self.blocks, self.slots
+        blocks, slots, panes = self.blocks, self.slots, self.store.panes
         return CacheUsage(
             blocks_used=blocks.num_used,
             blocks_cached=blocks.num_idle,
@@ -245,11 +282,14 @@ class CacheManager:
             slots_used=slots.num_used,
             slots_cached=slots.num_idle,
             slots_total=slots.capacity,
+            panes_used=panes.num_used,
+            panes_cached=panes.num_idle,
+            panes_total=panes.capacity,
         )
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless references are exact, and what is shared cannot be written."""
-        check_integrity(self.store, self._holdings, self.slots_per_request)
+        check_integrity(self.store, self._holdings, self.slots_per_request, self.panes)
 
     def _attach(self, path: tuple[Entry, ...], reads_checkpoint: bool) -> Holding:
         holding = Holding()
@@ -258,6 +298,8 @@ class CacheManager:
         if self.blocks.count > 0:
             holding.block_table = tuple(entry.block for entry in path)
             self.blocks.retain(holding.block_table)
+        if self.panes is not None:
+            self.panes.attach(holding, path)
         holding.tip, holding.num_indexed = path[-1], len(path)
         holding.tip.num_pins += 1
         holding.capacity = len(path) * self.block_size
@@ -292,3 +334,5 @@ class CacheManager:
             holding.tip.num_pins -= 1
         self.blocks.release(holding.block_table)
         self.slots.release(holding.references())
+        if self.panes is not None:
+            self.panes.give_back(holding)

@@ -22,6 +22,9 @@ class MissCause(StrEnum):
     """Their blocks are there; the state after them was, and had to make room."""
     NO_CHECKPOINT = "no_checkpoint"
     """Their blocks are there, and the state after them was not kept."""
+    EVICTED_WINDOW = "evicted_window"
+    """Their blocks are there, and the state after them; keys and values of layers with a window that later
+    tokens see had to make room."""
     RECOMPUTED_TAIL = "recomputed_tail"
     """After the last block boundary before the prompt's end: less than a block, or the block of the last token."""
     DAMAGED = "damaged"
@@ -67,12 +70,18 @@ class EvictedKeys:
 
 
 def explain(
-    num_tokens: int, hit: int, matched: Sequence[Entry], chain: Chain, evicted: EvictedKeys, damaged: EvictedKeys
+    num_tokens: int,
+    hit: int,
+    matched: Sequence[Entry],
+    chain: Chain,
+    evicted: EvictedKeys,
+    damaged: EvictedKeys,
+    reach: int = 0,
 ) -> dict[str, int]:
     """{cause: tokens} of a prompt of `num_tokens` tokens whose first `hit` are taken from the cache.
 
     `matched` are the entries of its blocks before the last boundary, up to the first that is not indexed; `damaged` are
-    the hashes of blocks that had a file, or whose state had one, which could not be read.
+    the hashes of blocks that had a file, or whose state had one, which could not be read; `reach` is that of `Match`.
     """
     causes: dict[MissCause, int] = dict.fromkeys(MissCause, 0)
     size = chain.block_size
@@ -84,6 +93,8 @@ def explain(
         end = (index + 1) * size
         if end <= unread:
             cause = MissCause.DAMAGED
+        elif end <= reach:
+            cause = MissCause.EVICTED_WINDOW
         elif index < len(matched):
             cause = MissCause.EVICTED_CHECKPOINT if end <= lost else MissCause.NO_CHECKPOINT
         else:

@@ -1,7 +1,8 @@
-"""The two pools and the index over them: memory is handed out here, and what is cached makes room for it."""
+"""The pools and the index over them: memory is handed out here, and what is cached makes room for it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ostinato.cache.chain import Chain
@@ -11,15 +12,17 @@ from ostinato.cache.eviction import (
     EvictionQueue,
     worth_of_checkpoint,
     worth_of_leaf,
+    worth_of_pane,
 )
 from ostinato.cache.files.tier import FileTier
-from ostinato.cache.index import Checkpoint, Entry, PrefixIndex
+from ostinato.cache.index import Checkpoint, Entry, Pane, PrefixIndex
+from ostinato.cache.pane_rules import PaneRules
 from ostinato.cache.pool import Pool
 from ostinato.cache.report import EvictedKeys
 from ostinato.observe.counts import StoreCounts
 
 MOST_ENTRIES_WITHOUT_BLOCKS = 2**16
-"""Entries of a model without attention, whose blocks have no memory that would bound them."""
+"""Entries of a model without blocks (no attention, or windows in all layers): no memory bounds their number."""
 
 MOST_EVICTED_KEYS = 2**16
 
@@ -27,10 +30,12 @@ MOST_EVICTED_KEYS = 2**16
 @dataclass(frozen=True, slots=True)
 class Match:
     """What the index has of a text. `path` are the entries to attach, up to the hit; `num_matched` counts the tokens
-    of all indexed blocks, which go on beyond the hit where no checkpoint stands."""
+    of all indexed blocks, which go on beyond the hit where no checkpoint stands or panes of a window are gone."""
 
     path: tuple[Entry, ...] = ()
     matched: tuple[Entry, ...] = ()
+    reach: int = 0
+    """Tokens that a hit would have if no pane were gone; 0 in a model without windows."""
 
     @property
     def hit(self) -> int:
@@ -43,16 +48,26 @@ class Match:
 
 
 class CacheStore:
-    """Blocks and slots, referenced by requests or kept by the index.
+    """Blocks, slots and panes, referenced by requests or kept by the index.
 
-    An entry owns its block and its checkpoint's slot as long as it is in the index; requests that use them hold
-    references beside it. Only what nobody references is evicted: blocks from the ends of texts backwards, slots
-    anywhere.
+    An entry owns its block, its checkpoint's slot and its pane as long as it is in the index; requests that use them
+    hold references beside it. Only what nobody references is evicted: blocks from the ends of texts backwards, slots
+    and panes anywhere.
     """
 
-    def __init__(self, num_blocks: int, num_slots: int, policy: EvictionPolicy, costs: EvictionCosts) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        num_slots: int,
+        policy: EvictionPolicy,
+        costs: EvictionCosts,
+        num_panes: int = 0,
+        pane_rules: PaneRules | None = None,
+    ) -> None:
         self.blocks = Pool("block", num_blocks)
         self.slots = Pool("slot", num_slots)
+        self.panes = Pool("pane", num_panes)
+        self._of_window = 0 if pane_rules is None else pane_rules.of_window
         self.index = PrefixIndex()
         self.evicted_keys = EvictedKeys(MOST_EVICTED_KEYS)
         self.damaged_keys = EvictedKeys(MOST_EVICTED_KEYS)
@@ -65,7 +80,7 @@ class CacheStore:
         self._leaves: EvictionQueue[Entry] = EvictionQueue(
             policy,
             lambda: (entry for entry in index.leaves if entry.num_pins == 0),
-            lambda entry: worth_of_leaf(entry, costs, num_slots > 0, index),
+            lambda entry: worth_of_leaf(entry, costs, num_slots > 0, index, self._of_window > 0),
             lambda entry: entry.is_evictable and entry in index,
         )
         self._checkpoints: EvictionQueue[Checkpoint] = EvictionQueue(
@@ -73,6 +88,12 @@ class CacheStore:
             lambda: (each for each in index.checkpoints if self.slots.is_idle(each.slot)),
             lambda checkpoint: worth_of_checkpoint(checkpoint, costs, index),
             lambda each: index.checkpoint_of(each.slot) is each and self.slots.is_idle(each.slot),
+        )
+        self._panes: EvictionQueue[Pane] = EvictionQueue(
+            policy,
+            lambda: (pane for pane in index.panes if self.panes.is_idle(pane.id)),
+            lambda pane: worth_of_pane(pane, costs, max(self._of_window, 1)),
+            lambda pane: index.pane_of(pane.id) is pane and self.panes.is_idle(pane.id),
         )
 
     @property
@@ -83,12 +104,18 @@ class CacheStore:
     def match(self, chain: Chain, limit: int) -> Match:
         """What the first `limit` tokens of a text can take from the index. Changes nothing."""
         matched = tuple(self.index.walk(chain, limit // chain.block_size))
-        if not self.slots.count:
-            return Match(matched, matched)
-        depth = len(matched)
-        while depth and matched[depth - 1].checkpoint is None:
-            depth -= 1
-        return Match(matched[:depth], matched)
+        if not self.panes.count:
+            depth = len(matched)
+            while self.slots.count and depth and matched[depth - 1].checkpoint is None:
+                depth -= 1
+            return Match(matched[:depth], matched)
+        depth = reach = num_panes = 0
+        for index, entry in enumerate(matched, start=1):
+            num_panes = 0 if entry.pane is None else num_panes + 1
+            if entry.checkpoint is not None or not self.slots.count:
+                reach = entry.end
+                depth = index if num_panes >= min(self._of_window, index) else depth
+        return Match(matched[:depth], matched, reach)
 
     def take_blocks(self, count: int) -> list[int]:
         """`count` blocks, which are available."""
@@ -110,6 +137,41 @@ class CacheStore:
         assert taken is not None, "free slots were counted above"
         return taken
 
+    def take_panes(self, count: int) -> list[int]:
+        """`count` panes, which were promised."""
+        while self.panes.num_free < count:
+            pane = self._panes.pop()
+            assert pane is not None, "no pane is free or evictable, though so many were promised"
+            self.counters.evicted_panes += 1
+            self._drop_pane(pane)
+        taken = self.panes.allocate(count)
+        assert taken is not None, "free panes were counted above"
+        return taken
+
+    def release_panes(self, ids: Sequence[int]) -> None:
+        """A request lets go of panes. Those that only the index has may make room from now on."""
+        self.panes.release(ids)
+        for id in ids:
+            pane = self.index.pane_of(id)
+            if pane is not None and self.panes.is_idle(id):
+                self._panes.offer(pane)
+
+    def keep_pane(self, entry: Entry, id: int) -> None:
+        """Keep pane `id`, which a request has written, for the entry, which has none."""
+        self.panes.keep(id)
+        self.index.place_pane(entry, id, self._clock)
+
+    def use_window(self, entry: Entry | None, is_hit: bool = False) -> None:
+        """Note that a text ends, goes on or branches off behind `entry`, for which it needs the panes of its window."""
+        for _ in range(self._of_window):
+            if entry is None:
+                break
+            if entry.pane is not None:
+                entry.pane.is_interior = False
+                entry.pane.last_use = self._clock
+                entry.pane.hits += is_hit
+            entry = entry.parent
+
     def enter(self, parent: Entry | None, chain: Chain, index: int, block: int) -> Entry | None:
         """Index the chain's block `index`, computed into `block`; None if another chain has its hash."""
         entry = self.index.add(parent, chain, index, block, self._clock)
@@ -122,7 +184,7 @@ class CacheStore:
         return entry
 
     def trim(self) -> None:
-        """Keep the index of a model without attention within bounds, as far as running requests let it."""
+        """Keep the index of a model without blocks within bounds, as far as running requests let it."""
         while self.blocks.count == 0 and len(self.index) > MOST_ENTRIES_WITHOUT_BLOCKS:
             entry = self._leaves.pop()
             if entry is None:
@@ -155,6 +217,8 @@ class CacheStore:
         """Take out all that no request holds, as if it had never been seen; whether nothing is left. O(entries)."""
         for checkpoint in [each for each in self.index.checkpoints if self.slots.is_idle(each.slot)]:
             self.give_up(checkpoint)
+        for pane in [each for each in self.index.panes if self.panes.is_idle(each.id)]:
+            self._drop_pane(pane)
         leaves = list(self.index.leaves)
         while leaves:
             entry = leaves.pop()
@@ -179,15 +243,17 @@ class CacheStore:
             entry = entry.parent
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless pools and index agree. O(blocks + slots + entries)."""
+        """Raise AssertionError unless pools and index agree. O(blocks + slots + panes + entries)."""
         self.blocks.check_integrity()
         self.slots.check_integrity()
+        self.panes.check_integrity()
         self.index.check_integrity()
         blocks = {entry.block for entry in self.index if entry.block}
         slots = {checkpoint.slot for checkpoint in self.index.checkpoints}
+        panes = {pane.id for pane in self.index.panes}
         assert self.blocks.count or not blocks, "a model without attention has blocks in the index"
         assert not self.blocks.count or len(blocks) == len(self.index), "two entries have one block, or one has none"
-        for pool, ids in ((self.blocks, blocks), (self.slots, slots)):
+        for pool, ids in ((self.blocks, blocks), (self.slots, slots), (self.panes, panes)):
             kept = {id for id in range(pool.count) if pool.is_kept(id)}
             assert kept == ids, f"the index has other {pool.name}s than the pool keeps for it"
 
@@ -203,7 +269,13 @@ class CacheStore:
         if entry.parent is not None and entry.parent.is_evictable:
             self._leaves.offer(entry.parent)
 
+    def _drop_pane(self, pane: Pane) -> None:
+        self.index.displace_pane(pane)
+        self.panes.drop(pane.id)
+
     def _remove(self, entry: Entry) -> None:
+        if entry.pane is not None:
+            self._drop_pane(entry.pane)
         self.index.remove(entry)
         if entry.block:
             self.blocks.drop(entry.block)

@@ -85,11 +85,11 @@ class Engine:
         self.scheduler = make_scheduler(plan, None if self.speculation is None else self.speculation.controller.choose)
         self._weights = [path for path in (self.directory, draft_directory) if path is not None]
         self._files_in_use = FilesInUse(self._weights)
-        if not self.has_ranks:
+        if not self.has_ranks and not plan.memory.num_panes:
             self.scheduler.cache.memory = bytes_of(self.runner.memory, plan.settings.block_size)
         if plan.cache_files is not None:
             identity, memory = cache_identity(plan), self.scheduler.cache.memory
-            assert memory is not None, "files are refused where several ranks have a part of each block"
+            assert memory is not None, "files are refused where a block is not all that there is of its tokens"
             files = open_files(plan.cache_files, identity, config.model, self._weights, memory)
             self.scheduler.cache.store.files = files
         # A tokenizer may know end tokens that the model cannot give.

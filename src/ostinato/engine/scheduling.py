@@ -7,6 +7,7 @@ from ostinato.cache.eviction import EvictionCosts
 from ostinato.cache.manager import CacheManager
 from ostinato.cache.placement import CachePolicy
 from ostinato.plan.plan import Plan
+from ostinato.plan.windows import pane_rules
 from ostinato.schedule.limits import SchedulerLimits
 from ostinato.schedule.scheduler import ChooseDrafts, Scheduler
 
@@ -19,6 +20,7 @@ def make_scheduler(plan: Plan, choose_drafts: ChooseDrafts | None = None) -> Sch
         flops_per_pair=state.prefill_flops.per_pair,
         block_bytes=memory.kv_block,
         slot_bytes=memory.state_slot,
+        pane_bytes=memory.pane,
     )
     cache = CacheManager(
         memory.num_blocks,
@@ -27,6 +29,8 @@ def make_scheduler(plan: Plan, choose_drafts: ChooseDrafts | None = None) -> Sch
         memory.slots_per_request,
         settings.eviction_policy,
         costs,
+        memory.num_panes,
+        pane_rules(memory, settings.block_size, settings.max_num_batched_tokens),
     )
     limits = SchedulerLimits(
         max_num_seqs=settings.max_num_seqs,

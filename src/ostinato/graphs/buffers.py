@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import ClassVar, Protocol
@@ -98,13 +99,15 @@ class StepBuffers(Buffers):
         slots_per_request: int,
         device: torch.device,
         takes_images: bool = False,
+        max_panes: int = 0,
     ) -> None:
-        super().__init__(
-            step_table(takes_images), step_sizes(max_rows, max_tokens, max_blocks, slots_per_request), device
-        )
-        self.takes_images = takes_images
+        sizes = step_sizes(max_rows, max_tokens, max_blocks, slots_per_request, max_panes)
+        super().__init__(step_table(takes_images, max_panes > 0), sizes, device)
+        self.takes_images, self.has_panes = takes_images, max_panes > 0
         self.written_tables: list[Sequence[int]] = [()] * max_rows
         """The block tables that stand in the rows, behind which there are zeros."""
+        self.written_panes: list[Sequence[int]] = [()] * max_rows
+        """The same of panes, in a model that has some."""
         self._decode_views: dict[tuple[int, int], StepInputs] = {}
         self.incoming: torch.Tensor | None = None
         """Tokens of the first rows of the step that is written, on the device: `pad` puts them into their places."""
@@ -132,12 +135,21 @@ class StepBuffers(Buffers):
     def write_tables(self, tables: Sequence[Sequence[int]]) -> None:
         """Writes the block table of each row. One that stands there already is not written again, however long it is:
         steps of long contexts would spend their time in copying."""
-        array, written = self.arrays["block_tables"], self.written_tables
+        self._write_tables(self.arrays["block_tables"], self.written_tables, tables)
+
+    def write_panes(self, tables: Sequence[Sequence[int]]) -> None:
+        """The same for panes."""
+        self._write_tables(self.arrays["pane_tables"], self.written_panes, tables)
+
+    @staticmethod
+    def _write_tables(array: np.ndarray, written: list[Sequence[int]], tables: Sequence[Sequence[int]]) -> None:
         for row, table in enumerate(tables):
             before = written[row]
             # `is` first: to compare two tuples takes time, also where they are one.
             if table is not before and table != before:
-                array[row, : len(table)] = table
+                first = bisect_left(table, 1)  # a long pane table is null up to its window, which numpy fills faster
+                array[row, :first] = 0
+                array[row, first : len(table)] = table[first:]
                 array[row, len(table) : len(before)] = 0
                 written[row] = table
 
@@ -148,33 +160,41 @@ class StepBuffers(Buffers):
         assert tokens <= to_tokens, "a step has more tokens than it is padded to"
         self._pad("token", tokens, to_tokens, 0)
         self._pad("row", rows, to_rows, tokens)
-        self.written_tables[rows:to_rows] = [()] * (to_rows - rows)
+        for written in (self.written_tables, self.written_panes):
+            written[rows:to_rows] = [()] * (to_rows - rows)
         if self._memory is not self._host:
             # The tables, by far the largest part, come last.
-            tables = self.arrays["block_tables"]
-            end = self._offsets["block_tables"] + to_rows * tables.strides[0]
-            # From a copy, so that the next step can be written while the device has not come so far. Its memory is used
-            # again when it has.
-            staged = torch.empty(end, dtype=torch.uint8, pin_memory=self._host.is_pinned())
-            staged.copy_(self._host[:end])
-            self._memory[:end].copy_(staged, non_blocking=True)
+            begin = 0
+            for name in ("block_tables", "pane_tables") if self.has_panes else ("block_tables",):
+                end = self._offsets[name] + to_rows * self.arrays[name].strides[0]
+                self._send(begin, end)
+                begin = self._offsets[name] + self.arrays[name].nbytes
         if self.incoming is not None:
             self.tensors["token_ids"][: len(self.incoming)].copy_(self.incoming)
             self.incoming = None
+
+    def _send(self, begin: int, end: int) -> None:
+        """Copies these bytes to the device."""
+        # From a copy, so that the next step can be written while the device has not come so far. Its memory is used
+        # again when it has.
+        staged = torch.empty(end - begin, dtype=torch.uint8, pin_memory=self._host.is_pinned())
+        staged.copy_(self._host[begin:end])
+        self._memory[begin:end].copy_(staged, non_blocking=True)
 
     def clear(self) -> None:
         """Padding everywhere: a step of it reads and writes nothing but the null block and the null slot."""
         super().clear()
         self.written_tables = [()] * len(self.written_tables)
+        self.written_panes = [()] * len(self.written_panes)
 
     @contextmanager
     def cleared(self) -> Iterator[None]:
         """Padding everywhere for a while; then what stood there before."""
-        content, tables = self._bytes.copy(), self.written_tables
+        content, tables, panes = self._bytes.copy(), self.written_tables, self.written_panes
         self.clear()
         yield
         self._bytes[:] = content
-        self.written_tables = tables
+        self.written_tables, self.written_panes = tables, panes
 
 
 class EncoderBuffers(Buffers):

@@ -130,11 +130,13 @@ class Attention(Module):
     ) -> torch.Tensor:
         """Rotates, and writes keys and values. In a graph padding has its cells in the null block, which nobody reads.
         -> the queries to attend with"""
-        caches = (memory.k_cache, memory.v_cache, step.kv_cells, memory.k_scales, memory.v_scales)
+        cells, _ = step.places(self.spec.window)
+        caches = (memory.k_cache, memory.v_cache, cells, memory.k_scales, memory.v_scales)
         return self.ops.rotary(q, k, v, angles, self.key_multiplier, *caches)
 
     def _attend(self, q: torch.Tensor, step: StepInputs, memory: LayerMemory) -> torch.Tensor:
         """-> [tokens, heads, head_dim]"""
+        _, tables = step.places(self.spec.window)
         return self.ops.attention(
             q,
             memory.k_cache,
@@ -142,7 +144,7 @@ class Attention(Module):
             step.row_starts,
             step.start_positions,
             step.kv_lens,
-            step.block_tables,
+            tables,
             self.scale,
             self.first_key,
             self.spec.window,

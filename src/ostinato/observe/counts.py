@@ -188,6 +188,7 @@ class StoreCounts:
     """For want of a slot that was free or evictable; those lost again at once to their own request included."""
     evicted_blocks: int = 0
     evicted_checkpoints: int = 0
+    evicted_panes: int = 0
     shared_blocks: int = 0
     """Computed blocks that were given up for an equal one in the index."""
 

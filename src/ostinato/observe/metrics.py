@@ -50,7 +50,8 @@ def _at(stats: Mapping[str, Any], path: str) -> Any:
 
 def _cache_share(stats: Mapping[str, Any]) -> Rows:
     usage = stats["cache"]
-    return [({}, usage["blocks_used"] / usage["blocks_total"] if usage["blocks_total"] else 0.0)]
+    shares = [usage[f"{kind}_used"] / usage[f"{kind}_total"] for kind in ("blocks", "panes") if usage[f"{kind}_total"]]
+    return [({}, max(shares, default=0.0))]
 
 
 def _cache_states(kind: str) -> Callable[[Mapping[str, Any]], Rows]:
@@ -134,8 +135,11 @@ _ENGINE = (
         {"carried": "moves.carried_tokens", "recomputed": "moves.recomputed_tokens"},
         "how",
     ),
-    _Spec("gauge", "kv_cache_usage_perc", "Share of the blocks that requests hold, 0 to 1", _cache_share),
+    _Spec(
+        "gauge", "kv_cache_usage_perc", "Share of the blocks, or of the panes, that requests hold, 0 to 1", _cache_share
+    ),
     _Spec("gauge", "cache_blocks", "Blocks: used by requests, cached for prefixes only, free", _cache_states("blocks")),
+    _Spec("gauge", "cache_panes", "Panes: used by requests, cached for prefixes only, free", _cache_states("panes")),
     _Spec("gauge", "cache_slots", "Slots: used by requests, cached for prefixes only, free", _cache_states("slots")),
     _Spec("counter", "prefix_cache_queries", "Prompt tokens looked up in the prefix cache", _looked_up),
     _Spec("counter", "prefix_cache_hits", "Prompt tokens found in the prefix cache", "prefix_cache.cached_tokens"),
@@ -163,6 +167,7 @@ _ENGINE = (
     _Spec("counter", "cache_file_bytes", "Bytes written to files of the prefix cache, and read", _file_bytes),
     _Spec("gauge", "cache_file_use_bytes", "Bytes that files of the prefix cache take", _file_use),
     _Spec("counter", "evicted_blocks", "Blocks that left the prefix index", "prefix_cache.evicted_blocks"),
+    _Spec("counter", "evicted_panes", "Panes that left the prefix index", "prefix_cache.evicted_panes"),
     _Spec("counter", "steps", "Steps by mode, eager ones with the reason", _steps),
     _Spec("counter", "unplanned_eager_steps", "Eager steps for which the plan has a graph", "graphs.unplanned"),
     _Spec("counter", "failed_steps", "Steps that raised an error", "failed_steps"),

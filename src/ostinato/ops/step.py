@@ -32,6 +32,8 @@ class Input:
     """Entry i is where row i begins, and one more entry is where the last one ends. Padding entries are that end."""
     of_images: bool = False
     """Only models that take images have it."""
+    of_panes: bool = False
+    """Only models that have panes have it."""
     is_padded: bool = True
     """False where padding may keep what stood there: no other entry depends on it."""
 
@@ -69,7 +71,8 @@ class StepInputs:
     """One batch, as the kernels read it. Decode rows come first, `write_slots.shape[1]` tokens each.
 
     Row r owns the tokens `row_starts[r]:row_starts[r + 1]`, of which those beyond position `kv_lens[r] - 1` are
-    padding. Slot 0 and block 0 are null: padding rows and tokens point at them, and a padding row has a `kv_len` of 0.
+    padding. Slot 0, block 0 and pane 0 are null: padding rows and tokens point at them, and a padding row has a
+    `kv_len` of 0.
     """
 
     buffers: ClassVar[str] = "step buffers"
@@ -84,6 +87,8 @@ class StepInputs:
     """[tokens, 3]: where each token stands in time, height and width, for models with images"""
     media_cells: torch.Tensor | None = field(default=None, metadata=_of("token", "int64", of_images=True))
     """[tokens]: the cell of the encoder cache that a token takes, 0 for tokens of text; for models with images"""
+    pane_cells: torch.Tensor | None = field(default=None, metadata=_of("token", "int64", of_panes=True))
+    """[tokens]: as `kv_cells`, in the panes of layers with a window"""
     row_starts: torch.Tensor = field(metadata=_of("row", "int32", ends=True))
     """[rows + 1]"""
     start_positions: torch.Tensor = field(metadata=_of("row", "int32"))
@@ -96,6 +101,8 @@ class StepInputs:
     """[rows, 1 + k]"""
     block_tables: torch.Tensor = field(metadata=_of("row", "int32", "blocks"))
     """[rows, max_blocks]"""
+    pane_tables: torch.Tensor | None = field(default=None, metadata=_of("row", "int32", "panes", of_panes=True))
+    """As `block_tables`, for layers with a window; null where no token of the row sees any position"""
     num_decode_rows: int
     checkpoints: Sequence[tuple[int, int, int]] = ()
     """(row, offset, slot): the state after `offset` tokens of a prefill row also goes to `slot`."""
@@ -104,6 +111,12 @@ class StepInputs:
     def length(self) -> int:
         """Tokens."""
         return self.token_ids.shape[0]
+
+    def places(self, window: int | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """(cells, tables) of a layer whose attention has this window: where its keys and values go and are found."""
+        if window is None or self.pane_cells is None or self.pane_tables is None:
+            return self.kv_cells, self.block_tables
+        return self.pane_cells, self.pane_tables
 
     @property
     def num_decode_tokens(self) -> int:
@@ -115,7 +128,7 @@ class LayerMemory:
     """The part of the cache that belongs to one layer; absent parts are None."""
 
     k_cache: torch.Tensor | None = None
-    """[blocks, block_size, kv_heads, head_dim]"""
+    """[blocks, block_size, kv_heads, head_dim]; of a layer with a window panes, in a model that has some"""
     v_cache: torch.Tensor | None = None
     """As `k_cache`; None where a token's values are part of its keys"""
     k_scales: torch.Tensor | None = None
@@ -173,15 +186,19 @@ class EncoderInputs:
 ENCODER_TABLE = _table(EncoderInputs)
 
 
-def step_table(takes_images: bool) -> Table:
-    """The inputs of a step of a model; of every model, or of one that takes images."""
-    return {name: each for name, each in _table(StepInputs).items() if takes_images or not each.of_images}
+def step_table(takes_images: bool, has_panes: bool = False) -> Table:
+    """The inputs of a step of a model; of every model, or of one that takes images, or has panes."""
+    return {
+        name: each
+        for name, each in _table(StepInputs).items()
+        if (takes_images or not each.of_images) and (has_panes or not each.of_panes)
+    }
 
 
-def step_sizes(rows: int, tokens: int, blocks: int, slots: int) -> dict[str, int]:
-    """Sizes of buffers for steps of so many rows and tokens, with `blocks` blocks and `slots` write slots per row.
-    A model without blocks has a column of null blocks."""
-    return {"row": rows, "token": tokens, "blocks": max(blocks, 1), "slots": slots}
+def step_sizes(rows: int, tokens: int, blocks: int, slots: int, panes: int = 0) -> dict[str, int]:
+    """Sizes of buffers for steps of so many rows and tokens, with `blocks` blocks, `panes` panes and `slots` write
+    slots per row. A model without blocks has a column of null blocks."""
+    return {"row": rows, "token": tokens, "blocks": max(blocks, 1), "slots": slots, "panes": panes}
 
 
 def encoder_sizes(patches: int, images: int, patch_elements: int) -> dict[str, int]:

@@ -60,6 +60,9 @@ def plan_cache_files(
     if config.tensor_parallel_size > 1:
         message = f"{asked}: files hold whole blocks, of which each of several ranks has a part"
         raise ConfigError(message, [Remedy(asked, None), Remedy("tensor_parallel_size", 1)])
+    if memory.pane_window:
+        message = f"{asked}: files hold whole blocks, and layers with a window have theirs elsewhere, in panes"
+        raise ConfigError(message, [Remedy(asked, None)])
     decisions = []
     limit = config.cache_offload
     if limit is None:

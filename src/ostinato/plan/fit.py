@@ -65,6 +65,7 @@ from ostinato.plan.reasons import cache_decisions, even_if_lowered, explain, lim
 from ostinato.plan.search import largest
 from ostinato.plan.settings import choose_dtype, choose_ssm_state_dtype, choose_threads
 from ostinato.plan.speculation.drafter import with_drafter
+from ostinato.plan.windows import pane_bytes, pane_window
 from ostinato.units import GiB
 
 DEFAULT_MEMORY_UTILIZATION = {"cuda": 0.9, "cpu": 1.0}
@@ -155,7 +156,13 @@ def fit(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Fit:
     cache_tokens = _cache_tokens(settled, limits, reach)
     costs = costs_of(settled, limits, reach, cache_tokens)
     memory = fit_memory(
-        budget, costs.activations, limits.max_num_seqs, limits.max_model_len, costs.graphs, costs.encoder
+        budget,
+        costs.activations,
+        limits.max_num_seqs,
+        limits.max_model_len,
+        costs.graphs,
+        costs.encoder,
+        limits.max_num_batched_tokens,
     )
     if memory is None:
         message = explain(budget, costs.activations, costs.graphs, costs.encoder, captured.most_tokens, limits, device)
@@ -227,7 +234,9 @@ def settle(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Settle
         kernels=kernels,
         graph_mode=graph_mode,
         encoder=encoder,
-        budget=_budget(config, model, device, dtype, ssm_state_dtype, kv_cache_dtype, mode.effective),
+        budget=_budget(
+            config, model, device, dtype, ssm_state_dtype, kv_cache_dtype, mode.effective, wanted.max_model_len
+        ),
         wanted=wanted,
         reach=reach,
         decisions=(
@@ -300,6 +309,7 @@ def graph_cost(settled: Settled, limits: Limits, captured: LargestGraphs) -> int
         captured,
         limits=limits,
         block_size=settled.config.block_size,
+        has_panes=settled.budget.pane_window > 0,
         capture=Capture(
             backend_of(settled.device.kind),
             frozenset(splits_of(settled.kernels)),
@@ -354,7 +364,7 @@ def _with_larger_graphs(settled: Settled, limits: Limits) -> tuple[Limits, Reach
 
 def _fits(settled: Settled, reach: Reach, limits: Limits, rows: int) -> bool:
     """Whether there is room for the slots of `rows` rows and the blocks of one request."""
-    need = cache_need(settled.budget, rows, limits.max_model_len)
+    need = cache_need(settled.budget, rows, limits.max_model_len, limits.max_num_batched_tokens)
     return need <= costs_of(settled, limits, reach).room(settled.budget)
 
 
@@ -366,25 +376,30 @@ def _budget(
     ssm_state_dtype: str,
     kv_cache_dtype: str,
     mode: StateCacheMode,
+    max_model_len: int,
 ) -> Budget:
     # Each rank has a GPU of its own; on a CPU all share one memory.
     own_memory = device.memory_bytes // (model.ranks if device.kind == "cpu" else 1)
     cache_size = config.cache_memory
     if cache_size is None and device.kind == "cpu":
         cache_size = min(DEFAULT_CPU_CACHE, own_memory // 4)
+    window = pane_window(model, max_model_len)
+    pane = pane_bytes(model, config.block_size, kv_cache_dtype) if window else 0
     return Budget(
         available=int(own_memory * utilization(config, device)),
         weights=model.weight_bytes(dtype) + (model.drafter.weight_bytes(dtype) if model.drafter is not None else 0),
         cache_size=cache_size,
         cache_is_given=config.cache_memory is not None,
         block_size=config.block_size,
-        kv_block=kv_block_bytes(model, config.block_size, kv_cache_dtype),
+        kv_block=kv_block_bytes(model, config.block_size, kv_cache_dtype) - pane,
         state_slot=state_slot_bytes(model, dtype, ssm_state_dtype),
         slots_per_request=slots_per_request(config.num_speculative_tokens),
         mapped_weights=model.mapped_bytes + (0 if model.drafter is None else model.drafter.mapped_bytes),
         # A model without state needs no checkpoints to hit.
         holds_prefixes=config.enable_prefix_caching and (mode != "none" or not model.keeps_state),
         expected_prefix_tokens=config.expected_prefix_tokens,
+        pane=pane,
+        pane_window=window,
     )
 
 
@@ -393,7 +408,7 @@ def _cache_tokens(settled: Settled, limits: Limits, reach: Reach) -> int:
     encoder, budget = settled.encoder, settled.budget
     if encoder is None:
         return 0
-    need = cache_need(budget, limits.max_num_seqs, limits.max_model_len)
+    need = cache_need(budget, limits.max_num_seqs, limits.max_model_len, limits.max_num_batched_tokens)
     least = least_cache_tokens(encoder, limits)
     most = most_cache_tokens(encoder, limits, costs_of(settled, limits, reach, 0).room(budget))
     return largest(least, most, lambda tokens: need <= costs_of(settled, limits, reach, tokens).room(budget)) or least

@@ -175,7 +175,13 @@ def make_plan(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Pla
         rope, decision = resolve_rope(rope, fitted.limits.max_model_len)
         decisions += [decision] if decision is not None else []
     decisions += text_decisions(config, model)
-    decisions += window_decisions(model, fitted.limits.max_model_len, settled.kv_cache_dtype)
+    decisions += window_decisions(
+        model,
+        fitted.memory,
+        fitted.limits.max_model_len,
+        config.block_size,
+        fitted.limits.max_num_batched_tokens,
+    )
     speculative, of_drafts = plan_speculation(
         config, model, dtype, ssm_state_dtype, settled.kv_cache_dtype, fitted.limits.max_model_len
     )

@@ -17,6 +17,7 @@ from ostinato.plan.memory.cache_split import (
     cache_need,
     cache_room,
     expected_prefix,
+    panes_of,
     prefixes_that_fit,
 )
 from ostinato.units import format_bytes
@@ -52,7 +53,8 @@ def cache_decisions(budget: Budget, memory: MemoryPlan, limits: Limits) -> list[
         reason = f"the default is more than weights, {others} leave of the memory"
         decisions.append(Decision("cache_memory", budget.cache_size, room, reason))
     if memory.kv_block and not budget.holds_prefixes:
-        possible = (room - memory.num_slots * memory.state_slot) // memory.kv_block
+        elsewhere = memory.num_slots * memory.state_slot + memory.num_panes * memory.pane
+        possible = (room - elsewhere) // memory.kv_block
         if possible > memory.num_blocks:
             reason = "no more can be used: the null block, and max_num_seqs requests of max_model_len tokens"
             decisions.append(Decision("num_blocks", possible, memory.num_blocks, reason))
@@ -64,7 +66,9 @@ def cache_decisions(budget: Budget, memory: MemoryPlan, limits: Limits) -> list[
 def _prefix_decisions(budget: Budget, memory: MemoryPlan, limits: Limits, room: int) -> list[Decision]:
     """What the split for prefixes assumes, or that there are more than are worth planning for."""
     expected = expected_prefix(budget, limits.max_model_len)
-    possible = expected * prefixes_that_fit(budget, room, limits.max_num_seqs, limits.max_model_len)
+    possible = expected * prefixes_that_fit(
+        budget, room, limits.max_num_seqs, limits.max_model_len, limits.max_num_batched_tokens
+    )
     if possible > memory.prefix_tokens:
         reason = f"the cache is planned for no more than {MOST_CACHED_TOKENS} tokens of prefixes"
         return [Decision("prefix_tokens", possible, memory.prefix_tokens, reason)]
@@ -100,7 +104,7 @@ def explain(
     device: DeviceSpec,
 ) -> str:
     """What is needed, part by part, against what there is."""
-    need = cache_need(budget, limits.max_num_seqs, limits.max_model_len)
+    need = cache_need(budget, limits.max_num_seqs, limits.max_model_len, limits.max_num_batched_tokens)
     parts = []
     if budget.state_slot:
         slots = limits.max_num_seqs * budget.slots_per_request + 1
@@ -111,6 +115,13 @@ def explain(
         blocks = -(-limits.max_model_len // budget.block_size) + 1
         size = format_bytes(budget.kv_block)
         parts.append(f"{blocks} blocks of {size} for one request of max_model_len {limits.max_model_len}")
+    if budget.pane:
+        panes = panes_of(budget, 1, limits.max_model_len, limits.max_num_batched_tokens)
+        size = format_bytes(budget.pane)
+        parts.append(
+            f"{panes} panes of {size} for its window of {budget.pane_window} and a step of max_num_batched_tokens "
+            f"{limits.max_num_batched_tokens}"
+        )
     what_for = " and ".join(parts)
     if budget.cache_size is not None and need > budget.cache_size:
         cache = f"the cache of {format_bytes(budget.cache_size)} (cache_memory)"

@@ -178,7 +178,8 @@ def _cache_memory(failure: DoesNotFit, config: EngineConfig, works: Works) -> in
     # An open max_model_len is lowered where one request does not fit, but not to make room for slots: so what
     # works begins somewhere between the shortest and the longest request.
     lengths = (config.max_model_len or budget.block_size, failure.wanted.max_model_len)
-    needs = (cache_need(budget, rows, length) for length in lengths)
+    tokens = (config.max_num_batched_tokens or 1, failure.wanted.max_num_batched_tokens)
+    needs = (cache_need(budget, rows, *each) for each in zip(lengths, tokens, strict=True))
     low, high = (max(1, min(need, budget.available)) for need in needs)
     points = sorted({low + (high - low) * step // CACHE_STEPS for step in range(CACHE_STEPS + 1)})
     first = next((index for index, size in enumerate(points) if works("cache_memory", size)), None)

@@ -1,34 +1,55 @@
-"""What the plan says of layers whose attention has a window."""
+"""Layers whose attention has a window: whether their keys and values have panes, and what the plan says of it."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from ostinato.cache.pane_rules import PaneRules
 from ostinato.plan.decision import Decision
 from ostinato.plan.memory.keys_and_values import bytes_per_token
 from ostinato.plan.model import ModelSpec
 from ostinato.units import format_bytes
 
+if TYPE_CHECKING:
+    from ostinato.plan.memory.cache_split import MemoryPlan
 
-def window_decisions(model: ModelSpec, max_model_len: int, dtype: str) -> list[Decision]:
-    """That blocks outside windows are kept, where requests may be longer than one, and what that takes at the most."""
-    layers = model.attention_layers
-    windows = {layer.window for layer in layers if layer.window is not None and layer.window < max_model_len}
-    if not windows:
+
+def pane_window(model: ModelSpec, max_model_len: int) -> int:
+    """The window by which all layers with one let go of panes: the longest of theirs. 0 if there is none, or if no
+    request can be longer: all layers are in blocks then."""
+    longest = max((layer.window for layer in model.attention_layers if layer.window is not None), default=0)
+    return longest if longest < max_model_len else 0
+
+
+def pane_rules(memory: MemoryPlan, block_size: int, step_tokens: int) -> PaneRules | None:
+    """Of a plan; None without panes. `step_tokens`: its `max_num_batched_tokens`."""
+    return PaneRules(memory.pane_window, block_size, step_tokens) if memory.pane_window else None
+
+
+def pane_bytes(model: ModelSpec, block_size: int, dtype: str) -> int:
+    """Bytes of one pane: keys and values of `block_size` tokens in all layers with a window."""
+    return block_size * sum(bytes_per_token(each, dtype) for each in model.attention_layers if each.window is not None)
+
+
+def window_decisions(
+    model: ModelSpec, memory: MemoryPlan, max_model_len: int, block_size: int, step_tokens: int
+) -> list[Decision]:
+    """What panes save of the longest request, and how many of it there is room for."""
+    rules = pane_rules(memory, block_size, step_tokens)
+    if rules is None:
         return []
-    count = sum(layer.window in windows for layer in layers)
-    sizes = " or ".join(str(window) for window in sorted(windows))
-    whole = sum(bytes_per_token(layer, dtype) for layer in layers) * max_model_len
+    layers = model.attention_layers
+    sizes = sorted({layer.window for layer in layers if layer.window is not None})
+    count = sum(layer.window is not None for layer in layers)
+    blocks = -(-max_model_len // block_size)
+    own = min(blocks, rules.own)
+    needed = blocks * memory.kv_block + own * memory.pane
+    fitting = [(memory.num_panes - 1 - min(rules.shared, blocks - own)) // own]
+    fitting += [(memory.num_blocks - 1) // blocks] if memory.kv_block else []
     reason = (
-        f"{count} of {len(layers)} attention layers read the last {sizes} tokens alone; blocks of earlier ones stay "
-        "until a request ends, for its other layers and for the prefix cache; in one of max_model_len tokens that is "
-        f"{format_bytes(bytes_beyond_windows(model, max_model_len, dtype))} of {format_bytes(whole)}"
+        f"{count} of {len(layers)} attention layers read the last {' or '.join(map(str, sizes))} tokens alone, and a "
+        f"request keeps no more than {own} panes of theirs between its steps; one of max_model_len tokens takes "
+        f"{format_bytes(needed)} instead of {format_bytes(blocks * (memory.kv_block + memory.pane))}, and "
+        f"{min(fitting)} of that length fit at once"
     )
-    return [Decision("sliding windows", None, "all blocks are kept", reason)]
-
-
-def bytes_beyond_windows(model: ModelSpec, tokens: int, dtype: str) -> int:
-    """Of the keys and values of a request of so many tokens, those that no layer will read again."""
-    return sum(
-        bytes_per_token(layer, dtype) * max(0, tokens - layer.window)
-        for layer in model.attention_layers
-        if layer.window is not None
-    )
+    return [Decision("sliding windows", None, "keys and values outside are let go of", reason)]

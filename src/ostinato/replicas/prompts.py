@@ -21,7 +21,9 @@ def times_of(plan: Plan) -> tuple[PromptTimes, float]:
     Where it predicts nothing, FLOPs stand for both: seconds are then of a machine with one FLOP per second.
     """
     flops = plan.state_cache.prefill_flops
-    costs = EvictionCosts(flops.per_token, flops.per_pair, plan.memory.kv_block, plan.memory.state_slot)
+    costs = EvictionCosts(
+        flops.per_token, flops.per_pair, plan.memory.kv_block + plan.memory.pane, plan.memory.state_slot
+    )
     prompts = [step for step in plan.prediction.steps if step.tokens_per_row > 1]
     decodes = [step for step in plan.prediction.steps if step.tokens_per_row == 1]
     if not prompts or not decodes:

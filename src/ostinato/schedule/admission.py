@@ -21,7 +21,7 @@ from ostinato.schedule.request import Request, num_prompt_logprobs_owed
 
 @dataclass(frozen=True, slots=True)
 class _Refusal:
-    """The first in line found too little memory, though so many blocks and slots were there for it.
+    """The first in line found too little memory, though so many blocks, slots and panes were there for it.
 
     Remembered, so that a long prompt that waits while others decode is not looked up in the index in each step.
     """
@@ -29,11 +29,13 @@ class _Refusal:
     request: Request
     num_blocks: int
     num_slots: int
+    num_panes: int
 
-    def stands(self, request: Request, num_blocks: int, num_slots: int) -> bool:
+    def stands(self, request: Request, num_blocks: int, num_slots: int, num_panes: int) -> bool:
         """Whether the same request would find no more now. What prompts of others have computed meanwhile, which it
         may share, is for the caller to see to."""
-        return self.request is request and num_blocks <= self.num_blocks and num_slots <= self.num_slots
+        is_no_more = num_blocks <= self.num_blocks and num_slots <= self.num_slots and num_panes <= self.num_panes
+        return self.request is request and is_no_more
 
 
 class Admission:
@@ -65,7 +67,7 @@ class Admission:
         if not queues.waiting or budget <= 0 or len(queues.running) >= limits.max_num_seqs:
             return None
         request = queues.waiting[0]
-        spare_blocks, room = self._room()
+        spare_blocks, spare_panes, room = self._room()
         if self._refusal is not None and self._refusal.stands(request, *room):
             return None
         match = find_match(request, cache, self._policy)
@@ -91,7 +93,7 @@ class Admission:
                 return None
         placement = place(request, match, cache, self._policy, start)
         id, reads = request.request_id, carried is None
-        if not cache.admit(id, request.num_tokens, match, spare_blocks, reads_checkpoint=reads):
+        if not cache.admit(id, request.num_tokens, match, spare_blocks, spare_panes, reads_checkpoint=reads):
             self._refusal = _Refusal(request, *room)
             return None
         queues.start()
@@ -116,17 +118,26 @@ class Admission:
     def has_refused(self) -> bool:
         """Whether the first that waits has found too little memory, and would find no more now."""
         refusal, waiting = self._refusal, self._queues.waiting
-        return refusal is not None and bool(waiting) and refusal.stands(waiting[0], *self._room()[1])
+        return refusal is not None and bool(waiting) and refusal.stands(waiting[0], *self._room()[2])
 
     def look_again(self) -> None:
         """A prompt advanced, which the first in line may share."""
         self._refusal = None
 
-    def _room(self) -> tuple[int, tuple[int, int]]:
-        """Blocks that must stay available, one for each running request that may need it, else it would soon preempt
-        who is admitted; and the blocks beyond them and the slots that are there."""
-        spare_blocks = sum(map(self._may_outgrow, self._queues.running))
-        return spare_blocks, (self._cache.blocks.num_available - spare_blocks, self._cache.slots.num_available)
+    def _room(self) -> tuple[int, int, tuple[int, int, int]]:
+        """Blocks and panes that must stay available, one for each running request that may need it, else it would soon
+        preempt who is admitted; and the blocks beyond them, the slots, and the panes beyond them that are there."""
+        cache, panes = self._cache, self._cache.panes
+        growing = list(filter(self._may_outgrow, self._queues.running))
+        spare_blocks, spare_panes, num_panes = len(growing), 0, 0
+        if panes is not None:
+            spare_panes = sum(panes.may_need_more(cache.holding(each.request_id)) for each in growing)
+            num_panes = panes.num_left - spare_panes
+        return (
+            spare_blocks,
+            spare_panes,
+            (cache.blocks.num_available - spare_blocks, cache.slots.num_available, num_panes),
+        )
 
     def _may_outgrow(self, request: Request) -> bool:
         """Whether the blocks that a running request holds are too few for its greatest length."""
@@ -188,7 +199,13 @@ def report(request: Request, match: Match, placement: Placement, cache: CacheMan
     if request.chain is None or request.wants_prompt_logprobs or request.computes_all:
         return CacheReport(match.hit, {MissCause.NOT_WANTED.value: num_tokens - match.hit})
     misses = explain(
-        num_tokens, match.hit, match.matched, request.chain, cache.store.evicted_keys, cache.store.damaged_keys
+        num_tokens,
+        match.hit,
+        match.matched,
+        request.chain,
+        cache.store.evicted_keys,
+        cache.store.damaged_keys,
+        match.reach,
     )
     has_interior = placement.mode != "none" and placement.share > 0
     return CacheReport(match.hit, misses, placement.spacing if has_interior else None)

@@ -59,4 +59,6 @@ def row_ahead(request: Request, cache: CacheManager, place: int, spare_slots: in
     id, placement = request.request_id, request.placement
     keeps = request.chain is not None and placement is not None and placement.mode != "none"
     slots = cache.slots_ahead(id, request.num_tokens, keeps, spare_slots)
-    return make_row_ahead(request, place, cache.holding(id).block_table, slots)
+    if cache.panes is not None:
+        cache.cover(id, request.num_tokens + 1)
+    return make_row_ahead(request, place, cache.holding(id), slots)

@@ -61,6 +61,9 @@ class Row(NamedTuple):
     follows: int | None = None
     """In a step ahead, the index of the request's row in the step before: the row's one token is the one sampled there,
     and `token_ids` has a 0 in its place. It is still on the device."""
+    pane_table: tuple[int, ...] = ()
+    """As `block_table`, for layers with a window, in a model that has panes. 0 where no token of the row sees any
+    position."""
 
     @property
     def end(self) -> int:

@@ -39,6 +39,8 @@ class Chunks:
         positions = request.placement.inside(start, end) if end - start > 1 else []
         if positions:
             self._cache.reserve(request.request_id, positions, spare_slots)
+        if self._cache.panes is not None:
+            self._cache.cover(request.request_id, end)
         return make_row(request, self._cache.holding(request.request_id), end - start, media=media)
 
     def _tokens(self, request: Request, budget: int, num_drafts: int) -> int:

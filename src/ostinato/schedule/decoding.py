@@ -63,6 +63,8 @@ def decode_row(request: Request, cache: CacheManager, num_drafts: int, spare_slo
     if not cache.take_write_slots(request.request_id, spare_slots):
         return None
     num_drafts = _room_for_drafts(request, cache, num_drafts) if num_drafts else 0
+    if cache.panes is not None:
+        cache.cover(request.request_id, request.num_tokens + num_drafts)
     return make_row(request, cache.holding(request.request_id), 1, num_drafts)
 
 
@@ -74,8 +76,7 @@ def _room_for_drafts(request: Request, cache: CacheManager, num_drafts: int) -> 
     holding = cache.holding(request.request_id)
     if holding.slots:
         count = min(count, len(holding.slots) - 1)
-    most = holding.capacity + cache.blocks.num_available * cache.block_size
-    count = min(count, most - request.num_tokens)
+    count = min(count, cache.most_tokens(request.request_id) - request.num_tokens)
     has_grown = cache.grow(request.request_id, request.num_tokens + count)
     assert has_grown, "available blocks were counted above"
     return count

@@ -201,17 +201,19 @@ def make_row(
         request.payload,
         request.rope,
         media,
+        None,
+        holding.pane_table,
     )
 
 
-def make_row_ahead(request: Request, place: int, block_table: tuple[int, ...], slots: tuple[int, int]) -> Row:
-    """The row that computes the token which row `place` of the step in flight samples for `request`. `slots` are the
-    ones that it reads and writes."""
+def make_row_ahead(request: Request, place: int, holding: Holding, slots: tuple[int, int]) -> Row:
+    """The row that computes the token which row `place` of the step in flight samples for `request`, in the blocks and
+    panes of `holding`. `slots` are the ones that it reads and writes."""
     return Row(
         request.request_id,
         _UNKNOWN_TOKEN,
         request.num_tokens,
-        block_table,
+        holding.block_table,
         slots[0],
         slots[1:],
         num_logits=1,
@@ -219,6 +221,7 @@ def make_row_ahead(request: Request, place: int, block_table: tuple[int, ...], s
         payload=request.payload,
         rope=request.rope,
         follows=place,
+        pane_table=holding.pane_table,
     )
 
 

@@ -338,6 +338,8 @@ class Scheduler:
             cache.enter(id, request.chain, request.num_computed_tokens, request.placement, row.samples, anchor)
             restate_spacing(request)
         cache.catch_up(id)
+        if cache.panes is not None:
+            cache.slide(id, request.num_computed_tokens)
 
     def _end_with(self, request: Request, error: Exception) -> RequestUpdate:
         self._end(request, FinishReason.ERROR)

@@ -49,7 +49,7 @@ def complete(engine: Engine, requests: Sequence[Request], preempts: bool = False
             next_preemption, gap = next_preemption + gap, 2 * gap
     engine.scheduler.check_integrity()
     usage = engine.scheduler.cache.usage()
-    assert usage.blocks_used == usage.slots_used == 0, "finished requests hold blocks or slots"
+    assert usage.blocks_used == usage.panes_used == usage.slots_used == 0, "finished requests hold memory"
     return [tokens[request_id] for request_id in ids]
 
 
@@ -135,6 +135,7 @@ def text_logits(engine: Engine, text: Sequence[int], count: int) -> torch.Tensor
         token_ids=tuple(text),
         start=0,
         block_table=tuple(range(1, 1 + num_blocks)),
+        pane_table=tuple(range(1, 1 + -(-len(text) // block_size))) if memory.num_panes else (),
         write_slots=(min(1, memory.num_slots),),
         num_logits=count,
     )

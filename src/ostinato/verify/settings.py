@@ -92,9 +92,9 @@ def with_cache(config: EngineConfig, methods: Sequence[Speculative | None], num_
     for method in methods:
         asked = config.with_settings(speculative=method)
         memory = make_plan(asked, load_spec(asked), detect(config.device)).memory
-        blocks = -(-(config.max_model_len or 0) // config.block_size) * memory.kv_block
+        blocks = -(-(config.max_model_len or 0) // config.block_size) * (memory.kv_block + memory.pane)
         working = memory.slots_per_request * memory.state_slot
-        null = memory.kv_block + memory.state_slot
+        null = memory.kv_block + memory.pane + memory.state_slot
         needed = max(needed, null + (config.max_num_seqs or 1) * (blocks + working))
         wanted = max(wanted, null + num_requests * (blocks + working + CHECKPOINTS * memory.state_slot))
         part = memory.available // LARGEST_PART

@@ -48,13 +48,15 @@ def make_graphs(
     is that of `Graphs`.
     """
     settings, device = plan.settings, model.embedding.weight.device
+    most = -(-settings.max_model_len // settings.block_size)
     buffers = StepBuffers(
         settings.max_num_seqs,
         max_tokens,
-        -(-settings.max_model_len // settings.block_size) if plan.memory.num_blocks else 0,
+        most if plan.memory.num_blocks else 0,
         capture.tokens_per_row[-1],
         device,
         takes_images=model.spec.vision is not None,
+        max_panes=most if plan.memory.num_panes else 0,
     )
 
     def persistent() -> Mapping[int, str]:

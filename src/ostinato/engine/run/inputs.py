@@ -24,6 +24,8 @@ def write_step(buffers: StepBuffers, batch: Batch, block_size: int, drafts: Draf
     count = len(rows)
     starts = [row.start for row in rows]
     buffers.write_tables([row.block_table for row in rows])
+    if buffers.has_panes:
+        buffers.write_panes([row.pane_table for row in rows])
     arrays["start_positions"][:count] = starts
     arrays["read_slots"][:count] = [row.read_slot for row in rows]
     if batch.num_decode_rows == count and not any(drafts):
@@ -31,6 +33,8 @@ def write_step(buffers: StepBuffers, batch: Batch, block_size: int, drafts: Draf
         arrays["token_ids"][:count] = [row.token_ids[0] for row in rows]
         arrays["positions"][:count] = starts
         arrays["kv_cells"][:count] = [_cell(row.block_table, row.start, block_size) for row in rows]
+        if buffers.has_panes:
+            arrays["pane_cells"][:count] = [_cell(row.pane_table, row.start, block_size) for row in rows]
         arrays["row_starts"][: count + 1] = np.arange(count + 1)
         arrays["kv_lens"][:count] = [start + 1 for start in starts]
         arrays["write_slots"][:count, 0] = [row.write_slots[0] for row in rows]
@@ -62,15 +66,15 @@ def write_step(buffers: StepBuffers, batch: Batch, block_size: int, drafts: Draf
     arrays["token_ids"][:tokens] = token_ids
     row_of_token = np.repeat(np.arange(count), lengths)
     offset = np.arange(tokens) - row_starts[row_of_token]
-    positions, kv_cells = arrays["positions"][:tokens], arrays["kv_cells"][:tokens]
+    positions = arrays["positions"][:tokens]
     positions[:] = np.array(starts)[row_of_token] + offset
-    # Rows without blocks, and drafts beyond a row's blocks (which are padding), go to the null block.
-    tables = arrays["block_tables"]
-    column = np.minimum(positions // block_size, tables.shape[1] - 1)
-    kv_cells[:] = tables[row_of_token, column].astype(np.int64) * block_size + positions % block_size
-    if lengths != real:
-        is_padding = offset >= np.array(real)[row_of_token]
-        positions[is_padding] = kv_cells[is_padding] = 0
+    is_padding = offset >= np.array(real)[row_of_token] if lengths != real else None
+    for cells, tables in _tables(buffers):
+        cells[:tokens] = _cells(tables, row_of_token, positions, block_size)
+        if is_padding is not None:
+            cells[:tokens][is_padding] = 0
+    if is_padding is not None:
+        positions[is_padding] = 0
     if buffers.takes_images:
         _write_rope_positions(arrays["rope_positions"][:tokens], rows, row_starts, row_of_token, positions)
         _write_media_cells(arrays["media_cells"][:tokens], rows, row_starts)
@@ -91,10 +95,10 @@ def write_next_tokens(buffers: StepBuffers, rows: Sequence[Row], tokens: Sequenc
     arrays["token_ids"][:count] = tokens
     arrays["start_positions"][:count] += 1
     arrays["kv_lens"][:count] += 1
-    cells = [
-        _cell(row.block_table, position, block_size) for row, position in zip(rows, positions.tolist(), strict=True)
-    ]
-    arrays["kv_cells"][:count] = cells
+    at = list(zip(rows, positions.tolist(), strict=True))
+    arrays["kv_cells"][:count] = [_cell(row.block_table, position, block_size) for row, position in at]
+    if buffers.has_panes:
+        arrays["pane_cells"][:count] = [_cell(row.pane_table, position, block_size) for row, position in at]
     if buffers.takes_images:
         arrays["rope_positions"][:count] += 1
 
@@ -106,7 +110,8 @@ def step_inputs(
     rows = batch.rows
     tokens = sum(len(row.token_ids) for row in rows) + batch.num_decode_rows * batch.num_drafts
     blocks = max((len(row.block_table) for row in rows), default=0)
-    buffers = StepBuffers(len(rows), tokens, blocks, 1 + batch.num_drafts, device, takes_images)
+    panes = max((len(row.pane_table) for row in rows), default=0)
+    buffers = StepBuffers(len(rows), tokens, blocks, 1 + batch.num_drafts, device, takes_images, panes)
     step = write_step(buffers, batch, block_size, drafts)
     buffers.pad(len(rows), step.length, len(rows), step.length)
     return step
@@ -143,10 +148,8 @@ def _write_drafts(
     arrays["row_starts"][: count + 1] = np.arange(0, tokens + 1, width)
     arrays["kv_lens"][:count] = positions[:, -1] + 1
     arrays["write_slots"][:count, :width] = [_padded(row.write_slots[:width], width) for row in rows]
-    tables = arrays["block_tables"][:count]
-    column = np.minimum(positions // block_size, tables.shape[1] - 1)
-    cells = np.take_along_axis(tables, column, axis=1).astype(np.int64) * block_size + positions % block_size
-    arrays["kv_cells"][:tokens] = cells.ravel()
+    for cells, tables in _tables(buffers):
+        cells[:tokens] = _cells(tables, np.arange(count)[:, None], positions, block_size).ravel()
     return buffers.view(count, tokens, width, count)
 
 
@@ -174,6 +177,20 @@ def _write_media_cells(out: np.ndarray, rows: Sequence[Row], row_starts: np.ndar
 
 def _padded(slots: tuple[int, ...], width: int) -> tuple[int, ...]:
     return slots + (0,) * (width - len(slots))
+
+
+def _tables(buffers: StepBuffers) -> list[tuple[np.ndarray, np.ndarray]]:
+    """(cells, tables) of blocks and, in a model that has some, of panes."""
+    names = [("kv_cells", "block_tables"), ("pane_cells", "pane_tables")]
+    return [(buffers.arrays[cells], buffers.arrays[tables]) for cells, tables in names[: 1 + buffers.has_panes]]
+
+
+def _cells(tables: np.ndarray, rows: np.ndarray, positions: np.ndarray, block_size: int) -> np.ndarray:
+    """Where the keys and values of `positions` of `rows` go. Rows without blocks, and drafts beyond a row's blocks,
+    which are padding, go to the null block."""
+    column = np.minimum(positions // block_size, tables.shape[1] - 1)
+    found: np.ndarray = tables[rows, column].astype(np.int64) * block_size + positions % block_size
+    return found
 
 
 def _cell(table: Sequence[int], position: int, block_size: int) -> int:

@@ -288,7 +288,8 @@ def _allocate_layer(layer: LayerSpec, plan: Plan, device: torch.device, number: 
     noise = number if settings.ssm_state_rounding == "stochastic" else None
     if layer.attention is not None:
         heads = (layer.attention.num_kv_heads, layer.attention.head_dim)
-        shape = (memory.num_blocks, settings.block_size, *heads)
+        is_paned = memory.pane_window > 0 and layer.attention.window is not None
+        shape = (memory.num_panes if is_paned else memory.num_blocks, settings.block_size, *heads)
         for name in ("k",) if layer.attention.values_in_keys else ("k", "v"):
             parts[f"{name}_cache"] = pages.empty(*shape, dtype=dtype, device=device, fills_slowly=True)
             if settings.kv_cache_dtype == INT8:

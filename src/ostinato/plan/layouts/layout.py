@@ -18,6 +18,7 @@ from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import Plan
 from ostinato.plan.prediction import make_machine
 from ostinato.plan.search import smallest
+from ostinato.plan.windows import pane_rules
 
 LOADS = (0.5, 0.8, 0.9)
 """Of the most that engines carry: the rates that are shown where none is given."""
@@ -133,8 +134,11 @@ def estimate_layouts(
 def room_of(plan: Plan) -> Room:
     """What an engine with this plan has room for. The null block is nobody's."""
     blocks, size = plan.memory.num_blocks, plan.settings.block_size
+    rows, rules = plan.settings.max_num_seqs, pane_rules(plan.memory, size, plan.settings.max_num_batched_tokens)
+    if rules is not None:
+        rows = max(1, min(rows, (plan.memory.num_panes - 1 - rules.shared) // rules.own))
     return Room(
-        plan.settings.max_num_seqs,
+        rows,
         plan.settings.max_num_batched_tokens,
         (blocks - 1) * size if blocks else None,
     )

@@ -1,14 +1,17 @@
-"""How the memory of a device is split: weights, activations, blocks and slots. Pure functions of plain
+"""How the memory of a device is split: weights, activations, blocks, panes and slots. Pure functions of plain
 numbers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ostinato.cache.pane_rules import PaneRules
 from ostinato.plan.encoder.needs import EncoderMemory
 from ostinato.plan.memory.keys_and_values import bytes_per_token
+from ostinato.plan.memory.pane_split import Tables, prefixes_in, split_tables
 from ostinato.plan.mixers import StateDtype
 from ostinato.plan.model import DTYPE_BYTES, ModelSpec
+from ostinato.plan.search import largest
 
 DEFAULT_PREFIX_TOKENS = 1024
 """Mean length of the prefixes that the cache is split for, where the user does not say: a system prompt with some
@@ -51,10 +54,15 @@ class MemoryPlan:
     available: int
     mapped_weights: int = 0
     """Of the weights, those that stay in the pages of the checkpoint's file."""
+    pane: int = 0
+    """Bytes of a pane, which holds a block's tokens of the layers with a window; those are in no block then."""
+    num_panes: int = 0
+    pane_window: int = 0
+    """The longest window of these layers. 0, as those above, where there are none."""
 
     @property
     def beside_cache(self) -> int:
-        """Bytes of all but blocks and slots."""
+        """Bytes of all but blocks, panes and slots."""
         return self.weights + self.activations + self.graphs + self.encoder_graphs + self.encoder_cache
 
     @property
@@ -83,6 +91,12 @@ class Budget:
     expected_prefix_tokens: int | None = None
     mapped_weights: int = 0
     """Of the weights."""
+    pane: int = 0
+    pane_window: int = 0
+
+    def pane_rules(self, step_tokens: int) -> PaneRules | None:
+        """How many panes requests need, where there are any; in steps of at most so many tokens."""
+        return PaneRules(self.pane_window, self.block_size, step_tokens) if self.pane_window else None
 
 
 def slots_per_request(num_speculative_tokens: int = 0) -> int:
@@ -103,10 +117,18 @@ def state_slot_bytes(model: ModelSpec, dtype: str, ssm_state_dtype: str) -> int:
     return sum(state.num_bytes(widths) for state in model.states)
 
 
-def cache_need(budget: Budget, max_num_seqs: int, max_model_len: int) -> int:
-    """Bytes of the working slots of `max_num_seqs` rows and the blocks of one request of `max_model_len`
-    tokens, with the null slot and the null block: the least cache that a plan may have."""
-    return _slots(budget, max_num_seqs) * budget.state_slot + _blocks(budget, 1, max_model_len) * budget.kv_block
+def cache_need(budget: Budget, max_num_seqs: int, max_model_len: int, step_tokens: int = 1) -> int:
+    """Bytes of the working slots of `max_num_seqs` rows and the blocks and panes of one request of `max_model_len`
+    tokens, in steps of at most `step_tokens`, with what is null: the least cache that a plan may have."""
+    slots, blocks = _slots(budget, max_num_seqs), _blocks(budget, 1, max_model_len)
+    panes = panes_of(budget, 1, max_model_len, step_tokens)
+    return slots * budget.state_slot + blocks * budget.kv_block + panes * budget.pane
+
+
+def panes_of(budget: Budget, requests: int, max_model_len: int, step_tokens: int) -> int:
+    """Panes of so many requests, with the null one; 0 where there are none."""
+    rules = budget.pane_rules(step_tokens)
+    return 0 if rules is None else rules.needed(_blocks_of(max_model_len, budget.block_size), requests) + 1
 
 
 def cache_room(budget: Budget, activations: int, others: int = 0) -> int:
@@ -127,29 +149,39 @@ def fit_memory(
     max_model_len: int,
     graphs: int = 0,
     encoder: EncoderMemory = NO_ENCODER,
+    step_tokens: int = 1,
 ) -> MemoryPlan | None:
     """The split for these limits, or None if it does not fit.
 
     Working slots are counted for `max_num_seqs` rows. If prompts can hit, the rest is for running requests and
     prefixes (see `prefixes_that_fit`), of which there are no more than `most_prefixes`; what is left over goes to
     blocks. There are no more blocks than all those prefixes and `max_num_seqs` requests of `max_model_len`
-    tokens can use, save for a remainder that holds no further prefix.
+    tokens can use, save for a remainder that holds no further prefix. Where there are panes, `split_tables` splits what
+    slots leave; steps have at most `step_tokens` tokens.
     """
     room = cache_room(budget, activations, graphs + encoder.total)
-    if cache_need(budget, max_num_seqs, max_model_len) > room:
+    if cache_need(budget, max_num_seqs, max_model_len, step_tokens) > room:
         return None
     expected = expected_prefix(budget, max_model_len)
     most = most_prefixes(budget, expected) if budget.holds_prefixes else 0
-    possible = prefixes_that_fit(budget, room, max_num_seqs, max_model_len)
+    possible = prefixes_that_fit(budget, room, max_num_seqs, max_model_len, step_tokens)
     prefixes = min(possible, most)
     checkpoints = prefixes if budget.state_slot else 0
     num_slots = _slots(budget, max_num_seqs) + checkpoints
-    num_blocks = 0
-    if budget.kv_block:
-        num_blocks = (room - num_slots * budget.state_slot) // budget.kv_block
-        if possible > most or not budget.holds_prefixes:
-            used = prefixes * _blocks_of(expected, budget.block_size)
-            num_blocks = min(num_blocks, _blocks(budget, max_num_seqs, max_model_len) + used)
+    num_blocks = num_panes = 0
+    left = room - num_slots * budget.state_slot
+    tables = _tables(budget, max_num_seqs, max_model_len, step_tokens)
+    if tables is not None:
+        found = split_tables(tables, left - budget.kv_block - budget.pane, budget.holds_prefixes)
+        num_blocks, num_panes = found[0] + bool(budget.kv_block), found[1] + 1
+    elif budget.kv_block:
+        num_blocks = left // budget.kv_block
+    if possible > most or not budget.holds_prefixes:
+        used = prefixes * _blocks_of(expected, budget.block_size)
+        num_blocks = min(num_blocks, _blocks(budget, max_num_seqs, max_model_len) + used)
+        if tables is not None:
+            most_panes = panes_of(budget, max_num_seqs, max_model_len, step_tokens)
+            num_panes = min(num_panes, most_panes + prefixes * tables.prefix_panes)
     return MemoryPlan(
         weights=budget.weights,
         activations=activations,
@@ -165,8 +197,11 @@ def fit_memory(
         expected_prefix_tokens=expected if budget.holds_prefixes else None,
         prefix_tokens=prefixes * expected,
         mapped_weights=budget.mapped_weights,
-        cache=num_blocks * budget.kv_block + num_slots * budget.state_slot,
+        cache=num_blocks * budget.kv_block + num_panes * budget.pane + num_slots * budget.state_slot,
         available=budget.available,
+        pane=budget.pane,
+        num_panes=num_panes,
+        pane_window=budget.pane_window,
     )
 
 
@@ -175,12 +210,16 @@ def expected_prefix(budget: Budget, max_model_len: int) -> int:
     return budget.expected_prefix_tokens or min(DEFAULT_PREFIX_TOKENS, max_model_len)
 
 
-def prefixes_that_fit(budget: Budget, room: int, max_num_seqs: int, max_model_len: int) -> int:
+def prefixes_that_fit(budget: Budget, room: int, max_num_seqs: int, max_model_len: int, step_tokens: int = 1) -> int:
     """How many distinct prefixes `room` bytes hold, each its blocks and one checkpoint, beside what runs.
 
     That is the working slots of `max_num_seqs` rows, and the blocks of as many requests of a prefix's length; of
-    these no more than half of the blocks there could be, but always those of one request of `max_model_len`.
+    these no more than half of the blocks there could be, but always those of one request of `max_model_len`. With
+    panes, see `prefixes_in`.
     """
+    tables = _tables(budget, max_num_seqs, max_model_len, step_tokens)
+    if tables is not None:
+        return _prefixes_with_panes(budget, tables, room - _slots(budget, max_num_seqs) * budget.state_slot)
     blocks = _blocks_of(expected_prefix(budget, max_model_len), budget.block_size)
     each = blocks * budget.kv_block + budget.state_slot
     rest = room - _slots(budget, max_num_seqs) * budget.state_slot - budget.kv_block
@@ -193,6 +232,28 @@ def prefixes_that_fit(budget: Budget, room: int, max_num_seqs: int, max_model_le
 def most_prefixes(budget: Budget, expected: int) -> int:
     """How many prefixes of `expected` tokens are planned for at the most."""
     return max(1, MOST_CACHED_TOKENS // (_blocks_of(expected, budget.block_size) * budget.block_size))
+
+
+def _tables(budget: Budget, rows: int, max_model_len: int, step_tokens: int) -> Tables | None:
+    rules = budget.pane_rules(step_tokens)
+    if rules is None:
+        return None
+    expected = _blocks_of(expected_prefix(budget, max_model_len), budget.block_size)
+    longest = _blocks_of(max_model_len, budget.block_size)
+    return Tables(budget.kv_block, budget.pane, rules, rows, longest, expected)
+
+
+def _prefixes_with_panes(budget: Budget, tables: Tables, room: int) -> int:
+    """In `room` bytes for blocks, panes and checkpoints."""
+
+    def beside(prefixes: int) -> int:
+        left = room - budget.kv_block - budget.pane - prefixes * budget.state_slot
+        least = tables.longest * budget.kv_block + tables.rules.needed(tables.longest) * budget.pane
+        return prefixes_in(tables, *split_tables(tables, left, budget.holds_prefixes)) if left >= least else -1
+
+    if not budget.state_slot:
+        return beside(0)
+    return largest(1, max(1, room // budget.state_slot), lambda prefixes: beside(prefixes) >= prefixes) or 0
 
 
 def _slots(budget: Budget, rows: int) -> int:

@@ -115,6 +115,7 @@ def _memory(plan: Plan) -> RenderableType:
     table.add_column(justify="right")
     table.add_column(overflow="fold")
     blocks = f"{memory.num_blocks:,} of {format_bytes(memory.kv_block)}"
+    panes = f"{memory.num_panes:,} of {format_bytes(memory.pane)}"
     slots = f"{memory.num_slots:,} of {format_bytes(memory.state_slot)}"
     drafter = 0 if plan.speculative is None else plan.speculative.weights
     for name, size, note in (
@@ -124,6 +125,7 @@ def _memory(plan: Plan) -> RenderableType:
         ("graphs", memory.graphs, "at most, with their buffers" if memory.graphs else ""),
         *_encoder_memory(memory),
         ("blocks", memory.num_blocks * memory.kv_block, blocks),
+        *([("panes", memory.num_panes * memory.pane, panes)] if memory.num_panes else ()),
         ("slots", memory.num_slots * memory.state_slot, slots),
         ("together", memory.used, ""),
         ("available", memory.available, ""),

@@ -105,12 +105,13 @@ export class Engine {
   }
 
   showCache(time, { cache, prefix_cache: prefixes }) {
-    for (const kind of ["blocks", "slots"]) {
+    byId("panes-figure").hidden = !cache.panes_total;
+    for (const kind of ["blocks", "panes", "slots"]) {
       const [used, cached, total] = ["used", "cached", "total"].map((state) => cache[`${kind}_${state}`]);
       fill(byId(kind), [["used", ratio(used, total)], ["cached", ratio(cached, total)]]);
       byId(`${kind}-text`).textContent = total ? `${count(used)} in use, ${count(cached)} kept, of ${count(total)}` : "none in this model";
     }
-    const of = cache.slots_total ? "slots" : "blocks";
+    const of = ["slots", "blocks", "panes"].find((kind) => cache[`${kind}_total`]) ?? "blocks";
     const total = cache[`${of}_total`];
     byId("cache-of").textContent = of;
     this.charts.cache.add(time, [ratio(cache[`${of}_used`], total), ratio(cache[`${of}_cached`], total)]);

@@ -1,0 +1,100 @@
+"""What requests hold of panes (see `pane_rules.py`), and what is promised to them.
+
+A request takes a pane when a row is made that writes to it. That there is one then was seen to before, when the request
+was given memory for its tokens: so nobody is preempted in the middle of a prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ostinato.cache.holding import Holding
+from ostinato.cache.index import Entry
+from ostinato.cache.pane_rules import PaneRules
+from ostinato.cache.store import CacheStore
+
+
+class Panes:
+    """Panes of running requests. To a request with blocks for its tokens, `rules.own` panes are promised, or as many as
+    it has blocks; `rules.shared` more to all that have more blocks, for the rows of a step together."""
+
+    def __init__(self, rules: PaneRules, store: CacheStore) -> None:
+        self.rules, self._store = rules, store
+        self._own = 0
+        self._beyond = 0
+        """Blocks of requests beyond the panes that are promised to each."""
+
+    @property
+    def num_left(self) -> int:
+        """Panes that can still be promised."""
+        return self._store.panes.capacity - self._own - min(self.rules.shared, self._beyond)
+
+    @property
+    def most_blocks(self) -> int | None:
+        """Of one request alone; None: of any length."""
+        capacity = self._store.panes.capacity
+        return None if capacity >= self.rules.own + self.rules.shared else capacity
+
+    def may_need_more(self, holding: Holding) -> bool:
+        """Whether another block for the request would need another pane."""
+        return holding.num_promised < self.rules.own or self._beyond < self.rules.shared
+
+    def promise(self, holding: Holding, num_blocks: int, spare: int = 0) -> bool:
+        """Let the request have as many panes as `num_blocks` blocks of it need, instead of those promised so far.
+        False, and nothing changes, if more are needed than can be promised with `spare` left."""
+        own, beyond = self._own, self._beyond
+        before = self.num_left
+        self._own += min(num_blocks, self.rules.own) - min(holding.num_promised, self.rules.own)
+        self._beyond += max(num_blocks - self.rules.own, 0) - max(holding.num_promised - self.rules.own, 0)
+        if self.num_left < before and self.num_left < spare:
+            self._own, self._beyond = own, beyond
+            return False
+        holding.num_promised = num_blocks
+        return True
+
+    def most_more(self, holding: Holding) -> int | None:
+        """Blocks by which a request can grow; None: by any number."""
+        needed = max(self.rules.own - holding.num_promised, 0) + max(self.rules.shared - self._beyond, 0)
+        return None if self.num_left >= needed else self.num_left
+
+    def attach(self, holding: Holding, path: Sequence[Entry]) -> None:
+        """Reference those of a hit's window."""
+        first = max(0, len(path) - self.rules.of_window)
+        found = [entry.pane for entry in path[first:]]
+        ids = tuple(pane.id for pane in found if pane is not None)
+        assert len(ids) == len(found), "a hit has all panes of its window"
+        self._store.panes.retain(ids)
+        holding.pane_table, holding.first_pane = (0,) * first + ids, first
+
+    def cover(self, holding: Holding, end: int) -> None:
+        """Take the panes that tokens before position `end` are written to."""
+        missing = -(-end // self.rules.block_size) - len(holding.pane_table)
+        if missing > 0:
+            holding.pane_table += tuple(self._store.take_panes(missing))
+
+    def slide(self, holding: Holding, position: int) -> None:
+        """Let go of the panes that no token from `position` on sees, the first that is not computed, and of those
+        behind that token's, which drafts had that were not kept."""
+        first = min(self.rules.first(position), len(holding.pane_table))
+        end = position // self.rules.block_size + 1
+        if first == holding.first_pane and end >= len(holding.pane_table):
+            return
+        self._store.release_panes(holding.pane_table[holding.first_pane : first] + holding.pane_table[end:])
+        holding.pane_table = (0,) * first + holding.pane_table[first:end]
+        holding.first_pane = first
+
+    def give_back(self, holding: Holding) -> None:
+        """Take back all."""
+        self._store.release_panes(holding.pane_table[holding.first_pane :])
+        holding.pane_table, holding.first_pane = (), 0
+        self.promise(holding, 0)
+
+    def check_integrity(self, holdings: Sequence[Holding]) -> None:
+        """Raise AssertionError unless what is promised is what was counted, and enough for what is held."""
+        own = self.rules.own
+        assert self._own == sum(min(each.num_promised, own) for each in holdings), "promised panes were miscounted"
+        beyond = sum(max(each.num_promised - own, 0) for each in holdings)
+        assert self._beyond == beyond, "blocks beyond promised panes were miscounted"
+        assert self.num_left >= 0, "more panes are promised than there are"
+        for each in holdings:
+            assert len(each.pane_table) <= each.num_promised, "a request has panes that it was not promised"
