@@ -47,9 +47,9 @@ class Scratch(NamedTuple):
     own: int = 0
 
 
-def native_linear(*, tokens: int, in_size: int) -> Scratch:
+def native_linear(*, tokens: int, in_size: int, in_order: bool) -> Scratch:
     """Of all threads: the tokens that are packed, or copied, at a time. Of each: their sums with a panel of each of
-    four streams, and a row of each that is made wide.
+    four streams, and a row of each that is made wide; and with `in_order` tokens in the order of the weights' inputs.
 
     On matrix units: tokens packed as bfloat16 in whole tiles, and of each thread their sums with 32 rows. Every
     processor is counted as if it had them."""
@@ -57,6 +57,7 @@ def native_linear(*, tokens: int, in_size: int) -> Scratch:
     inputs = padded(in_size, TILE_INPUTS)
     packed = min(padded(tokens), _tiled_tokens(in_size))
     own = max(4 * (at_once * PANEL_ROWS + padded(in_size)), packed * 2 * PANEL_ROWS + TILE_WORK)
+    own += min(tokens, GROUP_TOKENS) * padded(in_size) if in_order else 0
     return Scratch(max(FLOAT * at_once * padded(in_size), 2 * packed * inputs), FLOAT * own)
 
 

@@ -226,9 +226,17 @@ def check_quantized_cut(model: ModelSpec) -> None:
         if own.in_size == shared.in_size and _blocks(chosen, own) == _blocks(chosen, shared):
             continue
         elements = _group_size(chosen, shared)
+        name, size = shared.names[0], f"[{shared.out_size}, {shared.in_size}]"
+        if chosen.in_order and chosen.quantises(shared):
+            raise ConfigError(
+                f"tensor_parallel_size {model.ranks} with act-order: the inputs of {name} {size}, which ranks share, "
+                "have an order of their own (g_idx), so that each group has some of every rank's",
+                [Remedy("quantization", "none"), Remedy("tensor_parallel_size", 1)],
+            )
         if _blocks(chosen, own) != _blocks(chosen, shared) or (elements is not None and own.in_size % elements):
-            name, size = shared.names[0], f"[{shared.out_size}, {shared.in_size}]"
-            per_row = [Remedy("quantization", "int8")] if model.stored_quantization is None else []
+            stored = model.stored_quantization
+            is_free = stored is None or stored.numbers == "float8"
+            per_row = [Remedy("quantization", "int8")] if is_free else []
             raise ConfigError(
                 f"tensor_parallel_size {model.ranks} with quantization {chosen.name}: a part of {name} {size}, "
                 f"{own.out_size} rows of {own.in_size}, would be quantised in another way than the whole",

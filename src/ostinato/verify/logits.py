@@ -52,7 +52,7 @@ def compare_logits(engine: Engine, exact: EngineConfig, texts: Sequence[Text]) -
     the checkpoint itself is quantised, so that there are no other weights.
     """
     stored = engine.spec.stored_quantization
-    if stored is not None and stored.expands_because is None:
+    if stored is not None and engine.spec.quantization in map(stored.quantization, (False, True)):
         message = "the checkpoint holds quantised weights alone: there are no others to compare their logits with"
         raise ConfigError(message)
     engine.reset_prefix_cache()
