@@ -28,7 +28,9 @@ struct RowsToCome {
 // A part's integers.
 template <typename F>
 inline __m512bh integers_of(const std::uint8_t* block, int part, [[maybe_unused]] const Table& table) {
-    if constexpr (F::BITS == 8) {
+    if constexpr (IS_FLOAT8<F>) {
+        return (__m512bh)words_of_float8(F::numbers(block, part));
+    } else if constexpr (F::BITS == 8) {
         return Dot<bf16, std::int8_t>::read(reinterpret_cast<const std::int8_t*>(block + 2));
     } else {
         return look_up<F>(block, part, table);
@@ -40,6 +42,11 @@ template <typename F>
 inline __m512bh rounded_weights(const std::uint8_t* block, int part, const Scales<F>& scales, int of_group) {
     if constexpr (F::BITS < 6) {
         return look_up<F>(block, part, table_of<F>(scales.scale(of_group), scales.minimum(of_group)));
+    } else if constexpr (IS_FLOAT8<F>) {
+        Float numbers[2];
+        load<PART>(F::numbers(block, part), numbers);
+        const Float scale = splat(scales.scale(of_group));
+        return _mm512_cvtne2ps_pbh((__m512)(numbers[1] * scale), (__m512)(numbers[0] * scale));
     } else if constexpr (F::BITS == 8) {
         const auto* integers = reinterpret_cast<const std::int8_t*>(block + 2);
         const float scale = scales.scale(of_group);

@@ -4,7 +4,8 @@
 
 namespace ostinato {
 
-const BlockFormat* large_block_format(const std::string& name);  // block_formats_large.cpp
+const BlockFormat* float8_block_format(const std::string& name);  // block_formats_float8.cpp
+const BlockFormat* large_block_format(const std::string& name);   // block_formats_large.cpp
 
 const BlockFormat* block_format(const std::string& name) {
     static const BlockFormat FORMATS[] = {
@@ -16,7 +17,8 @@ const BlockFormat* block_format(const std::string& name) {
     for (const BlockFormat& format : FORMATS) {
         if (name == format.name) return &format;
     }
-    return large_block_format(name);
+    const BlockFormat* large = large_block_format(name);
+    return large ? large : float8_block_format(name);
 }
 
 }  // namespace ostinato

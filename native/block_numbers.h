@@ -2,11 +2,12 @@
 //
 // A weight is scale * integer, or scale * integer + minimum. A struct per format has: how many elements and bytes a block
 // takes; of how many elements each has a scale; whether it has minima, or a zero point that its integers are less; of how
-// many bits an integer is made and, below 8, which `value` they stand for; its scales and minima; and the integers of 32
-// elements.
+// many bits an integer is made and, below 8, which `value` they stand for; its scales and minima, and whether these are
+// float16 at its beginning; and the integers of 32 elements. Formats of float8 have such numbers in place of integers.
 #pragma once
 
 #include "blocks.h"
+#include "float8.h"
 
 namespace ostinato {
 
@@ -99,7 +100,9 @@ struct Small {
     static constexpr int ELEMENTS = PART, BYTES = BYTES_OF, SCALED = PART;
     static constexpr bool HAS_MINIMUM = MINIMUM, HAS_ZERO = false;
     static constexpr int BITS = BITS_OF;
+    static constexpr bool HALF_SCALED = true;
     static constexpr int value(int bits) { return bits + LEAST; }
+    static int least(const std::uint8_t*) { return LEAST; }
     static void scales(const std::uint8_t* block, float* scale, float* minimum) {
         *scale = half_at(block);
         if (MINIMUM) *minimum = half_at(block + 2);
@@ -107,10 +110,12 @@ struct Small {
 };
 
 struct Q4_0 : Small<18, false, 4, -8> {
+    static const std::uint8_t* halves(const std::uint8_t* block, int) { return block + 2; }
     static Bytes integers(const std::uint8_t* block, int) { return halves_at(block + 2) - bytes_of(8); }
 };
 
 struct Q4_1 : Small<20, true, 4> {
+    static const std::uint8_t* halves(const std::uint8_t* block, int) { return block + 4; }
     static Bytes integers(const std::uint8_t* block, int) { return halves_at(block + 4); }
 };
 
@@ -137,7 +142,7 @@ struct IQ4_NL : Small<18, false, 4> {
 template <int BYTES_OF, int BITS_OF>
 struct WithSixBits {
     static constexpr int ELEMENTS = 256, BYTES = BYTES_OF, SCALED = PART;
-    static constexpr bool HAS_MINIMUM = true, HAS_ZERO = false;
+    static constexpr bool HAS_MINIMUM = true, HAS_ZERO = false, HALF_SCALED = false;
     static constexpr int BITS = BITS_OF;
     static constexpr int value(int bits) { return bits; }
     static void scales(const std::uint8_t* block, float* scale, float* minimum) {
@@ -147,8 +152,15 @@ struct WithSixBits {
         std::int8_t bytes[16];
         std::memcpy(bytes, words, sizeof(bytes));
         const float d = half_at(block), m = -half_at(block + 2);
-        for (int i = 0; i < 8; ++i) scale[i] = d * bytes[i];
-        for (int i = 0; i < 8; ++i) minimum[i] = m * bytes[8 + i];
+        if constexpr (LANES <= 8) {
+            for (int i = 0; i < 8; i += LANES) {
+                store(scale + i, load(bytes + i) * d);
+                store(minimum + i, load(bytes + 8 + i) * m);
+            }
+        } else {
+            for (int i = 0; i < 8; ++i) scale[i] = d * bytes[i];
+            for (int i = 0; i < 8; ++i) minimum[i] = m * bytes[8 + i];
+        }
     }
 };
 
@@ -166,12 +178,13 @@ struct Q5_K : WithSixBits<176, 5> {
 
 struct Q6_K {
     static constexpr int ELEMENTS = 256, BYTES = 210, SCALED = 16;
-    static constexpr bool HAS_MINIMUM = false, HAS_ZERO = false;
+    static constexpr bool HAS_MINIMUM = false, HAS_ZERO = false, HALF_SCALED = false;
     static constexpr int BITS = 6;
     static constexpr int value(int bits) { return bits - 32; }
     static void scales(const std::uint8_t* block, float* scale, float*) {
         const float d = half_at(block + 208);
-        for (int i = 0; i < 16; ++i) scale[i] = d * static_cast<std::int8_t>(block[192 + i]);
+        const auto* bytes = reinterpret_cast<const std::int8_t*>(block + 192);
+        for (int i = 0; i < 16; i += LANES) store(scale + i, load(bytes + i) * d);
     }
     static Bytes integers(const std::uint8_t* block, int part) {
         const int second = part / 4, quarter = part % 4;
@@ -183,7 +196,7 @@ struct Q6_K {
 
 struct IQ4_XS {
     static constexpr int ELEMENTS = 256, BYTES = 136, SCALED = PART;
-    static constexpr bool HAS_MINIMUM = false, HAS_ZERO = false;
+    static constexpr bool HAS_MINIMUM = false, HAS_ZERO = false, HALF_SCALED = false;
     static constexpr int BITS = 4;
     static constexpr int value(int bits) { return IQ4_VALUES[bits]; }
     static void scales(const std::uint8_t* block, float* scale, float*) {
@@ -198,18 +211,39 @@ struct IQ4_XS {
 };
 
 // Ours: 32 bits with a scale and a zero point, and parts of 16 bytes.
-template <int GROUP>
+template <int SIZE>
 struct Int4 {
-    static constexpr int ELEMENTS = GROUP, BYTES = 4 + GROUP / 2, SCALED = GROUP;
-    static constexpr bool HAS_MINIMUM = false, HAS_ZERO = true;
+    static constexpr int ELEMENTS = SIZE, BYTES = 4 + SIZE / 2, SCALED = SIZE;
+    static constexpr bool HAS_MINIMUM = false, HAS_ZERO = true, HALF_SCALED = false;
     static constexpr int BITS = 4;
     static constexpr int value(int bits) { return bits; }
     static void scales(const std::uint8_t* block, float* scale, float*) {
         *scale = bits_as<float>(word_at(block) & ~std::uint32_t{0xFF});
     }
+    static int least(const std::uint8_t* block) { return -block[0]; }
+    static const std::uint8_t* halves(const std::uint8_t* block, int part) { return block + 4 + 16 * part; }
     static Bytes integers(const std::uint8_t* block, int part) {
-        return halves_at(block + 4 + 16 * part) - bytes_of(block[0]);
+        return halves_at(halves(block, part)) - bytes_of(block[0]);
     }
 };
+
+// Ours: a scale in float32, and float8 numbers.
+template <int SIZE>
+struct Fp8 {
+    static constexpr int ELEMENTS = SIZE, BYTES = 4 + SIZE, SCALED = SIZE;
+    static constexpr bool HAS_MINIMUM = false, HAS_ZERO = false, HALF_SCALED = false;
+    static constexpr int BITS = 8;
+    static void scales(const std::uint8_t* block, float* scale, float*) {
+        *scale = bits_as<float>(word_at(block)) * FLOAT8_FACTOR;
+    }
+    static const float8* numbers(const std::uint8_t* block, int part) {
+        return reinterpret_cast<const float8*>(block + 4) + part * PART;
+    }
+};
+
+template <typename F>
+inline constexpr bool IS_FLOAT8 = false;
+template <int SIZE>
+inline constexpr bool IS_FLOAT8<Fp8<SIZE>> = true;
 
 }  // namespace ostinato

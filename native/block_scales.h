@@ -1,26 +1,10 @@
-// The scales of weights in blocks, made ready for 256 elements at a time. For AVX-512.
+// The scales of weights in blocks, made ready for 256 elements at a time, for products of bfloat16. For AVX-512.
 #pragma once
 
-#include "block_numbers.h"
+#include "block_factors.h"
 
 #if defined(__AVX512BF16__)
 namespace ostinato {
-
-constexpr int GROUP = 256;  // elements whose scales are made ready together: all of a block, or those of several
-
-// The halves at the beginnings of eight blocks.
-template <typename F>
-inline __m128i first_halves(const std::uint8_t* block) {
-    const auto at = [&](int i) { return static_cast<short>(block[i * F::BYTES] | block[i * F::BYTES + 1] << 8); };
-    return _mm_setr_epi16(at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7));
-}
-
-// The first words of four blocks; behind the last, its own.
-template <typename F>
-inline __m128i first_words(const std::uint8_t* block, int last = 3) {
-    const auto at = [&](int i) { return static_cast<int>(word_at(block + std::min(i, last) * F::BYTES)); };
-    return _mm_setr_epi32(at(0), at(1), at(2), at(3));
-}
 
 // Those of Q6_K: sixteen scales.
 inline void byte_scales(float* to, __m128i integers, float factor) {
@@ -39,18 +23,6 @@ inline void six_bit_scales(const std::uint8_t* block, float* to) {
     const __m512 of_scales = _mm512_broadcastss_ps(_mm_cvtph_ps(packed));
     const __m512 of_minima = _mm512_set1_ps(-half_at(block + 2));
     _mm512_store_ps(to, _mm512_mul_ps(numbers, _mm512_mask_blend_ps(0xFF00, of_scales, of_minima)));
-}
-
-// Those of IQ4_XS: eight scales.
-inline void split_scales(const std::uint8_t* block, float* to) {
-    const __m256i high = _mm256_srlv_epi32(_mm256_set1_epi32(block[2] | block[3] << 8),
-                                           _mm256_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14));
-    const __m256i low = _mm256_srlv_epi32(_mm256_set1_epi32(static_cast<int>(word_at(block + 4))),
-                                          _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28));
-    const __m256i both = _mm256_or_si256(_mm256_and_si256(low, _mm256_set1_epi32(15)),
-                                         _mm256_slli_epi32(_mm256_and_si256(high, _mm256_set1_epi32(3)), 4));
-    const __m256 numbers = _mm256_cvtepi32_ps(_mm256_sub_epi32(both, _mm256_set1_epi32(32)));
-    _mm256_store_ps(to, _mm256_mul_ps(numbers, _mm256_set1_ps(half_at(block))));
 }
 
 // The scales of a group, or of so many blocks of it: sixteen, or eight and behind them as many minima or zero points. With
@@ -95,6 +67,8 @@ struct Scales {
             byte_scales(numbers, _mm_loadu_si128(reinterpret_cast<const __m128i*>(block + 192)), half_at(block + 208));
         } else if constexpr (F::HAS_ZERO) {
             for (int b = 0; b < BLOCKS; b += 4) put_with_zeros(first_words<F>(block + b * F::BYTES, BLOCKS - 1), b);
+        } else if constexpr (IS_FLOAT8<F>) {
+            for (int b = 0; b < BLOCKS; ++b) F::scales(block + b * F::BYTES, numbers + b, nullptr);
         } else if constexpr (IN_TURNS) {
             const __m256i halves = _mm256_setr_m128i(first_words<F>(block), first_words<F>(block + 4 * F::BYTES));
             _mm512_store_ps(numbers, _mm512_cvtph_ps(halves));

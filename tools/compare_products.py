@@ -9,7 +9,8 @@ All sides take turns within each round, on as many weights as no cache holds, an
 first size from which matrix units are ahead of vectors is what `LEAST_TILE_TOKENS` (ops/sizes.py) should be.
 
 With `--blocks` the least of all products counts, as what else the machine does only adds to it, and rates are how many
-times as fast as weights of 8 bits with a scale per row. With one thread its own time counts: the machine may be busy.
+times as fast as weights of 8 bits with a scale per row; `plain` are weights that are not quantised. With one thread its
+own time counts: the machine may be busy.
 """
 
 from __future__ import annotations
@@ -74,18 +75,21 @@ def compare_blocks(names: list[str], given: argparse.Namespace) -> None:
         inputs, outputs = map(int, shape.split("x"))
         count = max(2, WEIGHT_BYTES // (inputs * outputs))
         # Each pair of these bytes is a float16 of common size, so that no sum is denormal or infinite.
-        drawn = torch.randint(0x20, 0x3C, (count * inputs * outputs * 17 // 16,), dtype=torch.uint8)
+        drawn = torch.randint(0x20, 0x3C, (count * inputs * outputs * 9 // 8,), dtype=torch.uint8)
         scale = torch.rand(outputs)
         sides: dict[str, Product] = {}
+        dtype = getattr(torch, given.dtype)
+        plain = [torch.randn(outputs, inputs).to(dtype) for _ in range(count)]
         int8 = drawn[: count * inputs * outputs].view(torch.int8).view(count, outputs, inputs)
         sides["int8"] = lambda x, i, w=int8, s=scale: kernel(x, w[i], weight_scale=s)  # type: ignore[misc]
+        sides["plain"] = lambda x, i, w=plain: kernel(x, w[i])  # type: ignore[misc]
         for name in names:
             row = BLOCK_FORMATS[name].row_bytes(inputs)
             parts = drawn[: count * outputs * row].view(count, outputs, row)
             sides[name] = lambda x, i, w=parts, b=((name, outputs),): kernel(x, w[i], blocks=b)  # type: ignore[misc]
-        print(f"\n{shape}  {'':8}{'int8':>14}" + "".join(f"{name:>10}" for name in names))
+        print(f"\n{shape}  {'':8}{'int8':>14}" + "".join(f"{name:>10}" for name in [*sides][1:]))
         for tokens in map(int, given.tokens.split(",")):
-            x = torch.randn(tokens, inputs).to(getattr(torch, given.dtype))
+            x = torch.randn(tokens, inputs).to(dtype)
             base, *others = least_times(sides, x, count if tokens < 256 else 1, given.rounds)
             rates = "".join(f"{base / each:>10.2f}" for each in others)
             print(f"{tokens:>10} tokens{1e6 * base:>11.0f} us{rates}", flush=True)

@@ -2,7 +2,8 @@
 //
 // Many tokens are computed as many.h says (with AVX2 alone, as narrow.h does), or on matrix units as tile_product.h does;
 // few, or all in a fixed order, as few.h does. Rows in blocks of different formats are products one after the other, each
-// into its part of the outputs.
+// into its part of the outputs. Weights whose inputs have another order are multiplied with tokens that were brought into
+// it, some at a time.
 
 #include "../bind.h"
 #include "../few.h"
@@ -24,6 +25,7 @@ struct Linear : Arguments {
     FIELD(Maybe<Array<FLOAT32>>, weight_scale);  // of 8-bit weights: [out], or [out, in / group_size] if that is given
     FIELD(std::optional<std::int64_t>, group_size);
     FIELD(BlockParts, blocks);  // where weights are bytes
+    FIELD(Maybe<Array<INT32>>, order);  // [in] which input each element of a row belongs to; without it, its own
     FIELD(bool, fixed_order);
     FIELD(Strided<FLOATS>, out);  // [tokens, out], or [tokens, out / 2] if gated
 
@@ -34,27 +36,52 @@ struct Linear : Arguments {
         for (const BlockPart& part : blocks) {
             reader.expect(x.shape[1] % part.format->elements == 0, "rows are whole blocks");
         }
+        reader.expect(!order || order.shape[0] == x.shape[1], "each input has its place in the order");
         reader.expect(out.dtype == FLOAT32 || out.dtype == x.dtype, "the result is in float32 or in the dtype of x");
         reader.expect(!residual || residual.dtype == out.dtype, "the residual has another dtype than the result");
     }
 };
 
-// What is `rows` outputs behind, null if there is none.
-inline const void* behind(const Tensor& tensor, std::int64_t rows) {
-    return tensor.address ? tensor.address + rows * tensor.element_bytes() : nullptr;
+// What is `count` elements behind, null if there is none.
+inline const void* behind(const Tensor& tensor, std::int64_t count) {
+    return tensor.address ? tensor.address + count * tensor.element_bytes() : nullptr;
 }
 
-// In `fixed_order` a token's bits do not depend on how many tokens are computed with it.
-void linear(const Team& team, std::int64_t tokens, const Linear& in) {
+template <typename T>
+struct Ordered {
+    T value;
+};
+
+// Tokens with their inputs in `order`. Each thread makes them for itself: that takes less time than to wait for others.
+template <typename T>
+const T* in_order(const Team& team, std::int64_t tokens, const T* x, std::int64_t stride, const Tensor& order) {
+    const std::int64_t size = order.shape[0];
+    const auto* from = order.at<const std::int32_t>();
+    T* ordered = &team.own<Ordered<T>>(tokens * size)->value;
+    for (std::int64_t t = 0; t < tokens; ++t) {
+        for (std::int64_t i = 0; i < size; ++i) ordered[t * size + i] = x[t * stride + from[i]];
+    }
+    return ordered;
+}
+
+// The outputs of the tokens `begin` to `begin + tokens`.
+void multiply_some(const Team& team, std::int64_t begin, std::int64_t tokens, const Linear& in) {
     const std::int64_t in_size = in.x.shape[1];
     const std::int64_t group = in.group_size.value_or(0);
     with_dtype(in.x.dtype, [&](auto type) {
         using T = decltype(type);
+        const T* x = in.x.row<const T>(begin);
+        std::int64_t x_stride = in.x.strides[0];
+        if (in.order) {
+            x = in_order(team, tokens, x, x_stride, in.order);
+            x_stride = in_size;
+        }
         // The outputs of `out_size` rows of weights, from output `first` on.
         const auto run = [&](auto* weights, std::int64_t first, std::int64_t out_size, const BlockFormat* format) {
             using W = std::remove_const_t<std::remove_pointer_t<decltype(weights)>>;
             Output o{behind(in.bias, first), static_cast<const float*>(behind(in.scale, first)), nullptr,
-                     behind(in.residual, first), in.residual.strides[0], in.out.strides[0],
+                     behind(in.residual, begin * in.residual.strides[0] + first), in.residual.strides[0],
+                     in.out.strides[0],
                      has_gates(in.activation) ? out_size / 2 : out_size, in.activation};
             const float* scales = in.weight_scale.at<const float>();
             if (scales && group == 0) {
@@ -63,27 +90,27 @@ void linear(const Team& team, std::int64_t tokens, const Linear& in) {
             }
             const Weights<W> all{weights, in_size, out_size, scales, group, format, in.fixed_order};
             const auto compute = [&](auto* start) {
-                auto* to = start + first;
+                auto* to = start + begin * in.out.strides[0] + first;
 #if defined(OSTINATO_TILES)
                 if constexpr (std::is_same_v<T, bf16>) {
                     if (!in.fixed_order && tokens >= LEAST_TILE_TOKENS) {
-                        tiles::multiply(team, tokens, in.x.at<const T>(), in.x.strides[0], all, o, to);
+                        tiles::multiply(team, tokens, x, x_stride, all, o, to);
                         return;
                     }
                 }
 #endif
 #if defined(OSTINATO_NARROW)
                 if (!in.fixed_order && tokens >= narrow::LEAST_TOKENS<W>) {
-                    narrow::multiply(team, tokens, in.x.at<const T>(), in.x.strides[0], all, o, to);
+                    narrow::multiply(team, tokens, x, x_stride, all, o, to);
                     return;
                 }
 #else
                 if (!in.fixed_order && tokens >= MANY<Operand<T>, W>) {
-                    multiply_many(team, tokens, in.x.at<const T>(), in.x.strides[0], all, o, to);
+                    multiply_many(team, tokens, x, x_stride, all, o, to);
                     return;
                 }
 #endif
-                multiply_few(team, tokens, in.x.at<const T>(), in.x.strides[0], all, o, to);
+                multiply_few(team, tokens, x, x_stride, all, o, to);
             };
             if (in.out.dtype == FLOAT32) {
                 compute(in.out.at<float>());
@@ -104,6 +131,12 @@ void linear(const Team& team, std::int64_t tokens, const Linear& in) {
             first += part.rows;
         }
     });
+}
+
+// In `fixed_order` a token's bits do not depend on how many tokens are computed with it.
+void linear(const Team& team, std::int64_t tokens, const Linear& in) {
+    const std::int64_t at_once = in.order ? GROUP_TOKENS : tokens;
+    for (std::int64_t t = 0; t < tokens; t += at_once) multiply_some(team, t, std::min(at_once, tokens - t), in);
 }
 
 KERNEL(linear);

@@ -55,7 +55,8 @@ def values(model: CausalLM) -> dict[str, torch.Tensor]:
 def dequantized(place: QuantizedView | BlockView) -> torch.Tensor:
     rows = place.flat()
     if isinstance(rows, BlockView):
-        return blocks.dequantize(rows.name, rows.bytes).view(place.shape)
+        found = blocks.dequantize(rows.name, rows.bytes).view(place.shape)
+        return found if rows.order is None else found[..., rows.order.argsort()]
     return int8.dequantize(rows.weight, rows.scale, rows.group_size).view(place.shape)
 
 

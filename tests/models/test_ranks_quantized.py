@@ -78,8 +78,8 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@pytest.mark.parametrize("form", ["gptq", "awq", "ct-zeros"])
-def test_4_bits_of_a_checkpoint_are_cut_between_groups(form: str, wide: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", ["gptq", "awq", "ct-zeros", "fp8-blocks", "ct-float-channel"])
+def test_blocks_of_a_checkpoint_are_cut_between_groups(form: str, wide: Path, tmp_path: Path) -> None:
     stored(wide, tmp_path, form)
     first = check_ranks(tmp_path, 2)
     assert any(isinstance(view, BlockView) for _, view in checkpoint_views(first))
@@ -90,17 +90,27 @@ def test_4_bits_that_are_made_while_loading_are_those_of_the_whole(wide: Path) -
     assert any(isinstance(view, BlockView) for _, view in checkpoint_views(first))
 
 
-@pytest.mark.parametrize("quantization", ["auto", "int8"])
-@pytest.mark.parametrize("form", ["gptq-act-order", "fp8-blocks"])
+@pytest.mark.parametrize(
+    ("form", "quantization"),
+    [("gptq-act-order", "none"), ("fp8-narrow", "auto"), ("fp8-blocks", "none"), ("fp8-blocks", "int8")],
+)
 def test_what_is_expanded_is_cut_then(form: str, quantization: str, tmp_path: Path) -> None:
     stored("llama", tmp_path, form)
     check_ranks(tmp_path, 2, quantization=quantization)
 
 
-def test_4_bits_whose_groups_a_cut_would_divide_are_refused_with_what_works(tmp_path: Path) -> None:
-    stored("llama", tmp_path, "gptq")
+@pytest.mark.parametrize(
+    ("form", "told"),
+    [
+        ("gptq", r"o_proj.weight \[64, 96\], 64 rows of 48, would be"),
+        ("fp8-blocks", r"o_proj.weight \[64, 96\], 64 rows of 48, would be"),
+        ("gptq-act-order", r"the inputs of .*o_proj.weight \[64, 96\], which ranks share, have an order of their own"),
+    ],
+)
+def test_blocks_that_a_cut_would_divide_are_refused_with_what_works(form: str, told: str, tmp_path: Path) -> None:
+    stored("llama", tmp_path, form)
     config = EngineConfig(model=str(tmp_path), tensor_parallel_size=2)
-    with pytest.raises(ConfigError, match=r"o_proj.weight \[64, 96\], 64 rows of 48, would be") as caught:
+    with pytest.raises(ConfigError, match=told) as caught:
         load_spec(config)
     for remedy in caught.value.remedies:
         load_spec(config.with_settings(**{remedy.setting: remedy.value}))
@@ -115,7 +125,7 @@ def test_groups_that_a_cut_would_divide_are_refused_with_what_works() -> None:
 
 
 @pytest.mark.parametrize("dim", [0, 1])
-@pytest.mark.parametrize("name", ["Q8_0", "int4_g32", "int4_g128"])
+@pytest.mark.parametrize("name", ["Q8_0", "int4_g32", "int4_g128", "fp8_g128"])
 def test_a_part_of_blocks_is_the_part_of_what_they_stand_for(name: str, dim: int) -> None:
     values = torch.randn(12, 512, generator=torch.Generator().manual_seed(1))
     kind = BLOCK_FORMATS[name]

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ostinato.ops import embedding, linear, moe
-from ostinato.ops.blocks.dequantize import dequantize, pack_int4
+from ostinato.ops.blocks.dequantize import dequantize, pack_float8, pack_int4
 from ostinato.ops.blocks.formats import BLOCK_FORMATS, Blocks, merged, num_bytes, rows_of
 from tests.support.block_weights import block_rows, expanded, packed
 from tests.support.native_kernels import checked_kernel, rounding, same_bits, spaced
@@ -82,6 +82,41 @@ def test_the_native_product_with_blocks_agrees(
     in_size = count * BLOCK_FORMATS[name].elements
     rows += rows % 2 if activation == "swiglu" else 0
     check_product(checked_kernel(isa, "linear"), tokens, in_size, ((name, rows),), bias, activation, dtype, seed)
+
+
+@few
+@given(st.sampled_from([32, 64, 128]), st.integers(1, 5), counts, seeds)
+def test_packing_float8_loses_nothing(group: int, rows: int, groups: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    raw = torch.randint(256, (rows, groups * group), generator=generator).to(torch.uint8)
+    raw[raw & 0x7F == 0x7F] = 1
+    scale = torch.randn(rows, groups, generator=generator) * 2.0 ** (seed % 100 - 50)
+    small, name = raw.view(torch.float8_e4m3fn), f"fp8_g{group}"
+    packed_rows = pack_float8(small, scale)
+    assert packed_rows.shape == (rows, BLOCK_FORMATS[name].row_bytes(groups * group))
+    assert torch.equal(dequantize(name, packed_rows), scale.repeat_interleave(group, 1) * small.float())
+
+
+@pytest.mark.parametrize("isa", PRODUCT_SETS)
+@few
+@given(st.integers(0, 40), counts, rows_of_weights, st.booleans(), st.booleans(), dtypes, seeds)
+def test_inputs_are_brought_into_the_order_of_the_weights(
+    isa: str, tokens: int, count: int, rows: int, adds: bool, fixed_order: bool, dtype: torch.dtype, seed: int
+) -> None:
+    """Also of more tokens than are brought into it at a time."""
+    generator = torch.Generator().manual_seed(seed)
+    in_size, blocks = 32 * count, (("int4_g32", rows),)
+    tokens += 600 if tokens > 30 and count == 1 else 0
+    weight = block_rows("int4_g32", rows, in_size, generator)
+    x = spaced(torch.randn(tokens, in_size, generator=generator).to(dtype), 5)
+    residual = spaced(torch.randn(tokens, rows, generator=generator).to(dtype), 3) if adds else None
+    order = torch.randperm(in_size, generator=generator).int()
+    w = expanded(weight, blocks, in_size)
+    y = x[:, order].double() @ w.T + (0 if residual is None else residual.double())
+    largest = x[:, order].double().abs() @ w.abs().T + 1
+    for kernel in (linear.reference, checked_kernel(isa, "linear", deterministic=fixed_order)):
+        out = kernel(x, weight, None, residual, None, None, None, None, None, blocks, order)
+        assert ((out.double() - y).abs() <= 4 * rounding(dtype) * (largest + y.abs())).all()
 
 
 @pytest.mark.parametrize("isa", PRODUCT_SETS)

@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from ostinato.ops import scratch
+from ostinato.ops.sizes import GROUP_TOKENS
 from ostinato.plan.calls import Call, Calls
 from ostinato.plan.layers import ExpertsSpec, LayerSpec
 from ostinato.plan.memory.activations import activation_bytes
@@ -18,6 +20,7 @@ from ostinato.plan.memory.cache_split import (
     slots_per_request,
     state_slot_bytes,
 )
+from ostinato.plan.quantization import BlockQuantization
 from tests.support.plan_cases import ATTENTION, MAMBA2, MIB, attention_layer, hybrid, mamba2_layer, mlp_layer, model
 
 BUDGET = Budget(
@@ -120,6 +123,19 @@ def test_scratch_of_native_kernels_is_that_of_the_greediest_of_each_thread() -> 
         return activation_bytes(small, "float32", 16, 1, 64, gathers_states=False, native=ALL_NATIVE, threads=threads)
 
     assert size(3, 10_000) - size(1, 10_000) == 2 * 3 * 10_000 * 4
+
+
+def test_products_whose_inputs_have_an_order_keep_some_tokens_in_it_for_each_thread() -> None:
+    plain, ordered = (scratch.native_linear(tokens=2000, in_size=96, in_order=each) for each in (False, True))
+    assert (ordered.shared, ordered.own - plain.own) == (plain.shared, 4 * GROUP_TOKENS * 96)
+
+    small = model(mlp_layer(), vocab_size=10)
+
+    def size(in_order: bool) -> int:
+        ordered = replace(small, quantization=BlockQuantization((), "int4_g32", in_order=in_order))
+        return activation_bytes(ordered, "float32", 16, 1, 64, gathers_states=False, native=ALL_NATIVE, threads=3)
+
+    assert size(True) - size(False) == 3 * 4 * 16 * small.hidden_size  # of the LM head
 
 
 def test_results_of_calls_are_there_at_once_from_their_call_to_their_last_reader() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from ostinato.ops.blocks.dequantize import pack_int4
+from ostinato.ops.blocks.dequantize import pack_float8, pack_int4
 from ostinato.ops.blocks.formats import BLOCK_FORMATS, Blocks
 
 HALVES = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
@@ -15,6 +15,11 @@ HALVES = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K"
 def block_rows(name: str, rows: int, in_size: int, generator: torch.Generator) -> torch.Tensor:
     """uint8 [rows, bytes of a row]: any integers, with scales that make weights of about 1 / sqrt(in_size)."""
     kind = BLOCK_FORMATS[name]
+    if name.startswith("fp8"):
+        values = torch.randint(256, (rows, in_size), generator=generator).to(torch.uint8)
+        values[values & 0x7F == 0x7F] = 0  # NaN
+        scale = torch.rand(rows, in_size // kind.elements, generator=generator) * in_size**-0.5 / 64
+        return pack_float8(values.view(torch.float8_e4m3fn), scale)
     if name.startswith("int4"):
         whole = torch.randint(16, (rows, in_size), generator=generator)
         groups = in_size // kind.elements
@@ -47,6 +52,8 @@ def expanded(weight: torch.Tensor, blocks: Blocks, in_size: int) -> torch.Tensor
         begin += size
         if name.startswith("int4"):
             found.append(_int4(part, BLOCK_FORMATS[name].elements))
+        elif name.startswith("fp8"):
+            found.append(_float8(part, BLOCK_FORMATS[name].elements))
         else:
             found.append(gguf.dequantize(part, gguf.GGMLQuantizationType[name]).astype(np.float64))
     return torch.from_numpy(np.concatenate(found))
@@ -63,3 +70,18 @@ def _int4(rows: np.ndarray, group: int) -> np.ndarray:
                 values += [scale * (int(byte >> 4) - int(block[0])) for byte in part]
         out.append(values)
     return np.array(out, dtype=np.float64).reshape(len(rows), -1)
+
+
+FLOAT8 = np.array(
+    [
+        (-1) ** (byte >> 7) * 2.0 ** (max(byte >> 3 & 15, 1) - 7) * ((byte & 7) / 8 + ((byte >> 3 & 15) > 0))
+        for byte in range(256)
+    ]
+)
+"""What each byte stands for, but for the two of NaN."""
+
+
+def _float8(rows: np.ndarray, group: int) -> np.ndarray:
+    blocks = rows.reshape(len(rows), -1, 4 + group)
+    scale = np.ascontiguousarray(blocks[:, :, :4]).view("<f4").astype(np.float64)
+    return np.asarray((scale * FLOAT8[blocks[:, :, 4:]]).reshape(len(rows), -1))

@@ -165,6 +165,7 @@ FORMS: dict[str, tuple[dict[str, Any], Callable[[torch.Tensor], Written]]] = {
     "gptq-act-order": (_gptq(desc_act=True), lambda w: gptq(w, GROUP, False, True, 1)),
     "awq": (_awq(), lambda w: awq(w, GROUP)),
     "awq-channel": (_awq(group_size=-1), lambda w: awq(w, None)),
+    "fp8-narrow": (_fp8(weight_block_size=[16, 24]), lambda w: float8(w, (16, 24), "weight_scale_inv")),
     "fp8-blocks": (_fp8(weight_block_size=[16, 32]), lambda w: float8(w, (16, 32), "weight_scale_inv")),
     "fp8-tensor": (_fp8(), lambda w: float8(w, (0, 0), "weight_scale")),
     "ct-float-tensor": (_f8("tensor"), lambda w: float8(w, (0, 0), "weight_scale")),
@@ -176,8 +177,11 @@ FORMS: dict[str, tuple[dict[str, Any], Callable[[torch.Tensor], Written]]] = {
 }
 """Each kind of checkpoint: its quantization_config, and what writes a linear."""
 
-EXPANDED = ("ct-act-order", "gptq-act-order", *(name for name in FORMS if "fp8" in name or "float" in name))
-"""Those that no kernel reads as they lie."""
+FLOAT8 = tuple(name for name in FORMS if "fp8" in name or "float" in name)
+IN_ORDER = ("ct-act-order", "gptq-act-order")
+"""Those whose groups are in an order of their own."""
+EXPANDED = ("fp8-narrow",)
+"""Those that no kernel reads as they lie: scales are for too few elements of a row."""
 
 
 def stored(name: str | Path, directory: Path, form: str, ignore: tuple[str, ...] = ()) -> dict[str, torch.Tensor]:

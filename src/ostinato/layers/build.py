@@ -53,11 +53,13 @@ class QuantizedView:
 @dataclass(frozen=True)
 class BlockView:
     """Rows of a weight in blocks of the format `name`: uint8 [rows, bytes of a row], or a stack of such, with one more
-    dimension before these. They stand for `in_size` elements each."""
+    dimension before these. They stand for `in_size` elements each, which belong to the inputs of `order` int32
+    [in_size], or each to its own. Until that is known, it is `NO_ORDER`."""
 
     bytes: torch.Tensor
     name: str
     in_size: int
+    order: torch.Tensor | None = None
 
     @property
     def shape(self) -> torch.Size:
@@ -79,6 +81,8 @@ class BlockView:
         """Quantises `values` [rows, in] into these rows, if blocks of the format can be made."""
         quantizers.into_blocks(values, self.bytes, self.name)
 
+
+NO_ORDER = -1
 
 Target = torch.Tensor | QuantizedView | BlockView
 """The part of a weight where the values of a checkpoint's tensor go."""
@@ -140,6 +144,8 @@ class Build:
                 module.blocks = quantization.blocks_of(row)
                 assert module.blocks is not None, "it is in blocks"
                 shape = _shape_in_blocks(module.blocks, tuple(row.shape))
+                if quantization.in_order:
+                    module.order = torch.full((columns,), NO_ORDER, dtype=torch.int32, device=self.device)
                 if quantization.is_mapped(row):
                     module.weight = torch.empty(shape, dtype=torch.uint8, device="meta")
                 else:
@@ -166,7 +172,8 @@ def checkpoint_views(module: Module, prefix: str = "", found: Container[str] = (
         if isinstance(owner, Matrix) and owner.weight_scale is not None and attribute == "weight":
             target = QuantizedView(weight, owner.weight_scale, owner.group_size)
         if isinstance(owner, Matrix) and owner.blocks is not None and attribute == "weight":
-            yield from zip(row.names, _parts_in_blocks(row, weight, owner.blocks), strict=True)
+            views = _parts_in_blocks(row, weight, owner.blocks)
+            yield from ((name, replace(view, order=owner.order)) for name, view in zip(row.names, views, strict=True))
             continue
         yield from zip(row.names, _parts(row, target), strict=True)
 
@@ -207,12 +214,14 @@ def _shape_in_blocks(blocks: Blocks, shape: tuple[int, ...]) -> tuple[int, ...]:
     return (*outer, BLOCK_FORMATS[blocks[0][0]].row_bytes(in_size))
 
 
-def _parts_in_blocks(row: Weight, weight: torch.Tensor, blocks: Blocks) -> Iterator[Target]:
+def _parts_in_blocks(row: Weight, weight: torch.Tensor, blocks: Blocks) -> Iterator[BlockView]:
     """The part of each of the row's names in a weight in blocks."""
     name, in_size = blocks[0][0], row.in_size
     if row.role == "experts":
-        whole = BlockView(weight, name, in_size)
-        yield from [whole] if row.is_stack else _of_each_expert(row, whole)
+        stack = BlockView(weight, name, in_size)
+        for each in [stack] if row.is_stack else _of_each_expert(row, stack):
+            assert isinstance(each, BlockView), "a part of blocks is blocks"
+            yield each
         return
     begin, flat = 0, weight.view(-1)
     for size in row.sizes or (row.out_size // len(row.names),) * len(row.names):

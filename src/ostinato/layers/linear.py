@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 class Matrix(Module):
     """A module with one weight, or a stack of them, that may be quantised: as integers of 8 bits, or as `blocks`.
 
+    `order` int32 [in] says which input each element of a row in blocks belongs to; None: its own.
+
     `weight_scale` and `group_size` are those of integers, `group_size` being None where all of a row has one scale.
     `blocks` says how the rows of a weight in blocks lie, or those of each in a stack. Such a weight is uint8
     [out, bytes of a row], or [bytes] where rows have different formats.
@@ -27,19 +29,24 @@ class Matrix(Module):
         self.weight_scale: torch.Tensor | None = None
         self.group_size: int | None = None
         self.blocks: Blocks | None = None
+        self.order: torch.Tensor | None = None
         self.weight = self.own(build, "weight", *shape, role=role, **facts)
 
     def own_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         yield from super().own_tensors()
         if self.weight_scale is not None:
             yield "weight_scale", self.weight_scale
+        if self.order is not None:
+            yield "order", self.order
 
     @property
-    def quantization(self) -> tuple[torch.Tensor | None, int | None, Blocks | None] | tuple[()]:
-        """What a kernel takes behind its other arguments: the scales, how many elements share one, and the blocks."""
+    def quantization(self) -> tuple[Any, ...]:
+        """What a product takes behind its other arguments: the scales, how many elements share one, the blocks, and the
+        order of the inputs if they have one."""
         if self.weight_scale is None and self.blocks is None:
             return ()
-        return self.weight_scale, self.group_size, self.blocks
+        of_weight = self.weight_scale, self.group_size, self.blocks
+        return of_weight if self.order is None else (*of_weight, self.order)
 
 
 class Linear(Matrix):
@@ -122,7 +129,9 @@ class PackedLinear(Linear):
         if self.blocks is not None:
             first, last = (num_bytes(rows_of(self.blocks, 0, rows), x.shape[1]) for rows in (begin, end))
             some = rows_of(self.blocks, begin, end)
-            return self.op(x, self.weight.view(-1)[first:last], bias, None, None, scale, None, None, None, some)
+            return self.op(
+                x, self.weight.view(-1)[first:last], bias, None, None, scale, None, None, None, some, self.order
+            )
         quantization = () if self.weight_scale is None else (self.weight_scale[begin:end], self.group_size)
         return self.op(x, self.weight[begin:end], bias, None, None, scale, None, *quantization)
 

@@ -28,14 +28,22 @@ def check_quantized_cut(model: ModelSpec, cut: Callable[[ModelSpec, int], ModelS
     def works(ranks: int) -> bool:
         return not problems(whole, ranks) and (ranks == 1 or _divided(chosen, cut(whole, ranks)) is None)
 
-    working = [ranks for ranks in range(1, MOST + 1) if works(ranks)]
     name, size = shared.names[0], f"[{shared.out_size}, {shared.in_size}]"
+    if _is_cut_across_its_order(chosen, own, shared):
+        raise ConfigError(
+            f"tensor_parallel_size {model.ranks} with act-order: the inputs of {name} {size}, which ranks share, "
+            "have an order of their own (g_idx), so that each group has some of every rank's",
+            [Remedy("quantization", "none"), Remedy("tensor_parallel_size", 1)],
+        )
+    working = [ranks for ranks in range(1, MOST + 1) if works(ranks)]
     is_file = isinstance(chosen, BlockQuantization) and chosen.format is None
     kinds = chosen.blocks_of(shared) if isinstance(chosen, BlockQuantization) else None
     how = chosen.name if kinds is None else ", ".join(kind for kind, _ in kinds)
     elements = _group_size(chosen, shared)
     groups = "" if elements is None else f" of {elements} elements"
-    per_row = [Remedy("quantization", "int8")] if model.stored_quantization is None and not is_file else []
+    stored = model.stored_quantization
+    is_free = not is_file and (stored is None or stored.numbers == "float8")
+    per_row = [Remedy("quantization", "int8")] if is_free else []
     nearest = [ranks for ranks in working if 1 < ranks < model.ranks][-1:]
     raise ConfigError(
         f"tensor_parallel_size {model.ranks} with quantization {chosen.name}: a part of {name} {size}, "
@@ -54,7 +62,7 @@ def _divided(chosen: AnyQuantization, model: ModelSpec) -> tuple[Weight, Weight]
     for own, shared in _pairs(model):
         if own.shape == shared.shape and own.segments == shared.segments:
             continue
-        if _blocks(chosen, own) != _blocks(chosen, shared):
+        if _blocks(chosen, own) != _blocks(chosen, shared) or _is_cut_across_its_order(chosen, own, shared):
             return own, shared
         elements = _group_size(chosen, shared)
         if elements is None or own.in_size == shared.in_size:
@@ -62,6 +70,10 @@ def _divided(chosen: AnyQuantization, model: ModelSpec) -> tuple[Weight, Weight]
         if any(size % elements for each in (own, shared) for size in _of_rows(each)):
             return own, shared
     return None
+
+
+def _is_cut_across_its_order(chosen: AnyQuantization, own: Weight, shared: Weight) -> bool:
+    return own.in_size != shared.in_size and chosen.in_order and chosen.quantises(shared)
 
 
 def _pairs(model: ModelSpec) -> Iterator[tuple[Weight, Weight]]:

@@ -26,6 +26,8 @@ def randomize_weights(model: CausalLM, seed: int, quantizers: Quantizers = BY_TO
     for name, view in checkpoint_views(model):
         kind = name.rpartition(".")[2]
         if isinstance(view, QuantizedView | BlockView):
+            if isinstance(view, BlockView) and view.order is not None:
+                torch.arange(len(view.order), out=view.order)
             begin = int(torch.randint(PERIOD, (), device=device, generator=generator))
             _quantize(view.flat(), drawn, begin, quantizers)
         elif kind == "A_log":

@@ -39,7 +39,8 @@ class Share:
             return torch.empty(self.shape, dtype=place.dtype)
         if isinstance(place, BlockView):
             row_bytes = BLOCK_FORMATS[place.name].row_bytes(columns)
-            return BlockView(torch.empty((*rows, row_bytes), dtype=torch.uint8), place.name, columns)
+            # Inputs have an order only where no rank has a part of them, as the plan has checked.
+            return BlockView(torch.empty((*rows, row_bytes), dtype=torch.uint8), place.name, columns, place.order)
         groups = () if place.group_size is None else (num_groups(columns, place.group_size),)
         weight = torch.empty(self.shape, dtype=torch.int8)
         return QuantizedView(weight, torch.empty((*rows, *groups), dtype=torch.float32), place.group_size)

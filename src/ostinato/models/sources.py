@@ -14,9 +14,10 @@ from safetensors import SafetensorError, safe_open
 from ostinato.errors import ModelError
 from ostinato.formats import stored_parts
 from ostinato.formats.stored_parts import FLOATS
-from ostinato.layers.build import Target
+from ostinato.layers.build import BlockView, Target
 from ostinato.models.base import CausalLM
 from ostinato.models.shares import Share
+from ostinato.plan.stored_weights import StoredWeights
 
 VALUES = "values"
 """The part of a source that is the tensor of the weight's own name."""
@@ -126,10 +127,14 @@ def find_sources(
         missing += [stored_parts.name_of(name, part) for part in absent]
         unexpected += [source.parts[part][1] for part in extra]
         source.is_quantised |= VALUES not in source.parts
-        as_stored = stored.expands_because is None and not isinstance(places[name], torch.Tensor)
-        if as_stored and not source.is_quantised and not absent:
+        if is_as_stored(stored, places[name]) and not source.is_quantised and not absent:
             not_quantised.append(name)
     return sources, Mismatch(sorted(missing), sorted(unexpected), misshapen, mistyped, not_quantised, differing)
+
+
+def is_as_stored(stored: StoredWeights, place: Target) -> bool:
+    """Whether a place takes a checkpoint's quantised weights without a change of their values."""
+    return not isinstance(place, torch.Tensor) and stored.fits(place.name if isinstance(place, BlockView) else None)
 
 
 def _equal(first: tuple[Path, str], second: torch.Tensor) -> bool:

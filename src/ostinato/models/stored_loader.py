@@ -9,9 +9,9 @@ import torch
 from ostinato.errors import ModelError, Remedy
 from ostinato.formats import float8, four_bits
 from ostinato.layers import pages
-from ostinato.layers.build import BlockView, QuantizedView, Target
-from ostinato.models.sources import VALUES, Source, opened
-from ostinato.ops.blocks.dequantize import ZERO_BITS, pack_int4
+from ostinato.layers.build import NO_ORDER, BlockView, QuantizedView, Target
+from ostinato.models.sources import VALUES, Source, is_as_stored, opened
+from ostinato.ops.blocks.dequantize import ZERO_BITS, pack_float8, pack_int4
 from ostinato.ops.blocks.formats import BLOCK_FORMATS
 from ostinato.ops.blocks.quantizers import Quantizers
 from ostinato.plan.stored_weights import StoredWeights
@@ -41,19 +41,29 @@ def put_stored(
             put_stored(stored, of_matrix, name, of_place, quantizers)
         return
     rows, columns = place.shape
+    stays = is_as_stored(stored, place)
     group_of = None if stored.numbers == "float8" else four_bits.group_index(stored, parts, name, columns)
+    order = None
+    if stays and isinstance(place, BlockView):
+        order = _put_order(group_of, stored.group_size or columns, place, name)
     for begin, end in _pieces(rows, columns):
         if stored.numbers == "float8":
             scale = parts.get("weight_scale_inv", parts.get("weight_scale"))
             assert scale is not None, "sources are complete"
-            values = float8.expanded(stored, parts[VALUES][begin:end], scale, begin, columns)
+            small = parts[VALUES][begin:end]
+            if stays and isinstance(place, BlockView):
+                elements = BLOCK_FORMATS[place.name].elements
+                scales = float8.scales(stored, scale, begin, end, columns, elements)
+                place.rows(begin, end).bytes.copy_(pack_float8(small, scales))
+                continue
+            values = float8.expanded(stored, small, scale, begin, columns)
         else:
             unpacked = four_bits.unpack(stored, parts, begin, end, columns)
-            if not isinstance(place, torch.Tensor) and stored.expands_because is None:
-                if isinstance(place, QuantizedView):
-                    _put_integers(unpacked, place.rows(begin, end))
-                else:
-                    _put_blocks(unpacked, place.rows(begin, end), stored.group_size or columns, name)
+            if stays and isinstance(place, QuantizedView):
+                _put_integers(unpacked, place.rows(begin, end))
+                continue
+            if stays and isinstance(place, BlockView):
+                _put_blocks(unpacked, place.rows(begin, end), stored.group_size or columns, name, order)
                 continue
             values = unpacked.dequantized(stored.group_size, group_of)
         if isinstance(place, torch.Tensor):
@@ -64,7 +74,34 @@ def put_stored(
         pages.drop(tensor)
 
 
-def _put_blocks(unpacked: four_bits.FourBits, place: BlockView, group_size: int, name: str) -> None:
+def _put_order(group_of: torch.Tensor | None, group_size: int, place: BlockView, name: str) -> torch.Tensor | None:
+    """The order in which the elements of a row lie in their groups, int32 [in], for all tensors of a product; None: as
+    they are. ModelError if another tensor of the product has another order, or a group more elements than others."""
+    if place.order is None:
+        return None
+    columns = torch.arange(place.in_size, dtype=torch.int32)
+    if group_of is None:
+        order = columns
+    else:
+        order = group_of.argsort(stable=True).int()
+        if not torch.equal(group_of[order], columns.long() // group_size):
+            raise ModelError(
+                f"groups of {name} have other numbers of elements than {group_size}", [Remedy("quantization", "none")]
+            )
+    if place.order[0] == NO_ORDER:
+        place.order.copy_(order)
+    elif not torch.equal(place.order, order):
+        raise ModelError(
+            f"{name} is a part of a product whose other parts have their groups in another order (g_idx), and 4-bit "
+            "weights of one product share its inputs",
+            [Remedy("quantization", "none")],
+        )
+    return order
+
+
+def _put_blocks(
+    unpacked: four_bits.FourBits, place: BlockView, group_size: int, name: str, order: torch.Tensor | None
+) -> None:
     """In blocks, each with the scale of the group that it lies in. ModelError for scales that leave no room for a zero
     point, as those of 16 bits do."""
     elements = BLOCK_FORMATS[place.name].elements
@@ -77,7 +114,8 @@ def _put_blocks(unpacked: four_bits.FourBits, place: BlockView, group_size: int,
     scale, zero = (
         each.repeat_interleave(group_size // elements, dim=1)[:, :groups] for each in (unpacked.scale, unpacked.zero)
     )
-    place.bytes.copy_(pack_int4(unpacked.integers, scale, zero))
+    integers = unpacked.integers if order is None else unpacked.integers[:, order]
+    place.bytes.copy_(pack_int4(integers, scale, zero))
 
 
 def _put_integers(unpacked: four_bits.FourBits, place: QuantizedView) -> None:

@@ -166,6 +166,7 @@ def _linear(
     weight_scale: Any = None,
     group_size: int | None = None,
     blocks: Blocks | None = None,
+    order: Any = None,
 ) -> Any:
     outputs = weight.shape[0] if blocks is None else sum(rows for _, rows in blocks)
     return (x.shape[0], outputs // 2 if activation in GATED else outputs), out_dtype or x.dtype

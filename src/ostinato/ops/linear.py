@@ -25,6 +25,7 @@ def reference(
     weight_scale: torch.Tensor | None = None,
     group_size: int | None = None,
     blocks: Blocks | None = None,
+    order: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """activation((x W^T + bias) * scale) + residual.
 
@@ -34,8 +35,10 @@ def reference(
     `residual` is as the result: [tokens, out or out / 2], in the dtype of `x` or in `out_dtype` where that is given.
     With `weight_scale` float32 [out] or [out, groups], `weight` is int8 (see `ops.int8`), and multiplied exactly.
     With `blocks`, `weight` is uint8, its rows one behind the other in these formats (see `ops.blocks`), and multiplied
-    exactly too.
+    exactly too. `order` int32 [in] says which input each element of a row belongs to; without it, its own.
     """
+    if order is not None:
+        x = x.index_select(1, order)
     if blocks is not None:
         y = _product(x, in_blocks.slabs(weight, blocks, x.shape[1]), bias)
     elif weight_scale is None:

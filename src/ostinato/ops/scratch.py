@@ -50,9 +50,9 @@ class Scratch(NamedTuple):
     own: int = 0
 
 
-def native_linear(*, tokens: int, in_size: int) -> Scratch:
+def native_linear(*, tokens: int, in_size: int, in_order: bool) -> Scratch:
     """Of all threads: the tokens that are packed, or copied, at a time. Of each: their sums with a panel of each of
-    four streams, and a row of each that is made wide.
+    four streams, and a row of each that is made wide; and with `in_order` tokens in the order of the weights' inputs.
 
     With AVX2 alone: tokens in whole spans, and of each thread their sums with a panel, and that panel.
 
@@ -63,6 +63,7 @@ def native_linear(*, tokens: int, in_size: int) -> Scratch:
     packed = min(padded(tokens), _tiled_tokens(in_size))
     panel = NARROW_VECTORS * NARROW_LANES * (at_once + NARROW_SPAN)
     own = max(4 * (at_once * PANEL_ROWS + padded(in_size)), panel, packed * 2 * PANEL_ROWS + TILE_WORK)
+    own += min(tokens, GROUP_TOKENS) * padded(in_size) if in_order else 0
     return Scratch(max(FLOAT * at_once * padded(in_size, NARROW_SPAN), 2 * packed * inputs), FLOAT * own)
 
 

@@ -67,8 +67,7 @@ def choose_kernels(
 
 def _block_formats(model: ModelSpec) -> frozenset[str]:
     """Of the weights in blocks, a draft model's too."""
-    models = [model] if model.drafter is None or model.drafter.model is None else [model, model.drafter.model]
-    chosen = [each.quantization for each in models]
+    chosen = model.quantizations
     return frozenset().union(*(each.used for each in chosen if isinstance(each, BlockQuantization)))
 
 

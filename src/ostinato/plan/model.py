@@ -179,6 +179,12 @@ class ModelSpec:
         return whole - saved_bytes(self.table, self.quantization, dtype)
 
     @property
+    def quantizations(self) -> list[AnyQuantization]:
+        """Its own, and that of a draft model, where they are quantised."""
+        draft = None if self.drafter is None else self.drafter.model
+        return [each.quantization for each in (self, draft) if each is not None and each.quantization is not None]
+
+    @property
     def mapped_bytes(self) -> int:
         """Of `weight_bytes`, those that stay in the pages of the checkpoint's file."""
         chosen = self.quantization

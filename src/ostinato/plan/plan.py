@@ -156,7 +156,7 @@ def make_plan(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Pla
     settled = fitted.settled
     model, dtype, ssm_state_dtype = settled.model, settled.dtype, settled.ssm_state_dtype
     decisions = [*fitted.decisions, *prefix_decisions(fitted), *of_files]
-    decisions += quantization_decisions(config, model, dtype, settled.kernels)
+    decisions += quantization_decisions(config, model, dtype, settled.kernels, device.kind)
     decisions += expansion_decisions(config, model, dtype, settled.kernels, device.kind)
     if not config.enable_chunked_prefill and fitted.limits.max_num_batched_tokens < fitted.limits.max_model_len:
         reason = (

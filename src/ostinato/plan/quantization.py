@@ -15,8 +15,14 @@ from ostinato.plan.weights import Weight
 INT4 = ("int4_g128", "int4_g64", "int4_g32")
 """Formats of 4 bits, each with groups that divide those of the one before."""
 
+FLOAT8 = ("fp8_g128", "fp8_g64", "fp8_g32")
+"""Formats of float8 likewise."""
+
 SCALE_BYTES = 4
 """Scales are float32."""
+
+ORDER_BYTES = 4
+"""Numbers of inputs are int32."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +43,11 @@ class Quantization:
     def name(self) -> str:
         """As the setting has it."""
         return "int8" if self.group_size is None else f"int8_g{self.group_size}"
+
+    @property
+    def in_order(self) -> bool:
+        """As `BlockQuantization` has it."""
+        return False
 
     @property
     def granularity(self) -> str:
@@ -70,6 +81,9 @@ class BlockQuantization:
     `ignore`, as `Quantization` has it, for those whose rows no blocks fill, and for those with fewer than `least_rows`.
     The LM head has the format `head`, where that is given.
 
+    With `in_order` the elements of a row are sorted by their groups, and a product has the order of its inputs beside
+    it, in `ORDER_BYTES` each; experts are not in blocks then, as one input goes to several.
+
     `runs` are tensors of the file that lie one directly behind the other, as kernels read them: a weight whose tensors
     are a part of one may be read where the file is mapped (`is_mapped`).
     """
@@ -81,6 +95,7 @@ class BlockQuantization:
     head: str | None = None
     least_rows: int = 0
     runs: tuple[tuple[str, ...], ...] = ()
+    in_order: bool = False
     numbers: Literal["blocks"] = "blocks"
 
     @property
@@ -107,7 +122,8 @@ class BlockQuantization:
     def granularity(self) -> str:
         if self.format is None:
             return "blocks as they lie in the file"
-        return f"one scale and zero point per {BLOCK_FORMATS[self.format].elements} elements of a row"
+        of = "one scale" if self.format in FLOAT8 else "one scale and zero point"
+        return f"{of} per {BLOCK_FORMATS[self.format].elements} elements of a row"
 
     def quantises(self, weight: Weight) -> bool:
         return self.blocks_of(weight) is not None
@@ -122,12 +138,15 @@ class BlockQuantization:
         """Of a weight in blocks."""
         blocks = self.blocks_of(weight)
         assert blocks is not None, "it is in blocks"
-        return bytes_of_blocks(blocks, weight.in_size) * (weight.out_size // sum(rows for _, rows in blocks))
+        of_order = ORDER_BYTES * weight.in_size if self.in_order else 0
+        return bytes_of_blocks(blocks, weight.in_size) * (weight.out_size // sum(rows for _, rows in blocks)) + of_order
 
     def blocks_of(self, weight: Weight) -> Blocks | None:
         """How its rows lie, or those of each matrix in a stack; None for what stays in the model's dtype: what the file
         has so, even if in part; gated matrices whose parts have different formats, and the other one of such experts.
         """
+        if self.in_order and weight.role == "experts":
+            return None
         rows = weight.shape[-2] if weight.role == "experts" else weight.out_size
         if self.format is not None:
             covered = weight.can_be_quantised and self.covers(weight.linears, weight.is_stack)
@@ -188,7 +207,8 @@ class BlockQuantization:
 
 def _with_smaller(name: str) -> tuple[str, ...]:
     """A format, and those of smaller groups that are alike otherwise, the largest first."""
-    return INT4[INT4.index(name) :] if name in INT4 else (name,)
+    kin = next((kin for kin in (INT4, FLOAT8) if name in kin), (name,))
+    return kin[kin.index(name) :]
 
 
 AnyQuantization = Quantization | BlockQuantization

@@ -12,7 +12,14 @@ from ostinato.ops.facts import OPERATIONS
 from ostinato.plan.decision import Decision
 from ostinato.plan.kernels import KernelChoice
 from ostinato.plan.model import DTYPE_BYTES, ModelSpec
-from ostinato.plan.quantization import INT4, AnyQuantization, BlockQuantization, Quantization
+from ostinato.plan.quantization import (
+    FLOAT8,
+    INT4,
+    ORDER_BYTES,
+    AnyQuantization,
+    BlockQuantization,
+    Quantization,
+)
 from ostinato.plan.stored_weights import StoredWeights
 from ostinato.units import format_bytes
 
@@ -50,18 +57,18 @@ def with_quantization(config: EngineConfig, model: ModelSpec, device_kind: str =
 
 
 def quantization_decisions(
-    config: EngineConfig, model: ModelSpec, dtype: str, kernels: Mapping[str, KernelChoice]
+    config: EngineConfig, model: ModelSpec, dtype: str, kernels: Mapping[str, KernelChoice], device_kind: str
 ) -> list[Decision]:
     """What is quantised and what is not, of the model and of a draft model."""
-    decisions = _decisions("quantization", config, model, dtype, kernels)
+    decisions = _decisions("quantization", config, model, dtype, kernels, device_kind)
     if model.drafter is not None and model.drafter.model is not None:
-        decisions += _decisions("draft.quantization", config, model.drafter.model, dtype, kernels)
+        decisions += _decisions("draft.quantization", config, model.drafter.model, dtype, kernels, device_kind)
     return decisions
 
 
 def _choose(config: EngineConfig, model: ModelSpec, whose: str, device_kind: str) -> AnyQuantization | None:
     stored = model.stored_quantization
-    runs_as = None if stored is None else stored.quantization(_reads_int4(config, model, device_kind))
+    runs_as = None if stored is None else stored.quantization(_reads_blocks(config, model, device_kind))
     if config.quantization == "auto" and model.stored_formats and not _expands_because(config, device_kind):
         return BlockQuantization(model.stored_formats, runs=model.stored_runs)
     if config.quantization == "auto":
@@ -70,7 +77,7 @@ def _choose(config: EngineConfig, model: ModelSpec, whose: str, device_kind: str
     if isinstance(wanted, BlockQuantization) and device_kind == "cuda":
         message = f"quantization {config.quantization}: no kernel for a GPU reads 4-bit weights; int8 runs there"
         raise ConfigError(message, [Remedy("quantization", "int8"), Remedy("quantization", "int8_g128")])
-    if stored is None or runs_as is None or wanted is None:
+    if stored is None or runs_as is None or wanted is None or stored.numbers == "float8":
         return wanted
     if wanted.name == runs_as.name:
         return runs_as
@@ -81,13 +88,13 @@ def _choose(config: EngineConfig, model: ModelSpec, whose: str, device_kind: str
     raise ConfigError(message, [Remedy("quantization", "auto"), Remedy("quantization", "none")])
 
 
-def _reads_int4(config: EngineConfig, model: ModelSpec, device_kind: str) -> bool:
-    """Whether the kernels that are chosen read 4-bit weights in blocks."""
+def _reads_blocks(config: EngineConfig, model: ModelSpec, device_kind: str) -> bool:
+    """Whether the kernels that are chosen read 4-bit and float8 weights in blocks."""
     kind: Literal["reference", "native", "triton"] = "triton" if device_kind == "cuda" else "native"
     if config.kernels == "reference":
         kind = "reference"
     products = [OPERATIONS[op].implementation(kind) for op in ("linear", "moe") if op in model.ops]
-    return all(each is not None and each.block_formats.issuperset(INT4) for each in products)
+    return all(each is not None and each.block_formats.issuperset((*INT4, *FLOAT8)) for each in products)
 
 
 def _expands_because(config: EngineConfig, device_kind: str) -> str | None:
@@ -151,13 +158,30 @@ def expansion_decisions(
 
 
 def _decisions(
-    topic: str, config: EngineConfig, model: ModelSpec, dtype: str, kernels: Mapping[str, KernelChoice]
+    topic: str,
+    config: EngineConfig,
+    model: ModelSpec,
+    dtype: str,
+    kernels: Mapping[str, KernelChoice],
+    device_kind: str,
 ) -> list[Decision]:
     chosen, stored = model.quantization, model.stored_quantization
     if isinstance(chosen, BlockQuantization) and chosen.format is None:
         return []  # which `expansion_decisions` tells
-    if chosen is None:
-        return [] if stored is None else [_expansion(topic, config, model, stored, dtype)]
+    if stored is not None:
+        runs_as = stored.quantization(_reads_blocks(config, model, device_kind))
+        expands_because = stored.expands_because(_reads_blocks(config, model, device_kind))
+        is_given = expands_because is None or config.quantization == "none"
+        why = "as given" if is_given else f"since {expands_because}"
+        if chosen is None:
+            return [_expansion(topic, config, model, stored, dtype, why)]
+        origin = "as the checkpoint has them"
+        if chosen != runs_as:
+            origin = f"made while loading, of the checkpoint's {stored.name}, {why}"
+    elif chosen is None:
+        return []
+    else:
+        origin = "made while loading"
     linears = list(model.linears)
     covered = sum(chosen.quantises(linear) for linear in linears)
     shared = "which is the embedding too" if model.tied_embeddings else "the embedding stays"
@@ -168,19 +192,33 @@ def _decisions(
     kept = "routers, norms and convolutions" if experts else "norms and convolutions"
     kept = kept if model.vision is None else f"the encoder of images, {kept}"
     if isinstance(chosen, BlockQuantization):
+        if experts and chosen.in_order:
+            also = f"; experts are expanded to {dtype}, as each would need an order of its inputs (act-order);"
         if chosen.head is not None and chosen.quantises(linears[-1]):
             head += f" in 8 bits ({chosen.head})"
         kept = f"{_too_small(chosen)}, {kept}"
     parts = [
-        _origin(stored),
+        origin,
         f"{covered} of {len(linears)} linear layers{also}, {head}, have {chosen.granularity}; {kept} stay in {dtype}",
         f"the weights take {format_bytes(model.weight_bytes(dtype))} instead of "
         f"{format_bytes(replace(model, quantization=None).weight_bytes(dtype))}",
     ]
+    if chosen.in_order:
+        orders = sum(ORDER_BYTES * weight.in_size for weight in model.table if chosen.quantises(weight))
+        parts.append(
+            "the elements of a row are sorted by their groups (act-order), and a product puts its inputs in that order "
+            f"first, {format_bytes(orders)} of which are among the weights; matrices of one product must share it"
+        )
     linear = kernels.get("linear")
     if linear is not None and linear.implementation == "reference":
         parts.append("without a native kernel they are expanded in every step, which is slower than not to quantise")
+    if stored is not None and stored.wants_small_activations:
+        parts.append(_large_activations(dtype))
     return [Decision(topic, config.quantization, chosen.name, "; ".join(parts))]
+
+
+def _large_activations(dtype: str) -> str:
+    return f"activations stay in {dtype}, though its config has them in 8 bits too"
 
 
 def _too_small(chosen: BlockQuantization) -> str:
@@ -188,17 +226,10 @@ def _too_small(chosen: BlockQuantization) -> str:
     return f"{of_rows}with rows that no groups fill"
 
 
-def _origin(stored: StoredWeights | None) -> str:
-    if stored is None:
-        return "made while loading"
-    if stored.expands_because is not None:
-        return f"made while loading, of the checkpoint's {stored.name}, since {stored.expands_because}"
-    return "as the checkpoint has them"
-
-
-def _expansion(topic: str, config: EngineConfig, model: ModelSpec, stored: StoredWeights, dtype: str) -> Decision:
+def _expansion(
+    topic: str, config: EngineConfig, model: ModelSpec, stored: StoredWeights, dtype: str, why: str
+) -> Decision:
     """What becomes of a checkpoint's quantised weights where nothing is quantised."""
-    why = "as given" if config.quantization == "none" else f"since {stored.expands_because}"
     whole = model.weight_bytes(dtype)
     in_files = whole - sum(
         weight.num_elements * DTYPE_BYTES[dtype] - stored.num_bytes(weight)
@@ -210,5 +241,5 @@ def _expansion(topic: str, config: EngineConfig, model: ModelSpec, stored: Store
         f"{format_bytes(in_files)}"
     ]
     if stored.wants_small_activations:
-        parts.append(f"activations stay in {dtype}, though its config has them in 8 bits too")
+        parts.append(_large_activations(dtype))
     return Decision(topic, config.quantization, "none", "; ".join(parts))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ostinato.plan.quantization import AnyQuantization, BlockQuantization, Quantization
+from ostinato.ops.blocks.formats import BLOCK_FORMATS
+from ostinato.plan.quantization import FLOAT8, INT4, AnyQuantization, BlockQuantization, Quantization
 from ostinato.plan.weights import Weight
 
 Numbers = Literal["int8", "int4", "float8"]
@@ -42,25 +43,45 @@ class StoredWeights:
 
         Where nothing `reads_blocks`, 4-bit integers less their zero points are 8-bit integers with the same scales.
         """
-        if self.expands_because is not None:
+        if self.expands_because(reads_blocks) is not None:
             return None
-        if self.numbers == "int4" and reads_blocks:
-            return BlockQuantization((), self.block_format, self.ignore, self.ignores_stacks)
+        if self.block_format is not None and reads_blocks:
+            return BlockQuantization((), self.block_format, self.ignore, self.ignores_stacks, in_order=self.has_order)
         return Quantization(self.group_size, self.ignore, self.ignores_stacks)
 
     @property
-    def block_format(self) -> str:
-        """Of 4-bit weights. One scale for a row is the same for each of its groups."""
-        return f"int4_g{self.group_size or 128}"
+    def block_format(self) -> str | None:
+        """In which the weights lie where kernels read blocks; None: there is none. One scale for a row, or for all
+        rows, is the same for each of its groups."""
+        if self.numbers == "int4":
+            return f"int4_g{self.group_size or 128}"
+        if self.numbers == "float8":
+            wide = self.block[1] if self.block is not None else 0
+            return next((name for name in FLOAT8 if wide % BLOCK_FORMATS[name].elements == 0), None)
+        return None
+
+    def expands_because(self, reads_blocks: bool) -> str | None:
+        """Why no kernel reads such weights; None: they run as `quantization`."""
+        if self.numbers == "float8" and not reads_blocks:
+            return "no kernel here reads float8 weights"
+        if self.numbers == "float8" and self.block_format is None:
+            return f"kernels read float8 weights with one scale for multiples of {BLOCK_FORMATS[FLOAT8[-1]].elements}"
+        if self.has_order and not reads_blocks:
+            return "their groups are in act-order (g_idx), which no kernel of 8-bit weights follows"
+        return None
 
     @property
-    def expands_because(self) -> str | None:
-        """Why no kernel reads such weights; None: they run as `quantization`."""
-        if self.numbers == "float8":
-            return "no kernel reads float8 weights yet"
-        if self.in_groups_by_index:
-            return "their groups are in act-order (g_idx), which no kernel follows yet"
-        return None
+    def has_order(self) -> bool:
+        """Whether elements with one scale are no neighbours. Where all of a row have one, no order matters."""
+        return self.in_groups_by_index and self.group_size is not None
+
+    def fits(self, blocks: str | None) -> bool:
+        """Whether a place takes the weights without a change of their values: one in blocks of this format, or one of
+        8-bit integers with a scale for each row or group (None)."""
+        if blocks is None and self.has_order:
+            return False
+        alike = {"int4": (*INT4, None), "float8": FLOAT8, "int8": (None,)}[self.numbers]
+        return blocks in alike
 
     @property
     def name(self) -> str:

@@ -56,7 +56,8 @@ def compare_logits(engine: Engine, exact: EngineConfig, texts: Sequence[Text]) -
     the checkpoint itself is quantised, so that there are no other weights.
     """
     stored = engine.spec.stored_quantization
-    if exact.quantization == "none" and stored is not None and stored.expands_because is None:
+    has_others = stored is None or engine.spec.quantization not in map(stored.quantization, (False, True))
+    if exact.quantization == "none" and not has_others:
         message = "the checkpoint holds quantised weights alone: there are no others to compare their logits with"
         raise ConfigError(message)
     engine.reset_prefix_cache()

@@ -9,6 +9,10 @@ difference being exact. A block begins with 32 bits, the lowest byte first: thos
 lowest 8 bits the zero point stands. A scale of 16 bits, bfloat16 or float16, has no others there, so that nothing of a
 checkpoint's is lost. Behind them each part of 32 elements has 16 bytes: of its first 16 elements the lower halves, of
 the others the upper ones.
+
+`fp8_g32`, `fp8_g64` and `fp8_g128` are ours too: a scale in float32, and float8_e4m3 numbers as they are (Micikevicius
+et al., FP8 formats for deep learning, 2022: a sign, four bits of exponent less 7, three of mantissa; no infinity). A
+NaN stands in the scale, and so is one of its whole block: kernels read none among the numbers.
 """
 
 from __future__ import annotations
@@ -59,6 +63,16 @@ def pack_int4(whole: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor) -> t
     parts = whole.to(torch.uint8).view(rows, groups, -1, 2, 16)
     nibbles = (parts[..., 0, :] | parts[..., 1, :] << 4).flatten(2)
     return torch.cat((first, nibbles), dim=2).flatten(1)
+
+
+def pack_float8(values: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """`values` float8_e4m3fn [rows, in], `scale` float32 [rows, groups], of 32, 64 or 128 elements each -> uint8 [rows,
+    bytes of a row] of the format for such groups."""
+    rows, groups = scale.shape
+    raw = values.contiguous().view(torch.uint8).view(rows, groups, -1)
+    has_nan = ((raw & 0x7F) == 0x7F).any(dim=2)
+    scale = torch.where(has_nan, torch.nan, scale.float()).unsqueeze(2)
+    return torch.cat((scale.view(torch.uint8), raw), dim=2).flatten(1)
 
 
 def _q4_0(blocks: torch.Tensor) -> torch.Tensor:
@@ -122,6 +136,11 @@ def _int4(blocks: torch.Tensor) -> torch.Tensor:
     return scale * (_nibbles(blocks[:, 4:].unflatten(1, (-1, 16))).flatten(1) - zero)
 
 
+def _fp8(blocks: torch.Tensor) -> torch.Tensor:
+    scale = blocks[:, :4].contiguous().view(torch.float32)
+    return scale * blocks[:, 4:].contiguous().view(torch.float8_e4m3fn).float()
+
+
 _DEQUANTIZE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,
@@ -136,6 +155,9 @@ _DEQUANTIZE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "int4_g32": _int4,
     "int4_g64": _int4,
     "int4_g128": _int4,
+    "fp8_g32": _fp8,
+    "fp8_g64": _fp8,
+    "fp8_g128": _fp8,
 }
 
 

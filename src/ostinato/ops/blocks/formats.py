@@ -1,7 +1,7 @@
 """The formats of weights that lie in blocks: so many elements of a row in so many bytes. Imports no torch.
 
 `dequantize.py` says which numbers they stand for. Those with names in capitals are GGUF's (github.com/ggml-org/ggml);
-the others are made here, of 4-bit checkpoints or of any weights.
+the others are made here, of 4-bit and float8 checkpoints or of any weights.
 """
 
 from __future__ import annotations
@@ -47,6 +47,9 @@ BLOCK_FORMATS = {
         BlockFormat("int4_g32", 32, 20),
         BlockFormat("int4_g64", 64, 36),
         BlockFormat("int4_g128", 128, 68),
+        BlockFormat("fp8_g32", 32, 36),
+        BlockFormat("fp8_g64", 64, 68),
+        BlockFormat("fp8_g128", 128, 132),
     )
 }
 """By name. Where they have no native kernel, the reference expands them in every step."""

@@ -9,9 +9,10 @@ import torch
 
 from ostinato.ops import int8
 from ostinato.ops.blocks import int4
+from ostinato.ops.blocks.dequantize import pack_float8
 from ostinato.ops.blocks.formats import BLOCK_FORMATS
 
-MADE = ("Q8_0", "int4_g32", "int4_g64", "int4_g128")
+MADE = ("Q8_0", "int4_g32", "int4_g64", "int4_g128", "fp8_g32", "fp8_g64", "fp8_g128")
 """Formats of blocks that can be made."""
 
 
@@ -26,6 +27,9 @@ class Quantizers:
         """Writes `values` [rows, in] in blocks of the format `name`, one of `MADE`, into `weight` uint8 [rows, bytes of
         a row]."""
         elements = BLOCK_FORMATS[name].elements
+        if name.startswith("fp8"):
+            weight.copy_(_float8(values.float(), elements))
+            return
         if name != "Q8_0":
             self.int4(values, weight, elements)
             return
@@ -34,6 +38,14 @@ class Quantizers:
         self.int8(values, whole, scale, elements)
         parts = (scale.half().unsqueeze(-1).view(torch.uint8), whole.view(torch.uint8).unflatten(1, (-1, elements)))
         weight.copy_(torch.cat(parts, dim=2).flatten(1))
+
+
+def _float8(values: torch.Tensor, elements: int) -> torch.Tensor:
+    """Blocks of `values` float32 [rows, in] whose largest are the largest of float8."""
+    groups = values.unflatten(1, (-1, elements))
+    scale = groups.abs().amax(dim=2) / torch.finfo(torch.float8_e4m3fn).max
+    small = groups / torch.where(scale > 0, scale, 1.0).unsqueeze(2)
+    return pack_float8(small.to(torch.float8_e4m3fn).flatten(1), scale)
 
 
 BY_TORCH = Quantizers()

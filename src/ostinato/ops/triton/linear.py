@@ -112,9 +112,10 @@ def linear(
     weight_scale: torch.Tensor | None = None,
     group_size: int | None = None,
     blocks: Blocks | None = None,
+    order: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """As `ops.linear`."""
-    assert blocks is None, "the plan expands weights in blocks on a GPU"
+    assert blocks is order is None, "the plan expands weights in blocks on a GPU"
     out_dtype = x.dtype if out_dtype is None else out_dtype
     is_finished = not (scale is None and activation is None and residual is None and out_dtype == x.dtype)
     found = launches.linear(

@@ -127,7 +127,8 @@ def scratch_bytes(
     drafter = drafter_pass(model)
     layers = own_pass(model).layers + (() if drafter is None else drafter.layers)
     head = (model.hidden_size, model.vocab_size)
-    return native_scratch(layers, head, native, tokens, positions, max_model_len, threads)
+    in_order = any(each.in_order for each in model.quantizations)
+    return native_scratch(layers, head, native, tokens, positions, max_model_len, threads, in_order)
 
 
 def sampled_positions(tokens: int, rows: int, tokens_per_row: int) -> int:

@@ -20,10 +20,12 @@ def native_scratch(
     positions: int,
     max_model_len: int,
     threads: int,
+    in_order: bool = False,
 ) -> int:
     """Bytes that the kernels of `native` keep, at the most: what all threads share, and what each has for itself.
 
-    `head`: the sizes of the LM head, in and out; `positions` are sampled.
+    `head`: the sizes of the LM head, in and out; `positions` are sampled. `in_order`: inputs of products may have
+    another order in their weights.
     """
     needed = [Scratch(0)]
 
@@ -34,7 +36,7 @@ def native_scratch(
 
     for layer in layers:
         for linear in layer.linears:
-            note("linear", tokens=tokens, in_size=linear.in_size)
+            note("linear", tokens=tokens, in_size=linear.in_size, in_order=in_order)
         if layer.experts is not None:
             note(
                 "moe",
@@ -55,7 +57,7 @@ def native_scratch(
             )
         for op in operations_of(layer.mixer):
             note(op, **_sizes(layer, tokens=tokens, threads=threads))
-    note("linear", tokens=positions, in_size=head[0])
+    note("linear", tokens=positions, in_size=head[0], in_order=in_order)
     note("sample", positions=positions, vocab_size=head[1])
     return max(each.shared for each in needed) + threads * max(each.own for each in needed)
 
