@@ -162,13 +162,13 @@ def test_every_setting_is_a_flag_and_reaches_the_plan(capsys, checkpoint) -> Non
         "--graph-mode", "piecewise", "--capture-rows", "1,4", "--max-capture-size", "64",
         "--performance-mode", "interactivity", "--capture", "lazy", "--strict", "--check-replay",
         "--no-prefer-graph-sizes", "--speculative", "ngram:2", "--speculative-adaptive", "off",
-        "--quantization", "int8_g128", "--ssm-state-rounding", "stochastic",
+        "--quantization", "int8_g128", "--ssm-state-rounding", "stochastic", "--kv-cache-dtype", "int8",
     )  # fmt: skip
     assert status == 0
     settings = data["settings"]
     assert settings == {
         "dtype": "float16", "ssm_state_dtype": "bfloat16", "ssm_state_rounding": "stochastic", "device": "cuda",
-        "max_num_seqs": 7,
+        "kv_cache_dtype": "int8", "max_num_seqs": 7,
         "quantization": {"group_size": 128, "ignore": [], "ignores_stacks": False, "numbers": "int8"},
         "max_num_batched_tokens": 300, "max_model_len": 500, "block_size": 32,
         "enable_chunked_prefill": False, "enable_prefix_caching": False, "state_cache_mode": "none",
