@@ -18,7 +18,6 @@ from ostinato.ops.kernels import select_ops
 from ostinato.plan.device.detect import detect
 from ostinato.plan.plan import make_plan
 from ostinato.sample.params import SamplingParams
-from ostinato.speculate import mtp
 from ostinato.verify.verify import Trial, has_passed, verify
 from tests.support.heads import Recorder
 
@@ -51,7 +50,7 @@ def drafted(monkeypatch: pytest.MonkeyPatch, model: Path, **settings: Any) -> Ou
     config = EngineConfig(model=str(model), speculative=f"mtp:{K}", speculative_adaptive="off", **given | settings)
     with monkeypatch.context() as patched:
         engine = Engine(config)
-        recorder = Recorder(patched, engine, mtp)
+        recorder = Recorder(patched, engine)
         outputs = [engine.output(engine.add(prompt, GREEDY)) for prompt in PROMPTS]
         while engine.has_unfinished:
             engine.step()

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from ostinato.speculate import mtp
 from tests.models.test_vision_parity import GRAPHS, PROMPTS, case_of
 from tests.support.heads import Recorder
 from tests.support.vision_parity import Case, decided_case, make_engine, oracle_inputs, serve, text
@@ -64,7 +63,7 @@ class Reference:
 def test_drafts_follow_from_the_text_and_its_images(monkeypatch: pytest.MonkeyPatch) -> None:
     cases = [case_of(NAME, prompt) for prompt in PROMPTS]
     engine = make_engine(NAME, speculative="mtp:2", speculative_adaptive="off", max_num_batched_tokens=40)
-    recorder = Recorder(monkeypatch, engine, mtp)
+    recorder = Recorder(monkeypatch, engine)
     serve(engine, *cases)
     references = [Reference(case) for case in cases]
     texts = [(*case.prompt.token_ids, *case.tokens) for case in cases]

@@ -249,12 +249,12 @@ def test_one_expensive_round_does_not_hold_the_next_ones_up():
 
 def test_what_begins_or_ends_does_not_put_off_the_others():
     now = 100.0
-    pace = Pace(share=0.5, clock=lambda: now)
-    for cost, are_all in ((1.0, True), (0.01, True), (1.0, False)):
+    pace = Pace(clock=lambda: now)
+    for cost, are_all in ((1.0, True), (0.001, True), (1.0, False)):
         pace.sent(are_all)
         pace.settled(cost)
     assert not pace.allows_all
-    now += 0.01
+    now += 0.001 / SHARE
     assert pace.allows_all
 
 

@@ -27,7 +27,7 @@ def shown():
         for _ in range(2):
             headers = {"Authorization": "Bearer k"}
             assert httpx2.post(f"{served.url}/v1/completions", json=body, headers=headers, timeout=PATIENCE).is_success
-        text = httpx2.get(f"{served.url}/metrics", timeout=PATIENCE).text
+        text = httpx2.get(f"{served.url}/metrics", headers=headers, timeout=PATIENCE).text
     found = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:

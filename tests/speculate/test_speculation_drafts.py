@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from ostinato.engine.engine import Engine
-from ostinato.speculate import draft, mtp
 from tests.support.checkpoints import checkpoint
 from tests.support.heads import HeadReference, ModelReference, Proposal, Recorder, Reference
 from tests.support.parity import (
@@ -135,7 +134,7 @@ def test_drafts_of_a_head_follow_from_the_accepted_text_alone(
         name, f"mtp:{k}", state_cache_mode=mode, graph_mode=graph_mode, max_num_batched_tokens=40,
         **GRAPHS[graph_mode],
     )  # fmt: skip
-    recorder, watched = Recorder(monkeypatch, engine, mtp), Watched(engine)
+    recorder, watched = Recorder(monkeypatch, engine), Watched(engine)
     # Its own drafts are thrown away for some of which any number is right.
     script(engine, outputs_of(cases), at_random(k), keep=True)
     serve(engine, cases)
@@ -152,6 +151,6 @@ def test_drafts_of_a_model_follow_from_the_accepted_text_alone(
         name, f"draft:{checkpoint(draft_name)}:{k}", state_cache_mode=mode, graph_mode=graph_mode,
         max_num_batched_tokens=40, **GRAPHS[graph_mode],
     )  # fmt: skip
-    recorder = Recorder(monkeypatch, engine, draft)
+    recorder = Recorder(monkeypatch, engine)
     serve(engine, cases)
     check_proposals(recorder.proposals, k, ModelReference, draft_name, cases, finds(engine))

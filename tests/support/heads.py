@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from types import ModuleType
 from typing import Protocol
 
 import pytest
 import torch
 
 from ostinato.engine.engine import Engine
+from ostinato.engine.run import together
 from ostinato.sample.sampler import Draw
 from ostinato.sample.state import Pick
 from ostinato.schedule.batch import Batch
@@ -74,15 +74,15 @@ class Proposal:
 
 
 class Recorder:
-    """A proposer with a note of all its drafts; `module` is the one that it chooses them in."""
+    """A proposer with a note of all its drafts."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, engine: Engine, module: ModuleType) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, engine: Engine) -> None:
         self.proposals: list[Proposal] = []
         self._chosen: list[tuple[Pick, torch.Tensor]] = []
-        self._choose = module.choose
+        self._choose = together.choose
         assert engine.runner.drafting is not None
         self._proposer = engine.runner.drafting.proposer
-        monkeypatch.setattr(module, "choose", self._record)
+        monkeypatch.setattr(together, "choose", self._record)
         engine.runner.drafting = replace(engine.runner.drafting, proposer=self)
 
     def propose(self, batch: Batch) -> list[tuple[int, ...]]:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from ostinato.address_space import lack_of_address_space
 from ostinato.cache.picture import picture
 from ostinato.engine.outputs import RequestOutput
-from ostinato.engine.process.delivery import SHARE, SHARE_BESIDE_KERNELS, Gains, OutputDelta, Pace
+from ostinato.engine.process.delivery import Gains, OutputDelta, Pace
 from ostinato.engine.process.failures import of_step, portable
 from ostinato.engine.process.launch import keep_for_good
 from ostinato.engine.process.messages import (
@@ -133,8 +133,7 @@ class EngineLoop:
 
     def __init__(self, engine: Engine, channel: Channel) -> None:
         self._engine, self._channel = engine, channel
-        computes_here = engine.plan.settings.device == "cpu"
-        self._gains, self._pace = Gains(), Pace(SHARE_BESIDE_KERNELS if computes_here else SHARE)
+        self._gains, self._pace = Gains(), Pace()
         self._replies: list[Reply | Exported] = []
         self._next_look = 0.0
         self._told: frozenset[int] | None = None

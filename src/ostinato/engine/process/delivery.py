@@ -12,8 +12,6 @@ from ostinato.schedule.request import FinishReason
 
 SHARE = 0.1
 """The largest share of a core's time that the server may spend on receiving outputs; sending waits for it."""
-SHARE_BESIDE_KERNELS = 0.04
-"""The same where kernels run on the cores: a client's work on what it gets often comes on top of the server's."""
 LONGEST_WAIT = 0.1
 """Seconds after which outputs are sent in any case."""
 
@@ -168,8 +166,8 @@ class Pace:
     that the server's work on them leaves the processors to the engine. Gains that wait are sent as one. Those of
     requests that begin or end do not wait for the others, nor the others less for them."""
 
-    def __init__(self, share: float = SHARE, clock: Callable[[], float] = time.monotonic) -> None:
-        self._share, self._clock = share, clock
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._next = 0.0
         self._last_cost = 0.0
         self._in_flight = self._are_all = False
@@ -194,6 +192,6 @@ class Pace:
         self._in_flight = False
         if not self._are_all:
             return
-        wait = min(cost, self._last_cost) * (1 / self._share - 1)
+        wait = min(cost, self._last_cost) * (1 / SHARE - 1)
         self._next = self._clock() + min(wait, LONGEST_WAIT)
         self._last_cost = cost
