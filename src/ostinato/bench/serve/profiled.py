@@ -10,10 +10,11 @@ import json
 import os
 import signal
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ostinato.bench.serve.cost import used_here
 from ostinato.bench.serve.sampler import ENGINE, ENGINE_PROCESS, FRONT, SERVER, Sampler
 from ostinato.config import EngineConfig
 from ostinato.engine.process.launch import make_engine
@@ -44,8 +45,7 @@ def tell(sampler: Sampler, directory: Path, name: str) -> None:
     def write(*_: object) -> None:
         nonlocal told
         told += 1
-        used = {"seconds": sampler.seconds, "main_seconds": sampler.main_seconds}
-        report = {"pid": os.getpid(), "told": told, **used}
+        report = {"pid": os.getpid(), "told": told, "used": asdict(used_here(sampler))}
         written = directory / f"{name}.part"
         written.write_text(json.dumps(report), encoding="utf-8")
         written.replace(directory / f"{name}.json")
