@@ -94,16 +94,24 @@ class Reader(threading.Thread):
 
 
 def test_sigterm_under_load_lets_running_requests_end_and_takes_no_new_ones(start, probe):
-    server = start(code=slowed(probe))
+    probe.delay = 0.2
+    server = start("--drain-timeout", str(PATIENCE), "--engine-timeout", str(PATIENCE), code=slowed(probe))
     url = server.ready()
-    readers = [Reader(url) for _ in range(6)]  # four run, two wait
-    server.until(lambda: sum(bool(reader.events) for reader in readers) >= 4)
+    readers = [Reader(url) for _ in range(6)]
+
+    def all_are_in():
+        stats = httpx2.get(f"{url}/live", timeout=PATIENCE).json()["stats"]
+        return (stats["running"], stats["waiting"]) == (4, 2)
+
+    server.until(all_are_in)
+    probe.hold_next()  # so that all are unfinished until the signal has been seen
     server.process.send_signal(signal.SIGTERM)
     server.until(lambda: httpx2.get(f"{url}/health", timeout=PATIENCE).json()["status"] == "draining")
     refused = httpx2.post(f"{url}/v1/completions", json={"prompt": [5]}, timeout=PATIENCE)
     assert refused.status_code == 503
     assert refused.json()["error"]["code"] == "draining"
     probe.delay = 0
+    probe.go()
     for reader in readers:
         reader.join(PATIENCE)
         assert reader.events[-1] == "[DONE]"
