@@ -18,7 +18,7 @@ REQUESTS = int(os.environ.get("SOAK_REQUESTS", "600"))
 WARM_UP = max(400, REQUESTS // 5)
 CONCURRENT = 200
 GROWTH = 0.02 if REQUESTS >= 10_000 else 0.05
-"""Of the memory of a process after the warm-up: none, but for what its allocator keeps, which weighs less in a long run."""
+"""Of a process's memory after the warm-up: what its allocator keeps, which a longer warm-up has seen."""
 
 
 @pytest.fixture(scope="module")
