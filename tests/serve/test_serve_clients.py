@@ -11,6 +11,7 @@ import os
 import subprocess
 from pathlib import Path
 
+import httpx2
 import pytest
 
 from tests.support.client_frameworks import FRAMEWORKS
@@ -19,6 +20,7 @@ from tests.support.serving import serving
 
 CLIENTS = os.environ.get("CLIENTS")
 PROGRAM = Path(__file__).parents[1] / "support/client_frameworks.py"
+PINNED = Path(__file__).with_name("clients.txt").read_text().splitlines()
 TEMPLATE = """\
 {%- for tool in tools or [] -%}{{- tool.function.name + '\\n' -}}{%- endfor -%}
 {%- for message in messages -%}
@@ -43,6 +45,10 @@ def served(tmp_path_factory):
     template.write_text(TEMPLATE)
     with serving(max_num_seqs=4, chat_template=str(template)) as served:
         yield served
+        # Frameworks ask again where an answer is an error of the server's.
+        counts = httpx2.get(f"{served.url}/metrics", timeout=PATIENCE).text
+        assert 'status="2xx"' in counts
+        assert 'status="5xx"' not in counts
 
 
 @pytest.fixture(scope="module", params=FRAMEWORKS)
@@ -54,7 +60,9 @@ def came(request, served):
     command = [CLIENTS, str(PROGRAM), request.param, f"{served.url}/v1"]
     ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=PATIENCE)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    return json.loads(ended.stdout.splitlines()[-1])
+    came = json.loads(ended.stdout.splitlines()[-1])
+    assert f"{request.param}=={came['version']}" in PINNED
+    return came
 
 
 def test_a_chat_is_answered(came):

@@ -53,7 +53,7 @@ def is_alive(pid):
 def probe():
     """Slows steps down, so that no request ends by itself before a test has looked."""
     with contextlib.closing(Probe(reference=without_native_kernels())) as probe:
-        probe.delay = 0.05
+        probe.delay = 0.5
         yield probe
 
 
@@ -94,7 +94,6 @@ class Reader(threading.Thread):
 
 
 def test_sigterm_under_load_lets_running_requests_end_and_takes_no_new_ones(start, probe):
-    probe.delay = 0.2
     server = start("--drain-timeout", str(PATIENCE), "--engine-timeout", str(PATIENCE), code=slowed(probe))
     url = server.ready()
     readers = [Reader(url) for _ in range(6)]
