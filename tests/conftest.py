@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, settings
 from ostinato.plan.device import detect as device
 from ostinato.plan.device.instruction_sets import NativeFacts
 from tests.support.draws import IMPLEMENTATIONS, choose_draw
+from tests.support.folders import remove_shared_folders
 
 torch.set_num_threads(1)
 
@@ -45,6 +46,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="cuda",
         help="Where the tests of tests/gpu run. On a CPU they show that they are free of mistakes themselves.",
     )
+
+
+def pytest_unconfigure() -> None:
+    remove_shared_folders()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -6,7 +6,6 @@ import itertools
 import json
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from ostinato import LLM, SamplingParams
 from ostinato.errors import RequestError
 from ostinato.media.input import RenderedChat
 from tests.support.checkpoints import randomize
+from tests.support.folders import shared_folder
 from tests.support.media_cases import END, IMAGE, START, TEMPLATE, VIDEO, drawn, tokenizer
 from tests.support.vl_models import TEXT, VISION
 
@@ -52,7 +52,7 @@ def oracle() -> transformers.PreTrainedModel:
 
 @cache
 def checkpoint() -> Path:
-    directory = Path(mkdtemp(prefix="ostinato-images-"))
+    directory = shared_folder("images")
     oracle().save_pretrained(directory)
     (directory / "tokenizer.json").write_text(tokenizer().to_json() or "")
     (directory / "chat_template.jinja").write_text(TEMPLATE)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers import PretrainedConfig, PreTrainedModel
 
+from tests.support.folders import shared_folder
 from tests.support.recipes import EOS as EOS
 from tests.support.recipes import HEADED, RECIPES, VOCAB_SIZE
 
@@ -72,7 +72,7 @@ def _random_model(config: PretrainedConfig, seed: int) -> PreTrainedModel:
 def checkpoint(name: str, seed: int = 0) -> Path:
     """A directory with the oracle's weights, saved by transformers, and those of the head, which transformers does not
     know. Treat it as read-only."""
-    directory = Path(mkdtemp(prefix=f"ostinato-{name}-"))
+    directory = shared_folder(name)
     oracle(name, seed).save_pretrained(directory)
     if name in HEADED:
         file = directory / "model.safetensors"
@@ -101,7 +101,7 @@ class HeadOracle:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """As a checkpoint holds them: those of transformers under the head's own prefix, and the three of `join`."""
-        directory = Path(mkdtemp(prefix="ostinato-head-"))
+        directory = shared_folder("head")
         self.model.save_pretrained(directory)
         saved = load_file(directory / "model.safetensors")
         last = self.model.config.num_hidden_layers - 1
@@ -129,7 +129,7 @@ class QwenHeadOracle(HeadOracle):
         return torch.cat(normed, dim=-1) @ self.eh_proj.T
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        directory = Path(mkdtemp(prefix="ostinato-head-"))
+        directory = shared_folder("head")
         self.model.save_pretrained(directory)
         own = {"pre_fc_norm_embedding": self.enorm, "pre_fc_norm_hidden": self.hnorm, "fc": self.eh_proj}
         return {f"mtp.{name}.weight": tensor for name, tensor in own.items()} | {

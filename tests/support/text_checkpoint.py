@@ -7,12 +7,12 @@ import shutil
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from tests.support.checkpoints import EOS, VOCAB_SIZE, checkpoint
+from tests.support.folders import shared_folder
 
 RECIPE = "nemotron_h_dense"
 SETTINGS = {"max_model_len": 96, "max_num_seqs": 4, "cache_memory": "8MiB", "threads": 1}
@@ -47,7 +47,7 @@ def byte_level_tokenizer(tags: Sequence[str] = ()) -> tokenizers.Tokenizer:
 @cache
 def text_checkpoint(name: str = RECIPE, chat_template: str = CHAT_TEMPLATE, tags: tuple[str, ...] = ()) -> Path:
     """A directory with a recipe's weights, tokenizer (with `tags`) and chat template. Treat it as read-only."""
-    directory = Path(mkdtemp(prefix="ostinato-text-"))
+    directory = shared_folder("text")
     shutil.copytree(checkpoint(name), directory, dirs_exist_ok=True)
     byte_level_tokenizer(tags).save(str(directory / "tokenizer.json"))
     settings = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": chat_template}

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
@@ -30,6 +29,7 @@ from ostinato.plan.device.detect import detect
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.vision import VisionSpec
 from tests.support.checkpoints import QwenHeadOracle, qwen_head_oracle, randomize
+from tests.support.folders import shared_folder
 from tests.support.recipes import COMMON, VOCAB_SIZE
 
 IMAGE, VIDEO, START, END = range(VOCAB_SIZE - 4, VOCAB_SIZE)
@@ -138,7 +138,7 @@ def vl_oracle(name: str) -> PreTrainedModel:
 def vl_checkpoint(name: str) -> Path:
     """A directory with the oracle's weights, saved by transformers, and those of the head, if there is one. Treat it as
     read-only."""
-    directory = Path(mkdtemp(prefix=f"ostinato-{name}-"))
+    directory = shared_folder(name)
     vl_oracle(name).save_pretrained(directory)
     if has_head(name):
         file = directory / SINGLE
