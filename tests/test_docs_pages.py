@@ -17,8 +17,8 @@ from typer.main import get_command
 from ostinato import EngineConfig, Guide, SamplingParams
 from ostinato.cli import other_engines
 from ostinato.cli.main import app
-from ostinato.config import ALIASES
 from ostinato.demo.drawings import held_out
+from ostinato.setting_names import ALIASES
 from tests.support.docs_pages import LANGUAGES, PAGES, ROOT, assert_printed, blocks
 
 MOST_BYTES = 8192
