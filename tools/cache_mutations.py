@@ -27,16 +27,16 @@ MUTATIONS = (
     ),
     mutation(
         "a checkpoint is taken over in place and stays in the index",
-        "cache/manager.py",
+        "cache/state_slots.py",
         (
-            "            self.store.evict_checkpoint(checkpoint)\n            self.store.counters",
-            "            self.store.counters",
+            "            self._store.evict_checkpoint(checkpoint)\n            self._store.counters",
+            "            self._store.counters",
         ),
     ),
     mutation(
         "a checkpoint that two requests read is taken over in place",
-        "cache/manager.py",
-        (" is not None and self.slots.references(slot) == 1\n", " is not None\n"),
+        "cache/state_slots.py",
+        (" is not None and self._slots.references(slot) == 1\n", " is not None\n"),
     ),
     mutation(
         "a checkpoint is taken where no block ends",
@@ -45,8 +45,8 @@ MUTATIONS = (
     ),
     mutation(
         "a checkpoint that was read stays referenced",
-        "cache/manager.py",
-        ("            self.slots.release((holding.read_slot,))\n", "            pass\n"),
+        "cache/state_slots.py",
+        ("            self._slots.release((holding.read_slot,))\n", "            pass\n"),
     ),
     mutation(
         "slots of checkpoints that were not taken are not handed back",
@@ -68,7 +68,7 @@ MUTATIONS = (
     ),
     mutation(
         "spare slots are not left",
-        "cache/manager.py",
+        "cache/state_slots.py",
         ("if missing + spare_slots > available and", "if missing > available and"),
     ),
     # Sharing: computed blocks are given up for those of the index, and hits take what is there.
@@ -94,8 +94,8 @@ MUTATIONS = (
     ),
     mutation(
         "the checkpoint that is hit is not referenced",
-        "cache/manager.py",
-        ("            self.slots.retain((holding.read_slot,))\n", ""),
+        "cache/state_slots.py",
+        ("        self._slots.retain((holding.read_slot,))\n", ""),
     ),
     mutation(
         "the index gains from a failed step",
@@ -305,7 +305,7 @@ MUTATIONS = (
     # Speculation: a step writes a window of states, of which the anchor says where the text goes on.
     mutation(
         "speculation: the next step reads the first state of the window",
-        "cache/manager.py",
+        "cache/state_slots.py",
         ("holding.read_slot = holding.slots[anchor]", "holding.read_slot = holding.slots[0]"),
     ),
     mutation(
@@ -368,14 +368,14 @@ MUTATIONS = (
     mutation(
         "speculation: a request is admitted with fewer slots than its window has",
         "cache/manager.py",
-        ("        if not has_slots or not self.grow(", "        if not self.grow("),
+        ("        if not self.states.can_fill(holding) or not self.grow(", "        if not self.grow("),
     ),
     mutation(
         "speculation: a row waits for the slots of its drafts",
-        "cache/manager.py",
+        "cache/state_slots.py",
         (
-            "return bool(holding.slots) or self.slots_per_request == 0",
-            "return len(holding.slots) == self.slots_per_request",
+            "return bool(holding.slots) or self.per_request == 0",
+            "return len(holding.slots) == self.per_request",
         ),
     ),
     mutation(

@@ -1,5 +1,5 @@
-"""What each request holds of the cache: blocks and panes for its tokens, slots for its
-state, and its place in the index."""
+"""What each request holds of the cache: blocks for its tokens and its place in the index, beside its panes (`panes.py`)
+and the slots of its state (`state_slots.py`)."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from ostinato.cache.memory import CacheMemory, Carried
 from ostinato.cache.pane_rules import PaneRules
 from ostinato.cache.panes import Panes
 from ostinato.cache.placement import Placement
+from ostinato.cache.state_slots import StateSlots
 from ostinato.cache.store import CacheStore, Match
 
 _NO_COSTS = EvictionCosts()
@@ -27,10 +28,6 @@ class CacheManager:
     `num_blocks` and `num_slots` are the planned counts and include the null block and the null slot; 0 blocks
     is a model without attention, 0 slots one without state layers, and then none are needed. With `num_panes`, the null
     one among them, there are layers with windows, whose keys and values are in panes.
-
-    Normally a request reads its state from the slot that it writes. Where a checkpoint is taken, the slot just
-    written stays behind for the index, is read once more, and the next step writes to a fresh one. So no checkpoint
-    is ever copied, and none is ever written.
     """
 
     def __init__(
@@ -50,7 +47,7 @@ class CacheManager:
         self.store = CacheStore(num_blocks, num_slots, eviction, costs, num_panes, pane_rules)
         self.blocks, self.slots = self.store.blocks, self.store.slots
         self.panes = None if pane_rules is None else Panes(pane_rules, self.store)
-        self.slots_per_request = slots_per_request if num_slots > 0 else 0
+        self.states = StateSlots(self.store, slots_per_request if num_slots > 0 else 0)
         self.memory: CacheMemory | None = None
         """Where blocks and slots lie, for what is carried from one engine to another; None: nothing is."""
         self._holdings: dict[str, Holding] = {}
@@ -61,7 +58,7 @@ class CacheManager:
 
     def max_tokens_ever(self) -> int:
         """The most tokens that a request can have when alone; `sys.maxsize` where nothing limits it."""
-        if self.slots_per_request > self.slots.capacity:
+        if self.states.per_request > self.slots.capacity:
             return 0
         most = [self.blocks.capacity] if self.blocks.count > 0 else []
         if self.panes is not None and self.panes.most_blocks is not None:
@@ -88,11 +85,10 @@ class CacheManager:
         # Referenced before anything is taken, so that what is hit is not evicted for it.
         holding = self._attach(match.path, reads_checkpoint)
         self._holdings[request_id] = holding
-        has_slots = self.slots_per_request <= self.slots.num_available + self._may_take_over(holding)
-        if not has_slots or not self.grow(request_id, num_tokens, spare_blocks, spare_panes):
+        if not self.states.can_fill(holding) or not self.grow(request_id, num_tokens, spare_blocks, spare_panes):
             self._give_back(self._holdings.pop(request_id))
             return False
-        self._fill_slots(holding)
+        self.states.fill(holding)
         self.store.touch(holding.tip)
         self.store.use_window(holding.tip, is_hit=True)
         if holding.tip is not None:
@@ -170,70 +166,31 @@ class CacheManager:
         return True
 
     def take_write_slots(self, request_id: str, spare_slots: int = 0) -> bool:
-        """See that the request has the slots that its next step writes to. Between steps it may lack some that became
-        checkpoints. False if it has none at all: its row then waits a step; with fewer than `slots_per_request` it
-        has room for fewer drafts.
-
-        If taking one would leave fewer than `spare_slots` available, the request takes the checkpoint that it reads
-        over instead, in place, unless another request reads it too; the checkpoint leaves the index.
-        """
-        holding = self._holdings[request_id]
-        if len(holding.slots) < self.slots_per_request:
-            self._fill_slots(holding, spare_slots, is_own=True)
-        return bool(holding.slots) or self.slots_per_request == 0
+        """See that the request has the slots that its next step writes to; False if it has none (`StateSlots.take`)."""
+        return self.states.take(self._holdings[request_id], spare_slots)
 
     def reserve(self, request_id: str, positions: Iterable[int], spare_slots: int = 0) -> None:
-        """Take slots for checkpoints that the next step writes out on its way, as far as they are available."""
-        holding = self._holdings[request_id]
-        reserved = []
-        for position in positions:
-            if self.slots.num_available <= spare_slots:
-                self.store.counters.checkpoints_not_taken += 1
-                continue
-            reserved.append((position, self.store.take_slots(1)[0]))
-        holding.reserved = tuple(reserved)
+        """Take slots for checkpoints that the next step writes out on its way (`StateSlots.reserve`)."""
+        self.states.reserve(self._holdings[request_id], positions, spare_slots)
 
     def slots_ahead(self, request_id: str, num_computed: int, keeps: bool, spare_slots: int = 0) -> tuple[int, int]:
-        """The slots that the step behind the one in flight reads and writes. It begins where that one ends, with
-        `num_computed` tokens computed, before it is known whether it succeeds.
-
-        State is written in place, but not over one that may become a checkpoint when the step in flight is over, which
-        is at a block's end and if the request `keeps` checkpoints: that is read and left behind, and another slot is
-        written. If that would leave fewer than `spare_slots` available, this checkpoint is not taken.
-        """
-        holding = self._holdings[request_id]
-        if not holding.slots:
-            return 0, 0
-        slot = holding.slots[0]
-        if keeps and num_computed % self.block_size == 0:
-            if self.slots.num_available > spare_slots:
-                holding.ahead = tuple(self.store.take_slots(1))
-                return slot, holding.ahead[0]
-            holding.is_overwritten = True
-            self.store.counters.checkpoints_not_taken += 1
-        return slot, slot
+        """The slots that the step behind the one in flight reads and writes, which begins with `num_computed` tokens
+        computed (`StateSlots.look_ahead`). `keeps`: the request keeps checkpoints."""
+        is_boundary = num_computed % self.block_size == 0
+        return self.states.look_ahead(self._holdings[request_id], keeps and is_boundary, spare_slots)
 
     def catch_up(self, request_id: str) -> None:
-        """The step in flight is over, and what it computed is entered: the one behind it is in flight now."""
-        holding = self._holdings[request_id]
-        if holding.ahead:
-            # The state just written is read once more, as a checkpoint or not.
-            holding.slots, holding.ahead = holding.ahead, ()
-        holding.is_overwritten = False
+        """The step in flight is over: the one behind it is in flight now (`StateSlots.catch_up`)."""
+        self.states.catch_up(self._holdings[request_id])
+
+    def advance(self, request_id: str, anchor: int = 0) -> None:
+        """A step of the request succeeded: its state is in write slot `anchor` now (`StateSlots.advance`)."""
+        self.states.advance(self._holdings[request_id], anchor)
 
     def slide(self, request_id: str, num_computed: int) -> None:
         """With `num_computed` tokens computed, and what they gave entered: let go of panes that no later token sees."""
         assert self.panes is not None, "a model without windows has no panes"
         self.panes.slide(self._holdings[request_id], num_computed)
-
-    def advance(self, request_id: str, anchor: int = 0) -> None:
-        """A step of the request succeeded: its state is in write slot `anchor` now, and nothing reads the old one."""
-        holding = self._holdings[request_id]
-        if not holding.slots:
-            return
-        if holding.read_slot and holding.read_slot not in holding.slots:
-            self.slots.release((holding.read_slot,))
-        holding.read_slot = holding.slots[anchor]
 
     def has_news(self, request_id: str, num_computed: int) -> bool:
         """Whether, with `num_computed` tokens computed, the request has something to `enter`."""
@@ -289,7 +246,7 @@ class CacheManager:
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless references are exact, and what is shared cannot be written."""
-        check_integrity(self.store, self._holdings, self.slots_per_request, self.panes)
+        check_integrity(self.store, self._holdings, self.states.per_request, self.panes)
 
     def _attach(self, path: tuple[Entry, ...], reads_checkpoint: bool) -> Holding:
         holding = Holding()
@@ -304,30 +261,8 @@ class CacheManager:
         holding.tip.num_pins += 1
         holding.capacity = len(path) * self.block_size
         if holding.tip.checkpoint is not None and reads_checkpoint:
-            holding.read_slot = holding.tip.checkpoint.slot
-            self.slots.retain((holding.read_slot,))
+            self.states.attach(holding, holding.tip.checkpoint)
         return holding
-
-    def _fill_slots(self, holding: Holding, spare_slots: int = 0, is_own: bool = False) -> None:
-        """Take the slots that are missing, as far as there are any. See `take_write_slots`.
-
-        `is_own`: the checkpoint that is read, if it is one, is of the request's last step, and not one that it hit.
-        """
-        missing = self.slots_per_request - len(holding.slots)
-        available = self.slots.num_available
-        if missing + spare_slots > available and self._may_take_over(holding):
-            checkpoint = self.store.index.checkpoint_of(holding.read_slot)
-            assert checkpoint is not None, "what is taken over is a checkpoint"
-            self.store.evict_checkpoint(checkpoint)
-            self.store.counters.checkpoints_not_taken += is_own
-            holding.slots += (holding.read_slot,)
-            missing -= 1
-        holding.slots += tuple(self.store.take_slots(min(missing, available)))
-
-    def _may_take_over(self, holding: Holding) -> bool:
-        """Whether the request reads a checkpoint that no other request reads."""
-        slot = holding.read_slot
-        return self.store.index.checkpoint_of(slot) is not None and self.slots.references(slot) == 1
 
     def _give_back(self, holding: Holding) -> None:
         if holding.tip is not None:

@@ -163,7 +163,7 @@ def _from_files(request: Request, match: Match, cache: CacheManager, spare_block
     """The match, once files have brought back what pays, if there is room for the request then."""
     assert request.chain is not None, "a request with a match has a chain"
     num_blocks = cache.blocks_needed(request.num_tokens) - len(match.matched) + spare_blocks
-    num_slots = 1 + cache.slots_per_request if cache.slots_per_request else 0
+    num_slots = 1 + cache.states.per_request if cache.states.per_request else 0
     return restore(cache.store, request.chain, _limit(request), match, num_blocks, num_slots)
 
 

@@ -30,7 +30,7 @@ def carry(request: Request, cache: CacheManager, copies: Copies) -> Carried | No
         if (block, count) not in copies:
             copies[block, count] = memory.read_block(block, None if count == size else count)
         blocks.append(copies[block, count])
-    if not cache.slots_per_request:
+    if not cache.states.per_request:
         return Carried(num_tokens, tuple(blocks), None)
     assert holding.read_slot, "who has computed tokens has a state"
     return Carried(num_tokens, tuple(blocks), memory.read_slot(holding.read_slot))

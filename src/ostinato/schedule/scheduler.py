@@ -311,7 +311,7 @@ class Scheduler:
     def _spare_slots(self) -> int:
         """Slots that no checkpoint may take, so that the next request can be admitted."""
         can_admit = self.queues.waiting and len(self.queues.running) < self.limits.max_num_seqs
-        return self.cache.slots_per_request if can_admit else 0
+        return self.cache.states.per_request if can_admit else 0
 
     def _admit(self, budget: int, num_drafts: int) -> list[tuple[Request, Row]]:
         """The rows of waiting requests that can start in a step with room for `budget` more tokens."""

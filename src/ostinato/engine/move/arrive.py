@@ -148,7 +148,7 @@ def _carry(request: Request, sample: MovedSample, parts: Sequence[memoryview], c
     state = None if sample.state is None else parts[_number(sample.state)]
     if len(blocks) != cache.blocks_needed(num_tokens) or any(len(each) != memory.block_bytes for each in blocks):
         raise ValueError("its blocks are not those of its tokens")
-    if (state is None) != (cache.slots_per_request == 0) or (state is not None and len(state) != memory.slot_bytes):
+    if (state is None) != (cache.states.per_request == 0) or (state is not None and len(state) != memory.slot_bytes):
         raise ValueError("its state is not that of this model")
     request.carried = Carried(num_tokens, blocks, state)
 

@@ -1,0 +1,108 @@
+"""The slots that requests keep their state in: which one a step reads, and which ones it writes to.
+
+Normally a request reads its state from the slot that it writes. Where a checkpoint is taken, the slot just written
+stays behind for the index, is read once more, and the next step writes to a fresh one. So no checkpoint is ever copied,
+and none is ever written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ostinato.cache.holding import Holding
+from ostinato.cache.index import Checkpoint
+from ostinato.cache.store import CacheStore
+
+
+class StateSlots:
+    """Slots of running requests, `per_request` for each; 0 for a model without state."""
+
+    def __init__(self, store: CacheStore, per_request: int) -> None:
+        self._store, self._slots = store, store.slots
+        self.per_request = per_request
+
+    def can_fill(self, holding: Holding) -> bool:
+        """Whether a request without slots can have all of its own."""
+        return self.per_request <= self._slots.num_available + self._may_take_over(holding)
+
+    def attach(self, holding: Holding, checkpoint: Checkpoint) -> None:
+        """Reference the checkpoint of a hit, which the request's first step reads."""
+        holding.read_slot = checkpoint.slot
+        self._slots.retain((holding.read_slot,))
+
+    def fill(self, holding: Holding, spare_slots: int = 0, is_own: bool = False) -> None:
+        """Take the slots that are missing, as far as there are any. See `take`.
+
+        `is_own`: the checkpoint that is read, if it is one, is of the request's last step, and not one that it hit.
+        """
+        missing = self.per_request - len(holding.slots)
+        available = self._slots.num_available
+        if missing + spare_slots > available and self._may_take_over(holding):
+            checkpoint = self._store.index.checkpoint_of(holding.read_slot)
+            assert checkpoint is not None, "what is taken over is a checkpoint"
+            self._store.evict_checkpoint(checkpoint)
+            self._store.counters.checkpoints_not_taken += is_own
+            holding.slots += (holding.read_slot,)
+            missing -= 1
+        holding.slots += tuple(self._store.take_slots(min(missing, available)))
+
+    def take(self, holding: Holding, spare_slots: int = 0) -> bool:
+        """See that the request has the slots that its next step writes to. Between steps it may lack some that became
+        checkpoints. False if it has none at all: its row then waits a step; with fewer than `per_request` it has room
+        for fewer drafts.
+
+        If taking one would leave fewer than `spare_slots` available, the request takes the checkpoint that it reads
+        over instead, in place, unless another request reads it too; the checkpoint leaves the index.
+        """
+        if len(holding.slots) < self.per_request:
+            self.fill(holding, spare_slots, is_own=True)
+        return bool(holding.slots) or self.per_request == 0
+
+    def reserve(self, holding: Holding, positions: Iterable[int], spare_slots: int = 0) -> None:
+        """Take slots for checkpoints that the next step writes out on its way, as far as they are available."""
+        reserved = []
+        for position in positions:
+            if self._slots.num_available <= spare_slots:
+                self._store.counters.checkpoints_not_taken += 1
+                continue
+            reserved.append((position, self._store.take_slots(1)[0]))
+        holding.reserved = tuple(reserved)
+
+    def look_ahead(self, holding: Holding, keeps: bool, spare_slots: int = 0) -> tuple[int, int]:
+        """The slots that the step behind the one in flight reads and writes. It begins where that one ends, before it
+        is known whether it succeeds.
+
+        State is written in place, but not over one that may become a checkpoint when the step in flight is over
+        (`keeps`: it ends at a block's end, and the request keeps checkpoints): that is read and left behind, and
+        another slot is written. If that would leave fewer than `spare_slots` available, this checkpoint is not taken.
+        """
+        if not holding.slots:
+            return 0, 0
+        slot = holding.slots[0]
+        if keeps:
+            if self._slots.num_available > spare_slots:
+                holding.ahead = tuple(self._store.take_slots(1))
+                return slot, holding.ahead[0]
+            holding.is_overwritten = True
+            self._store.counters.checkpoints_not_taken += 1
+        return slot, slot
+
+    def catch_up(self, holding: Holding) -> None:
+        """The step in flight is over, and what it computed is entered: the one behind it is in flight now."""
+        if holding.ahead:
+            # The state just written is read once more, as a checkpoint or not.
+            holding.slots, holding.ahead = holding.ahead, ()
+        holding.is_overwritten = False
+
+    def advance(self, holding: Holding, anchor: int = 0) -> None:
+        """A step of the request succeeded: its state is in write slot `anchor` now, and nothing reads the old one."""
+        if not holding.slots:
+            return
+        if holding.read_slot and holding.read_slot not in holding.slots:
+            self._slots.release((holding.read_slot,))
+        holding.read_slot = holding.slots[anchor]
+
+    def _may_take_over(self, holding: Holding) -> bool:
+        """Whether the request reads a checkpoint that no other request reads."""
+        slot = holding.read_slot
+        return self._store.index.checkpoint_of(slot) is not None and self._slots.references(slot) == 1
