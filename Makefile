@@ -47,12 +47,14 @@ test-reference: .venv/.installed-test
 triton-check: .venv/.installed-test
 	PYTHONPATH=src $(PY) tools/check_triton.py $(if $(KERNEL),--kernel $(KERNEL)) benchmarks/models/*
 
-# What the tests of the server do in seconds, for minutes: 10,000 requests, and more of them made up from its schema.
-soak: .venv/.installed-test native
+# What the tests of the server do in seconds, for minutes: 10,000 requests, and more of them made up from its schema; and
+# frameworks that are its clients.
+soak: .venv/.installed-test build/clients/.installed native
 	SOAK_REQUESTS=10000 $(BIN)/python -m pytest -s tests/serve/test_serve_soak.py
 	$(BIN)/python -m pytest --hypothesis-profile=soak tests/serve/test_serve_connection_attacks.py
 	SCHEMA_EXAMPLES=300 $(BIN)/python -m pytest tests/serve/test_serve_schema.py
 	$(BIN)/python -m pytest tests/serve/test_serve_evaluators.py
+	CLIENTS=$(CURDIR)/build/clients/bin/python $(BIN)/python -m pytest tests/serve/test_serve_clients.py
 
 # Every recipe with every number of processes that can share it; `make test` has two of them.
 ranks: .venv/.installed-test native
@@ -142,6 +144,12 @@ clean:
 
 .venv/.installed-test: pyproject.toml constraints.txt .venv/.installed
 	$(call install_editable,'.[test]')
+	touch $@
+
+# Apart, as these packages want other versions of some than constraints.txt has.
+build/clients/.installed: tests/serve/clients.txt
+	$(PYTHON) -m venv build/clients
+	build/clients/bin/pip install --quiet --requirement tests/serve/clients.txt
 	touch $@
 
 # By name: what is installed already has these extras, and is not built again.

@@ -23,26 +23,28 @@ struct DeltaToken {
     float beta, k_q;                         // k . q
 };
 
+// a . b, both [padded(size)], in four sums that do not wait for each other.
+inline float product_of(const float* a, const float* b, std::int64_t size) {
+    Float sums[4] = {};
+    std::int64_t i = 0;
+    for (; i + 4 * LANES <= size; i += 4 * LANES) {
+        for (int n = 0; n < 4; ++n) sums[n] = fma(load(a + i + n * LANES), load(b + i + n * LANES), sums[n]);
+    }
+    for (; i < size; i += LANES) sums[0] = fma(load(a + i), load(b + i), sums[0]);
+    return sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
+}
+
 // `to` [padded(size)] = x scaled to the length `scale`.
 template <typename T>
 void put_unit(const T* x, std::int64_t size, float scale, float* to) {
     constexpr float EPS = 1e-6f;
     to_floats(x, to, size);
-    Float squares = {};
-    for (std::int64_t i = 0; i < size; i += LANES) squares = fma(load(to + i), load(to + i), squares);
-    const float factor = scale / std::sqrt(sum(squares) + EPS);
+    const float factor = scale / std::sqrt(product_of(to, to, size) + EPS);
     for (std::int64_t i = 0; i < size; i += LANES) store(to + i, load(to + i) * factor);
 }
 
-// `decays` [padded(count)] = exp(-rate softplus(a + dt_bias)).
-template <typename T>
-void put_decays(const T* a, const float* dt_bias, float A_log, std::int64_t count, float* decays) {
-    const Float rate = exp(splat(A_log));
-    for (std::int64_t i = 0; i < count; i += LANES) {
-        const Float step = softplus(load_some(a + i, count - i) + load_some(dt_bias + i, count - i));
-        store(decays + i, exp(-(step * rate)));
-    }
-}
+// exp(-rate softplus(a + bias))
+inline Float decay_of(Float a, Float bias, Float rate) { return exp(-(softplus(a + bias) * rate)); }
 
 // What both kernels have in common: the tokens' inputs.
 struct DeltaInputs : Arguments {
@@ -77,29 +79,60 @@ struct DeltaInputs : Arguments {
         return states.row<float>(slot) + head * key_dim() * value_dim();
     }
 
-    // Prepares a token for a head, in `token_floats()` floats of `memory`.
+    // Prepares `count` tokens (DELTA_SPAN at most) for a head, each in `token_floats()` floats of `memory`.
     template <typename T>
-    DeltaToken prepare(std::int64_t token, std::int64_t head, float* memory) const {
+    void prepare(std::int64_t first, std::int64_t count, std::int64_t head, float* memory, DeltaToken* tokens) const {
+        float decays[DELTA_SPAN], betas[DELTA_SPAN];
+        put_gates<T>(first, count, head, decays, betas);
+        for (std::int64_t i = 0; i < count; ++i) {
+            tokens[i] = prepare_one<T>(first + i, head, decays[i], betas[i], memory + i * token_floats());
+        }
+    }
+
+  private:
+    Float decay_rate(std::int64_t head) const { return exp(splat(A_log.at<const float>()[head])); }
+
+    // The tokens' betas, and their decays if those are of a head: of as many tokens at once as a vector has elements.
+    template <typename T>
+    void put_gates(std::int64_t first, std::int64_t count, std::int64_t head, float* decays, float* betas) const {
+        for (std::int64_t i = 0; i < count; ++i) betas[i] = to_float(b.row<const T>(first + i)[head]);
+        for (std::int64_t i = 0; i < count; i += LANES) {
+            const Float raw = load_some(betas + i, count - i);
+            store_some(betas + i, static_cast<float>(beta_scale) / (1.0f + exp(-raw)), count - i);
+        }
+        if (has_decay_per_channel()) return;
+        const Float rate = decay_rate(head), bias = splat(dt_bias.at<const float>()[head]);
+        for (std::int64_t i = 0; i < count; ++i) decays[i] = to_float(a.row<const T>(first + i)[head]);
+        for (std::int64_t i = 0; i < count; i += LANES) {
+            store_some(decays + i, decay_of(load_some(decays + i, count - i), bias, rate), count - i);
+        }
+    }
+
+    template <typename T>
+    DeltaToken prepare_one(std::int64_t token, std::int64_t head, float of_head, float beta, float* memory) const {
         const std::int64_t size = key_dim(), apart = padded(size), key_head = key_head_of(head);
         float *const key = memory, *const decayed_key = key + apart, *const query = decayed_key + apart;
-        float *const decays = query + apart, *const value = decays + apart;
+        float *const decay = query + apart, *const value = decay + apart;
         put_unit(k.row<const T>(token) + key_head * size, size, 1.0f, key);
         put_unit(q.row<const T>(token) + key_head * size, size, 1.0f / std::sqrt(static_cast<float>(size)), query);
         to_floats(v.row<const T>(token) + head * value_dim(), value, value_dim());
-        Float products = {};
-        for (std::int64_t i = 0; i < size; i += LANES) products = fma(load(key + i), load(query + i), products);
-
-        const std::int64_t count = has_decay_per_channel() ? size : 1;
-        put_decays(a.row<const T>(token) + head * count, dt_bias.at<const float>() + head * count,
-                   A_log.at<const float>()[head], count, decays);
-        for (std::int64_t i = 0; i < size; i += LANES) {
-            const Float decay = count == 1 ? splat(decays[0]) : load(decays + i);
-            store(decayed_key + i, decay * load(key + i));
-            store(query + i, decay * load(query + i));
+        const float k_q = product_of(key, query, size);
+        if (has_decay_per_channel()) {
+            const Float rate = decay_rate(head);
+            const T* const raw = a.row<const T>(token) + head * size;
+            const float* const bias = dt_bias.at<const float>() + head * size;
+            for (std::int64_t i = 0; i < size; i += LANES) {
+                store(decay + i, decay_of(load_some(raw + i, size - i), load_some(bias + i, size - i), rate));
+            }
+        } else {
+            decay[0] = of_head;
         }
-        const float raw = to_float(b.row<const T>(token)[head]);
-        const float beta = static_cast<float>(beta_scale) / (1.0f + exp(-raw));
-        return {key, decayed_key, query, decays, value, beta, sum(products)};
+        for (std::int64_t i = 0; i < size; i += LANES) {
+            const Float by = has_decay_per_channel() ? load(decay + i) : splat(of_head);
+            store(decayed_key + i, by * load(key + i));
+            store(query + i, by * load(query + i));
+        }
+        return {key, decayed_key, query, decay, value, beta, k_q};
     }
 };
 

@@ -17,8 +17,9 @@ from typer.main import get_command
 from ostinato import EngineConfig, Guide, SamplingParams
 from ostinato.cli import other_engines
 from ostinato.cli.main import app
-from ostinato.config import ALIASES
 from ostinato.demo.drawings import held_out
+from ostinato.setting_names import ALIASES
+from tests.support.client_frameworks import FRAMEWORKS
 from tests.support.docs_pages import LANGUAGES, PAGES, ROOT, assert_printed, blocks
 
 MOST_BYTES = 8192
@@ -226,3 +227,18 @@ def test_a_flag_of_vllms_that_is_said_to_work_does() -> None:
 
 def setting(flag: str) -> str:
     return flag.removeprefix("--").replace("-", "_")
+
+
+def test_the_page_of_the_server_names_the_versions_of_clients_that_are_tested() -> None:
+    pinned = {}
+    for file in ("constraints.txt", "tests/serve/clients.txt"):
+        lines = (ROOT / file).read_text().splitlines()
+        pinned[file] = dict(line.split("==") for line in lines if "==" in line)
+    own, theirs = pinned.values()
+    [table] = re.findall(r"\| package \| tested version \|\n.*?\n((?:\|.*\n)+)", (ROOT / "docs/serving.md").read_text())
+    rows = [tuple(cell.strip() for cell in line.split("|")[1:3]) for line in table.splitlines()]
+    assert rows[0] == ("`openai`; `anthropic`", f"{own['openai']}; {own['anthropic']}")
+    frameworks = {re.findall("`(.*?)`", package)[0]: version for package, version in rows[1:]}
+    assert frameworks.pop("litellm") == f"{theirs['litellm']}, with openai {theirs['openai']}"
+    assert frameworks == {name: theirs[name] for name in frameworks}
+    assert frameworks.keys() == FRAMEWORKS.keys() - {"litellm"}

@@ -17,9 +17,9 @@ PACKAGE = Path(ostinato.__file__).parent
 
 ROOMS = [
     "errors", "threads", "matrix_units", "units", "address_space", "plain_data", "field_help", "size_lists",
-    "speculative_setting", "config", "demo", "observe", "cache", "ops", "plan", "formats", "layers", "models", "media",
-    "schedule", "replicas", "sample", "graphs", "speculate", "engine", "verify", "serve", "inspection", "bench", "cli",
-    "__main__",
+    "setting_names", "speculative_setting", "config", "demo", "observe", "cache", "ops", "plan", "formats", "layers",
+    "models", "media", "schedule", "replicas", "sample", "graphs", "speculate", "engine", "verify", "serve",
+    "inspection", "bench", "cli", "__main__",
 ]  # fmt: skip
 """From the bottom up: a room imports from rooms before it alone."""
 

@@ -13,8 +13,9 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from ostinato.cli.groups import ENGINE_GROUPS
-from ostinato.config import ALIASES, EngineConfig
+from ostinato.config import EngineConfig
 from ostinato.serve.settings import ServeSettings
+from ostinato.setting_names import ALIASES
 
 DOCS = Path(__file__).parent.parent / "docs"
 HEAD = """| setting | values | default | meaning |

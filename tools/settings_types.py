@@ -9,7 +9,8 @@ import types
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
-from ostinato.config import ALIASES, EngineConfig
+from ostinato.config import EngineConfig
+from ostinato.setting_names import ALIASES
 
 MODULE = Path(__file__).parent.parent / "src/ostinato/engine/settings.py"
 HEAD = '''"""The keywords of `LLM` and `AsyncLLM`, for editors and type checkers.
@@ -22,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
-from ostinato.config import Speculative
+from ostinato.speculative_setting import Speculative
 
 
 class Settings(TypedDict, total=False):

@@ -53,19 +53,26 @@ void scan_columns(const DeltaToken* tokens, std::int64_t count, std::int64_t key
     }
 }
 
-// Some columns of a head, from `first` to `end`, whose states lie in blocks of DELTA_COLUMNS.
+// Some columns of a head, from `first` to `end`, whose states lie in blocks of [key_dim, DELTA_COLUMNS].
 struct HeadColumns {
     std::int64_t head, first, end, key_dim, value_dim;
     float* state;
 
-    // Calls body(place of a row of a block, its first column, how many it has) for all rows of all blocks.
+    // Calls body(block, its first column, how many it has) for all blocks.
+    template <typename Body>
+    void each_block(Body&& body) const {
+        float* block = state;
+        for (std::int64_t column = first; column < end; column += DELTA_COLUMNS, block += key_dim * DELTA_COLUMNS) {
+            body(block, column, std::min<std::int64_t>(DELTA_COLUMNS, end - column));
+        }
+    }
+
+    // Calls body(a row of a block, its place in the head's state, how many columns it has) for all rows of all blocks.
     template <typename Body>
     void each_row(Body&& body) const {
-        float* at = state;
-        for (std::int64_t column = first; column < end; column += DELTA_COLUMNS) {
-            const std::int64_t width = std::min<std::int64_t>(DELTA_COLUMNS, end - column);
-            for (std::int64_t i = 0; i < key_dim; ++i, at += DELTA_COLUMNS) body(at, i * value_dim + column, width);
-        }
+        each_block([&](float* block, std::int64_t column, std::int64_t width) {
+            for (std::int64_t i = 0; i < key_dim; ++i) body(block + i * DELTA_COLUMNS, i * value_dim + column, width);
+        });
     }
 
     // `from` [key_dim, value_dim]; null: zeros. Columns that a block has beyond those of the head are zero.
@@ -82,10 +89,10 @@ struct HeadColumns {
 };
 
 // The columns of a head along a row, whose tokens are `begin` to `end - 1`.
-template <typename T>
+template <bool PER_CHANNEL, typename T>
 void scan_row(const DeltaScan& in, std::int64_t row, std::int64_t begin, std::int64_t end, const HeadColumns& columns,
               float* memory) {
-    const std::int64_t heads = in.heads(), head = columns.head, floats = in.token_floats();
+    const std::int64_t heads = in.heads(), head = columns.head;
     const std::int32_t read = in.read_slots.at<const std::int32_t>()[row];
     const std::int32_t write = *in.write_slots.row<const std::int32_t>(row);
     columns.load_from(read ? in.head_state(read, head) : nullptr);
@@ -96,17 +103,13 @@ void scan_row(const DeltaScan& in, std::int64_t row, std::int64_t begin, std::in
             const std::int64_t at = begin + taken.offset;
             if (taken.row == row && at > token) stop = std::min(stop, at);
         }
-        for (std::int64_t t = token; t < stop; ++t) {
-            tokens[t - token] = in.prepare<T>(t, head, memory + (t - token) * floats);
-        }
-        float* state = columns.state;
-        for (std::int64_t first = columns.first; first < columns.end; first += DELTA_COLUMNS) {
-            T* const out = in.out.at<T>() + (token * heads + head) * columns.value_dim + first;
-            const std::int64_t width = std::min<std::int64_t>(DELTA_COLUMNS, columns.end - first);
-            const auto scan = in.has_decay_per_channel() ? scan_columns<true, T> : scan_columns<false, T>;
-            scan(tokens, stop - token, columns.key_dim, first, state, out, heads * columns.value_dim, width);
-            state += columns.key_dim * DELTA_COLUMNS;
-        }
+        const std::int64_t count = stop - token;
+        in.prepare<T>(token, count, head, memory, tokens);
+        const std::int64_t stride = heads * columns.value_dim;
+        T* const out = in.out.at<T>() + token * stride + head * columns.value_dim;
+        columns.each_block([&](float* state, std::int64_t column, std::int64_t width) {
+            scan_columns<PER_CHANNEL>(tokens, count, columns.key_dim, column, state, out + column, stride, width);
+        });
         for (const Checkpoint& taken : in.checkpoints) {
             if (taken.row == row && begin + taken.offset == stop) columns.store_to(in.head_state(taken.slot, head));
         }
@@ -121,30 +124,22 @@ void delta_scan(const Team& team, std::int64_t tokens, const DeltaScan& in) {
     // A column's bits do not depend on the others, so there are fewer at once if there would be too few parts.
     std::int64_t at_once = blocks;
     while (at_once > 1 && rows * heads * ((blocks + at_once - 1) / at_once) < 4 * team.size) --at_once;
-    const std::int64_t in_head = (blocks + at_once - 1) / at_once, parts = heads * in_head;
+    const std::int64_t in_head = (blocks + at_once - 1) / at_once;
     const std::int64_t of_tokens = DELTA_SPAN * in.token_floats();
     float* const memory = team.own<float>(of_tokens + blocks * key_dim * DELTA_COLUMNS);
 
     const auto starts = in.row_starts.at<const std::int32_t>();
-    const auto length_of = [&](std::int64_t row) {
-        return std::max<std::int64_t>(0, std::min<std::int64_t>(tokens, starts[row + 1]) - starts[row]);
-    };
-    std::int64_t work = 0, before = 0;
-    for (std::int64_t row = 0; row < rows; ++row) work += length_of(row) * parts;
-    for (std::int64_t row = 0; row < rows; ++row) {
-        const std::int64_t length = length_of(row);
-        if (length == 0) continue;
-        for (std::int64_t part = 0; part < parts; ++part, before += length) {
-            // A part belongs to the thread in whose share of all work its middle lies.
-            if ((2 * before + length) * team.size / (2 * work) != team.rank) continue;
-            const std::int64_t first = part % in_head * at_once * DELTA_COLUMNS;
-            const std::int64_t end = std::min(value_dim, first + at_once * DELTA_COLUMNS);
-            const HeadColumns columns{part / in_head, first, end, key_dim, value_dim, memory + of_tokens};
-            with_dtype(in.v.dtype, [&](auto type) {
-                scan_row<decltype(type)>(in, row, starts[row], starts[row] + length, columns, memory);
-            });
-        }
-    }
+    const auto length_of = [&](std::int64_t row) { return std::min<std::int64_t>(tokens, starts[row + 1]) - starts[row]; };
+    each_own_part(team, rows, length_of, heads * in_head, [&](std::int64_t row, std::int64_t part) {
+        const std::int64_t first = part % in_head * at_once * DELTA_COLUMNS, begin = starts[row];
+        const std::int64_t end = std::min(value_dim, first + at_once * DELTA_COLUMNS);
+        const HeadColumns columns{part / in_head, first, end, key_dim, value_dim, memory + of_tokens};
+        with_dtype(in.v.dtype, [&](auto type) {
+            using T = decltype(type);
+            const auto scan = in.has_decay_per_channel() ? scan_row<true, T> : scan_row<false, T>;
+            scan(in, row, begin, begin + length_of(row), columns, memory);
+        });
+    });
 }
 
 KERNEL(delta_scan);

@@ -98,7 +98,8 @@ void delta_update(const Team& team, std::int64_t tokens, const DeltaUpdate& in) 
                     std::fill(out, out + value_dim, T{});
                     continue;
                 }
-                const DeltaToken token = in.prepare<T>(first + i, head, memory);
+                DeltaToken token;
+                in.prepare<T>(first + i, 1, head, memory, &token);
                 const bool goes_on = i + 1 < per_row;
                 float* const to = writes[i] ? in.head_state(writes[i], head) : (goes_on ? unkept : nullptr);
                 const bool streams = to != from && !goes_on;

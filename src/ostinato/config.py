@@ -7,90 +7,22 @@ is given is never changed.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from difflib import get_close_matches
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_serializer
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 
-from ostinato.errors import ConfigError, Remedy, problem_of
+from ostinato.errors import ConfigError
 from ostinato.field_help import describe_fields
+from ostinato.setting_names import by_canonical_name, config_error
 from ostinato.size_lists import checked_sizes
-from ostinato.speculative_setting import LOOKUPS, short_form, speculative_fields
+from ostinato.speculative_setting import Speculative, speculative_fields
 from ostinato.units import parse_bytes
 
 BYTE_SETTINGS = ("cache_memory", "cache_offload")
 """Those that are bytes, and can be given as 8GiB."""
 
-ALIASES = {
-    "mamba_ssm_cache_dtype": "ssm_state_dtype",
-    "gpu_memory_utilization": "memory_utilization",
-    "kv_cache_memory_bytes": "cache_memory",
-    "mamba_cache_mode": "state_cache_mode",
-    "mamba_block_size": "state_block_size",
-    "cudagraph_capture_sizes": "capture_sizes",
-    "max_cudagraph_capture_size": "max_capture_size",
-    "speculative_config": "speculative",
-    "encoder_cudagraph_token_budgets": "encoder_token_budgets",
-    "encoder_cudagraph_max_vision_items_per_batch": "encoder_max_items_per_batch",
-}
-"""Names that vLLM has for settings of the same meaning; they work wherever a setting is named."""
-
-NOT_HERE = {
-    "enforce_eager": "here it is graph_mode='none'",
-    "trust_remote_code": "leave it out; no code of a checkpoint is ever run",
-    "swap_space": "leave it out; requests that lose their memory are computed again",
-    "disable_log_stats": "leave it out; stats() has them",
-}
-"""Names that vLLM has for what is not a setting here -> what there is."""
-
 BLOCK_SIZES = (16, 32, 64, 128, 256)
-
-KV_CACHE_DTYPES = {
-    **dict.fromkeys(
-        ("fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc"),
-        ("int8", "8-bit keys and values are int8, which keeps more of each number in as many bytes"),
-    ),
-    "q8_0": ("int8", "8-bit keys and values are int8, with one scale for each token's head"),
-    **dict.fromkeys(
-        ("q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"), ("int8", "keys and values have no fewer than 8 bits, as int8")
-    ),
-    **dict.fromkeys(
-        ("f32", "f16", "bf16", "float32", "float16", "bfloat16"),
-        ("auto", "keys and values that are not int8 have the dtype of the model (dtype)"),
-    ),
-}
-"""Values that vLLM and llama.cpp have for `kv_cache_dtype` -> what there is here, and why."""
-
-
-class Speculative(BaseModel):
-    """How drafts are made: `method` guesses `num_speculative_tokens` tokens ahead, which one step then verifies.
-
-    `ngram` copies what followed the last occurrence of the text's end, of at most `prompt_lookup_max` and at least
-    `prompt_lookup_min` tokens; `mtp` is the model's own prediction head; `draft` is the smaller checkpoint `model`.
-    Fields that are missing, malformed or another method's are a ConfigError.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-    method: Literal["ngram", "mtp", "draft"]
-    num_speculative_tokens: int
-    model: str | None = None
-    prompt_lookup_max: int = LOOKUPS["prompt_lookup_max"]
-    prompt_lookup_min: int = LOOKUPS["prompt_lookup_min"]
-
-    def __init__(self, **fields: Any) -> None:
-        super().__init__(**speculative_fields(fields))
-
-    def with_tokens(self, count: int) -> str | dict[str, Any]:
-        """What `speculative` would be given as for `count` tokens, all else being as it is."""
-        return short_form(dict(self) | {"num_speculative_tokens": count})
-
-    @model_serializer
-    def as_given(self) -> str | dict[str, Any]:
-        """What `speculative` would be given as."""
-        return short_form(dict(self))
 
 
 @describe_fields
@@ -301,9 +233,9 @@ class EngineConfig(BaseModel):
 
     def __init__(self, **settings: Any) -> None:
         try:
-            super().__init__(**_by_canonical_name(settings))
+            super().__init__(**by_canonical_name(settings))
         except ValidationError as error:
-            raise _config_error(error.errors(include_url=False)) from None
+            raise config_error(error.errors(include_url=False), EngineConfig.model_fields) from None
 
     @field_validator("model", "download_dir", "tokenizer", "chat_template", "cache_dir", mode="before")
     @classmethod
@@ -384,44 +316,3 @@ def _whole_error(kind: str, error: ConfigError) -> PydanticCustomError:
     """An error whose message names the setting already, with its nearest legal value (None: leave it out)."""
     nearest = {"nearest": error.remedies[0].value} if error.remedies else {}
     return PydanticCustomError(kind, "{message}", {"message": error.message, **nearest})
-
-
-def _by_canonical_name(settings: Mapping[str, Any]) -> dict[str, Any]:
-    named: dict[str, Any] = {}
-    for name, value in settings.items():
-        canonical = ALIASES.get(name, name)
-        if canonical in named:
-            alias = next(alias for alias, setting in ALIASES.items() if setting == canonical)
-            raise ConfigError(f"{canonical} and {alias} are two names of one setting; give one of them")
-        named[canonical] = value
-    return named
-
-
-def _config_error(problems: list[ErrorDetails]) -> ConfigError:
-    """All problems, one per line, and the nearest legal value where there is one."""
-    lines, remedies = [], []
-    for problem in problems:
-        name = ".".join(str(part) for part in problem["loc"])
-        if problem["type"] == "extra_forbidden":
-            lines.append(_unknown_setting(name))
-            continue
-        text, nearest = problem_of(problem)
-        if name == "kv_cache_dtype" and str(problem["input"]) in KV_CACHE_DTYPES:
-            there_is, why = KV_CACHE_DTYPES[problem["input"]]
-            text, nearest = f"{name} = {problem['input']!r}: {why}", [Remedy(name, there_is)]
-        lines.append(problem["msg"] if problem["type"] in ("capture_sizes", "speculative") else text)
-        if name == "memory_utilization" and problem["type"] == "greater_than":
-            nearest = [Remedy(name, 0.01)]
-        if name == "cache_offload":
-            nearest = [Remedy(name, None)]  # how many bytes are enough is the plan's to tell
-        remedies += nearest
-    return ConfigError("\n".join(lines), remedies)
-
-
-def _unknown_setting(name: str) -> str:
-    if name in NOT_HERE:
-        return f"{name} is not a setting: {NOT_HERE[name]}"
-    known = [*EngineConfig.model_fields, *ALIASES]
-    close = get_close_matches(name, known, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(close)}?" if close else f"the known ones are {', '.join(known)}"
-    return f"{name} is not a setting: {hint}"

@@ -6,7 +6,9 @@ import json
 import os
 from collections.abc import Mapping
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, model_serializer
 
 from ostinato.errors import ConfigError, Remedy
 from ostinato.size_lists import is_count
@@ -21,6 +23,35 @@ FIELDS = ("method", "num_speculative_tokens", "model", *LOOKUPS)
 FORMS = "write it as ngram:4, mtp:3 or draft:PATH:4"
 NOTHING = ("", "none", "null", "off", "false")
 """What people write for no speculation, in lower case."""
+
+
+class Speculative(BaseModel):
+    """How drafts are made: `method` guesses `num_speculative_tokens` tokens ahead, which one step then verifies.
+
+    `ngram` copies what followed the last occurrence of the text's end, of at most `prompt_lookup_max` and at least
+    `prompt_lookup_min` tokens; `mtp` is the model's own prediction head; `draft` is the smaller checkpoint `model`.
+    Fields that are missing, malformed or another method's are a ConfigError.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    method: Literal["ngram", "mtp", "draft"]
+    num_speculative_tokens: int
+    model: str | None = None
+    prompt_lookup_max: int = LOOKUPS["prompt_lookup_max"]
+    prompt_lookup_min: int = LOOKUPS["prompt_lookup_min"]
+
+    def __init__(self, **fields: Any) -> None:
+        super().__init__(**speculative_fields(fields))
+
+    def with_tokens(self, count: int) -> str | dict[str, Any]:
+        """What `speculative` would be given as for `count` tokens, all else being as it is."""
+        return short_form(dict(self) | {"num_speculative_tokens": count})
+
+    @model_serializer
+    def as_given(self) -> str | dict[str, Any]:
+        """What `speculative` would be given as."""
+        return short_form(dict(self))
 
 
 def speculative_fields(given: Any) -> dict[str, Any]:

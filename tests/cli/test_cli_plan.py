@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from ostinato.cli.main import main
-from ostinato.config import ALIASES, EngineConfig
+from ostinato.config import EngineConfig
 from ostinato.plan.graphs.traffic import Traffic
 from ostinato.plan.plan import JSON_SECTIONS, Plan
 from ostinato.plan.words.render_graphs import short_sizes
+from ostinato.setting_names import ALIASES
 
 CONFIG = {
     "model_type": "nemotron_h", "dtype": "bfloat16", "hidden_size": 1024, "vocab_size": 32000,

@@ -22,8 +22,9 @@ from ostinato.cli.bench import app as bench
 from ostinato.cli.command import SHORT_HELP_LINES
 from ostinato.cli.groups import MOST_WANTED, groups
 from ostinato.cli.main import COMMANDS, main
-from ostinato.config import ALIASES, EngineConfig
+from ostinato.config import EngineConfig
 from ostinato.serve.settings import ServeSettings
+from ostinato.setting_names import ALIASES
 
 HELPS = [[], *([name] for name in COMMANDS), *(["bench", name] for name in get_command(bench).commands)]  # type: ignore[attr-defined]
 ENGINES = ("generate", "chat", "serve", "plan", "eval", "verify")

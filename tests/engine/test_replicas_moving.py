@@ -14,7 +14,7 @@ from ostinato.engine.replicas import moving
 from ostinato.engine.replicas.departures import Departures
 from ostinato.engine.replicas.front import Replicas
 from ostinato.engine.replicas.messages import Arrive, Draining, Leave, Left, Parted, Release, TakeBack, Told
-from ostinato.observe.counts import Meter
+from ostinato.observe.histograms import Meter
 from tests.support.fake_replicas import MovingLink, submit
 from tests.support.on_loop import on_loop
 

@@ -7,8 +7,9 @@ from typing import Any
 from ostinato import LLM, SamplingParams
 from ostinato.engine.process.messages import Observation
 from ostinato.engine.replicas.observed import pictures_together, sum_of, summed
-from ostinato.observe.counts import Meter, SpeculationCounts
+from ostinato.observe.histograms import Meter
 from ostinato.observe.metrics import exposition, families, together
+from ostinato.observe.speculation_counts import SpeculationCounts
 
 
 def test_counts_add_up_by_name_and_what_is_no_count_stays() -> None:

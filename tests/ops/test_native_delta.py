@@ -20,7 +20,7 @@ few = settings(max_examples=40, deadline=None, derandomize=True)
 seeds = st.integers(0, 2**31)
 dtypes = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
 bounds = st.sampled_from(["least", "largest", "either", "any"])
-strengths = st.sampled_from([-6.0, 0.0, 4.0])
+strengths = st.sampled_from([-12.0, -6.0, 0.0, 4.0, 12.0])
 sizes = st.sampled_from([1, 3, 8, 16, 20, 32, 37, 64, 96, 128, 160])
 
 
@@ -224,6 +224,30 @@ def test_a_scan_has_the_bits_of_updates_and_follows_the_rule(
     written = {*(writes[row] for row, (length, _) in enumerate(rows) if length), *(slot for _, _, slot in marks)}
     kept = sorted(set(range(len(states))) - written)
     assert same_bits(states[kept], before[kept])
+
+
+@pytest.mark.parametrize("per_channel", [False, True])
+@pytest.mark.parametrize("name", ["q", "k", "v", "a", "b"])
+@pytest.mark.parametrize("poison", [torch.nan, torch.inf, -torch.inf])
+def test_what_is_no_number_reaches_later_tokens_of_its_row_alone(
+    isa: str, poison: float, name: str, per_channel: bool
+) -> None:
+    """Not other rows, and of its own neither earlier tokens nor a state after those. One row is empty."""
+    case = delta_case(60, key_dim=20, value_dim=37, per_channel=per_channel)
+    poisoned = replace(case, **{name: getattr(case, name).clone()})
+    getattr(poisoned, name)[29] = poison
+    rows = (int32([0, 10, 40, 40, 60]), *[int32([0, 0, 0, 0])] * 2, int32([1, 2, 3, 4]), [(1, 16, 5)])
+    clean, reached = case.slots(6), case.slots(6)
+    scan = checked_kernel(isa, "delta_scan")
+    expected, given = scan(*case.args(), clean, *rows), scan(*poisoned.args(), reached, *rows)
+    assert not expected.isnan().any()
+    assert same_bits(given[:29], expected[:29])
+    assert same_bits(given[40:], expected[40:])
+    assert same_bits(reached[[1, 3, 4, 5]], clean[[1, 3, 4, 5]])
+    if poison != poison:
+        assert given[29].isnan().all()
+        assert given[30:40].isnan().all() == (name != "q")
+        assert reached[2].isnan().any() == (name != "q")
 
 
 @pytest.mark.parametrize("per_channel", [False, True])

@@ -157,6 +157,7 @@ def test_null_is_as_left_out(served):
     ("content", "headers", "status", "said"),
     [
         (b'{"prompt": "x"}', {"content-type": "text/plain"}, 415, "application/json"),
+        (b'{"prompt": "x"}', {"content-type": "text/plain; application/json"}, 415, "application/json"),
         (b'{"prompt": "x"}', {"content-type": "application/x-www-form-urlencoded"}, 415, "application/json"),
         (b'{"prompt": "x"}', {}, 415, "application/json"),
         (b"", {"content-type": "application/json"}, 400, "no body"),

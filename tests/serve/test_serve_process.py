@@ -53,7 +53,7 @@ def is_alive(pid):
 def probe():
     """Slows steps down, so that no request ends by itself before a test has looked."""
     with contextlib.closing(Probe(reference=without_native_kernels())) as probe:
-        probe.delay = 0.05
+        probe.delay = 0.5
         yield probe
 
 
@@ -94,16 +94,23 @@ class Reader(threading.Thread):
 
 
 def test_sigterm_under_load_lets_running_requests_end_and_takes_no_new_ones(start, probe):
-    server = start(code=slowed(probe))
+    server = start("--drain-timeout", str(PATIENCE), "--engine-timeout", str(PATIENCE), code=slowed(probe))
     url = server.ready()
-    readers = [Reader(url) for _ in range(6)]  # four run, two wait
-    server.until(lambda: sum(bool(reader.events) for reader in readers) >= 4)
+    readers = [Reader(url) for _ in range(6)]
+
+    def all_are_in():
+        stats = httpx2.get(f"{url}/live", timeout=PATIENCE).json()["stats"]
+        return (stats["running"], stats["waiting"]) == (4, 2)
+
+    server.until(all_are_in)
+    probe.hold_next()  # so that all are unfinished until the signal has been seen
     server.process.send_signal(signal.SIGTERM)
     server.until(lambda: httpx2.get(f"{url}/health", timeout=PATIENCE).json()["status"] == "draining")
     refused = httpx2.post(f"{url}/v1/completions", json={"prompt": [5]}, timeout=PATIENCE)
     assert refused.status_code == 503
     assert refused.json()["error"]["code"] == "draining"
     probe.delay = 0
+    probe.go()
     for reader in readers:
         reader.join(PATIENCE)
         assert reader.events[-1] == "[DONE]"

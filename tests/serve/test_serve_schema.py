@@ -7,7 +7,7 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, settings
 
 from ostinato.config import EngineConfig
-from ostinato.observe.counts import AnswerCounts
+from ostinato.observe.answer_counts import AnswerCounts
 from ostinato.serve.app import make_api
 from ostinato.serve.http.lifecycle import Lifecycle
 from ostinato.serve.settings import ServeSettings

@@ -120,6 +120,21 @@ def test_a_conversation_goes_on_with_what_the_tool_said(hermes):
     assert hermes.chat.completions.create(**{**asked, "messages": messages}).choices[0].message.tool_calls
 
 
+def test_what_a_client_has_added_to_an_answer_may_come_back_with_it(hermes):
+    asked = {**ASKED, "tools": [WEATHER], "tool_choice": "required", "parallel_tool_calls": False}
+    message = hermes.chat.completions.create(**asked).choices[0].message.model_dump()
+    said = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "sun"}
+
+    def answer():
+        given = {**ASKED, "messages": [*MESSAGES, message, said], "max_tokens": 8}
+        return hermes.chat.completions.create(**given).choices[0].message.content
+
+    plain = answer()
+    message |= {"provider_specific_fields": {"refusal": None}, "annotations": []}
+    message["tool_calls"][0]["provider_specific_fields"] = {"signature": "x"}
+    assert answer() == plain
+
+
 @pytest.mark.parametrize("choice", ["auto", "none", None])
 def test_a_model_that_may_choose_gives_text_unless_it_calls(hermes, choice):
     asked = {**ASKED, "tools": [CLOCK], "max_tokens": 20, **({} if choice is None else {"tool_choice": choice})}

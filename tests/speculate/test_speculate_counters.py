@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ostinato.engine.speculation import count_drafts
-from ostinato.observe.counts import SpeculationCounts
+from ostinato.observe.speculation_counts import SpeculationCounts
 from ostinato.schedule.batch import Batch, Row, RowResult, StepResult
 
 K = 3

@@ -17,7 +17,7 @@ from ostinato.engine.replicas.host import ReplicaHost
 from ostinato.engine.replicas.messages import Arrive, Hello, Leave, Left, Release, TakeBack
 from ostinato.errors import ForeignExport
 from ostinato.models.checkpoint import load_spec
-from ostinato.observe.counts import Meter
+from ostinato.observe.histograms import Meter
 from ostinato.plan.device.detect import detect
 from ostinato.plan.plan import make_plan
 from ostinato.sample.params import SamplingParams

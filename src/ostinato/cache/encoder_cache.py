@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ostinato.observe.counts import EncoderCacheCounts
+from ostinato.observe.cache_counts import EncoderCacheCounts
 
 
 class Held(NamedTuple):

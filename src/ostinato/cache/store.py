@@ -19,7 +19,7 @@ from ostinato.cache.index import Checkpoint, Entry, Pane, PrefixIndex
 from ostinato.cache.pane_rules import PaneRules
 from ostinato.cache.pool import Pool
 from ostinato.cache.report import EvictedKeys
-from ostinato.observe.counts import StoreCounts
+from ostinato.observe.cache_counts import StoreCounts
 
 MOST_ENTRIES_WITHOUT_BLOCKS = 2**16
 """Entries of a model without blocks (no attention, or windows in all layers): no memory bounds their number."""

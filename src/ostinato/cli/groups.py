@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from functools import cache
 
-from ostinato.config import ALIASES, EngineConfig
+from ostinato.config import EngineConfig
 from ostinato.sample.guide import Guide
 from ostinato.sample.params import SamplingParams
 from ostinato.serve.settings import ServeSettings
+from ostinato.setting_names import ALIASES
 
 MOST_WANTED = ("model", "max_tokens", "temperature", "host", "port", "max_model_len")
 """Settings that `--help` explains; of the others it gives the names."""

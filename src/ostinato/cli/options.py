@@ -15,8 +15,9 @@ import typer
 from pydantic.fields import FieldInfo
 
 from ostinato.cli.command import show_all
-from ostinato.config import ALIASES, BYTE_SETTINGS, EngineConfig
+from ostinato.config import BYTE_SETTINGS, EngineConfig
 from ostinato.errors import ConfigError
+from ostinato.setting_names import ALIASES
 from ostinato.units import exact_bytes
 
 AS_TEXT = {

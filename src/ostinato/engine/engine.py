@@ -33,7 +33,8 @@ from ostinato.media.input import RenderedChat, load_media_input, render_chat
 from ostinato.media.prompt import MediaPrompt
 from ostinato.models.checkpoint import checkpoint_of, load_spec
 from ostinato.models.pooling import PoolingKind
-from ostinato.observe.counts import EngineCounts, Meter
+from ostinato.observe.counts import EngineCounts
+from ostinato.observe.histograms import Meter
 from ostinato.observe.phases import Phases
 from ostinato.ops.seeds import seed_of_request
 from ostinato.plan.device.detect import detect

@@ -10,7 +10,7 @@ from ostinato.engine.text.detokenizer import Detokenizer, StopChecker
 from ostinato.engine.text.tokenizer import Tokenizer
 from ostinato.media.prompt import MediaPrompt
 from ostinato.models.pooling import PoolingKind
-from ostinato.observe.counts import Meter
+from ostinato.observe.histograms import Meter
 from ostinato.plan.layouts.requests import RequestLengths
 from ostinato.sample.grammar import Grammar
 from ostinato.sample.params import SamplingParams

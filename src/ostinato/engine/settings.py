@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
-from ostinato.config import Speculative
+from ostinato.speculative_setting import Speculative
 
 
 class Settings(TypedDict, total=False):

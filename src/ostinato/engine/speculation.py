@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ostinato.observe.counts import SpeculationCounts
+from ostinato.observe.speculation_counts import SpeculationCounts
 from ostinato.plan.speculation.drafter import SpeculativePlan
 from ostinato.schedule.batch import Batch, StepResult
 from ostinato.speculate.controller import Controller

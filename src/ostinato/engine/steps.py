@@ -8,7 +8,8 @@ from ostinato.engine.run.order import Order, Started
 from ostinato.engine.speculation import Speculation
 from ostinato.engine.unfinished import Unfinished
 from ostinato.errors import RankError
-from ostinato.observe.counts import EngineCounts, Meter
+from ostinato.observe.counts import EngineCounts
+from ostinato.observe.histograms import Meter
 from ostinato.schedule.batch import StepResult
 from ostinato.schedule.scheduler import Scheduler
 

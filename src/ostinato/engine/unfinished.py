@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from ostinato.engine.generation import Generation
 from ostinato.engine.outputs import RequestOutput
 from ostinato.errors import RequestError
-from ostinato.observe.counts import Meter
+from ostinato.observe.histograms import Meter
 from ostinato.plan.layouts.requests import RequestLengths
 from ostinato.schedule.request import FinishReason, RequestUpdate
 from ostinato.schedule.scheduler import Scheduler

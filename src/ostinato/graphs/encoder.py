@@ -14,7 +14,7 @@ from ostinato.graphs.buffers import EncoderBuffers, check_unmoved
 from ostinato.graphs.check import compare_encoding
 from ostinato.graphs.graphs import CaptureProgress
 from ostinato.media.item import MediaItem
-from ostinato.observe.counts import EncoderCounts
+from ostinato.observe.encoder_counts import EncoderCounts
 from ostinato.ops.step import EncoderInputs
 from ostinato.plan.encoder.choice import EncoderPlan
 from ostinato.plan.encoder.packing import Pack, pack_items

@@ -13,7 +13,7 @@ from typing import Any
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from ostinato.observe.counts import Histogram, Meter
+from ostinato.observe.histograms import Histogram, Meter
 
 __all__ = ["CONTENT_TYPE_LATEST", "answers", "exposition", "families"]
 

@@ -8,7 +8,7 @@ from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError, Remedy
 from ostinato.plan.decision import Decision
 from ostinato.plan.device.catalogue import DeviceSpec
-from ostinato.plan.fit import Fit
+from ostinato.plan.fitting.fit import Fit
 from ostinato.plan.memory.flops import PrefillFlops
 from ostinato.plan.search import smallest
 from ostinato.units import GiB, format_bytes

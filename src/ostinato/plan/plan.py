@@ -17,7 +17,9 @@ from ostinato.plan.cuts import rank_decisions
 from ostinato.plan.decision import Decision
 from ostinato.plan.device.catalogue import DeviceSpec
 from ostinato.plan.encoder.choice import EncoderPlan
-from ostinato.plan.fit import DoesNotFit, Fit, fit, graph_cost, utilization
+from ostinato.plan.fitting.costs import graph_cost
+from ostinato.plan.fitting.fit import DoesNotFit, Fit, fit
+from ostinato.plan.fitting.settle import utilization
 from ostinato.plan.graphs.capture_plan import CapturePlan, choose_capture, plan_capture
 from ostinato.plan.kernel_launches import step_sizes, with_launches
 from ostinato.plan.kernels import KernelChoice, backend_of

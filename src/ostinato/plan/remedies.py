@@ -9,7 +9,8 @@ from typing import Any
 from ostinato.config import EngineConfig
 from ostinato.errors import Remedy
 from ostinato.plan.device.catalogue import DeviceSpec
-from ostinato.plan.fit import DEFAULT_MEMORY_UTILIZATION, DoesNotFit, fit_with
+from ostinato.plan.fitting.fit import DoesNotFit, fit_with
+from ostinato.plan.fitting.settle import DEFAULT_MEMORY_UTILIZATION
 from ostinato.plan.graphs.coverage import PIECEWISE_MODES
 from ostinato.plan.limits import least_batched_tokens, least_model_len
 from ostinato.plan.memory.cache_split import cache_need

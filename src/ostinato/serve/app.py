@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 
 from ostinato import __version__
 from ostinato.errors import ConfigError
-from ostinato.observe.counts import AnswerCounts
+from ostinato.observe.answer_counts import AnswerCounts
 from ostinato.observe.tracing import Tracing, make_tracing
 from ostinato.serve.api.chat import chat_router
 from ostinato.serve.api.completions import completions_router

@@ -8,7 +8,7 @@ from itertools import combinations, product
 from typing import Any, Literal, get_args
 
 from ostinato.cache.placement import StateCacheMode
-from ostinato.config import EngineConfig, Speculative
+from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError, Remedy
 from ostinato.models.checkpoint import load_spec
 from ostinato.plan.device.detect import detect
@@ -17,6 +17,7 @@ from ostinato.plan.limits import least_batched_tokens
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import make_plan
 from ostinato.plan.speculation.drafter import available_methods
+from ostinato.speculative_setting import Speculative
 from ostinato.verify.settings import way_config
 
 Choice = dict[str, Any]

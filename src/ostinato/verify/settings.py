@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ostinato.config import EngineConfig, Speculative
+from ostinato.config import EngineConfig
 from ostinato.errors import CapacityError, ConfigError, Remedy
 from ostinato.models.checkpoint import load_spec
 from ostinato.plan.device.detect import detect
 from ostinato.plan.limits import least_batched_tokens
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import make_plan
+from ostinato.speculative_setting import Speculative
 from ostinato.units import format_bytes
 
 ROWS = 4

@@ -19,7 +19,7 @@ from typing import Literal, NamedTuple
 
 from ostinato.cache.files.packed import NAME_BYTES, pack, packed_bytes, read_file, unpack, write_file
 from ostinato.errors import ConfigError, Remedy
-from ostinato.observe.counts import FileCounts
+from ostinato.observe.cache_counts import FileCounts
 
 log = logging.getLogger("ostinato.cache")
 

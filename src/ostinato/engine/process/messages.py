@@ -16,7 +16,7 @@ from ostinato.config import EngineConfig
 from ostinato.engine.process.delivery import OutputDelta
 from ostinato.media.prompt import MediaPrompt
 from ostinato.models.pooling import PoolingKind
-from ostinato.observe.counts import Meter
+from ostinato.observe.histograms import Meter
 from ostinato.plan.plan import Plan
 from ostinato.plan.vision import VisionSpec
 from ostinato.sample.guide import Guide

@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from ostinato.engine.process.messages import Observation
-from ostinato.observe.counts import Histogram, Meter
+from ostinato.observe.histograms import Histogram, Meter
 
 _RATES: dict[str, Callable[[Mapping[str, Any]], tuple[float, float] | None]] = {
     "acceptance": lambda of: _accepted(of),

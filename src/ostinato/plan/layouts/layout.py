@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from ostinato.config import EngineConfig
 from ostinato.errors import CapacityError, ConfigError, Remedy
 from ostinato.plan.device.catalogue import DeviceSpec
-from ostinato.plan.fit import fit
+from ostinato.plan.fitting.fit import fit
 from ostinato.plan.layouts.deadline import Deadline
 from ostinato.plan.layouts.queue import Room, StepSeconds, make_arrivals, simulate
 from ostinato.plan.layouts.requests import RequestLengths

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from ostinato.plan.decision import Decision, without_effect
-from ostinato.plan.fit import Fit, fit_with
+from ostinato.plan.fitting.fit import Fit, fit_with
 from ostinato.plan.limits import least_model_len
 from ostinato.plan.remedies import fewer_drafts
 from ostinato.plan.search import largest, smallest

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ostinato.config import EngineConfig, Speculative
+from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError, Remedy
 from ostinato.plan.decision import Decision, without_effect
 from ostinato.plan.memory.cache_split import kv_block_bytes, slots_per_request, state_slot_bytes
@@ -13,6 +13,7 @@ from ostinato.plan.model import DrafterSpec, ModelSpec
 from ostinato.plan.quantization import AnyQuantization
 from ostinato.plan.rope import RopeSpec, resolve_rope
 from ostinato.plan.speculation.widths import draft_numbers
+from ostinato.speculative_setting import Speculative
 
 Method = Literal["ngram", "mtp", "draft"]
 

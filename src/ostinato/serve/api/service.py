@@ -15,7 +15,8 @@ from prometheus_client.core import Metric
 from ostinato import __version__
 from ostinato.engine.process.async_engine import AsyncEngine
 from ostinato.engine.replicas.replicated_engine import ReplicatedEngine
-from ostinato.observe.counts import AnswerCounts, Meter
+from ostinato.observe.answer_counts import AnswerCounts
+from ostinato.observe.histograms import Meter
 from ostinato.observe.metrics import (
     CONTENT_TYPE_LATEST,
     answers,

@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from ostinato.config import EngineConfig
 from ostinato.engine.process.failures import EngineFailed
-from ostinato.observe.counts import AnswerCounts
+from ostinato.observe.answer_counts import AnswerCounts
 from ostinato.observe.record import RequestRecord
 from ostinato.serve.app import make_api
 from ostinato.serve.batch.files import AnswerFile, Line, read_bodies

@@ -25,6 +25,8 @@ class ToolCall(EchoedBody):
     type: Literal["function"] = "function"
     function: FunctionCall
     index: Ignored = None
+    provider_specific_fields: Ignored = None
+    """Of LiteLLM, as in `Message`."""
 
 
 class Message(EchoedBody):
@@ -44,6 +46,8 @@ class Message(EchoedBody):
     function_call: Annotated[None, unserved("use tool_calls")] = None
     audio: Annotated[None, unserved("only text is")] = None
     annotations: Ignored = None
+    provider_specific_fields: Ignored = None
+    """LiteLLM adds it to an answer, and sends it back with it."""
 
 
 def for_template(messages: Sequence[Message], knows_developer: bool) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from ostinato.observe.counts import Histogram
+from ostinato.observe.histograms import Histogram
 
 STALL = 0.02
 """Seconds: no request may hold the loop longer."""

@@ -9,7 +9,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ostinato.observe.counts import AnswerCounts
+from ostinato.observe.answer_counts import AnswerCounts
 from ostinato.observe.logs import log_request
 from ostinato.observe.record import RequestRecord
 from ostinato.observe.tracing import Tracing

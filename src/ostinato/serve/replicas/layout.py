@@ -13,7 +13,7 @@ from ostinato.errors import CapacityError, ConfigError, Remedy
 from ostinato.models.checkpoint import load_spec
 from ostinato.plan.device.catalogue import DeviceSpec
 from ostinato.plan.device.detect import detect
-from ostinato.plan.fit import utilization
+from ostinato.plan.fitting.settle import utilization
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import Plan, make_plan
 from ostinato.plan.search import largest

@@ -1,0 +1,64 @@
+"""What is counted of the images that the vision encoder encoded, with a graph or without one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(slots=True)
+class PackCounts:
+    """Packs of images that the vision encoder took together, all by one graph or for one reason without a graph."""
+
+    packs: int = 0
+    items: int = 0
+    tokens: int = 0
+    """Output tokens, without padding."""
+    padding: int = 0
+    seconds: float = 0.0
+    """Time of the host."""
+
+    def add(self, items: int, tokens: int, padding: int, seconds: float) -> None:
+        """Adds one pack."""
+        self.packs += 1
+        self.items += items
+        self.tokens += tokens
+        self.padding += padding
+        self.seconds += seconds
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("packs", "items", "tokens", "seconds", "padding")}
+
+
+@dataclass(slots=True)
+class EncoderCounts:
+    """Packs of images, by what encoded them."""
+
+    by_budget: dict[int, PackCounts] = field(default_factory=dict)
+    """Token budget of the graph -> its packs."""
+    eager: dict[str, PackCounts] = field(default_factory=dict)
+    """Reason -> packs without a graph."""
+
+    def count_replay(self, budget: int, items: int, tokens: int, seconds: float) -> None:
+        self.by_budget.setdefault(budget, PackCounts()).add(items, tokens, budget - tokens, seconds)
+
+    def count_eager(self, reason: str, items: int, tokens: int, seconds: float) -> None:
+        self.eager.setdefault(reason, PackCounts()).add(items, tokens, 0, seconds)
+
+    def clear(self) -> None:
+        self.by_budget.clear()
+        self.eager.clear()
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data: images that a graph served (`hits`) and that ran eagerly (`misses`), tokens, padding and
+        seconds of all, and the packs of each budget and of each reason."""
+        replayed, eager = list(self.by_budget.values()), list(self.eager.values())
+        return {
+            "hits": sum(one.items for one in replayed),
+            "misses": sum(one.items for one in eager),
+            "tokens": sum(one.tokens for one in replayed + eager),
+            "padding": sum(one.padding for one in replayed),
+            "seconds": sum(one.seconds for one in replayed + eager),
+            "budgets": [{"budget": budget, **one.to_json()} for budget, one in sorted(self.by_budget.items())],
+            "eager": [{"reason": reason, **one.to_json()} for reason, one in sorted(self.eager.items())],
+        }

@@ -1,0 +1,84 @@
+"""Histograms, and those that the engine keeps of its requests and steps."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+SECONDS = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
+    *(1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0),
+)
+TOKENS = tuple(2**power for power in range(18))
+
+
+class Histogram:
+    """Counts of values up to each of some bounds, and above the last."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+        """Sum of the values."""
+
+    def observe(self, value: float, times: int = 1) -> None:
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.total += value * times
+
+    def cumulative(self) -> list[int]:
+        """Values up to each bound, and all values, as Prometheus wants them."""
+        sums, total = [], 0
+        for count in self.counts:
+            total += count
+            sums.append(total)
+        return sums
+
+    def quantile(self, share: float) -> float | None:
+        """The smallest bound that at least `share` of the values do not exceed. None if there are no values, or no such
+        bound."""
+        sums = self.cumulative()
+        if not sums[-1]:
+            return None
+        place = bisect_left(sums, share * sums[-1])
+        return self.bounds[place] if place < len(self.bounds) else None
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data."""
+        return {"bounds": list(self.bounds), "counts": list(self.counts), "sum": self.total}
+
+
+def _seconds() -> Histogram:
+    return Histogram(SECONDS)
+
+
+def _tokens() -> Histogram:
+    return Histogram(TOKENS)
+
+
+@dataclass(slots=True)
+class Meter:
+    """What the engine measures of its requests. Times are in seconds, without the time that a server adds."""
+
+    queue: Histogram = field(default_factory=_seconds)
+    """From a request's arrival to its first step."""
+    first_token: Histogram = field(default_factory=_seconds)
+    """From the arrival to the first token of its first output."""
+    inter_token: Histogram = field(default_factory=_seconds)
+    """Between two tokens of an output. Tokens of one step share the time since the token before them."""
+    prefill: Histogram = field(default_factory=_seconds)
+    """From the first step to the first token."""
+    decode: Histogram = field(default_factory=_seconds)
+    """From the first token to the last."""
+    whole: Histogram = field(default_factory=_seconds)
+    """From the arrival to the end."""
+    prompt_tokens: Histogram = field(default_factory=_tokens)
+    output_tokens: Histogram = field(default_factory=_tokens)
+    """Of all outputs of a request."""
+    step_tokens: Histogram = field(default_factory=_tokens)
+    """Tokens that a step computes, without padding."""
+    step: Histogram = field(default_factory=_seconds)
+    """A step with its bookkeeping."""

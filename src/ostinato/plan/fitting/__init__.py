@@ -1,0 +1,1 @@
+"""Limits that fit, and what they cost."""

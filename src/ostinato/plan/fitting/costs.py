@@ -1,0 +1,92 @@
+"""What limits cost: the bytes that they take beside weights, blocks and slots."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ostinato.ops.facts import called_by
+from ostinato.plan.encoder.choice import encoder_activations, encoder_memory
+from ostinato.plan.encoder.needs import EncoderMemory
+from ostinato.plan.fitting.settle import Settled
+from ostinato.plan.graphs.coverage import FULL_MODES
+from ostinato.plan.graphs.ladders import Reach
+from ostinato.plan.kernels import backend_of, not_capturable_in_decode, ops_of, splits_of
+from ostinato.plan.limits import Limits
+from ostinato.plan.memory.activations import activation_bytes
+from ostinato.plan.memory.cache_split import NO_ENCODER, Budget, cache_room
+from ostinato.plan.memory.graph_memory import Capture, LargestGraphs, graph_bytes
+from ostinato.plan.memory.torch_memory import workspace_bytes
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Bytes that some limits take beside weights, blocks and slots."""
+
+    activations: int
+    graphs: int
+    encoder: EncoderMemory
+
+    def room(self, budget: Budget) -> int:
+        """Bytes that are left for blocks and slots; negative if not even these fit."""
+        return cache_room(budget, self.activations, self.graphs + self.encoder.total)
+
+
+def costs_of(settled: Settled, limits: Limits, reach: Reach, cache_tokens: int | None = None) -> Costs:
+    """What these limits take, with an encoder cache of `cache_tokens` tokens, or of the least."""
+    encoder = settled.encoder
+    activations = activation_bytes(
+        settled.kinds,
+        settled.dtype,
+        tokens=limits.max_num_batched_tokens,
+        rows=limits.max_num_seqs,
+        max_model_len=limits.max_model_len,
+        gathers_states=_gathers_states(settled),
+        tokens_per_row=settled.slots_per_request,
+        native=ops_of(settled.kernels, "native"),
+        threads=settled.threads or 1,
+        triton=ops_of(settled.kernels, "triton"),
+        kv_cache_dtype=settled.kv_cache_dtype,
+    )
+    if settled.device.kind == "cuda":
+        activations += workspace_bytes(settled.device.capability, streams=2)
+    if encoder is not None:
+        # Images are encoded before the text part runs.
+        activations = max(activations, encoder_activations(encoder, limits))
+    return Costs(
+        activations,
+        graph_cost(settled, limits, settled.captured(limits, reach)),
+        NO_ENCODER if encoder is None else encoder_memory(encoder, limits, cache_tokens),
+    )
+
+
+def graph_cost(settled: Settled, limits: Limits, captured: LargestGraphs) -> int:
+    """Bytes of all graphs if these are the largest."""
+    # Without graphs, what would cover a batch is a mode with full graphs, if their kernels can be captured.
+    can_be_full = settled.graph_mode == "none" and not not_capturable_in_decode(settled.kernels)
+    gathers_states = _gathers_states(settled) and (settled.graph_mode in FULL_MODES or can_be_full)
+    references = {*ops_of(settled.kernels, "reference")} - called_by("encoder")
+    return graph_bytes(
+        settled.kinds,
+        settled.dtype,
+        captured,
+        limits=limits,
+        block_size=settled.config.block_size,
+        has_panes=settled.budget.pane_window > 0,
+        capture=Capture(
+            backend_of(settled.device.kind),
+            frozenset(splits_of(settled.kernels)),
+            gathers_states,
+            holds_references=bool(references - {"sample"}),
+            triton=frozenset(ops_of(settled.kernels, "triton")),
+        ),
+    )
+
+
+def _gathers_states(settled: Settled) -> bool:
+    """Whether a decode step gathers all rows' states into one tensor, as the reference does on a GPU."""
+    triton = ops_of(settled.kernels, "triton")
+    return settled.device.kind == "cuda" and any(
+        array is not None and mixer.state[array].dtype == "state" and operation not in triton
+        for mixer in settled.kinds.state_layers
+        for operation, array in mixer.operations.items()
+    )

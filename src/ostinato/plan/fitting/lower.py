@@ -1,0 +1,65 @@
+"""The search for limits that fit, each tried by adding up what it costs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+from ostinato.plan.fitting.costs import costs_of
+from ostinato.plan.fitting.settle import Settled
+from ostinato.plan.graphs.ladders import Reach
+from ostinato.plan.limits import Limits, lower_limits, lowest_batched_tokens
+from ostinato.plan.memory.cache_split import cache_need
+from ostinato.plan.search import largest
+
+
+def lower(settled: Settled) -> tuple[Limits, Reach]:
+    """The limits and the reach of open ladders that fit, or the last ones tried if none do.
+
+    Open ladders keep their default reach as long as one request fits beside it, however few its tokens: graphs are
+    what makes steps fast. They are never lowered to make room for the slots of given rows. Where no request fits,
+    ladders become as if the `max_num_seqs` tried had been given. Where that is not enough, or it was given, they are
+    lowered as far as to graphs of one token, and from there raised to the most that fits.
+    """
+    reach = settled.reach
+    limits, is_fitting = _lower_limits(settled, reach)
+    for smaller in (Reach(), Reach(most_tokens=1)):
+        if is_fitting or _fits(settled, reach, limits, 1):
+            break
+        if settled.captured(limits, smaller) != settled.captured(limits, reach):
+            reach = smaller
+            limits, is_fitting = _lower_limits(settled, reach)
+    return _with_larger_graphs(settled, limits) if is_fitting and reach.most_tokens is not None else (limits, reach)
+
+
+def _lower_limits(settled: Settled, reach: Reach) -> tuple[Limits, bool]:
+    fits = partial(_fits, settled, reach)
+    return lower_limits(settled.config, settled.wanted, settled.slots_per_request, fits)
+
+
+def _with_larger_graphs(settled: Settled, limits: Limits) -> tuple[Limits, Reach]:
+    """Limits that fit beside graphs of one token, with the largest graphs that fit beside the least
+    `max_num_batched_tokens`, if that is open, which then gets back what they leave."""
+    rows, most_tokens = limits.max_num_seqs, limits.max_num_batched_tokens
+    fewest = limits
+    if not settled.config.is_given("max_num_batched_tokens"):
+        floor = lowest_batched_tokens(rows, settled.slots_per_request, settled.budget.block_size)
+        fewest = replace(limits, max_num_batched_tokens=min(floor, most_tokens))
+    captured = largest(
+        1,
+        settled.captured(fewest, Reach()).most_tokens,
+        lambda tokens: _fits(settled, Reach(most_tokens=tokens), fewest, rows),
+    )
+    reach = Reach(most_tokens=captured or 1)
+    tokens = largest(
+        fewest.max_num_batched_tokens,
+        most_tokens,
+        lambda tokens: _fits(settled, reach, replace(limits, max_num_batched_tokens=tokens), rows),
+    )
+    return replace(limits, max_num_batched_tokens=tokens or most_tokens), reach
+
+
+def _fits(settled: Settled, reach: Reach, limits: Limits, rows: int) -> bool:
+    """Whether there is room for the slots of `rows` rows and the blocks of one request."""
+    need = cache_need(settled.budget, rows, limits.max_model_len, limits.max_num_batched_tokens)
+    return need <= costs_of(settled, limits, reach).room(settled.budget)

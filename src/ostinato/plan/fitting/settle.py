@@ -1,0 +1,159 @@
+"""What a config comes to on a device before its limits are known: all that does not depend on memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ostinato.cache.placement import StateCacheMode
+from ostinato.config import EngineConfig
+from ostinato.plan.cuts import without_graphs_of_ranks
+from ostinato.plan.decision import Decision
+from ostinato.plan.device.catalogue import DeviceSpec
+from ostinato.plan.encoder.choice import EncoderChoice, choose_budgets, choose_encoder
+from ostinato.plan.graphs.capture_plan import choose_graph_mode, choose_ladders, largest_graphs
+from ostinato.plan.graphs.coverage import GraphMode
+from ostinato.plan.graphs.ladders import Reach
+from ostinato.plan.kernels import KernelChoice, backend_of, choose_kernels
+from ostinato.plan.limits import DEFAULT_MAX_NUM_SEQS, Limits, wanted_limits
+from ostinato.plan.memory.cache_split import Budget, kv_block_bytes, slots_per_request, state_slot_bytes
+from ostinato.plan.memory.graph_memory import LargestGraphs
+from ostinato.plan.memory.keys_and_values import choose_kv_cache_dtype
+from ostinato.plan.memory.passes import of_each_kind
+from ostinato.plan.memory.state_cache import choose_state_block_size, choose_state_cache_mode
+from ostinato.plan.model import ModelSpec
+from ostinato.plan.quantization_setting import with_quantization
+from ostinato.plan.settings import choose_dtype, choose_ssm_state_dtype, choose_threads
+from ostinato.plan.speculation.drafter import with_drafter
+from ostinato.plan.windows import pane_bytes, pane_window
+from ostinato.units import GiB
+
+DEFAULT_MEMORY_UTILIZATION = {"cuda": 0.9, "cpu": 1.0}
+DEFAULT_CPU_CACHE = 4 * GiB
+
+
+@dataclass(frozen=True)
+class Settled:
+    """A config on a device, and what it comes to whatever the limits are.
+
+    `model` has what makes drafts, and its weights are quantised as asked; `kinds` has one of each kind of its layers.
+    `wanted` are the limits asked for, or the defaults; `reach` says how far ladders go by default.
+    """
+
+    config: EngineConfig
+    model: ModelSpec
+    device: DeviceSpec
+    kinds: ModelSpec
+    dtype: str
+    ssm_state_dtype: str
+    kv_cache_dtype: str
+    """Of keys and values: the model's, or `int8`"""
+    state_cache_mode: StateCacheMode
+    state_block_size: int
+    slots_per_request: int
+    kernels: dict[str, KernelChoice]
+    graph_mode: GraphMode
+    encoder: EncoderChoice | None
+    budget: Budget
+    wanted: Limits
+    reach: Reach
+    decisions: tuple[Decision, ...]
+    of_limits: tuple[Decision, ...]
+    """Those by which `wanted` differs from what was asked for."""
+
+    @property
+    def threads(self) -> int | None:
+        return choose_threads(self.config, self.device)
+
+    def captured(self, limits: Limits, reach: Reach) -> LargestGraphs:
+        return largest_graphs(self.config, self.graph_mode, reach, limits, self.slots_per_request)
+
+
+def settle(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Settled:
+    """What can be decided before the limits are. ConfigError if given values contradict each other or the model."""
+    model = with_quantization(config, with_drafter(config, model), device.kind)
+    dtype, of_dtype = choose_dtype(config, model)
+    ssm_state_dtype, of_ssm_dtype = choose_ssm_state_dtype(config, model)
+    kv_cache_dtype, of_kv_dtype = choose_kv_cache_dtype(config, model, dtype)
+    mode = choose_state_cache_mode(config, model)
+    state_block_size = choose_state_block_size(config, model)
+    per_request = slots_per_request(config.num_speculative_tokens)
+    wanted, of_limits = wanted_limits(config, model, device.kind, per_request)
+    backend = backend_of(device.kind)
+    kernels = choose_kernels(model, device, config.kernels, config.deterministic)
+    graph_mode, of_mode = choose_graph_mode(config, kernels, backend)
+    graph_mode, of_mode = without_graphs_of_ranks(config, backend) or (graph_mode, of_mode)
+    encoder = choose_encoder(config, model, dtype, kernels, backend, choose_threads(config, device) or 1)
+    reach = Reach(config.max_num_seqs or DEFAULT_MAX_NUM_SEQS[device.kind])
+    # A contradiction is told before what fits.
+    choose_ladders(config, graph_mode, reach, wanted, per_request)
+    if encoder is not None:
+        choose_budgets(encoder, wanted)
+    return Settled(
+        config=config,
+        model=model,
+        device=device,
+        # A step's peak is that of its greediest layer, so one of each kind is enough to find it.
+        kinds=of_each_kind(model),
+        dtype=dtype,
+        ssm_state_dtype=ssm_state_dtype,
+        kv_cache_dtype=kv_cache_dtype,
+        state_cache_mode=mode.effective,
+        state_block_size=state_block_size,
+        slots_per_request=per_request,
+        kernels=kernels,
+        graph_mode=graph_mode,
+        encoder=encoder,
+        budget=_budget(
+            config, model, device, dtype, ssm_state_dtype, kv_cache_dtype, mode.effective, wanted.max_model_len
+        ),
+        wanted=wanted,
+        reach=reach,
+        decisions=(
+            *of_dtype,
+            *of_ssm_dtype,
+            *of_kv_dtype,
+            *([mode] if mode.effective != config.state_cache_mode else []),
+            *of_mode,
+        ),
+        of_limits=tuple(of_limits),
+    )
+
+
+def utilization(config: EngineConfig, device: DeviceSpec) -> float:
+    """The part of the device's memory that the plan may use."""
+    return config.memory_utilization or DEFAULT_MEMORY_UTILIZATION[device.kind]
+
+
+def _budget(
+    config: EngineConfig,
+    model: ModelSpec,
+    device: DeviceSpec,
+    dtype: str,
+    ssm_state_dtype: str,
+    kv_cache_dtype: str,
+    mode: StateCacheMode,
+    max_model_len: int,
+) -> Budget:
+    # Each rank has a GPU of its own; on a CPU all share one memory.
+    own_memory = device.memory_bytes // (model.ranks if device.kind == "cpu" else 1)
+    cache_size = config.cache_memory
+    if cache_size is None and device.kind == "cpu":
+        cache_size = min(DEFAULT_CPU_CACHE, own_memory // 4)
+    window = pane_window(model, max_model_len)
+    pane = pane_bytes(model, config.block_size, kv_cache_dtype) if window else 0
+    return Budget(
+        available=int(own_memory * utilization(config, device)),
+        weights=model.weight_bytes(dtype) + (model.drafter.weight_bytes(dtype) if model.drafter is not None else 0),
+        cache_size=cache_size,
+        cache_is_given=config.cache_memory is not None,
+        block_size=config.block_size,
+        kv_block=kv_block_bytes(model, config.block_size, kv_cache_dtype) - pane,
+        state_slot=state_slot_bytes(model, dtype, ssm_state_dtype),
+        slots_per_request=slots_per_request(config.num_speculative_tokens),
+        mapped_weights=model.mapped_bytes + (0 if model.drafter is None else model.drafter.mapped_bytes),
+        # A model without state needs no checkpoints to hit.
+        holds_prefixes=config.enable_prefix_caching and (mode != "none" or not model.keeps_state),
+        expected_prefix_tokens=config.expected_prefix_tokens,
+        pane=pane,
+        pane_window=window,
+    )
