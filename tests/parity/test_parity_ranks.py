@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -330,6 +331,36 @@ def test_a_rank_that_waits_for_the_others_ends_with_the_first(tmp_path: Path) ->
     assert leader._connections[0].recv() == Ready()
     leader._connections[0].close()
     assert leader._processes[0].wait(300) == 0  # it would wait for ten minutes
+
+
+def test_a_stopped_rank_ends_when_the_first_one_is_killed() -> None:
+    """While it is stopped: what watches its connection would wait to be continued."""
+    program = (
+        "import sys; from ostinato import LLM; "
+        f"llm = LLM({str(checkpoint('llama'))!r}, tensor_parallel_size=2, dtype='float32', max_model_len=64, threads=1,"
+        " cache_memory='4MiB'); "
+        "print(*llm.engine._leader.pids, flush=True); sys.stdin.read()"
+    )
+    first = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with first:
+        try:
+            assert first.stdout is not None
+            rank = int(first.stdout.readline())
+            end_of_rank = os.pidfd_open(rank)  # tells of this process alone, also where nobody has its status
+            signal.pidfd_send_signal(end_of_rank, signal.SIGSTOP)
+            end = time.monotonic() + PATIENCE
+            while "State:\tT" not in Path(f"/proc/{rank}/status").read_text():
+                assert time.monotonic() < end
+                time.sleep(0.01)
+        finally:
+            first.kill()
+    try:
+        ended, _, _ = select.select([end_of_rank], [], [], PATIENCE)
+        assert ended
+    finally:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(end_of_rank, signal.SIGKILL)
+        os.close(end_of_rank)
 
 
 def test_a_checkpoint_that_cannot_be_loaded_leaves_no_process(tmp_path: Path) -> None:

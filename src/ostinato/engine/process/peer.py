@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import select
+import signal
+import subprocess
+import sys
 import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
 from typing import Protocol
+
+_SET_SIGNAL = 1
+"""PR_SET_PDEATHSIG of prctl(2)."""
 
 
 class _HasDescriptor(Protocol):
@@ -13,7 +23,8 @@ class _HasDescriptor(Protocol):
 
 
 def end_with_peer(connection: _HasDescriptor) -> None:
-    """Ends this process at once when the other end of a socket is gone, whatever it is doing."""
+    """Ends this process at once when the other end of a socket is gone, whatever it is doing. One that is stopped ends
+    when it is continued."""
 
     def watch() -> None:
         poll = select.poll()
@@ -22,3 +33,33 @@ def end_with_peer(connection: _HasDescriptor) -> None:
         os._exit(0)
 
     threading.Thread(target=watch, name="the other end", daemon=True).start()
+
+
+def end_with_starter() -> None:
+    """Has the kernel kill this process, which `start_kept` has started, when its starter ends, also while it is
+    stopped. Only Linux does; and who ended before this call is not noticed."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_SET_SIGNAL, signal.SIGKILL)
+
+
+def start_kept(command: Sequence[str], env: Mapping[str, str], pass_fds: Sequence[int] = ()) -> subprocess.Popen[bytes]:
+    """A process without input, in a session of its own. OSError if there can be none.
+
+    For Linux the starter of a process is a thread: one starts it that lives as long as it does.
+    """
+    started: Future[subprocess.Popen[bytes]] = Future()
+
+    def keep() -> None:
+        try:
+            process = subprocess.Popen(
+                command, pass_fds=pass_fds, stdin=subprocess.DEVNULL, env=env, start_new_session=True
+            )
+        except BaseException as error:
+            started.set_exception(error)
+            return
+        started.set_result(process)
+        with suppress(ChildProcessError):  # another thread has had its status already
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+
+    threading.Thread(target=keep, name="starter", daemon=True).start()
+    return started.result()

@@ -20,6 +20,7 @@ from typing import TypeVar
 import torch
 
 from ostinato.engine.process.environment import child_environment
+from ostinato.engine.process.peer import start_kept
 from ostinato.engine.ranks.group import Group
 from ostinato.engine.run.inputs import Drafts
 from ostinato.errors import OstinatoError, RankError, Remedy
@@ -111,13 +112,7 @@ class Leader:
         command = [sys.executable, "-P", "-m", "ostinato.engine.ranks.worker", str(theirs.fileno())]
         with theirs:
             # In a session of its own, Ctrl-C does not reach it: it ends with its connection.
-            process = subprocess.Popen(
-                command,
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                env=child_environment(),
-                start_new_session=True,
-            )
+            process = start_kept(command, child_environment(), [theirs.fileno()])
         self._processes.append(process)
         self._connections.append(ours)
         with contextlib.suppress(OSError):  # it has died, which is noticed when it is waited for

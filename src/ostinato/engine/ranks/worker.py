@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection
 
 import torch
 
-from ostinato.engine.process.peer import end_with_peer
+from ostinato.engine.process.peer import end_with_peer, end_with_starter
 from ostinato.engine.ranks.group import Group
 from ostinato.engine.ranks.leader import Chosen, Failed, Logits, Ready, Start, Step, told
 from ostinato.engine.run.runner import Runner
@@ -34,6 +34,7 @@ class Following(ForItself):
 
 def main(fileno: int) -> None:
     """Serves the connection at a file descriptor until it ends."""
+    end_with_starter()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     connection = Connection(fileno)
     # Also while it loads weights, or waits for a rank that will not come.
