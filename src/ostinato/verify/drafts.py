@@ -9,6 +9,7 @@ from ostinato.engine.engine import Engine
 from ostinato.ops.seeds import mix64
 from ostinato.schedule.batch import Batch, Row
 from ostinato.speculate.proposer import Proposer
+from ostinato.speculative_setting import Speculative
 from ostinato.verify.plain import Case
 
 WRONG, RIGHT = 1, 2
@@ -16,13 +17,23 @@ WRONG, RIGHT = 1, 2
 
 
 def steer_drafts(engine: Engine, cases: Sequence[Case]) -> None:
-    """Lets the engine's proposer be corrected and misled by what the plain path says; nothing without speculation."""
+    """Lets the engine's proposer be corrected and misled by what the plain path says; nothing without speculation, and
+    where it cannot be (`unsteered`)."""
     drafting = engine.runner.drafting
-    if drafting is not None:
+    if drafting is not None and not (drafting.has_weights and engine.plan.settings.tensor_parallel_size > 1):
         steered = SteeredProposer(
             drafting.proposer, engine.spec.vocab_size, cases, keeps_state=drafting.model is not None
         )
         engine.runner.drafting = replace(drafting, proposer=steered)
+
+
+def unsteered(ranks: int, methods: Sequence[Speculative | None]) -> list[str]:
+    """Why some drafts are as their drafter makes them. Each rank has the drafts of its own part of the weights, and
+    what is changed on the first one would not reach the others."""
+    own = [each.method for each in methods if each is not None and each.method != "ngram"]
+    if ranks == 1 or not own:
+        return []
+    return [f"drafts made right or wrong on purpose: with {ranks} ranks, those of {' and '.join(own)} stay as they are"]
 
 
 class SteeredProposer:
