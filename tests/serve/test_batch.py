@@ -22,11 +22,15 @@ from tests.support.serving import serving
 EXAMPLE = Path(__file__).parents[2] / "docs/examples/batch.jsonl"
 ENGINE = ["--dtype", "float32", "--threads", "1", "--max-num-seqs", "4", "--graph-mode", "none"]
 SLOWED = """
+import signal
+
 import ostinato.serve.batch.run as run
 import ostinato.serve.http.lifecycle as lifecycle
 from ostinato.cli.main import main
 from tests.support.engine_probe import Probe
 
+# A shell's background processes, and so these tests, may have been told to ignore it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 run.Lifecycle = lambda *given: lifecycle.Lifecycle(*given, make=Probe({path!r}, {reference}))
 main()
 """
