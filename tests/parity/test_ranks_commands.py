@@ -11,6 +11,7 @@ import httpx2
 import pytest
 
 from ostinato import LLM, SamplingParams
+from tests.parity.test_parity_ranks import is_rank
 from tests.support.patience import PATIENCE
 from tests.support.server_process import RUN, Process
 
@@ -41,21 +42,13 @@ def test_a_server_with_ranks_answers_as_one_process_does_and_ends_with_all_of_th
         asked = {"messages": messages, "temperature": 0.0, "max_tokens": 64}
         response = httpx2.post(f"{url}/v1/chat/completions", json=asked, timeout=PATIENCE)
         assert response.json()["choices"][0]["message"]["content"] == answer
-        processes = [int(pid) for pid in server.descendants()]
+        processes = server.descendants()
         assert sum(is_rank(pid) for pid in processes) == 1  # beside the first, which is the engine's process
         server.process.send_signal(signal.SIGTERM)
         assert server.status() == 0
         server.until(lambda: not any(is_rank(pid) for pid in processes))
     finally:
         server.process.kill()
-
-
-def is_rank(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/cmdline", encoding="utf-8") as file:
-            return "ostinato.engine.ranks.worker" in file.read()
-    except OSError:
-        return False
 
 
 @pytest.mark.ranks
