@@ -7,7 +7,9 @@ prompt in an engine that started again on the same directory. Files are still in
 restart of the process, not of the machine.
 
 Load: prompts that share nothing, through a cache too small for them, so that each one evicts others; output tokens per
-second with files over those without, in turns. A shape's config.json is enough: weights are random.
+second with files over those without. Both engines stand beside each other and are asked in turns, so that what else a
+machine does meets both; a turn ends when all that it evicted is written. A shape's config.json is enough: weights are
+random.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +30,8 @@ from ostinato.cli.output import note
 from ostinato.plan.device.cpuinfo import processor_of
 
 ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
+TURNS = 4
+"""In which the requests of the load are asked."""
 RESTART_COLUMNS = ("model", "cold, s", "from memory, s", "after a restart, s", "cold / restart", "tokens from files")
 LOAD_COLUMNS = ("model", "without files, tokens/s", "with files, tokens/s", "with / without", "written, MiB")
 
@@ -35,6 +40,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("models", nargs="+")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", choices=("restart", "load"))
     parser.add_argument("--prompt-tokens", type=int, default=2000, help="of the prompt after a restart")
     parser.add_argument("--requests", type=int, default=48, help="of the load")
     parser.add_argument("--load-prompt-tokens", type=int, default=256)
@@ -47,8 +53,9 @@ def main() -> None:
     for model in given.models:
         for number in range(given.rounds):
             note(f"{model}, round {number + 1}")
-            found["restart"].append({"model": _name(model), "round": number, **restarted(model, given, seed=number)})
-            found["load"].append({"model": _name(model), "round": number, **loaded(model, given, seed=number)})
+            for part in ("restart", "load") if given.only is None else (given.only,):
+                measured = (restarted if part == "restart" else loaded)(model, given, seed=number)
+                found[part].append({"model": _name(model), "round": number, **measured})
     if given.output is not None:
         given.output.write_text(json.dumps(found, indent=2) + "\n")
     print(restart_table(found["restart"]))
@@ -81,28 +88,54 @@ def first_token(llm: LLM, prompt: Sequence[int]) -> tuple[float, int]:
 
 
 def loaded(model: str, given: argparse.Namespace, seed: int) -> dict[str, Any]:
-    """Output tokens per second `without` and `with` files, and the bytes written."""
+    """Output tokens per second `without` and `with` files, the `ratios` of each turn, and what was written."""
     params = SamplingParams(max_tokens=given.load_output_tokens, temperature=0.0, ignore_eos=True)
-    found: dict[str, Any] = {}
-    for name in ("without", "with") if seed % 2 == 0 else ("with", "without"):
-        with tempfile.TemporaryDirectory() as directory:
-            settings: dict[str, Any] = {
-                "cache_memory": given.load_cache,
-                "max_model_len": given.load_prompt_tokens + given.load_output_tokens,
-                "max_num_seqs": 8,
-            }
-            if name == "with":
-                settings["cache_dir"] = directory
-            with engine(model, settings) as llm:
-                asked = prompts(llm, given.requests * 2, given.load_prompt_tokens, seed)
-                llm.generate(asked[: given.requests], params)  # fills the cache, so that all that follows evicts
+    settings: dict[str, Any] = {
+        "cache_memory": given.load_cache,
+        "max_model_len": given.load_prompt_tokens + given.load_output_tokens,
+        "max_num_seqs": 8,
+    }
+    with ExitStack() as stack:
+        directory = stack.enter_context(tempfile.TemporaryDirectory())
+        engines = {
+            name: stack.enter_context(engine(model, settings | more))
+            for name, more in (("without", {}), ("with", {"cache_dir": directory}))
+        }
+        seconds: dict[str, list[float]] = {name: [] for name in engines}
+        asked = prompts(engines["with"], given.requests, given.load_prompt_tokens, seed)
+        for llm in engines.values():
+            _fill(llm, min(64, given.load_prompt_tokens))
+            llm.generate(prompts(llm, 8, given.load_prompt_tokens, seed=2000), params)  # the first of all is slower
+            _flush(llm)
+        before = engines["with"].stats()["cache_files"]["written_bytes"]
+        for turn in range(TURNS):
+            share = asked[turn::TURNS]
+            for name in ("with", "without") if (turn + seed) % 2 else ("without", "with"):
                 begin = time.perf_counter()
-                llm.generate(asked[given.requests :], params)
-                seconds = time.perf_counter() - begin
-                found[name] = given.requests * given.load_output_tokens / seconds
-                if name == "with":
-                    found["files"] = llm.stats()["cache_files"]
-    return found
+                engines[name].generate(share, params)
+                _flush(engines[name])
+                seconds[name].append(time.perf_counter() - begin)
+        files = engines["with"].stats()["cache_files"]
+        ratios = [one / other for one, other in zip(seconds["without"], seconds["with"], strict=True)]
+        tokens = given.requests * given.load_output_tokens
+        written = {"written_bytes": files["written_bytes"] - before, "dropped": files["dropped"]}
+        found: dict[str, Any] = {name: tokens / sum(each) for name, each in seconds.items()}
+        return found | {"ratios": ratios, "files": written}
+
+
+def _fill(llm: LLM, length: int) -> None:
+    """Fills the cache, with short texts, so that all that follows evicts."""
+    number = 0
+    while not llm.stats()["prefix_cache"]["evicted_checkpoints"] + llm.stats()["prefix_cache"]["evicted_blocks"]:
+        number += 1
+        llm.generate(prompts(llm, 8, length, seed=1000 + number), ONE_TOKEN)
+
+
+def _flush(llm: LLM) -> None:
+    """Waits until all that was evicted is written."""
+    files = llm.engine.scheduler.cache.store.files
+    if files is not None:
+        files.directory.flush()
 
 
 def engine(model: str, settings: dict[str, Any]) -> LLM:
@@ -131,7 +164,7 @@ def restart_table(found: Sequence[dict[str, Any]]) -> str:
 def load_table(found: Sequence[dict[str, Any]]) -> str:
     rows = []
     for model, runs in by_model(found).items():
-        ratios = [run["with"] / run["without"] for run in runs]
+        ratios = [each for run in runs for each in run["ratios"]]
         written = statistics.median(run["files"]["written_bytes"] for run in runs) / 2**20
         rows.append(
             [model, f"{median(runs, 'without'):.1f}", f"{median(runs, 'with'):.1f}", spread(ratios), f"{written:.0f}"]

@@ -11,6 +11,11 @@ namespace ostinato {
 namespace attention {
 
 constexpr int FETCHES = 2;  // in a square of a panel
+// Panels at a time, as measured with AVX2: what is added to a sum waits for what was added before, and other sums fill that
+// time.
+template <int ROWS>
+constexpr int PANELS_AT_ONCE = LANES != 8 ? 1 : ROWS == 1 ? 4 : 2;
+static_assert(LANES != 8 || PANELS % 4 == 0);
 #if defined(OSTINATO_FEW_VARIANTS)
 constexpr int DIRECT_ROWS = 3;
 #else
@@ -24,64 +29,147 @@ template <bool WHOLE, typename T, typename S>
     return head.load_words(from, word);
 }
 
-// scores [ROWS, TILE] of a panel of keys, from words [begin, end), added to those of the words before. All of a key is
-// read before the keys behind the panel are: the lines of more keys than that hinder each other.
+// LANES words of each of LANES heads from `word` on, turned: vector i holds word i of each head.
+template <bool WHOLE, typename T, typename S>
+struct Square {
+    Float words[LANES];
+
+    [[gnu::always_inline]] Square(Head<T> head, const S* cache, const std::int64_t* offsets, std::int64_t word) {
+        unrolled<LANES>([&](auto i) __attribute__((always_inline)) {
+            words[i] = words_of<WHOLE>(head, cache + offsets[i], word);
+        });
+        transpose(words);
+    }
+
+    template <typename I>
+    [[gnu::always_inline]] Float operator[](I i) const {
+        return words[i];
+    }
+};
+
+#if defined(__AVX2__) && !defined(__AVX512F__)
+// The same of bfloat16 numbers, which are turned as pairs and made wide after that.
+template <>
+struct Square<true, bf16, bf16> {
+    __m256i pairs[LANES / 2];
+
+    [[gnu::always_inline]] Square(Head<bf16>, const bf16* cache, const std::int64_t* offsets, std::int64_t word) {
+        read_units([&](int i) __attribute__((always_inline)) { return cache + offsets[i] + word; }, pairs);
+    }
+
+    template <typename I>
+    [[gnu::always_inline]] Float operator[](I i) const {
+        return i % 2 == 0 ? first_of_pairs(pairs[i / 2]) : second_of_pairs(pairs[i / 2]);
+    }
+};
+#endif
+
+// scores [ROWS, TILE] of PANELS_AT_ONCE panels of keys, from words [begin, end), added to those of the words before. All
+// of these keys is read before the keys behind them are: the lines of more keys than that hinder each other.
 template <bool WHOLE, typename T, int ROWS, typename S>
-[[gnu::noinline]] void score_panel(Head<T> head, const S* cache, const std::int64_t* offsets, std::int64_t begin,
-                                   std::int64_t end, const float* queries, float* scores, Fetch& fetch) {
-    Float sums[ROWS];
-    unrolled<ROWS>([&](auto r) __attribute__((always_inline)) {
-        sums[r] = begin == 0 ? Float{} : load(scores + r * TILE);
-    });
+[[gnu::noinline]] void score_panels(Head<T> head, const S* cache, const std::int64_t* offsets, std::int64_t begin,
+                                    std::int64_t end, const float* queries, float* scores, Fetch& fetch) {
+    Float sums[PANELS_AT_ONCE<ROWS>][ROWS];
+    const auto each = [&](auto&& body) __attribute__((always_inline)) {
+        unrolled<PANELS_AT_ONCE<ROWS>>([&](auto p) __attribute__((always_inline)) {
+            unrolled<ROWS>([&](auto r) __attribute__((always_inline)) { body(sums[p][r], scores + r * TILE + p * LANES); });
+        });
+    };
+    each([&](Float& sum, const float* at) __attribute__((always_inline)) { sum = begin == 0 ? Float{} : load(at); });
     Fetch fetching = fetch;
     const std::int64_t words = head.padded_words();
     for (std::int64_t word = begin; word < end; word += LANES) {
-        Float square[LANES];
-        unrolled<LANES>([&](auto i) __attribute__((always_inline)) {
-            square[i] = words_of<WHOLE>(head, cache + offsets[i], word);
-        });
-        transpose(square);
-        unrolled<LANES>([&](auto i) __attribute__((always_inline)) {
-            if constexpr (i % (LANES / FETCHES) == 0) fetching.step();
-            unrolled<ROWS>([&](auto r) __attribute__((always_inline)) {
-                Words<T>::multiply_add(sums[r], square[i], queries + r * words + word + i);
+        unrolled<PANELS_AT_ONCE<ROWS>>([&](auto p) __attribute__((always_inline)) {
+            const Square<WHOLE, T, S> square(head, cache, offsets + p * LANES, word);
+            unrolled<LANES>([&](auto i) __attribute__((always_inline)) {
+                if constexpr (i % (LANES / FETCHES) == 0) fetching.step();
+                unrolled<ROWS>([&](auto r) __attribute__((always_inline)) {
+                    Words<T>::multiply_add(sums[p][r], square[i], queries + r * words + word + i);
+                });
             });
         });
     }
     fetch = fetching;
-    unrolled<ROWS>([&](auto r) __attribute__((always_inline)) { store(scores + r * TILE, sums[r]); });
+    each([&](Float sum, float* at) __attribute__((always_inline)) { store(at, sum); });
 }
+
+// BLOCKS times LANES words of ELEMENTS keys' values, in an order that suits the vectors, and sums over them in that of the
+// dimensions.
+template <bool WHOLE, typename T, int BLOCKS, typename S>
+struct Values {
+    static constexpr int ELEMENTS = Words<T>::ELEMENTS;
+    Float words[BLOCKS][ELEMENTS];
+
+    [[gnu::always_inline]] Values(Head<T> head, const S* cache, const std::int64_t* of, std::int64_t word) {
+        unrolled<BLOCKS>([&](auto b) __attribute__((always_inline)) {
+            unrolled<ELEMENTS>([&](auto e) __attribute__((always_inline)) {
+                words[b][e] = words_of<WHOLE>(head, cache + of[e], word + b * LANES);
+            });
+            Words<T>::across_keys(words[b]);
+        });
+    }
+
+    static void in_order(Float (&)[BLOCKS][ELEMENTS]) {}
+};
+
+#if defined(__AVX2__) && !defined(__AVX512F__)
+// Of bfloat16 numbers: the first of pairs, then the second.
+template <int BLOCKS>
+struct Values<true, bf16, BLOCKS, bf16> {
+    Float words[BLOCKS][1];
+
+    [[gnu::always_inline]] Values(Head<bf16>, const bf16* cache, const std::int64_t* of, std::int64_t word) {
+        static_assert(BLOCKS % 2 == 0);
+        unrolled<BLOCKS / 2>([&](auto b) __attribute__((always_inline)) {
+            const bf16* from = cache + of[0] + word + b * 2 * LANES;
+            const __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+            words[2 * b][0] = first_of_pairs(pairs);
+            words[2 * b + 1][0] = second_of_pairs(pairs);
+        });
+    }
+
+    static void in_order(Float (&sums)[BLOCKS][1]) {
+        unrolled<BLOCKS / 2>([&](auto b) __attribute__((always_inline)) {
+            const Float first = sums[2 * b][0], second = sums[2 * b + 1][0];
+            sums[2 * b][0] = __builtin_shufflevector(first, second, 0, 8, 1, 9, 2, 10, 3, 11);
+            sums[2 * b + 1][0] = __builtin_shufflevector(first, second, 4, 12, 5, 13, 6, 14, 7, 15);
+        });
+    }
+};
+
+template <>
+struct Values<true, bf16, 1, bf16> : Values<false, bf16, 1, bf16> {
+    using Values<false, bf16, 1, bf16>::Values;
+};
+#endif
 
 // sums [ROWS, padded_dim] = weights [ROWS, TILE words] x values, in words of BLOCKS times LANES from `word` on; `depth`
 // words of weights.
 template <bool WHOLE, typename T, int ROWS, int BLOCKS, typename S>
-[[gnu::noinline]] void weigh_words(Head<T> head, const S* cache, const std::int64_t* offsets, std::int64_t word, std::int64_t depth,
-                 const float* weights, float* out, Fetch& fetch) {
+[[gnu::noinline]] void weigh_words(Head<T> head, const S* cache, const std::int64_t* offsets, std::int64_t word,
+                                   std::int64_t depth, const float* weights, float* out, Fetch& fetch) {
     constexpr int ELEMENTS = Words<T>::ELEMENTS;
-    Float sums[BLOCKS][ROWS][ELEMENTS] = {};
+    using Some = Values<WHOLE, T, BLOCKS, S>;
+    Float sums[ROWS][BLOCKS][ELEMENTS] = {};
     Fetch fetching = fetch;
     for (std::int64_t k = 0; k < depth; ++k) {
-        const std::int64_t* of = offsets + k * ELEMENTS;
         fetching.step();
+        const Some values(head, cache, offsets + k * ELEMENTS, word);
         unrolled<BLOCKS>([&](auto b) __attribute__((always_inline)) {
-            Float values[ELEMENTS];
-            unrolled<ELEMENTS>([&](auto e) __attribute__((always_inline)) {
-                values[e] = words_of<WHOLE>(head, cache + of[e], word + b * LANES);
-            });
-            Words<T>::across_keys(values);
             unrolled<ROWS>([&](auto r) __attribute__((always_inline)) {
                 unrolled<ELEMENTS>([&](auto e) __attribute__((always_inline)) {
-                    Words<T>::multiply_add(sums[b][r][e], values[e], weights + r * TILE + k);
+                    Words<T>::multiply_add(sums[r][b][e], values.words[b][e], weights + r * TILE + k);
                 });
             });
         });
     }
     fetch = fetching;
     const std::int64_t dim = head.padded_dim();
-    unrolled<BLOCKS>([&](auto b) __attribute__((always_inline)) {
-        unrolled<ROWS>([&](auto r) __attribute__((always_inline)) {
+    unrolled<ROWS>([&](auto r) __attribute__((always_inline)) {
+        Some::in_order(sums[r]);
+        unrolled<BLOCKS>([&](auto b) __attribute__((always_inline)) {
             unrolled<ELEMENTS>([&](auto e) __attribute__((always_inline)) {
-                store(out + r * dim + (word + b * LANES) * ELEMENTS + e * LANES, sums[b][r][e]);
+                store(out + r * dim + (word + b * LANES) * ELEMENTS + e * LANES, sums[r][b][e]);
             });
         });
     });
@@ -103,10 +191,10 @@ void score_direct(std::int64_t rows, Head<T> head, const S* cache, const Places&
     with_rows(rows, [&](auto constant) {
         constexpr int ROWS = constant.value;
         const std::int64_t whole = head.dim / (LANES * Words<T>::ELEMENTS) * LANES, words = head.padded_words();
-        for (std::int64_t i = 0; i < places.end; i += LANES) {
+        for (std::int64_t i = 0; i < places.end; i += PANELS_AT_ONCE<ROWS> * LANES) {
             const std::int64_t* of = places.offsets + i;
-            if (whole > 0) score_panel<true, T, ROWS>(head, cache, of, 0, whole, queries, scores + i, fetch);
-            if (whole < words) score_panel<false, T, ROWS>(head, cache, of, whole, words, queries, scores + i, fetch);
+            if (whole > 0) score_panels<true, T, ROWS>(head, cache, of, 0, whole, queries, scores + i, fetch);
+            if (whole < words) score_panels<false, T, ROWS>(head, cache, of, whole, words, queries, scores + i, fetch);
         }
     });
 }
@@ -116,6 +204,13 @@ constexpr int blocks_of_words(int rows) {
     const int sums = LANES == 16 ? 24 : 10;
     const int most = sums / (rows * Words<T>::ELEMENTS);
     return most >= 4 ? 4 : most >= 2 ? 2 : 1;
+}
+
+// How often the weights pass by the values.
+template <typename T>
+std::int64_t value_passes(std::int64_t rows, std::int64_t dim) {
+    const std::int64_t blocks = blocks_of_words<T>(static_cast<int>(rows)) * LANES * Words<T>::ELEMENTS;
+    return (dim + blocks - 1) / blocks;
 }
 
 // sums [rows, padded_dim] from weights [rows, TILE], of which `depth` words are not 0.

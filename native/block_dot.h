@@ -7,6 +7,8 @@
 
 #include "block_dot_bf16.h"
 #include "block_factors.h"
+#include "block_panel.h"
+#include "fixed_blocks.h"
 
 namespace ostinato {
 
@@ -144,7 +146,7 @@ void dot_blocks(const Tokens<float>& tokens, const InBlocks* const* rows, const 
     for (int t = 0; t < TOKENS; ++t) sum4(total[t], sums + t * stride);
 }
 
-template <typename F, typename X, int TOKENS = DOT_TOKENS>
+template <typename F, typename X, int TOKENS = AT_ONCE<InBlocks>>
 void dot_some_blocks(int tokens, const Tokens<X>& x, const InBlocks* const* rows, const InBlocks* const* next, int prefetch,
                      std::int64_t count, float* sums, int stride) {
     if constexpr (TOKENS > 0) {
@@ -166,6 +168,16 @@ BlockFormat make_block_format(const char* name) {
     format.least_rounded = LEAST_ROUNDED<F>;
 #else
     format.with_bf16.expand = expand_blocks<F, bf16>;
+#endif
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    format.pack = pack_blocks<F>;
+#endif
+#if defined(OSTINATO_FIXED)
+    if constexpr (!IS_FLOAT8<F>) {
+        format.with_fixed.dot = dot_some_fixed_blocks<F>;
+        format.fixed_span = std::clamp(F::SCALED, PART, FIXED_SPAN);
+        format.fixed_spread = FixedRead<F>::IS_SPREAD;
+    }
 #endif
     return format;
 }

@@ -8,18 +8,29 @@ namespace ostinato {
 constexpr int GROUP = 256;  // elements whose scales are made ready together: all of a block, or those of several
 
 #if defined(__AVX2__)
+// The first 16 bytes of a block.
+inline __m128i beginning(const std::uint8_t* block) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(block)); }
+
 // The halves at the beginnings of eight blocks.
 template <typename F>
 inline __m128i first_halves(const std::uint8_t* block) {
-    const auto at = [&](int i) { return static_cast<short>(block[i * F::BYTES] | block[i * F::BYTES + 1] << 8); };
-    return _mm_setr_epi16(at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7));
+    const auto two = [&](int i) {
+        return _mm_unpacklo_epi16(beginning(block + i * F::BYTES), beginning(block + (i + 1) * F::BYTES));
+    };
+    return _mm_unpacklo_epi64(_mm_unpacklo_epi32(two(0), two(2)), _mm_unpacklo_epi32(two(4), two(6)));
 }
 
 // The first words of four blocks; behind the last, its own.
 template <typename F>
 inline __m128i first_words(const std::uint8_t* block, int last = 3) {
-    const auto at = [&](int i) { return static_cast<int>(word_at(block + std::min(i, last) * F::BYTES)); };
-    return _mm_setr_epi32(at(0), at(1), at(2), at(3));
+    const auto at = [&](int i) { return beginning(block + std::min(i, last) * F::BYTES); };
+    return _mm_unpacklo_epi64(_mm_unpacklo_epi32(at(0), at(1)), _mm_unpacklo_epi32(at(2), at(3)));
+}
+
+// Those of two.
+template <typename F>
+inline __m128i first_two_words(const std::uint8_t* block, int last) {
+    return _mm_setr_epi32(static_cast<int>(word_at(block)), static_cast<int>(word_at(block + last * F::BYTES)), 0, 0);
 }
 
 // Those of IQ4_XS: eight scales.
@@ -52,12 +63,16 @@ template <typename F>
 struct Factors {
     static constexpr bool HAS_MINIMUM = F::HAS_MINIMUM || IS_RAW<F>;
     static constexpr int BLOCKS = GROUP / F::ELEMENTS, EACH = F::ELEMENTS / F::SCALED, COUNT = BLOCKS * EACH;
-    alignas(64) float scale[COUNT], minimum[HAS_MINIMUM ? COUNT : 1];
+    static constexpr int ROOM = std::max(COUNT, 8);  // of a vector, which is read as a whole
+    alignas(64) float scale[ROOM], minimum[HAS_MINIMUM ? ROOM : 1];
 
     [[gnu::always_inline]] Factors(const std::uint8_t* block, int blocks) {
 #if defined(__AVX2__)
         if constexpr (std::is_same_v<F, IQ4_XS>) {
             split_scales(block, scale);
+            return;
+        } else if constexpr (F::HAS_ZERO) {
+            of_words(block, blocks);
             return;
         } else if constexpr (F::HALF_SCALED) {
             blocks == BLOCKS ? of_halves(block) : of_rest(block, blocks);
@@ -80,15 +95,36 @@ struct Factors {
     // Apart, and never inline: a call within the loops would have all sums go through memory.
     [[gnu::noinline, gnu::cold]] void of_rest(const std::uint8_t* block, int blocks) { of_each(block, blocks); }
 
+    // Of scales and zero points in one word. Eight are written at once: what is written in parts and then read as a whole has
+    // to wait.
+    void of_words(const std::uint8_t* block, int blocks) {
+        const auto words_from = [&](int b) {
+            if constexpr (BLOCKS == 2) return first_two_words<F>(block, blocks - 1);
+            return first_words<F>(block + b * F::BYTES, std::min(blocks - b, 4) - 1);
+        };
+        __m256i words = _mm256_castsi128_si256(words_from(0));
+        if (BLOCKS > 4) words = _mm256_inserti128_si256(words, blocks > 4 ? words_from(4) : _mm_setzero_si128(), 1);
+        const __m256i byte = _mm256_set1_epi32(0xFF);
+        const __m256 scales = _mm256_castsi256_ps(_mm256_andnot_si256(byte, words));
+        _mm256_store_ps(scale, scales);
+        if constexpr (HAS_MINIMUM) {
+            const __m256i zeros = _mm256_and_si256(words, byte);
+            const __m256 less = _mm256_cvtepi32_ps(_mm256_sub_epi32(_mm256_setzero_si256(), zeros));
+            _mm256_store_ps(minimum, _mm256_mul_ps(less, scales));
+        }
+    }
+
     // Of eight blocks.
     void of_halves(const std::uint8_t* block) {
         if constexpr (F::HAS_MINIMUM) {
-            for (int b = 0; b < BLOCKS; b += 4) {
-                const __m256 in_turns = _mm256_cvtph_ps(first_words<F>(block + b * F::BYTES));
-                const __m256 apart = _mm256_permutevar8x32_ps(in_turns, _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7));
-                _mm_storeu_ps(scale + b, _mm256_castps256_ps128(apart));
-                _mm_storeu_ps(minimum + b, _mm256_extractf128_ps(apart, 1));
-            }
+            // Of four blocks, scales and then minima, as halves.
+            const auto apart = [&](const std::uint8_t* four) {
+                const __m128i order = _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
+                return _mm_shuffle_epi8(first_words<F>(four), order);
+            };
+            const __m128i first = apart(block), second = apart(block + 4 * F::BYTES);
+            _mm256_storeu_ps(scale, _mm256_cvtph_ps(_mm_unpacklo_epi64(first, second)));
+            _mm256_storeu_ps(minimum, _mm256_cvtph_ps(_mm_unpackhi_epi64(first, second)));
         } else {
             const __m256 scales = _mm256_cvtph_ps(first_halves<F>(block));
             _mm256_storeu_ps(scale, scales);

@@ -62,6 +62,15 @@ inline Bytes bits_at(const std::uint8_t* from, int shift, int mask) {
 #endif
 }
 
+// Bytes below 16, each 16 times as large.
+inline Bytes four_bits_up(Bytes bytes) {
+#if defined(__AVX2__)
+    return (Bytes)_mm256_slli_epi16((__m256i)bytes, 4);  // GCC would add each to itself four times
+#else
+    return bytes << 4;
+#endif
+}
+
 // Bit i as byte i: 16 or 0.
 inline Bytes fifth_bits_at(const std::uint8_t* from) {
     const std::uint32_t bits = word_at(from);
@@ -138,6 +147,19 @@ struct IQ4_NL : Small<18, false, 4> {
     static Bytes integers(const std::uint8_t* block, int) { return iq4_values(halves_at(block + 2)); }
 };
 
+#if defined(__AVX2__)
+// The integers of 6 bits of a block of Q4_K or Q5_K: of eight scales, then of eight minima.
+inline __m128i six_bit_integers(const std::uint8_t* block) {
+    const __m128i packed = _mm_loadu_si128(reinterpret_cast<const __m128i*>(block));
+    const __m128i first_two = _mm_shuffle_epi32(packed, _MM_SHUFFLE(2, 1, 2, 1));
+    const __m128i low = _mm_and_si128(first_two, _mm_set1_epi8(0x3F));
+    const __m128i four = _mm_srlv_epi32(_mm_shuffle_epi32(packed, _MM_SHUFFLE(3, 3, 3, 3)), _mm_setr_epi32(0, 4, 0, 4));
+    const __m128i high = _mm_or_si128(_mm_and_si128(four, _mm_set1_epi8(0x0F)),
+                                      _mm_and_si128(_mm_srli_epi32(first_two, 2), _mm_set1_epi8(0x30)));
+    return _mm_unpacklo_epi32(low, high);
+}
+#endif
+
 // InBlocks of 256 with a scale of scales and one of minima, and 6 bits for each of eight parts.
 template <int BYTES_OF, int BITS_OF>
 struct WithSixBits {
@@ -146,12 +168,20 @@ struct WithSixBits {
     static constexpr int BITS = BITS_OF;
     static constexpr int value(int bits) { return bits; }
     static void scales(const std::uint8_t* block, float* scale, float* minimum) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+        // In registers: what is written in parts and then read as a whole has to wait.
+        const __m128i bytes = six_bit_integers(block);
+        const __m128 halves = _mm_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(block)));
+        const auto floats = [](__m128i eight) { return (Float)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(eight)); };
+        store(scale, floats(bytes) * (Float)_mm256_broadcastss_ps(halves));
+        store(minimum, floats(_mm_unpackhi_epi64(bytes, bytes)) * -(Float)_mm256_broadcastss_ps(_mm_movehdup_ps(halves)));
+#else
         const std::uint32_t first = word_at(block + 4), second = word_at(block + 8), third = word_at(block + 12);
         std::uint32_t words[4] = {first & 0x3F3F3F3F, (third & 0x0F0F0F0F) | (first >> 2 & 0x30303030),
                                   second & 0x3F3F3F3F, (third >> 4 & 0x0F0F0F0F) | (second >> 2 & 0x30303030)};
+        const float d = half_at(block), m = -half_at(block + 2);
         std::int8_t bytes[16];
         std::memcpy(bytes, words, sizeof(bytes));
-        const float d = half_at(block), m = -half_at(block + 2);
         if constexpr (LANES <= 8) {
             for (int i = 0; i < 8; i += LANES) {
                 store(scale + i, load(bytes + i) * d);
@@ -161,6 +191,7 @@ struct WithSixBits {
             for (int i = 0; i < 8; ++i) scale[i] = d * bytes[i];
             for (int i = 0; i < 8; ++i) minimum[i] = m * bytes[8 + i];
         }
+#endif
     }
 };
 
@@ -172,7 +203,7 @@ struct Q4_K : WithSixBits<144, 4> {
 
 struct Q5_K : WithSixBits<176, 5> {
     static Bytes integers(const std::uint8_t* block, int part) {
-        return bits_at(block + 48 + part / 2 * PART, part % 2 * 4, 15) | bits_at(block + 16, part, 1) << 4;
+        return bits_at(block + 48 + part / 2 * PART, part % 2 * 4, 15) | four_bits_up(bits_at(block + 16, part, 1));
     }
 };
 
@@ -189,7 +220,7 @@ struct Q6_K {
     static Bytes integers(const std::uint8_t* block, int part) {
         const int second = part / 4, quarter = part % 4;
         const Bytes low = bits_at(block + second * 64 + quarter % 2 * PART, quarter / 2 * 4, 15);
-        const Bytes high = bits_at(block + 128 + second * PART, quarter * 2, 3) << 4;
+        const Bytes high = four_bits_up(bits_at(block + 128 + second * PART, quarter * 2, 3));
         return (low | high) - bytes_of(32);
     }
 };

@@ -14,12 +14,7 @@ inline void byte_scales(float* to, __m128i integers, float factor) {
 // Those of Q4_K and Q5_K: eight scales, eight minima.
 inline void six_bit_scales(const std::uint8_t* block, float* to) {
     const __m128i packed = _mm_loadu_si128(reinterpret_cast<const __m128i*>(block));
-    const __m128i first_two = _mm_shuffle_epi32(packed, _MM_SHUFFLE(2, 1, 2, 1));
-    const __m128i low = _mm_and_si128(first_two, _mm_set1_epi8(0x3F));
-    const __m128i four = _mm_srlv_epi32(_mm_shuffle_epi32(packed, _MM_SHUFFLE(3, 3, 3, 3)), _mm_setr_epi32(0, 4, 0, 4));
-    const __m128i high = _mm_or_si128(_mm_and_si128(four, _mm_set1_epi8(0x0F)),
-                                      _mm_and_si128(_mm_srli_epi32(first_two, 2), _mm_set1_epi8(0x30)));
-    const __m512 numbers = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_unpacklo_epi32(low, high)));
+    const __m512 numbers = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(six_bit_integers(block)));
     const __m512 of_scales = _mm512_broadcastss_ps(_mm_cvtph_ps(packed));
     const __m512 of_minima = _mm512_set1_ps(-half_at(block + 2));
     _mm512_store_ps(to, _mm512_mul_ps(numbers, _mm512_mask_blend_ps(0xFF00, of_scales, of_minima)));

@@ -26,7 +26,7 @@ constexpr int PART = 32;  // elements that are made numbers at a time; every for
 // What products with tokens of storage type X call. A row has `count` blocks.
 template <typename X>
 struct BlockProducts {
-    // sums[t * stride + r] = tokens[t] . rows[r] for up to DOT_TOKENS tokens and DOT_ROWS rows, while `prefetch` of the rows
+    // sums[t * stride + r] = tokens[t] . rows[r] for up to AT_ONCE tokens and DOT_ROWS rows, while `prefetch` of the rows
     // `next` are fetched.
     void (*dot)(int tokens, const Tokens<X>& x, const InBlocks* const* rows, const InBlocks* const* next, int prefetch,
                 std::int64_t count, float* sums, int stride);
@@ -45,6 +45,14 @@ struct BlockFormat {
     // WIDE_TOKENS. Without AVX512-BF16 it is null.
     decltype(with_bf16.dot) dot_rounded = nullptr;
     int least_rounded = 0;
+    // panel[(i - begin) * stride] = the elements i, `begin` to `end`, of LANES rows, both multiples of PART. With AVX2 alone,
+    // else null.
+    void (*pack)(const InBlocks* const* rows, std::int64_t begin, std::int64_t end, int stride, Float* panel) = nullptr;
+    // Of tokens in 16-bit integers, with scales for each `fixed_span` elements, and `fixed_spread` (fixed_blocks.h). A span
+    // of 0: there is none.
+    BlockProducts<fixed> with_fixed = {};
+    int fixed_span = 0;
+    bool fixed_spread = false;
 
     std::int64_t row_bytes(std::int64_t in) const { return in / elements * bytes; }
 
@@ -52,6 +60,8 @@ struct BlockFormat {
     const BlockProducts<X>& products() const {
         if constexpr (std::is_same_v<X, bf16>) {
             return with_bf16;
+        } else if constexpr (std::is_same_v<X, fixed>) {
+            return with_fixed;
         } else {
             return with_floats;
         }

@@ -111,9 +111,15 @@ inline void sum8(const Float* first, const Float* second, float* first_sums, flo
 constexpr int DOT_ROWS = 4;
 #if defined(__AVX512F__)
 constexpr int DOT_TOKENS = 6;  // 24 accumulators, 4 rows and a token: 29 of 32 registers
+#elif defined(__AVX2__)
+constexpr int DOT_TOKENS = 4;  // 12 accumulators, 3 tokens and a row: 16 of 16 registers; of 4 tokens, 2 rows at a time
 #else
 constexpr int DOT_TOKENS = 2;  // 8 accumulators, 4 rows and a token: 13 of 16 registers
 #endif
+
+// Rows whose sums with so many tokens are in registers together.
+template <int TOKENS>
+constexpr int ROWS_AT_ONCE = LANES == 8 && TOKENS > 3 ? 2 : DOT_ROWS;
 
 // A few tokens as the inner loop reads them: `x` [steps][TOKENS][STEP], packed, or in place, `stride` elements apart.
 template <typename X>
@@ -122,94 +128,137 @@ struct Tokens {
     std::int64_t stride;  // 0: packed
 };
 
-// to[t][r] += x[t][i] * w[r][i] for elements `begin` to `end`, TOKENS tokens and DOT_ROWS rows. `begin` is a multiple of
+// to[t][r] += x[t][i] * w[r][i] for elements `begin` to `end`, TOKENS tokens and ROWS rows. `begin` is a multiple of
 // STEP; packed tokens are padded with zeros to one.
 //
 // PREFETCH rows of what comes next are fetched into the cache meanwhile; N is their storage type.
-template <int TOKENS, int PREFETCH, bool PACKED, typename X, typename W, typename N>
+template <int PREFETCH, bool PACKED, typename X, typename W, typename N, int TOKENS, int ROWS>
 __attribute__((always_inline)) inline void dot_span(const Tokens<X>& tokens, const W* const* w, const N* const* next,
-                                                    std::int64_t begin, std::int64_t end,
-                                                    Float (&total)[TOKENS][DOT_ROWS]) {
+                                                    std::int64_t begin, std::int64_t end, Float (&total)[TOKENS][ROWS]) {
     using D = Dot<X, W>;
     const std::int64_t token_stride = PACKED ? D::STEP : tokens.stride;
     const X* x = tokens.x + (PACKED ? begin * TOKENS : begin);
+    // The lesser number of rows and tokens is held in registers, and the others come one by one.
+    const auto multiply = [&](auto&& token, auto&& row) __attribute__((always_inline)) {
+        if constexpr (LANES == 8 && TOKENS < ROWS) {
+            typename D::Vector held[TOKENS];
+#pragma GCC unroll 6
+            for (int t = 0; t < TOKENS; ++t) held[t] = token(t);
+#pragma GCC unroll 4
+            for (int r = 0; r < ROWS; ++r) {
+                const typename D::Vector one = row(r);
+#pragma GCC unroll 6
+                for (int t = 0; t < TOKENS; ++t) total[t][r] = D::multiply_add(total[t][r], held[t], one);
+            }
+        } else {
+            typename D::Vector held[ROWS];
+#pragma GCC unroll 4
+            for (int r = 0; r < ROWS; ++r) held[r] = row(r);
+#pragma GCC unroll 6
+            for (int t = 0; t < TOKENS; ++t) {
+                const typename D::Vector one = token(t);
+#pragma GCC unroll 4
+                for (int r = 0; r < ROWS; ++r) total[t][r] = D::multiply_add(total[t][r], one, held[r]);
+            }
+        }
+    };
     std::int64_t i = begin;
     for (; i + D::STEP <= end; i += D::STEP, x += PACKED ? D::STEP * TOKENS : D::STEP) {
-        typename D::Vector rows[DOT_ROWS];
-#pragma GCC unroll 4
-        for (int r = 0; r < DOT_ROWS; ++r) rows[r] = D::read(w[r] + i);
         if constexpr (PREFETCH > 0) {
 #pragma GCC unroll 4
             for (int p = 0; p < PREFETCH; ++p) __builtin_prefetch(next[p] + i, 0, 2);
         }
-#pragma GCC unroll 6
-        for (int t = 0; t < TOKENS; ++t) {
-            const typename D::Vector token = D::read(x + t * token_stride);
-#pragma GCC unroll 4
-            for (int r = 0; r < DOT_ROWS; ++r) total[t][r] = D::multiply_add(total[t][r], token, rows[r]);
-        }
+        multiply([&](int t) __attribute__((always_inline)) { return D::read(x + t * token_stride); },
+                 [&](int r) __attribute__((always_inline)) { return D::read(w[r] + i); });
     }
     if (i < end) {
         const int rest = static_cast<int>(end - i);
-        typename D::Vector rows[DOT_ROWS];
-#pragma GCC unroll 4
-        for (int r = 0; r < DOT_ROWS; ++r) rows[r] = D::read_first(w[r] + i, rest);
-#pragma GCC unroll 6
-        for (int t = 0; t < TOKENS; ++t) {
-            const typename D::Vector token = D::read_first(x + t * token_stride, rest);
-#pragma GCC unroll 4
-            for (int r = 0; r < DOT_ROWS; ++r) total[t][r] = D::multiply_add(total[t][r], token, rows[r]);
-        }
+        multiply([&](int t) __attribute__((always_inline)) { return D::read_first(x + t * token_stride, rest); },
+                 [&](int r) __attribute__((always_inline)) { return D::read_first(w[r] + i, rest); });
     }
 }
 
 // Zeros, in registers: an initialiser would write them to memory first.
-template <int TOKENS>
-__attribute__((always_inline)) inline void clear(Float (&total)[TOKENS][DOT_ROWS]) {
+template <int TOKENS, int ROWS>
+__attribute__((always_inline)) inline void clear(Float (&total)[TOKENS][ROWS]) {
 #pragma GCC unroll 6
     for (int t = 0; t < TOKENS; ++t) {
 #pragma GCC unroll 4
-        for (int r = 0; r < DOT_ROWS; ++r) total[t][r] = Float{};
+        for (int r = 0; r < ROWS; ++r) total[t][r] = Float{};
     }
 }
 
-// sums[t * sums_stride + r] = sum_i x[t][i] * w[r][i] for TOKENS tokens and DOT_ROWS rows of `size` elements.
+// sums[t * sums_stride + r] = sum_i x[t][i] * w[r][i] for TOKENS tokens and ROWS rows of `size` elements.
 //
 // With `scales`, weights have one factor per `group` elements of a row, a multiple of STEP: row r's begin at scales[r].
-template <int TOKENS, int PREFETCH, bool PACKED, typename X, typename W, typename N>
-inline void dot_block(const Tokens<X>& tokens, const W* const* w, const N* const* next, std::int64_t size,
-                      const float* const* scales, std::int64_t group, float* sums, int sums_stride) {
-    Float total[TOKENS][DOT_ROWS];
+template <int TOKENS, int ROWS, int PREFETCH, bool PACKED, typename X, typename W, typename N>
+__attribute__((always_inline)) inline void dot_few_rows(const Tokens<X>& tokens, const W* const* w, const N* const* next,
+                                                        std::int64_t size, const float* const* scales, std::int64_t group,
+                                                        float* sums, int sums_stride) {
+    Float total[TOKENS][ROWS];
     clear(total);
     if (scales == nullptr) {
-        dot_span<TOKENS, PREFETCH, PACKED>(tokens, w, next, 0, size, total);
+        dot_span<PREFETCH, PACKED>(tokens, w, next, 0, size, total);
     } else {
         for (std::int64_t begin = 0; begin < size; begin += group) {
-            Float part[TOKENS][DOT_ROWS];
+            Float part[TOKENS][ROWS];
             clear(part);
             const std::int64_t end = begin + group < size ? begin + group : size;
-            dot_span<TOKENS, PREFETCH, PACKED>(tokens, w, next, begin, end, part);
+            dot_span<PREFETCH, PACKED>(tokens, w, next, begin, end, part);
 #pragma GCC unroll 6
             for (int t = 0; t < TOKENS; ++t) {
 #pragma GCC unroll 4
-                for (int r = 0; r < DOT_ROWS; ++r) total[t][r] += part[t][r] * scales[r][begin / group];
+                for (int r = 0; r < ROWS; ++r) total[t][r] += part[t][r] * scales[r][begin / group];
             }
         }
     }
+    if constexpr (ROWS == DOT_ROWS) {
 #pragma GCC unroll 3
-    for (int t = 0; t + 1 < TOKENS; t += 2) {
-        sum8(total[t], total[t + 1], sums + t * sums_stride, sums + (t + 1) * sums_stride);
+        for (int t = 0; t + 1 < TOKENS; t += 2) {
+            sum8(total[t], total[t + 1], sums + t * sums_stride, sums + (t + 1) * sums_stride);
+        }
+        if constexpr (TOKENS % 2 == 1) sum4(total[TOKENS - 1], sums + (TOKENS - 1) * sums_stride);
+    } else {
+        static_assert(ROWS == 2);
+#pragma GCC unroll 3
+        for (int t = 0; t < TOKENS; t += 2) {
+            const int other = t + 1 < TOKENS ? t + 1 : t;
+            const Float both[4] = {total[t][0], total[t][1], total[other][0], total[other][1]};
+            float of_both[4];
+            sum4(both, of_both);
+            std::memcpy(sums + t * sums_stride, of_both, 2 * sizeof(float));
+            std::memcpy(sums + other * sums_stride, of_both + 2, 2 * sizeof(float));
+        }
     }
-    if constexpr (TOKENS % 2 == 1) sum4(total[TOKENS - 1], sums + (TOKENS - 1) * sums_stride);
+}
+
+// The same for DOT_ROWS rows.
+template <int TOKENS, int PREFETCH, bool PACKED, typename X, typename W, typename N>
+inline void dot_block(const Tokens<X>& tokens, const W* const* w, const N* const* next, std::int64_t size,
+                      const float* const* scales, std::int64_t group, float* sums, int sums_stride) {
+    constexpr int ROWS = ROWS_AT_ONCE<TOKENS>;
+    if constexpr (ROWS == DOT_ROWS) {
+        dot_few_rows<TOKENS, ROWS, PREFETCH, PACKED>(tokens, w, next, size, scales, group, sums, sums_stride);
+    } else {
+        constexpr int FIRST = (PREFETCH + 1) / 2;
+        dot_few_rows<TOKENS, ROWS, FIRST, PACKED>(tokens, w, next, size, scales, group, sums, sums_stride);
+        dot_few_rows<TOKENS, ROWS, PREFETCH - FIRST, PACKED>(tokens, w + ROWS, next + FIRST, size,
+                                                             scales ? scales + ROWS : nullptr, group, sums + ROWS,
+                                                             sums_stride);
+    }
 }
 
 struct InBlocks;  // weights in blocks, which have products of their own (blocks.h)
 
-// From how many blocks of tokens on rows are first made the type that tokens are multiplied in, as measured: with 16
-// registers, where blocks are small, from the second; where that takes several instructions, from the third; elsewhere never.
+// Tokens that are multiplied with rows of W at a time: with blocks and 16 registers fewer, as integers are in registers, too.
+template <typename W>
+constexpr int AT_ONCE = std::is_same_v<W, InBlocks> && LANES < 16 ? 2 : DOT_TOKENS;
+
+// From how many blocks of tokens on rows are first made the type that tokens are multiplied in, as measured: with vectors of
+// 4, where blocks are small, from the second; where that takes several instructions, from the third; elsewhere never.
 template <typename X, typename W>
 constexpr int WIDE_BLOCKS = std::is_same_v<X, W> || std::is_same_v<W, InBlocks> ? std::numeric_limits<int>::max()
-                            : LANES < 16                 ? 2
+                            : LANES < 8                  ? 2
                             : Dot<X, W>::STEP > LANES    ? 3
                                                          : std::numeric_limits<int>::max();
 

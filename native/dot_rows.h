@@ -48,7 +48,7 @@ inline void dot_some(int tokens, const Args&... args) {
 template <typename X, typename W>
 void dot_rows(const Rows<W>& rows, std::int64_t begin, std::int64_t end, const W* next, std::int64_t tokens, const X* x,
               std::int64_t x_stride, float* sums, int stride, X* wide = nullptr, std::int64_t wide_stride = 0) {
-    const FullBlocks blocks(tokens);
+    const TokenBlocks<W> blocks(tokens, AT_ONCE<W>);
     const std::int64_t groups = rows.scales ? (rows.size + rows.group - 1) / rows.group : 0;
     for (std::int64_t row = begin; row < end; row += DOT_ROWS) {
         const W *here[DOT_ROWS], *then[DOT_ROWS];

@@ -4,6 +4,7 @@
 // fetches ahead by itself, at nearly all that the memory gives. Rows beside each other would be many short streams.
 #pragma once
 
+#include "fixed.h"
 #include "product.h"
 #include "transpose.h"
 
@@ -110,7 +111,7 @@ inline bool widens(const FullBlocks& blocks, const Weights<W>& w) {
     return blocks.count >= WIDE_BLOCKS<X, W>;
 }
 
-// Blocks of up to WIDE_TOKENS are those that are multiplied with rounded weights.
+// Blocks as equal as can be are those of weights that are never made wide: rounded ones, and those of TokenBlocks.
 template <typename X, typename W>
 inline bool widens(const Blocks&, const Weights<W>&) {
     return false;
@@ -119,7 +120,9 @@ inline bool widens(const Blocks&, const Weights<W>&) {
 // The products of tokens in such blocks.
 template <typename X, typename B>
 inline auto block_products(const BlockFormat& format) {
-    if constexpr (std::is_same_v<B, Blocks>) {
+    if constexpr (std::is_same_v<X, fixed>) {
+        return format.with_fixed.dot;
+    } else if constexpr (std::is_same_v<B, Blocks>) {
         return format.dot_rounded;
     } else {
         return format.template products<X>().dot;
@@ -144,7 +147,7 @@ void multiply_rows(const Weights<W>& w, const StreamRows<W>& rows, int begin, in
             const Fetch fetch = fetch_of(number, blocks.count);
             const std::int64_t first = blocks.begin(number);
             const int size = blocks.size(number);
-            const Tokens<X> tokens{x + (PACKED ? first * padded : 0), x_stride};
+            const Tokens<X> tokens{x + first * (PACKED ? padded : x_stride), x_stride};
             if constexpr (std::is_same_v<decltype(row_of(0)), const InBlocks* const*>) {
                 const int prefetch = PACKED ? fetch.count : 0;
                 for (int row = begin; row < end; ++row) {
@@ -152,6 +155,13 @@ void multiply_rows(const Weights<W>& w, const StreamRows<W>& rows, int begin, in
                                                prefetch, w.in / w.format->elements,
                                                sums + (first * PANEL + row) * STREAMS, PANEL * STREAMS);
                 }
+#if defined(OSTINATO_FIXED)
+            } else if constexpr (std::is_same_v<X, fixed>) {
+                for (int row = begin; row < end; ++row) {
+                    dot_some_fixed(size, tokens, row_of(row), w.in, sums + (first * PANEL + row) * STREAMS,
+                                   PANEL * STREAMS);
+                }
+#endif
             } else {
                 for (int row = begin; row < end; ++row) {
                     dot_tokens<DOT_TOKENS, PACKED>(size, fetch.count, tokens, row_of(row),
@@ -256,18 +266,18 @@ void multiply_few(const Team& team, std::int64_t tokens, const T* x, std::int64_
     [[maybe_unused]] bool rounds = false;
     if constexpr (std::is_same_v<X, bf16> && std::is_same_v<W, InBlocks>) {
         rounds = !w.fixed_order && tokens >= w.format->least_rounded;
-        if (rounds && tokens <= DOT_TOKENS) {
+        if (rounds && tokens <= AT_ONCE<W>) {
             multiply<false, T>(team, 0, x, x_stride, Blocks(tokens, WIDE_TOKENS), w, o, y);
             return;
         }
     }
     if constexpr (std::is_same_v<T, X>) {
-        if (tokens <= DOT_TOKENS) {
-            multiply<false, T>(team, 0, x, x_stride, FullBlocks(tokens), w, o, y);
+        if (tokens <= AT_ONCE<W>) {
+            multiply<false, T>(team, 0, x, x_stride, TokenBlocks<W>(tokens, AT_ONCE<W>), w, o, y);
             return;
         }
     }
-    const std::int64_t most = std::max<std::int64_t>(GROUP_BYTES / (w.in * sizeof(X)) / DOT_TOKENS, 4) * DOT_TOKENS;
+    const std::int64_t most = std::max<std::int64_t>(GROUP_BYTES / (w.in * sizeof(X)) / AT_ONCE<W>, 4) * AT_ONCE<W>;
     const auto run = [&](std::int64_t first, const auto& blocks) {
         const X* packed = pack<X, W>(team, x + first * x_stride, x_stride, w.in, blocks);
         multiply<true, T>(team, first, packed, 0, blocks, w, o, y);
@@ -280,8 +290,44 @@ void multiply_few(const Team& team, std::int64_t tokens, const T* x, std::int64_
                 continue;
             }
         }
-        run(first, FullBlocks(here));
+        run(first, TokenBlocks<W>(here, AT_ONCE<W>));
     }
 }
+
+#if defined(OSTINATO_FIXED)
+// The products of few tokens that are made 16-bit integers, with 8-bit weights of a scale per row and with rows in blocks.
+// Each thread makes them for itself: that takes less time than to wait for others. Tokens of which a number is not finite
+// are computed by `multiply_few`, and the others as without them. False, and nothing is computed: there is no such product.
+template <typename T, typename Y, typename W>
+bool multiply_fixed(const Team& team, std::int64_t tokens, const T* x, std::int64_t x_stride, const Weights<W>& w,
+                    const Output& o, Y* y) {
+    constexpr bool IN_BLOCKS = std::is_same_v<W, InBlocks>;
+    int span = FIXED_SPAN;
+    bool spread = false;
+    if constexpr (IN_BLOCKS) {
+        span = w.format->fixed_span;
+        spread = w.format->fixed_spread;
+    }
+    const int most = IN_BLOCKS ? FIXED_BLOCK_TOKENS : FIXED_TOKENS;
+    if (w.fixed_order || w.scales || span == 0 || tokens > most) return false;
+    const std::int64_t stride = FixedLayout(w.in).token_size();
+    fixed* made = team.own<fixed>(tokens * stride);
+    const auto run = [&](std::int64_t begin, std::int64_t end) {
+        if (begin == end) return;
+        multiply<false, T>(team, begin, made + begin * stride, stride, Blocks(end - begin, FIXED_AT_ONCE), w, o, y);
+    };
+    std::int64_t begin = 0;
+    for (std::int64_t t = 0; t < tokens; ++t) {
+        if (make_fixed_token(span, spread, x + t * x_stride, w.in, made + t * stride)) continue;
+        run(begin, t);
+        begin = t + 1;
+        Output alone = o;
+        if (o.residual) alone.residual = static_cast<const Y*>(o.residual) + t * o.residual_stride;
+        multiply_few(team, 1, x + t * x_stride, x_stride, w, alone, y + t * o.y_stride);
+    }
+    run(begin, tokens);
+    return true;
+}
+#endif
 
 }  // namespace ostinato

@@ -1,9 +1,9 @@
-// Matrix products of three tokens or more where vectors hold 8 floats and there are 16 of them (AVX2): vectors hold outputs,
-// as in many.h, in panels of a shape that suits the number of tokens.
+// Matrix products of more than a few tokens where vectors hold 8 floats and there are 16 of them (AVX2): vectors hold
+// outputs, as in many.h.
 //
 // A span of some rows is made wide and transposed into a panel, once, in the L1, which two threads may share. All tokens pass
 // by. Weights are transposed while they are pairs of bfloat16 or four integers in 32 bits, so that a transpose moves 2 or 4
-// inputs at once. With up to 12 sums, the panel's vectors and a token, a product uses 13 to 16 registers.
+// inputs at once.
 #pragma once
 
 #include "product.h"
@@ -14,78 +14,50 @@
 
 namespace ostinato::narrow {
 
-// From how many tokens on products are computed so, as measured: with two, reading the weights takes the time; with rows in
-// blocks, making them wide does.
+constexpr std::int64_t SHORT_ROW = 512;  // elements
+
+// From how many tokens on products of rows of `in` elements are computed so, as measured: with fewer, transposing the
+// weights takes longer than the sums across vectors that it saves, of which short rows have more. Rows in blocks are made
+// wide once here, and once for each two tokens elsewhere.
 template <typename W>
-constexpr std::int64_t LEAST_TOKENS = std::is_same_v<W, InBlocks> ? 20 : 3;
+constexpr std::int64_t least_tokens(std::int64_t in) {
+    if (std::is_same_v<W, InBlocks>) return 3;
+    return in < SHORT_ROW ? 8 : 10;
+}
+
 constexpr int STEP = 16;  // inputs that are transposed together
 
-// A panel's vectors for a number of tokens, and the most tokens of a block: what fills the registers best.
-template <int VECTORS_, int TOKENS_>
-struct Shape {
-    static constexpr int VECTORS = VECTORS_, TOKENS = TOKENS_, OUTPUTS = VECTORS * LANES;
-    static_assert(VECTORS <= NARROW_VECTORS && LANES == NARROW_LANES);
-};
-
-template <typename Body>
-inline void with_shape(std::int64_t tokens, Body&& body) {
-    if (tokens <= 3) {
-        body(Shape<4, 3>{});
-    } else if (tokens == 4 || (tokens >= 7 && tokens <= 9)) {
-        body(Shape<3, 4>{});
-    } else {
-        body(Shape<2, 6>{});
-    }
-}
-
-// Of 8 rows, 4 times 32 bits from input `i` on, transposed: vector u holds what is u-th of each row.
-template <typename W>
-inline void read_units(const W* const* rows, std::int64_t i, __m256i (&units)[4]) {
-    const auto both = [&](int r) {
-        const __m128i low = _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows[r] + i));
-        return _mm256_inserti128_si256(_mm256_castsi128_si256(low),
-                                       _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows[r + 4] + i)), 1);
-    };
-    const __m256i a = both(0), b = both(1), c = both(2), d = both(3);
-    const __m256i ab_low = _mm256_unpacklo_epi32(a, b), ab_high = _mm256_unpackhi_epi32(a, b);
-    const __m256i cd_low = _mm256_unpacklo_epi32(c, d), cd_high = _mm256_unpackhi_epi32(c, d);
-    units[0] = _mm256_unpacklo_epi64(ab_low, cd_low);
-    units[1] = _mm256_unpackhi_epi64(ab_low, cd_low);
-    units[2] = _mm256_unpacklo_epi64(ab_high, cd_high);
-    units[3] = _mm256_unpackhi_epi64(ab_high, cd_high);
-}
+constexpr int VECTORS = NARROW_VECTORS, OUTPUTS = VECTORS * LANES;  // of a panel
+constexpr int TOKENS_AT_ONCE = 6;  // 12 sums, a panel's vectors and a token: 15 of 16 registers
+static_assert(LANES == NARROW_LANES);
 
 // to[i * VECTORS] = input `begin + i` of 8 rows, for STEP inputs.
-template <int VECTORS>
 inline void pack_step(const float* const* rows, std::int64_t begin, Float* to) {
 #pragma GCC unroll 4
     for (int i = 0; i < STEP; i += 4) {
         __m256i units[4];
-        read_units(rows, begin + i, units);
+        read_units([&](int r) { return rows[r] + begin + i; }, units);
 #pragma GCC unroll 4
         for (int u = 0; u < 4; ++u) to[(i + u) * VECTORS] = (Float)units[u];
     }
 }
 
-template <int VECTORS>
 inline void pack_step(const bf16* const* rows, std::int64_t begin, Float* to) {
-    const __m256i upper = _mm256_set1_epi32(static_cast<int>(0xFFFF0000));
 #pragma GCC unroll 2
     for (int i = 0; i < STEP; i += 8) {
         __m256i pairs[4];
-        read_units(rows, begin + i, pairs);
+        read_units([&](int r) { return rows[r] + begin + i; }, pairs);
 #pragma GCC unroll 4
         for (int u = 0; u < 4; ++u) {
-            to[(i + 2 * u) * VECTORS] = (Float)_mm256_slli_epi32(pairs[u], 16);
-            to[(i + 2 * u + 1) * VECTORS] = (Float)_mm256_and_si256(pairs[u], upper);
+            to[(i + 2 * u) * VECTORS] = first_of_pairs(pairs[u]);
+            to[(i + 2 * u + 1) * VECTORS] = second_of_pairs(pairs[u]);
         }
     }
 }
 
-template <int VECTORS>
 inline void pack_step(const std::int8_t* const* rows, std::int64_t begin, Float* to) {
     __m256i fours[4];
-    read_units(rows, begin, fours);
+    read_units([&](int r) { return rows[r] + begin; }, fours);
 #pragma GCC unroll 4
     for (int u = 0; u < 4; ++u) {
         Float* of_unit = to + 4 * u * VECTORS;
@@ -100,7 +72,7 @@ inline void pack_step(const std::int8_t* const* rows, std::int64_t begin, Float*
 }
 
 // The same of numbers that are made wide one row after the other.
-template <int VECTORS, typename W>
+template <typename W>
 inline void pack_step(const W* const* rows, std::int64_t begin, Float* to) {
     float wide[LANES][STEP];
     const float* wide_rows[LANES];
@@ -108,16 +80,16 @@ inline void pack_step(const W* const* rows, std::int64_t begin, Float* to) {
         wide_rows[r] = wide[r];
         for (int i = 0; i < STEP; i += LANES) store(wide[r] + i, load(rows[r] + begin + i));
     }
-    pack_step<VECTORS>(wide_rows, 0, to);
+    pack_step(wide_rows, 0, to);
 }
 
 // panel[i][vector] = inputs `begin` to `end` of OUTPUTS rows. Up to STEP - 1 inputs more are written.
-template <int VECTORS, typename W>
+template <typename W>
 inline void pack_panel(const W* const* rows, std::int64_t begin, std::int64_t end, Float* panel) {
     for (int v = 0; v < VECTORS; ++v) {
         const W* const* of = rows + v * LANES;
         std::int64_t i = begin;
-        for (; i + STEP <= end; i += STEP) pack_step<VECTORS>(of, i, panel + (i - begin) * VECTORS + v);
+        for (; i + STEP <= end; i += STEP) pack_step(of, i, panel + (i - begin) * VECTORS + v);
         if (i == end) continue;
         W rest[LANES][STEP] = {};
         const W* of_rest[LANES];
@@ -125,25 +97,14 @@ inline void pack_panel(const W* const* rows, std::int64_t begin, std::int64_t en
             of_rest[r] = rest[r];
             std::memcpy(rest[r], of[r] + i, (end - i) * sizeof(W));
         }
-        pack_step<VECTORS>(of_rest, 0, panel + (i - begin) * VECTORS + v);
+        pack_step(of_rest, 0, panel + (i - begin) * VECTORS + v);
     }
 }
 
-// The same of rows in blocks, which are made plain numbers first.
-template <int VECTORS>
+// The same of rows in blocks.
 inline void pack_panel(const BlockFormat& format, const InBlocks* const* rows, std::int64_t begin, std::int64_t end,
                        Float* panel) {
-    float wide[LANES][NARROW_SPAN];
-    for (int v = 0; v < VECTORS; ++v) {
-        const float* wide_rows[LANES];
-        for (int r = 0; r < LANES; ++r) {
-            wide_rows[r] = wide[r];
-            format.products<float>().expand(rows[v * LANES + r], begin, end, wide[r]);
-        }
-        for (std::int64_t i = 0; i < end - begin; i += STEP) {
-            pack_step<VECTORS>(wide_rows, i, panel + i * VECTORS + v);
-        }
-    }
+    for (int v = 0; v < VECTORS; ++v) format.pack(rows + v * LANES, begin, end, VECTORS, panel + v);
 }
 
 // Fetches what comes next, some lines at each step of the present work: many at once would wait for each other, and all
@@ -179,43 +140,28 @@ constexpr int FETCH_STEP = 8;  // inputs
 
 // sums[t][output] += scale[output] * sum_i x[t][i] * panel[i][output] of TOKENS tokens, NARROW_SPAN apart; without scales
 // where there are none, and = in place of += in the first span.
-template <int TOKENS, int VECTORS, typename W>
+template <int TOKENS, typename W>
 inline void multiply_panel(const float* x, const Float* panel, std::int64_t size, const float* scales, bool first,
                            float* sums, Fetch<W>& fetch) {
     Float total[TOKENS][VECTORS] = {};
-    // The lesser number of tokens and vectors is held, and the others come one by one.
     const auto multiply = [&](std::int64_t i) __attribute__((always_inline)) {
-        const Float* row = panel + i * VECTORS;
-        if constexpr (VECTORS <= TOKENS) {
-            Float rows[VECTORS];
+        Float rows[VECTORS];
 #pragma GCC unroll 4
-            for (int v = 0; v < VECTORS; ++v) rows[v] = row[v];
+        for (int v = 0; v < VECTORS; ++v) rows[v] = panel[i * VECTORS + v];
 #pragma GCC unroll 6
-            for (int t = 0; t < TOKENS; ++t) {
-                const Float token = splat(x[t * NARROW_SPAN + i]);
+        for (int t = 0; t < TOKENS; ++t) {
+            const Float token = splat(x[t * NARROW_SPAN + i]);
 #pragma GCC unroll 4
-                for (int v = 0; v < VECTORS; ++v) total[t][v] = fma(token, rows[v], total[t][v]);
-            }
-        } else {
-            Float tokens[TOKENS];
-#pragma GCC unroll 6
-            for (int t = 0; t < TOKENS; ++t) tokens[t] = splat(x[t * NARROW_SPAN + i]);
-#pragma GCC unroll 4
-            for (int v = 0; v < VECTORS; ++v) {
-                const Float one = row[v];
-#pragma GCC unroll 6
-                for (int t = 0; t < TOKENS; ++t) total[t][v] = fma(tokens[t], one, total[t][v]);
-            }
+            for (int v = 0; v < VECTORS; ++v) total[t][v] = fma(token, rows[v], total[t][v]);
         }
     };
-    // Two inputs at once, where registers suffice for them.
-    constexpr int AT_ONCE = TOKENS * VECTORS + std::min(TOKENS, VECTORS) < 15 ? 2 : 1;
     Fetch<W> fetching = fetch;
     std::int64_t i = 0;
     for (; i + FETCH_STEP <= size;) {
         fetching.step();
-        for (const std::int64_t end = i + FETCH_STEP; i < end; i += AT_ONCE) {
-            unrolled<AT_ONCE>([&](auto u) __attribute__((always_inline)) { multiply(i + u); });
+        for (const std::int64_t end = i + FETCH_STEP; i < end; i += 2) {
+            multiply(i);
+            multiply(i + 1);
         }
     }
     fetch = fetching;
@@ -232,19 +178,19 @@ inline void multiply_panel(const float* x, const Float* panel, std::int64_t size
     }
 }
 
-template <int TOKENS, int VECTORS, typename... Args>
+template <int TOKENS, typename... Args>
 inline void multiply_tokens(int tokens, Args&... args) {
     if constexpr (TOKENS > 0) {
         if (tokens == TOKENS) {
-            multiply_panel<TOKENS, VECTORS>(args...);
+            multiply_panel<TOKENS>(args...);
         } else {
-            multiply_tokens<TOKENS - 1, VECTORS>(tokens, args...);
+            multiply_tokens<TOKENS - 1>(tokens, args...);
         }
     }
 }
 
 // Rows of weights that are multiplied together: with a gated half, as many of each half.
-template <int OUTPUTS, typename W>
+template <typename W>
 struct PanelRows {
     std::int64_t first, count;  // outputs of the result
     std::int64_t number[OUTPUTS];  // behind the last row it is computed once more, and thrown away
@@ -287,36 +233,36 @@ const float* copy_tokens(const Team& team, std::int64_t tokens, const T* x, std:
 }
 
 // This thread's outputs of the tokens from `first` on, of which `x` are copies.
-template <typename S, typename T, typename Y, typename W>
+template <typename T, typename Y, typename W>
 void multiply_group(const Team& team, std::int64_t first, std::int64_t tokens, const float* x, const Weights<W>& w,
                     const Output& o, Y* y) {
-    const int width = has_gates(o.activation) ? S::OUTPUTS / 2 : S::OUTPUTS;
+    const int width = has_gates(o.activation) ? OUTPUTS / 2 : OUTPUTS;
     const std::int64_t groups = w.scales ? (w.in + w.group - 1) / w.group : 0;
     const Range panels = team.split((o.size + width - 1) / width);
-    const Blocks blocks(tokens, S::TOKENS);
-    Float* panel = team.own<Float>(NARROW_SPAN * S::VECTORS + tokens * S::VECTORS);
-    float* sums = reinterpret_cast<float*>(panel + NARROW_SPAN * S::VECTORS);
+    const Blocks blocks(tokens, TOKENS_AT_ONCE);
+    Float* panel = team.own<Float>(NARROW_SPAN * VECTORS + tokens * VECTORS);
+    float* sums = reinterpret_cast<float*>(panel + NARROW_SPAN * VECTORS);
     const auto end_of = [&](std::int64_t begin) {
         const std::int64_t end = std::min(begin / NARROW_SPAN * NARROW_SPAN + NARROW_SPAN, w.in);
         return w.scales ? std::min(end, (begin / w.group + 1) * w.group) : end;
     };
     for (std::int64_t number = panels.begin; number < panels.end; ++number) {
-        const PanelRows<S::OUTPUTS, W> rows(w, o, width, number), next_rows(w, o, width, number + 1);
+        const PanelRows<W> rows(w, o, width, number), next_rows(w, o, width, number + 1);
         for (std::int64_t begin = 0, end; begin < w.in; begin = end) {
             end = end_of(begin);
             if constexpr (std::is_same_v<W, InBlocks>) {
-                pack_panel<S::VECTORS>(*w.format, rows.row, begin, end, panel);
+                pack_panel(*w.format, rows.row, begin, end, panel);
             } else {
-                pack_panel<S::VECTORS>(rows.row, begin, end, panel);
+                pack_panel(rows.row, begin, end, panel);
             }
-            float scales[S::OUTPUTS];
+            float scales[OUTPUTS];
             if (w.scales) {
-                for (int r = 0; r < S::OUTPUTS; ++r) scales[r] = w.scales[rows.number[r] * groups + begin / w.group];
+                for (int r = 0; r < OUTPUTS; ++r) scales[r] = w.scales[rows.number[r] * groups + begin / w.group];
             }
             const bool last = end == w.in;
             const W* const* next = last ? next_rows.row : rows.row;
             const std::int64_t next_begin = last ? 0 : end;
-            Fetch<W> fetch(next, S::OUTPUTS, bytes_of(w, next_begin), bytes_of(w, end_of(next_begin)),
+            Fetch<W> fetch(next, OUTPUTS, bytes_of(w, next_begin), bytes_of(w, end_of(next_begin)),
                            blocks.count * std::max<std::int64_t>((end - begin) / FETCH_STEP, 1));
             const std::int64_t size = end - begin;
             const float* of_span = x + begin / NARROW_SPAN * NARROW_SPAN * tokens + begin % NARROW_SPAN;
@@ -324,14 +270,14 @@ void multiply_group(const Team& team, std::int64_t first, std::int64_t tokens, c
             for (int block = 0; block < blocks.count; ++block) {
                 const std::int64_t t = blocks.begin(block);
                 const float* from = of_span + t * NARROW_SPAN;
-                float* to = sums + t * S::OUTPUTS;
+                float* to = sums + t * OUTPUTS;
                 const bool first_span = begin == 0;
-                multiply_tokens<S::TOKENS, S::VECTORS>(blocks.size(block), from, panel, size, of_group, first_span, to,
+                multiply_tokens<TOKENS_AT_ONCE>(blocks.size(block), from, panel, size, of_group, first_span, to,
                                                        fetch);
                 if (!last) continue;
                 for (std::int64_t i = t; i < blocks.begin(block + 1); ++i) {
-                    const float* of_token = sums + i * S::OUTPUTS;
-                    put_outputs<T>(of_token, of_token + width % S::OUTPUTS, o, first + i, rows.first,
+                    const float* of_token = sums + i * OUTPUTS;
+                    put_outputs<T>(of_token, of_token + width % OUTPUTS, o, first + i, rows.first,
                                    static_cast<int>(rows.count), y);
                 }
             }
@@ -347,7 +293,7 @@ void multiply(const Team& team, std::int64_t tokens, const T* x, std::int64_t x_
     for (int group = 0; group < groups.count; ++group) {
         const std::int64_t first = groups.begin(group), count = groups.size(group);
         const float* copies = copy_tokens(team, count, x + first * x_stride, x_stride, w.in);
-        with_shape(count, [&](auto shape) { multiply_group<decltype(shape), T>(team, first, count, copies, w, o, y); });
+        multiply_group<T>(team, first, count, copies, w, o, y);
     }
 }
 

@@ -114,17 +114,21 @@ struct Blocks {
     int size(int number) const { return static_cast<int>(begin(number + 1) - begin(number)); }
 };
 
-// Tokens in blocks of DOT_TOKENS and what is left of them: the larger a block, the less of its time goes into sums across
+// Tokens in blocks of `most` and what is left of them: the larger a block, the less of its time goes into sums across
 // vectors.
 struct FullBlocks {
     std::int64_t tokens;
-    int count;
+    int most, count;
 
-    explicit FullBlocks(std::int64_t tokens)
-        : tokens(tokens), count(static_cast<int>((tokens + DOT_TOKENS - 1) / DOT_TOKENS)) {}
+    FullBlocks(std::int64_t tokens, int most)
+        : tokens(tokens), most(most), count(static_cast<int>((tokens + most - 1) / most)) {}
 
-    std::int64_t begin(int number) const { return number * DOT_TOKENS; }
-    int size(int number) const { return static_cast<int>(std::min<std::int64_t>(DOT_TOKENS, tokens - begin(number))); }
+    std::int64_t begin(int number) const { return std::int64_t{number} * most; }
+    int size(int number) const { return static_cast<int>(std::min<std::int64_t>(most, tokens - begin(number))); }
 };
+
+// Those that rows of W are multiplied with. With 16 registers, 3 tokens fill them best, and 6 are two times 3, not 4 and 2.
+template <typename W>
+using TokenBlocks = std::conditional_t<LANES == 8 && !std::is_same_v<W, InBlocks>, Blocks, FullBlocks>;
 
 }  // namespace ostinato

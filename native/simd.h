@@ -39,6 +39,11 @@ struct half {
     std::uint16_t bits;
 };
 
+// An integer of what one scale belongs to (fixed.h).
+struct fixed {
+    std::int16_t integer;
+};
+
 inline Float splat(float value) { return value - Float{}; }  // minus zero, unlike plus zero, costs nothing
 
 #if defined(__aarch64__)
@@ -291,15 +296,21 @@ inline Float exp(Float x) {
     return x != x ? x : result;
 }
 
-// 2^r for |r| <= 1/2, by the polynomial of degree 5 with p(0) = 1 whose largest relative error, 9e-8, is least.
+// 2^r of each |r| <= 1/2, by the polynomial of degree 5 with p(0) = 1 whose largest relative error, 9e-8, is least.
+template <int N>
+inline void exp2_of_rest(const Float (&r)[N], Float (&power)[N]) {
+    constexpr float FACTORS[] = {0.00967151273f, 0.0555073374f, 0.240222421f, 0.693146978f, 1.0f};
+    for (int i = 0; i < N; ++i) power[i] = splat(0.00132647273f);
+    for (const float factor : FACTORS) {
+        for (int i = 0; i < N; ++i) power[i] = fma(power[i], r[i], splat(factor));
+    }
+}
+
 inline Float exp2_of_rest(Float r) {
-    Float p = splat(0.00132647273f);
-    p = fma(p, r, splat(0.00967151273f));
-    p = fma(p, r, splat(0.0555073374f));
-    p = fma(p, r, splat(0.240222421f));
-    p = fma(p, r, splat(0.693146978f));
-    p = fma(p, r, splat(1.0f));
-    return p;
+    const Float one[] = {r};
+    Float power[1];
+    exp2_of_rest(one, power);
+    return power[0];
 }
 
 // 2^x to 2 units in the last place for x up to 127: x = n + r with |r| <= 1/2. 0 where the result would be denormal, NaN
@@ -319,8 +330,9 @@ inline Float exp2(Float x) {
 #if defined(__AVX512F__)
     const Float result = (Float)_mm512_scalef_ps((__m512)p, (__m512)n);
 #else
-    const Int exponent = (bits_as<Int>(shifted) - bits_as<std::int32_t>(ROUND)) << 23;
-    const Float result = x != x ? x : bits_as<Float>(bits_as<Int>(p) + exponent);
+    // Unsigned: of NaN, whose sum is thrown away, it may overflow.
+    const UInt exponent = (bits_as<UInt>(shifted) - bits_as<std::uint32_t>(ROUND)) << 23;
+    const Float result = x != x ? x : bits_as<Float>(bits_as<UInt>(p) + exponent);
 #endif
     return x < LEAST ? Float{} : result;
 }
@@ -350,25 +362,50 @@ inline Float softplus(Float x) {
     return x > 20.0f ? x : small;
 }
 
-// x / (1 + e^-x) to a few units in the last place.
-inline Float silu(Float x) {
-#if defined(__AVX512F__)
-    // As exp2, without its limits: behind +-87 the quotient is 1, or 0. The reciprocal is an estimate of 14 bits and one
-    // step of Newton's, since dividing takes longer than all the rest.
+// x / (1 + e^-x) of each, to a few units in the last place. Several are taken step by step together: each step waits for
+// the one before it, and a processor looks ahead over a few values at most.
+template <int N>
+inline void silu(Float (&x)[N]) {
+#if defined(__AVX2__)
+    // As exp2, without its limits: behind +-87 the quotient is 1, or 0.
     constexpr float LIMIT = 87.0f, ROUND = 12582912.0f, LOG2_E = 1.44269504f, LOG2_E_REST = 1.92596299e-8f;
-    const __m512 limited = _mm512_min_ps(_mm512_set1_ps(LIMIT), _mm512_max_ps(_mm512_set1_ps(-LIMIT), (__m512)x));
-    const Float minus = -(Float)limited;
-    const Float shifted = fma(minus, splat(LOG2_E), splat(ROUND));
-    const Float r = fma(minus, splat(LOG2_E_REST), fma(minus, splat(LOG2_E), ROUND - shifted));
-    const Int n = bits_as<Int>(shifted) << 23;  // only what `ROUND` has not in its low bits is left
-    const Float power = bits_as<Float>(bits_as<Int>(exp2_of_rest(r)) + n);
-    const __m512 divisor = (__m512)(1.0f + power), estimate = _mm512_rcp14_ps(divisor);
-    const __m512 rest = _mm512_fnmadd_ps(divisor, estimate, _mm512_set1_ps(2.0f));
-    const __mmask16 counts = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-LIMIT), _CMP_NLT_UQ);
-    return x * (Float)_mm512_maskz_mul_ps(counts, estimate, rest);
+    Float minus[N], shifted[N], r[N], power[N];
+    for (int i = 0; i < N; ++i) {
+#if defined(__AVX512F__)
+        const __m512 value = (__m512)x[i];
+        minus[i] = -(Float)_mm512_min_ps(_mm512_set1_ps(LIMIT), _mm512_max_ps(_mm512_set1_ps(-LIMIT), value));
 #else
-    return x / (1.0f + exp(-x));
+        const __m256 value = (__m256)x[i];
+        minus[i] = -(Float)_mm256_min_ps(_mm256_set1_ps(LIMIT), _mm256_max_ps(_mm256_set1_ps(-LIMIT), value));
 #endif
+    }
+    for (int i = 0; i < N; ++i) shifted[i] = fma(minus[i], splat(LOG2_E), splat(ROUND));
+    for (int i = 0; i < N; ++i) r[i] = fma(minus[i], splat(LOG2_E), ROUND - shifted[i]);
+    for (int i = 0; i < N; ++i) r[i] = fma(minus[i], splat(LOG2_E_REST), r[i]);
+    exp2_of_rest(r, power);
+    // Only what `ROUND` has not in its low bits is left. Unsigned: of NaN it may overflow.
+    for (int i = 0; i < N; ++i) power[i] = bits_as<Float>(bits_as<UInt>(power[i]) + (bits_as<UInt>(shifted[i]) << 23));
+    for (int i = 0; i < N; ++i) {
+#if defined(__AVX512F__)
+        // The reciprocal is an estimate of 14 bits and one step of Newton's, since dividing takes longer than all the
+        // rest.
+        const __m512 divisor = (__m512)(1.0f + power[i]), estimate = _mm512_rcp14_ps(divisor);
+        const __m512 rest = _mm512_fnmadd_ps(divisor, estimate, _mm512_set1_ps(2.0f));
+        const __mmask16 counts = _mm512_cmp_ps_mask((__m512)x[i], _mm512_set1_ps(-LIMIT), _CMP_NLT_UQ);
+        x[i] = x[i] * (Float)_mm512_maskz_mul_ps(counts, estimate, rest);
+#else
+        x[i] = x[i] / (x[i] < -LIMIT ? splat(std::numeric_limits<float>::infinity()) : 1.0f + power[i]);
+#endif
+    }
+#else
+    for (int i = 0; i < N; ++i) x[i] = x[i] / (1.0f + exp(-x[i]));
+#endif
+}
+
+inline Float silu(Float x) {
+    Float one[] = {x};
+    silu(one);
+    return one[0];
 }
 
 // x times the normal distribution's integral up to x, to 1e-6 of it. That integral is half of erfc(-x / sqrt(2)), and

@@ -13,11 +13,17 @@ struct Range {
     std::int64_t begin, end;
 };
 
-// Memory that lives from one kernel to the next and only grows.
+// Memory that lives from one kernel to the next and only grows; where EXACT_SCRATCH is defined, each kernel's is new.
 class Scratch {
   public:
+    // At least so many bytes; 0 gives what there is.
     std::byte* reserve(std::size_t bytes) {
-        if (bytes > size_) {
+#if defined(OSTINATO_EXACT_SCRATCH)
+        const bool fits = bytes == 0;
+#else
+        const bool fits = bytes <= size_;
+#endif
+        if (!fits) {
             memory_.reset(static_cast<std::byte*>(::operator new(bytes, ALIGNMENT)));
             size_ = bytes;
         }

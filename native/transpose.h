@@ -98,6 +98,31 @@ template <int COUNT>
         rows[i + 4] = (Float)_mm256_permute2f128_ps(fours[i], fours[i + 4], 0x31);
     });
 }
+
+// Of 8 rows, 4 times 32 bits from `at(row)` on, transposed: vector u holds what is u-th of each row. Half as many vectors
+// change places as where each of them is made wide before.
+template <typename At>
+[[gnu::always_inline]] inline void read_units(At&& at, __m256i (&units)[4]) {
+    const auto both = [&](int r) __attribute__((always_inline)) {
+        const __m128i low = _mm_loadu_si128(reinterpret_cast<const __m128i*>(at(r)));
+        return _mm256_inserti128_si256(_mm256_castsi128_si256(low),
+                                       _mm_loadu_si128(reinterpret_cast<const __m128i*>(at(r + 4))), 1);
+    };
+    const __m256i a = both(0), b = both(1), c = both(2), d = both(3);
+    const __m256i ab_low = _mm256_unpacklo_epi32(a, b), ab_high = _mm256_unpackhi_epi32(a, b);
+    const __m256i cd_low = _mm256_unpacklo_epi32(c, d), cd_high = _mm256_unpackhi_epi32(c, d);
+    units[0] = _mm256_unpacklo_epi64(ab_low, cd_low);
+    units[1] = _mm256_unpackhi_epi64(ab_low, cd_low);
+    units[2] = _mm256_unpacklo_epi64(ab_high, cd_high);
+    units[3] = _mm256_unpackhi_epi64(ab_high, cd_high);
+}
+
+// Of pairs of bfloat16 numbers the first and the second ones.
+inline Float first_of_pairs(__m256i pairs) { return (Float)_mm256_slli_epi32(pairs, 16); }
+
+inline Float second_of_pairs(__m256i pairs) {
+    return (Float)_mm256_and_si256(pairs, _mm256_set1_epi32(static_cast<int>(0xFFFF0000)));
+}
 #endif
 
 }  // namespace ostinato

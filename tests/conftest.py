@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, settings
 from ostinato.plan.device import detect as device
 from ostinato.plan.device.instruction_sets import NativeFacts
 from tests.support.draws import IMPLEMENTATIONS, choose_draw
+from tests.support.examples import FEW
 from tests.support.folders import remove_shared_folders
 
 torch.set_num_threads(1)
@@ -26,6 +27,7 @@ torch.set_num_threads(1)
 PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("same", PATIENT, derandomize=True)
 settings.register_profile("search", PATIENT, print_blob=True)
+settings.register_profile(FEW, PATIENT, max_examples=20, derandomize=True)
 settings.register_profile("soak", PATIENT, max_examples=3000, print_blob=True)
 settings.load_profile("same")
 

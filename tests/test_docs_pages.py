@@ -173,6 +173,14 @@ def test_output_fits_what_is_shown(shown: list[str], printed: str, varies: bool,
         assert_printed(shown, printed, varies)
 
 
+def test_remarks_on_stderr_are_shown_as_they_are_or_not_at_all() -> None:
+    for shown in (["a"], ["a", "b 2"]):
+        assert_printed(shown, "a\n", False, "b 2\n")
+    for shown in ([], ["b 2"], ["a", "b"], ["a", "b 2", "c"]):
+        with pytest.raises(AssertionError):
+            assert_printed(shown, "a\n", False, "b 2\n")
+
+
 def test_blocks_are_read_with_their_comments_commands_and_outputs(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(

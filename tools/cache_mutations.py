@@ -470,12 +470,15 @@ MUTATIONS = (
     mutation(
         "files: a text is not held while it is read",
         "cache/files/exchange.py",
-        ("            pinned.move(entry)\n", ""),
+        ("                pinned.move(entry)\n", ""),
     ),
     mutation(
         "files: damage is not told",
         "cache/files/exchange.py",
-        ("store.damaged_keys.add(chain.keys[target - 1])", "pass"),
+        (
+            "            if state is None:\n                store.damaged_keys.add(chain.keys[target - 1])",
+            "            if state is None:\n                pass",
+        ),
     ),
     mutation(
         "files: a block is lost",
@@ -500,7 +503,7 @@ MUTATIONS = (
     mutation(
         "files: a checksum is not compared",
         "cache/files/packed.py",
-        (" or checksum != _checksum(packed[CHECKED_FROM:])", ""),
+        (" or checksum != checksum_of(packed[CHECKED_FROM:])", ""),
     ),
     mutation(
         "files: the limit is not kept",
@@ -535,7 +538,7 @@ MUTATIONS = (
     mutation(
         "files: at the end more is written than files may hold",
         "cache/files/exchange.py",
-        ("_that_fit(_worth_keeping(store), files)", "_worth_keeping(store)"),
+        ("in _that_fit(kept, windows, files)", "in kept"),
     ),
     mutation(
         "files: a folder that was cleared away stays away",
@@ -545,7 +548,70 @@ MUTATIONS = (
     mutation(
         "files: a thread that cannot be started ends the engine",
         "cache/files/directory.py",
-        ("except (MemoryError, RuntimeError) as error:", "except MemoryError as error:"),
+        ("except (MemoryError, OSError, RuntimeError) as error:", "except (MemoryError, OSError) as error:"),
+    ),
+    mutation(
+        "files: what was read while it waited changes when its memory is used again",
+        "cache/files/directory.py",
+        ("found = memoryview(bytes(draft.contents))", "found = draft.contents"),
+    ),
+    mutation(
+        "files: what stands behind a file's end is kept",
+        "cache/files/packed.py",
+        ("            os.ftruncate(file, size)\n", "            pass\n"),
+    ),
+    mutation(
+        "files: a pane of a leaf is lost",
+        "cache/store.py",
+        ("            self._save_pane(entry.pane)\n", "            pass\n"),
+    ),
+    mutation(
+        "files: a pane that makes room is lost",
+        "cache/store.py",
+        ("            self._save_pane(pane)\n", ""),
+    ),
+    mutation(
+        "files: panes inside a text are written",
+        "cache/store.py",
+        ("self.files is not None and tier_of(pane) > 0:", "self.files is not None:"),
+    ),
+    mutation(
+        "files: a state is written without its window",
+        "cache/files/tier.py",
+        ("                self.save_pane(each, each.pane.id)\n", "                pass\n"),
+    ),
+    mutation(
+        "files: a state whose window is gone is written",
+        "cache/files/tier.py",
+        ("            return False\n        for each in window:", "            pass\n        for each in window:"),
+    ),
+    mutation(
+        "files: panes at the end are lost",
+        "cache/files/exchange.py",
+        ("            files.save_pane(entry, entry.pane.id)\n", "            pass\n"),
+    ),
+    mutation(
+        "files: panes of a hit are not looked for",
+        "cache/files/exchange.py",
+        ("(lacking := self._last_lacking(target)) is not None", "(lacking := None) is not None"),
+    ),
+    mutation(
+        "files: panes in memory are not held while others are read",
+        "cache/files/exchange.py",
+        ("        store.panes.retain(panes)\n", "        panes = []\n"),
+    ),
+    mutation(
+        "files: a damaged pane is not told",
+        "cache/files/exchange.py",
+        (
+            "is None:\n                        store.damaged_keys.add(chain.keys[target - 1])",
+            "is None:\n                        pass",
+        ),
+    ),
+    mutation(
+        "files: a pane that was read is not written to its memory",
+        "cache/files/exchange.py",
+        ("        files.memory.write_pane(pane, contents)\n", ""),
     ),
     # Requests that move.
     mutation(
@@ -574,7 +640,7 @@ MUTATIONS = (
     mutation(
         "move: a request reads a checkpoint beside the state that came",
         "cache/manager.py",
-        (" is not None and reads_checkpoint:", " is not None:"),
+        ("holding.tip.checkpoint is not None and reads_checkpoint:", "holding.tip.checkpoint is not None:"),
     ),
     mutation(
         "move: a block that is not full is indexed",
@@ -633,6 +699,33 @@ MUTATIONS = (
         "move: who has begun elsewhere waits behind all",
         "schedule/queues.py",
         ("self._turns.now if request.has_begun else self._turns", "self._turns"),
+    ),
+    mutation(
+        "move: panes that came are not written",
+        "cache/manager.py",
+        (
+            "                memory.write_pane(holding.pane_table[index], carried.panes[index - holding.first_pane])\n",
+            "                pass\n",
+        ),
+    ),
+    mutation(
+        "move: panes that the index has are evicted for those that came",
+        "cache/panes.py",
+        ("        self._store.panes.retain(kept.values())\n", ""),
+        (
+            "        ids = kept | taken\n",
+            "        self._store.panes.retain(kept.values())\n        ids = kept | taken\n",
+        ),
+    ),
+    mutation(
+        "move: the index does not keep the panes of its blocks",
+        "cache/panes.py",
+        ("                self._store.keep_pane(indexed[number], id)\n", "                pass\n"),
+    ),
+    mutation(
+        "move: panes of other blocks are carried",
+        "schedule/carry.py",
+        ('copied("pane", holding.pane_table, holding.first_pane)', 'copied("pane", holding.pane_table, 0)'),
     ),
     # Panes: what requests keep of layers with a window, and what of it is cached.
     mutation(
@@ -694,7 +787,7 @@ MUTATIONS = (
     mutation(
         "panes: a hit is taken where one of its window is gone",
         "cache/store.py",
-        ("depth = index if num_panes >= min(self._of_window, index) else depth", "depth = index"),
+        ("depth = index if num_panes >= min(self.of_window, index) else depth", "depth = index"),
     ),
     mutation(
         "panes: a hit is taken though a pane in the middle of its window is gone",
@@ -704,7 +797,7 @@ MUTATIONS = (
     mutation(
         "panes: a hit needs one more than its window has",
         "cache/store.py",
-        ("if num_panes >= min(self._of_window, index)", "if num_panes >= min(self._of_window + 1, index)"),
+        ("if num_panes >= min(self.of_window, index)", "if num_panes >= min(self.of_window + 1, index)"),
     ),
     mutation(
         "panes: a hit is taken where no checkpoint stands",

@@ -13,9 +13,11 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from ostinato.cli.groups import ENGINE_GROUPS
-from ostinato.config import EngineConfig
+from ostinato.config import BYTE_SETTINGS, EngineConfig
+from ostinato.serve.settings import BYTE_SETTINGS as OF_SERVER
 from ostinato.serve.settings import ServeSettings
 from ostinato.setting_names import ALIASES
+from ostinato.units import exact_bytes
 
 DOCS = Path(__file__).parent.parent / "docs"
 HEAD = """| setting | values | default | meaning |
@@ -25,7 +27,8 @@ ENGINE = """# All settings
 
 Each setting is a keyword of `LLM` and `EngineConfig`, and a flag of every command: `max_num_seqs` is `--max-num-seqs`.
 A flag that is on or off has a second form: `--no-enable-prefix-caching`. Where the default is *open*, the plan chooses
-a value that fits; the text says in brackets which it tries first. Where vLLM has another name, that works too.
+a value that fits; the text says in brackets which it tries first. Where vLLM has another name, that works too. A size
+is a number of bytes, or is written as 512MiB, 4g or 2GB (10^9).
 
 `tools/settings_page.py` makes this page from the code. Those of [kernels, graphs and images](graph-settings.md) have a
 page of their own, and [those of the server](server-settings.md) too.
@@ -40,9 +43,11 @@ OF_GRAPHS = ("kernels and graphs", "images")
 SERVER = """# Settings of the server
 
 `ostinato serve` has these flags beside [those of the engine](settings.md). A flag is the setting's name with dashes:
-`--max-waiting 64`. `tools/settings_page.py` makes this page from the code.
+`--max-waiting 64`. A size is a number of bytes, or is written as 512MiB, 4g or 2GB (10^9). `tools/settings_page.py`
+makes this page from the code.
 
 """
+SIZES = {*BYTE_SETTINGS, *OF_SERVER}
 OFF_BY_DEFAULT = {"revision", "download_dir", "tokenizer", "chat_template", "speculative"}
 """Settings of the engine whose default None means that there is none, and not that the plan chooses."""
 
@@ -76,8 +81,11 @@ def _rows(fields: Mapping[str, FieldInfo], aliases: dict[str, str], no_default: 
 def _row(name: str, field: FieldInfo, aliases: dict[str, str], no_default: str) -> str:
     text = " ".join((field.description or "").split()).replace("|", "\\|")
     text += "".join(f" vLLM's name: `{alias}`." for alias, setting in aliases.items() if setting == name)
-    default = _default(field.default, "none" if name in OFF_BY_DEFAULT else no_default)
-    return f"| `{name}` | {_values(field.annotation)} | {default} | {text} |\n"
+    default, values = field.default, _values(field.annotation)
+    if name in SIZES:
+        default, values = default and exact_bytes(default), "size"
+    default = _default(default, "none" if name in OFF_BY_DEFAULT else no_default)
+    return f"| `{name}` | {values} | {default} | {text} |\n"
 
 
 def _values(annotation: Any) -> str:

@@ -66,16 +66,19 @@ class Call:
     num_warps: int
     num_stages: int
     capability: int
+    registers: int | None = None
 
     @property
     def options(self) -> dict[str, Any]:
-        return {"num_warps": self.num_warps, "num_stages": self.num_stages, "enable_fp_fusion": True}
+        return launcher.options_of(Launch(self.kernel, {}, self.num_warps, self.num_stages, self.registers))
 
     def __str__(self) -> str:
         names = [name for name, _ in self.signature]
         types = " ".join(f"{name}:{kind}" for name, kind in self.signature if kind.startswith("*"))
         blocks = " ".join(f"{names[place[0]]}={value}" for place, value in self.constants)
-        return f"sm_{self.capability} {self.kernel} warps={self.num_warps} stages={self.num_stages} {blocks} {types}"
+        how = f"warps={self.num_warps} stages={self.num_stages}"
+        how = how if self.registers is None else f"{how} registers={self.registers}"
+        return f"sm_{self.capability} {self.kernel} {how} {blocks} {types}"
 
 
 class Placed:
@@ -94,8 +97,8 @@ def call_of(kernel: Any, launch: Launch, capability: int, arguments: dict[str, A
     others."""
     backend, binder = binder_of(kernel, capability)
     placed = {name: Placed(each) if isinstance(each, torch.Tensor) else each for name, each in arguments.items()}
-    warps = {"num_warps": launch.num_warps, "num_stages": launch.num_stages}
-    bound, specialization, options = binder(**placed, **launch.blocks, **warps, debug=False)
+    how = {"num_warps": launch.num_warps, "num_stages": launch.num_stages}
+    bound, specialization, options = binder(**placed, **launch.blocks, **how, debug=False)
     _, signature, constants, attributes = kernel._pack_args(backend, dict(options), bound, specialization, options)
     return Call(
         kernel.fn.__module__,
@@ -104,7 +107,8 @@ def call_of(kernel: Any, launch: Launch, capability: int, arguments: dict[str, A
         tuple(constants.items()),
         tuple((place, bool(known)) for place, known in attributes.items()),
         capability=capability,
-        **warps,
+        registers=launch.registers,
+        **how,
     )
 
 
@@ -209,7 +213,7 @@ def run_model(directory: Path, dtype: str, state_dtype: str, steps: Sequence[tup
 
 
 def collected(directories: Sequence[Path], sample: bool, capabilities: Sequence[int]) -> list[Call]:
-    """Every launch once; of a sample the first of each kernel, with 8-bit integers and without."""
+    """Every launch once; of a sample the first of each kernel, with 8-bit integers, with blocks and without."""
     calls: dict[Any, Call] = {}
     for capability in capabilities:
         with noted(capability) as found:
@@ -219,7 +223,8 @@ def collected(directories: Sequence[Path], sample: bool, capabilities: Sequence[
                     for directory in directories:
                         run_model(directory, dtype, state_dtype)
         for call in found:
-            calls.setdefault((call.kernel, "*i8" in dict(call.signature).values()) if sample else call, call)
+            quantized = frozenset(dict(call.signature).values()) & {"*i8", "*u8"}
+            calls.setdefault((call.kernel, quantized) if sample else call, call)
     return list(calls.values())
 
 

@@ -8,12 +8,15 @@ from typing import Any
 
 import torch
 
+from ostinato.ops.blocks.formats import BLOCK_FORMATS
 from ostinato.ops.int8 import num_groups
 from ostinato.ops.kernels import triton_kernel
 
 META = torch.device("meta")
 TOKENS = (1, 2048)
 GROUP_SIZES = (None, 32, 128)
+IN_BLOCKS = ("int4_g32", "int4_g128", "Q8_0")
+"""Of all that kernels read, the smallest groups, the largest, and 8 bits, which experts are not made of."""
 EXPERTS = ((64, 6, 1), (256, 8, 8))
 """Their number, how many a token has, and in how many groups they are."""
 
@@ -37,6 +40,10 @@ def call_operations(dtype: torch.dtype) -> None:
             triton_kernel("linear")(x, weight, weight_scale=scale, group_size=group_size)
             ids = _empty(tokens, dtype=torch.int64)
             triton_kernel("embedding")(ids, weight, 2.0, scale, group_size, dtype)
+        for name in IN_BLOCKS:
+            weight, blocks = _in_blocks((INNER, HIDDEN), name), ((name, INNER),)
+            triton_kernel("linear")(x, weight, blocks=blocks)
+            triton_kernel("embedding")(ids, weight, 2.0, out_dtype=dtype, blocks=blocks)
         for activation, rows in (("relu2", INNER), ("swiglu", 2 * INNER)):
             _call_experts(x, activation, rows)
     for heads in ATTENTION_HEADS:
@@ -91,6 +98,9 @@ def _call_experts(x: torch.Tensor, activation: str, rows: int) -> None:
     for group_size in GROUP_SIZES:
         (up_weight, up_scale), (down_weight, down_scale) = (_quantized(each, group_size) for each in (up, down))
         moe(x, choices, up_weight, down_weight, activation, x, up_scale, down_scale, group_size)
+    for name in IN_BLOCKS[:2]:
+        of_blocks = {"up_blocks": ((name, rows),), "down_blocks": ((name, HIDDEN),)}
+        moe(x, choices, _in_blocks(up, name), _in_blocks(down, name), activation, x, **of_blocks)
 
 
 def _call_selective(channels: int, dtype: torch.dtype, state_dtype: torch.dtype) -> None:
@@ -140,6 +150,10 @@ def _call_delta_nets(
 def _quantized(shape: tuple[int, ...], group_size: int | None) -> tuple[torch.Tensor, torch.Tensor]:
     scales = shape[:-1] if group_size is None else (*shape[:-1], num_groups(shape[-1], group_size))
     return _empty(*shape, dtype=torch.int8), _empty(*scales, dtype=torch.float32)
+
+
+def _in_blocks(shape: tuple[int, ...], name: str) -> torch.Tensor:
+    return _empty(*shape[:-1], BLOCK_FORMATS[name].row_bytes(shape[-1]), dtype=torch.uint8)
 
 
 def _empty(*shape: int, **of: Any) -> torch.Tensor:

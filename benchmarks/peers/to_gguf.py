@@ -51,7 +51,7 @@ def convert(sources: Path, checkpoint: Path, target: Path) -> None:
         (renamed / "config.json").unlink()
         (renamed / "config.json").write_text(json.dumps(hparams), encoding="utf-8")
         sys.argv = ["convert", str(renamed), "--outtype", "bf16", "--outfile", str(target)]
-        # The shapes have no prediction heads, and the converter asks for one where an architecture may have it.
+        # The checkpoints have no weights of a prediction head, which the converter asks for.
         sys.argv += ["--no-mtp"] if config["model_type"].startswith(("qwen3_5", "qwen3_next")) else []
         convert_hf_to_gguf.main()
 

@@ -197,7 +197,8 @@ class Worker {
         score_direct<T>(rows, head, operands_.k_cache, places, queries_ + from * head.padded_words(),
                         scores_ + from * TILE, next_keys);
         for (std::int64_t i = from; i < from + rows; ++i) weigh(i);
-        Fetch next_values(operands_.v_cache, next, head.dim, depth);
+        const std::int64_t steps = LINE_BY_LINE ? depth * value_passes<T>(rows, head.dim) : depth;
+        Fetch next_values(operands_.v_cache, next, head.dim, steps);
         weigh_direct<T>(rows, head, operands_.v_cache, places, depth, scores_ + from * TILE,
                         sums.values + from * head.padded_dim(), next_values);
     }

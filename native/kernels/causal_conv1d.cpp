@@ -23,23 +23,24 @@ template <int W, int TOKENS, Activation ACTIVATION, typename T>
 void convolve(const T* const* inputs, const float* weight, std::int64_t stride, const float* bias, T* y,
               std::int64_t y_stride, std::int64_t count, int width) {
     const auto at_channel = [&](std::int64_t c, auto&& input, auto&& put) {
+        Float totals[TOKENS];
         if constexpr (W > 0) {
             Float wide[W - 1 + TOKENS];
             for (int i = 0; i < W - 1 + TOKENS; ++i) wide[i] = input(inputs[i] + c);
             for (int t = 0; t < TOKENS; ++t) {
-                Float total = load(bias + c);
-                for (int j = 0; j < W; ++j) total = fma(wide[t + j], load(weight + j * stride + c), total);
-                put(y + t * y_stride + c, activated(ACTIVATION, total, total));
+                totals[t] = load(bias + c);
+                for (int j = 0; j < W; ++j) totals[t] = fma(wide[t + j], load(weight + j * stride + c), totals[t]);
             }
         } else {
             for (int t = 0; t < TOKENS; ++t) {
-                Float total = load(bias + c);
+                totals[t] = load(bias + c);
                 for (int j = 0; j < width; ++j) {
-                    total = fma(input(inputs[t + j] + c), load(weight + j * stride + c), total);
+                    totals[t] = fma(input(inputs[t + j] + c), load(weight + j * stride + c), totals[t]);
                 }
-                put(y + t * y_stride + c, activated(ACTIVATION, total, total));
             }
         }
+        if constexpr (ACTIVATION == SILU) silu(totals);
+        for (int t = 0; t < TOKENS; ++t) put(y + t * y_stride + c, totals[t]);
     };
     const std::int64_t whole = count / LANES * LANES;
     const int rest = static_cast<int>(count - whole);

@@ -99,8 +99,13 @@ void multiply_some(const Team& team, std::int64_t begin, std::int64_t tokens, co
                     }
                 }
 #endif
+#if defined(OSTINATO_FIXED)
+                if constexpr (!std::is_same_v<T, float> && !std::is_same_v<T, W>) {
+                    if (multiply_fixed(team, tokens, x, x_stride, all, o, to)) return;
+                }
+#endif
 #if defined(OSTINATO_NARROW)
-                if (!in.fixed_order && tokens >= narrow::LEAST_TOKENS<W>) {
+                if (!in.fixed_order && tokens >= narrow::least_tokens<W>(in_size)) {
                     narrow::multiply(team, tokens, x, x_stride, all, o, to);
                     return;
                 }

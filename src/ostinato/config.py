@@ -17,7 +17,7 @@ from ostinato.field_help import describe_fields
 from ostinato.setting_names import by_canonical_name, config_error
 from ostinato.size_lists import checked_sizes
 from ostinato.speculative_setting import Speculative, speculative_fields
-from ostinato.units import parse_bytes
+from ostinato.units import read_size
 
 BYTE_SETTINGS = ("cache_memory", "cache_offload")
 """Those that are bytes, and can be given as 8GiB."""
@@ -245,12 +245,7 @@ class EngineConfig(BaseModel):
     @field_validator(*BYTE_SETTINGS, mode="before")
     @classmethod
     def _accept_a_size(cls, value: Any) -> Any:
-        if not isinstance(value, str):
-            return value
-        try:
-            return parse_bytes(value)
-        except ConfigError as error:
-            raise PydanticCustomError("size", "{message}", {"message": error.message}) from None
+        return read_size(value)
 
     @field_validator("speculative", mode="before")
     @classmethod

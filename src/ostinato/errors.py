@@ -61,7 +61,12 @@ class ModelError(OstinatoError):
 
 
 class RequestError(OstinatoError):
-    """One request cannot be served; the engine goes on serving the others."""
+    """One request cannot be served; the engine goes on serving the others. `setting` is what of it is wrong, where that
+    is one."""
+
+    def __init__(self, message: str, remedies: Iterable[Remedy] = (), setting: str | None = None) -> None:
+        super().__init__(message, remedies)
+        self.setting = setting or next((remedy.setting for remedy in self.remedies), None)
 
 
 class MoveError(RequestError):
@@ -114,7 +119,9 @@ def reason(error: Exception) -> str:
 
 def problem_of(found: Mapping[str, Any], equals: str = " = ") -> tuple[str, list[Remedy]]:
     """What pydantic found wrong with one setting, and the nearest legal value, if there is one."""
-    name, said = ".".join(map(str, found["loc"])), str(found["msg"]).removeprefix("Value error, ")
+    # What is wrong with a key of an object is told as its input: `[key]` is pydantic's word for where it stands.
+    loc = found["loc"][:-2] if found["loc"][-1:] == ("[key]",) else found["loc"]
+    name, said = ".".join(map(str, loc)), str(found["msg"]).removeprefix("Value error, ")
     about = found.get("ctx", {})
     nearest = [about[key] for key in ("nearest", "ge", "le") if key in about]
     text = f"{name}{equals}{found['input']!r}: {said[:1].lower()}{said[1:]}" if name else said

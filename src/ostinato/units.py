@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from ostinato.errors import ConfigError
 
@@ -23,6 +24,17 @@ def parse_bytes(text: str) -> int:
         raise ConfigError(f"{text!r} is not a size; write it like 4GiB, 512MiB or 2GB")
     unit = _UNITS[match[2].lower()]
     return int(match[1]) * unit if match[1].isdigit() else int(float(match[1]) * unit)
+
+
+def read_size(value: Any) -> Any:
+    """What a setting of bytes was given as: a text as `parse_bytes` reads it, anything else as it is. ValueError, as
+    pydantic wants it."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return parse_bytes(value)
+    except ConfigError as error:
+        raise ValueError(error.message) from None
 
 
 def exact_bytes(count: int) -> str:

@@ -308,7 +308,7 @@ def test_a_plot_without_matplotlib_is_refused_before_anything_is_measured(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setattr("ostinato.bench.reports.find_spec", lambda name: None)
-    monkeypatch.setattr("ostinato.cli.bench.graphs", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr("ostinato.cli.bench_steps.graphs", lambda *_: pytest.fail("measured"))
     with pytest.raises(SystemExit) as end:
         main(["bench", "graphs", "demo", "--plot", str(tmp_path / "steps.png")])
     assert end.value.code == 2

@@ -148,3 +148,4 @@ def test_the_command_prints_tables_or_json(capsys: pytest.CaptureFixture[str]) -
     assert "decode, batch size 2" in tables
     assert "prefill, 9 tokens" in tables
     assert json.loads(report)["command"] == "profile"
+    assert json.loads(report)["products"] in " ".join(tables.split())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import mmap
 import os
 import random
 import resource
@@ -9,14 +11,16 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from ostinato.cache.files import directory as module
 from ostinato.cache.files.directory import PAUSE, UNFINISHED, CacheDirectory
+from ostinato.cache.files.draft import PAGE
+from ostinato.cache.files.packed import DIRECT_FROM, packed_bytes
 from ostinato.errors import ConfigError, Remedy
 from tests.support.damaged_files import damage
 
@@ -45,11 +49,15 @@ def opened(folder: Path, limit: int = 10**6, waiting: int = 10**6, clock: Clock 
 
 def write(directory: CacheDirectory, *numbers: int, size: int = SIZE) -> list[bool]:
     done = [
-        directory.write("block", name_of(n), TOKENS, size, lambda n=n: memoryview(contents_of(n, size)))
+        directory.write("block", name_of(n), TOKENS, size, lambda into, n=n: copy(into, contents_of(n, size)))
         for n in numbers
     ]
     directory.flush()
     return done
+
+
+def copy(into: memoryview, contents: bytes) -> None:
+    into[:] = contents
 
 
 def read(directory: CacheDirectory, number: int, size: int = SIZE) -> bytes | None:
@@ -75,16 +83,56 @@ def test_what_was_written_is_read_back_also_by_another_engine(tmp_path: Path) ->
 def test_what_waits_to_be_written_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = opened(tmp_path)
     monkeypatch.setattr(directory, "_write_behind", lambda: None)
-    directory.write("block", name_of(1), TOKENS, SIZE, lambda: memoryview(contents_of(1)))
+    directory.write("block", name_of(1), TOKENS, SIZE, lambda into: copy(into, contents_of(1)))
     assert directory.has("block", name_of(1))
     assert directory.num_files == 0
     assert read(directory, 1) == contents_of(1)
 
 
+def test_what_was_read_while_it_waited_stays_though_its_memory_is_used_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory, go_on = opened(tmp_path), threading.Event()
+    real = directory._write
+    monkeypatch.setattr(directory, "_write", lambda *given: (go_on.wait(), real(*given)))
+    directory.write("block", name_of(1), TOKENS, SIZE, lambda into: copy(into, contents_of(1)))
+    found = directory.read("block", name_of(1), TOKENS, SIZE)
+    go_on.set()
+    directory.flush()
+    write(directory, 2)  # into the memory of the first one
+    assert found is not None
+    assert bytes(found) == contents_of(1)
+    assert [read(directory, number) for number in (1, 2)] == [contents_of(1), contents_of(2)]
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+@pytest.mark.parametrize("size", [DIRECT_FROM - 200, DIRECT_FROM, DIRECT_FROM + PAGE - 173, 5 * DIRECT_FROM])
+def test_large_files_go_past_the_page_cache_where_that_can_be(
+    size: int, is_refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, ways = os.write, []
+
+    def noting(file: int, given: memoryview) -> int:
+        is_direct = bool(fcntl.fcntl(file, fcntl.F_GETFL) & os.O_DIRECT)
+        ways.append(is_direct)
+        if is_direct and is_refused:
+            raise OSError(22, "Invalid argument")
+        return real(file, given)
+
+    directory = opened(tmp_path, limit=10**7, waiting=10**7)
+    monkeypatch.setattr(os, "write", noting)
+    assert write(directory, 1, size=size) == [True]
+    # Some systems of files, as those in memory, refuse it themselves.
+    assert ways[-1] is False if size < DIRECT_FROM - 172 or is_refused else ways
+    later = opened(tmp_path, limit=10**7)
+    assert (read(later, 1, size), directory.counts.failed) == (contents_of(1, size), 0)
+    assert later.num_bytes == directory.num_bytes == packed_bytes(len(TOKENS), size)
+
+
 def test_what_would_wait_for_too_long_is_dropped_and_not_copied(tmp_path: Path) -> None:
     directory = opened(tmp_path, waiting=SIZE - 1)
 
-    def never() -> memoryview:
+    def never(_: memoryview) -> None:
         raise AssertionError("nobody needs a copy of what is dropped")
 
     assert not directory.write("block", name_of(1), TOKENS, SIZE, never)
@@ -183,7 +231,7 @@ def test_after_a_write_that_failed_nothing_is_written_for_a_while(
     clock = Clock()
     directory = opened(tmp_path, clock=clock)
 
-    def full(path: Path, _: object) -> None:
+    def full(path: Path, *_: object) -> None:
         path.write_bytes(b"half of it")
         raise OSError(28, "No space left on device")
 
@@ -219,14 +267,16 @@ print("ready", flush=True)
 number = 0
 while True:
     number += 1
-    contents = memoryview(bytes([number % 251]) * 200_000)
-    directory.write("block", number.to_bytes(16, "big"), (number,), 200_000, lambda: contents)
+    def copy(into):
+        into[:] = bytes([number % 251]) * len(into)
+    directory.write("block", number.to_bytes(16, "big"), (number,), int(sys.argv[2]), copy)
     directory.flush()
 """
 
 
-def test_a_process_killed_while_it_writes_leaves_whole_files(tmp_path: Path) -> None:
-    process = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE)
+@pytest.mark.parametrize("size", [200_000, 600_000])
+def test_a_process_killed_while_it_writes_leaves_whole_files(size: int, tmp_path: Path) -> None:
+    process = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path), str(size)], stdout=subprocess.PIPE)
     assert process.stdout is not None
     process.stdout.readline()
     while len(list((tmp_path / "one").glob("*.block"))) < 20:
@@ -241,7 +291,7 @@ def test_a_process_killed_while_it_writes_leaves_whole_files(tmp_path: Path) -> 
     assert not unfinished.exists()
     assert directory.num_files >= 20
     for number in range(1, directory.num_files + 1):
-        found = directory.read("block", name_of(number), (number,), 200_000)
+        found = directory.read("block", name_of(number), (number,), size)
         assert found is not None
         assert bytes(found[:3]) == bytes([number % 251]) * 3
     assert directory.counts.damaged == 0
@@ -299,7 +349,7 @@ def test_an_error_that_nobody_foresaw_does_not_end_the_writer(tmp_path: Path, mo
     clock = Clock()
     directory = opened(tmp_path, clock=clock)
     with monkeypatch.context() as patch:
-        patch.setattr(module, "pack", lambda *_: [][0])
+        patch.setattr(module.Draft, "seal", lambda *_: [][0])
         assert write(directory, 1) == [True]  # and waiting for it ends
     assert (directory.counts.failed, directory.has("block", name_of(1))) == (1, False)
     clock.now = PAUSE
@@ -313,8 +363,8 @@ def test_two_engines_may_write_one_file_at_once(tmp_path: Path, monkeypatch: pyt
     first, second = opened(tmp_path), opened(tmp_path)
     write_file = module.write_file
 
-    def meanwhile(path: Path, parts: Sequence[bytes | memoryview]) -> None:
-        write_file(path, parts)
+    def meanwhile(path: Path, pages: mmap.mmap, size: int) -> None:
+        write_file(path, pages, size)
         with monkeypatch.context() as patch:
             patch.setattr(module, "write_file", write_file)
             write(second, 1)
@@ -394,7 +444,7 @@ def test_where_no_thread_can_be_started_nothing_is_written_and_nothing_waits(
 def test_what_there_is_no_memory_to_copy_or_to_read_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def lacking(*_: object) -> memoryview:
+    def lacking(*_: object) -> None:
         raise MemoryError
 
     directory = opened(tmp_path)

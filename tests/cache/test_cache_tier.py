@@ -22,15 +22,26 @@ from tests.support.scheduler_steps import (
     text,
 )
 
-KINDS = {"hybrid": (9, 5), "attention": (9, 0), "state": (0, 4)}
-"""Blocks and slots of caches that hold one text of 24 tokens and little more."""
+KINDS = {
+    "hybrid": (9, 5, 0),
+    "attention": (9, 0, 0),
+    "state": (0, 4, 0),
+    "windows": (9, 0, 9),
+    "windows alone": (0, 0, 9),
+    "windows and state": (9, 5, 9),
+}
+"""Blocks, slots and panes of caches that hold one text of 24 tokens and little more."""
+WINDOW = 6
+"""Of layers whose keys are in panes: a text needs the panes of two blocks to go on."""
 
 
 def crowded(
     kind: str, directory: ForgetfulDirectory, mode: StateCacheMode = "all", rate: float = 1e12
 ) -> tuple[Scheduler, FakeRunner]:
-    num_blocks, num_slots = KINDS[kind]
-    scheduler = make_caching_scheduler(mode, num_blocks, num_slots, max_num_seqs=1)
+    num_blocks, num_slots, num_panes = KINDS[kind]
+    scheduler = make_caching_scheduler(
+        mode, num_blocks, num_slots, num_panes=num_panes, window=WINDOW, max_num_seqs=1, max_num_batched_tokens=8
+    )
     runner = runner_for(scheduler)
     scheduler.cache.store.files = fake_tier(runner, directory, rate)
     return scheduler, runner
@@ -62,7 +73,8 @@ def test_all_that_can_be_hit_is_kept_at_the_end_and_another_engine_finds_it(kind
     tier = scheduler.cache.store.files
     keep_in_files(scheduler.cache.store)
     assert scheduler.cache.store.files is None
-    later = make_caching_scheduler("all", 40 if KINDS[kind][0] else 0, 40 if KINDS[kind][1] else 0)
+    num_blocks, num_slots, num_panes = (40 if each else 0 for each in KINDS[kind])
+    later = make_caching_scheduler("all", num_blocks, num_slots, num_panes=num_panes, window=WINDOW)
     its_runner = runner_for(later)
     later.cache.store.files = fake_tier(its_runner, directory)
     assert tier is not None
@@ -71,6 +83,20 @@ def test_all_that_can_be_hit_is_kept_at_the_end_and_another_engine_finds_it(kind
     assert (report_of(again)[0], from_files(again)) == (20, 20)
     # And what goes on from it finds it in memory.
     assert from_files(serve(later, its_runner, text(24, 1))) == 0
+
+
+@pytest.mark.parametrize("kind", ["hybrid", "windows and state"])
+def test_blocks_before_a_state_that_went_to_files_alone_are_kept_at_the_end(kind: str) -> None:
+    directory = ForgetfulDirectory(one_in=0)
+    scheduler, runner = crowded(kind, directory)
+    [first] = turns(scheduler, runner, [1])
+    store, chain = scheduler.cache.store, first.chain
+    assert chain is not None
+    for checkpoint in list(store.index.checkpoints):
+        store.evict_checkpoint(checkpoint)
+    assert not any(directory.has("block", name) for name in chain.names)
+    keep_in_files(store)
+    assert all(directory.has("block", name) for name in chain.names[:5])
 
 
 def test_at_the_end_no_more_is_written_than_files_may_hold() -> None:
@@ -107,12 +133,12 @@ class Damaged(ForgetfulDirectory):
 
     def __init__(self) -> None:
         super().__init__(one_in=0)
-        self.bad: set[tuple[str, int]] = set()
+        self.bad: set[tuple[str, int | None]] = set()
         """(kind, how many tokens the text up to its end has), of any text."""
         self.ends: dict[bytes, int] = {}
 
     def read(self, kind: str, name: bytes, token_ids: Sequence[int], size: int) -> memoryview | None:
-        if (kind, self.ends[name]) in self.bad:
+        if (kind, self.ends.get(name)) in self.bad:
             del self._kept[kind, name]
             return None
         return super().read(kind, name, token_ids, size)
@@ -129,7 +155,7 @@ def with_damage(*bad: tuple[str, int]) -> tuple[Request, Request]:
     chain = requests[0].chain
     assert chain is not None
     directory.ends = {name: (index + 1) * 4 for index, name in enumerate(chain.names)}
-    directory.bad = set(bad)
+    directory.bad = {*bad}
     again = serve(scheduler, runner, text(24, 1))
     directory.bad = set()
     return again, serve(scheduler, runner, text(24, 1))
@@ -147,6 +173,76 @@ def test_behind_a_damaged_block_nothing_is_hit() -> None:
     assert cached == 8
     assert misses == {"damaged": 4, "evicted_block": 8, "recomputed_tail": 4}
     assert report_of(later)[0] == 20
+
+
+def test_a_damaged_pane_is_a_miss_with_its_cause_and_is_computed_and_kept_again() -> None:
+    directory = Damaged()
+    scheduler, runner = crowded("windows", directory)
+    requests = turns(scheduler, runner, [1, 2, 3])
+    chain = requests[0].chain
+    assert chain is not None
+    directory.ends = {name: (index + 1) * 4 for index, name in enumerate(chain.names)}
+    directory.bad = {("pane", 16)}
+    again = serve(scheduler, runner, text(24, 1))
+    assert report_of(again) == (0, {"damaged": 20, "recomputed_tail": 4})
+    directory.bad = set()
+    turns(scheduler, runner, [2, 3])
+    later = serve(scheduler, runner, text(24, 1))
+    assert (report_of(later)[0], from_files(later)) == (20, 20)
+
+
+def test_of_panes_those_before_places_where_texts_go_on_are_kept_alone() -> None:
+    directory = ForgetfulDirectory(one_in=0)
+    scheduler, runner = crowded("windows", directory)
+    requests = turns(scheduler, runner, [1, 2, 3])
+    chain = requests[0].chain
+    assert chain is not None
+    kept = [index for index, name in enumerate(chain.names) if directory.has("pane", name)]
+    # The prompt's last boundary is behind block 4, the text's end behind block 6: of 28 tokens, or of 29.
+    assert set(kept) <= {3, 4, 5, 6}
+    assert {3, 4} <= set(kept)
+    assert all(directory.has("block", name) for name in chain.names[:5])
+
+
+def test_a_state_whose_window_is_gone_is_not_written() -> None:
+    for lacks in (False, True):
+        directory = ForgetfulDirectory(one_in=0)
+        scheduler = make_caching_scheduler("all", 40, 20, num_panes=40, window=WINDOW)
+        runner = runner_for(scheduler)
+        store = scheduler.cache.store
+        serve(scheduler, runner, text(24, 1))
+        store.files = fake_tier(runner, directory)
+        [checkpoint] = [each for each in store.index.checkpoints if each.entry.end == 20]
+        pane = checkpoint.entry.pane
+        assert pane is not None
+        if lacks:
+            store.index.displace_pane(pane)
+            store.panes.drop(pane.id)
+        name = checkpoint.entry.name = b"20"
+        checkpoint.entry.parent.name = b"16"  # type: ignore[union-attr]
+        store.evict_checkpoint(checkpoint)
+        kept = [directory.has("state", name), directory.has("pane", name), directory.has("pane", b"16")]
+        assert kept == [not lacks] * 3
+
+
+def test_panes_that_are_in_memory_are_not_read_and_stay_while_the_others_are() -> None:
+    directory = ForgetfulDirectory(one_in=0)
+    scheduler, runner = crowded("windows", directory)
+    [first] = turns(scheduler, runner, [1])
+    store, chain = scheduler.cache.store, first.chain
+    assert chain is not None
+    turns(scheduler, runner, [2, 3, 1])
+    entries = store.index.walk(chain, 5)
+    assert [entry.pane is not None for entry in entries[3:]] == [True, True]
+    lost = entries[3].pane
+    assert lost is not None
+    store.files.save_pane(entries[3], lost.id)  # type: ignore[union-attr]
+    store.index.displace_pane(lost)
+    store.panes.drop(lost.id)
+    before = directory.counts.read
+    again = serve(scheduler, runner, text(24, 1))
+    assert report_of(again) == (20, {"recomputed_tail": 4})
+    assert directory.counts.read == before + 1
 
 
 def test_what_is_missing_without_damage_keeps_its_cause() -> None:

@@ -97,8 +97,8 @@ def test_a_directory_that_is_not_there_is_named(capsys, tmp_path: Path) -> None:
     assert (status, "Not a directory" in err) == (2, True)
 
 
-def plan_of(device: str = "cpu", **settings: object) -> Plan:
-    config = EngineConfig(model=str(checkpoint("nemotron_h")), **settings)
+def plan_of(device: str = "cpu", name: str = "nemotron_h", **settings: object) -> Plan:
+    config = EngineConfig(model=str(checkpoint(name)), **settings)
     found = CATALOGUE[device] if device in CATALOGUE else find_device(device)
     return make_plan(config, load_spec(config), found)
 
@@ -114,6 +114,37 @@ def test_the_plan_says_what_goes_to_files(capsys) -> None:
     assert any(each.topic == "cache_offload" for each in default.decisions)
     status, out, _ = run_cli(capsys, "plan", str(checkpoint("nemotron_h")), "--cache-offload", "1GiB")
     assert (status, "at most 1 GiB in ~/.cache/ostinato/prefixes" in " ".join(out.split())) == (0, True)
+
+
+def test_the_plan_counts_the_panes_of_a_window(capsys) -> None:
+    plan = plan_of(name="gemma3_text", cache_offload="1GiB")
+    assert plan.cache_files is not None
+    assert plan.cache_files.pane_bytes == plan.memory.pane > 0
+    _, out, _ = run_cli(capsys, "plan", str(checkpoint("gemma3_text")), "--cache-offload", "1GiB")
+    assert "for a block and" in " ".join(out.split())
+    assert "for a pane; read from" in " ".join(out.split())
+    with pytest.raises(ConfigError, match="no room for two files"):
+        plan_of(name="gemma3_text", cache_offload=2 * plan.memory.pane - 1)
+
+
+def test_the_plan_reads_where_blocks_and_the_panes_of_one_window_take_less_time_than_computing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def pays_from() -> list[float]:
+        """With processors of these speeds."""
+        found = []
+        for rate in (1e9, 4e9, 16e9, 64e9, 256e9):
+            monkeypatch.setattr("ostinato.plan.cache_files.CORE_RATE", rate)
+            files = plan_of(name="gemma3_text", cache_offload="1GiB").cache_files
+            assert files is not None
+            found.append(float("inf") if files.pays_from is None else files.pays_from)
+        return found
+
+    with_panes = pays_from()
+    monkeypatch.setattr("ostinato.cache.pane_rules.PaneRules.of_window", 0)
+    without = pays_from()
+    assert with_panes != without
+    assert all(one >= other for one, other in zip(with_panes, without, strict=True))
 
 
 @pytest.mark.parametrize(

@@ -161,4 +161,6 @@ def test_the_command_ends_at_once_for_an_image_that_cannot_be_taken(
     with pytest.raises(SystemExit) as ended:
         main(["chat", "--model", str(checkpoint()), "--threads", "1", "--image", str(path)])
     assert ended.value.code == 2
-    assert "PNG, JPEG, WEBP, GIF and BMP files are read" in " ".join(capsys.readouterr().err.split())
+    told = " ".join(capsys.readouterr().err.split())
+    assert "PNG, JPEG, WEBP, GIF and BMP files are read" in told
+    assert str(path) in told

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ import pytest
 from ostinato.cli.main import main
 from ostinato.config import EngineConfig
 from ostinato.plan.graphs.traffic import Traffic
-from ostinato.plan.plan import JSON_SECTIONS, Plan
+from ostinato.plan.plan import Plan
 from ostinato.plan.words.render_graphs import short_sizes
 from ostinato.setting_names import ALIASES
+from ostinato.units import MiB, exact_bytes
 
 CONFIG = {
     "model_type": "nemotron_h", "dtype": "bfloat16", "hidden_size": 1024, "vocab_size": 32000,
@@ -25,6 +27,9 @@ CONFIG = {
     "conv_kernel": 4, "chunk_size": 128, "intermediate_size": 4096, "max_position_embeddings": 8192,
     "mlp_hidden_act": "relu2",
 }  # fmt: skip
+
+REQUESTS = str(Path(__file__).parents[2] / "docs/examples/requests.json")
+SECTIONS = [section.name for section in fields(Plan)]
 
 
 @pytest.fixture
@@ -50,7 +55,7 @@ def run_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, 
 def test_the_plan_of_a_directory_with_only_a_config_is_printed_as_json(capsys, checkpoint) -> None:
     status, data = run_json(capsys, checkpoint, "--device", "h200-141gb")
     assert status == 0
-    assert list(data) == list(JSON_SECTIONS)
+    assert list(data) == SECTIONS
     assert data["device"]["name"] == "h200-141gb"
     assert data["settings"]["max_num_seqs"] == 256
     assert data["memory"]["num_slots"] == 257 + data["memory"]["num_checkpoints"]
@@ -102,7 +107,7 @@ def test_sizes_are_chosen_from_traffic_and_their_flags_work(capsys, checkpoint, 
     asked = (checkpoint, "--device", "cpu", "--device-memory", "16GiB")
     status, data = run_json(capsys, *asked, "--traffic", traffic, "--num-sizes", "2")
     assert status == 0
-    assert Plan.from_json(data).to_json() == {name: data[name] for name in JSON_SECTIONS}
+    assert Plan.from_json(data).to_json() == {name: data[name] for name in SECTIONS}
     assert data["traffic"]["flags"] == ["--capture-sizes 700,1024", "--capture-rows 5,30"]
     assert data["traffic"]["tokens"]["planned"]["eager"] == 21
     assert data["traffic"]["tokens"]["chosen"] == {
@@ -271,6 +276,32 @@ def test_errors_are_told_on_stderr_with_their_remedies(capsys, checkpoint) -> No
     assert "- --max-num-seqs " in err
 
 
+@pytest.mark.parametrize("device", ["cpu", "l4-24gb"])
+@pytest.mark.parametrize("memory", ["1MiB", "200MiB"])
+def test_too_little_device_memory_is_named_with_the_least_that_works(capsys, checkpoint, device, memory) -> None:
+    asked = (checkpoint, "--device", device, "--kernels", "reference")
+    status, data = run_json(capsys, *asked, "--device-memory", memory)
+    message = data["error"]["message"]
+    assert status == 2
+    assert "may be used: weights" in message
+    assert "cache_memory" not in message
+    [remedy] = data["error"]["remedies"]
+    assert remedy["setting"] == "device_memory"
+    least = remedy["value"]
+    assert f"it needs a device of at least {exact_bytes(least)} or a smaller model" in message
+    assert run_json(capsys, *asked, "--device-memory", exact_bytes(least))[0] == 0
+    assert run_json(capsys, *asked, "--device-memory", exact_bytes(least - MiB))[0] == 2
+    assert f"  - --device-memory {exact_bytes(least)}\n" in run(capsys, "plan", *asked, "--device-memory", memory)[2]
+
+
+def test_more_device_memory_is_a_remedy_beside_those_of_settings(capsys, checkpoint) -> None:
+    asked = (checkpoint, "--device", "l4-24gb", "--max-num-seqs", "5000", "--device-memory")
+    _, data = run_json(capsys, *asked, "4GiB")
+    least = {each["setting"]: each["value"] for each in data["error"]["remedies"]}["device_memory"]
+    assert f", or raise device_memory to at least {exact_bytes(least)}" in data["error"]["message"]
+    assert run_json(capsys, *asked, exact_bytes(least))[0] == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "kind", "word"),
     [
@@ -278,11 +309,12 @@ def test_errors_are_told_on_stderr_with_their_remedies(capsys, checkpoint) -> No
         (["--max-num-seqz", "3"], "ConfigError", "--max-num-seqs"),
         (["--max-num-seqs", "many"], "ConfigError", "integer"),
         (["--dtype", "int8"], "ConfigError", "bfloat16"),
-        (["--device-memory", "lots"], "ConfigError", "4GiB"),
+        (["--device-memory", "lots"], "ConfigError", "--device-memory 'lots' is not a size; write it like 4GiB"),
         (["--model", "/no/such/place"], "ConfigError", "twice"),
         (["--num-sizes", "3"], "ConfigError", "--traffic"),
         (["--rate", "3"], "ConfigError", "--rate is about the requests of a --traffic FILE, and there is none"),
         (["--replicas", "2"], "ConfigError", "prompt_tokens"),
+        (["--traffic", REQUESTS, "--num-sizes", "2"], "ConfigError", "--num-sizes is about steps, of which"),
         (["--traffic", "/no/such/place.json"], "ConfigError", "cannot be read"),
         (["--capture-sizes", "1,x"], "ConfigError", "whole number"),
         (["--speculative", "eagle:3"], "ConfigError", "ngram:4, mtp:3 or draft:PATH:4"),

@@ -92,6 +92,22 @@ def test_serve_takes_the_model_as_plan_does(capsys: pytest.CaptureFixture[str]) 
     assert "the model is given twice: 'demo' and --model 'demo-vl'" in err
 
 
+@pytest.mark.parametrize("flag", ["--max-body", "--worker-memory", "--cache-memory", "--cache-offload"])
+def test_every_size_is_taken_in_the_same_forms(capsys: pytest.CaptureFixture[str], flag: str) -> None:
+    name = flag[2:].replace("-", "_")
+    for text, size in (("128MiB", 2**27), ("0.5g", 2**29), ("1GB", 10**9), ("134217728", 2**27)):
+        status, out, _ = run(capsys, "serve", flag, text, "--print-config")
+        assert (status, yaml.safe_load(out)[name]) == (0, size)
+    status, _, err = run(capsys, "serve", flag, "much", "--print-config")
+    assert (status, "'much' is not a size; write it like 4GiB, 512MiB or 2GB" in err) == (2, True)
+
+
+def test_a_size_is_answered_as_one_would_type_it(capsys: pytest.CaptureFixture[str]) -> None:
+    status, _, err = run(capsys, "serve", "--worker-memory", "1MiB", "--print-config")
+    assert (status, "--worker-memory 64MiB\n" in err) == (2, True)
+    assert "[default: 16MiB]" in run(capsys, "serve", "--help-all")[1]
+
+
 @pytest.mark.parametrize("command", ["chat", "eval", "plan", "verify"])
 def test_the_model_stands_first(capsys: pytest.CaptureFixture[str], command: str) -> None:
     status, _, err = run(capsys, command, "no/such/model")
@@ -122,7 +138,7 @@ def test_flags_and_commands_are_completed() -> None:
         (["--jinja"], "No such option: --jinja (leave it out: here that needs no flag)"),
         (
             ["--pipeline-parallel-size=2"],
-            "--pipeline-parallel-size=2 (it has no counterpart here: a model is cut across devices",
+            "--pipeline-parallel-size=2 (it has no counterpart here: only --tensor-parallel-size cuts a model",
         ),
         (["--max-num-seq", "4"], "No such option: --max-num-seq (Possible options:"),
         (["--qqqq"], "No such option: --qqqq\n"),
@@ -287,7 +303,8 @@ def test_settings_come_from_a_file_and_flags_go_before_it(capsys: pytest.Capture
         ("max_num_seq: 4", "serve has no setting 'max_num_seq'; did you mean max_num_seqs?"),
         ("max_num_seqs: 4\nmax-num-seqs: 5", "max_num_seqs is given twice"),
         ("- 4", "should have a line `name: value` for each setting"),
-        ("a: [", "is not YAML"),
+        ("port: 8000\na: b: c", "is not YAML: mapping values are not allowed here, in line 2\n"),
+        ("a: \x00", "is not YAML: unacceptable character"),
         ("max_num_seqs: many", "--max-num-seqs': Input should be a valid integer"),
         ("config: other.yaml", "serve has no setting 'config'"),
         ("config_file: other.yaml", "serve has no setting 'config_file'\n"),

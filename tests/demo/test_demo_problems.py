@@ -10,7 +10,7 @@ import pytest
 
 from ostinato.demo.problems import (
     FAMILIES,
-    equations_of,
+    RESULT_MARK,
     extract_result,
     held_out,
     is_held_out,
@@ -19,6 +19,11 @@ from ostinato.demo.problems import (
 
 EQUATION = re.compile(r"(\d+) ([-+*]) (\d+) = (\d+)")
 OPERATIONS = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__}
+
+
+def equations_of(answer: str) -> str:
+    """The chain of equations of a worked answer, without its result."""
+    return answer.split(f". {RESULT_MARK}")[0]
 
 
 def training_problems(count: int, seed: int = 0) -> list:

@@ -15,7 +15,7 @@ import torch
 
 from ostinato.engine.engine import Engine
 from ostinato.engine.move.form import HEAD, MAGIC, MovedRequest, pack, unpack
-from ostinato.engine.run.cache_bytes import CacheBytes, DeviceCacheBytes
+from ostinato.engine.run.cache_bytes import CacheBytes, DeviceRows, HostRows, Rows
 from ostinato.errors import DamagedExport, ForeignExport, MoveError, RequestError
 from ostinato.ops.step import LayerMemory
 from ostinato.sample.pool import POOLED
@@ -295,7 +295,7 @@ def test_a_request_keeps_how_long_it_has_taken() -> None:
     assert there.meter.first_token.total == 0  # its first token was another engine's
 
 
-def memory_of(make: Callable[..., Any]) -> Any:
+def memory_of(rows: Callable[..., Rows]) -> CacheBytes:
     generator = torch.Generator().manual_seed(1)
     layers = [
         LayerMemory(
@@ -304,18 +304,23 @@ def memory_of(make: Callable[..., Any]) -> Any:
             states={"conv": torch.randn(3, 7, generator=generator), "ssm": torch.randn(3, 2, 5, generator=generator)},
         ),
         LayerMemory(states={"conv": torch.randn(3, 4, generator=generator)}),
+        LayerMemory(k_cache=torch.randn(6, 4, 1, 3, generator=generator), is_paned=True),
     ]
-    return make(layers, 4)
+    return CacheBytes(layers, 4, rows)
 
 
 def test_bytes_of_a_device_are_those_of_a_host() -> None:
-    host, device = memory_of(CacheBytes), memory_of(DeviceCacheBytes)
-    assert (host.block_bytes, host.slot_bytes) == (device.block_bytes, device.slot_bytes)
+    host, device = memory_of(HostRows), memory_of(DeviceRows)
+    sizes = [(each.block_bytes, each.pane_bytes, each.slot_bytes) for each in (host, device)]
+    assert sizes[0] == sizes[1] == (4 * 2 * 3 * (4 + 2), 4 * 3 * 4, (7 + 2 * 5 + 4) * 4)
     for block, count in ((1, None), (2, 3), (4, 1)):
         assert bytes(host.read_block(block, count)) == bytes(device.read_block(block, count))
+        assert bytes(host.read_pane(block, count)) == bytes(device.read_pane(block, count))
     assert bytes(host.read_block(2, 3)) != bytes(host.read_block(2))
     for each in (host, device):
         each.write_block(3, host.read_block(1))
-        each.write_slot(2, host.read_slot(1))
+        each.write_pane(5, host.read_pane(1))
+        each.write_slot(2, host.read_slot(1, into=memoryview(bytearray(host.slot_bytes))))
+    assert bytes(device.read_pane(5)) == bytes(host.read_pane(5)) == bytes(host.read_pane(1))
     assert bytes(device.read_block(3)) == bytes(host.read_block(3)) == bytes(host.read_block(1))
     assert bytes(device.read_slot(2)) == bytes(host.read_slot(2)) == bytes(host.read_slot(1))

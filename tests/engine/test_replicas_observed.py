@@ -7,8 +7,9 @@ from typing import Any
 from ostinato import LLM, SamplingParams
 from ostinato.engine.process.messages import Observation
 from ostinato.engine.replicas.observed import pictures_together, sum_of, summed
+from ostinato.observe.exposition import exposition, together
 from ostinato.observe.histograms import Meter
-from ostinato.observe.metrics import exposition, families, together
+from ostinato.observe.metrics import families
 from ostinato.observe.speculation_counts import SpeculationCounts
 
 

@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato.formats.four_bits import unpack
 from ostinato.formats.quantization_config import stored_weights
+from tests.support.examples import examples
 from tests.support.quantized_checkpoints import quantization_config
 from tests.support.stored_formats import FORMS, GROUP, awq, compressed_tensors, gptq, packed
 
-few = settings(max_examples=40, deadline=None, derandomize=True)
+few = examples(40)
 
 
 def stored(form: str) -> Any:

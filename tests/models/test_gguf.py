@@ -21,6 +21,7 @@ from ostinato.layers.build import Build
 from ostinato.models.checkpoint import load_spec
 from ostinato.models.loader import build_model, load_weights
 from ostinato.ops.kernels import select_ops
+from ostinato.plan.device.catalogue import CATALOGUE
 from ostinato.plan.device.detect import detect
 from ostinato.plan.plan import Plan, make_plan
 from ostinato.plan.quantization import BlockQuantization
@@ -139,6 +140,24 @@ def test_a_file_runs_and_the_plan_says_what_becomes_of_its_blocks(folder: Path) 
     assert chat[0].outputs[0].token_ids == raw[0].outputs[0].token_ids
     small = LLM(str(path), quantization="int8", **settings)
     assert len(small.generate("hello", greedy)[0].outputs[0].token_ids) == 6
+
+
+@pytest.mark.parametrize(
+    ("kind", "effective", "reason"),
+    [
+        ("Q8_0", "Q8_0 as they lie, the others bfloat16", "all are copied while loading"),
+        ("Q5_1", "bfloat16", "no kernel for a GPU reads Q5_1 as they lie"),
+    ],
+)
+def test_on_a_gpu_blocks_run_as_they_lie_where_kernels_read_all_of_them(
+    folder: Path, kind: str, effective: str, reason: str
+) -> None:
+    config = EngineConfig(model=str(file_of(folder, "qwen2", kind)), dtype="bfloat16")
+    plan = make_plan(config, load_spec(config), CATALOGUE["h100-80gb"])
+    decision = next(each for each in plan.decisions if each.topic == "weights")
+    assert decision.effective == effective
+    assert reason in decision.reason
+    assert {plan.kernels[op].implementation for op in ("linear", "embedding")} == {"triton"}
 
 
 def test_a_hybrid_runs_with_weights_that_are_quantised_anew(folder: Path) -> None:

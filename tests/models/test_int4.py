@@ -12,16 +12,15 @@ from safetensors.torch import load_file
 
 from ostinato import LLM, ConfigError, EngineConfig, SamplingParams
 from ostinato.layers.build import BlockView, checkpoint_views
-from ostinato.models.checkpoint import load_spec, model_spec
+from ostinato.models.checkpoint import load_spec
 from ostinato.models.loader import SINGLE, load_weights
 from ostinato.models.random import randomize_weights
 from ostinato.ops.blocks.quantizers import Quantizers
+from ostinato.plan.device.catalogue import CATALOGUE
 from ostinato.plan.plan import Plan, make_plan
 from ostinato.plan.quantization import BlockQuantization
-from ostinato.plan.quantization_setting import with_quantization
 from ostinato.plan.weights import Weight
 from ostinato.verify.logits import compare_logits
-from tests.models.test_checkpoint_specs import LLAMA
 from tests.models.test_quantization import PLAIN, build, dequantized, make_engine, spec_of, tokens, values
 from tests.support.checkpoints import checkpoint, random_prompt, recipe
 from tests.support.plan_cases import GIB, cpu
@@ -77,12 +76,14 @@ def test_the_plan_says_what_becomes_4_bit_and_what_does_not() -> None:
     assert plan.memory.weights < 0.8 * small.memory.weights
 
 
-def test_4_bits_are_refused_on_a_gpu_with_what_runs_there() -> None:
-    with pytest.raises(ConfigError, match="no kernel for a GPU") as caught:
-        with_quantization(EngineConfig(quantization="int4"), model_spec(LLAMA), "cuda")
-    assert [(each.setting, each.value) for each in caught.value.remedies] == [
-        ("quantization", "int8"), ("quantization", "int8_g128"),
-    ]  # fmt: skip
+def test_4_bits_and_the_8_of_their_head_run_on_a_gpu_as_they_lie() -> None:
+    config = EngineConfig(model="demo", quantization="int4")
+    plan = make_plan(config, load_spec(config), CATALOGUE["h100-80gb"])
+    assert {plan.kernels[op].implementation for op in ("linear", "embedding")} == {"triton"}
+    on_a_cpu = make_plan(config, load_spec(config), cpu(8 * GIB))
+    assert plan.memory.weights == on_a_cpu.memory.weights
+    products = [launch for launch in plan.kernels["linear"].launches if launch.kernel == "quantized_product"]
+    assert {launch.blocks["INPUTS"] for launch in products} >= {32, 64, 128}
 
 
 def test_8_bit_checkpoints_are_not_made_4_bit(tmp_path: Path) -> None:

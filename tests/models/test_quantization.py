@@ -128,7 +128,7 @@ def test_experts_that_a_checkpoint_stacks_are_no_linears_of_it_unless_it_says_so
     all_of_them = stored_weights({"quantization_config": quantization_config(group={"targets": both})})
     assert linears is not None
     assert all_of_them is not None
-    of_linears, of_all = linears.quantization(reads_blocks=False), all_of_them.quantization(reads_blocks=False)
+    of_linears, of_all = linears.quantization(read=()), all_of_them.quantization(read=())
     assert of_linears is not None
     assert of_all is not None
     assert not of_linears.covers(names, is_stack=True)

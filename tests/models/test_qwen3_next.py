@@ -105,3 +105,18 @@ def test_a_head_has_one_layer_with_attention_and_experts_where_the_model_has_the
     assert of_sparse.experts is not None
     assert plain.hidden_elements == HUB["hidden_size"]
     assert model_spec(HUB).head is None
+
+
+@pytest.mark.parametrize(("said", "has_head"), [({}, True), ({"num_nextn_predict_layers": 0}, False)])
+def test_a_qwen3_next_config_that_does_not_tell_of_its_head_has_one(said: dict[str, Any], has_head: bool) -> None:
+    config = HUB | {"model_type": "qwen3_next", "num_experts": 8, "num_experts_per_tok": 2} | said
+    assert (model_spec(config).head is not None) == has_head
+
+
+def test_a_head_that_a_checkpoint_lacks_is_named_where_it_is_to_draft() -> None:
+    directory = checkpoint("qwen3_next")
+    config = {name: value for name, value in read_config(directory).items() if name != "num_nextn_predict_layers"}
+    spec = model_spec(config)
+    model = build_model(Build(select_ops({}), torch.float32, CPU), replace(spec, drafter=spec.head))
+    with pytest.raises(ModelError, match=r"missing \(\d+\): mtp\.fc\.weight"):
+        load_weights(model, directory)

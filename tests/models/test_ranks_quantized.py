@@ -17,6 +17,7 @@ from ostinato.layers.build import BlockView, Build, QuantizedView, checkpoint_vi
 from ostinato.models.base import CausalLM
 from ostinato.models.checkpoint import load_spec
 from ostinato.models.loader import build_model, load_weights
+from ostinato.models.random import randomize_weights
 from ostinato.models.shares import Share
 from ostinato.ops.blocks.dequantize import dequantize
 from ostinato.ops.blocks.formats import BLOCK_FORMATS
@@ -78,11 +79,29 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@pytest.mark.parametrize("form", ["gptq", "awq", "ct-zeros", "fp8-blocks", "ct-float-channel"])
+@pytest.mark.parametrize(
+    "form", ["gptq", "awq", "ct-zeros", "fp8-blocks", "ct-float-channel", "gptq-act-order", "ct-act-order"]
+)
 def test_blocks_of_a_checkpoint_are_cut_between_groups(form: str, wide: Path, tmp_path: Path) -> None:
     stored(wide, tmp_path, form)
     first = check_ranks(tmp_path, 2)
     assert any(isinstance(view, BlockView) for _, view in checkpoint_views(first))
+
+
+def test_groups_in_an_order_of_their_own_are_of_inputs_of_all_ranks(wide: Path, tmp_path: Path) -> None:
+    """Each rank has whole groups, all of them together every input once, and takes no more than was planned."""
+    stored(wide, tmp_path, "gptq-act-order")
+    models = [load(tmp_path, Rank(number, 2)) for number in range(2)]
+    views = [dict(checkpoint_views(model)) for model in models]
+    for name in (
+        f"model.layers.{layer}.{end}.weight" for layer in (0, 1) for end in ("mlp.down_proj", "self_attn.o_proj")
+    ):
+        orders = [view.order for view in (each[name] for each in views) if isinstance(view, BlockView)]
+        first, second = (order for order in orders if order is not None)
+        assert torch.equal(torch.cat([first, second]).sort().values, torch.arange(2 * len(first), dtype=torch.int32))
+        assert not torch.equal(first.sort().values, torch.arange(len(first), dtype=torch.int32))
+    for model in models:
+        assert sum(tensor.nbytes for tensor in model.parameters()) == model.spec.weight_bytes("float32")
 
 
 def test_4_bits_that_are_made_while_loading_are_those_of_the_whole(wide: Path) -> None:
@@ -104,7 +123,7 @@ def test_what_is_expanded_is_cut_then(form: str, quantization: str, tmp_path: Pa
     [
         ("gptq", r"o_proj.weight \[64, 96\], 64 rows of 48, would be"),
         ("fp8-blocks", r"o_proj.weight \[64, 96\], 64 rows of 48, would be"),
-        ("gptq-act-order", r"the inputs of .*o_proj.weight \[64, 96\], which ranks share, have an order of their own"),
+        ("gptq-act-order", r"o_proj.weight \[64, 96\], 64 rows of 48, would be"),
     ],
 )
 def test_blocks_that_a_cut_would_divide_are_refused_with_what_works(form: str, told: str, tmp_path: Path) -> None:
@@ -116,12 +135,58 @@ def test_blocks_that_a_cut_would_divide_are_refused_with_what_works(form: str, t
         load_spec(config.with_settings(**{remedy.setting: remedy.value}))
 
 
+def test_a_draft_model_whose_groups_a_cut_would_divide_is_whole_on_each_rank(wide: Path, tmp_path: Path) -> None:
+    for model, form, ranks in (("llama", "gptq", 1), (wide, "gptq-act-order", 2)):
+        directory = tmp_path / form
+        stored(model, directory, form)
+        spec = load_spec(
+            EngineConfig(
+                model=str(model if ranks == 2 else checkpoint(model)),
+                tensor_parallel_size=2,
+                speculative=f"draft:{directory}:2",
+            )
+        )
+        assert spec.drafter is not None
+        assert spec.drafter.model is not None
+        assert (spec.ranks, spec.drafter.model.ranks) == (2, ranks)
+
+
 def test_groups_that_a_cut_would_divide_are_refused_with_what_works() -> None:
     config = EngineConfig(model=str(checkpoint("llama")), tensor_parallel_size=2, quantization="int8_g128")
     with pytest.raises(ConfigError, match=r"a part of .* would be quantised in another way than the whole") as caught:
         load_spec(config)
     for remedy in caught.value.remedies:
         load_spec(config.with_settings(**{remedy.setting: remedy.value}))
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "quantization"),
+    [
+        ("jamba", 4, "none"),
+        ("nemotron_h", 2, "int8"),
+        ("falcon_mamba", 3, "none"),
+        ("qwen3_next", 2, "int8"),
+        ("wide", 2, "int4_g32"),
+    ],
+)
+def test_random_weights_of_ranks_are_parts_of_those_of_one_process(
+    name: str, ranks: int, quantization: str, wide: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ostinato.models.random.PERIOD", 997)  # matrices are longer, and some of their rows
+    model, meeting = wide if name == "wide" else checkpoint(name), Threads(ranks)
+
+    def drawn(rank: Rank) -> CausalLM:
+        spec = load_spec(EngineConfig(model=str(model), tensor_parallel_size=rank.of, quantization=quantization))
+        ops = select_ops({}, ranks=None if rank.of == 1 else meeting.of(rank.number))
+        built = build_model(Build(ops, torch.float32, CPU, rank=rank), spec)
+        randomize_weights(built, seed=3)
+        return built
+
+    models = [drawn(Rank(number, ranks)) for number in range(ranks)]
+    with ThreadPoolExecutor(ranks) as threads:
+        found, *_ = threads.map(logits, models)
+    expected = logits(drawn(Rank(0, 1)))
+    torch.testing.assert_close(found, expected, atol=2e-5 * expected.abs().max().item(), rtol=0)
 
 
 @pytest.mark.parametrize("dim", [0, 1])

@@ -18,14 +18,16 @@ from ostinato.models.base import CausalLM
 from ostinato.models.checkpoint import load_spec, model_spec
 from ostinato.models.loader import SINGLE, build_model, load_weights
 from ostinato.models.random import randomize_weights
+from ostinato.ops.blocks.formats import BLOCK_FORMATS
 from ostinato.ops.kernels import select_ops
-from ostinato.plan.plan import make_plan
+from ostinato.plan.device.catalogue import CATALOGUE
+from ostinato.plan.plan import Plan, make_plan
 from tests.models.test_checkpoint_specs import LLAMA
 from tests.models.test_quantization import PLAIN, tokens, values
 from tests.support.allocations import peak_bytes
 from tests.support.checkpoints import checkpoint
 from tests.support.native_sets import runnable_sets
-from tests.support.plan_cases import GIB, cpu, gpu
+from tests.support.plan_cases import GIB, cpu
 from tests.support.quantized_checkpoints import compressed
 from tests.support.stored_formats import EXPANDED, FLOAT8, FORMS, IN_ORDER, stored
 
@@ -262,7 +264,7 @@ def test_weights_are_kept_exactly(form: str, in_blocks: bool, tmp_path: Path) ->
     spec = load_spec(EngineConfig(model=str(tmp_path), kernels="reference"))
     if not in_blocks:
         assert spec.stored_quantization is not None
-        spec = replace(spec, quantization=spec.stored_quantization.quantization(reads_blocks=False))
+        spec = replace(spec, quantization=spec.stored_quantization.quantization(read=()))
     model = build_model(Build(select_ops({}), torch.float32, torch.device("cpu")), spec)
     load_weights(model, tmp_path)
     found, places = values(model), dict(checkpoint_views(model))
@@ -303,14 +305,31 @@ def test_scales_of_32_bits_do_not_fit_into_blocks_and_the_error_says_what_does(t
     loaded(tmp_path, quantization="none")
 
 
-@pytest.mark.parametrize("form", [*FLOAT8, *IN_ORDER])
+def on_a_gpu(directory: Path, **settings: Any) -> Plan:
+    config = EngineConfig(model=str(directory), dtype="bfloat16", **settings)
+    return make_plan(config, load_spec(config), CATALOGUE["h100-80gb"])
+
+
+@pytest.mark.parametrize("form", FLOAT8)
 def test_where_no_kernel_reads_blocks_they_are_expanded_and_the_plan_says_why(form: str, tmp_path: Path) -> None:
     stored("llama", tmp_path, form)
-    config = EngineConfig(model=str(tmp_path), dtype="bfloat16")
-    plan = make_plan(config, load_spec(config), gpu(8 * GIB))
-    [decision] = [decision for decision in plan.decisions if decision.topic == "quantization"]
+    [decision] = [each for each in on_a_gpu(tmp_path).decisions if each.topic == "quantization"]
     assert decision.effective == "none"
-    assert re.search("since (no kernel here reads float8 weights|their groups are in act-order)", decision.reason)
+    assert re.search("since no kernel here reads float8 weights", decision.reason)
+
+
+@pytest.mark.parametrize("form", [form for form in FORMS if form not in (*FLOAT8, *EXPANDED)])
+def test_4_bit_checkpoints_run_in_their_blocks_on_a_gpu_and_the_plan_counts_them_so(form: str, tmp_path: Path) -> None:
+    stored("llama", tmp_path, form)
+    plan = on_a_gpu(tmp_path)
+    [decision] = [each for each in plan.decisions if each.topic == "quantization"]
+    assert decision.effective in BLOCK_FORMATS
+    assert decision.reason.startswith("as the checkpoint has them; ")
+    assert plan.memory.weights < on_a_gpu(tmp_path, quantization="none").memory.weights
+    launches = {op: plan.kernels[op].launches for op in ("linear", "embedding")}
+    assert {plan.kernels[op].implementation for op in launches} == {"triton"}
+    inputs = {launch.blocks["INPUTS"] for launch in launches["linear"] if launch.kernel == "quantized_product"}
+    assert max(inputs) <= int(decision.effective.removeprefix("int4_g"))
 
 
 @pytest.mark.parametrize("form", ["fp8-blocks", "ct-float-channel", "gptq-act-order"])

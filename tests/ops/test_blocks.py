@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato.ops import embedding, linear, moe
 from ostinato.ops.blocks.dequantize import dequantize, pack_float8, pack_int4
 from ostinato.ops.blocks.formats import BLOCK_FORMATS, Blocks, merged, num_bytes, rows_of
+from ostinato.ops.sizes import FIXED_BLOCK_TOKENS
 from tests.support.block_weights import block_rows, expanded, packed
+from tests.support.examples import examples
 from tests.support.native_kernels import checked_kernel, rounding, same_bits, spaced
-from tests.support.native_sets import PRODUCT_SETS, SETS
+from tests.support.native_sets import PRODUCT_SETS, SETS, native_kernel, threads
 
 pytest.importorskip("gguf", reason="the package that says what blocks stand for comes with the test extra")
 
-few = settings(max_examples=40, deadline=None, derandomize=True)
-fewer = settings(few, max_examples=15)
+few = examples(40)
+fewer = examples(15)
 seeds = st.integers(0, 2**31)
 dtypes = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
 names = st.sampled_from(sorted(BLOCK_FORMATS))
@@ -159,6 +163,91 @@ def check_product(kernel, tokens, in_size, blocks: Blocks, bias, activation, dty
     y = y + residual.double()
     assert out.dtype is dtype
     assert ((out.double() - y).abs() <= 4 * rounding(dtype) * (largest + y.abs())).all()
+
+
+halves = st.sampled_from([torch.bfloat16, torch.float16])
+few_tokens = st.integers(1, FIXED_BLOCK_TOKENS)
+
+
+def spans(values: torch.Tensor, name: str) -> torch.Tensor:
+    """[rows, spans, elements that share the scale of a token in integers]."""
+    return values.abs().view(len(values), -1, min(64, max(32, BLOCK_FORMATS[name].elements)) if "_g" in name else 32)
+
+
+@pytest.mark.parametrize("isa", PRODUCT_SETS)
+@few
+@given(names, few_tokens, counts, rows_of_weights, halves, st.integers(-100, 100), seeds)
+def test_a_token_of_16_bits_loses_at_most_a_part_of_the_largest_number_that_shares_its_scale(
+    isa: str, name: str, tokens: int, count: int, rows: int, dtype: torch.dtype, exponent: int, seed: int
+) -> None:
+    """2^-15 of it, where integers are multiplied; numbers of all sizes, in a result of float32."""
+    generator = torch.Generator().manual_seed(seed)
+    in_size = count * BLOCK_FORMATS[name].elements
+    weight, blocks = block_rows(name, rows, in_size, generator), ((name, rows),)
+    spread = 2.0 ** torch.randint(-12, 3, (tokens, in_size), generator=generator)
+    size = 2.0 ** (exponent if dtype == torch.bfloat16 else exponent // 10) / 2**20
+    x = (torch.randn(tokens, in_size, generator=generator) * spread * size).to(dtype)
+    out = checked_kernel(isa, "linear")(x, weight, None, None, None, None, torch.float32, None, None, blocks)
+    w = expanded(weight, blocks, in_size)
+    most = spans(x.double(), name).amax(2)
+    allowed = 2.0**-15 * (most @ spans(w, name).sum(2).T) + 2.0**-101 * w.abs().sum(1)
+    # In float32, what is less than zero by a minimum is added apart: at most the range of 32 weights.
+    in_parts = w.view(rows, -1, 32)
+    of_part = in_parts.abs().amax(2) + in_parts.amax(2) - in_parts.amin(2)
+    allowed += 32e-6 * (x.double().abs().view(tokens, -1, 32).amax(2) @ of_part.T)
+    assert ((out.double() - x.double() @ w.T).abs() <= allowed).all()
+
+
+@pytest.mark.parametrize("isa", PRODUCT_SETS)
+@few
+@given(names, few_tokens, halves, seeds)
+def test_numbers_beside_a_huge_one_lose_together_no_more_than_its_own_rounding_to_bfloat16(
+    isa: str, name: str, tokens: int, dtype: torch.dtype, seed: int
+) -> None:
+    """2^-9 of it times the largest weight: one in each span is 2^6 to 2^12 times the others, which have all bits."""
+    generator = torch.Generator().manual_seed(seed)
+    weight, blocks = block_rows(name, 21, 512, generator), ((name, 21),)
+    x = torch.randn(tokens, 512, generator=generator)
+    x.view(tokens, -1, 32)[:, ::2, seed % 32] *= 2.0 ** (6 + seed % 7)
+    x = x.to(dtype)
+    out = checked_kernel(isa, "linear")(x, weight, None, None, None, None, torch.float32, None, None, blocks)
+    w = expanded(weight, blocks, 512)
+    allowed = 2.0**-9 * (spans(x.double(), name).amax(2) @ spans(w, name).amax(2).T) + 1e-6
+    assert ((out.double() - x.double() @ w.T).abs() <= allowed).all()
+
+
+@pytest.mark.parametrize("isa", PRODUCT_SETS)
+@few
+@given(names, few_tokens, counts, rows_of_weights, halves, seeds)
+def test_a_token_in_integers_has_the_bits_that_it_has_alone_with_any_number_of_threads(
+    isa: str, name: str, tokens: int, count: int, rows: int, dtype: torch.dtype, seed: int
+) -> None:
+    if isa != "x86_64_v3" or name.startswith("fp8"):
+        return
+    generator = torch.Generator().manual_seed(seed)
+    in_size = count * BLOCK_FORMATS[name].elements
+    weight, blocks = block_rows(name, rows, in_size, generator), ((name, rows),)
+    x = torch.randn(tokens, in_size, generator=generator).to(dtype)
+    kernel = native_kernel(isa, "linear")
+    call = partial(kernel, weight=weight, blocks=blocks)
+    with threads(1):
+        alone = torch.cat([call(x[t : t + 1]) for t in range(tokens)])
+    with threads(2):
+        together = call(x)
+    assert same_bits(together, alone)
+
+
+@pytest.mark.parametrize("isa", PRODUCT_SETS)
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_a_token_that_is_not_finite_is_so_in_the_products_with_blocks(isa: str, bad: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    for name in ("Q4_0", "Q4_K", "Q8_0", "int4_g128"):
+        weight, blocks = block_rows(name, 21, 512, generator), ((name, 21),)
+        x = torch.zeros(3, 512, dtype=torch.bfloat16)
+        x[1, 300] = bad
+        out = checked_kernel(isa, "linear")(x, weight, None, None, None, None, torch.float32, None, None, blocks)
+        assert not out[1].isfinite().any()
+        assert not out[::2].any()
 
 
 @pytest.mark.parametrize("isa", PRODUCT_SETS)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers.models.kimi_linear import modeling_kimi_linear as kimi_linear
 from transformers.models.qwen3_next import modeling_qwen3_next as qwen3_next
@@ -15,9 +15,10 @@ from ostinato.ops.facts import OPERATIONS
 from ostinato.ops.state import delta_scan, delta_update
 from ostinato.ops.work import StepShape
 from tests.support.delta_cases import DeltaCase, delta_case, with_betas
+from tests.support.examples import examples
 from tests.support.native_kernels import int32
 
-few = settings(max_examples=25, deadline=None, derandomize=True)
+few = examples(25)
 seeds = st.integers(0, 2**31)
 bounds = st.sampled_from(["least", "largest", "either", "any"])
 strengths = st.sampled_from([-6.0, 0.0, 4.0, 12.0])

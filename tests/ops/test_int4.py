@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato.ops.blocks import int4
@@ -12,10 +12,11 @@ from ostinato.ops.blocks.dequantize import dequantize
 from ostinato.ops.blocks.formats import BLOCK_FORMATS
 from ostinato.ops.blocks.quantizers import Quantizers, native_quantizers
 from ostinato.ops.kernels import load_extension
+from tests.support.examples import examples
 from tests.support.native_kernels import same_bits, spaced
 from tests.support.native_sets import SETS, threads
 
-few = settings(max_examples=60, deadline=None, derandomize=True)
+few = examples(60)
 seeds = st.integers(0, 2**31)
 counts = st.tuples(st.integers(1, 20), st.integers(1, 4))
 group_sizes = st.sampled_from([32, 64, 128])

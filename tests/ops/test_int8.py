@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato.ops import embedding, int8, linear
+from tests.support.examples import examples
 from tests.support.native_kernels import checked_kernel, rounding, spaced
 from tests.support.native_sets import PRODUCT_SETS, SETS
 
-few = settings(max_examples=60, deadline=None, derandomize=True)
+few = examples(60)
 seeds = st.integers(0, 2**31)
 sizes = st.sampled_from([1, 5, 16, 32, 37, 64, 100, 128, 160, 300])
 group_sizes = st.sampled_from([None, 32, 128])
@@ -71,7 +72,7 @@ def test_a_product_with_8_bit_weights_is_as_exact_as_its_input(
 
 
 @pytest.mark.parametrize("isa", PRODUCT_SETS)
-@settings(max_examples=150, deadline=None, derandomize=True)
+@examples(150)
 @given(
     st.integers(0, 40), sizes, sizes, group_sizes, st.booleans(), st.sampled_from([None, "silu", "swiglu"]), dtypes,
     seeds,

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato.ops.int8 import quantize
 from ostinato.ops.sizes import LEAST_TILE_QUERIES
+from tests.support.examples import examples
 from tests.support.native_sets import SETS, native_kernel, record, threads
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -146,7 +147,7 @@ ROWS = st.builds(
     deterministic=st.booleans(),
     int8=st.booleans(),
 )
-@settings(deadline=None, max_examples=300)
+@examples(300)
 def test_every_token_gets_what_its_formula_says_and_padding_zeros(
     isa: str,
     rows: list[Row],

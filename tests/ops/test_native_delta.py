@@ -6,17 +6,18 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato.ops.state import delta_scan
 from tests.support.delta_cases import DeltaCase, delta_case, with_betas
+from tests.support.examples import examples
 from tests.support.native_kernels import checked_kernel, int32, rounding, same_bits, spaced
 from tests.support.native_sets import SETS, native_kernel, record, threads
 
 pytestmark = pytest.mark.parametrize("isa", SETS)
 
-few = settings(max_examples=40, deadline=None, derandomize=True)
+few = examples(40)
 seeds = st.integers(0, 2**31)
 dtypes = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
 bounds = st.sampled_from(["least", "largest", "either", "any"])

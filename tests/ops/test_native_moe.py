@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato.ops import int8, moe, route
-from ostinato.ops.facts import GATED
+from ostinato.ops.results import GATED
+from tests.support.examples import examples
 from tests.support.native_kernels import checked_kernel, rounding, same_bits, spaced
 from tests.support.native_sets import PRODUCT_SETS, SETS, uses_tiles
 
 experts_of = pytest.mark.parametrize("isa", PRODUCT_SETS)
 every_set = pytest.mark.parametrize("isa", SETS)
 
-few = settings(max_examples=40, deadline=None, derandomize=True)
+few = examples(40)
 seeds = st.integers(0, 2**31)
 dtypes = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
 sizes = st.sampled_from([1, 5, 16, 31, 64, 100])

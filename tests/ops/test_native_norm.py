@@ -6,15 +6,16 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tests.support.native_kernels import checked_kernel, rounding, same_bits, spaced
 from tests.support.native_sets import SETS, native_kernel
 
 pytestmark = pytest.mark.parametrize("isa", SETS)
 
-few = settings(max_examples=40, deadline=None, derandomize=True)
+few = examples(40)
 seeds = st.integers(0, 2**31)
 dtypes = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
 sizes = st.sampled_from([1, 3, 8, 16, 37, 64, 100, 256])
@@ -174,3 +175,20 @@ def test_a_gated_token_has_the_same_bits_in_any_batch(isa: str) -> None:
 def test_an_activation_that_has_gates_itself_gates_nothing(isa: str) -> None:
     with pytest.raises(AssertionError, match="gated_activation: an activation of one value"):
         native_kernel(isa, "gated_activation")(torch.randn(2, 8), "swiglu")
+
+
+@few
+@given(st.integers(0, 5), sizes, dtypes, seeds)
+def test_two_vectors_of_a_token_are_multiplied_and_rounded_once(
+    isa: str, tokens: int, size: int, dtype: torch.dtype, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    first, second = (spaced((torch.randn(tokens, size, generator=generator) * 8).to(dtype), 5) for _ in range(2))
+    out = checked_kernel(isa, "multiply")(first, second)
+    # A product of two values of a dtype has at most twice its digits.
+    assert torch.equal(out, (first.double() * second.double()).to(dtype))
+
+
+def test_vectors_of_two_sizes_are_not_multiplied(isa: str) -> None:
+    with pytest.raises(AssertionError, match="multiply: vectors of one size"):
+        native_kernel(isa, "multiply")(torch.randn(2, 8), torch.randn(2, 7))

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato.ops import int8
 from ostinato.ops.kernels import load_extension
+from tests.support.examples import examples
 from tests.support.native_kernels import same_bits, spaced
 from tests.support.native_sets import SETS, threads
 
 pytestmark = pytest.mark.parametrize("isa", SETS)
 
-few = settings(max_examples=60, deadline=None, derandomize=True)
+few = examples(60)
 seeds = st.integers(0, 2**31)
 sizes = st.sampled_from([1, 5, 16, 32, 37, 64, 100, 128, 160, 300])
 group_sizes = st.sampled_from([None, 32, 128])

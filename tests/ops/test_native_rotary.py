@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato.ops import embedding, rotary_angles
@@ -29,7 +29,6 @@ def _normal(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     multiplier=st.sampled_from((1.0, 12.0, 0.3)),
     dtype=st.sampled_from(DTYPES),
 )
-@settings(deadline=None)
 def test_an_embedding_is_the_reference_to_the_bit(
     isa: str, tokens: int, hidden: int, multiplier: float, dtype: torch.dtype
 ) -> None:
@@ -81,7 +80,6 @@ class Case:
     multiplier=st.sampled_from((1.0, 0.39)),
     dtype=st.sampled_from(DTYPES),
 )
-@settings(deadline=None)
 def test_rotary_rotates_queries_and_stores_keys_and_values(
     isa: str, tokens: int, heads: int, kv_heads: int, half: int, beyond: int, multiplier: float, dtype: torch.dtype
 ) -> None:
@@ -142,7 +140,6 @@ def test_without_values_keys_alone_are_stored(isa: str, dtype: torch.dtype) -> N
     has_values=st.booleans(),
     dtype=st.sampled_from(DTYPES),
 )
-@settings(deadline=None)
 def test_keys_and_values_with_scales_are_rounded_to_what_the_float_ones_give(
     isa: str, tokens: int, heads: int, kv_heads: int, half: int, beyond: int, has_values: bool, dtype: torch.dtype
 ) -> None:

@@ -6,10 +6,11 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato.ops import noise, sample
+from tests.support.examples import examples
 from tests.support.native_sets import SETS, native_kernel, threads
 
 pytestmark = pytest.mark.parametrize("isa", SETS)
@@ -41,7 +42,7 @@ def some_keys(rows: int, seed: int = 0) -> torch.Tensor:
     return noise.keys([(seed, position) for position in range(rows)])
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     rows=st.integers(1, 5), vocab_size=VOCABS, gap=st.integers(0, 3), levels=st.integers(1, 4), seed=st.integers(0, 9)
 )
@@ -69,7 +70,7 @@ def test_a_row_without_a_finite_best_logit_has_no_token(
     assert tokens[3] >= 0
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(
     rows=st.integers(1, 5),
     vocab_size=VOCABS,

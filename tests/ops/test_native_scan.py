@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tests.support.native_kernels import int32
 from tests.support.native_sets import SETS, native_kernel, record, threads
 from tests.support.scan_cases import NAN, NO_LIMIT, ROUNDING, Case, Rows, assert_near, decode, normal, run, same
 
-few = settings(max_examples=40, deadline=None, derandomize=True)
+few = examples(40)
 seeds = st.integers(0, 2**31)
 noises = st.sampled_from([None, 0, 7])
 pytestmark = pytest.mark.parametrize("isa", SETS)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tests.support.native_kernels import checked_kernel, int32, same_bits
 from tests.support.native_sets import SETS, native_kernel, record
 from tests.support.scan_cases import Rows
@@ -14,7 +15,7 @@ from tests.support.selective_cases import case_of, check_scan, scan, update
 
 pytestmark = pytest.mark.parametrize("isa", SETS)
 
-few = settings(max_examples=40, deadline=None, derandomize=True)
+few = examples(40)
 seeds = st.integers(0, 2**31)
 dtypes = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
 

@@ -6,17 +6,18 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato.ops.state.rounding import rounded
+from tests.support.examples import examples
 from tests.support.native_kernels import checked_kernel, same_bits
 from tests.support.native_sets import SETS
 from tests.support.selective_cases import case_of, check_update, update
 
 pytestmark = pytest.mark.parametrize("isa", SETS)
 
-few = settings(max_examples=40, deadline=None, derandomize=True)
+few = examples(40)
 seeds = st.integers(0, 2**31)
 dtypes = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
 sizes = st.sampled_from([1, 4, 7, 8, 16, 19, 32, 64])

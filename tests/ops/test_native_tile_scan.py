@@ -6,9 +6,10 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tests.support.native_sets import TILED_SETS, threads
 from tests.support.scan_cases import NAN, NO_LIMIT, ROUNDING, Case, Rows, assert_near, normal, run, same
 
@@ -16,7 +17,7 @@ pytestmark = pytest.mark.parametrize("isa", TILED_SETS)
 BF16 = torch.bfloat16
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@examples(30)
 @given(
     rows=st.lists(st.tuples(st.integers(0, 40), st.integers(0, 70)), min_size=1, max_size=3),
     chunk_size=st.sampled_from([1, 7, 16, 24, 64, 128]),

@@ -8,19 +8,20 @@ from functools import partial
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato.ops import moe
 from ostinato.ops.kernels import load_extension
 from ostinato.ops.sizes import LEAST_TILE_TOKENS, TILE_GROUP_BYTES, TILE_SPAN
+from tests.support.examples import examples
 from tests.support.native_kernels import checked_kernel, same_bits, spaced
 from tests.support.native_sets import TILED_SETS, native_kernel, record, threads
 from tests.support.tiles import DEPTH, SIDE, pairs, tile_product
 
 pytestmark = pytest.mark.parametrize("isa", TILED_SETS)
 
-some = settings(max_examples=30, deadline=None, derandomize=True)
+some = examples(30)
 seeds = st.integers(0, 2**31)
 LEAST_NORMAL = 2.0**-126
 

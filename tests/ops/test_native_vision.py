@@ -6,16 +6,17 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato.ops.encoder.encoder_attention import of_all_segments, reference
 from ostinato.ops.inject_media import reference as inject_reference
+from tests.support.examples import examples
 from tests.support.native_kernels import checked_kernel, rounding, same_bits, spaced
 from tests.support.native_sets import SETS, native_kernel, record, threads
 
 of_each_set = pytest.mark.parametrize("isa", SETS)
-few = settings(max_examples=40, deadline=None, derandomize=True)
+few = examples(40)
 seeds = st.integers(0, 2**31)
 dtypes = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
 

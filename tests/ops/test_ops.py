@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato.ops import (
@@ -23,10 +23,11 @@ from ostinato.ops import (
     route,
 )
 from ostinato.ops.activations import ACTIVATIONS
-from ostinato.ops.facts import GATED
 from ostinato.ops.int8 import quantize
+from ostinato.ops.results import GATED
+from tests.support.examples import examples
 
-few = settings(max_examples=25, deadline=None, derandomize=True)
+few = examples(25)
 seeds = st.integers(0, 2**31)
 
 NAN = float("nan")

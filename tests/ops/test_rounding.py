@@ -6,13 +6,14 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato.ops.state.rounding import WORD_BITS, noise_of, round_stochastically, rounded
 from ostinato.ops.state.state_update import _gathered, _row_by_row
+from tests.support.examples import examples
 
-few = settings(max_examples=60, deadline=None, derandomize=True)
+few = examples(60)
 dtypes = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 
 

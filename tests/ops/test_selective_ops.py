@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato.ops.state import selective_scan, selective_update
+from tests.support.examples import examples
 from tests.support.native_kernels import rounding, same_bits
 from tests.support.selective_cases import Rows, case_of, check_scan, check_update, scan, update
 
-few = settings(max_examples=25, deadline=None, derandomize=True)
+few = examples(25)
 seeds = st.integers(0, 2**31)
 dtypes = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
 

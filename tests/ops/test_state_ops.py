@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato.ops.state import ssd_scan, state_update
+from tests.support.examples import examples
 
-few = settings(max_examples=25, deadline=None, derandomize=True)
+few = examples(25)
 seeds = st.integers(0, 2**31)
 
 NAN = float("nan")

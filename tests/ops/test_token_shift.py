@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato.ops.state import token_shift
+from tests.support.examples import examples
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@examples(40)
 @given(
     st.integers(0, 4),
     st.integers(1, 4),

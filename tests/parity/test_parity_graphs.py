@@ -15,7 +15,6 @@ from tests.support.parity import (
     BLOCK,
     NEW,
     PROMPT,
-    Case,
     add,
     cached,
     check,
@@ -24,6 +23,7 @@ from tests.support.parity import (
     has_state,
     make_engine,
     run,
+    serve_one_by_one,
     warm,
 )
 from tests.support.turns import in_turns
@@ -60,28 +60,6 @@ def graph_engine(name: str, graph_mode: str, **settings: Any) -> Engine:
     )
 
 
-def serve_together(engine: Engine, cases: list[Case], preempt_at: tuple[int, ...] = ()) -> None:
-    """Requests that come one by one, while others decode or are in the middle of their prompts; one is aborted. At
-    some steps all lose their memory."""
-    outputs = []
-    for case in cases:
-        outputs.append(add(engine, case, prompt_logprobs=case is cases[0]))
-        aborted = add(engine, case)
-        for _ in range(3):
-            engine.step()
-        engine.abort(aborted.request_id)
-    step = 0
-    while engine.has_unfinished:
-        engine.step()
-        step += 1
-        if step in preempt_at:
-            for output in outputs:
-                engine.scheduler.preempt(output.request_id)
-        engine.scheduler.check_integrity()
-    for case, output in zip(cases, outputs, strict=True):
-        check(case, output)
-
-
 @pytest.mark.parametrize(("name", "graph_mode", "cache_mode"), CELLS)
 def test_tokens_and_their_logprobs_equal_transformers_in_every_graph_mode(
     name: str, graph_mode: str, cache_mode: str
@@ -89,7 +67,7 @@ def test_tokens_and_their_logprobs_equal_transformers_in_every_graph_mode(
     engine = graph_engine(name, graph_mode, state_cache_mode=cache_mode)
     first = decided_case(name, PROMPT)
     # Chunks, rows that join and leave, and rows that begin anew.
-    serve_together(engine, [first, decided_case(name, 47), decided_case(name, 3)], preempt_at=(12, 40))
+    serve_one_by_one(engine, [first, decided_case(name, 47), decided_case(name, 3)], preempt_at=(12, 40))
     assert engine.scheduler.counters.preemptions >= 4
     # Hits that end at a checkpoint, and the next turn of a conversation, which begins where this one ended.
     related = decided_case(name, 131, tuple(first.prompt[:96]))

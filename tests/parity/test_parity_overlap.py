@@ -13,7 +13,7 @@ from ostinato.engine.outputs import RequestOutput
 from ostinato.plan.device.detect import detect
 from ostinato.sample.params import SamplingParams
 from tests.support.checkpoints import random_prompt
-from tests.support.parity import NEW, PROMPT, Case, add, check, decided_case, has_state, make_engine
+from tests.support.parity import NEW, PROMPT, Case, decided_case, has_state, make_engine, serve_one_by_one
 
 NAMES = ("nemotron_h_dense", "bamba", "falcon_h1", "granitemoehybrid", "jamba", "mamba2", "llama")
 
@@ -23,24 +23,8 @@ def overlap_engine(name: str, **settings: Any) -> Engine:
 
 
 def serve(engine: Engine, cases: list[Case], preempt_at: tuple[int, ...] = ()) -> None:
-    """Requests that come one by one, while others decode; beside each, one is aborted with a step of it on its way."""
-    outputs: list[RequestOutput] = []
-    for case in cases:
-        outputs.append(add(engine, case, prompt_logprobs=case is cases[0]))
-        aborted = add(engine, case)
-        for _ in range(5):
-            engine.step()
-        engine.abort(aborted.request_id)
-    step = 0
-    while engine.has_unfinished:
-        engine.step()
-        step += 1
-        if step in preempt_at:
-            for output in outputs:
-                engine.preempt(output.request_id)
-        engine.scheduler.check_integrity()
-    for case, output in zip(cases, outputs, strict=True):
-        check(case, output)
+    """Those that are aborted have a step on its way."""
+    serve_one_by_one(engine, cases, preempt_at, steps_between=5)
     usage = engine.scheduler.cache.usage()
     assert usage.blocks_used == usage.slots_used == 0
 

@@ -24,7 +24,8 @@ from safetensors.torch import load_file, save_file
 from ostinato import LLM, SamplingParams
 from ostinato.config import EngineConfig
 from ostinato.engine.engine import Engine
-from ostinato.engine.ranks.leader import Leader, Ready, Start
+from ostinato.engine.ranks.leader import Leader
+from ostinato.engine.ranks.messages import Ready, Start
 from ostinato.errors import ModelError, RankError
 from ostinato.models.checkpoint import load_spec, model_spec
 from ostinato.plan.cuts import Rank, problems
@@ -122,7 +123,9 @@ DRAFTS = [
     ),
     Cell("nemotron_h", "align", "other", 2, "full_and_piecewise"),
     Cell("llama", "none", "itself", 3, "none"),
+    Cell("llama", "none", "other", 2, "full_and_piecewise"),
 ]
+"""The last draft model is whole on each rank, for two cannot share it."""
 QUICK_DRAFTS = ("nemotron_h_head",)
 
 
@@ -162,8 +165,13 @@ def test_ranks_with_8_bit_weights_give_the_tokens_of_one_process(name: str, rank
     assert found[0] == found[1]
 
 
-FILES = {"mamba2": None, "granitehybrid": None, "qwen35 with a head": "mtp:2", "qwen35moe of experts": None}
-"""GGUF architectures, whose blocks two ranks can share, and what makes drafts."""
+FILES: dict[str, tuple[str, dict[str, str]]] = {
+    "mamba2": ("Q8_0", {}),
+    "granitehybrid": ("Q8_0", {}),
+    "qwen35 with a head": ("F32", {"speculative": "mtp:2"}),
+    "qwen35moe of experts": ("F32", {}),
+}
+"""GGUF architectures, each with a type that two ranks can share, and what makes drafts."""
 
 
 @pytest.mark.parametrize(
@@ -174,14 +182,14 @@ def test_ranks_answer_from_a_gguf_file_as_one_process_does(architecture: str, tm
     pytest.importorskip("gguf", reason="the package that writes GGUF files comes with the test extra")
     from tests.support.gguf_files import write_gguf
 
-    path = write_gguf(tmp_path / "model.gguf", architecture, "F32" if "head" in architecture else "Q8_0")
-    settings: dict[str, Any] = {"dtype": "float32", "threads": 1, "cache_memory": "16MiB", "max_num_seqs": 4}
+    kind, drafts = FILES[architecture]
+    path = write_gguf(tmp_path / "model.gguf", architecture, kind)
+    settings: dict[str, Any] = {"dtype": "float32", "threads": 1, "cache_memory": "16MiB", "max_num_seqs": 4, **drafts}
     params = [
         SamplingParams(temperature=temperature, seed=3, max_tokens=16, ignore_eos=True) for temperature in (0, 0.7)
     ]
     found = []
     for ranks in (1, 2):
-        settings |= {"speculative": FILES[architecture]} if FILES[architecture] else {}
         with LLM(str(path), tensor_parallel_size=ranks, **settings) as llm:
             outputs = [llm.chat([{"role": "user", "content": "hello world"}], each)[0] for each in params]
             outputs += llm.generate(["the 12"], params[1])
@@ -204,7 +212,31 @@ def test_ranks_see_images(name: str) -> None:
         engine.close()
 
 
-def test_a_rank_that_dies_ends_the_engine_with_a_message() -> None:
+WAYS = pytest.mark.parametrize("shares_memory", [True, pytest.param(False, marks=pytest.mark.ranks)])
+"""What ranks give each other goes through memory, or over a process group where there is none."""
+
+
+def connect(monkeypatch: pytest.MonkeyPatch, shares_memory: bool) -> None:
+    if not shares_memory:
+        monkeypatch.setattr("ostinato.engine.ranks.shared.is_available", lambda: False)
+
+
+@pytest.mark.ranks
+def test_ranks_without_shared_memory_give_the_tokens_of_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    connect(monkeypatch, shares_memory=False)
+    engine = in_ranks("nemotron_h", 2, max_num_batched_tokens=64)
+    try:
+        outputs = [add(engine, case) for case in (decided_case("nemotron_h", PROMPT), sampled_case("nemotron_h", 47))]
+        run(engine)
+        check(decided_case("nemotron_h", PROMPT), outputs[0])
+        check(sampled_case("nemotron_h", 47), outputs[1])
+    finally:
+        engine.close()
+
+
+@WAYS
+def test_a_rank_that_dies_ends_the_engine_with_a_message(shares_memory: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    connect(monkeypatch, shares_memory)
     with LLM(str(checkpoint("llama")), tensor_parallel_size=2, dtype="float32", max_model_len=256, threads=1) as llm:
         params = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
         engine = llm.engine
@@ -234,17 +266,21 @@ def test_what_interrupts_a_step_ends_all_ranks(monkeypatch: pytest.MonkeyPatch) 
     assert not engine.scheduler.has_unfinished
 
 
-def waiting_engine(monkeypatch: pytest.MonkeyPatch, patience: float) -> Engine:
+def waiting_engine(monkeypatch: pytest.MonkeyPatch, patience: float, shares_memory: bool) -> Engine:
     """An engine with a request, whose other rank lives and does nothing."""
-    monkeypatch.setattr("ostinato.engine.ranks.group.PATIENCE", patience)
+    connect(monkeypatch, shares_memory)
+    monkeypatch.setattr("ostinato.engine.ranks.waiting.PATIENCE", patience)
     engine = in_ranks("llama", 2)
     engine.add([5, 6, 7], SamplingParams(max_tokens=3))
     os.kill(pids(engine)[0], signal.SIGSTOP)
     return engine
 
 
-def test_a_rank_that_lives_and_does_not_come_ends_the_engine_with_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = waiting_engine(monkeypatch, 0.5)
+@WAYS
+def test_a_rank_that_lives_and_does_not_come_ends_the_engine_with_a_message(
+    shares_memory: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = waiting_engine(monkeypatch, 0.5, shares_memory)
     processes = pids(engine)
     with pytest.raises(RankError, match=r"another of the 2 ranks .* lives, and has not answered for 0.5 s"):
         run(engine)
@@ -253,8 +289,9 @@ def test_a_rank_that_lives_and_does_not_come_ends_the_engine_with_a_message(monk
         engine.check_ranks()
 
 
-def test_ctrl_c_ends_all_ranks_while_one_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = waiting_engine(monkeypatch, PATIENCE)
+@WAYS
+def test_ctrl_c_ends_all_ranks_while_one_is_waited_for(shares_memory: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = waiting_engine(monkeypatch, PATIENCE, shares_memory)
     processes = pids(engine)
     monkeypatch.setattr(engine.runner, "forward", interrupted_later(engine.runner.forward))
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -316,7 +353,8 @@ def test_a_rank_that_dies_while_ranks_come_together_is_not_waited_for(
         threading.Event().wait()
 
     monkeypatch.setattr(Leader, "_spawn", noted)
-    monkeypatch.setattr("ostinato.engine.ranks.leader.Group", alone)
+    monkeypatch.setattr("ostinato.engine.ranks.shared.is_available", lambda: False)
+    monkeypatch.setattr("ostinato.engine.ranks.group.Group", alone)
     with pytest.raises(RankError, match=r"rank 1 of 2 ranks .*ended by signal 9"):
         in_ranks("llama", 2)
 

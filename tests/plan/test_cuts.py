@@ -8,13 +8,15 @@ from pathlib import Path
 import pytest
 
 from ostinato import EngineConfig
-from ostinato.errors import ConfigError, OstinatoError, Remedy
+from ostinato.errors import ConfigError, Remedy
 from ostinato.models.checkpoint import load_spec
 from ostinato.models.cut_weights import check_quantized_cut
 from ostinato.models.registry import MODELS as ARCHITECTURES
 from ostinato.models.table import with_table
+from ostinato.ops.facts import BETWEEN_RANKS
 from ostinato.plan.cuts import WIDTHS, Rank, problems, share_of, vocabulary_part
 from ostinato.plan.device.catalogue import CATALOGUE
+from ostinato.plan.device.instruction_sets import NativeFacts
 from ostinato.plan.mixers import Mamba2Spec
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import make_plan
@@ -72,19 +74,14 @@ def test_a_model_of_an_architecture_without_widths_is_refused_by_name(monkeypatc
         load_spec(config("benchmarks/models/lfm2-350m", tensor_parallel_size=2))
 
 
-@pytest.mark.parametrize(
-    ("settings", "remedy"),
-    [
-        ({"kernels": "native"}, Remedy("kernels", "auto")),
-    ],
-)
-def test_what_does_not_go_with_ranks_is_refused_with_a_value_that_does(
-    settings: dict[str, object], remedy: Remedy
-) -> None:
-    with pytest.raises(OstinatoError, match="tensor_parallel_size 2") as caught:
-        load_spec(config("demo", tensor_parallel_size=2, **settings))
-    assert remedy in caught.value.remedies
-    load_spec(config("demo", tensor_parallel_size=2, **settings | {remedy.setting: remedy.value}))
+def test_kernels_that_are_asked_for_are_those_of_all_but_what_ranks_give_each_other() -> None:
+    device = replace(cpu(64 * GiB, cores=8), native=NativeFacts("x86_64_v3", "it is the best"))
+    asked = config("demo", tensor_parallel_size=2, kernels="native")
+    chosen = make_plan(asked, load_spec(asked), device).kernels
+    others = {op for op, choice in chosen.items() if choice.implementation != "native"}
+    assert {"all_reduce", "embedding_of_ranks"} <= others <= set(BETWEEN_RANKS)
+    with pytest.raises(ConfigError, match="kernels triton"):
+        make_plan(asked.with_settings(kernels="triton"), load_spec(asked), device)
 
 
 def test_a_step_ahead_is_refused_among_ranks() -> None:
@@ -124,13 +121,16 @@ def test_what_drafts_is_cut_too_and_the_plan_counts_one_ranks_part() -> None:
         assert two.kv_block * 2 == one.kv_block > 0
 
 
-def test_a_draft_model_that_cannot_be_cut_is_refused_with_drafts_that_can() -> None:
-    asked = config(checkpoint("llama"), tensor_parallel_size=4, speculative=f"draft:{checkpoint('nemotron_h')}:2")
-    assert problems(load_spec(config(checkpoint("nemotron_h"))), 4)
-    with pytest.raises(ConfigError, match="the draft model: tensor_parallel_size 4: ") as caught:
-        load_spec(asked)
-    for remedy in caught.value.remedies:
-        load_spec(asked.with_settings(**{remedy.setting: remedy.value}))
+def test_a_draft_model_that_cannot_be_cut_is_whole_on_each_rank_and_the_plan_says_why() -> None:
+    draft = checkpoint("nemotron_h")
+    own = load_spec(config(draft))
+    asked = config(checkpoint("llama"), tensor_parallel_size=4, speculative=f"draft:{draft}:2")
+    plan = make_plan(asked, load_spec(asked), cpu(64 * GiB, cores=8))
+    assert plan.speculative is not None
+    assert plan.speculative.weights == own.weight_bytes(plan.settings.dtype)
+    [decision] = [each for each in plan.decisions if each.topic == "draft.tensor_parallel_size"]
+    assert (decision.requested, decision.effective) == (4, 1)
+    assert "; ".join(problems(own, 4)) in decision.reason
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 7])

@@ -48,7 +48,16 @@ def test_the_plan_says_what_runs_on_matrix_units() -> None:
     assert reasons["rms_norm"] == "it is the best"
     in_order = choose_kernels(hybrid(), with_units, deterministic=True)
     assert in_order["linear"].reason == "it is the best; in a fixed order, without matrix units"
-    assert choose_kernels(hybrid(), CPU)["linear"].reason == "it is the best"
+    without = choose_kernels(hybrid(), replace(CPU, native=NativeFacts("x86_64_v4", "it is the best")))
+    assert without["linear"].reason == "it is the best"
+
+
+def test_the_plan_says_what_is_multiplied_in_integers() -> None:
+    with_avx2 = replace(CPU, native=NativeFacts("x86_64_v3", "it is the best"))
+    in_integers = f"in 16-bit integers: {OPERATIONS['linear'].native.in_integers}"
+    assert choose_kernels(hybrid(), with_avx2)["linear"].reason == f"it is the best; {in_integers}"
+    in_order = choose_kernels(hybrid(), with_avx2, deterministic=True)["linear"].reason
+    assert in_order == "it is the best; in a fixed order, in float32"
 
 
 GPU = CATALOGUE["h100-80gb"]

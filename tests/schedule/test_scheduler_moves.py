@@ -13,7 +13,7 @@ from ostinato.cache.placement import CachePolicy
 from ostinato.schedule.carry import carry
 from ostinato.schedule.limits import Policy, SchedulerLimits
 from ostinato.schedule.request import FinishReason, Request, StopConditions
-from tests.schedule.test_scheduler_properties import KINDS, crowd, make_harness, next_turn, random_wish
+from tests.schedule.test_scheduler_properties import KINDS, WINDOWS, crowd, make_harness, next_turn, random_wish
 from tests.support.fake_files import FakeMemory
 from tests.support.scheduler_harness import Follower, Harness, Sizes, Wish
 
@@ -66,13 +66,14 @@ def run_program(seed: int) -> tuple[Harness, Harness]:
     rng = random.Random(seed)
     policy: Policy = rng.choice(["fcfs", "priority"])
     limits = SchedulerLimits(rng.randint(2, 6), rng.randint(3, 14), 48, rng.random() < 0.7, policy)
-    kind, k, size = rng.choice(KINDS), rng.choice([0, 0, 1, 3]), rng.choice([2, 3, 4])
+    kind, k, size = rng.choice([*KINDS, *WINDOWS]), rng.choice([0, 0, 1, 3]), rng.choice([2, 3, 4])
     state = rng.getstate()
     found = []
-    num_blocks = rng.randint(6, 12)
+    num_blocks, num_panes, window = rng.randint(6, 12), rng.randint(6, 12), rng.randint(1, 12)
     for _ in range(2):
         rng.setstate(state)  # of one plan
-        found.append(make_harness(limits, Sizes(num_blocks, rng.randint(3, 9), size), kind, k, rng.choice))
+        sizes = Sizes(num_blocks, rng.randint(3, 9), size, num_panes, window)
+        found.append(make_harness(limits, sizes, kind, k, rng.choice))
     one, other = joined(*found)
     for _ in range(110):
         here, there = rng.sample((one, other), 2)
@@ -124,6 +125,27 @@ def test_full_blocks_that_came_are_hits_for_others_at_once_and_the_others_are_no
     move(begun(here, 10, 4), here, there)  # 13 tokens are computed: three blocks, and one token
     there.schedule()
     assert [entry.end for entry in there.cache.store.index] == [4, 8, 12]
+    there.update()
+    there.finish_all()
+
+
+@pytest.mark.parametrize("num_blocks", [20, 0])
+def test_panes_that_the_index_has_are_shared_and_the_others_are_written_and_kept(num_blocks: int) -> None:
+    def one() -> Harness:
+        return Harness(LIMITS, Sizes(num_blocks, 0, 4, 20, 6), POLICY)
+
+    here, there = joined(one(), one())
+    begun(there, 10, 20, max_tokens=1)
+    follower = move(begun(here, 10, 4), here, there)  # 13 tokens are computed, and two blocks of them are there
+    store, memory, written = there.cache.store, there.cache.memory, list[int]()
+    assert isinstance(memory, FakeMemory)
+    write = memory.write_pane
+    memory.write_pane = lambda pane, contents: (written.append(pane), write(pane, contents))[1]  # type: ignore[method-assign]
+    there.schedule()
+    table = there.cache.holding(follower.request.request_id).pane_table
+    assert [bool(each) for each in table] == [False, True, True, True]
+    assert written == list(table[2:])
+    assert [store.index.pane_of(each) is not None for each in table[1:]] == [True, True, False]
     there.update()
     there.finish_all()
 

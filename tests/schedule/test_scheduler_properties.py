@@ -207,7 +207,7 @@ def make_harness(
     num_hashes = choose([None, None, None, None, 20, 3])
     sizes = Sizes(num_blocks, num_slots, sizes.block_size, num_panes, window)
     harness = make(limits, sizes, policy, eviction, costs, num_hashes, k, num_cells)
-    if not num_panes and choose([False, True]):
+    if choose([False, True]):
         directory = ForgetfulDirectory(choose(range(8)))
         harness.cache.store.files = fake_tier(harness.runner, directory, choose([1e12, 1e12, 0.5]))
     return harness

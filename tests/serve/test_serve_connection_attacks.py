@@ -21,19 +21,19 @@ from ostinato.serve.http.lifecycle import Lifecycle
 from ostinato.serve.http.limits import Limits, Occupancy
 from ostinato.serve.http.refusals import NO_DESCRIPTOR, QUIET, Refusals
 from ostinato.serve.settings import ServeSettings
+from tests.support.unsent import Unsent
 
 BIG = b"x" * 2**18
 GET = b"GET /plan HTTP/1.1\r\nHost: a\r\n\r\n"
 
 
-class Wire(asyncio.Transport):
+class Wire(Unsent):
     """A client that reads while `reads`; what it has not read is in `held`, what it has in `got`."""
 
     def __init__(self, connection: Connection, peer: str = "127.0.0.1", reads: bool = True) -> None:
         super().__init__({"peername": (peer, 5), "sockname": ("127.0.0.1", 80)})
         self.connection, self.reads = connection, reads
-        self.got, self.held = b"", b""
-        self.is_reading, self.is_closed, self.is_aborted = True, False, False
+        self.got = b""
         self.most_held = 0
         connection.connection_made(self)
 
@@ -53,27 +53,6 @@ class Wire(asyncio.Transport):
     def leave(self) -> None:
         self.is_closed = True
         self.connection.connection_lost(None)
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        pass
-
-    def get_write_buffer_size(self) -> int:
-        return len(self.held)
-
-    def pause_reading(self) -> None:
-        self.is_reading = False
-
-    def resume_reading(self) -> None:
-        self.is_reading = True
-
-    def is_closing(self) -> bool:
-        return self.is_closed
-
-    def close(self) -> None:
-        self.is_closed = True
-
-    def abort(self) -> None:
-        self.is_closed = self.is_aborted = True
 
 
 class App:

@@ -160,16 +160,21 @@ def test_a_unix_socket_that_cannot_be_made_says_why(path):
     [
         ({"uds": "/tmp/s", "port": 80}, "uds or on host and port"),
         ({"uds_mode": "600"}, "give uds too"),
-        ({"uds": "/tmp/s", "uds_mode": "rw"}, "uds_mode"),
+        ({"uds": "/tmp/s", "uds_mode": "rw"}, "three digits from 0 to 7, as chmod has them"),
         ({"ssl_keyfile": "/tmp/key"}, "need an ssl_certfile"),
-        ({"root_path": "llm"}, "root_path"),
+        ({"root_path": "llm"}, "root_path = 'llm': it should be a path that begins with / .*, such as /llm"),
         ({"root_path": "/llm/"}, "root_path"),
         ({"root_path": "/a?b"}, "root_path"),
         ({"access_log": "xml"}, "access_log"),
         ({"trusted_proxy": ("nobody",)}, "trusted_proxy"),
+        ({"metrics_prefix": "a b"}, "letters, digits, _ and :"),
+        ({"served_model_name": ""}, "at least 1 character"),
+        ({"cors_origin": ("https://example.org", "example.org")}, "'example.org' is no origin"),
+        ({"cors_origin": ("https://example.org/path",)}, "such as https://example.org, without a path, nor is it"),
+        ({"cors_origin": ("",)}, "'' is no origin"),
     ],
 )
-def test_settings_that_contradict_each_other_are_refused(settings, told):
+def test_settings_that_contradict_each_other_or_cannot_be_are_refused(settings, told):
     with pytest.raises(ConfigError, match=told):
         ServeSettings(**settings)
 

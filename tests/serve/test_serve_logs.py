@@ -9,7 +9,7 @@ import httpx2
 import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from ostinato.observe.logs import configure_logs
+from ostinato.observe.logs import logs_to
 from ostinato.observe.tracing import Tracing
 from ostinato.serve.app import make_app
 from tests.support import serving as tests_serving
@@ -39,15 +39,24 @@ def served(spans):
 @pytest.fixture(params=["text", "json"])
 def lines(request):
     """The lines of the log so far, as a function."""
-    names = ("ostinato", "uvicorn", "asyncio")
-    before = {name: (logging.getLogger(name).handlers[:], logging.getLogger(name).propagate) for name in names}
     stream = io.StringIO()
-    configure_logs(request.param, "info", stream)
-    yield lambda: stream.getvalue().splitlines()
-    for name, (handlers, propagate) in before.items():
-        logger = logging.getLogger(name)
-        logger.handlers[:], logger.propagate = handlers, propagate
-        logger.setLevel(logging.NOTSET)
+    with logs_to(request.param, "info", stream):
+        yield lambda: stream.getvalue().splitlines()
+
+
+def test_loggers_are_as_before_when_nobody_serves_any_more(capsys):
+    stream, log, requests = io.StringIO(), logging.getLogger("ostinato.serve"), logging.getLogger("ostinato.requests")
+    before = log.getEffectiveLevel()
+    for access in (None, "json", "none"):
+        with logs_to("text", "info", stream, access=access):
+            log.info("heard")
+            assert requests.isEnabledFor(logging.INFO) is (access != "none")
+    assert stream.getvalue().count("heard") == 3
+    stream.close()
+    log.error("not heard")
+    assert "closed file" not in capsys.readouterr().err
+    assert log.getEffectiveLevel() == before
+    assert requests.isEnabledFor(logging.ERROR)
 
 
 def complete(served, headers=None, **more):

@@ -20,6 +20,7 @@ from ostinato import address_space, demo
 from ostinato.cli.main import main
 from ostinato.engine.process.failures import EngineError
 from ostinato.engine.process.launch import death
+from ostinato.observe.logs import CONFIGURED
 from ostinato.threads import TURNS_BESIDE_SERVER
 from tests.support.engine_probe import Probe, without_native_kernels
 from tests.support.patience import PATIENCE
@@ -292,6 +293,12 @@ def test_the_server_itself_imports_no_torch(start):
     server.until(lambda: "False\n" in server.lines)
 
 
+def loggers():
+    """How all loggers stand that serving changes."""
+    found = [logging.getLogger(name) for name in CONFIGURED]
+    return [(logger.handlers[:], logger.propagate, logger.level) for logger in found]
+
+
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
@@ -304,17 +311,13 @@ def test_the_server_itself_imports_no_torch(start):
     ],
 )
 def test_what_cannot_start_says_why_with_status_2(flags, told, capsys):
-    names = ("ostinato", "uvicorn", "asyncio")
-    before = {name: (logging.getLogger(name).handlers[:], logging.getLogger(name).propagate) for name in names}
+    before = loggers()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         flags = [flag.replace("PORT", str(taken.getsockname()[1])) for flag in flags]
         with pytest.raises(SystemExit) as ended:
             main(["serve", *ENGINE, "--port", "0", *flags])
-    for name, (handlers, propagate) in before.items():
-        logger = logging.getLogger(name)
-        logger.handlers[:], logger.propagate = handlers, propagate
-        logger.setLevel(logging.NOTSET)
     assert ended.value.code == 2
+    assert loggers() == before
     told_all = capsys.readouterr().err
     assert told in told_all
     assert "Traceback" not in told_all

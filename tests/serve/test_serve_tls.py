@@ -24,6 +24,7 @@ from ostinato.serve.http.limits import Limits, Occupancy
 from ostinato.serve.http.tls import UNREAD, TlsLayer
 from tests.support.authority import lock, make_certificate, make_certificate_of, needs_openssl
 from tests.support.patience import PATIENCE
+from tests.support.unsent import Unsent
 
 pytestmark = needs_openssl
 GET = b"GET /a HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -197,14 +198,12 @@ def test_what_only_begins_like_tls_ends_the_connection(certificates: Certificate
     Door(certificates).run(visit)
 
 
-class Wire(asyncio.Transport):
+class Wire(Unsent):
     """A client in memory, which reads while `reads`."""
 
     def __init__(self, layer: TlsLayer, trusted: ssl.SSLContext, reads: bool = True) -> None:
         super().__init__()
         self.layer, self.reads = layer, reads
-        self.is_reading, self.is_closed, self.is_aborted = True, False, False
-        self.held = b""
         self.incoming, self.outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self.tls = trusted.wrap_bio(self.incoming, self.outgoing, server_hostname="localhost")
         layer.connection_made(self)
@@ -215,27 +214,6 @@ class Wire(asyncio.Transport):
         if not self.reads:
             self.held += data
             self.layer.pause_writing()
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        pass
-
-    def get_write_buffer_size(self) -> int:
-        return len(self.held)
-
-    def pause_reading(self) -> None:
-        self.is_reading = False
-
-    def resume_reading(self) -> None:
-        self.is_reading = True
-
-    def is_closing(self) -> bool:
-        return self.is_closed
-
-    def close(self) -> None:
-        self.is_closed = True
-
-    def abort(self) -> None:
-        self.is_closed = self.is_aborted = True
 
     def send(self, piece: int) -> None:
         """What the client has to send, in pieces, while the server reads."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
 
 from ostinato import ConfigError, EngineConfig
-from ostinato.speculate.measured import MeasuredProposer, forced_params
+from ostinato.engine.run.steering import steer_drafts
+from ostinato.speculate.measured import MeasuredDrafts, forced_params
 from tests.support.checkpoints import random_prompt
 from tests.support.engines import greedy
 from tests.support.parity import make_engine
@@ -23,21 +23,19 @@ def test_no_setting_leads_to_drafts_for_measurement() -> None:
             EngineConfig(model="demo", speculative=method)
 
 
-def test_a_server_never_has_the_proposer_for_measurement() -> None:
+def test_a_server_never_has_drafts_for_measurement() -> None:
     code = (
         "import sys, ostinato.serve.app, ostinato.serve.server, ostinato.engine.process.launch\n"
         "import ostinato.engine.llm, ostinato.engine.engine, ostinato.engine.run.drafting\n"
-        "sys.exit('ostinato.speculate.measured' in sys.modules)"
+        "sys.exit(bool({'ostinato.speculate.measured', 'ostinato.engine.run.steering'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_a_request_of_a_user_is_refused() -> None:
-    engine = make_engine(NAME, speculative="mtp:2", max_model_len=64)
-    drafting = engine.runner.drafting
-    assert drafting is not None
-    proposer = MeasuredProposer(0.8, engine.spec.vocab_size, drafting.proposer)
-    engine.runner.drafting = replace(drafting, proposer=proposer)
+@pytest.mark.parametrize("method", ["mtp", "ngram"])
+def test_a_request_of_a_user_is_refused(method: str) -> None:
+    engine = make_engine(NAME, speculative=f"{method}:2", max_model_len=64)
+    steer_drafts(engine.runner, MeasuredDrafts(0.8, engine.spec.vocab_size))
     prompt = random_prompt(9, seed=1)
     for params, is_refused in ((greedy(max_tokens=8), True), (forced_params(prompt[-1], 0, 8), False)):
         engine.add(prompt, params)

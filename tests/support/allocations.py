@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from itertools import accumulate
 from pathlib import Path
@@ -12,6 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 def peak_bytes(work: Callable[[], object], mapped: Path | None = None) -> int:
     """Bytes that `work` has asked the CPU's allocator for and not given back, at the most; what was there before does
     not count. Nor does the file that is `mapped`, as torch reports it, whole, whenever it is opened."""
+    gc.collect()  # what others left is not given back meanwhile
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         work()
     recorded = profiler.profiler

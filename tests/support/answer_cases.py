@@ -91,6 +91,4 @@ def parse(
     parser = AnswerParser(
         formats, tools=tools, starts_in_reasoning=starts_in_reasoning, new_id=numbered_ids(), either=either
     )
-    joined = Joined([*(parser.push(piece) for piece in pieces), parser.finish()])
-    assert parser.has_tool_calls == bool(joined.calls)
-    return joined
+    return Joined([*(parser.push(piece) for piece in pieces), parser.finish()])

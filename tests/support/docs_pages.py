@@ -102,14 +102,19 @@ def blocks(page: Path) -> Iterator[Block]:
         yield last
 
 
-def assert_printed(shown: list[str], printed: str, varies: bool) -> None:
-    """What a command printed is what its page shows."""
+def assert_printed(shown: list[str], printed: str, varies: bool, remarks: str = "") -> None:
+    """What a command printed is what its page shows, with its remarks on stderr behind it or without them: those of a
+    long command tell how far it is."""
     wanted = [line.rstrip() for line in shown if line.strip()]
-    lines = [line.rstrip() for line in printed.splitlines() if line.strip()]
     pattern = "".join(r"(?:.*\n)*?" if line == "..." else _pattern(line, varies) + r"\n" for line in wanted)
-    assert re.fullmatch(pattern, "".join(line + "\n" for line in lines)), (
-        f"the page shows\n\n{chr(10).join(wanted)}\n\nand this was printed:\n\n{chr(10).join(lines)}"
+    whole = _lines(printed + remarks)
+    assert any(re.fullmatch(pattern, text) for text in (whole, _lines(printed))), (
+        f"the page shows\n\n{chr(10).join(wanted)}\n\nand this was printed:\n\n{whole}"
     )
+
+
+def _lines(text: str) -> str:
+    return "".join(f"{line.rstrip()}\n" for line in text.splitlines() if line.strip())
 
 
 def _pattern(line: str, varies: bool) -> str:

@@ -15,33 +15,51 @@ NUMBER = 8
 """Bytes of what stands for a block's or a slot's contents."""
 
 
+Keys = dict[tuple[int, int], tuple[int, int, int]]
+
+
 class FakeMemory:
-    """Blocks and slots of a fake runner; their bytes are the number of a copy."""
+    """Blocks, panes and slots of a fake runner; their bytes are the number of a copy."""
 
     def __init__(self, runner: FakeRunner, copies: list[Any] | None = None) -> None:
         """`copies`: those of other runners too, whose bytes this one can read."""
         self._runner = runner
         self._copies: list[Any] = [] if copies is None else copies
         self.block_bytes = NUMBER if runner.has_attention else 0
+        self.pane_bytes = 0 if runner.window is None else NUMBER
         self.slot_bytes = NUMBER if runner.has_state else 0
 
-    def read_block(self, block: int, num_tokens: int | None = None) -> memoryview:
-        size = self._runner.block_size if num_tokens is None else num_tokens
-        return self._kept([self._runner.keys[block, offset] for offset in range(size)])
+    def read_block(self, block: int, num_tokens: int | None = None, into: memoryview | None = None) -> memoryview:
+        return self._read(self._runner.keys, block, num_tokens, into)
 
     def write_block(self, block: int, contents: memoryview) -> None:
-        for offset, key in enumerate(self._copy(contents)):
-            self._runner.keys[block, offset] = key
+        self._write(self._runner.keys, block, contents)
 
-    def read_slot(self, slot: int) -> memoryview:
-        return self._kept(self._runner.states[slot])
+    def read_pane(self, pane: int, num_tokens: int | None = None, into: memoryview | None = None) -> memoryview:
+        return self._read(self._runner.pane_keys, pane, num_tokens, into)
+
+    def write_pane(self, pane: int, contents: memoryview) -> None:
+        self._write(self._runner.pane_keys, pane, contents)
+
+    def read_slot(self, slot: int, into: memoryview | None = None) -> memoryview:
+        return self._kept(self._runner.states[slot], into)
 
     def write_slot(self, slot: int, contents: memoryview) -> None:
         self._runner.states[slot] = self._copy(contents)
 
-    def _kept(self, copy: Any) -> memoryview:
+    def _read(self, keys: Keys, id: int, num_tokens: int | None, into: memoryview | None) -> memoryview:
+        size = self._runner.block_size if num_tokens is None else num_tokens
+        return self._kept([keys[id, offset] for offset in range(size)], into)
+
+    def _write(self, keys: Keys, id: int, contents: memoryview) -> None:
+        for offset, key in enumerate(self._copy(contents)):
+            keys[id, offset] = key
+
+    def _kept(self, copy: Any, into: memoryview | None) -> memoryview:
         self._copies.append(copy)
-        return memoryview((len(self._copies) - 1).to_bytes(NUMBER, "little"))
+        found = memoryview(bytearray(NUMBER)) if into is None else into
+        found[:] = (len(self._copies) - 1).to_bytes(NUMBER, "little")
+        return found
 
     def _copy(self, contents: memoryview) -> Any:
         return self._copies[int.from_bytes(contents, "little")]
@@ -60,16 +78,16 @@ class ForgetfulDirectory:
         return (kind, name) in self._kept
 
     def write(
-        self, kind: str, name: bytes, token_ids: Sequence[int], size: int, copy: Callable[[], memoryview]
+        self, kind: str, name: bytes, token_ids: Sequence[int], size: int, copy: Callable[[memoryview], object]
     ) -> bool:
         if self.has(kind, name):
             return True
         if self._happens():
             self.counts.dropped += 1
             return False
-        contents = bytes(copy())
-        assert len(contents) == size, "a copy has another size than was said"
-        self._kept[kind, name] = tuple(token_ids), contents
+        contents = bytearray(size)
+        copy(memoryview(contents))
+        self._kept[kind, name] = tuple(token_ids), bytes(contents)
         self.counts.written += 1
         return True
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from ostinato.engine.engine import Engine
-from ostinato.engine.run import together
 from ostinato.sample.sampler import Draw
 from ostinato.sample.state import Pick
 from ostinato.schedule.batch import Batch
@@ -79,10 +78,10 @@ class Recorder:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, engine: Engine) -> None:
         self.proposals: list[Proposal] = []
         self._chosen: list[tuple[Pick, torch.Tensor]] = []
-        self._choose = together.choose
+        self._choose = engine.runner.together.chooses
         assert engine.runner.drafting is not None
         self._proposer = engine.runner.drafting.proposer
-        monkeypatch.setattr(together, "choose", self._record)
+        monkeypatch.setattr(engine.runner.together, "chooses", self._record)
         engine.runner.drafting = replace(engine.runner.drafting, proposer=self)
 
     def propose(self, batch: Batch) -> list[tuple[int, ...]]:

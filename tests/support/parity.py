@@ -178,8 +178,26 @@ def run_with_preemptions(engine: Engine, outputs: Sequence[RequestOutput], at: t
         step += 1
         if step in at:
             for output in outputs:
-                engine.scheduler.preempt(output.request_id)
+                engine.preempt(output.request_id)
         engine.scheduler.check_integrity()
+
+
+def serve_one_by_one(
+    engine: Engine, cases: Sequence[Case], preempt_at: tuple[int, ...] = (), steps_between: int = 3
+) -> None:
+    """Requests that come one by one, while others decode or are in the middle of their prompts, compared with
+    transformers. Beside each, one is aborted after its first steps. At some steps, counted from when all have come, all
+    lose their memory."""
+    outputs = []
+    for case in cases:
+        outputs.append(add(engine, case, prompt_logprobs=case is cases[0]))
+        aborted = add(engine, case)
+        for _ in range(steps_between):
+            engine.step()
+        engine.abort(aborted.request_id)
+    run_with_preemptions(engine, outputs, preempt_at)
+    for case, output in zip(cases, outputs, strict=True):
+        check(case, output)
 
 
 def complete(engine: Engine, case: Case, salt: str | None = None) -> RequestOutput:

@@ -7,7 +7,7 @@ found out without a GPU, the wrappers of Triton's kernels too.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,8 +27,8 @@ from ostinato.ops.launches.table import Launch
 from ostinato.ops.step import LayerMemory
 from ostinato.plan.kernels import KernelChoice
 from ostinato.plan.layers import LayerSpec
-from ostinato.plan.mixers import StateSpec
 from ostinato.plan.model import ModelSpec
+from ostinato.plan.states import StateSpec
 
 META = torch.device("meta")
 BLOCK_SIZE, BLOCKS, SLOTS = 16, 9, 40
@@ -170,7 +170,3 @@ def _states(state: StateSpec, dtype: torch.dtype) -> dict[str, torch.Tensor]:
 
 def meta_buffers(spec: ModelSpec, rows: int, tokens: int, slots: int) -> StepBuffers:
     return StepBuffers(rows, tokens, BLOCKS - 1, slots, META, takes_images=spec.vision is not None)
-
-
-def names_of(launches: Sequence[tuple[Launch, Mapping[str, Any]]]) -> list[str]:
-    return [launch.kernel for launch, _ in launches]

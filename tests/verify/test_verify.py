@@ -16,13 +16,13 @@ from ostinato import EngineConfig
 from ostinato.cache.manager import CacheManager
 from ostinato.cli.main import main
 from ostinato.cli.verify_tables import print_report
+from ostinato.engine.run.steering import SteeredProposer
 from ostinato.engine.text.tokenizer import load_tokenizer
 from ostinato.sample import sampler
 from ostinato.sample.sampler import Draw, Project
 from ostinato.sample.state import SamplingState
 from ostinato.schedule.batch import Row, RowResult
 from ostinato.speculate.ngram import NgramProposer
-from ostinato.verify.drafts import SteeredProposer
 from ostinato.verify.plain import PlainPath, complete
 from ostinato.verify.prompts import Prompt
 from ostinato.verify.settings import base_config, plain_config

@@ -7,14 +7,17 @@ from itertools import combinations, pairwise
 from typing import Any
 
 import pytest
+import torch
 
 from ostinato import CapacityError, ConfigError, SamplingParams
+from ostinato.engine.run.steering import SteeredChoice, SteeredProposer
 from ostinato.models.checkpoint import load_spec
 from ostinato.plan.device.detect import detect
 from ostinato.plan.plan import make_plan
-from ostinato.sample.state import SamplingState
+from ostinato.sample.sampler import Draw
+from ostinato.sample.state import Pick, SamplingState
 from ostinato.schedule.batch import Batch, Row
-from ostinato.verify.drafts import SteeredProposer
+from ostinato.verify.drafts import PlainSteering
 from ostinato.verify.matrix import Extent, Matrix, make_matrix, named, small_chunks, speculations
 from ostinato.verify.plain import Case
 from ostinato.verify.prompts import Prompt, longest_text, make_prompts
@@ -221,16 +224,16 @@ PROMPT = (1, 2, 3)
 GREEDY = SamplingParams(temperature=0)
 
 
-def steered(
-    drafts: tuple[int, ...], known: bool = True, *, prompt: tuple[int, ...] = PROMPT, keeps_state: bool = False
-) -> list[tuple[int, tuple[int, ...]]]:
+STATE = SamplingState(GREEDY, list(PROMPT), [], seed=0)
+CASE = Case(0, "greedy", PROMPT, GREEDY, EXPECTED)
+
+
+def steered(drafts: tuple[int, ...], known: bool = True) -> list[tuple[int, tuple[int, ...]]]:
     """(place in the output, drafts) of rows with room for four at every place of a known or an unknown output."""
-    case = Case(0, "greedy", prompt, GREEDY, EXPECTED)
-    proposer = SteeredProposer(Fixed(drafts), 1000, [case] if known else [], keeps_state=keeps_state)
-    state = SamplingState(GREEDY, list(prompt), [], seed=0)
+    proposer = SteeredProposer(Fixed(drafts), PlainSteering(1000, [CASE] if known else []))
     found = []
     for place in range(1, 30):
-        row = Row("a", (0,), len(prompt) + place - 1, (), num_drafts=4, num_logits=5, samples=True, payload=state)
+        row = Row("a", (0,), len(PROMPT) + place - 1, (), num_drafts=4, num_logits=5, samples=True, payload=STATE)
         [steered] = proposer.propose(Batch((row,), 1, 4))
         found.append((place, steered))
     return found
@@ -250,20 +253,27 @@ def test_some_drafts_become_right_so_that_every_anchor_occurs(drafts: tuple[int,
 
 
 def test_a_drafter_that_is_always_right_is_rejected_at_every_depth() -> None:
-    case = Case(0, "greedy", PROMPT, GREEDY, EXPECTED)
-    state = SamplingState(GREEDY, list(PROMPT), [], seed=0)
     anchors = set()
     for place in range(1, 30):
-        proposer = SteeredProposer(Fixed(EXPECTED[place : place + 4]), 1000, [case], keeps_state=False)
-        row = Row("a", (0,), len(PROMPT) + place - 1, (), num_drafts=4, num_logits=5, samples=True, payload=state)
+        proposer = SteeredProposer(Fixed(EXPECTED[place : place + 4]), PlainSteering(1000, [CASE]))
+        row = Row("a", (0,), len(PROMPT) + place - 1, (), num_drafts=4, num_logits=5, samples=True, payload=STATE)
         [drafts] = proposer.propose(Batch((row,), 1, 4))
         anchors.add(num_right(place, drafts))
     assert anchors == {0, 1, 2, 3, 4}
 
 
-def test_a_drafter_that_keeps_state_is_left_alone_on_every_second_text() -> None:
-    assert {drafts for _, drafts in steered((7, 7, 7, 7), prompt=(1, 2, 3), keeps_state=True)} == {(7, 7, 7, 7)}
-    assert {drafts for _, drafts in steered((7, 7, 7, 7), prompt=(1, 2), keeps_state=True)} != {(7, 7, 7, 7)}
+def test_drafts_that_are_chosen_one_by_one_are_steered_as_those_of_a_proposer_are() -> None:
+    """And one that was not chosen, whose logits were not finite, stays away."""
+    for place, drafts in steered((7, 7, 7, 7)):
+        first = len(PROMPT) + place
+        picks = [Pick(STATE, first + depth, drafts[:depth]) for depth in range(4)]
+
+        def choose(_: torch.Tensor, picks: Sequence[Pick], __: Draw) -> dict[int, int]:
+            return {number: 7 for number in range(len(picks)) if number != 2}
+
+        steer = SteeredChoice(choose, PlainSteering(1000, [CASE]))
+        chosen = steer(torch.empty(0), picks, torch.argmax)
+        assert chosen == {number: drafts[number] for number in (0, 1, 3)}
 
 
 def test_where_nothing_is_found_some_rows_get_drafts_and_others_none() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import pairwise, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -101,7 +101,7 @@ def speculative(settings: dict[str, Any], bench: SpeculativeBench, say: Say) -> 
     for name in ("speculative", "speculative_adaptive"):
         if name in settings:
             raise ConfigError(f"{name} is what this benchmark compares; name drafts by --method and --num-drafts")
-    _check_method(EngineConfig(**settings), bench.method, bench.accept)
+    _check_method(EngineConfig(**settings), bench.method)
     most = max(bench.num_drafts)
     prompts = make_prompts(EngineConfig(**settings), bench)
     lengths = [len(ids) for each in prompts.by_round.values() for ids in each]
@@ -129,11 +129,8 @@ def speculative(settings: dict[str, Any], bench: SpeculativeBench, say: Say) -> 
     return Report(data, engine_lines(data, "{prompts}, up to {output_len} new tokens"), speculative_tables(data))
 
 
-def _check_method(config: EngineConfig, method: str, accept: float | None) -> None:
-    """ConfigError if the model has no head to draft with, or made-up drafts would be the first rank's alone."""
-    if accept is not None and config.tensor_parallel_size > 1 and method != "ngram":
-        message = f"accept {accept:g} with tensor_parallel_size {config.tensor_parallel_size}: each rank makes drafts"
-        raise ConfigError(message, [Remedy("method", "ngram"), Remedy("tensor_parallel_size", 1)])
+def _check_method(config: EngineConfig, method: str) -> None:
+    """ConfigError if the model has no head to draft with."""
     methods = available_methods(load_spec(config))
     if method == "mtp" and "mtp" not in methods:
         named = " or ".join({"draft": "draft:PATH"}.get(name, name) for name in methods)
@@ -143,16 +140,15 @@ def _check_method(config: EngineConfig, method: str, accept: float | None) -> No
 
 def _start(configs: dict[Variant, EngineConfig], accept: float | None, say: Say) -> dict[Variant, Engine]:
     from ostinato.engine.engine import Engine
-    from ostinato.speculate.measured import MeasuredProposer
+    from ostinato.engine.run.steering import steer_drafts
+    from ostinato.speculate.measured import MeasuredDrafts
 
     engines = {}
     for variant, config in configs.items():
         say(f"{variant.name} drafts: loading the model and capturing its graphs")
         engine = engines[variant] = Engine(config)
-        drafting = engine.runner.drafting
-        if accept is not None and drafting is not None:
-            proposer = MeasuredProposer(accept, engine.spec.vocab_size, drafting.proposer)
-            engine.runner.drafting = replace(drafting, proposer=proposer)
+        if accept is not None:
+            steer_drafts(engine.runner, MeasuredDrafts(accept, engine.spec.vocab_size))
     return engines
 
 

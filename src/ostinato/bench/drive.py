@@ -69,7 +69,8 @@ def with_room(settings: dict[str, Any], **needed: int) -> EngineConfig:
     longest, can_stretch = spec.max_position_embeddings, spec.rope is not None and spec.rope.kind in ("dynamic", "yarn")
     if longest is not None and length > longest and not can_stretch:
         raise ConfigError(
-            f"the benchmark's requests are {length} tokens long, and the model can do {longest}; ask for shorter ones"
+            f"the benchmark's requests are {length} tokens long, and the model can do {longest}; ask for fewer "
+            "in --prompt-len and --output-len"
         )
     for name, least in needed.items():
         if not config.is_given(name):

@@ -174,7 +174,7 @@ def _check_measurable(config: EngineConfig) -> None:
     """ModelError for a model without an encoder, ConfigError if its encoder has no graphs or times say nothing."""
     plan = plan_of(config).encoder
     if plan is None:
-        raise ModelError(f"{config.model} has no vision encoder; measure a model that takes images")
+        raise ModelError(f"{config.model} has no vision encoder; measure a model that takes images, such as demo-vl")
     if plan.graph_mode == "none":
         raise ConfigError(
             f"the encoder has no graphs, so there is nothing to compare ({plan.reason})",

@@ -77,11 +77,12 @@ def profile(settings: dict[str, Any], bench: ProfileBench, say: Say) -> Report:
     data = engine_facts("profile", config, plan, **asdict(bench))
     data["machine"] |= {**bandwidth.to_json(), "flops_per_second": roofs.flops_per_second}
     data["kernels"] = {name: choice.implementation for name, choice in plan.kernels.items()}
+    data["products"] = plan.kernels["linear"].reason
     machine = machine_of(engine.spec, plan, bench.measure, say)
     data["decode"] = _decode(engine, bench, roofs, machine, say)
     data["prefill"] = _prefill(engine, bench, roofs, machine, say)
     lines = engine_lines(data, "{context} tokens before each row, {prefill} prompt tokens")
-    return Report(data, lines, profile_tables(data))
+    return Report(data, lines | {"products": data["products"]}, profile_tables(data))
 
 
 def _decode(

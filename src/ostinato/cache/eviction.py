@@ -71,23 +71,24 @@ def worth_of_leaf(
         return Worth(0, entry.last_use, 0.0)
     saved = costs.flops(index.base_end(checkpoint), entry.end)
     last_use = max(entry.last_use, checkpoint.last_use)
-    return Worth(_tier(checkpoint), last_use, saved / max(costs.block_bytes + costs.pane_bytes + costs.slot_bytes, 1))
+    return Worth(tier_of(checkpoint), last_use, saved / max(costs.block_bytes + costs.pane_bytes + costs.slot_bytes, 1))
 
 
 def worth_of_checkpoint(checkpoint: Checkpoint, costs: EvictionCosts, index: PrefixIndex) -> Worth:
     """Of the state alone, its block staying: what lies between it and the checkpoint before it."""
     saved = costs.flops(index.base_end(checkpoint), checkpoint.entry.end)
-    return Worth(_tier(checkpoint), checkpoint.last_use, saved / max(costs.slot_bytes, 1))
+    return Worth(tier_of(checkpoint), checkpoint.last_use, saved / max(costs.slot_bytes, 1))
 
 
 def worth_of_pane(pane: Pane, costs: EvictionCosts, num_together: int) -> Worth:
     """A text goes on after a pane only with all `num_together` panes of its window, which together save what lies
     before."""
     saved = costs.flops(0, pane.entry.end)
-    return Worth(_tier(pane), pane.last_use, saved / max(costs.pane_bytes * num_together, 1))
+    return Worth(tier_of(pane), pane.last_use, saved / max(costs.pane_bytes * num_together, 1))
 
 
-def _tier(kept: Checkpoint | Pane) -> int:
+def tier_of(kept: Checkpoint | Pane) -> int:
+    """0 for what can save nothing as far as anybody knows, or never has."""
     return 0 if kept.is_interior and kept.hits == 0 else 1
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ostinato.cache.index import Checkpoint, Entry
@@ -39,6 +40,13 @@ class Holding:
     """The checkpoint at the last block boundary that decoding passed."""
     superseded: tuple[Checkpoint, ...] = ()
     """Those before it, while the output may still turn out to end before `trailing`."""
+
+    def entries(self) -> Iterator[Entry]:
+        """Its blocks that are indexed, the last one first."""
+        entry = self.tip
+        while entry is not None:
+            yield entry
+            entry = entry.parent
 
     def references(self) -> tuple[int, ...]:
         """The slots on which the request holds a reference."""

@@ -35,10 +35,7 @@ def check_integrity(
 
 
 def _check_holding(store: CacheStore, request_id: str, holding: Holding, slots_per_request: int) -> None:
-    entry, path = holding.tip, []
-    while entry is not None:
-        path.append(entry)
-        entry = entry.parent
+    path = list(holding.entries())
     assert len(path) == holding.num_indexed, f"request {request_id} stands elsewhere in the index"
     blocks = store.blocks
     if blocks.count > 0:

@@ -49,12 +49,16 @@ class CacheManager:
         self.panes = None if pane_rules is None else Panes(pane_rules, self.store)
         self.states = StateSlots(self.store, slots_per_request if num_slots > 0 else 0)
         self.memory: CacheMemory | None = None
-        """Where blocks and slots lie, for what is carried from one engine to another; None: nothing is."""
+        """Where blocks, panes and slots lie, for what is carried from one engine to another; None: nothing is."""
         self._holdings: dict[str, Holding] = {}
 
     def blocks_needed(self, num_tokens: int) -> int:
         """How many blocks hold the keys and values of `num_tokens` tokens."""
         return -(-num_tokens // self.block_size) if self.blocks.count > 0 else 0
+
+    def panes_needed(self, num_tokens: int) -> int:
+        """How many panes a request has of its first `num_tokens` tokens, if they are all that is computed."""
+        return 0 if self.panes is None else -(-num_tokens // self.block_size) - self.panes.rules.first(num_tokens)
 
     def max_tokens_ever(self) -> int:
         """The most tokens that a request can have when alone; `sys.maxsize` where nothing limits it."""
@@ -79,7 +83,7 @@ class CacheManager:
 
         Returns False if that is not available: the request then holds nothing, and at most something idle was evicted
         for it. Beyond the blocks, `spare_blocks` must stay available, and beyond its panes `spare_panes`. Not
-        `reads_checkpoint`: its state is carried to it (`take_in`), and of the index it takes blocks alone.
+        `reads_checkpoint`: state and panes are carried to it (`take_in`), and it attaches blocks of the index alone.
         """
         match = match or Match()
         # Referenced before anything is taken, so that what is hit is not evicted for it.
@@ -106,6 +110,9 @@ class CacheManager:
         """
         holding, memory = self._holdings[request_id], self.memory
         assert memory is not None, "nothing is carried to where nothing can be written"
+        if self.panes is not None:
+            for index in self.panes.take_in(holding, list(holding.entries())[::-1], carried.num_tokens):
+                memory.write_pane(holding.pane_table[index], carried.panes[index - holding.first_pane])
         for index in range(holding.num_indexed, len(carried.blocks)):
             memory.write_block(holding.block_table[index], carried.blocks[index])
         if carried.state is not None:
@@ -255,7 +262,7 @@ class CacheManager:
         if self.blocks.count > 0:
             holding.block_table = tuple(entry.block for entry in path)
             self.blocks.retain(holding.block_table)
-        if self.panes is not None:
+        if self.panes is not None and reads_checkpoint:
             self.panes.attach(holding, path)
         holding.tip, holding.num_indexed = path[-1], len(path)
         holding.tip.num_pins += 1

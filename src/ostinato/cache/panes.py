@@ -52,6 +52,11 @@ class Panes:
         holding.num_promised = num_blocks
         return True
 
+    def has_room(self, num_blocks: int, spare: int = 0) -> bool:
+        """Whether a new request of `num_blocks` blocks could be promised its panes with `spare` left."""
+        holding = Holding()
+        return self.promise(holding, num_blocks, spare) and self.promise(holding, 0)
+
     def most_more(self, holding: Holding) -> int | None:
         """Blocks by which a request can grow; None: by any number."""
         needed = max(self.rules.own - holding.num_promised, 0) + max(self.rules.shared - self._beyond, 0)
@@ -65,6 +70,25 @@ class Panes:
         assert len(ids) == len(found), "a hit has all panes of its window"
         self._store.panes.retain(ids)
         holding.pane_table, holding.first_pane = (0,) * first + ids, first
+
+    def take_in(self, holding: Holding, indexed: Sequence[Entry], num_tokens: int) -> list[int]:
+        """Take the panes of a request whose first `num_tokens` tokens were computed elsewhere, and whose entries are
+        `indexed`: theirs, where they have one. Returns the numbers of the blocks whose panes are to be written."""
+        first, end = self.rules.first(num_tokens), -(-num_tokens // self.rules.block_size)
+        kept = {
+            number: each.pane.id for number, each in enumerate(indexed) if number >= first and each.pane is not None
+        }
+        # Referenced before anything is taken, so that they are not evicted for the others.
+        self._store.panes.retain(kept.values())
+        lacking = [number for number in range(first, end) if number not in kept]
+        taken = dict(zip(lacking, self._store.take_panes(len(lacking)), strict=True))
+        for number, id in taken.items():
+            if number < len(indexed):
+                self._store.keep_pane(indexed[number], id)
+        ids = kept | taken
+        holding.pane_table = (0,) * first + tuple(ids[number] for number in range(first, end))
+        holding.first_pane = first
+        return lacking
 
     def cover(self, holding: Holding, end: int) -> None:
         """Take the panes that tokens before position `end` are written to."""

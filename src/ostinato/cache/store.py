@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ostinato.cache.chain import Chain
@@ -10,6 +10,7 @@ from ostinato.cache.eviction import (
     EvictionCosts,
     EvictionPolicy,
     EvictionQueue,
+    tier_of,
     worth_of_checkpoint,
     worth_of_leaf,
     worth_of_pane,
@@ -67,7 +68,8 @@ class CacheStore:
         self.blocks = Pool("block", num_blocks)
         self.slots = Pool("slot", num_slots)
         self.panes = Pool("pane", num_panes)
-        self._of_window = 0 if pane_rules is None else pane_rules.of_window
+        self.of_window = 0 if pane_rules is None else pane_rules.of_window
+        """Panes that a text needs to go on at a block's beginning."""
         self.index = PrefixIndex()
         self.evicted_keys = EvictedKeys(MOST_EVICTED_KEYS)
         self.damaged_keys = EvictedKeys(MOST_EVICTED_KEYS)
@@ -80,7 +82,7 @@ class CacheStore:
         self._leaves: EvictionQueue[Entry] = EvictionQueue(
             policy,
             lambda: (entry for entry in index.leaves if entry.num_pins == 0),
-            lambda entry: worth_of_leaf(entry, costs, num_slots > 0, index, self._of_window > 0),
+            lambda entry: worth_of_leaf(entry, costs, num_slots > 0, index, self.of_window > 0),
             lambda entry: entry.is_evictable and entry in index,
         )
         self._checkpoints: EvictionQueue[Checkpoint] = EvictionQueue(
@@ -92,7 +94,7 @@ class CacheStore:
         self._panes: EvictionQueue[Pane] = EvictionQueue(
             policy,
             lambda: (pane for pane in index.panes if self.panes.is_idle(pane.id)),
-            lambda pane: worth_of_pane(pane, costs, max(self._of_window, 1)),
+            lambda pane: worth_of_pane(pane, costs, max(self.of_window, 1)),
             lambda pane: index.pane_of(pane.id) is pane and self.panes.is_idle(pane.id),
         )
 
@@ -114,7 +116,7 @@ class CacheStore:
             num_panes = 0 if entry.pane is None else num_panes + 1
             if entry.checkpoint is not None or not self.slots.count:
                 reach = entry.end
-                depth = index if num_panes >= min(self._of_window, index) else depth
+                depth = index if num_panes >= min(self.of_window, index) else depth
         return Match(matched[:depth], matched, reach)
 
     def take_blocks(self, count: int) -> list[int]:
@@ -143,6 +145,7 @@ class CacheStore:
             pane = self._panes.pop()
             assert pane is not None, "no pane is free or evictable, though so many were promised"
             self.counters.evicted_panes += 1
+            self._save_pane(pane)
             self._drop_pane(pane)
         taken = self.panes.allocate(count)
         assert taken is not None, "free panes were counted above"
@@ -159,17 +162,23 @@ class CacheStore:
     def keep_pane(self, entry: Entry, id: int) -> None:
         """Keep pane `id`, which a request has written, for the entry, which has none."""
         self.panes.keep(id)
+        self.damaged_keys.discard(entry.key)
         self.index.place_pane(entry, id, self._clock)
 
     def use_window(self, entry: Entry | None, is_hit: bool = False) -> None:
         """Note that a text ends, goes on or branches off behind `entry`, for which it needs the panes of its window."""
-        for _ in range(self._of_window):
+        for each in self.window_of(entry):
+            if each.pane is not None:
+                each.pane.is_interior = False
+                each.pane.last_use = self._clock
+                each.pane.hits += is_hit
+
+    def window_of(self, entry: Entry | None) -> Iterator[Entry]:
+        """The entries whose panes a text needs to go on behind `entry`, the last one first; none without windows."""
+        for _ in range(self.of_window):
             if entry is None:
                 break
-            if entry.pane is not None:
-                entry.pane.is_interior = False
-                entry.pane.last_use = self._clock
-                entry.pane.hits += is_hit
+            yield entry
             entry = entry.parent
 
     def enter(self, parent: Entry | None, chain: Chain, index: int, block: int) -> Entry | None:
@@ -209,7 +218,7 @@ class CacheStore:
         """Take a checkpoint out of the index because its slot is needed."""
         self.counters.evicted_checkpoints += 1
         checkpoint.entry.lost_checkpoint = True
-        if self.files is not None:
+        if self.files is not None and self.files.save_window(self.window_of(checkpoint.entry)):
             self.files.save_state(checkpoint.entry, checkpoint.slot)
         self.give_up(checkpoint)
 
@@ -263,11 +272,18 @@ class CacheStore:
             self.evict_checkpoint(entry.checkpoint)
         if self.files is not None and entry.block:
             self.files.save_block(entry)
+        if entry.pane is not None:
+            self._save_pane(entry.pane)
         self._remove(entry)
         self.evicted_keys.add(entry.key)
         self.counters.evicted_blocks += 1
         if entry.parent is not None and entry.parent.is_evictable:
             self._leaves.offer(entry.parent)
+
+    def _save_pane(self, pane: Pane) -> None:
+        """Keeps a pane in files if a text is known to end or to go on behind it, so near that it needs the pane."""
+        if self.files is not None and tier_of(pane) > 0:
+            self.files.save_pane(pane.entry, pane.id)
 
     def _drop_pane(self, pane: Pane) -> None:
         self.index.displace_pane(pane)

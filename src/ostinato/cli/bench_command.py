@@ -21,6 +21,10 @@ from ostinato.errors import ConfigError
 USUAL = "(a minute or two on the embedded model, more on larger ones)"
 """How long it takes."""
 Measure = Callable[[Say], Report]
+BatchSizes = Annotated[
+    str,
+    typer.Option("--batch-sizes", "--batch-size", "--num-prompts", metavar="N[,N...]", help="Requests at once."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
 
 

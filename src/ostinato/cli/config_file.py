@@ -31,7 +31,7 @@ def read_config_file(ctx: typer.Context, path: Path) -> None:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the settings in {path} cannot be read: {reason(error)}") from None
     except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+        raise ConfigError(f"{path} is not YAML: {_what_is_wrong(error)}") from None
     if not isinstance(read, dict | None):
         raise ConfigError(f"{path} should have a line `name: value` for each setting, and holds {read!r}")
     options = {
@@ -80,3 +80,9 @@ def _as_argument(value: Any, *, is_list: bool) -> Any:
     if isinstance(value, list):
         return ",".join(map(str, value))
     return json.dumps(value) if isinstance(value, dict) else value
+
+
+def _what_is_wrong(error: yaml.YAMLError) -> str:
+    if not isinstance(error, yaml.MarkedYAMLError) or error.problem is None or error.problem_mark is None:
+        return " ".join(str(error).split())
+    return f"{error.problem}, in line {error.problem_mark.line + 1}"

@@ -232,7 +232,7 @@ def _as_typed(remedy: Remedy, flags: Mapping[str, Any]) -> str:
         return f"leave out {flag}"
     if isinstance(remedy.value, bool):
         return str(flag if remedy.value else of_setting.secondary_opts[0])
-    return f"{flag} {as_typed(remedy.setting, remedy.value)}"
+    return f"{flag} {as_typed(remedy.value, of_setting.metavar)}"
 
 
 if __name__ == "__main__":

@@ -20,8 +20,10 @@ from ostinato.errors import ConfigError
 from ostinato.setting_names import ALIASES
 from ostinato.units import exact_bytes
 
+SIZE = "SIZE"
+"""What help shows for bytes, which are given as 16MiB too."""
 AS_TEXT = {
-    **dict.fromkeys(BYTE_SETTINGS, "SIZE"),
+    **dict.fromkeys(BYTE_SETTINGS, SIZE),
     "capture_sizes": "N,N,...",
     "capture_rows": "N,N,...",
     "encoder_token_budgets": "N,N,...",
@@ -133,9 +135,10 @@ def setting_flag(
     )
 
 
-def described(field: FieldInfo, also: str = "") -> str:
-    """A setting's description, and its default, if that is a value."""
-    default = "" if field.default in (None, ()) else f" [default: {str(field.default).lower()}]"
+def described(field: FieldInfo, metavar: str | None = None, also: str = "") -> str:
+    """A setting's description, and its default, if that is a value; `metavar` as for `setting_flag`."""
+    shown = exact_bytes(field.default) if metavar == SIZE and field.default else str(field.default).lower()
+    default = "" if field.default in (None, ()) else f" [default: {shown}]"
     return f"{' '.join(str(field.description).split())}{also}{default}"
 
 
@@ -144,7 +147,7 @@ def _flags() -> Iterator[inspect.Parameter]:
     for name, field in EngineConfig.model_fields.items():
         aliases = [alias for alias, setting in ALIASES.items() if setting == name]
         also = f" (also {', '.join(flag_name(alias) for alias in aliases)})" if aliases else ""
-        yield setting_flag(name, field, described(field, also), AS_TEXT.get(name))
+        yield setting_flag(name, field, described(field, AS_TEXT.get(name), also), AS_TEXT.get(name))
         for alias in aliases:
             # A flag of its own, so that giving both names is noticed.
             yield setting_flag(alias, field, "", AS_TEXT.get(name), hidden=True)
@@ -166,13 +169,13 @@ def _kind(annotation: Any) -> tuple[Any, str | None]:
     return (list[get_args(annotation)[0]] if origin is tuple else annotation), None  # type: ignore[misc]
 
 
-def as_typed(setting: str, value: Any) -> str:
-    """The value of a setting as one argument of a command line."""
+def as_typed(value: Any, metavar: str | None) -> str:
+    """The value of a setting as one argument of a command line; `metavar` is what help shows for it."""
     if isinstance(value, list | tuple):
         text = ",".join(map(str, value))
     elif isinstance(value, dict):
         text = json.dumps(value)
-    elif setting in BYTE_SETTINGS and isinstance(value, int):
+    elif metavar == SIZE and isinstance(value, int):
         text = exact_bytes(value)
     else:
         text = str(value)

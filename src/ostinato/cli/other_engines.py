@@ -70,7 +70,7 @@ HERE = {
 """Their flag -> ours; None where nothing has to be said here."""
 
 REFUSED = {
-    "--pipeline-parallel-size": "a model is cut across devices by --tensor-parallel-size alone",
+    "--pipeline-parallel-size": "only --tensor-parallel-size cuts a model across devices",
     "--cpu-offload-gb": "weights lie on the device; --quantization int4 makes them smaller",
     "--enable-lora": "adapters are not supported; merge them into the checkpoint",
     "--lora": "adapters are not supported; merge them into the checkpoint",

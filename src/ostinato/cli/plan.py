@@ -14,7 +14,7 @@ from rich.console import Console
 
 from ostinato.cli.options import Model, engine_options, name_model
 from ostinato.config import EngineConfig
-from ostinato.errors import ConfigError
+from ostinato.errors import CapacityError, ConfigError, Remedy
 from ostinato.models.checkpoint import load_spec
 from ostinato.plain_data import to_plain
 from ostinato.plan.device.catalogue import DEVICE_NAMES, DeviceSpec
@@ -24,11 +24,13 @@ from ostinato.plan.graphs.sizing import size_for_traffic
 from ostinato.plan.graphs.traffic import Traffic
 from ostinato.plan.layouts.deadline import parse_deadline
 from ostinato.plan.layouts.layout import MOST_REPLICAS, Offered, estimate_layouts
+from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import Plan, make_plan
+from ostinato.plan.remedies import least_memory
 from ostinato.plan.words.render import print_plan, render_launches
 from ostinato.plan.words.render_graphs import print_sizing
 from ostinato.plan.words.render_layouts import print_layouts
-from ostinato.units import format_bytes, parse_bytes
+from ostinato.units import exact_bytes, format_bytes, parse_bytes
 
 
 @engine_options
@@ -92,6 +94,10 @@ def plan(
     if num_sizes is not None and traffic is None:
         raise ConfigError("--num-sizes is the number of sizes that --traffic FILE chooses; give both")
     counted = None if traffic is None else Traffic.load(traffic)
+    if num_sizes is not None and counted is not None and not counted.has_steps:
+        raise ConfigError(
+            f"--num-sizes is about steps, of which {traffic} counts none; ostinato generate --save-traffic FILE does"
+        )
     _check_offered(counted, traffic, {"--replicas": replicas, "--rate": rate, "--deadline": deadline})
     name_model(settings, target)
     config = EngineConfig(**settings)
@@ -101,7 +107,10 @@ def plan(
 
         read_chat_template(Path(config.chat_template).expanduser())
     found = _device(device, device_memory)
-    made = make_plan(config, spec, found)
+    try:
+        made = make_plan(config, spec, found)
+    except CapacityError as error:
+        raise error if device_memory is None else _of_given_memory(error, config, spec, found) from None
     if measure:
         _measure(made)
         found = _device(device, device_memory)
@@ -137,6 +146,15 @@ def plan(
         print_layouts(layouts, Console())
     elif counted is not None and counted.requests is not None:
         print(f"what engines carry of the requests is not estimated: {made.prediction.reason}", file=sys.stderr)
+
+
+def _of_given_memory(error: CapacityError, config: EngineConfig, spec: ModelSpec, device: DeviceSpec) -> CapacityError:
+    """The same with one remedy more: the memory that the device would need, in place of what was given."""
+    least = least_memory(config, spec, device)
+    if least is None:
+        return error
+    also = f", or raise device_memory to at least {exact_bytes(least)}" if error.remedies else ""
+    return CapacityError(error.message + also, [*error.remedies, Remedy("device_memory", least)])
 
 
 def _check_offered(counted: Traffic | None, path: Path | None, flags: Mapping[str, object]) -> None:
@@ -177,6 +195,9 @@ def _device(name: str, memory: str | None) -> DeviceSpec:
     device = find_device(name)
     if memory is None:
         return device
-    size = parse_bytes(memory)
+    try:
+        size = parse_bytes(memory)
+    except ConfigError as error:
+        raise ConfigError(f"--device-memory {error.message}") from None
     source = f"{device.source}; memory as given, in place of {format_bytes(device.memory_bytes)}"
     return replace(device, memory_bytes=size, source=source)

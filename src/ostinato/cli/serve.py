@@ -2,33 +2,38 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
+from pydantic.fields import FieldInfo
 
-from ostinato.cli.options import Model, described, engine_options, name_model, setting_flag, with_flags
+from ostinato.cli.options import SIZE, Model, described, engine_options, name_model, setting_flag, with_flags
 from ostinato.cli.output import note
 from ostinato.engine.process.launch import SECRET_VARIABLES
-from ostinato.serve.settings import ServeSettings
+from ostinato.serve.settings import BYTE_SETTINGS, ServeSettings
 
 PANEL = "Server"
 
 
 def server_options(command: Callable[..., None]) -> Callable[..., None]:
     """Gives a command a flag for each of ServeSettings; it takes those given as `serving: dict[str, Any]`."""
-    flags = [
-        setting_flag(
-            name,
-            field,
-            described(field),
-            envvar=SECRET_VARIABLES.get(name),
-            show_envvar=True,
-            rich_help_panel=PANEL,
-        )
-        for name, field in ServeSettings.model_fields.items()
-    ]
+    flags = [_flag(name, field) for name, field in ServeSettings.model_fields.items()]
     return with_flags(command, "serving", flags)
+
+
+def _flag(name: str, field: FieldInfo) -> inspect.Parameter:
+    metavar = SIZE if name in BYTE_SETTINGS else None
+    return setting_flag(
+        name,
+        field,
+        described(field, metavar),
+        metavar,
+        envvar=SECRET_VARIABLES.get(name),
+        show_envvar=True,
+        rich_help_panel=PANEL,
+    )
 
 
 @engine_options

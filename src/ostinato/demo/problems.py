@@ -57,11 +57,6 @@ def is_held_out(equations: str) -> bool:
     return zlib.crc32(equations.encode()) % HELD_OUT_MODULUS == 0
 
 
-def equations_of(answer: str) -> str:
-    """The chain of equations of a worked answer, without its result."""
-    return answer.split(f". {RESULT_MARK}")[0]
-
-
 def extract_result(text: str) -> int | None:
     """The number that a generated answer states after `####`, the first if several; None if there is none."""
     found = re.search(rf"{RESULT_MARK} ?(\d+)", text)

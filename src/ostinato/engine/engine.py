@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -16,18 +17,17 @@ from ostinato.engine.move.arrive import arrive
 from ostinato.engine.move.identity import engine_identity
 from ostinato.engine.move.leave import export_request
 from ostinato.engine.outputs import RequestOutput
-from ostinato.engine.run.cache_bytes import bytes_of
 from ostinato.engine.run.order import InTurn, OneAhead
 from ostinato.engine.run.runner import StartProgress
 from ostinato.engine.scheduling import make_scheduler
 from ostinato.engine.speculation import Speculation
-from ostinato.engine.starting import check_process, default_params_of, draft_directory_of, start_model
+from ostinato.engine.starting import check_process, default_params_of, draft_directory_of, memory_of, start_model
 from ostinato.engine.stats import engine_stats
 from ostinato.engine.steps import Steps
 from ostinato.engine.text.chat_template import Message
 from ostinato.engine.text.texts import load_texts
 from ostinato.engine.unfinished import Unfinished
-from ostinato.errors import RequestError
+from ostinato.errors import RankError, RequestError
 from ostinato.formats.in_use import FilesInUse
 from ostinato.media.input import RenderedChat, load_media_input, render_chat
 from ostinato.media.prompt import MediaPrompt
@@ -86,12 +86,9 @@ class Engine:
         self.scheduler = make_scheduler(plan, None if self.speculation is None else self.speculation.controller.choose)
         self._weights = [path for path in (self.directory, draft_directory) if path is not None]
         self._files_in_use = FilesInUse(self._weights)
-        if not self.has_ranks and not plan.memory.num_panes:
-            self.scheduler.cache.memory = bytes_of(self.runner.memory, plan.settings.block_size)
+        memory = self.scheduler.cache.memory = memory_of(plan, self.runner, self._leader)
         if plan.cache_files is not None:
-            identity, memory = cache_identity(plan), self.scheduler.cache.memory
-            assert memory is not None, "files are refused where a block is not all that there is of its tokens"
-            files = open_files(plan.cache_files, identity, config.model, self._weights, memory)
+            files = open_files(plan.cache_files, cache_identity(plan), config.model, self._weights, memory)
             self.scheduler.cache.store.files = files
         # A tokenizer may know end tokens that the model cannot give.
         self._eos_token_ids = frozenset(i for i in self.tokenizer.eos_token_ids if i < self.spec.vocab_size)
@@ -300,7 +297,8 @@ class Engine:
         """Keeps in files what the prefix cache has, if the plan says so, and ends the threads and processes that it has
         started. Nothing is computed afterwards."""
         self._steps.settle()
-        keep_in_files(self.scheduler.cache.store)
+        with suppress(RankError):  # what a rank had that has ended is lost with it
+            keep_in_files(self.scheduler.cache.store)
         self._steps.close()
         if self._leader is not None:
             self._leader.close()

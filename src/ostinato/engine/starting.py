@@ -7,6 +7,9 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ostinato.cache.memory import CacheMemory
+from ostinato.engine.ranks.memory import MemoryOfRanks
+from ostinato.engine.run.cache_bytes import CacheBytes
 from ostinato.engine.run.runner import Runner, StartProgress
 from ostinato.engine.text.tokenizer import Tokenizer, load_tokenizer
 from ostinato.errors import ConfigError, ForkError, ModelError, Remedy, RequestError
@@ -58,9 +61,15 @@ def start_model(
 def _start_ranks(plan: Plan, spec: ModelSpec, directory: Path | None, draft_directory: Path | None) -> Leader | None:
     if spec.ranks == 1:
         return None
-    from ostinato.engine.ranks.leader import Leader  # which takes torch's distributed part, a part of a second
+    from ostinato.engine.ranks.leader import Leader
 
     return Leader(plan, spec, directory, draft_directory)
+
+
+def memory_of(plan: Plan, runner: Runner, leader: Leader | None) -> CacheMemory:
+    """The memory of blocks, panes and slots as bytes, of all ranks."""
+    own = CacheBytes(runner.memory, plan.settings.block_size)
+    return own if leader is None else MemoryOfRanks(own, leader, plan.settings.tensor_parallel_size)
 
 
 def draft_directory_of(plan: Plan, tokenizer: Tokenizer) -> Path | None:

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 class Matrix(Module):
     """A module with one weight, or a stack of them, that may be quantised: as integers of 8 bits, or as `blocks`.
 
-    `order` int32 [in] says which input each element of a row in blocks belongs to; None: its own.
+    `order` int32 [in] says which input each element of a row in blocks belongs to; None: its own. Where ranks share the
+    inputs, these are those of all ranks.
 
     `weight_scale` and `group_size` are those of integers, `group_size` being None where all of a row has one scale.
     `blocks` says how the rows of a weight in blocks lie, or those of each in a stack. Such a weight is uint8
@@ -74,6 +75,7 @@ class Linear(Matrix):
         self.op = build.ops.linear
         self.is_summed = cuts_inputs and build.rank.of > 1
         self.leads, self.all_reduce = build.rank.leads, build.ops.all_reduce
+        self.gather_inputs = build.ops.gather_inputs
         self.bias = self._own_bias(build, out_size) if bias else None
         # Without a bias a multiple of the input is one of the outputs, which costs nothing there.
         self.in_multiplier = in_multiplier if bias else 1.0
@@ -97,7 +99,11 @@ class Linear(Matrix):
         if not self.is_summed:
             return self.op(x, self.weight, self.bias, residual, activation, self.scale, out_dtype, *self.quantization)
         bias, residual = (self.bias, residual) if self.leads else (None, None)
-        part = self.op(x, self.weight, bias, residual, activation, self.scale, out_dtype, *self.quantization)
+        quantization = self.quantization
+        if self.order is not None:
+            # Its groups have inputs of every rank, and come to the product in their order.
+            x, quantization = self.gather_inputs(x, self.order), quantization[:-1]
+        part = self.op(x, self.weight, bias, residual, activation, self.scale, out_dtype, *quantization)
         return self.all_reduce(part)
 
 

@@ -29,5 +29,6 @@ class ShortConv(Module):
     def forward(self, x: torch.Tensor, step: StepInputs, memory: LayerMemory, residual: torch.Tensor) -> torch.Tensor:
         """`x` and `residual` [tokens, hidden] -> [tokens, hidden]"""
         before, after, inner = self.in_proj(x).split(self.spec.channels, dim=-1)
-        convolved = self.ops.tap.split("state", self.conv, (before * inner,), step, memory)
-        return self.out_proj(after * convolved, residual)
+        gated = self.ops.multiply(before, inner)
+        convolved = self.ops.tap.split("state", self.conv, (gated,), step, memory)
+        return self.out_proj(self.ops.multiply(after, convolved), residual)

@@ -91,7 +91,11 @@ def load_image(source: Any, sources: Sources) -> Image.Image:
         if scheme == "file":
             source = unquote(urlsplit(source).path)
     if isinstance(source, str | os.PathLike):
-        return _opened(_read(source, sources), sources)
+        content = _read(source, sources)
+        try:
+            return _opened(content, sources)
+        except RequestError as error:
+            raise RequestError(f"{_shown(Path(source))}: {error.message}", error.remedies) from None
     raise RequestError(
         f"an image is a path, a URL, bytes, a PIL image or an array of uint8, not a {type(source).__name__}"
     )

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from importlib import import_module
@@ -20,7 +18,7 @@ from ostinato.formats.gguf.runs import stored_runs
 from ostinato.formats.gguf.split import all_parts
 from ostinato.formats.parts import gguf_header, is_gguf, read_part
 from ostinato.formats.quantization_config import stored_weights
-from ostinato.models.cut_weights import check_quantized_cut, with_runs_of_rank
+from ostinato.models.cut_weights import check_quantized_cut, is_cut_between_groups, with_runs_of_rank
 from ostinato.models.given_tokens import with_given_tokens
 from ostinato.models.hub import fetch, gguf_files
 from ostinato.models.named import NAMED, named_file
@@ -28,7 +26,7 @@ from ostinato.models.registry import MODELS, NOT_IMPLEMENTED
 from ostinato.models.table import with_table
 from ostinato.ops.blocks.formats import BLOCK_FORMATS
 from ostinato.plain_data import read_json
-from ostinato.plan.cuts import check_ranks, share_of
+from ostinato.plan.cuts import problems, share_of
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.quantization_setting import with_quantization
 from ostinato.plan.speculation.drafter import with_drafter
@@ -120,7 +118,7 @@ def load_spec(config: EngineConfig) -> ModelSpec:
     that `config` names, no more.
 
     ModelError as `resolve_model_dir`, `read_config`, `model_spec` and `with_smallest_item`; ConfigError as
-    `with_drafter`, `with_quantization`, `with_given_tokens`, `check_ranks`, `share_of` and `check_quantized_cut`.
+    `with_drafter`, `with_quantization`, `with_given_tokens`, `share_of` and `check_quantized_cut`.
     """
     directory = checkpoint_of(config, PLANNED_FROM)
     model = _spec_of(directory)
@@ -136,30 +134,26 @@ def load_spec(config: EngineConfig) -> ModelSpec:
             )
         except ModelError as error:
             raise ModelError(f"the draft model: {error.message}", error.remedies) from error
-    check_ranks(config)
     ranks = config.tensor_parallel_size
     if ranks > 1:
         model = with_runs_of_rank(_part_of(model, ranks))
-    if ranks > 1 and draft is not None:
-        with _of_draft_model(config):
-            draft = with_runs_of_rank(_part_of(draft, ranks))
-    model = with_quantization(config, with_drafter(config, model, draft))
+    model = _with_draft(config, model, draft)
     check_quantized_cut(model, _part_of)
-    if model.drafter is not None and model.drafter.model is not None:
-        with _of_draft_model(config):
-            check_quantized_cut(model.drafter.model, _part_of)
     return model
 
 
-@contextmanager
-def _of_draft_model(config: EngineConfig) -> Iterator[None]:
-    """Says of a ConfigError that it is the draft model's, and that other drafts would do."""
-    assert config.speculative is not None, "it has a draft model"
-    try:
-        yield
-    except ConfigError as error:
-        ngram = Remedy("speculative", f"ngram:{config.speculative.num_speculative_tokens}")
-        raise ConfigError(f"the draft model: {error.message}", [ngram, Remedy("tensor_parallel_size", 1)]) from error
+def _with_draft(config: EngineConfig, model: ModelSpec, draft: ModelSpec | None) -> ModelSpec:
+    """`model` with what makes its drafts, quantised as `config` asks. Ranks share a draft model where it can be cut;
+    where it cannot, each has all of it."""
+
+    def attached(draft: ModelSpec | None) -> ModelSpec:
+        return with_quantization(config, with_drafter(config, model, draft))
+
+    if draft is not None and model.ranks > 1 and not problems(draft, model.ranks):
+        shared = attached(with_runs_of_rank(_part_of(draft, model.ranks)))
+        if shared.drafter is None or shared.drafter.model is None or is_cut_between_groups(shared.drafter.model):
+            return shared
+    return attached(draft)
 
 
 def _part_of(model: ModelSpec, ranks: int) -> ModelSpec:
@@ -182,7 +176,9 @@ def read_config(directory: Path) -> dict[str, Any]:
     path = directory / "config.json"
     if not path.is_file():
         files = sorted(path.name for path in directory.glob("*.gguf"))
-        advice = f"; give one of its GGUF files: {', '.join(files)}" if files else ""
+        advice = "; give the directory of one, a GGUF file, or a hub id (OWNER/NAME)"
+        if files:
+            advice = f"; give one of its GGUF files: {', '.join(files)}"
         raise ModelError(f"{directory} holds no config.json, so it is no checkpoint{advice}")
     return read_json(path)
 
@@ -249,7 +245,7 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
     if spec.tied_embeddings:
         # What a checkpoint quantises is linears; one that shares the embedding's matrix is stored as that.
         stored = replace(stored, ignore=(*stored.ignore, "lm_head"))
-    return replace(spec, stored_quantization=stored, quantization=stored.quantization(reads_blocks=False))
+    return replace(spec, stored_quantization=stored, quantization=stored.quantization(read=()))
 
 
 def _check_sizes(spec: ModelSpec) -> None:

@@ -29,12 +29,6 @@ def check_quantized_cut(model: ModelSpec, cut: Callable[[ModelSpec, int], ModelS
         return not problems(whole, ranks) and (ranks == 1 or _divided(chosen, cut(whole, ranks)) is None)
 
     name, size = shared.names[0], f"[{shared.out_size}, {shared.in_size}]"
-    if _is_cut_across_its_order(chosen, own, shared):
-        raise ConfigError(
-            f"tensor_parallel_size {model.ranks} with act-order: the inputs of {name} {size}, which ranks share, "
-            "have an order of their own (g_idx), so that each group has some of every rank's",
-            [Remedy("quantization", "none"), Remedy("tensor_parallel_size", 1)],
-        )
     working = [ranks for ranks in range(1, MOST + 1) if works(ranks)]
     is_file = isinstance(chosen, BlockQuantization) and chosen.format is None
     kinds = chosen.blocks_of(shared) if isinstance(chosen, BlockQuantization) else None
@@ -57,12 +51,17 @@ def check_quantized_cut(model: ModelSpec, cut: Callable[[ModelSpec, int], ModelS
     )
 
 
+def is_cut_between_groups(model: ModelSpec) -> bool:
+    """Whether a rank's part of each matrix is quantised as it is in the whole model."""
+    return model.quantization is None or model.whole is None or _divided(model.quantization, model) is None
+
+
 def _divided(chosen: AnyQuantization, model: ModelSpec) -> tuple[Weight, Weight] | None:
     """The first matrix of which a rank's part is quantised in another way than the whole: (part, whole)."""
     for own, shared in _pairs(model):
         if own.shape == shared.shape and own.segments == shared.segments:
             continue
-        if _blocks(chosen, own) != _blocks(chosen, shared) or _is_cut_across_its_order(chosen, own, shared):
+        if _blocks(chosen, own) != _blocks(chosen, shared):
             return own, shared
         elements = _group_size(chosen, shared)
         if elements is None or own.in_size == shared.in_size:
@@ -70,10 +69,6 @@ def _divided(chosen: AnyQuantization, model: ModelSpec) -> tuple[Weight, Weight]
         if any(size % elements for each in (own, shared) for size in _of_rows(each)):
             return own, shared
     return None
-
-
-def _is_cut_across_its_order(chosen: AnyQuantization, own: Weight, shared: Weight) -> bool:
-    return own.in_size != shared.in_size and chosen.in_order and chosen.quantises(shared)
 
 
 def _pairs(model: ModelSpec) -> Iterator[tuple[Weight, Weight]]:

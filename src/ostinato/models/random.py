@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from math import prod
+
 import torch
 
 from ostinato.layers.build import BlockView, QuantizedView, checkpoint_views
 from ostinato.models.base import CausalLM
+from ostinato.models.interleaved import bring_together
+from ostinato.models.shares import Share, shares_of
 from ostinato.ops.blocks.quantizers import BY_TORCH, Quantizers
 
 PERIOD = 1_000_003
@@ -17,33 +21,57 @@ def randomize_weights(model: CausalLM, seed: int, quantizers: Quantizers = BY_TO
     """Fills every weight so that activations stay finite and of ordinary size at any depth and length.
 
     Matrices are normal with variance 1 / inputs, norms are 1, biases 0; a state layer's decay and time step lie in
-    the ranges that Mamba-2 is initialised in (Dao and Gu 2024, appendix D).
+    the ranges that Mamba-2 is initialised in (Dao and Gu 2024, appendix D). Of what ranks share, each has its part of
+    what one process would have.
     """
     device = model.embedding.weight.device
     generator = torch.Generator(device=device).manual_seed(seed)
     drawn = torch.empty(PERIOD, device=device).normal_(generator=generator).repeat(2)
     less_one = {name for _, _, row in model.weights() if row.is_less_one for name in row.names}
+    shares = shares_of(model)
+
+    def uniform(view: torch.Tensor, share: Share | None, low: float, high: float) -> torch.Tensor:
+        """For all of the tensor, so that what is drawn next is the same on all ranks."""
+        values = view.new_empty(view.shape if share is None else share.shape).uniform_(low, high, generator=generator)
+        return values if share is None else share.read(values)
+
     for name, view in checkpoint_views(model):
-        kind = name.rpartition(".")[2]
+        kind, share = name.rpartition(".")[2], shares.get(name)
         if isinstance(view, QuantizedView | BlockView):
-            if isinstance(view, BlockView) and view.order is not None:
-                torch.arange(len(view.order), out=view.order)
             begin = int(torch.randint(PERIOD, (), device=device, generator=generator))
-            _quantize(view.flat(), drawn, begin, quantizers)
+            _quantize(view, share, drawn, begin, quantizers)
         elif kind == "A_log":
-            view.uniform_(1, 16, generator=generator).log_()
+            view.copy_(uniform(view, share, 1, 16).log_())
         elif kind == "dt_bias" or name.endswith("dt_proj.bias"):
-            step = torch.empty_like(view).uniform_(0.001, 0.1, generator=generator)
+            step = uniform(view, share, 0.001, 0.1)
             view.copy_(step + torch.log(-torch.expm1(-step)))
         elif view.dim() == 1:
             view.fill_(0.0 if kind.endswith("bias") or name in less_one else 1.0)
         else:
             begin = int(torch.randint(PERIOD, (), device=device, generator=generator))
-            _fill(view, drawn[begin : begin + min(PERIOD, view.numel())] * view.shape[-1] ** -0.5)
+            if share is None:
+                _fill(view, drawn[begin : begin + min(PERIOD, view.numel())] * view.shape[-1] ** -0.5)
+            else:
+                _fill_part(view, share, drawn * share.shape[-1] ** -0.5, begin)
+    # Parts are those of a checkpoint's rows, as its loader leaves them.
+    bring_together(model)
 
 
-def _quantize(view: QuantizedView | BlockView, drawn: torch.Tensor, begin: int, quantizers: Quantizers) -> None:
-    """Fills `view` with the values from `begin` on, as often as it takes."""
+def _quantize(
+    place: QuantizedView | BlockView, share: Share | None, drawn: torch.Tensor, begin: int, quantizers: Quantizers
+) -> None:
+    """Fills `place` with the values from `begin` on, as often as it takes; or with a rank's part of them."""
+    whole = place if share is None else share.whole_place(place)
+    assert not isinstance(whole, torch.Tensor), "it is of the same kind"
+    if isinstance(whole, BlockView) and whole.order is not None:
+        torch.arange(len(whole.order), out=whole.order)
+    # A share's whole tensor is on the host.
+    _quantize_rows(whole.flat(), drawn if share is None else drawn.cpu(), begin, quantizers)
+    if share is not None:
+        share.cut(whole, place)
+
+
+def _quantize_rows(view: QuantizedView | BlockView, drawn: torch.Tensor, begin: int, quantizers: Quantizers) -> None:
     rows, columns = view.shape
     step = max(1, PERIOD // columns // 8)
     for row in range(0, rows, step):
@@ -60,3 +88,22 @@ def _fill(view: torch.Tensor, values: torch.Tensor) -> None:
             piece.copy_(values[: len(piece)])
     else:
         view.copy_(values.repeat(-(-view.numel() // len(values)))[: view.numel()].view(view.shape))
+
+
+def _fill_part(view: torch.Tensor, share: Share, drawn: torch.Tensor, begin: int) -> None:
+    """Fills `view` with the part that `share` says of a tensor that the values from `begin` on fill, row by row: each
+    of the dimensions before the one that is cut, of all behind them."""
+    rows, columns = prod(share.shape[: share.dim]), prod(share.shape[share.dim :])
+    inner = columns // share.shape[share.dim]
+    own = view.new_empty(rows, view.numel() // rows)
+    at_once = max(1, PERIOD // columns)
+    for row in range(0, rows, at_once):
+        count, place = min(at_once, rows - row), 0
+        for first, end in share.parts:
+            for column in range(first * inner, end * inner, PERIOD):
+                size = min(PERIOD, end * inner - column)
+                start = (begin + row * columns + column) % PERIOD
+                values = drawn[start:].as_strided((count, size), (columns, 1))
+                own[row : row + count, place : place + size] = values
+                place += size
+    view.copy_(own.view(view.shape))

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ostinato.layers.build import BlockView, Build, QuantizedView, Target, checkpoint_views
+from ostinato.layers.build import NO_ORDER, BlockView, Build, QuantizedView, Target, checkpoint_views
 from ostinato.models.base import CausalLM
 from ostinato.models.registry import make_model
 from ostinato.ops.blocks.formats import BLOCK_FORMATS
@@ -39,8 +39,10 @@ class Share:
             return torch.empty(self.shape, dtype=place.dtype)
         if isinstance(place, BlockView):
             row_bytes = BLOCK_FORMATS[place.name].row_bytes(columns)
-            # Inputs have an order only where no rank has a part of them, as the plan has checked.
-            return BlockView(torch.empty((*rows, row_bytes), dtype=torch.uint8), place.name, columns, place.order)
+            order = place.order
+            if order is not None and self.cuts_rows:
+                order = torch.full((columns,), NO_ORDER, dtype=torch.int32)
+            return BlockView(torch.empty((*rows, row_bytes), dtype=torch.uint8), place.name, columns, order)
         groups = () if place.group_size is None else (num_groups(columns, place.group_size),)
         weight = torch.empty(self.shape, dtype=torch.int8)
         return QuantizedView(weight, torch.empty((*rows, *groups), dtype=torch.float32), place.group_size)
@@ -51,6 +53,10 @@ class Share:
             place.copy_(self.read(whole))
         elif isinstance(place, BlockView) and isinstance(whole, BlockView):
             place.bytes.copy_(self.of_blocks(place.name).read(whole.bytes))
+            if self.cuts_rows and place.order is not None and whole.order is not None:
+                # Groups lie side by side in a row, so that a part of it has whole ones, of inputs of all ranks.
+                assert len(self.parts) == 1, "inputs that have an order are cut into one part for each rank"
+                place.order.copy_(whole.order[slice(*self.parts[0])])
         elif isinstance(place, QuantizedView) and isinstance(whole, QuantizedView):
             place.weight.copy_(self.read(whole.weight))
             if self.cuts_rows and place.group_size is None:

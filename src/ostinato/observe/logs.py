@@ -6,6 +6,8 @@ import json
 import logging
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, Literal, TextIO
 
@@ -22,6 +24,8 @@ PROBES = frozenset({"/health", "/health/live"})
 """Of these, what they answer is no failure of theirs. The server says itself how it is."""
 
 _requests = logging.getLogger("ostinato.requests")
+CONFIGURED = ("ostinato", "ostinato.requests", "uvicorn", "asyncio")
+"""The loggers that `configure_logs` changes."""
 
 
 def configure_logs(
@@ -40,6 +44,22 @@ def configure_logs(
         logger.handlers[:] = [handler]
         logger.setLevel(wanted.upper())
         logger.propagate = False
+
+
+@contextmanager
+def logs_to(
+    form: LogFormat, level: LogLevel, stream: TextIO | None = None, access: AccessLog | None = None
+) -> Iterator[None]:
+    """As `configure_logs`, and in the end all loggers are as they were: the stream may be closed then."""
+    loggers = [logging.getLogger(name) for name in CONFIGURED]
+    before = [(logger.handlers[:], logger.propagate, logger.level) for logger in loggers]
+    configure_logs(form, level, stream, access)
+    try:
+        yield
+    finally:
+        for logger, (handlers, propagates, of_logger) in zip(loggers, before, strict=True):
+            logger.handlers[:], logger.propagate = handlers, propagates
+            logger.setLevel(of_logger)
 
 
 def _handler(form: str, stream: TextIO | None) -> logging.Handler:

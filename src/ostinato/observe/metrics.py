@@ -1,24 +1,19 @@
-"""Every metric once: kind, name, help, label, and where in the counts its value stands. Rendered for Prometheus.
+"""Every metric of an engine once: kind, name, help, label, and where in the counts its value stands.
 
-Names are those of vLLM where both engines have the metric. Counters get Prometheus' suffix `_total`.
+Names are those of vLLM where both engines have the metric.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import Metric
 
-from ostinato.observe.histograms import Histogram, Meter
-
-__all__ = ["CONTENT_TYPE_LATEST", "answers", "exposition", "families"]
-
-Rows = list[tuple[dict[str, str], float]]
-"""(labels, value) of each sample."""
+from ostinato.observe.exposition import Rows, family, histogram
+from ostinato.observe.histograms import Meter
 
 
 @dataclass(frozen=True)
@@ -255,124 +250,6 @@ def families(
         observed["encoder_graphs"] = stats["encoder"]["graphs"]["observed_bytes"]
     figures = {**stats, "memory": {"planned": {part: memory[part] for part in parts}, "observed": observed}}
     for spec in specs:
-        yield _family(spec.kind, prefix + spec.name, spec.text, spec.rows(figures), labels)
+        yield family(spec.kind, prefix + spec.name, spec.text, spec.rows(figures), labels)
     for name, text, attribute in _HISTOGRAMS:
-        yield _histogram(prefix + name, text, getattr(meter, attribute), labels)
-
-
-def together(of_engines: Iterable[Iterable[Metric]]) -> list[Metric]:
-    """The metrics of several engines: each once, with the samples of all."""
-    found: dict[str, Metric] = {}
-    for metrics in of_engines:
-        for metric in metrics:
-            if metric.name in found:
-                found[metric.name].samples += metric.samples
-            else:
-                found[metric.name] = metric
-    return list(found.values())
-
-
-def heartbeat(age: float, prefix: str, labels: Mapping[str, str]) -> Metric:
-    """How long ago the engine has given its last sign of life, in seconds."""
-    text = "Seconds since the engine's last sign of life"
-    return _family("gauge", f"{prefix}engine_heartbeat_age_seconds", text, [({}, age)], labels)
-
-
-def connections(open_now: int, refused: int, prefix: str, labels: Mapping[str, str]) -> Iterator[Metric]:
-    """The connections of clients."""
-    yield _family("gauge", f"{prefix}connections", "Connections that are open", [({}, open_now)], labels)
-    text = "Connections that were turned away because there were too many"
-    yield _family("counter", f"{prefix}connections_refused", text, [({}, refused)], labels)
-
-
-def refusals(counts: Mapping[str, int], prefix: str, labels: Mapping[str, str]) -> Metric:
-    """What was refused below the application, by the error's code."""
-    text = "Requests and connections that were refused before they were read, by reason"
-    rows = [({"reason": reason}, float(count)) for reason, count in sorted(counts.items())]
-    return _family("counter", f"{prefix}requests_refused", text, rows, labels)
-
-
-def drains(moved: int, stayed: Mapping[str, int], prefix: str, labels: Mapping[str, str]) -> Metric:
-    """What became of requests whose replicas were to end."""
-    text = "Requests that a replica had begun when it was to end, by what became of them, and why they stayed"
-    rows: Rows = [({"result": "moved", "reason": ""}, float(moved))]
-    rows += [({"result": "stayed", "reason": reason}, float(count)) for reason, count in sorted(stayed.items())]
-    return _family("counter", f"{prefix}drained_requests", text, rows, labels)
-
-
-def answers(rows: Rows, labels: Mapping[str, str]) -> Metric:
-    """HTTP answers as (labels, count). The name has no prefix: dashboards of web servers know it, vLLM's too."""
-    text = "Requests that were answered, by status; 499: the client left before the end"
-    return _family("counter", "http_requests", text, rows, labels)
-
-
-def loop_delay(delay: Histogram, stalls: int, prefix: str, labels: Mapping[str, str]) -> Iterator[Metric]:
-    """How late the server's event loop is, in seconds, and how often it was so late that it counts as stalled."""
-    text = "How late the server's event loop is, looked at every 50 ms"
-    yield _histogram(f"{prefix}event_loop_delay_seconds", text, delay, labels)
-    text = "Looks at the event loop that came more than 20 ms late"
-    yield _family("counter", f"{prefix}event_loop_stalls", text, [({}, stalls)], labels)
-
-
-def workers(done: int, ended_early: int, running: int, prefix: str, labels: Mapping[str, str]) -> Iterator[Metric]:
-    """The processes that read large bodies and images."""
-    rows: Rows = [({"end": "done"}, done), ({"end": "early"}, ended_early)]
-    text = "Large bodies that were read, and those given up: the client left, it took too long, or the process ended"
-    yield _family("counter", f"{prefix}body_reads", text, rows, labels)
-    text = "Large bodies that are being read"
-    yield _family("gauge", f"{prefix}body_reads_running", text, [({}, running)], labels)
-
-
-_OF_KEYS = (
-    ("requests", "key_requests", "Requests of each key, by its name"),
-    ("refused", "key_refused_requests", "Those that got status 429"),
-    ("prompt_tokens", "key_prompt_tokens", "Tokens of their prompts"),
-    ("completion_tokens", "key_generation_tokens", "Tokens that were generated for them"),
-)
-
-
-def of_keys(
-    rows: Callable[[str], Rows],
-    weights: Mapping[str, int],
-    seen: Collection[str],
-    prefix: str,
-    labels: Mapping[str, str],
-) -> Iterator[Metric]:
-    """What clients with the keys `seen` have used; `rows` are `AnswerCounts.key_rows`. And these keys' weights."""
-    text = "Turns that a key's client gets for one of a key of weight 1"
-    weighted = [({"key": name}, float(weight)) for name, weight in sorted(weights.items()) if name in seen]
-    yield _family("gauge", prefix + "key_weight", text, weighted, labels)
-    for what, name, text in _OF_KEYS:
-        own = [row for row in rows(what) if row[0]["key"] in seen]
-        yield _family("counter", prefix + name, text, own, labels)
-
-
-def exposition(metrics: Iterable[Metric]) -> bytes:
-    """Metrics in Prometheus' text format."""
-    return generate_latest(_Collected(metrics))  # type: ignore[arg-type]
-
-
-def _family(kind: str, name: str, text: str, rows: Rows, labels: Mapping[str, str]) -> Metric:
-    is_counter = kind == "counter"
-    family: Metric = CounterMetricFamily(name, text) if is_counter else GaugeMetricFamily(name, text)
-    for own, value in rows:
-        family.add_sample(family.name + ("_total" if is_counter else ""), {**labels, **own}, value)
-    return family
-
-
-def _histogram(name: str, text: str, histogram: Histogram, labels: Mapping[str, str]) -> Metric:
-    family = HistogramMetricFamily(name, text, labels=list(labels))
-    bounds = [*(str(float(bound)) for bound in histogram.bounds), "+Inf"]
-    buckets = list(zip(bounds, map(float, histogram.cumulative()), strict=True))
-    family.add_metric(list(labels.values()), buckets, histogram.total)
-    return family
-
-
-class _Collected:
-    """What `generate_latest` reads: metrics that were collected before."""
-
-    def __init__(self, metrics: Iterable[Metric]) -> None:
-        self._metrics = list(metrics)
-
-    def collect(self) -> list[Metric]:
-        return self._metrics
+        yield histogram(prefix + name, text, getattr(meter, attribute), labels)

@@ -33,6 +33,6 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu": F.gelu,
     "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
 }
-"""By name. `relu2` is the squared ReLU; `swiglu` and `geglu` halve the last dimension (`ops.facts.GATED`); `gelu` is x
+"""By name. `relu2` is the squared ReLU; `swiglu` and `geglu` halve the last dimension (`results.GATED`); `gelu` is x
 times the normal distribution's integral up to x (Hendrycks and Gimpel 2016, arXiv 1606.08415), `gelu_pytorch_tanh` its
 approximation by tanh there."""

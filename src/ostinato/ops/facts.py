@@ -14,15 +14,21 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal, overload
 
-from ostinato.ops import scratch, work
-from ostinato.ops.blocks.formats import BLOCK_FORMATS, Blocks
+from ostinato.ops import results, scratch, work
+from ostinato.ops.blocks.formats import BLOCK_FORMATS
 from ostinato.ops.launches import attention as attention_launches
 from ostinato.ops.launches import elementwise, products, state
 from ostinato.ops.launches import rotary as rotary_launches
 from ostinato.ops.launches import sample as sample_launches
 from ostinato.ops.launches.table import Launch
 from ostinato.ops.scratch import Scratch
-from ostinato.ops.sizes import LEAST_EXPERT_TILE_TOKENS, LEAST_TILE_QUERIES, LEAST_TILE_TOKENS
+from ostinato.ops.sizes import (
+    FIXED_BLOCK_TOKENS,
+    FIXED_TOKENS,
+    LEAST_EXPERT_TILE_TOKENS,
+    LEAST_TILE_QUERIES,
+    LEAST_TILE_TOKENS,
+)
 from ostinato.ops.work import KernelWork
 
 Backend = Literal["tape", "cuda"]
@@ -36,9 +42,6 @@ Caller = Literal["every step", "prefill", "encoder"]
 
 Limited = Literal["elements of a head", "taps of a convolution"]
 """Sizes of models that kernels may have a limit for."""
-
-GATED = ("swiglu", "geglu")
-"""The activations (`ops/activations.py`) whose inputs are gates, and behind them as many values that they let pass."""
 
 Result = Callable[..., Any]
 """Called like the operation, with anything that has a `shape` and a `dtype` in place of tensors.
@@ -60,6 +63,10 @@ class Implementation:
 
     matrix_units: str | None = None
     """What of it runs on matrix units, where the processor has them and no option of `deterministic` is on."""
+
+    in_integers: str | None = None
+    """What of it is multiplied in 16-bit integers, where the processor has AVX2 and no more and no option of
+    `deterministic` is on."""
 
     block_formats: frozenset[str] = frozenset()
     """Those of weights in blocks that it reads."""
@@ -108,100 +115,9 @@ class Operation:
         return self
 
 
-def _like_first(x: Any, /, *_: Any, **__: Any) -> Any:
-    return x.shape, x.dtype
-
-
-def _axial_angles(positions: Any, axes: Any, frequencies: Any, scaling: float) -> Any:
-    return (2, positions.shape[0], frequencies.shape[0]), "float32"
-
-
-def _concat(first: Any, second: Any) -> Any:
-    return (first.shape[0], first.shape[1] + second.shape[1]), first.dtype
-
-
-def _delta_rule(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> Any:
-    return v.shape, v.dtype
-
-
-def _embedding(
-    token_ids: Any,
-    weight: Any,
-    multiplier: float,
-    weight_scale: Any = None,
-    group_size: int | None = None,
-    out_dtype: Any = None,
-    blocks: Blocks | None = None,
-) -> Any:
-    if blocks is not None:
-        kind = BLOCK_FORMATS[blocks[0][0]]
-        return (token_ids.shape[0], weight.shape[1] // kind.num_bytes * kind.elements), out_dtype
-    return (token_ids.shape[0], weight.shape[1]), weight.dtype if weight_scale is None else out_dtype
-
-
-def _embedding_of_ranks(token_ids: Any, weight: Any, multiplier: float, first: int, own: Any, *how: Any) -> Any:
-    return _embedding(token_ids, weight, multiplier, *how)
-
-
-def _gather_columns(x: Any, starts: Any, num_columns: int) -> Any:
-    return (x.shape[0], num_columns), x.dtype
-
-
-def _gated_activation(x: Any, activation: str) -> Any:
-    return (x.shape[0], x.shape[1] // 2), x.dtype
-
-
-def _gated_rms_norm(x: Any, gate: Any, *_: Any, **__: Any) -> Any:
-    return x.shape, gate.dtype
-
-
-def _linear(
-    x: Any,
-    weight: Any,
-    bias: Any = None,
-    residual: Any = None,
-    activation: str | None = None,
-    scale: Any = None,
-    out_dtype: Any = None,
-    weight_scale: Any = None,
-    group_size: int | None = None,
-    blocks: Blocks | None = None,
-    order: Any = None,
-) -> Any:
-    outputs = weight.shape[0] if blocks is None else sum(rows for _, rows in blocks)
-    return (x.shape[0], outputs // 2 if activation in GATED else outputs), out_dtype or x.dtype
-
-
-def _rms_norm(x: Any, weight: Any, *_: Any, **__: Any) -> Any:
-    return x.shape, weight.dtype
-
-
-def _rms_norm_of_ranks(x: Any, weight: Any, eps: float, num_ranks: int, gate: Any = None, *_: Any, **__: Any) -> Any:
-    return x.shape, (weight if gate is None else gate).dtype
-
-
-def _rotary(q: Any, k: Any, v: Any, angles: Any, *_: Any, **__: Any) -> Any:
-    return q if angles is None else (q.shape, q.dtype)
-
-
-def _rotary_angles(positions: Any, frequencies: Any, scaling: float) -> Any:
-    return (2, positions.shape[0], frequencies.shape[0]), "float32"
-
-
-def _route(x: Any, weight: Any, correction_bias: Any, top_k: int, *_: Any, **__: Any) -> Any:
-    return (x.shape[0], 2, top_k), "float32"
-
-
-def _sample(logits: Any, *_: Any, **__: Any) -> Any:
-    return (logits.shape[0],), "int32"
-
-
-def _weighted_embedding(ids: Any, weights: Any, table: Any) -> Any:
-    return (ids.shape[0], table.shape[1]), table.dtype
-
-
 ALL_BLOCKS = frozenset(BLOCK_FORMATS)
 NATIVE_BLOCKS = frozenset(BLOCK_FORMATS)
+TRITON_BLOCKS = frozenset(("int4_g32", "int4_g64", "int4_g128", "Q8_0"))
 
 
 class Operations:
@@ -210,7 +126,7 @@ class Operations:
     # Between ranks: no kernel of this machine, but what the process group does (`ops/ranks/between.py`).
     all_reduce = Operation(lambda x: x, Implementation(reads_on_host=True), native=None)
     attention = Operation(
-        _like_first,
+        results.like_first,
         Implementation(reads_on_host=True, scratch=scratch.reference_attention),
         Implementation(
             scratch=scratch.native_attention,
@@ -223,17 +139,17 @@ class Operations:
         part="attention",
         work=work.attention,
     )
-    axial_angles = Operation(_axial_angles, triton=Implementation(launches=rotary_launches.angles))
+    axial_angles = Operation(results.axial_angles, triton=Implementation(launches=rotary_launches.angles))
     causal_conv1d = Operation(
-        _like_first,
+        results.like_first,
         Implementation(reads_on_host=True),
         triton=Implementation(launches=state.causal_conv1d, most={"taps of a convolution": state.MOST_TAPS}),
         part="state",
         work=work.causal_conv1d,
     )
-    concat = Operation(_concat, triton=Implementation(launches=elementwise.concat))
+    concat = Operation(results.concat, triton=Implementation(launches=elementwise.concat))
     delta_scan = Operation(
-        _delta_rule,
+        results.delta_rule,
         Implementation(reads_on_host=True, scratch=scratch.reference_delta_scan),
         # Token by token, with the bits of delta_update: no option makes it deterministic.
         Implementation(scratch=scratch.native_delta_scan),
@@ -243,46 +159,53 @@ class Operations:
         work=work.delta_rule,
     )
     delta_update = Operation(
-        _delta_rule,
+        results.delta_rule,
         triton=Implementation(launches=state.delta_update),
         part="state",
         in_prompts="delta_scan",
         work=work.delta_rule,
     )
     embedding = Operation(
-        _embedding,
+        results.embedding,
         Implementation(block_formats=ALL_BLOCKS),
         Implementation(block_formats=NATIVE_BLOCKS),
-        triton=Implementation(launches=elementwise.embedding),
+        triton=Implementation(block_formats=TRITON_BLOCKS, launches=elementwise.embedding),
     )
     embedding_of_ranks = Operation(
-        _embedding_of_ranks, Implementation(reads_on_host=True, block_formats=ALL_BLOCKS), native=None
+        results.embedding_of_ranks, Implementation(reads_on_host=True, block_formats=ALL_BLOCKS), native=None
     )
     encoder_attention = Operation(
-        _like_first,
+        results.like_first,
         native=Implementation(scratch=scratch.native_encoder_attention),
         triton=Implementation(launches=attention_launches.encoder_attention),
         caller="encoder",
     )
-    gather_columns = Operation(_gather_columns, Implementation(reads_on_host=True), native=None)
-    gated_activation = Operation(_gated_activation, triton=Implementation(launches=elementwise.gated_activation))
-    gated_rms_norm = Operation(_gated_rms_norm, triton=Implementation(launches=elementwise.gated_rms_norm))
+    gather_columns = Operation(results.gather_columns, Implementation(reads_on_host=True), native=None)
+    gather_inputs = Operation(
+        results.like_first, Implementation(reads_on_host=True, scratch=scratch.reference_gather_inputs), native=None
+    )
+    gated_activation = Operation(results.gated_activation, triton=Implementation(launches=elementwise.gated_activation))
+    gated_rms_norm = Operation(results.gated_rms_norm, triton=Implementation(launches=elementwise.gated_rms_norm))
     inject_media = Operation(lambda x, *_, **__: x, triton=Implementation(launches=elementwise.inject_media))
-    layer_norm = Operation(_like_first, triton=Implementation(launches=elementwise.layer_norm), caller="encoder")
+    layer_norm = Operation(results.like_first, triton=Implementation(launches=elementwise.layer_norm), caller="encoder")
     linear = Operation(
-        _linear,
+        results.linear,
         Implementation(block_formats=ALL_BLOCKS, scratch=scratch.reference_quantized),
         Implementation(
             block_formats=NATIVE_BLOCKS,
             scratch=scratch.native_linear,
             deterministic=("fixed_order",),
             matrix_units=f"bfloat16 products of {LEAST_TILE_TOKENS} tokens or more",
+            in_integers=(
+                f"of bfloat16 or float16, up to {FIXED_TOKENS} tokens with int8 of a scale per row, up to "
+                f"{FIXED_BLOCK_TOKENS} with blocks that are not float8"
+            ),
         ),
-        triton=Implementation(launches=products.linear),
+        triton=Implementation(block_formats=TRITON_BLOCKS, launches=products.linear),
         work=work.products,
     )
     moe = Operation(
-        _like_first,
+        results.like_first,
         Implementation(reads_on_host=True, block_formats=ALL_BLOCKS),
         Implementation(
             block_formats=NATIVE_BLOCKS,
@@ -290,23 +213,24 @@ class Operations:
             deterministic=("fixed_order",),
             matrix_units=f"bfloat16 tokens, {LEAST_EXPERT_TILE_TOKENS} or more for each expert",
         ),
-        triton=Implementation(launches=products.moe),
+        triton=Implementation(block_formats=TRITON_BLOCKS, launches=products.moe),
         part="moe",
         work=work.products,
     )
-    rms_norm = Operation(_rms_norm, triton=Implementation(launches=elementwise.rms_norm))
-    rms_norm_of_ranks = Operation(_rms_norm_of_ranks, Implementation(reads_on_host=True), native=None)
-    rotary = Operation(_rotary, triton=Implementation(launches=rotary_launches.rotary))
-    rotary_angles = Operation(_rotary_angles, triton=Implementation(launches=rotary_launches.angles))
-    rotate = Operation(_like_first, triton=Implementation(launches=rotary_launches.rotate), caller="encoder")
-    route = Operation(_route, triton=Implementation(launches=products.route))
+    multiply = Operation(results.like_first, triton=Implementation(launches=elementwise.multiply))
+    rms_norm = Operation(results.rms_norm, triton=Implementation(launches=elementwise.rms_norm))
+    rms_norm_of_ranks = Operation(results.rms_norm_of_ranks, Implementation(reads_on_host=True), native=None)
+    rotary = Operation(results.rotary, triton=Implementation(launches=rotary_launches.rotary))
+    rotary_angles = Operation(results.rotary_angles, triton=Implementation(launches=rotary_launches.angles))
+    rotate = Operation(results.like_first, triton=Implementation(launches=rotary_launches.rotate), caller="encoder")
+    route = Operation(results.route, triton=Implementation(launches=products.route))
     sample = Operation(
-        _sample,
+        results.sample,
         native=Implementation(scratch=scratch.native_sample),
         triton=Implementation(launches=sample_launches.sample),
     )
     selective_scan = Operation(
-        _like_first,
+        results.like_first,
         Implementation(reads_on_host=True, scratch=scratch.reference_selective_scan),
         triton=Implementation(launches=state.selective_scan),
         part="state",
@@ -314,14 +238,14 @@ class Operations:
         work=work.selective_recurrence,
     )
     selective_update = Operation(
-        _like_first,
+        results.like_first,
         triton=Implementation(launches=state.selective_update),
         part="state",
         in_prompts="selective_scan",
         work=work.selective_recurrence,
     )
     ssd_scan = Operation(
-        _like_first,
+        results.like_first,
         Implementation(reads_on_host=True, scratch=scratch.reference_ssd_scan),
         Implementation(
             scratch=scratch.native_ssd_scan, deterministic=("recurrent",), matrix_units="products of bfloat16 inputs"
@@ -332,20 +256,20 @@ class Operations:
         work=work.recurrence,
     )
     state_update = Operation(
-        _like_first,
+        results.like_first,
         triton=Implementation(launches=state.state_update),
         part="state",
         in_prompts="ssd_scan",
         work=work.recurrence,
     )
     token_shift = Operation(
-        _like_first,
+        results.like_first,
         Implementation(reads_on_host=True),
         triton=Implementation(launches=state.causal_conv1d),
         part="state",
     )
     weighted_embedding = Operation(
-        _weighted_embedding, triton=Implementation(launches=rotary_launches.weighted_embedding), caller="encoder"
+        results.weighted_embedding, triton=Implementation(launches=rotary_launches.weighted_embedding), caller="encoder"
     )
 
 
@@ -353,7 +277,7 @@ OPERATIONS: dict[str, Operation] = {name: row for name, row in vars(Operations).
 """By name."""
 
 
-BETWEEN_RANKS = ("all_reduce", "embedding_of_ranks", "gather_columns", "rms_norm_of_ranks")
+BETWEEN_RANKS = ("all_reduce", "embedding_of_ranks", "gather_columns", "gather_inputs", "rms_norm_of_ranks")
 """Those in which ranks wait for each other."""
 
 

@@ -30,7 +30,7 @@ def reference(
     """activation((x W^T + bias) * scale) + residual.
 
     `x` [tokens, in] and `weight` [out, in] in one dtype, `bias` [out]; `scale` [out] float32; `activation` is one of
-    `ops.activations`; with those of `facts.GATED` the first half of the outputs are the gates and the result has half
+    `ops.activations`; with those of `results.GATED` the first half of the outputs are the gates and the result has half
     as many.
     `residual` is as the result: [tokens, out or out / 2], in the dtype of `x` or in `out_dtype` where that is given.
     With `weight_scale` float32 [out] or [out, groups], `weight` is int8 (see `ops.int8`), and multiplied exactly.

@@ -17,6 +17,9 @@ from ostinato.ops.sizes import (
     DELTA_COLUMNS,
     DELTA_SPAN,
     EXPANDED_ELEMENTS,
+    FIXED_BLOCK_TOKENS,
+    FIXED_GROUP,
+    FIXED_TOKENS,
     GROUP_BYTES,
     GROUP_TOKENS,
     LEAST_GROUP_TOKENS,
@@ -54,7 +57,8 @@ def native_linear(*, tokens: int, in_size: int, in_order: bool) -> Scratch:
     """Of all threads: the tokens that are packed, or copied, at a time. Of each: their sums with a panel of each of
     four streams, and a row of each that is made wide; and with `in_order` tokens in the order of the weights' inputs.
 
-    With AVX2 alone: tokens in whole spans, and of each thread their sums with a panel, and that panel.
+    With AVX2 alone: tokens in whole spans, and of each thread their sums with a panel, and that panel; and a few tokens
+    as 16-bit integers, with a scale and a sum for each 32 elements.
 
     On matrix units: tokens packed as bfloat16 in whole tiles, and of each thread their sums with 32 rows. Every
     processor is counted as if it worked in all these ways."""
@@ -63,6 +67,7 @@ def native_linear(*, tokens: int, in_size: int, in_order: bool) -> Scratch:
     packed = min(padded(tokens), _tiled_tokens(in_size))
     panel = NARROW_VECTORS * NARROW_LANES * (at_once + NARROW_SPAN)
     own = max(4 * (at_once * PANEL_ROWS + padded(in_size)), panel, packed * 2 * PANEL_ROWS + TILE_WORK)
+    own += min(tokens, max(FIXED_TOKENS, FIXED_BLOCK_TOKENS)) * padded(in_size, FIXED_GROUP) * 9 // 16
     own += min(tokens, GROUP_TOKENS) * padded(in_size) if in_order else 0
     return Scratch(max(FLOAT * at_once * padded(in_size, NARROW_SPAN), 2 * packed * inputs), FLOAT * own)
 
@@ -128,6 +133,12 @@ def reference_attention(*, tokens: int, kv_elements: int, kv_bytes: int, max_mod
     causal mask, as bool and as float32."""
     gathered = max_model_len * kv_elements * kv_bytes
     return Scratch(gathered + min(tokens, ATTENTION_SLAB, max_model_len) * max_model_len * (1 + FLOAT))
+
+
+def reference_gather_inputs(*, tokens: int, elements: int) -> Scratch:
+    """The inputs of all ranks, `elements` of each token: as each sent them, and side by side. In float32, whatever the
+    dtype."""
+    return Scratch(2 * FLOAT * tokens * elements)
 
 
 def reference_ssd_scan(

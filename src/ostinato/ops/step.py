@@ -128,7 +128,7 @@ class LayerMemory:
     """The part of the cache that belongs to one layer; absent parts are None."""
 
     k_cache: torch.Tensor | None = None
-    """[blocks, block_size, kv_heads, head_dim]; of a layer with a window panes, in a model that has some"""
+    """[blocks, block_size, kv_heads, head_dim]; panes where `is_paned`"""
     v_cache: torch.Tensor | None = None
     """As `k_cache`; None where a token's values are part of its keys"""
     k_scales: torch.Tensor | None = None
@@ -136,6 +136,8 @@ class LayerMemory:
     v_scales: torch.Tensor | None = None
     states: Mapping[str, torch.Tensor] = field(default_factory=dict)
     """[slots, *shape] each: the arrays of the layer's state, by their names in its `StateSpec`"""
+    is_paned: bool = False
+    """Whether its keys and values are in panes: it has a window, and the model has panes."""
     noise: int | None = None
     """What makes this layer's noise another one than that of others, where states are rounded stochastically."""
     media: torch.Tensor | None = None
@@ -144,7 +146,7 @@ class LayerMemory:
 
     @property
     def in_blocks(self) -> dict[str, torch.Tensor]:
-        """What lies in blocks, by name: [blocks, block_size, ...] each."""
+        """What lies in blocks, or in panes where `is_paned`, by name: [blocks, block_size, ...] each."""
         whole = {"k_cache": self.k_cache, "v_cache": self.v_cache, "k_scales": self.k_scales, "v_scales": self.v_scales}
         return {name: tensor for name, tensor in whole.items() if tensor is not None}
 

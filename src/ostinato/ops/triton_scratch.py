@@ -28,9 +28,10 @@ def delta_scan(*, tokens: int, rows: int, num_heads: int, key_dim: int, value_di
     return num_heads * (tokens * of_token + chunks * (key_dim if per_channel else 1)) * FLOAT
 
 
-def linear(*, tokens: int, outputs: int, element_bytes: int) -> int:
-    """A product before it is scaled, activated and added."""
-    return tokens * outputs * element_bytes
+def linear(*, tokens: int, outputs: int, element_bytes: int, in_size: int = 0, in_order: bool = False) -> int:
+    """A product before it is scaled, activated and added; and its inputs, where they are put in their weights' order
+    first."""
+    return tokens * (outputs + (in_size if in_order else 0)) * element_bytes
 
 
 def moe(*, tokens: int, size: int, inner: int, num_experts: int, experts_per_token: int, element_bytes: int) -> int:

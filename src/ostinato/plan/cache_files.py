@@ -11,6 +11,7 @@ from ostinato.plan.device.catalogue import DeviceSpec
 from ostinato.plan.fitting.fit import Fit
 from ostinato.plan.memory.flops import PrefillFlops
 from ostinato.plan.search import smallest
+from ostinato.plan.windows import pane_rules
 from ostinato.units import GiB, format_bytes
 
 DEFAULT_LIMIT = 8 * GiB
@@ -26,14 +27,15 @@ MOST_WAITING = 256 * 2**20
 
 @dataclass(frozen=True)
 class CacheFilesPlan:
-    """Evicted blocks and checkpoints go to files in `directory`, at most `limit` bytes of them, and come back where
-    that takes less time than computing at these rates. From `pays_from` tokens on a cold prefix is rather read (None:
-    no prefix is)."""
+    """Evicted blocks, panes and checkpoints go to files in `directory`, at most `limit` bytes of them, and come back
+    where that takes less time than computing at these rates. From `pays_from` tokens on a cold prefix is rather read
+    (None: no prefix is)."""
 
     directory: str | None
     """None: the user's own, `~/.cache/ostinato/prefixes`."""
     limit: int
     block_bytes: int
+    pane_bytes: int
     slot_bytes: int
     bytes_per_second: float
     flops_per_second: float
@@ -57,30 +59,28 @@ def plan_cache_files(
     if device.kind != "cpu":
         message = f"{asked}: files are written from the memory of a CPU, and not yet from a GPU's"
         raise ConfigError(message, [Remedy(asked, None)])
-    if config.tensor_parallel_size > 1:
-        message = f"{asked}: files hold whole blocks, of which each of several ranks has a part"
-        raise ConfigError(message, [Remedy(asked, None), Remedy("tensor_parallel_size", 1)])
-    if memory.pane_window:
-        message = f"{asked}: files hold whole blocks, and layers with a window have theirs elsewhere, in panes"
-        raise ConfigError(message, [Remedy(asked, None)])
     decisions = []
     limit = config.cache_offload
     if limit is None:
         limit = DEFAULT_LIMIT
         reason = f"cache_dir is given; at most {format_bytes(limit)} of files are kept there"
         decisions.append(Decision("cache_offload", None, limit, reason))
-    least = max(memory.kv_block, memory.state_slot)
+    # A file has what all ranks have of a block, a pane or a slot.
+    block_bytes, pane_bytes, slot_bytes = (
+        config.tensor_parallel_size * each for each in (memory.kv_block, memory.pane, memory.state_slot)
+    )
+    least = max(block_bytes, pane_bytes, slot_bytes)
     if limit < 2 * least:
         message = f"cache_offload {format_bytes(limit)} has no room for two files of {format_bytes(least)}"
         raise ConfigError(message, [Remedy("cache_offload", 64 * least)])
     rates = next((each for each in device.rates if each.threads == settled.threads), None)
     rate = CORE_RATE * (settled.threads or device.cores) if rates is None else rates.product_rate
-    size = config.block_size
-    block_bytes, slot_bytes = memory.kv_block, memory.state_slot
+    size, rules = config.block_size, pane_rules(memory, config.block_size, 1)
 
     def pays(blocks: int) -> bool:
-        tokens = blocks * size
-        return (blocks * block_bytes + slot_bytes) / READ_RATE < flops.until(tokens) / rate
+        panes = 0 if rules is None else min(blocks, rules.of_window)
+        num_bytes = blocks * block_bytes + panes * pane_bytes + slot_bytes
+        return num_bytes / READ_RATE < flops.until(blocks * size) / rate
 
     most = fitted.limits.max_model_len // size
     from_blocks = smallest(1, most, pays) if most else None
@@ -88,6 +88,7 @@ def plan_cache_files(
         directory=config.cache_dir,
         limit=limit,
         block_bytes=block_bytes,
+        pane_bytes=pane_bytes,
         slot_bytes=slot_bytes,
         bytes_per_second=READ_RATE,
         flops_per_second=rate,

@@ -13,8 +13,9 @@ from ostinato.plan.decision import Decision
 from ostinato.plan.device.catalogue import DeviceSpec
 from ostinato.plan.graphs.coverage import GraphMode
 from ostinato.plan.layers import AttentionSpec, LayerSpec
-from ostinato.plan.mixers import GatedDeltaSpec, Mamba1Spec, Mamba2Spec, Mixer, ShortConvSpec
+from ostinato.plan.mixers import GatedDeltaSpec, Mamba1Spec, Mamba2Spec, ShortConvSpec
 from ostinato.plan.model import ModelSpec
+from ostinato.plan.states import Mixer
 
 WIDTHS: dict[str, tuple[str, ...]] = {
     "arcee": ("intermediate_size",),
@@ -213,17 +214,6 @@ def _with_part(hyper: Any, path: list[str], ranks: int) -> Any:
     return replace(hyper, **{name: _with_part(value, inner, ranks) if inner else value // ranks})
 
 
-def check_ranks(asked: EngineConfig) -> None:
-    """ConfigError for settings that do not go together with more than one rank."""
-    if asked.tensor_parallel_size == 1:
-        return
-    ranks = f"tensor_parallel_size {asked.tensor_parallel_size}"
-    alone = Remedy("tensor_parallel_size", 1)
-    if asked.kernels in ("native", "triton"):
-        message = f"{ranks}: what ranks add up is no kernel, so kernels {asked.kernels} cannot be for all operations"
-        raise ConfigError(message, [Remedy("kernels", "auto"), alone])
-
-
 def without_graphs_of_ranks(config: EngineConfig, backend: Backend) -> tuple[GraphMode, list[Decision]] | None:
     """Of several ranks on GPUs: no graphs, whose capture across ranks has not been tried; ConfigError where they were
     asked for. None where that does not apply: a tape calls what is between ranks anew in each replay."""
@@ -257,4 +247,15 @@ def rank_decisions(model: ModelSpec, device: DeviceSpec) -> list[Decision]:
     parts.append(f"embedding and LM head of {rows:,} tokens")
     parts.append(f"{encoder}norms and routers are whole on each")
     reason = f"ranks, {where}: {'; '.join(dict.fromkeys(parts))}. Step times leave out what ranks send each other"
-    return [Decision("tensor_parallel_size", model.ranks, model.ranks, reason)]
+    return [Decision("tensor_parallel_size", model.ranks, model.ranks, reason), *_whole_drafts(model)]
+
+
+def _whole_drafts(model: ModelSpec) -> list[Decision]:
+    """Why each rank has all of a draft model, if it has."""
+    draft = None if model.drafter is None else model.drafter.model
+    if draft is None or draft.ranks == model.ranks:
+        return []
+    found = problems(draft, model.ranks)
+    why = "; ".join(found) or "a part of its matrices would be quantised in another way than the whole"
+    reason = f"the draft model is whole on each rank, which computes all of it: {why}"
+    return [Decision("draft.tensor_parallel_size", model.ranks, 1, reason)]

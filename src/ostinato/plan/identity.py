@@ -1,4 +1,4 @@
-"""What two engines must have in common for the bytes of a block or a slot to mean the same in both."""
+"""What two engines must have in common for the bytes of a block, a pane or a slot to mean the same in both."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from ostinato.plan.plan import Plan
 
 LAYOUT = 1
-"""Of what a block's or a slot's bytes mean. A change of a layer's arrays or of their order makes it another one."""
+"""Of what their bytes mean. A change of a layer's arrays or of their order makes it another one."""
 
 
 def cache_identity(plan: Plan) -> dict[str, Any]:
@@ -25,7 +25,10 @@ def cache_identity(plan: Plan) -> dict[str, Any]:
         "kv_cache_dtype": settings.kv_cache_dtype,
         "quantization": str(settings.quantization),
         "block_size": settings.block_size,
+        "tensor_parallel_size": settings.tensor_parallel_size,
         "block_bytes": memory.kv_block,
+        "pane_bytes": memory.pane,
+        "pane_window": memory.pane_window,
         "slot_bytes": memory.state_slot,
         "rope": str(settings.rope),
         "max_model_len": settings.max_model_len if settings.rope is not None else None,

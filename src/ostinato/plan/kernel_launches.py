@@ -7,14 +7,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
+from ostinato.ops.blocks.formats import BLOCK_FORMATS
 from ostinato.ops.facts import OPERATIONS, with_asked
 from ostinato.ops.launches.table import Launch
 from ostinato.plan.encoder.needs import ENCODER_OPS, TAPS
 from ostinato.plan.graphs.capture_plan import CapturePlan
 from ostinato.plan.kernels import KernelChoice
 from ostinato.plan.limits import Limits
-from ostinato.plan.mixers import operations_of
 from ostinato.plan.model import DTYPE_BYTES, ModelSpec
+from ostinato.plan.quantization import BlockQuantization
+from ostinato.plan.states import operations_of
 
 StepSize = tuple[int, int]
 """Tokens and rows of a step."""
@@ -75,8 +77,7 @@ def _distinct(found: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 def _sizes_of(op: str, model: ModelSpec) -> Iterator[dict[str, Any]]:
     """The sizes of each kind of layer that calls the operation, by the names that launch tables have for them."""
-    quantization, vision, drafter = model.quantization, model.vision, model.drafter
-    group_size = None if quantization is None else quantization.group_size
+    vision, drafter = model.vision, model.drafter
     if op in ENCODER_OPS - {"axial_angles", "linear"} and vision is not None:
         head_dim = vision.hidden_size // vision.num_heads
         sizes = {"num_heads": 2 * vision.num_heads, "head_dim": head_dim, "rotated": head_dim, "count": TAPS}
@@ -104,11 +105,29 @@ def _sizes_of(op: str, model: ModelSpec) -> Iterator[dict[str, Any]]:
             yield dict(layer.mixer.sizes)
         elif op in ("moe", "route") and layer.experts is not None:
             experts = {"experts": layer.experts.num_experts, "top_k": layer.experts.top_k}
-            yield {**experts, "group_size": group_size, **_groups(model)}
+            experts["in_blocks"] = isinstance(model.quantization, BlockQuantization)
+            for group_size in _group_sizes(model, of_experts=True):
+                yield {**experts, "group_size": group_size, **_groups(model)}
     if op not in (*of_mixers, "attention", "rotary", "moe", "route"):
-        finished = {"is_quantized": quantization is not None, "group_size": group_size, "is_finished": True}
+        finished = {"is_quantized": model.quantization is not None, "is_finished": True}
         sizes = {"size": model.hidden_size, "channels": model.hidden_size, "vocab_size": model.vocab_size}
-        yield {**sizes, **finished}
+        for group_size in _group_sizes(model, of_experts=False):
+            yield {**sizes, **finished, "group_size": group_size}
+
+
+def _group_sizes(model: ModelSpec, of_experts: bool) -> list[int | None]:
+    """How many inputs have one scale, of experts' weights or of the others; None: all. Of weights in blocks those of
+    each format."""
+    quantization = model.quantization
+    if not isinstance(quantization, BlockQuantization):
+        return [None if quantization is None else quantization.group_size]
+    found = [
+        BLOCK_FORMATS[name].elements
+        for weight in model.table
+        if (weight.role == "experts") == of_experts
+        for name, _ in quantization.blocks_of(weight) or ()
+    ]
+    return [*sorted(set(found))] or [None]
 
 
 def _groups(model: ModelSpec) -> dict[str, int]:

@@ -10,7 +10,7 @@ from ostinato.errors import ConfigError, Remedy
 from ostinato.ops.facts import BETWEEN_RANKS, OPERATIONS, Backend, Limited, called_by, parts
 from ostinato.ops.launches.table import Launch
 from ostinato.plan.device.catalogue import DeviceSpec
-from ostinato.plan.device.instruction_sets import has_matrix_units
+from ostinato.plan.device.instruction_sets import has_matrix_units, multiplies_integers
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.quantization import BlockQuantization
 
@@ -42,14 +42,16 @@ def choose_kernels(
 
     ConfigError if `setting` is `native` or `triton` and an operation has no such kernel here; or if `deterministic` is
     wanted and one has no native kernel: others may add in another order for other numbers of tokens. What ranks give
-    each other is no kernel; they add in their order then.
+    each other is no kernel, and never asked for; with `deterministic` they add in their order.
     """
     ops = dict.fromkeys((*model.ops, *(model.drafter.ops if model.drafter is not None else ()), "sample"))
+    if model.gathers_inputs:
+        ops["gather_inputs"] = None
     formats = _block_formats(model)
     sizes = _limited_sizes(model)
     choices = {op: _choose(op, device, setting, deterministic, formats, sizes) for op in ops}
     if setting in ("native", "triton"):
-        lacking = [op for op, choice in choices.items() if choice.implementation != setting]
+        lacking = [op for op, choice in choices.items() if choice.implementation != setting and op not in BETWEEN_RANKS]
         if lacking:
             raise ConfigError(
                 f"kernels {setting}: there are none for {', '.join(lacking)} here ({choices[lacking[0]].reason})",
@@ -89,7 +91,9 @@ def _choose(
     formats: frozenset[str],
     sizes: Mapping[Limited, int],
 ) -> KernelChoice:
-    if setting == "reference":
+    if op in BETWEEN_RANKS:
+        implementation, reason = "reference", "ranks wait for each other in it"
+    elif setting == "reference":
         implementation, reason = "reference", "kernels is reference"
     elif setting == "triton" or (setting == "auto" and device.kind == "cuda"):
         if not device.triton.is_usable:
@@ -118,6 +122,11 @@ def _choose(
         in_order = deterministic and facts.deterministic
         on_units = "in a fixed order, without matrix units" if in_order else f"on matrix units: {facts.matrix_units}"
         reason = f"{reason}; {on_units}"
+    if facts.in_integers is not None and device.native.isa is not None and multiplies_integers(device.native.isa):
+        in_order = deterministic and facts.deterministic
+        reason = (
+            f"{reason}; {'in a fixed order, in float32' if in_order else f'in 16-bit integers: {facts.in_integers}'}"
+        )
     return KernelChoice(implementation, reason, facts.is_capturable(backend_of(device.kind)))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from ostinato.plan.mixers import Mixer
+from ostinato.plan.states import Mixer
 from ostinato.plan.weights import Weight, num_elements
 
 

@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 from ostinato.plan.calls import NO_CALLS, Calls
 from ostinato.plan.layers import AttentionSpec, LayerSpec
-from ostinato.plan.mixers import NO_STATE, Mixer, StateArray, StateSpec
 from ostinato.plan.quantization import AnyQuantization, BlockQuantization
 from ostinato.plan.rope import RopeSpec
+from ostinato.plan.states import NO_STATE, Mixer, StateArray, StateSpec
 from ostinato.plan.stored_weights import StoredWeights
 from ostinato.plan.vision import VisionSpec
 from ostinato.plan.weights import Weight, num_elements
@@ -183,6 +183,18 @@ class ModelSpec:
         """Its own, and that of a draft model, where they are quantised."""
         draft = None if self.drafter is None else self.drafter.model
         return [each.quantization for each in (self, draft) if each is not None and each.quantization is not None]
+
+    @property
+    def is_in_order(self) -> bool:
+        """Whether products put their inputs in another order first."""
+        return any(each.in_order for each in self.quantizations)
+
+    @property
+    def gathers_inputs(self) -> bool:
+        """Whether ranks give each other the inputs that they share, whose groups have an order of their own."""
+        draft = None if self.drafter is None else self.drafter.model
+        shared = [each.quantization for each in (self, draft) if each is not None and each.ranks > 1]
+        return any(each is not None and each.in_order for each in shared)
 
     @property
     def mapped_bytes(self) -> int:

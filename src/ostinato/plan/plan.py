@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,16 +27,16 @@ from ostinato.plan.launching import capture_time
 from ostinato.plan.memory.cache_split import MemoryPlan, kv_block_bytes, state_slot_bytes
 from ostinato.plan.memory.flops import StateCachePlan, prefill_flops
 from ostinato.plan.memory.prefixes import prefix_decisions
-from ostinato.plan.mixers import StateDtype
 from ostinato.plan.model import DTYPE_BYTES, ModelSpec
 from ostinato.plan.overlap import choose_overlap
 from ostinato.plan.prediction import Prediction, plan_prediction
 from ostinato.plan.quantization_setting import expansion_decisions, quantization_decisions
-from ostinato.plan.remedies import advice, capacity_remedies, working_remedies
+from ostinato.plan.remedies import advice, capacity_remedies, least_memory, working_remedies
 from ostinato.plan.rope import resolve_rope
 from ostinato.plan.settings import EffectiveSettings
 from ostinato.plan.speculation.draft_capture import draft_capture
 from ostinato.plan.speculation.drafter import SpeculativePlan, plan_speculation
+from ostinato.plan.states import StateDtype
 from ostinato.plan.texts import text_decisions
 from ostinato.plan.vision import VisionSpec
 from ostinato.plan.windows import window_decisions
@@ -132,10 +132,6 @@ class Plan:
         return load_json(cls, path)
 
 
-JSON_SECTIONS = tuple(section.name for section in fields(Plan))
-"""The top level of a plan's JSON."""
-
-
 def make_plan(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Plan:
     """The plan for a model on a device: pure, without weights, GPU or torch.
 
@@ -152,7 +148,8 @@ def make_plan(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Pla
         cache_files, of_files = plan_cache_files(config, fitted, device, flops)
     except DoesNotFit as failure:
         remedies = capacity_remedies(failure, config, model, device)
-        raise CapacityError(f"{failure.message}; {advice(failure, remedies)}", remedies) from None
+        least = None if remedies else least_memory(config, model, device)
+        raise CapacityError(f"{failure.message}; {advice(failure, remedies, least)}", remedies) from None
     except ConfigError as error:
         raise ConfigError(error.message, working_remedies(error.remedies, config, model, device)) from None
     settled = fitted.settled

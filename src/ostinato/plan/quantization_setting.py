@@ -8,18 +8,12 @@ from typing import Literal
 
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError, Remedy
+from ostinato.ops.blocks.formats import BLOCK_FORMATS
 from ostinato.ops.facts import OPERATIONS
 from ostinato.plan.decision import Decision
 from ostinato.plan.kernels import KernelChoice
 from ostinato.plan.model import DTYPE_BYTES, ModelSpec
-from ostinato.plan.quantization import (
-    FLOAT8,
-    INT4,
-    ORDER_BYTES,
-    AnyQuantization,
-    BlockQuantization,
-    Quantization,
-)
+from ostinato.plan.quantization import ORDER_BYTES, AnyQuantization, BlockQuantization, Quantization
 from ostinato.plan.stored_weights import StoredWeights
 from ostinato.units import format_bytes
 
@@ -68,15 +62,13 @@ def quantization_decisions(
 
 def _choose(config: EngineConfig, model: ModelSpec, whose: str, device_kind: str) -> AnyQuantization | None:
     stored = model.stored_quantization
-    runs_as = None if stored is None else stored.quantization(_reads_blocks(config, model, device_kind))
-    if config.quantization == "auto" and model.stored_formats and not _expands_because(config, device_kind):
-        return BlockQuantization(model.stored_formats, runs=model.stored_runs)
+    runs_as = None if stored is None else stored.quantization(_read_formats(config, model, device_kind))
+    if config.quantization == "auto" and model.stored_formats and not _expands_because(config, model, device_kind):
+        # A GPU reads none of a file's pages.
+        return BlockQuantization(model.stored_formats, runs=model.stored_runs if device_kind == "cpu" else ())
     if config.quantization == "auto":
         return runs_as
     wanted = GIVEN[config.quantization]
-    if isinstance(wanted, BlockQuantization) and device_kind == "cuda":
-        message = f"quantization {config.quantization}: no kernel for a GPU reads 4-bit weights; int8 runs there"
-        raise ConfigError(message, [Remedy("quantization", "int8"), Remedy("quantization", "int8_g128")])
     if stored is None or runs_as is None or wanted is None or stored.numbers == "float8":
         return wanted
     if wanted.name == runs_as.name:
@@ -88,22 +80,27 @@ def _choose(config: EngineConfig, model: ModelSpec, whose: str, device_kind: str
     raise ConfigError(message, [Remedy("quantization", "auto"), Remedy("quantization", "none")])
 
 
-def _reads_blocks(config: EngineConfig, model: ModelSpec, device_kind: str) -> bool:
-    """Whether the kernels that are chosen read 4-bit and float8 weights in blocks."""
+def _read_formats(config: EngineConfig, model: ModelSpec, device_kind: str) -> frozenset[str]:
+    """Formats of weights in blocks that the kernels for all products read."""
     kind: Literal["reference", "native", "triton"] = "triton" if device_kind == "cuda" else "native"
     if config.kernels == "reference":
         kind = "reference"
     products = [OPERATIONS[op].implementation(kind) for op in ("linear", "moe") if op in model.ops]
-    return all(each is not None and each.block_formats.issuperset((*INT4, *FLOAT8)) for each in products)
+    return frozenset(BLOCK_FORMATS).intersection(*(each.block_formats if each else () for each in products))
 
 
-def _expands_because(config: EngineConfig, device_kind: str) -> str | None:
+def _expands_because(config: EngineConfig, model: ModelSpec, device_kind: str) -> str | None:
     """Why the blocks of a GGUF file are expanded; None: they run as they lie."""
     if config.quantization != "auto":
         return f"quantization is {config.quantization}"
     if config.random_weights:
         return "random weights are made in the model's dtype"
-    return "no kernel for a GPU reads them as they lie" if device_kind == "cuda" else None
+    if device_kind != "cuda":
+        return None
+    if config.kernels == "reference":
+        return "kernels is reference"
+    unread = sorted({kind for _, kind in model.stored_formats} - _read_formats(config, model, device_kind))
+    return f"no kernel for a GPU reads {', '.join(unread)} as they lie" if unread else None
 
 
 def expansion_decisions(
@@ -118,7 +115,8 @@ def expansion_decisions(
     chosen = model.quantization
     if not isinstance(chosen, BlockQuantization):
         effective = dtype if chosen is None else f"{chosen.name}, the others {dtype}"
-        because = _expands_because(config, device_kind) or "none of its types has kernels that read it as it lies"
+        because = _expands_because(config, model, device_kind)
+        because = because or "none of its types has kernels that read it as it lies"
         reason = f"blocks are expanded while loading, since {because}: {size} instead of {in_file}"
         return [Decision("weights", stored, effective, reason)]
     formats = dict(chosen.formats)
@@ -148,7 +146,8 @@ def expansion_decisions(
             if drafts
             else f"its prediction head, {of_head}, is left out: nothing drafts with it (speculative mtp:3 would)"
         )
-    lacking = [op for op in ("linear", "embedding", "moe") if op in kernels and kernels[op].implementation != "native"]
+    products = [op for op in ("linear", "embedding", "moe") if op in kernels]
+    lacking = [op for op in products if kernels[op].implementation == "reference"]
     if lacking:
         parts.append(
             f"without a native kernel the reference of {', '.join(lacking)} expands them in every step, which is "
@@ -169,8 +168,8 @@ def _decisions(
     if isinstance(chosen, BlockQuantization) and chosen.format is None:
         return []  # which `expansion_decisions` tells
     if stored is not None:
-        runs_as = stored.quantization(_reads_blocks(config, model, device_kind))
-        expands_because = stored.expands_because(_reads_blocks(config, model, device_kind))
+        read = _read_formats(config, model, device_kind)
+        runs_as, expands_because = stored.quantization(read), stored.expands_because(read)
         is_given = expands_because is None or config.quantization == "none"
         why = "as given" if is_given else f"since {expands_because}"
         if chosen is None:

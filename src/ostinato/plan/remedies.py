@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from ostinato.config import EngineConfig
-from ostinato.errors import Remedy
+from ostinato.errors import OstinatoError, Remedy
 from ostinato.plan.device.catalogue import DeviceSpec
-from ostinato.plan.fitting.fit import DoesNotFit, fit_with
+from ostinato.plan.fitting.fit import DoesNotFit, fit, fit_with
 from ostinato.plan.fitting.settle import DEFAULT_MEMORY_UTILIZATION
 from ostinato.plan.graphs.coverage import PIECEWISE_MODES
 from ostinato.plan.limits import least_batched_tokens, least_model_len
@@ -22,6 +23,9 @@ Works = Callable[[str, Any], bool]
 
 CACHE_STEPS = 32
 """Sizes of the cache that are tried before bisecting between two of them."""
+
+MOST_MEMORY = 2**50
+"""Bytes up to which the memory of a device is searched that would do."""
 
 LOWEST: dict[str, Callable[[EngineConfig], int]] = {
     "max_num_seqs": lambda _: 1,
@@ -78,8 +82,23 @@ def capacity_remedies(failure: DoesNotFit, config: EngineConfig, model: ModelSpe
     return remedies + fewer_drafts(config, works)
 
 
-def advice(failure: DoesNotFit, remedies: list[Remedy]) -> str:
-    """The remedies as one sentence, such as "lower max_num_seqs to at most 512, or raise ..."."""
+def least_memory(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> int | None:
+    """The least memory in whole MiB, more than the device has, with which it fits, in bytes; None if none does."""
+
+    def fits(mebibytes: int) -> bool:
+        try:
+            fit(config, model, replace(device, memory_bytes=mebibytes * MiB))
+        except OstinatoError:
+            return False
+        return True
+
+    least = smallest(device.memory_bytes // MiB + 1, MOST_MEMORY // MiB, fits)
+    return None if least is None else least * MiB
+
+
+def advice(failure: DoesNotFit, remedies: list[Remedy], least: int | None) -> str:
+    """The remedies as one sentence, such as "lower max_num_seqs to at most 512, or raise ...". Where there are none,
+    `least` is the memory that a device needs."""
     tried = {
         "max_num_seqs": failure.limits.max_num_seqs,
         "max_num_batched_tokens": failure.limits.max_num_batched_tokens,
@@ -101,7 +120,11 @@ def advice(failure: DoesNotFit, remedies: list[Remedy]) -> str:
         else:
             phrases.append(f"raise {remedy.setting} to at least {value}")
     if not phrases:
-        return "no single setting can make it fit: it needs a larger device or a smaller model"
+        if least is None:
+            return "no single setting can make it fit, nor a larger device alone"
+        return (
+            f"no single setting can make it fit: it needs a device of at least {exact_bytes(least)} or a smaller model"
+        )
     return ", or ".join(phrases)
 
 

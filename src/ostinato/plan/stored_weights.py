@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
@@ -38,14 +39,15 @@ class StoredWeights:
     wants_small_activations: bool = False
     """Whether its config asks for activations of few bits too, which are left as they are here."""
 
-    def quantization(self, reads_blocks: bool) -> AnyQuantization | None:
-        """What such weights run as, without a change of their values; None: they are expanded.
+    def quantization(self, read: Collection[str]) -> AnyQuantization | None:
+        """What such weights run as, without a change of their values, where kernels read blocks of the formats `read`;
+        None: they are expanded.
 
-        Where nothing `reads_blocks`, 4-bit integers less their zero points are 8-bit integers with the same scales.
+        Where theirs is not among them, 4-bit integers less their zero points are 8-bit integers with the same scales.
         """
-        if self.expands_because(reads_blocks) is not None:
+        if self.expands_because(read) is not None:
             return None
-        if self.block_format is not None and reads_blocks:
+        if self.block_format is not None and self.block_format in read:
             return BlockQuantization((), self.block_format, self.ignore, self.ignores_stacks, in_order=self.has_order)
         return Quantization(self.group_size, self.ignore, self.ignores_stacks)
 
@@ -60,13 +62,13 @@ class StoredWeights:
             return next((name for name in FLOAT8 if wide % BLOCK_FORMATS[name].elements == 0), None)
         return None
 
-    def expands_because(self, reads_blocks: bool) -> str | None:
+    def expands_because(self, read: Collection[str]) -> str | None:
         """Why no kernel reads such weights; None: they run as `quantization`."""
-        if self.numbers == "float8" and not reads_blocks:
+        if self.numbers == "float8" and not {*FLOAT8} & {*read}:
             return "no kernel here reads float8 weights"
         if self.numbers == "float8" and self.block_format is None:
             return f"kernels read float8 weights with one scale for multiples of {BLOCK_FORMATS[FLOAT8[-1]].elements}"
-        if self.has_order and not reads_blocks:
+        if self.has_order and self.block_format not in read:
             return "their groups are in act-order (g_idx), which no kernel of 8-bit weights follows"
         return None
 

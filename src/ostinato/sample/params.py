@@ -164,7 +164,8 @@ def check_token_ids(params: SamplingParams, vocab_size: int, eos_token_ids: Coll
         outside = sorted(token for token in ids if not 0 <= token < vocab_size)
         if outside:
             raise RequestError(
-                f"{setting} names token ids {_shortened(outside)}; the model's lie between 0 and {vocab_size - 1}"
+                f"{setting} names token ids {_shortened(outside)}; the model's lie between 0 and {vocab_size - 1}",
+                setting=setting,
             )
     ends = {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}
     if params.min_tokens and len(ends) == vocab_size:
@@ -184,7 +185,8 @@ def _request_error(error: ValidationError, known: Iterable[str]) -> RequestError
     problems: list[str] = []
     remedies: list[Remedy] = []
     known = list(known)
-    for detail in error.errors():
+    details = error.errors()
+    for detail in details:
         setting = str(detail["loc"][0]) if detail["loc"] else ""
         if detail["type"] == "extra_forbidden":
             close = difflib.get_close_matches(setting, known, n=1)
@@ -194,4 +196,5 @@ def _request_error(error: ValidationError, known: Iterable[str]) -> RequestError
         text, nearest = problem_of(detail, equals="=")
         problems.append(text)
         remedies += nearest
-    return RequestError("; ".join(problems), remedies)
+    of_first = details[0]["loc"]
+    return RequestError("; ".join(problems), remedies, str(of_first[0]) if of_first else None)

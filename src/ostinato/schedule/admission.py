@@ -76,7 +76,7 @@ class Admission:
         if carried is not None:
             match = _blocks_alone(match, carried, cache.block_size)
         elif cache.store.files is not None and request.chain is not None:
-            match = _from_files(request, match, cache, spare_blocks)
+            match = _from_files(request, match, cache, spare_blocks, spare_panes)
         start = match.hit if carried is None else carried.num_tokens
         remaining, is_cut = request.num_tokens - start, False
         if remaining > budget and not limits.enable_chunked_prefill:
@@ -159,9 +159,11 @@ def find_match(request: Request, cache: CacheManager, policy: CachePolicy) -> Ma
     return cache.store.match(request.chain, _limit(request))
 
 
-def _from_files(request: Request, match: Match, cache: CacheManager, spare_blocks: int) -> Match:
+def _from_files(request: Request, match: Match, cache: CacheManager, spare_blocks: int, spare_panes: int) -> Match:
     """The match, once files have brought back what pays, if there is room for the request then."""
     assert request.chain is not None, "a request with a match has a chain"
+    if cache.panes is not None and not cache.panes.has_room(-(-request.num_tokens // cache.block_size), spare_panes):
+        return match
     num_blocks = cache.blocks_needed(request.num_tokens) - len(match.matched) + spare_blocks
     num_slots = 1 + cache.states.per_request if cache.states.per_request else 0
     return restore(cache.store, request.chain, _limit(request), match, num_blocks, num_slots)

@@ -6,17 +6,17 @@ from ostinato.cache.manager import CacheManager
 from ostinato.cache.memory import Carried
 from ostinato.schedule.request import Request, RequestStatus
 
-Copies = dict[tuple[int, int], memoryview]
-"""Copies that were made: (block, its computed tokens) -> contents."""
+Copies = dict[tuple[str, int, int], memoryview]
+"""Copies that were made: ("block" or "pane", its id, its computed tokens) -> contents."""
 
 
 def carry(request: Request, cache: CacheManager, copies: Copies) -> Carried | None:
     """A copy of what was computed of a request, between two steps; what came with it if it has waited since; None if
     there is nothing, or nothing that could be used.
 
-    A block that is in `copies`, since several requests have it, is not copied again. Of one that is not full, only
-    computed tokens are: what stands behind them is a draft's, or another request's. The sum of a mean (`computes_all`)
-    is in neither blocks nor state: its tokens are computed again, as after a preemption.
+    A block or a pane that is in `copies`, since several requests have it, is not copied again. Of one that is not full,
+    only computed tokens are: what stands behind them is a draft's, or another request's. The sum of a mean
+    (`computes_all`) is in none of these: its tokens are computed again, as after a preemption.
     """
     memory, num_tokens, size = cache.memory, request.num_computed_tokens, cache.block_size
     if request.status is not RequestStatus.RUNNING:
@@ -24,13 +24,19 @@ def carry(request: Request, cache: CacheManager, copies: Copies) -> Carried | No
     if memory is None or num_tokens == 0 or request.computes_all:
         return None
     holding = cache.holding(request.request_id)
-    blocks = []
-    for index, block in enumerate(holding.block_table[: cache.blocks_needed(num_tokens)]):
-        count = min(size, num_tokens - index * size)
-        if (block, count) not in copies:
-            copies[block, count] = memory.read_block(block, None if count == size else count)
-        blocks.append(copies[block, count])
+
+    def copied(kind: str, table: tuple[int, ...], first: int) -> tuple[memoryview, ...]:
+        """Of computed tokens, from block `first` of the text on."""
+        read, found = memory.read_pane if kind == "pane" else memory.read_block, []
+        for index, id in enumerate(table[first : -(-num_tokens // size)], start=first):
+            count = min(size, num_tokens - index * size)
+            if (kind, id, count) not in copies:
+                copies[kind, id, count] = read(id, None if count == size else count)
+            found.append(copies[kind, id, count])
+        return tuple(found)
+
+    blocks, panes = copied("block", holding.block_table, 0), copied("pane", holding.pane_table, holding.first_pane)
     if not cache.states.per_request:
-        return Carried(num_tokens, tuple(blocks), None)
+        return Carried(num_tokens, blocks, panes, None)
     assert holding.read_slot, "who has computed tokens has a state"
-    return Carried(num_tokens, tuple(blocks), memory.read_slot(holding.read_slot))
+    return Carried(num_tokens, blocks, panes, memory.read_slot(holding.read_slot))

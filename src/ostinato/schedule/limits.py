@@ -39,28 +39,28 @@ def max_length(request: Request, limits: SchedulerLimits) -> int:
 def check_arrival(
     request: Request, limits: SchedulerLimits, cache: CacheManager, encoder_cache: EncoderCache | None = None
 ) -> None:
-    """Raise RequestError, which says what to change, if `request` could never be served to its end.
+    """Raise RequestError, which says what to change, if `request` could never be served to its end. It has no id of the
+    engine in it, which clients of a server do not know.
 
     A prompt must leave room for one token of output, so it has at most `max_model_len - 1`. The last token of
     an output is never computed, so a request needs memory for one token less than its length.
     """
     num_prompt = len(request.prompt_token_ids)
-    name = "the request"  # whoever asks knows which, and a server's clients know no ids of its own
     if num_prompt == 0:
-        raise RequestError(f"{name} has an empty prompt; give at least one token, such as the BOS token")
+        raise RequestError("the request has an empty prompt; give at least one token, such as the BOS token")
     if request.stop.max_tokens < 1:
         raise RequestError(
-            f"{name} asks for {request.stop.max_tokens} tokens; max_tokens must be at least 1",
+            f"the request asks for {request.stop.max_tokens} tokens; max_tokens must be at least 1",
             [Remedy("max_tokens", 1)],
         )
     if num_prompt >= limits.max_model_len:
         raise RequestError(
-            f"{name} has a prompt of {num_prompt} tokens, and max_model_len is {limits.max_model_len}, of "
+            f"the request has a prompt of {num_prompt} tokens, and max_model_len is {limits.max_model_len}, of "
             f"which one must be left for the output; shorten the prompt to {limits.max_model_len - 1} tokens"
         )
     if not limits.enable_chunked_prefill and num_prompt > limits.max_num_batched_tokens:
         raise RequestError(
-            f"{name} has a prompt of {num_prompt} tokens, which without chunked prefill must be computed "
+            f"the request has a prompt of {num_prompt} tokens, which without chunked prefill must be computed "
             f"in one step of {limits.max_num_batched_tokens} (max_num_batched_tokens); shorten it, or "
             "turn enable_chunked_prefill on",
             [Remedy("enable_chunked_prefill", True)],
@@ -70,40 +70,42 @@ def check_arrival(
         max_tokens = most + 1 - num_prompt
         advice = f"lower max_tokens to at most {max_tokens}" if max_tokens >= 1 else "shorten the prompt"
         raise RequestError(
-            f"{name} may grow to {max_length(request, limits)} tokens ({num_prompt} of prompt and up to "
+            f"the request may grow to {max_length(request, limits)} tokens ({num_prompt} of prompt and up to "
             f"{request.stop.max_tokens} of output), and the whole cache serves at most "
             f"{most + 1 if most else 0}; {advice}, or give the cache more memory",
             [Remedy("max_tokens", max_tokens)] if max_tokens >= 1 else [],
         )
     if request.media:
         assert encoder_cache is not None, "images came to a model that has no encoder"
-        _check_media(name, request, limits, encoder_cache.capacity)
+        _check_media(request, limits, encoder_cache.capacity)
 
 
-def _check_media(name: str, request: Request, limits: SchedulerLimits, num_cells: int) -> None:
+def _check_media(request: Request, limits: SchedulerLimits, num_cells: int) -> None:
     """Raise RequestError unless each image can be encoded and kept, or all at once where the prompt must be computed in
     one step."""
     assert list(request.media) == sorted(request.media, key=lambda span: span.start), "images are not in order"
     largest = max(span.end - span.start for span in request.media)
     if request.media[-1].end >= len(request.prompt_token_ids):
-        raise RequestError(f"{name} has a prompt that ends with an image; let text follow it, such as the image's end")
+        raise RequestError(
+            "the request has a prompt that ends with an image; let text follow it, such as the image's end"
+        )
     if largest > limits.max_item_tokens:
         raise RequestError(
-            f"{name} has an image of {largest} tokens, and at most {limits.max_item_tokens} are encoded at once "
+            f"the request has an image of {largest} tokens, and at most {limits.max_item_tokens} are encoded at once "
             f"(max_num_batched_tokens); make the image smaller, or raise max_num_batched_tokens to {largest}",
             [Remedy("max_num_batched_tokens", largest)],
         )
     if largest > num_cells:
         raise RequestError(
-            f"{name} has an image of {largest} tokens, and the encoder cache holds {num_cells}; make the image "
+            f"the request has an image of {largest} tokens, and the encoder cache holds {num_cells}; make the image "
             f"smaller, or raise encoder_cache_tokens to {largest}",
             [Remedy("encoder_cache_tokens", largest)],
         )
     together = sum({span.digest: span.end - span.start for span in request.media}.values())
     if not limits.enable_chunked_prefill and together > num_cells:
         raise RequestError(
-            f"{name} has images of {together} tokens together, which without chunked prefill are needed in one step, "
-            f"and the encoder cache holds {num_cells}; raise encoder_cache_tokens to {together}, or turn "
+            f"the request has images of {together} tokens together, which without chunked prefill are needed in one "
+            f"step, and the encoder cache holds {num_cells}; raise encoder_cache_tokens to {together}, or turn "
             "enable_chunked_prefill on",
             [Remedy("encoder_cache_tokens", together), Remedy("enable_chunked_prefill", True)],
         )

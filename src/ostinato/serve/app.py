@@ -112,10 +112,16 @@ def make_api(
     async def failed(request: Request, error: Exception) -> Response:
         return as_api_error(error).response(request.scope["path"])
 
+    there_are = ", ".join(_paths(*with_bodies))
+
     @app.exception_handler(HTTPException)
     async def not_served(request: Request, error: HTTPException) -> Response:
-        answer = ApiError(error.status_code, str(error.detail), headers=error.headers)
-        return answer.response(request.scope["path"])
+        path, message, headers = request.scope["path"], str(error.detail), error.headers
+        if error.status_code == 404:
+            message = f"there is no {path} here; requests go to {there_are}, and {app.openapi_url} describes all"
+        elif error.status_code == 405 and headers is not None and "Allow" in headers:
+            message = f"{path} is asked with {headers['Allow']}, not {request.method}"
+        return ApiError(error.status_code, message, headers=headers).response(path)
 
     return app, with_bodies, models
 

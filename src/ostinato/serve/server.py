@@ -14,7 +14,7 @@ import uvicorn
 from ostinato.config import EngineConfig
 from ostinato.engine.process.launch import keep_for_good, make_engine
 from ostinato.models.checkpoint import load_spec
-from ostinato.observe.logs import configure_logs
+from ostinato.observe.logs import logs_to
 from ostinato.plan.device.detect import detect
 from ostinato.plan.plan import make_plan
 from ostinato.serve.app import make_app
@@ -68,9 +68,19 @@ def serve(
 
     `announce` is called with the server's URL once it listens. `make` makes the engine; see `AsyncEngine.start`.
     ConfigError if it cannot listen. Errors of an engine that cannot be planned, or cannot start, are raised as they
-    are.
+    are. Loggers are as before at the end.
     """
-    configure_logs(settings.log_format, settings.log_level, access=settings.access_log)
+    with logs_to(settings.log_format, settings.log_level, access=settings.access_log):
+        return _serve(config, settings, progress, announce, make)
+
+
+def _serve(
+    config: EngineConfig,
+    settings: ServeSettings,
+    progress: StartProgress,
+    announce: Callable[[str], None],
+    make: MakeEngine,
+) -> int:
     lifecycle = _lifecycle(config, settings, progress, make)
     app = make_app(lifecycle)
     certificates = None

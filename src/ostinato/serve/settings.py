@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Sequence
-from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
@@ -27,10 +25,21 @@ from ostinato.engine.process.launch import SECRET_VARIABLES
 from ostinato.errors import ConfigError, Remedy, problem_of
 from ostinato.observe.logs import AccessLog, LogFormat, LogLevel
 from ostinato.replicas.choice import Policy
+from ostinato.serve.http.addresses import address_in, is_loopback
 from ostinato.serve.http.forwarded import TrustedProxies
 from ostinato.serve.http.key_file import ApiKey, named_keys
+from ostinato.units import read_size
 
 _URL = TypeAdapter(AnyHttpUrl)
+
+FORMS = {
+    "uds_mode": ("three digits from 0 to 7, as chmod has them", "660"),
+    "root_path": ("a path that begins with / and does not end with one, such as /llm", "/llm"),
+    "metrics_prefix": ("letters, digits, _ and :, with no digit at the beginning", "ostinato:"),
+}
+"""What texts of a pattern look like, in words, and one of them."""
+BYTE_SETTINGS = ("max_body", "worker_memory")
+"""Those that are bytes, and can be given as 16MiB."""
 
 
 class ServeSettings(BaseModel):
@@ -67,7 +76,7 @@ class ServeSettings(BaseModel):
     """Listen on an address that other machines reach though there is no api_key."""
     cors_origin: tuple[str, ...] = ()
     """An origin whose web pages may use the server from a browser, or * for all; several may be given."""
-    served_model_name: str | None = None
+    served_model_name: str | None = Field(None, min_length=1)
     """The model's name in requests and answers (that of the checkpoint)."""
     max_waiting: int = Field(256, ge=0)
     """Outputs that may wait besides those that run; more requests get status 429."""
@@ -75,7 +84,7 @@ class ServeSettings(BaseModel):
     """Outputs of one client (a key; without keys, an address) that may be unfinished; more get status 429 (a quarter of
     those that may run and wait, and at least max_n; without keys on a loopback address, all of them)."""
     max_body: int = Field(16 * 2**20, ge=1024)
-    """Bytes of a request's body, images in it among them."""
+    """Bytes of a request's body, such as 16MiB, images in it among them."""
     max_images: int = Field(16, ge=0)
     """Images of a request, frames of videos among them."""
     max_image_pixels: int = Field(2**25, ge=1)
@@ -109,7 +118,7 @@ class ServeSettings(BaseModel):
     worker_seconds: float = Field(20.0, gt=0)
     """Seconds that reading one request may take there."""
     worker_memory: int = Field(2**30, ge=2**26)
-    """Bytes of memory that reading one request may take there."""
+    """Bytes of memory, such as 1GiB, that reading one request may take there."""
     client_seconds: float = Field(60.0, gt=0)
     """Seconds of that work that one client may use per minute; then it gets status 429."""
     client_pixels: int = Field(2**30, ge=1)
@@ -165,23 +174,31 @@ class ServeSettings(BaseModel):
         try:
             super().__init__(**settings)
         except ValidationError as error:
-            # A key must not be printed.
-            found = [
-                {"loc": (), "msg": f"{secret}: {each['msg']}"}
-                if (secret := next((name for name in SECRET_VARIABLES if name in each["loc"]), None))
-                else each
-                for each in error.errors()
-            ]
+            found = [_told(dict(each)) for each in error.errors()]
             problems, remedies = zip(*map(problem_of, found), strict=True)
             raise ConfigError("; ".join(problems), chain.from_iterable(remedies)) from None
+
+    @field_validator(*BYTE_SETTINGS, mode="before")
+    @classmethod
+    def _accept_a_size(cls, value: Any) -> Any:
+        return read_size(value)
 
     @field_validator("host")
     @classmethod
     def _is_an_address(cls, value: str) -> str:
-        nearest = _address_in(value)
+        nearest = address_in(value)
         if nearest != value:
             message = "it should be an address or a name alone, without scheme, port and brackets"
             raise PydanticCustomError("host", "{message}", {"message": message, "nearest": nearest})
+        return value
+
+    @field_validator("cors_origin")
+    @classmethod
+    def _are_origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for each in value:
+            if each not in ("*", "null") and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#\s]+", each):
+                message = f"{each!r} is no origin, such as https://example.org, without a path, nor is it *"
+                raise _wrong("cors_origin", message, [])
         return value
 
     @field_validator("otlp_endpoint")
@@ -276,38 +293,16 @@ class ServeSettings(BaseModel):
         return self._keys
 
 
+def _told(found: dict[str, Any]) -> dict[str, Any]:
+    """What pydantic found, without a key, which must not be printed, and in words where it has a pattern."""
+    secret = next((name for name in SECRET_VARIABLES if name in found["loc"]), None)
+    if secret is not None:
+        return {"loc": (), "msg": f"{secret}: {found['msg']}"}
+    if found["type"] == "string_pattern_mismatch":
+        form, nearest = FORMS[str(found["loc"][-1])]
+        return found | {"msg": f"it should be {form}", "ctx": {"nearest": nearest}}
+    return found
+
+
 def _wrong(name: str, message: str, remedies: Sequence[Remedy]) -> PydanticCustomError:
     return PydanticCustomError(name, "{message}", {"message": message, "remedies": list(remedies)})
-
-
-def _address_in(host: str) -> str:
-    """The address or name in what may be a URL, have a port, or be no address at all."""
-    name = host.partition("://")[2] or host
-    name = name.partition("/")[0]
-    if name.startswith("["):
-        name = name[1:].partition("]")[0]
-    elif name.count(":") == 1:
-        name = name.partition(":")[0]
-    is_number = re.fullmatch(r"[\d.]+", name) is not None
-    if not re.fullmatch(r"[\w.:%-]+", name) or (is_number and not _is_ip(name)):
-        return "127.0.0.1"
-    return name
-
-
-def _is_ip(text: str) -> bool:
-    try:
-        ipaddress.ip_address(text)
-    except ValueError:
-        return False
-    return True
-
-
-@lru_cache(maxsize=64)
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach the address."""
-    if host.lower() == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

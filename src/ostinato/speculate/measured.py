@@ -1,17 +1,18 @@
 """Drafts that are right with a chosen probability, to measure what speculation costs and gives on any model.
 
-No method of users, and no setting leads to it: `ostinato bench speculative --accept` puts it in place of an engine's
-own. It refuses every request that the benchmark has not made.
+No method of users, and no setting leads to them: `ostinato bench speculative --accept` puts them in place of an
+engine's own. They refuse every request that the benchmark has not made.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from ostinato.errors import RequestError
 from ostinato.ops import noise
 from ostinato.sample.params import SamplingParams
 from ostinato.sample.state import SamplingState
-from ostinato.schedule.batch import Batch, Row
-from ostinato.speculate.proposer import Proposer
+from ostinato.schedule.batch import Row
 
 _BIAS = 100.0
 
@@ -26,40 +27,35 @@ def forced_params(token: int, seed: int, max_tokens: int) -> SamplingParams:
     )  # fmt: skip
 
 
-class MeasuredProposer:
-    """Drafts for requests with `forced_params`, each right with probability `accept` if those before it are.
+class MeasuredDrafts:
+    """How drafts of requests with `forced_params` are steered: each is right with probability `accept` if those before
+    it are. The draws depend on a request's seed and the draft's position alone."""
 
-    The draws depend on a request's seed and the draft's position alone. `behind` makes its drafts besides, which are
-    thrown away: so a step takes the time of its method.
-    """
-
-    def __init__(self, accept: float, vocab_size: int, behind: Proposer) -> None:
+    def __init__(self, accept: float, vocab_size: int) -> None:
         self._accept = accept
         self._vocab_size = vocab_size
-        self._behind = behind
 
-    def propose(self, batch: Batch) -> list[tuple[int, ...]]:
-        """RequestError for a batch with a request that is no measurement: what it gets here is no speculation."""
-        tokens = [_forced_token(row) for row in batch.rows]
-        self._behind.propose(batch)
-        return [
-            self._drafts(row, token) if row.num_drafts else () for row, token in zip(batch.rows, tokens, strict=True)
-        ]
+    def token(self, state: SamplingState, position: int, _own: int) -> int:
+        """RequestError for a request that is no measurement: what it gets here is no speculation."""
+        return self._drawn(state, range(position, position + 1))[0]
 
-    def _drafts(self, row: Row, token: int) -> tuple[int, ...]:
-        state: SamplingState = row.payload
-        wrong = (token + 1) % self._vocab_size
-        words = noise.keys([(state.seed, row.end + i) for i in range(row.num_drafts)])[:, 0].tolist()
-        return tuple(token if word % 2**32 / 2**32 < self._accept else wrong for word in words)
+    def drafts(self, row: Row, _own: tuple[int, ...]) -> Sequence[int]:
+        """As many as the row has room for. RequestError as `token`."""
+        return self._drawn(row.payload, range(row.end, row.end + row.num_drafts))
+
+    def _drawn(self, state: SamplingState, positions: Sequence[int]) -> list[int]:
+        right = _forced_token(state)
+        wrong = (right + 1) % self._vocab_size
+        words = noise.keys([(state.seed, position) for position in positions])[:, 0].tolist()
+        return [right if word % 2**32 / 2**32 < self._accept else wrong for word in words]
 
 
-def _forced_token(row: Row) -> int:
-    """The token that the row's request repeats. RequestError if it is not bound to one."""
-    state: SamplingState = row.payload
+def _forced_token(state: SamplingState) -> int:
+    """The token that a request repeats. RequestError if it is not bound to one."""
     [*forced] = (token for token, bias in (state.params.logit_bias or {}).items() if bias == _BIAS)
     if len(forced) != 1:
         raise RequestError(
-            f"request {row.request_id} is none of the benchmark's, and the drafts of this engine measure speed alone; "
-            "serve with speculative ngram, mtp or draft"
+            "the request is none of the benchmark's, and the drafts of this engine measure speed alone; serve with "
+            "speculative ngram, mtp or draft"
         )
     return forced[0]

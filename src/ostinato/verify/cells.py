@@ -9,10 +9,11 @@ from typing import Any
 
 from ostinato.config import EngineConfig
 from ostinato.engine.engine import Engine
+from ostinato.engine.run.steering import steer_drafts
 from ostinato.errors import CapacityError, ConfigError
 from ostinato.plan.graphs.coverage import FULL_MODES, PIECEWISE_MODES
 from ostinato.verify.compare import Divergence, Verdict, compare, verdict_of
-from ostinato.verify.drafts import steer_drafts
+from ostinato.verify.drafts import PlainSteering
 from ostinato.verify.matrix import Way
 from ostinato.verify.plain import Case, PlainPath, complete
 from ostinato.verify.prompts import Prompt
@@ -83,7 +84,7 @@ def run_ways(
             if engine is None or last is None or way.settings != last.settings:
                 engine = None  # before the next one is made, which needs its memory
                 engine = Engine(way_config(config, **way.settings))
-                steer_drafts(engine, cases)
+                steer_drafts(engine.runner, PlainSteering(engine.spec.vocab_size, cases))
             assert engine.reset_prefix_cache(), "a finished request holds a prefix"
         except (ConfigError, CapacityError):
             raise

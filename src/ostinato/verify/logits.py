@@ -10,6 +10,7 @@ import torch
 from ostinato.config import EngineConfig
 from ostinato.engine.engine import Engine
 from ostinato.errors import ConfigError, Remedy
+from ostinato.ops.blocks.formats import BLOCK_FORMATS
 from ostinato.verify.plain import text_logits
 from ostinato.verify.settings import plain_config, with_cache
 
@@ -56,7 +57,7 @@ def compare_logits(engine: Engine, exact: EngineConfig, texts: Sequence[Text]) -
     the checkpoint itself is quantised, so that there are no other weights.
     """
     stored = engine.spec.stored_quantization
-    has_others = stored is None or engine.spec.quantization not in map(stored.quantization, (False, True))
+    has_others = stored is None or engine.spec.quantization not in map(stored.quantization, ((), tuple(BLOCK_FORMATS)))
     if exact.quantization == "none" and not has_others:
         message = "the checkpoint holds quantised weights alone: there are no others to compare their logits with"
         raise ConfigError(message)

@@ -15,7 +15,6 @@ from ostinato.plan.model import ModelSpec
 from ostinato.sample.params import SamplingParams
 from ostinato.verify.cells import CACHES, KINDS, Cell, Found, run_ways
 from ostinato.verify.compare import Verdict, verdict_of
-from ostinato.verify.drafts import unsteered
 from ostinato.verify.matrix import Extent, make_matrix, named, small_chunks, speculations
 from ostinato.verify.plain import Case, PlainPath
 from ostinato.verify.prompts import Prompt, Texts, longest_text, make_prompts, make_texts
@@ -81,7 +80,7 @@ def verify(settings: dict[str, Any], trial: Trial, progress: Callable[[str, int,
         "settings": _settings(config, plain, trial, whole),
         "axes": matrix.axes | {"speculative": tuple(map(named, matrix.axes["speculative"])), "cache": CACHES},
         "extent": {"name": trial.extent, "ways": len(matrix.ways), "possible_ways": matrix.num_possible},
-        "left_out": [*matrix.left_out, *unsteered(config.tensor_parallel_size, methods)],
+        "left_out": matrix.left_out,
         "prompts": _prompt_facts(prompts, cases),
         "plain": {
             "verdict": verdict_of([each.divergence for each in contradictions]),

@@ -7,7 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ostinato.ops.blocks.formats import BLOCK_FORMATS
+from ostinato.ops.facts import TRITON_BLOCKS
 from ostinato.ops.int8 import quantize
+from tests.support.block_weights import packed
 from tests.support.triton_kernels import DTYPES, check, require_triton
 
 require_triton()
@@ -73,11 +76,34 @@ def test_embedding(dtype: torch.dtype, tokens: int, multiplier: float, group_siz
     check("embedding", ids, whole, multiplier, scale, group_size, dtype)
 
 
+@settings(max_examples=8)
+@given(
+    dtype=dtypes,
+    tokens=st.integers(0, 4),
+    multiplier=st.sampled_from([1.0, 12.5]),
+    name=st.sampled_from(sorted(TRITON_BLOCKS)),
+    blocks=st.integers(1, 3),
+)
+def test_embedding_in_blocks(dtype: torch.dtype, tokens: int, multiplier: float, name: str, blocks: int) -> None:
+    generator = torch.Generator().manual_seed(tokens)
+    weight = packed(((name, 9),), blocks * BLOCK_FORMATS[name].elements, generator)
+    ids = torch.randint(0, 9, (tokens,), generator=generator)
+    check("embedding", ids, weight, multiplier, out_dtype=dtype, blocks=((name, 9),))
+
+
 @settings(max_examples=6)
 @given(dtype=dtypes, tokens=st.integers(0, 3), first=st.integers(1, 9), second=st.integers(1, 20))
 def test_concat(dtype: torch.dtype, tokens: int, first: int, second: int) -> None:
     wide = torch.arange(float(tokens * (first + second + 2))).view(tokens, first + second + 2).to(dtype)
     check("concat", wide[:, 1 : first + 1], wide[:, first + 1 : first + 1 + second])
+
+
+@settings(max_examples=6)
+@given(dtype=dtypes, tokens=st.integers(0, 3), size=st.integers(1, 20))
+def test_multiply(dtype: torch.dtype, tokens: int, size: int) -> None:
+    torch.manual_seed(size)
+    wide = torch.randn(tokens, 2 * size + 3).to(dtype)
+    check("multiply", wide[:, 1 : size + 1], wide[:, size + 2 : 2 * size + 2])
 
 
 @settings(max_examples=6)

@@ -1,20 +1,29 @@
-"""Triton's epilogues and int8 products against the reference."""
+"""Triton's epilogues, int8 products and products of weights in blocks against the reference."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ostinato.ops import int8
+from ostinato.ops import int8, triton_scratch
 from ostinato.ops.activations import ACTIVATIONS
-from ostinato.ops.facts import GATED
+from ostinato.ops.blocks.formats import BLOCK_FORMATS
+from ostinato.ops.facts import TRITON_BLOCKS
+from ostinato.ops.kernels import triton_kernel
+from ostinato.ops.results import GATED
+from tests.support.block_weights import packed
 from tests.support.triton_kernels import DTYPES, assert_close, check, require_triton, run_both
 
 require_triton()
 
+from ostinato.ops.triton import launcher  # noqa: E402
+
 dtypes = st.sampled_from(DTYPES)
+formats = st.sampled_from(sorted(TRITON_BLOCKS))
 
 
 @settings(max_examples=25)
@@ -81,6 +90,56 @@ def test_an_int8_product_is_followed_like_another() -> None:
     weight, scale = int8.quantize(torch.randn(24, 32), 16)
     by = {"weight_scale": scale, "group_size": 16}
     check("linear", torch.randn(2, 32), weight, None, torch.randn(2, 12), "swiglu", torch.rand(24), **by)
+
+
+@settings(max_examples=25)
+@given(
+    dtype=dtypes,
+    tokens=st.sampled_from([0, 1, 3, 20]),
+    parts=st.lists(
+        st.tuples(st.sampled_from(sorted(TRITON_BLOCKS)), st.sampled_from([3, 16, 40])), min_size=1, max_size=2
+    ),
+    more=st.integers(0, 1),
+    has_bias=st.booleans(),
+    is_ordered=st.booleans(),
+)
+def test_weights_in_blocks_of_one_format_or_of_several(
+    dtype: torch.dtype, tokens: int, parts: list[tuple[str, int]], more: int, has_bias: bool, is_ordered: bool
+) -> None:
+    """With an order of inputs, as act-order has them, too."""
+    generator = torch.Generator().manual_seed(tokens)
+    parts.sort(reverse=True)
+    in_size = max(BLOCK_FORMATS[name].elements for name, _ in parts) * (1 + more)
+    outputs = sum(rows for _, rows in parts)
+    weight = packed(tuple(parts), in_size, generator)
+    bias = torch.randn(outputs, generator=generator).to(dtype) if has_bias else None
+    x = torch.randn(tokens, in_size + 3, generator=generator)[:, :in_size].to(dtype)
+    order = torch.randperm(in_size, generator=generator).int() if is_ordered else None
+    check("linear", x, weight, bias, blocks=tuple(parts), order=order)
+
+
+def test_a_product_of_blocks_is_followed_like_another() -> None:
+    weight = packed((("int4_g32", 24),), 64, torch.Generator().manual_seed(0))
+    residual, scale = torch.randn(2, 12), torch.rand(24)
+    check("linear", torch.randn(2, 64), weight, None, residual, "swiglu", scale, blocks=(("int4_g32", 24),))
+
+
+def test_a_product_in_another_order_allocates_what_the_plan_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = packed((("int4_g32", 24),), 64, torch.Generator().manual_seed(0))
+    started: list[dict[str, Any]] = []
+    monkeypatch.setattr(launcher, "run", lambda kernel, grid, launch, **arguments: started.append(arguments))
+    order = torch.arange(64, dtype=torch.int32)
+    triton_kernel("linear")(torch.randn(5, 64), weight, None, None, "relu2", blocks=(("int4_g32", 24),), order=order)
+    taken = sum(started[0][name].nbytes for name in ("x", "out"))
+    assert taken == triton_scratch.linear(tokens=5, outputs=24, element_bytes=4, in_size=64, in_order=True)
+
+
+def test_a_scale_that_is_nan_reaches_its_output_alone() -> None:
+    weight = packed((("int4_g32", 3),), 64, torch.Generator().manual_seed(0))
+    weight[1, 3] = 0xFF
+    weight[1, 2] |= 0xC0
+    result = check("linear", torch.randn(2, 64), weight, blocks=(("int4_g32", 3),))
+    assert result.isnan().tolist() == [[False, True, False]] * 2
 
 
 @pytest.mark.parametrize("activation", ["silu", "relu2", "swiglu", "geglu", "gelu", "gelu_pytorch_tanh"])

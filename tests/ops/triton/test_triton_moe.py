@@ -7,7 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ostinato.ops import int8
-from ostinato.ops.facts import GATED
+from ostinato.ops.blocks.formats import BLOCK_FORMATS
+from ostinato.ops.facts import TRITON_BLOCKS
+from ostinato.ops.results import GATED
+from tests.support.block_weights import packed
 from tests.support.triton_kernels import DTYPES, check, reference, require_triton, run_both
 
 require_triton()
@@ -76,6 +79,28 @@ def test_moe(
     stacks = [int8.quantize(each.flatten(0, 1), group_size) for each in (up, down)]
     (up, up_scale), (down, down_scale) = (tuple(part.unflatten(0, (experts, -1)) for part in stack) for stack in stacks)
     check("moe", x, choices, up, down, activation, given_residual, up_scale, down_scale, group_size)
+
+
+@settings(max_examples=8)
+@given(
+    dtype=dtypes,
+    tokens=st.sampled_from([0, 1, 19]),
+    name=st.sampled_from(sorted(TRITON_BLOCKS)),
+    activation=st.sampled_from(["swiglu", "relu2"]),
+)
+def test_experts_in_blocks(dtype: torch.dtype, tokens: int, name: str, activation: str) -> None:
+    generator = torch.Generator().manual_seed(tokens)
+    experts, size, inner = 3, BLOCK_FORMATS[name].elements, 2 * BLOCK_FORMATS[name].elements
+    rows = 2 * inner if activation in GATED else inner
+    # Weights have a variance of 1 / inputs at most: larger values would leave float16.
+    up, down = (
+        packed(((name, experts * each),), of, generator).unflatten(0, (experts, each))
+        for each, of in ((rows, size), (size, inner))
+    )
+    x = torch.randn(tokens, size, generator=generator).to(dtype)
+    choices = reference("route")(x.float(), torch.randn(experts, size, generator=generator), None, 2)
+    in_blocks = {"up_blocks": ((name, rows),), "down_blocks": ((name, size),)}
+    check("moe", x, choices, up, down, activation, None, **in_blocks)
 
 
 def test_padding_tokens_that_are_nan_disturb_no_others() -> None:

@@ -1,4 +1,4 @@
-"""A directory of cached blocks and states, one file each: written behind, found by name, checked when read.
+"""A directory of cached blocks, panes and states, one file each: written behind, found by name, checked when read.
 
 A file is one write and one rename, so that others see it whole or not at all. Several engines may share a directory:
 one may find what another wrote, and what another removed is not found.
@@ -7,6 +7,7 @@ one may find what another wrote, and what another removed is not found.
 from __future__ import annotations
 
 import logging
+import mmap
 import os
 import secrets
 import threading
@@ -15,16 +16,17 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Literal, NamedTuple
+from typing import Literal
 
-from ostinato.cache.files.packed import NAME_BYTES, pack, packed_bytes, read_file, unpack, write_file
+from ostinato.cache.files.draft import Draft, Pages
+from ostinato.cache.files.packed import NAME_BYTES, packed_bytes, read_file, unpack, write_file
 from ostinato.errors import ConfigError, Remedy
 from ostinato.observe.cache_counts import FileCounts
 
 log = logging.getLogger("ostinato.cache")
 
-Kind = Literal["block", "state"]
-KINDS: tuple[Kind, ...] = ("block", "state")
+Kind = Literal["block", "pane", "state"]
+KINDS: tuple[Kind, ...] = ("block", "pane", "state")
 Key = tuple[Kind, bytes]
 """What a file holds, and the digest of the text up to its end."""
 
@@ -39,13 +41,6 @@ PAUSE = 60.0
 
 class FullError(Exception):
     """There is no room for what should be written."""
-
-
-class _Waiting(NamedTuple):
-    """What is not written yet."""
-
-    token_ids: tuple[int, ...]
-    contents: memoryview
 
 
 class CacheDirectory:
@@ -71,8 +66,9 @@ class CacheDirectory:
         self._known: OrderedDict[Key, int] = OrderedDict()
         """Sizes, the one unused for longest first."""
         self._known_bytes = 0
-        self._waiting: dict[Key, _Waiting] = {}
+        self._waiting: dict[Key, Draft] = {}
         self._waiting_bytes = 0
+        self._pages = Pages()
         self._jobs: SimpleQueue[Key | None] = SimpleQueue()
         self._idle = threading.Condition(self._lock)
         self._writer: threading.Thread | None = None
@@ -81,7 +77,7 @@ class CacheDirectory:
         try:
             self._make_folder()
             probe = folder / self._mark
-            write_file(probe, [])
+            write_file(probe, b"", 0)
             probe.unlink()
             self._look()
         except OSError as error:
@@ -93,27 +89,29 @@ class CacheDirectory:
             return (kind, name) in self._known or (kind, name) in self._waiting
 
     def write(
-        self, kind: Kind, name: bytes, token_ids: Sequence[int], size: int, copy: Callable[[], memoryview]
+        self, kind: Kind, name: bytes, token_ids: Sequence[int], size: int, copy: Callable[[memoryview], object]
     ) -> bool:
-        """Keeps `size` bytes, which `copy` gives, as soon as the writer comes to it; whether they will be kept, or are.
-        What would have to wait too long in memory is dropped. Returns before anything is written."""
-        key = kind, name
+        """Keeps `size` bytes, which `copy` puts where it is told to, as soon as the writer comes to it; whether they
+        will be kept, or are. What would have to wait too long in memory is dropped. Returns before anything is written.
+        """
+        key, num_bytes = (kind, name), packed_bytes(len(token_ids), size)
         if self._is_used(key):
             return True
         with self._lock:
             if key in self._waiting:
                 return True
-            if self._clock() < self._paused_until or self._waiting_bytes + size > self._most_waiting:
+            if self._clock() < self._paused_until or self._waiting_bytes + num_bytes > self._most_waiting:
                 self.counts.dropped += 1
                 return False
             try:
                 self._start_writer()
-                contents = copy()
-            except (MemoryError, RuntimeError) as error:  # no memory, or no further thread
+                draft = Draft(self._pages.take(num_bytes), name, token_ids, size)
+                copy(draft.contents)
+            except (MemoryError, OSError, RuntimeError) as error:  # no memory, or no further thread
                 self._fail(error)
                 return False
-            self._waiting[key] = _Waiting(tuple(token_ids), contents)
-            self._waiting_bytes += size
+            self._waiting[key] = draft
+            self._waiting_bytes += num_bytes
         self._jobs.put(key)
         return True
 
@@ -121,17 +119,17 @@ class CacheDirectory:
         """The `size` bytes that were kept under this name, for these tokens; None if they are gone or damaged. What is
         damaged is removed."""
         key = kind, name
-        with self._lock:
-            waiting = self._waiting.get(key)
-        if waiting is not None and (waiting.token_ids, len(waiting.contents)) == (tuple(token_ids), size):
-            found: memoryview | None = waiting.contents
-        else:
-            try:
-                packed = read_file(self._path(key), packed_bytes(len(token_ids), size))
-            except (OSError, MemoryError):
-                self._forget(key)
-                return None
-            found = None if packed is None else unpack(packed, name, token_ids)
+        num_bytes, found = packed_bytes(len(token_ids), size), None
+        try:
+            with self._lock:
+                draft = self._waiting.get(key)
+                if draft is not None and (draft.token_ids, draft.size) == (tuple(token_ids), num_bytes):
+                    found = memoryview(bytes(draft.contents))
+            if found is None and (packed := read_file(self._path(key), num_bytes)) is not None:
+                found = unpack(packed, name, token_ids)
+        except (OSError, MemoryError):
+            self._forget(key)
+            return None
         if found is None:
             self.counts.damaged += 1
             log.warning("a file of the prefix cache is damaged and was removed: %s", self._path(key))
@@ -205,38 +203,37 @@ class CacheDirectory:
     def _write_behind(self) -> None:
         while (key := self._jobs.get()) is not None:
             with self._lock:
-                waiting = self._waiting[key]
+                draft = self._waiting[key]
             try:
-                size = self._write(key, waiting)
+                self._write(key, draft)
             except Exception as error:  # whatever it is: others wait for what this thread has to do
                 self._fail(error)
             else:
-                self._know(key, size)
+                self._know(key, draft.size)
                 self.counts.written += 1
-                self.counts.written_bytes += size
+                self.counts.written_bytes += draft.size
             finally:
                 with self._idle:
                     del self._waiting[key]
-                    self._waiting_bytes -= len(waiting.contents)
+                    self._waiting_bytes -= draft.size
+                    self._pages.give_back(draft.pages)
                     self._idle.notify_all()
 
-    def _write(self, key: Key, waiting: _Waiting) -> int:
-        """Writes a file, whole or not at all; its bytes. OSError or FullError if there is no room."""
-        parts = pack(key[1], waiting.token_ids, waiting.contents)
-        size = sum(map(len, parts))
-        self._make_room(size)
+    def _write(self, key: Key, draft: Draft) -> None:
+        """Writes a file, whole or not at all. OSError or FullError if there is no room."""
+        draft.seal()
+        self._make_room(draft.size)
         try:
-            self._write_whole(self._path(key), parts)
+            self._write_whole(self._path(key), draft.pages, draft.size)
         except FileNotFoundError:
             # Somebody has cleared the folder away (`ostinato cache clear`).
             self._make_folder()
-            self._write_whole(self._path(key), parts)
-        return size
+            self._write_whole(self._path(key), draft.pages, draft.size)
 
-    def _write_whole(self, path: Path, parts: Sequence[bytes | memoryview]) -> None:
+    def _write_whole(self, path: Path, pages: bytes | mmap.mmap, size: int) -> None:
         unfinished = path.with_name(f"{path.name}.{self._mark}")
         try:
-            write_file(unfinished, parts)
+            write_file(unfinished, pages, size)
             unfinished.rename(path)
         except OSError:
             unfinished.unlink(missing_ok=True)
@@ -248,7 +245,7 @@ class CacheDirectory:
         os.chmod(self.folder, 0o700)
         note = self.folder / ABOUT
         if self._about and not note.exists():
-            self._write_whole(note, [self._about])
+            self._write_whole(note, self._about, len(self._about))
 
     def _make_room(self, size: int) -> None:
         """Removes what was unused for longest, until `size` more bytes are within the limit."""

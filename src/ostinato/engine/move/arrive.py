@@ -25,8 +25,8 @@ from ostinato.schedule.request import FinishReason, Request
 from ostinato.schedule.scheduler import Scheduler
 
 MOST_WAITING = 2**30
-"""Bytes of blocks and states that may wait in memory until their requests are admitted. Of a request that comes beyond
-that, the tokens alone are kept, and computed again."""
+"""Bytes of blocks, panes and states that may wait in memory until their requests are admitted. Of a request that comes
+beyond that, the tokens alone are kept, and computed again."""
 
 
 def arrive(
@@ -136,7 +136,7 @@ def _resume_sample(generation: Generation, index: int, sample: MovedSample, has_
 
 
 def _carry(request: Request, sample: MovedSample, parts: Sequence[memoryview], cache: CacheManager) -> None:
-    """Blocks and state of an output that goes on, if they came and can be used here."""
+    """Blocks, panes and state of an output that goes on, if they came and can be used here."""
     if not sample.has_memory:
         return
     num_tokens, memory = sample.num_computed, cache.memory
@@ -144,13 +144,15 @@ def _carry(request: Request, sample: MovedSample, parts: Sequence[memoryview], c
         raise ValueError(f"{num_tokens} of {request.num_tokens} tokens are said to be computed")
     if memory is None or request.computes_all:
         return
-    blocks = tuple(parts[_number(number)] for number in sample.blocks)
+    blocks, panes = (tuple(parts[_number(each)] for each in of) for of in (sample.blocks, sample.panes))
     state = None if sample.state is None else parts[_number(sample.state)]
     if len(blocks) != cache.blocks_needed(num_tokens) or any(len(each) != memory.block_bytes for each in blocks):
         raise ValueError("its blocks are not those of its tokens")
+    if len(panes) != cache.panes_needed(num_tokens) or any(len(each) != memory.pane_bytes for each in panes):
+        raise ValueError("its panes are not those of its last tokens")
     if (state is None) != (cache.states.per_request == 0) or (state is not None and len(state) != memory.slot_bytes):
         raise ValueError("its state is not that of this model")
-    request.carried = Carried(num_tokens, blocks, state)
+    request.carried = Carried(num_tokens, blocks, panes, state)
 
 
 def _number(number: int) -> int:

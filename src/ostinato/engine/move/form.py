@@ -22,7 +22,7 @@ from ostinato.sample.params import SamplingParams
 from ostinato.schedule.batch import TokenLogprobs
 
 MAGIC = b"OSTMOVE"
-VERSION = b"1"
+VERSION = b"2"
 """Of what follows it."""
 HEAD = struct.Struct("<7sc16sQ")
 """Magic; version; xxh3 of all behind it; bytes of the JSON."""
@@ -31,7 +31,7 @@ _CHECKED_FROM = len(MAGIC) + len(VERSION) + 16
 
 @dataclass(frozen=True)
 class MovedSample:
-    """One of a request's outputs, and how far it was computed. `blocks` and `state` are numbers of parts."""
+    """One of a request's outputs, and how far it was computed. `blocks`, `panes` and `state` are numbers of parts."""
 
     token_ids: list[int]
     text: str
@@ -47,6 +47,7 @@ class MovedSample:
     has_memory: bool = False
     """Whether these come with it."""
     blocks: list[int] = field(default_factory=list)
+    panes: list[int] = field(default_factory=list)
     state: int | None = None
 
 

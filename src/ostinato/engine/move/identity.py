@@ -17,6 +17,5 @@ def engine_identity(plan: Plan, weights: Sequence[Path]) -> dict[str, Any]:
     return {
         **cache_identity(plan),
         "max_model_len": plan.settings.max_model_len,
-        "tensor_parallel_size": plan.settings.tensor_parallel_size,
         "weights": [[file.name, *contents_of(file)] for path in weights for file in checkpoint_files(path)],
     }

@@ -16,7 +16,7 @@ from ostinato.schedule.request import Request, RequestStatus
 
 
 def export_request(generation: Generation, cache: CacheManager, identity: dict[str, Any]) -> bytes:
-    """The bytes of a request, with blocks and states of all its outputs that run. It goes on as it was."""
+    """The bytes of a request, with blocks, panes and states of all its outputs that run. It goes on as it was."""
     parts, copies = Parts(), Copies()
     first, output = generation.requests[0], generation.output
     times, now = output.times, time.monotonic()
@@ -67,5 +67,6 @@ def _sample(
         num_computed=0 if output.finished else num_computed,
         has_memory=carried is not None,
         blocks=[] if carried is None else [parts.add_once(each) for each in carried.blocks],
+        panes=[] if carried is None else [parts.add_once(each) for each in carried.panes],
         state=state,
     )

@@ -62,4 +62,14 @@ def start_kept(command: Sequence[str], env: Mapping[str, str], pass_fds: Sequenc
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
 
     threading.Thread(target=keep, name="starter", daemon=True).start()
-    return started.result()
+    try:
+        return started.result()
+    except KeyboardInterrupt:
+        # Nobody gets to know of it. It may be stopped, and so not notice that its starter has gone.
+        started.add_done_callback(_kill)
+        raise
+
+
+def _kill(started: Future[subprocess.Popen[bytes]]) -> None:
+    if started.exception() is None:
+        started.result().kill()

@@ -1,4 +1,4 @@
-"""The process group of the ranks that share a model: what they add up and gather."""
+"""The process group of ranks on GPUs, or where they can share no memory: what they add up and gather."""
 
 from __future__ import annotations
 
@@ -11,12 +11,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ostinato.errors import RankError
+from ostinato.engine.ranks import waiting
 from ostinato.plan.cuts import Rank
-
-PATIENCE = 60.0
-"""Seconds that the first rank waits for one that lives and does not come. One that has died is noticed at once, for its
-connection ends. All ranks compute the same at a time, so none is so far behind the others."""
 
 _GLANCE = timedelta(seconds=0.1)
 """Between looks whether something interrupts the waiting, such as Ctrl-C."""
@@ -31,7 +27,8 @@ _ON_GPUS = timedelta(minutes=10)
 class Group:
     """The connection of one rank with the others (`ops.ranks.between.Ranks`): by gloo on CPUs, by NCCL on GPUs.
 
-    NCCL needs a GPU for each rank, and has not been run. With `in_order` sums are those of the ranks in their order,
+    A rank that has died is noticed at once, for its connection ends. NCCL needs a GPU for each rank, and has not been
+    run. With `in_order` sums are those of the ranks in their order,
     in float32, whatever else stands in the tensor: a ring begins with another rank for each part of it.
     """
 
@@ -84,13 +81,10 @@ class Group:
         if not self._is_on_host:
             work.wait()
             return
-        end = time.monotonic() + PATIENCE if self.rank.leads else float("inf")
+        end = time.monotonic() + waiting.PATIENCE if self.rank.leads else float("inf")
         while not work.is_completed():
             with suppress(RuntimeError):  # a glance that is over; what else ends the work is raised below
                 work.wait(_GLANCE)
             if time.monotonic() > end and not work.is_completed():
-                raise RankError(
-                    f"another of the {self.rank.of} ranks of this engine lives, and has not answered for "
-                    f"{PATIENCE:g} s; start the engine again"
-                )
+                raise waiting.does_not_answer(self.rank.of)
         work.wait()

@@ -9,27 +9,34 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future, InvalidStateError, wait
-from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
 from ostinato.engine.process.environment import child_environment
 from ostinato.engine.process.peer import start_kept
-from ostinato.engine.ranks.group import Group
+from ostinato.engine.ranks import shared, waiting
+from ostinato.engine.ranks.memory import Read, Write
+from ostinato.engine.ranks.messages import Chosen, Failed, Logits, Start, Step
+from ostinato.engine.ranks.shared import SharedMemory
 from ostinato.engine.run.inputs import Drafts
-from ostinato.errors import OstinatoError, RankError, Remedy
+from ostinato.errors import RankError, Remedy
 from ostinato.plan.cuts import Rank
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import Plan
 from ostinato.sample.sampler import Draw, choose
 from ostinato.sample.state import Pick
 from ostinato.schedule.batch import Batch
+from ostinato.speculate.proposer import Choose
+
+if TYPE_CHECKING:
+    from ostinato.engine.ranks.group import Group
 
 T = TypeVar("T")
 
@@ -39,52 +46,6 @@ _PATIENCE = 5.0
 """Seconds that a rank has to end after its connection has; it is killed then."""
 
 
-@dataclass(frozen=True)
-class Start:
-    """What a rank is started with."""
-
-    plan: Plan
-    spec: ModelSpec
-    directory: Path | None
-    draft_directory: Path | None
-    rank: Rank
-    meeting: Path
-
-
-@dataclass(frozen=True)
-class Ready:
-    """A rank has come so far."""
-
-
-@dataclass(frozen=True)
-class Failed:
-    """A rank ends."""
-
-    message: str
-
-
-@dataclass(frozen=True)
-class Step:
-    """A step to be computed."""
-
-    batch: Batch
-    drafts: Drafts
-
-
-@dataclass(frozen=True)
-class Logits:
-    """The logits at some positions of the last step are wanted."""
-
-    positions: list[int]
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """The drafts that were chosen of the logits that all have just computed, by the places of these."""
-
-    tokens: dict[int, int]
-
-
 class Leader:
     """The first rank's side of a `Together`. It owns the other ranks of a model, each a process of this machine. They
     end with their connection, and so with this process."""
@@ -92,34 +53,52 @@ class Leader:
     def __init__(self, plan: Plan, spec: ModelSpec, directory: Path | None, draft_directory: Path | None) -> None:
         """Starts them; they load their weights meanwhile. RankError if one does not come as far."""
         self._of = plan.settings.tensor_parallel_size
+        self.chooses: Choose = choose
+        self.group: Group | SharedMemory
         self._error: RankError | None = None
         self._processes: list[subprocess.Popen[bytes]] = []
         self._connections: list[Connection] = []
+        device = torch.device(plan.settings.device)
+        memory = shared.create(self._of) if device.type == "cpu" and shared.is_available() else None
         try:
             with tempfile.TemporaryDirectory(prefix="ostinato-ranks-") as folder:
                 meeting = Path(folder) / "meeting"
                 for number in range(1, self._of):
-                    self._spawn(Start(plan, spec, directory, draft_directory, Rank(number, self._of), meeting))
+                    self._spawn(Start(plan, spec, directory, draft_directory, Rank(number, self._of), meeting, memory))
                 self.wait_ready()
-                self.group = self._formed(meeting, torch.device(plan.settings.device), plan.settings.deterministic)
+                if memory is None:
+                    self.group = self._formed(meeting, device, plan.settings.deterministic)
+                else:
+                    self.group = SharedMemory(Rank(0, self._of), memory)
+                    self.group.check = self._look
                 self.wait_ready()
         except BaseException:
             self.close(at_once=True)
             raise
+        finally:
+            if memory is not None:
+                os.close(memory)
 
     def _spawn(self, start: Start) -> None:
         ours, theirs = Pipe()
         command = [sys.executable, "-P", "-m", "ostinato.engine.ranks.worker", str(theirs.fileno())]
+        inherited = [theirs.fileno(), *([] if start.memory is None else [start.memory])]
         with theirs:
             # In a session of its own, Ctrl-C does not reach it: it ends with its connection.
-            process = start_kept(command, child_environment(), [theirs.fileno()])
-        self._processes.append(process)
+            self._processes.append(start_kept(command, child_environment(), inherited))
         self._connections.append(ours)
         with contextlib.suppress(OSError):  # it has died, which is noticed when it is waited for
             ours.send(start)
 
+    def _look(self) -> None:
+        """RuntimeError if a rank has ended."""
+        if any(process.poll() is not None for process in self._processes):
+            raise RuntimeError("a rank has ended")
+
     def _formed(self, meeting: Path, device: torch.device, in_order: bool) -> Group:
         """The group, once all ranks are there. RankError if one ends meanwhile, for which the others would wait."""
+        from ostinato.engine.ranks.group import Group  # which takes torch's distributed part, a part of a second
+
         forming: Future[Group] = Future()
 
         def form() -> None:
@@ -135,7 +114,9 @@ class Leader:
         threading.Thread(target=form, name="ostinato-ranks", daemon=True).start()
         while not forming.done():
             wait([forming], _GLANCE)
-            if any(process.poll() is not None for process in self._processes):
+            try:
+                self._look()
+            except RuntimeError:
                 forming.cancel()
         try:
             return forming.result()
@@ -168,25 +149,44 @@ class Leader:
 
     def step(self, batch: Batch, drafts: Drafts, compute: Callable[[], T]) -> T:
         """`compute`, while all other ranks compute their parts of the same step. Errors as `_together`."""
-        return self._together(Step(_without_sampling(batch), drafts), compute)
+        return self._together(Step.of(batch, drafts), compute)
 
     def logits(self, positions: Sequence[int], compute: Callable[[], T]) -> T:
         """`compute`, while all other ranks compute their parts of the logits. Errors as `_together`."""
         return self._together(Logits(list(positions)), compute)
 
+    def read(self, asked: Read) -> list[bytes]:
+        """What all other ranks have of a block or a slot. Errors as `_together`."""
+
+        def answers() -> list[bytes]:
+            return [self._answer(number) for number in range(1, self._of)]
+
+        return self._together(asked, answers)
+
+    def write(self, parts: Sequence[Write]) -> None:
+        """Gives each of the other ranks its part of a block or a slot. Errors as `_together`."""
+
+        def give() -> None:
+            for number, part in enumerate(parts, 1):
+                self._send_bytes(number, pickle.dumps(part))
+
+        self._together(None, give)
+
     def choose(self, logits: torch.Tensor, picks: Sequence[Pick], draw: Draw) -> dict[int, int]:
         """What is chosen here, which the other ranks wait for. RankError if one is gone."""
-        tokens = choose(logits, picks, draw)
+        tokens = self.chooses(logits, picks, draw)
         self._send(Chosen(tokens))
         return tokens
 
-    def _together(self, message: Step | Logits, compute: Callable[[], T]) -> T:
-        """`compute`, while all other ranks do what the message says. RankError, now and ever after, if one is gone, or
-        does not come; whatever else ends the computation here ends all ranks too, for they would wait for this one."""
+    def _together(self, message: Step | Logits | Read | None, compute: Callable[[], T]) -> T:
+        """`compute`, while all other ranks do what the message says, if there is one. RankError, now and ever after, if
+        one is gone, or does not come; whatever else ends the computation here ends all ranks too, for they would wait
+        for this one."""
         if self._error is not None:
             raise self._error
         try:
-            self._send(message)
+            if message is not None:
+                self._send(message)
             return compute()
         except RankError as error:
             self._error = self._error or error
@@ -205,14 +205,32 @@ class Leader:
                 raise found from error
             raise
 
-    def _send(self, message: Step | Logits | Chosen) -> None:
+    def _send(self, message: Step | Logits | Chosen | Read) -> None:
         # As bytes: pipes of multiprocessing would pass an image's tensor as a descriptor, which only children can take.
         packed = pickle.dumps(message)
-        for number, connection in enumerate(self._connections, 1):
-            try:
-                connection.send_bytes(packed)
-            except OSError:
-                raise self._failed(number, None) from None
+        for number in range(1, self._of):
+            self._send_bytes(number, packed)
+
+    def _send_bytes(self, number: int, packed: bytes) -> None:
+        try:
+            self._connections[number - 1].send_bytes(packed)
+        except OSError:
+            raise self._failed(number, None) from None
+
+    def _answer(self, number: int) -> bytes:
+        """The bytes that a rank was asked for. RankError if it ends instead, or lives and does not answer."""
+        connection, end = self._connections[number - 1], time.monotonic() + waiting.PATIENCE
+        try:
+            while not connection.poll(_GLANCE):
+                if time.monotonic() > end:
+                    raise waiting.does_not_answer(self._of)
+            said = connection.recv()
+        except (EOFError, OSError):
+            raise self._failed(number, None) from None
+        if isinstance(said, Failed):
+            raise self._failed(number, said.message)
+        contents: bytes = said
+        return contents
 
     def close(self, at_once: bool = False) -> None:
         """Ends the other ranks: between two steps when they see it, `at_once` also where they wait for this one."""
@@ -257,19 +275,3 @@ class Leader:
         return f"(process {self._processes[number - 1].pid}) ended " + (
             f"by signal {-status}" if status < 0 else f"with status {status}"
         )
-
-
-def _without_sampling(batch: Batch) -> Batch:
-    """What the other ranks need of it: not what rows sample with."""
-    return Batch(
-        rows=tuple(row._replace(payload=None) for row in batch.rows),
-        num_decode_rows=batch.num_decode_rows,
-        num_drafts=batch.num_drafts,
-        encode=batch.encode,
-    )
-
-
-def told(error: BaseException) -> str:
-    """An error in a message to the first rank."""
-    text = error.message if isinstance(error, OstinatoError) else repr(error)
-    return f"(process {os.getpid()}) failed: {text}"

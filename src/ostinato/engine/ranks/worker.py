@@ -8,22 +8,28 @@ import signal
 import sys
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING
 
 import torch
 
 from ostinato.engine.process.peer import end_with_peer, end_with_starter
-from ostinato.engine.ranks.group import Group
-from ostinato.engine.ranks.leader import Chosen, Failed, Logits, Ready, Start, Step, told
+from ostinato.engine.ranks.memory import Read, Write
+from ostinato.engine.ranks.messages import Chosen, Failed, Logits, Ready, Start, Step
+from ostinato.engine.ranks.shared import SharedMemory
+from ostinato.engine.run.cache_bytes import CacheBytes
 from ostinato.engine.run.runner import Runner
 from ostinato.engine.run.together import ForItself
 from ostinato.sample.sampler import Draw
 from ostinato.sample.state import Pick
 
+if TYPE_CHECKING:
+    from ostinato.engine.ranks.group import Group
+
 
 class Following(ForItself):
     """Another rank's side of a `Together`: it goes on with what the first one has chosen."""
 
-    def __init__(self, group: Group, connection: Connection) -> None:
+    def __init__(self, group: Group | SharedMemory, connection: Connection) -> None:
         super().__init__(group)
         self._connection = connection
 
@@ -45,7 +51,18 @@ def main(fileno: int) -> None:
         pass
     except BaseException as error:
         with contextlib.suppress(OSError):
-            connection.send(Failed(told(error)))
+            connection.send(Failed.by(error))
+
+
+def _group(start: Start, device: torch.device) -> Group | SharedMemory:
+    """This rank's connection with the others."""
+    if start.memory is not None:
+        group = SharedMemory(start.rank, start.memory)
+        os.close(start.memory)
+        return group
+    from ostinato.engine.ranks.group import Group  # which takes torch's distributed part, a part of a second
+
+    return Group(start.rank, start.meeting, device, start.plan.settings.deterministic)
 
 
 def _serve(connection: Connection) -> None:
@@ -54,7 +71,7 @@ def _serve(connection: Connection) -> None:
     if device.type == "cuda":
         torch.cuda.set_device(start.rank.number)
     connection.send(Ready())
-    group = Group(start.rank, start.meeting, device, start.plan.settings.deterministic)
+    group = _group(start, device)
     connection.send(Ready())
     runner = Runner(
         start.plan,
@@ -67,8 +84,15 @@ def _serve(connection: Connection) -> None:
     if start.plan.settings.capture == "startup":
         runner.capture()
     hidden: torch.Tensor | None = None
+    memory = CacheBytes(runner.memory, start.plan.settings.block_size)
     while True:
-        message: Step | Logits = connection.recv()
+        message: Step | Logits | Read | Write = connection.recv()
+        if isinstance(message, Read | Write):
+            if isinstance(message, Read):
+                connection.send(bytes(message.of(memory)))
+            else:
+                message.to(memory)
+            continue
         with torch.inference_mode():
             if isinstance(message, Step):
                 _, hidden = runner.compute(message.batch, message.drafts)

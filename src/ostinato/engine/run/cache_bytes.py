@@ -1,77 +1,122 @@
-"""The memory of blocks and slots as bytes: what files of the cache hold, and what moves from one engine to another."""
+"""The memory of blocks, panes and slots as bytes: what files of the cache hold, and what moves from one engine to
+another."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
 
-from ostinato.cache.memory import CacheMemory
 from ostinato.ops.step import LayerMemory
 
 
-def bytes_of(memory: Sequence[LayerMemory], block_size: int) -> CacheMemory:
-    """Of memory on a CPU or on a GPU."""
-    is_on_host = all(part.device.type == "cpu" for part in [*_of_blocks(memory), *_of_slots(memory)])
-    return (CacheBytes if is_on_host else DeviceCacheBytes)(memory, block_size)
+class Rows(Protocol):
+    """Parts of memory of which each has a row for every block, pane or slot. A row of all of them is one copy."""
+
+    sizes: list[int]
+    """Bytes of a row, in each part."""
+
+    def read(self, index: int, into: np.ndarray) -> None: ...
+    def write(self, index: int, contents: memoryview) -> None: ...
 
 
 class CacheBytes:
-    """Copies a block or a slot, of all layers one behind the other, out of their memory and into it (`CacheMemory`).
+    """Copies a block, a pane or a slot, of all layers one behind the other, out of their memory and into it
+    (`CacheMemory`)."""
+
+    def __init__(
+        self,
+        memory: Sequence[LayerMemory],
+        block_size: int,
+        rows: Callable[[Sequence[torch.Tensor]], Rows] | None = None,
+    ) -> None:
+        """`block_size`: tokens of a block, each of which has as many bytes in each part of it. `rows`: who copies;
+        where it is not given, who can."""
+        if rows is None:
+            is_on_host = all(part.device.type == "cpu" for each in memory for part in each.tensors.values())
+            rows = HostRows if is_on_host else DeviceRows
+        self._blocks, self._panes, self._slots = (rows(of(memory)) for of in (_of_blocks, _of_panes, _of_slots))
+        self.block_bytes, self.pane_bytes, self.slot_bytes = (
+            sum(each.sizes) for each in (self._blocks, self._panes, self._slots)
+        )
+        self._block_size = block_size
+
+    def read_block(self, block: int, num_tokens: int | None = None, into: memoryview | None = None) -> memoryview:
+        return self._read(self._blocks, block, into, num_tokens)
+
+    def write_block(self, block: int, contents: memoryview) -> None:
+        self._blocks.write(block, contents)
+
+    def read_pane(self, pane: int, num_tokens: int | None = None, into: memoryview | None = None) -> memoryview:
+        return self._read(self._panes, pane, into, num_tokens)
+
+    def write_pane(self, pane: int, contents: memoryview) -> None:
+        self._panes.write(pane, contents)
+
+    def read_slot(self, slot: int, into: memoryview | None = None) -> memoryview:
+        return self._read(self._slots, slot, into)
+
+    def write_slot(self, slot: int, contents: memoryview) -> None:
+        self._slots.write(slot, contents)
+
+    def _read(self, rows: Rows, index: int, into: memoryview | None, num_tokens: int | None = None) -> memoryview:
+        found = np.empty(sum(rows.sizes), np.uint8) if into is None else np.frombuffer(into, np.uint8)
+        rows.read(index, found)
+        if num_tokens is not None:
+            _clear(found, rows.sizes, self._block_size, num_tokens)
+        return found.data
+
+
+class HostRows:
+    """Of memory on a CPU.
 
     numpy copies, on the calling thread alone: torch shares a copy out among its threads, which wait for each other
     longer than the copy takes where a processor has other things to do.
     """
 
-    def __init__(self, memory: Sequence[LayerMemory], block_size: int) -> None:
-        """`block_size`: tokens of a block, each of which has as many bytes in each part of it."""
-        self._blocks, self._slots = ([_rows(part).numpy() for part in of(memory)] for of in (_of_blocks, _of_slots))
-        self.block_bytes, self.slot_bytes = (_bytes_of_one(parts) for parts in (self._blocks, self._slots))
-        self._block_size = block_size
+    def __init__(self, parts: Sequence[torch.Tensor]) -> None:
+        self._parts = [_rows(part).numpy() for part in parts]
+        self.sizes = [part.shape[1] for part in self._parts]
 
-    def read_block(self, block: int, num_tokens: int | None = None) -> memoryview:
-        found = _read(self._blocks, block)
-        if num_tokens is not None:
-            _clear(found, [part.shape[1] for part in self._blocks], self._block_size, num_tokens)
-        return found.data
+    def read(self, index: int, into: np.ndarray) -> None:
+        if self._parts:
+            np.concatenate([part[index] for part in self._parts], out=into)
 
-    def write_block(self, block: int, contents: memoryview) -> None:
-        _write(self._blocks, block, contents)
-
-    def read_slot(self, slot: int) -> memoryview:
-        return _read(self._slots, slot).data
-
-    def write_slot(self, slot: int, contents: memoryview) -> None:
-        _write(self._slots, slot, contents)
+    def write(self, index: int, contents: memoryview) -> None:
+        given = np.frombuffer(contents, np.uint8)
+        start = 0
+        for part in self._parts:
+            part[index] = given[start : start + part.shape[1]]
+            start += part.shape[1]
 
 
-class DeviceCacheBytes:
-    """The same for memory on a GPU. What is written is there when the call returns, whatever stream reads it."""
+class DeviceRows:
+    """Of memory on a GPU. What is written is there when the call returns, whatever stream reads it."""
 
-    def __init__(self, memory: Sequence[LayerMemory], block_size: int) -> None:
-        self._blocks, self._slots = ([_rows(part) for part in of(memory)] for of in (_of_blocks, _of_slots))
-        self.block_bytes, self.slot_bytes = (_bytes_of_one(parts) for parts in (self._blocks, self._slots))
-        self._block_size = block_size
+    def __init__(self, parts: Sequence[torch.Tensor]) -> None:
+        self._parts = [_rows(part) for part in parts]
+        self.sizes = [part.shape[1] for part in self._parts]
 
-    def read_block(self, block: int, num_tokens: int | None = None) -> memoryview:
-        found = _fetch(self._blocks, block)
-        if num_tokens is not None:
-            _clear(found, [part.shape[1] for part in self._blocks], self._block_size, num_tokens)
-        return found.data
+    def read(self, index: int, into: np.ndarray) -> None:
+        if self._parts:
+            into[:] = torch.cat([part[index] for part in self._parts]).cpu().numpy()
 
-    def write_block(self, block: int, contents: memoryview) -> None:
-        _send(self._blocks, block, contents)
-
-    def read_slot(self, slot: int) -> memoryview:
-        return _fetch(self._slots, slot).data
-
-    def write_slot(self, slot: int, contents: memoryview) -> None:
-        _send(self._slots, slot, contents)
+    def write(self, index: int, contents: memoryview) -> None:
+        given = torch.from_numpy(np.array(np.frombuffer(contents, np.uint8)))
+        for part, own in zip(self._parts, given.split(self.sizes), strict=True):
+            part[index].copy_(own)
+        if self._parts and self._parts[0].device.type == "cuda":
+            torch.cuda.synchronize(self._parts[0].device)
 
 
 def _of_blocks(memory: Sequence[LayerMemory]) -> list[torch.Tensor]:
-    return [part for each in memory for part in each.in_blocks.values()]
+    return [part for each in memory if not each.is_paned for part in each.in_blocks.values()]
+
+
+def _of_panes(memory: Sequence[LayerMemory]) -> list[torch.Tensor]:
+    return [part for each in memory if each.is_paned for part in each.in_blocks.values()]
 
 
 def _of_slots(memory: Sequence[LayerMemory]) -> list[torch.Tensor]:
@@ -83,39 +128,10 @@ def _rows(part: torch.Tensor) -> torch.Tensor:
     return part.detach().view(len(part), -1).view(torch.uint8)
 
 
-def _bytes_of_one(parts: Iterable[np.ndarray | torch.Tensor]) -> int:
-    return sum(part.shape[1] for part in parts)
-
-
-def _clear(contents: np.ndarray, sizes: Iterable[int], block_size: int, num_tokens: int) -> None:
+def _clear(contents: np.ndarray, sizes: Sequence[int], block_size: int, num_tokens: int) -> None:
     """Zeros behind the first `num_tokens` tokens of a block, of whose parts these are the bytes: what stood there may
     be another request's."""
     end = 0
     for size in sizes:
         start, end = end, end + size
         contents[start + size // block_size * num_tokens : end] = 0
-
-
-def _read(parts: Sequence[np.ndarray], index: int) -> np.ndarray:
-    return np.concatenate([part[index] for part in parts])
-
-
-def _write(parts: Sequence[np.ndarray], index: int, contents: memoryview) -> None:
-    given = np.frombuffer(contents, np.uint8)
-    start = 0
-    for part in parts:
-        part[index] = given[start : start + part.shape[1]]
-        start += part.shape[1]
-
-
-def _fetch(parts: Sequence[torch.Tensor], index: int) -> np.ndarray:
-    found: np.ndarray = torch.cat([part[index] for part in parts]).cpu().numpy()
-    return found
-
-
-def _send(parts: Sequence[torch.Tensor], index: int, contents: memoryview) -> None:
-    given = torch.from_numpy(np.array(np.frombuffer(contents, np.uint8)))
-    for part, own in zip(parts, given.split([part.shape[1] for part in parts]), strict=True):
-        part[index].copy_(own)
-    if parts and parts[0].device.type == "cuda":
-        torch.cuda.synchronize(parts[0].device)

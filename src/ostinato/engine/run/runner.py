@@ -32,9 +32,9 @@ from ostinato.ops.step import LayerMemory
 from ostinato.plan.cuts import ALONE
 from ostinato.plan.layers import LayerSpec
 from ostinato.plan.memory.keys_and_values import INT8
-from ostinato.plan.mixers import StateSpec
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import Plan
+from ostinato.plan.states import StateSpec
 from ostinato.sample.sampler import Project, Sampled, sample, sample_later
 from ostinato.schedule.batch import Batch, StepResult
 
@@ -63,7 +63,7 @@ class Runner:
         settings = plan.settings
         self.plan = plan
         self._check_size = SizeCheck(plan.device, plan.memory.available)
-        self._together = together or ForItself()
+        self.together = together or ForItself()
         self.device = torch.device(settings.device)
         self.block_size = settings.block_size
         if settings.threads is not None:
@@ -82,7 +82,7 @@ class Runner:
             layers,
             lambda draft, path: self._make_model(draft, path, progress),
             draft_directory,
-            self._together.choose,
+            self.together.choose,
         )
         # A prediction head runs within the model's steps; a draft model's layers are none of the model's.
         own = [*(layers if self.model.head is not None else layers[: len(spec.layers)]), *cells]
@@ -132,13 +132,13 @@ class Runner:
         known: Drafts = ()
         if self.drafting is not None and not self.drafting.has_weights:
             known = self.drafting.proposer.propose(batch)
-        drafts, hidden = self._together.step(batch, known, lambda: self.compute(batch, known, incoming))
+        drafts, hidden = self.together.step(batch, known, lambda: self.compute(batch, known, incoming))
         pool_rows(hidden, batch, drafts)
         positions = logit_positions(batch, drafts)
 
         def project(places: list[int]) -> torch.Tensor:
             wanted = [positions[i] for i in places]
-            return self._together.logits(wanted, lambda: self.logits(hidden, wanted))
+            return self.together.logits(wanted, lambda: self.logits(hidden, wanted))
 
         return drafts, project
 
@@ -222,14 +222,15 @@ class Runner:
         """A model with the weights in `directory`, or with random ones."""
         settings = self.plan.settings
         choices = {name: choice.implementation for name, choice in self.plan.kernels.items()}
-        group = self._together.group
+        group = self.together.group
         ops = select_ops(
             choices,
             self.plan.device.native.isa,
             deterministic=settings.deterministic,
             ranks=group,
         )
-        rank = ALONE if group is None else group.rank
+        # Of a draft model that cannot be cut, each rank has all.
+        rank = ALONE if group is None or spec.ranks == 1 else group.rank
         model = build_model(Build(ops, getattr(torch, settings.dtype), self.device, rank=rank), spec)
         self._phases.end("model")
         quantizers = BY_TORCH
@@ -285,6 +286,7 @@ def _allocate_layer(layer: LayerSpec, plan: Plan, device: torch.device, number: 
     settings, memory = plan.settings, plan.memory
     dtype = getattr(torch, settings.kv_cache_dtype)
     parts: dict[str, torch.Tensor] = {}
+    is_paned = False
     noise = number if settings.ssm_state_rounding == "stochastic" else None
     if layer.attention is not None:
         heads = (layer.attention.num_kv_heads, layer.attention.head_dim)
@@ -295,7 +297,7 @@ def _allocate_layer(layer: LayerSpec, plan: Plan, device: torch.device, number: 
             if settings.kv_cache_dtype == INT8:
                 parts[f"{name}_scales"] = pages.empty(*shape[:3], dtype=torch.float32, device=device, fills_slowly=True)
     states = {} if layer.mixer is None else _allocate_states(layer.mixer.state, plan, device)
-    return LayerMemory(**parts, states=states, noise=noise)
+    return LayerMemory(**parts, states=states, is_paned=is_paned, noise=noise)
 
 
 def _allocate_states(state: StateSpec, plan: Plan, device: torch.device) -> dict[str, torch.Tensor]:

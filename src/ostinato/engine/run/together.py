@@ -11,9 +11,11 @@ from ostinato.engine.run.inputs import Drafts
 from ostinato.sample.sampler import Draw, choose
 from ostinato.sample.state import Pick
 from ostinato.schedule.batch import Batch
+from ostinato.speculate.proposer import Choose
 
 if TYPE_CHECKING:
     from ostinato.engine.ranks.group import Group
+    from ostinato.engine.ranks.shared import SharedMemory
 
 T = TypeVar("T")
 
@@ -21,8 +23,11 @@ T = TypeVar("T")
 class Together(Protocol):
     """All ranks do the same, but that the first alone schedules and samples."""
 
+    chooses: Choose
+    """How the first rank chooses drafts. Whoever tries an engine may have it choose others."""
+
     @property
-    def group(self) -> Group | None:
+    def group(self) -> Group | SharedMemory | None:
         """The connection of the ranks; None: there is one."""
         ...
 
@@ -36,15 +41,16 @@ class Together(Protocol):
         ...
 
     def choose(self, logits: torch.Tensor, picks: Sequence[Pick], draw: Draw, /) -> dict[int, int]:
-        """The drafts that `sample.sampler.choose` chooses, on the first rank, and that all ranks go on with."""
+        """The drafts that `chooses` chooses, on the first rank, and that all ranks go on with."""
         ...
 
 
 class ForItself:
     """One process drives no other ranks, be it alone or driven itself."""
 
-    def __init__(self, group: Group | None = None) -> None:
+    def __init__(self, group: Group | SharedMemory | None = None) -> None:
         self.group = group
+        self.chooses: Choose = choose
 
     def step(self, _batch: Batch, _drafts: Drafts, compute: Callable[[], T]) -> T:
         return compute()
@@ -53,4 +59,4 @@ class ForItself:
         return compute()
 
     def choose(self, logits: torch.Tensor, picks: Sequence[Pick], draw: Draw) -> dict[int, int]:
-        return choose(logits, picks, draw)
+        return self.chooses(logits, picks, draw)

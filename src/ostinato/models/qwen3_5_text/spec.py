@@ -26,6 +26,8 @@ KINDS = {"linear_attention": "delta_net", "full_attention": "attention"}
 """Values of `layer_types`, and the kinds of layers."""
 ROTATED = 0.25
 """The part of a head that is rotated, where config.json does not say."""
+HEAD_COUNTS = ("mtp_num_hidden_layers", "num_nextn_predict_layers")
+"""What tells the layers of a prediction head."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ def qwen35_spec(config: Mapping[str, Any], architecture: str, intermediate_size:
 def head_spec(config: Mapping[str, Any], layer: LayerSpec, hidden_size: int) -> DrafterSpec | None:
     """The prediction head, which has one layer as those of the model with attention; None where there is none.
     ModelError for several layers, and for an embedding of its own."""
-    for name in ("mtp_num_hidden_layers", "num_nextn_predict_layers"):
+    for name in HEAD_COUNTS:
         count = integer(config, name, 0)
         if count > 1:
             raise ModelError(f"config.json has {name} = {count}; supported: 0 and 1")

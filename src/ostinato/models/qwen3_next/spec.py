@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ostinato.models.hyperparameters import flag, integer, top_k
-from ostinato.models.qwen3_5_text.spec import Qwen35Hyperparameters, qwen35_spec
+from ostinato.models.qwen3_5_text.spec import HEAD_COUNTS, Qwen35Hyperparameters, qwen35_spec
 from ostinato.plan.layers import ExpertsSpec
 from ostinato.plan.mixers import StoredDeltaNet
 from ostinato.plan.model import ModelSpec
@@ -26,7 +26,12 @@ class Qwen3NextHyperparameters(Qwen35Hyperparameters):
 
 
 def model_spec(config: dict[str, Any]) -> ModelSpec:
-    """The spec of a `qwen3_next` config.json. None has `linear_projections_apart`: what is read of a GGUF file does."""
+    """The spec of a `qwen3_next` config.json. None has `linear_projections_apart`: what is read of a GGUF file does.
+
+    Published checkpoints have a prediction head of which their config.json does not tell. So one that says nothing
+    means a head, and loading it names its tensors where they are not there."""
+    if all(config.get(name) is None for name in HEAD_COUNTS):
+        config = {**config, HEAD_COUNTS[0]: 1}
     is_apart = flag(config, "linear_projections_apart", False)
     return sparse_spec(config, "qwen3_next", "beta_by_key_head" if is_apart else "by_key_head")
 

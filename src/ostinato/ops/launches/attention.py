@@ -34,6 +34,9 @@ PARTS = {(4, 128): 64, (4, 256): 64, (4, 512): 32}
 
 # The same where a product reads its operands from shared memory and takes no registers for them.
 WIDE_TILES = TILES | {(2, 64): (64, 64, 4, 2), (2, 128): (64, 64, 4, 2), (2, 512): (32, 32, 8, 2)}
+REGISTERS = {(2, 64): (None, 255), (2, 128): (168, None), (4, 64): (168, 255)}
+"""Of a thread, in tiles of fewer rows than the most and in the others: where the assembler would spill."""
+
 MOST_WIDTH = max(width for _, width in TILES)
 MOST_REST = 64
 """Elements of a head behind the first `MOST_WIDTH`, in a tile of their own: as latents have a part that heads share."""
@@ -64,6 +67,7 @@ def attention(
     width = power_of_two(head_dim, least=16, most=MOST_WIDTH)
     rest = power_of_two(head_dim - width, least=16) if head_dim > width else 0
     most, keys, warps, stages = _tile(width, element_bytes, capability)
+    of_smaller, of_largest = _registers(width, element_bytes)
     of_row = -(-tokens // max(rows, 1)) * group
     # A token's query heads share a tile, however many they are.
     tile_rows = max(power_of_two(of_row, least=16, most=most), power_of_two(group))
@@ -74,7 +78,8 @@ def attention(
     head = {"HEAD_DIM": head_dim, "WIDTH": width, "SEGMENTS": segments}
     blocks = {"REST": rest, "PART": PARTS.get((element_bytes, width), 0), "GROUP": group, "BLOCK_SIZE": block_size}
     blocks |= {"ROWS": tile_rows, "KEYS": keys, "SPAN": SPAN}
-    launches = (Launch("attend", head | blocks, num_warps=warps, num_stages=stages),)
+    registers = of_smaller if tile_rows < most else of_largest
+    launches = (Launch("attend", head | blocks, warps, stages, registers),)
     at_once = head | {"WIDTH": min(width, MOST_COMBINED)}
     return launches if segments == 1 else (*launches, Launch("combine", at_once, num_warps=2))
 
@@ -88,9 +93,13 @@ def encoder_attention(*, head_dim: int, element_bytes: int, capability: int) -> 
     width = power_of_two(head_dim, least=16)
     rows, keys, warps, stages = _tile(width, element_bytes, capability)
     blocks = {"HEAD_DIM": head_dim, "WIDTH": width, "ROWS": rows, "KEYS": keys, "SPAN": SPAN}
-    return (Launch("attend_in_segment", blocks, num_warps=warps, num_stages=stages),)
+    return (Launch("attend_in_segment", blocks, warps, stages, _registers(width, element_bytes)[1]),)
 
 
 def _tile(width: int, element_bytes: int, capability: int) -> tuple[int, int, int, int]:
     tiles = WIDE_TILES if capability in READS_SHARED_MEMORY else TILES
     return tiles[element_bytes, power_of_two(width, least=64)]
+
+
+def _registers(width: int, element_bytes: int) -> tuple[int | None, int | None]:
+    return REGISTERS.get((element_bytes, power_of_two(width, least=64)), (None, None))

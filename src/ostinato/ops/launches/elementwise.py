@@ -62,3 +62,8 @@ def gated_activation(*, size: int, capability: int) -> tuple[Launch, ...]:
 def inject_media(*, size: int, capability: int) -> tuple[Launch, ...]:
     """Of hidden states of `size` elements."""
     return (_copy_launch("inject_media_kernel", size),)
+
+
+def multiply(*, size: int, capability: int) -> tuple[Launch, ...]:
+    """Of vectors of `size` elements."""
+    return (_copy_launch("multiply_kernel", size),)

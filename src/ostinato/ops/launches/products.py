@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ostinato.ops.launches.table import Launch, power_of_two
 from ostinato.ops.launches.tiles import SPAN
 
@@ -11,13 +13,13 @@ BLOCK = 1024
 FEW = 16
 """Tokens of one weight's tile for which a product reads weights, and does little else."""
 
-# Rows of tokens, outputs, inputs, warps, stages: by whether tokens are few, and by bytes of an element. float32 is
-# multiplied in three parts, which takes registers.
+# Rows of tokens, outputs, inputs, warps, stages, registers of a thread: by whether tokens are few, and by bytes of an
+# element. float32 is multiplied in three parts, which takes registers. Four blocks have 128 of them each, two 255.
 TILES = {
-    (True, 2): (16, 32, 128, 4, 3),
-    (True, 4): (16, 16, 32, 4, 1),
-    (False, 2): (64, 64, 64, 4, 3),
-    (False, 4): (32, 32, 32, 4, 1),
+    (True, 2): (16, 32, 128, 4, 3, 128),
+    (True, 4): (16, 16, 32, 4, 1, 168),
+    (False, 2): (64, 64, 64, 4, 3, 255),
+    (False, 4): (32, 32, 32, 4, 1, 255),
 }
 
 
@@ -30,8 +32,8 @@ def linear(
     group_size: int | None = None,
     is_finished: bool = False,
 ) -> tuple[Launch, ...]:
-    """`is_quantized`: of int8 weights, whose rows or groups of `group_size` inputs have a scale; the product of others
-    is cuBLAS's. `is_finished`: something follows the product."""
+    """`is_quantized`: of int8 weights, whose rows or groups of `group_size` inputs have a scale, or of blocks of so
+    many inputs; the product of others is cuBLAS's. `is_finished`: something follows the product."""
     launches = (_tile("quantized_product", tokens, element_bytes, group_size),) if is_quantized else ()
     finish = (Launch("finish", {"BLOCK": BLOCK}),) if is_finished else ()
     return launches + finish
@@ -51,7 +53,7 @@ def route(
         "WIDTH": power_of_two(experts),
     }
     return (
-        Launch("score_experts", {**tile.blocks, "OUTPUTS": 16}, tile.num_warps, tile.num_stages),
+        Launch("score_experts", {**tile.blocks, "OUTPUTS": 16}, tile.num_warps, tile.num_stages, tile.registers),
         Launch("choose_experts", choice, num_warps=1),
     )
 
@@ -64,9 +66,16 @@ def moe(
     element_bytes: int,
     capability: int,
     group_size: int | None = None,
+    in_blocks: bool = False,
 ) -> tuple[Launch, ...]:
-    """The products, inward and outward, are launched alike. `group_size`: of int8 weights with scales for groups."""
+    """The products, inward and outward, are launched alike. `group_size`: of int8 weights with scales for groups, or
+    of weights `in_blocks`."""
     product = _tile("expert_product", tokens * top_k // experts, element_bytes, group_size, {"SPAN": SPAN})
+    if in_blocks and capability != 90:
+        # Gates and values of 64 outputs, with both halves of their weights, take more registers than there are. On 9.0
+        # a product reads its weights from shared memory.
+        outputs = min(product.blocks["OUTPUTS"], 32)
+        product = replace(product, blocks={**product.blocks, "OUTPUTS": outputs})
     return (
         Launch("sort_choices", {"TOP_K": top_k, "BLOCK": BLOCK}),
         product,
@@ -79,8 +88,8 @@ def _tile(
     kernel: str, tokens: int, element_bytes: int, group_size: int | None = None, others: dict[str, int] | None = None
 ) -> Launch:
     """Of a product in which a weight meets so many tokens. Inputs that are taken at a time have one scale."""
-    rows, outputs, inputs, warps, stages = TILES[tokens <= FEW, element_bytes]
+    rows, outputs, inputs, warps, stages, registers = TILES[tokens <= FEW, element_bytes]
     if group_size is not None:
         inputs = power_of_two(group_size, least=16, most=inputs)
     blocks = {"ROWS": rows, "OUTPUTS": outputs, "INPUTS": inputs, **(others or {})}
-    return Launch(kernel, blocks, num_warps=warps, num_stages=stages)
+    return Launch(kernel, blocks, warps, stages, registers)

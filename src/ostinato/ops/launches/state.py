@@ -34,11 +34,13 @@ def token_block(tokens: int) -> int:
 
 
 def state_update(*, rows: int, num_heads: int, head_dim: int, state_size: int, capability: int) -> tuple[Launch, ...]:
-    """Of decode rows. A thread holds 16 or 32 elements of the state; wide states have more warps."""
+    """Of decode rows. A thread holds 16 or 32 elements of the state; wide states have more warps. A block of one warp
+    would have fewer registers than states of 16 bits take that are rounded with noise."""
     channels = power_of_two(head_dim, most=4 if rows * num_heads <= FEW_PROGRAMS else 16)
     columns = power_of_two(state_size)
     warps = power_of_two(channels * columns // 1024, most=4)
-    return (Launch("state_update_kernel", {"CHANNELS": channels, "COLUMNS": columns}, warps),)
+    blocks = {"CHANNELS": channels, "COLUMNS": columns}
+    return (Launch("state_update_kernel", blocks, warps, registers=128 if warps == 1 else None),)
 
 
 def selective_update(*, rows: int, channels: int, state_size: int, capability: int) -> tuple[Launch, ...]:
@@ -96,14 +98,17 @@ def delta_update(*, rows: int, num_heads: int, key_dim: int, value_dim: int, cap
     return (Launch("delta_update_kernel", {"KEYS": keys, "COLUMNS": columns}, warps),)
 
 
-def delta_scan(*, key_dim: int, value_dim: int, element_bytes: int, capability: int) -> tuple[Launch, ...]:
+def delta_scan(
+    *, key_dim: int, value_dim: int, element_bytes: int, capability: int, per_channel: bool = False
+) -> tuple[Launch, ...]:
     """Of prompts whose inputs have `element_bytes` each: what chunks need no state for; and the pass along rows, a
-    program of which holds the states of 16 value channels. More need more registers than there are. The operands of
-    float32 products take twice those of TF32."""
+    program of which holds the states of 16 value channels. More need more registers than there are. Operands of
+    float32 take twice those of TF32. So do decays, where each key channel has its own (`per_channel`)."""
     chunk = {"TOKENS": DELTA_TOKENS, "KEYS": power_of_two(key_dim, least=LEAST_DOT)}
     of_chunk = chunk | {"COLUMNS": power_of_two(value_dim, least=LEAST_DOT, most=64)}
-    of_row = chunk | {"COLUMNS": LEAST_DOT}
+    of_row, warps = chunk | {"COLUMNS": LEAST_DOT}, 8 if element_bytes == 4 else 4
+    registers = 255 if per_channel and warps == 4 else None
     return (
-        Launch("delta_chunk_kernel", of_chunk | {"SPAN": SPAN}, num_warps=4, num_stages=1),
-        Launch("delta_scan_kernel", of_row, num_warps=8 if element_bytes == 4 else 4, num_stages=1),
+        Launch("delta_chunk_kernel", of_chunk | {"SPAN": SPAN}, warps, num_stages=1, registers=registers),
+        Launch("delta_scan_kernel", of_row, warps, num_stages=1),
     )

@@ -30,6 +30,10 @@ class Launch:
     num_warps: int = 4
     num_stages: int = 1
 
+    registers: int | None = None
+    """Of a thread, at the most. None leaves it to the assembler, which spills one or two where another block fits on a
+    multiprocessor then."""
+
     def __post_init__(self) -> None:
         assert self.num_warps in (1, 2, 4, 8, MAX_WARPS), "a block has a power of two warps"
 

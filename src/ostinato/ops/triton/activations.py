@@ -1,5 +1,5 @@
-"""The functions of `ops.activations`, in float32 on a GPU. Of those with gates (`facts.GATED`) it has what becomes of a
-gate; the product stands where both halves are at hand."""
+"""The functions of `ops.activations`, in float32 on a GPU. Of those with gates (`results.GATED`) it has what becomes of
+a gate; the product stands where both halves are at hand."""
 
 from __future__ import annotations
 

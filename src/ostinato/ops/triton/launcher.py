@@ -43,8 +43,13 @@ def run(kernel: Any, grid: tuple[int, ...], launch: Launch, **arguments: Any) ->
     assert kernel.__name__ == launch.kernel, f"{kernel.__name__} is started by the launch of {launch.kernel}"
     assert max(grid[1:], default=0) <= MOST_BLOCKS, f"{launch.kernel} has a grid of {grid}"
     if 0 not in grid:
-        options = {"num_warps": launch.num_warps, "num_stages": launch.num_stages, "enable_fp_fusion": True}
-        kernel[grid](**arguments, **launch.blocks, **options)
+        kernel[grid](**arguments, **launch.blocks, **options_of(launch))
+
+
+def options_of(launch: Launch) -> dict[str, Any]:
+    """What Triton's compiler is asked for."""
+    options = {"num_warps": launch.num_warps, "num_stages": launch.num_stages, "enable_fp_fusion": True}
+    return options if launch.registers is None else options | {"maxnreg": launch.registers}
 
 
 def capability(tensor: torch.Tensor) -> int:

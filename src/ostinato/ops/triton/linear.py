@@ -1,7 +1,9 @@
-"""linear on a GPU: the product is cuBLAS's, or of int8 weights one of Triton's, which reads them as they lie; what
-follows it is one kernel."""
+"""linear on a GPU: the product is cuBLAS's, or of int8 and int4 weights one of Triton's, which reads them as they lie;
+what follows it is one kernel."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -9,12 +11,13 @@ import triton
 import triton.language as tl
 
 from ostinato.ops import int8
-from ostinato.ops.blocks.formats import Blocks
-from ostinato.ops.facts import GATED
+from ostinato.ops.blocks.formats import BLOCK_FORMATS, Blocks
 from ostinato.ops.launches import products as launches
 from ostinato.ops.launches.table import Launch, cdiv
+from ostinato.ops.results import GATED
 from ostinato.ops.triton import launcher
 from ostinato.ops.triton.activations import activate
+from ostinato.ops.triton.blocks import read_as
 from ostinato.ops.triton.launcher import to_dtype
 from ostinato.ops.triton.products import product
 
@@ -33,6 +36,9 @@ def quantized_product(
     groups,
     x_token,
     weight_row,
+    out_token,
+    WEIGHTS: tl.constexpr,
+    BLOCK: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
@@ -55,14 +61,15 @@ def quantized_product(
         in_size,
         group_size,
         groups,
-        True,
+        WEIGHTS,
+        BLOCK,
         ROWS,
         OUTPUTS,
         INPUTS,
     )
     if HAS_BIAS:
         total += tl.load(bias + output, mask=is_output, other=0.0).to(tl.float32)[None, :]
-    where = out + token.to(tl.int64)[:, None] * out_size + output[None, :]
+    where = out + token.to(tl.int64)[:, None] * out_token + output[None, :]
     tl.store(where, to_dtype(total, out.dtype.element_ty), mask=is_token[:, None] & is_output[None, :])
 
 
@@ -115,30 +122,27 @@ def linear(
     order: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """As `ops.linear`."""
-    assert blocks is order is None, "the plan expands weights in blocks on a GPU"
     out_dtype = x.dtype if out_dtype is None else out_dtype
     is_finished = not (scale is None and activation is None and residual is None and out_dtype == x.dtype)
-    found = launches.linear(
-        tokens=x.shape[0],
-        element_bytes=x.element_size(),
-        capability=launcher.capability(x),
-        is_quantized=weight_scale is not None,
-        group_size=group_size,
-        is_finished=is_finished,
-    )
-    if weight_scale is None:
-        y = F.linear(x, weight, bias)
+    if order is not None:
+        x = x.index_select(1, order)
+    if blocks is not None:
+        y = _product_of_blocks(x, weight, blocks, bias)
+    elif weight_scale is not None:
+        y = torch.empty((x.shape[0], weight.shape[0]), dtype=x.dtype, device=x.device)
+        _product(x, weight, bias, y, "int8", group_size, weight_scale)
     else:
-        y = _quantized(found[0], x, weight, weight_scale, group_size, bias)
+        y = F.linear(x, weight, bias)
     if not is_finished:
         return y
     tokens, outputs = y.shape
     size = outputs // 2 if activation in GATED else outputs
     out = torch.empty((tokens, size), dtype=out_dtype, device=y.device)
+    (launch,) = _launches(x, is_finished=True)
     launcher.run(
         finish,
-        (tokens, cdiv(size, found[-1].blocks["BLOCK"])),
-        found[-1],
+        (tokens, cdiv(size, launch.blocks["BLOCK"])),
+        launch,
         y=y,
         scale=scale,
         residual=residual,
@@ -152,17 +156,40 @@ def linear(
     return out
 
 
-def _quantized(
-    launch: Launch,
+def _launches(x: torch.Tensor, **how: Any) -> tuple[Launch, ...]:
+    return launches.linear(tokens=x.shape[0], element_bytes=x.element_size(), capability=launcher.capability(x), **how)
+
+
+def _product_of_blocks(
+    x: torch.Tensor, weight: torch.Tensor, blocks: Blocks, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """x W^T + bias in the dtype of `x`, a launch for the rows of each format."""
+    (tokens, in_size), flat = x.shape, weight.view(-1)
+    y = torch.empty((tokens, sum(rows for _, rows in blocks)), dtype=x.dtype, device=x.device)
+    place = first = 0
+    for name, rows in blocks:
+        row_bytes = BLOCK_FORMATS[name].row_bytes(in_size)
+        assert name == "Q8_0" or place % 4 == 0, "what begins a block of int4 is read as 32 bits"
+        part = flat[place : place + rows * row_bytes].view(rows, row_bytes)
+        end = first + rows
+        _product(x, part, None if bias is None else bias[first:end], y[:, first:end], *read_as(name))
+        place, first = place + rows * row_bytes, end
+    return y
+
+
+def _product(
     x: torch.Tensor,
     weight: torch.Tensor,
-    weight_scale: torch.Tensor,
-    group_size: int | None,
     bias: torch.Tensor | None,
-) -> torch.Tensor:
-    """x W^T + bias in the dtype of `x`."""
+    out: torch.Tensor,
+    weights: str,
+    group_size: int | None,
+    weight_scale: torch.Tensor | None = None,
+) -> None:
+    """Writes x W^T + bias into `out`, which may be some columns of a matrix. `weights` as the kernel has them: "int8"
+    with a `weight_scale`, or in blocks of `group_size` inputs."""
     (tokens, in_size), out_size = x.shape, weight.shape[0]
-    out = torch.empty((tokens, out_size), dtype=x.dtype, device=x.device)
+    (launch,) = _launches(x, is_quantized=True, group_size=group_size)
     group = in_size if group_size is None else group_size
     launcher.run(
         quantized_product,
@@ -170,7 +197,7 @@ def _quantized(
         launch,
         x=x,
         weight=weight,
-        weight_scale=weight_scale,
+        weight_scale=weight if weight_scale is None else weight_scale,
         bias=bias,
         out=out,
         tokens=tokens,
@@ -180,6 +207,8 @@ def _quantized(
         groups=int8.num_groups(in_size, group),
         x_token=x.stride(0),
         weight_row=weight.stride(0),
+        out_token=out.stride(0),
+        WEIGHTS=weights,
+        BLOCK=group if weight_scale is None else 0,
         HAS_BIAS=bias is not None,
     )
-    return out

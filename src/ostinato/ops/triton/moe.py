@@ -15,8 +15,10 @@ from ostinato.ops.blocks.formats import Blocks
 from ostinato.ops.launches import products as launches
 from ostinato.ops.launches.table import Launch, cdiv
 from ostinato.ops.launches.tiles import num_tiles
+from ostinato.ops.results import GATED
 from ostinato.ops.triton import launcher
 from ostinato.ops.triton.activations import activate
+from ostinato.ops.triton.blocks import of_one_format
 from ostinato.ops.triton.launcher import to_dtype
 from ostinato.ops.triton.products import product
 from ostinato.ops.triton.tiles import find_tile
@@ -59,9 +61,11 @@ def expert_product(
     group_size,
     groups,
     x_row,
+    weight_row,
     DIVISOR: tl.constexpr,
     ACTIVATION: tl.constexpr,
-    QUANTIZED: tl.constexpr,
+    WEIGHTS: tl.constexpr,
+    BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
@@ -83,14 +87,15 @@ def expert_product(
             x,
             row,
             is_row,
-            weight + first_output * in_size,
+            weight + first_output * weight_row,
             weight_scale + first_output * groups,
-            in_size,
+            weight_row,
             is_output,
             in_size,
             group_size,
             groups,
-            QUANTIZED,
+            WEIGHTS,
+            BLOCK,
             ROWS,
             OUTPUTS,
             INPUTS,
@@ -102,14 +107,15 @@ def expert_product(
                 x,
                 row,
                 is_row,
-                weight + first_output * in_size,
+                weight + first_output * weight_row,
                 weight_scale + first_output * groups,
-                in_size,
+                weight_row,
                 is_output,
                 in_size,
                 group_size,
                 groups,
-                QUANTIZED,
+                WEIGHTS,
+                BLOCK,
                 ROWS,
                 OUTPUTS,
                 INPUTS,
@@ -160,9 +166,9 @@ def moe(
     down_blocks: Blocks | None = None,
 ) -> torch.Tensor:
     """As `ops.moe`."""
-    assert up_blocks is down_blocks is None, "the plan expands weights in blocks on a GPU"
-    (tokens, size), (experts, _, inner) = x.shape, down.shape
-    top_k = choices.shape[2]
+    (tokens, size), experts, top_k = x.shape, len(down), choices.shape[2]
+    assert of_one_format(up_blocks) == of_one_format(down_blocks), "all weights of experts have one format"
+    inner = up.shape[1] // (2 if activation in GATED else 1)
     out = torch.empty((tokens, size), dtype=x.dtype, device=x.device)
     count = tokens * top_k
     sort, inward, outward, add = launches.moe(
@@ -171,7 +177,8 @@ def moe(
         top_k=top_k,
         element_bytes=x.element_size(),
         capability=launcher.capability(x),
-        group_size=None if up_scale is None else group_size,
+        group_size=of_one_format(up_blocks)[1] or (None if up_scale is None else group_size),
+        in_blocks=up_blocks is not None,
     )
     order = torch.empty(count, dtype=torch.int32, device=x.device)
     starts = torch.empty(experts + 1, dtype=torch.int32, device=x.device)
@@ -179,9 +186,9 @@ def moe(
         sort_choices, (experts,), sort, choices=choices, order=order, starts=starts, count=count, experts=experts
     )
     inside = torch.empty((count, inner), dtype=x.dtype, device=x.device)
-    _expert_product(inward, x, order, starts, up, up_scale, group_size, inside, top_k, activation)
+    _expert_product(inward, x, order, starts, up, up_scale, group_size, up_blocks, inside, top_k, activation)
     of_choices = torch.empty((count, size), dtype=x.dtype, device=x.device)
-    _expert_product(outward, inside, order, starts, down, down_scale, group_size, of_choices, 1, None)
+    _expert_product(outward, inside, order, starts, down, down_scale, group_size, down_blocks, of_choices, 1, None)
     launcher.run(
         add_choices,
         (tokens, cdiv(size, add.blocks["BLOCK"])),
@@ -205,13 +212,15 @@ def _expert_product(
     weight: torch.Tensor,
     weight_scale: torch.Tensor | None,
     group_size: int | None,
+    blocks: Blocks | None,
     out: torch.Tensor,
     divisor: int,
     activation: str | None,
 ) -> None:
     """Writes activation(x W^T) of every choice to its row of `out`; choice c reads row c // divisor of `x`."""
-    (count, out_size), (experts, _, in_size) = out.shape, weight.shape
+    (count, out_size), in_size, experts = out.shape, x.shape[1], len(weight)
     group = in_size if group_size is None or weight_scale is None else group_size
+    weights, block = of_one_format(blocks)
     launcher.run(
         expert_product,
         (num_tiles(count, experts, launch.blocks["ROWS"]), cdiv(out_size, launch.blocks["OUTPUTS"])),
@@ -229,7 +238,9 @@ def _expert_product(
         group_size=group,
         groups=int8.num_groups(in_size, group),
         x_row=x.stride(0),
+        weight_row=weight.stride(1),
         DIVISOR=divisor,
         ACTIVATION=activation or "none",
-        QUANTIZED=weight_scale is not None,
+        WEIGHTS=weights if weight_scale is None else "int8",
+        BLOCK=block,
     )

@@ -1,11 +1,12 @@
-"""Products of rows of tokens with rows of weights, plain or int8 with a scale for each group: what `linear` and `moe`
-share."""
+"""Products of rows of tokens with rows of weights, plain, int8 with a scale for each group, or in blocks: what `linear`
+and `moe` share."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
+from ostinato.ops.triton.blocks import int4_head, place_of, q8_0_head
 from ostinato.ops.triton.launcher import dot_operand
 
 
@@ -21,7 +22,8 @@ def product(
     in_size,
     group_size,
     groups,
-    QUANTIZED: tl.constexpr,
+    WEIGHTS: tl.constexpr,
+    BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
@@ -29,12 +31,17 @@ def product(
     """x W^T, [ROWS, OUTPUTS] float32.
 
     Row i of the tokens begins `row[i]` elements behind `x`. `weight` and `scales` are those of the first output; the
-    next one's weights are `weight_row` behind. An output has `groups` scales, for `group_size` inputs each; the last
-    group may have fewer.
+    next one's weights are `weight_row` behind. `WEIGHTS` says what they are: "plain"; "int8", of which an output has
+    `groups` scales, for `group_size` inputs each, the last group may have fewer; or a format of blocks of `BLOCK`
+    inputs (`blocks.py`), `BLOCK` being 0 of all others.
     """
     total = tl.zeros([ROWS, OUTPUTS], tl.float32)
     output = tl.arange(0, OUTPUTS)
-    if QUANTIZED:
+    if BLOCK > 0:
+        for base in range(0, in_size, BLOCK):
+            block = weight + output * weight_row + place_of(base // BLOCK, WEIGHTS, BLOCK)
+            total += _of_block(x + base, row, is_row, block, is_output, WEIGHTS, BLOCK, ROWS, OUTPUTS, INPUTS)
+    elif WEIGHTS == "int8":
         for group in range(groups):
             begin = group * group_size
             end = tl.minimum(begin + group_size, in_size)
@@ -60,3 +67,44 @@ def _add_inputs(total, x, row, is_row, weight, column, is_output, base, end, INP
     rows = dot_operand(rows)
     # Whole numbers up to 127 are exact in every dtype.
     return tl.dot(rows, columns.to(rows.dtype), total, input_precision="tf32x3")
+
+
+@triton.jit
+def _of_block(
+    x,
+    row,
+    is_row,
+    block,
+    is_output,
+    WEIGHTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    INPUTS: tl.constexpr,
+):
+    """The product with one block of each output, which `block` points at."""
+    part = tl.zeros([ROWS, OUTPUTS], tl.float32)
+    # Unrolled, so that the loop around it is the innermost one, whose loads are made ahead.
+    if WEIGHTS == "int4":
+        # A byte's halves are weights of inputs 16 apart: so the lower ones of many bytes are one operand, the upper
+        # ones another, and nothing is shuffled.
+        scale, zero = int4_head(block, is_output)
+        byte = tl.arange(0, INPUTS // 2)
+        element = byte // 16 * 32 + byte % 16
+        for first in tl.static_range(0, BLOCK, INPUTS):
+            packed = tl.load(block[None, :] + (4 + first // 2 + byte)[:, None], mask=is_output[None, :], other=0)
+            for half in tl.static_range(2):
+                of_half = x + row[:, None] + (first + 16 * half + element)[None, :]
+                rows = dot_operand(tl.load(of_half, mask=is_row[:, None], other=0.0))
+                # Less a zero point of 8 bits they are exact in every dtype.
+                whole = ((packed >> 4 * half) & 15).to(tl.int16) - zero[None, :]
+                part = tl.dot(rows, whole.to(rows.dtype), part, input_precision="tf32x3")
+    else:
+        scale = q8_0_head(block, is_output)
+        element = tl.arange(0, INPUTS)
+        for first in tl.static_range(0, BLOCK, INPUTS):
+            rows = dot_operand(tl.load(x + row[:, None] + (first + element)[None, :], mask=is_row[:, None], other=0.0))
+            whole = tl.load(block[None, :] + (2 + first + element)[:, None], mask=is_output[None, :], other=0)
+            whole = whole.to(tl.int8, bitcast=True)
+            part = tl.dot(rows, whole.to(rows.dtype), part, input_precision="tf32x3")
+    return part * scale[None, :]

@@ -22,13 +22,19 @@ from ostinato.plan.encoder.choice import (
 )
 from ostinato.plan.fitting.costs import costs_of
 from ostinato.plan.fitting.lower import lower
+from ostinato.plan.fitting.reasons import (
+    cache_decisions,
+    even_if_lowered,
+    explain,
+    limit_decisions,
+    why_graphs_are_smaller,
+)
 from ostinato.plan.fitting.settle import Settled, settle
 from ostinato.plan.graphs.capture_plan import choose_ladders, ladder_decisions
 from ostinato.plan.graphs.ladders import CaptureLadders, Reach
 from ostinato.plan.limits import Limits
 from ostinato.plan.memory.cache_split import MemoryPlan, cache_need, fit_memory
 from ostinato.plan.model import ModelSpec
-from ostinato.plan.reasons import cache_decisions, even_if_lowered, explain, limit_decisions, why_graphs_are_smaller
 from ostinato.plan.search import largest
 
 

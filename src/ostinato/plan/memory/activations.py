@@ -72,6 +72,7 @@ def activation_bytes(
             kv_bytes=bytes_while_read(kv_cache_dtype or dtype),
             is_quantized=model.quantization is not None,
             states=rows if gathers_states else 1,
+            gathering_ranks=model.ranks if model.gathers_inputs else 0,
         )
 
     def layers_of(way: Pass) -> int:
@@ -106,6 +107,7 @@ def activation_bytes(
         decode_tokens=min(tokens, rows * tokens_per_row),
         positions=positions,
         element_bytes=width,
+        in_order=model.is_in_order,
     )
     return peak + peak // 4 + scratch_bytes(model, tokens, positions, max_model_len, native, threads)
 
@@ -127,8 +129,7 @@ def scratch_bytes(
     drafter = drafter_pass(model)
     layers = own_pass(model).layers + (() if drafter is None else drafter.layers)
     head = (model.hidden_size, model.vocab_size)
-    in_order = any(each.in_order for each in model.quantizations)
-    return native_scratch(layers, head, native, tokens, positions, max_model_len, threads, in_order)
+    return native_scratch(layers, head, native, tokens, positions, max_model_len, threads, model.is_in_order)
 
 
 def sampled_positions(tokens: int, rows: int, tokens_per_row: int) -> int:

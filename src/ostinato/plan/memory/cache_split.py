@@ -9,9 +9,9 @@ from ostinato.cache.pane_rules import PaneRules
 from ostinato.plan.encoder.needs import EncoderMemory
 from ostinato.plan.memory.keys_and_values import bytes_per_token
 from ostinato.plan.memory.pane_split import Tables, prefixes_in, split_tables
-from ostinato.plan.mixers import StateDtype
 from ostinato.plan.model import DTYPE_BYTES, ModelSpec
 from ostinato.plan.search import largest
+from ostinato.plan.states import StateDtype
 
 DEFAULT_PREFIX_TOKENS = 1024
 """Mean length of the prefixes that the cache is split for, where the user does not say: a system prompt with some

@@ -152,6 +152,7 @@ def _triton_bytes(model: ModelSpec, dtype: str, largest: LargestGraphs, capture:
         decode_tokens=largest.rows * largest.tokens_per_row,
         positions=0,
         element_bytes=DTYPE_BYTES[dtype],
+        in_order=model.is_in_order,
     )
 
 

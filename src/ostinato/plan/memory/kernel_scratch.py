@@ -9,7 +9,7 @@ from ostinato.ops import triton_scratch as rules
 from ostinato.ops.facts import OPERATIONS, with_asked
 from ostinato.ops.scratch import Scratch
 from ostinato.plan.layers import LayerSpec
-from ostinato.plan.mixers import operations_of
+from ostinato.plan.states import operations_of
 
 
 def native_scratch(
@@ -72,9 +72,10 @@ def triton_scratch(
     decode_tokens: int,
     positions: int,
     element_bytes: int,
+    in_order: bool = False,
 ) -> int:
     """Bytes that the greediest call of a Triton kernel allocates, in a step of `tokens` tokens in `rows` rows, or of
-    `decode_tokens` tokens of rows that decode. `head` and `positions` as for `native_scratch`."""
+    `decode_tokens` tokens of rows that decode. `head`, `positions` and `in_order` as for `native_scratch`."""
     needed = [0]
 
     def note(op: str, rule: Callable[..., int], **numbers: int) -> None:
@@ -84,7 +85,8 @@ def triton_scratch(
     width = {"element_bytes": element_bytes}
     for layer in layers:
         for linear in layer.linears:
-            note("linear", rules.linear, tokens=tokens, outputs=linear.out_size, **width)
+            inputs = {"in_size": linear.in_size, "in_order": in_order}
+            note("linear", rules.linear, tokens=tokens, outputs=linear.out_size, **inputs, **width)
         if layer.experts is not None:
             note(
                 "moe",
@@ -110,7 +112,8 @@ def triton_scratch(
         if "delta_scan" in operations_of(layer.mixer):
             sizes = _sizes(layer, tokens=tokens, rows=rows)
             note("delta_scan", partial(with_asked, rules.delta_scan, sizes))
-    note("linear", rules.linear, tokens=positions, outputs=head[1], **width)
+    inputs = {"in_size": head[0], "in_order": in_order}
+    note("linear", rules.linear, tokens=positions, outputs=head[1], **inputs, **width)
     note("sample", rules.sample, positions=positions, vocab_size=head[1])
     return max(needed)
 
@@ -124,9 +127,11 @@ def reference_scratch(
     kv_bytes: int,
     is_quantized: bool,
     states: int,
+    gathering_ranks: int = 0,
 ) -> int:
     """Bytes that the greediest reference of a layer allocates; operations of `native` have none. `kv_bytes`: of an
-    element of the keys and values that are read; `states`: of how many rows it takes the states at once."""
+    element of the keys and values that are read; `states`: of how many rows it takes the states at once;
+    `gathering_ranks`: how many give each other the inputs that they share, if they do."""
     needed = [Scratch(0)]
 
     def note(op: str, **numbers: int) -> None:
@@ -147,6 +152,9 @@ def reference_scratch(
     if is_quantized:
         matrices = (*layer.linears, *layer.expert_weights)
         note("linear", elements=max((each.num_elements for each in matrices), default=0))
+    if gathering_ranks:
+        widest = max((each.in_size for each in layer.linears), default=0)
+        note("gather_inputs", tokens=tokens, elements=gathering_ranks * widest)
     return max(each.shared for each in needed)
 
 

@@ -9,8 +9,8 @@ from ostinato.ops.facts import OPERATIONS, in_prompts, with_asked
 from ostinato.ops.work import KernelWork, StepShape
 from ostinato.plan.layers import ExpertsSpec, LayerSpec
 from ostinato.plan.memory.keys_and_values import bytes_per_token
-from ostinato.plan.mixers import Mixer, StateDtype
 from ostinato.plan.model import DTYPE_BYTES, ModelSpec
+from ostinato.plan.states import Mixer, StateDtype
 from ostinato.plan.weights import Weight
 
 LOGITS = "logits"

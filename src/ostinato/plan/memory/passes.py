@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ostinato.plan.layers import LayerSpec
-from ostinato.plan.mixers import Mixer
 from ostinato.plan.model import ModelSpec
+from ostinato.plan.states import Mixer
 
 
 @dataclass(frozen=True)

@@ -168,7 +168,7 @@ def _files(files: CacheFilesPlan) -> str:
     where = files.directory or "~/.cache/ostinato/prefixes"
     sizes = " and ".join(
         f"{format_bytes(size)} for {what}"
-        for what, size in (("a block", files.block_bytes), ("a state", files.slot_bytes))
+        for what, size in (("a block", files.block_bytes), ("a pane", files.pane_bytes), ("a state", files.slot_bytes))
         if size
     )
     when = "reading never pays" if files.pays_from is None else f"read from {files.pays_from:,} tokens on"
@@ -194,12 +194,14 @@ def _kernel_rows(plan: Plan) -> Iterator[tuple[str, str]]:
 def render_launches(plan: Plan) -> RenderableType:
     """What each Triton kernel starts in the plan's steps."""
     table = Table(title="launches", title_justify="left", title_style="bold", box=None)
-    for heading in ("operation", "kernel", "warps", "stages", "constants"):
-        table.add_column(heading, justify="right" if heading in ("warps", "stages") else "left", header_style="")
+    for heading in ("operation", "kernel", "warps", "stages", "registers", "constants"):
+        is_number = heading in ("warps", "stages", "registers")
+        table.add_column(heading, justify="right" if is_number else "left", header_style="")
     for op, choice in plan.kernels.items():
         for launch in choice.launches:
             constants = ", ".join(f"{name} {value}" for name, value in launch.blocks.items())
-            table.add_row(op, launch.kernel, str(launch.num_warps), str(launch.num_stages), constants)
+            numbers = (launch.num_warps, launch.num_stages, launch.registers or "")
+            table.add_row(op, launch.kernel, *map(str, numbers), constants)
     return table
 
 

@@ -16,19 +16,17 @@ from ostinato import __version__
 from ostinato.engine.process.async_engine import AsyncEngine
 from ostinato.engine.replicas.replicated_engine import ReplicatedEngine
 from ostinato.observe.answer_counts import AnswerCounts
+from ostinato.observe.exposition import CONTENT_TYPE_LATEST, exposition, together
 from ostinato.observe.histograms import Meter
-from ostinato.observe.metrics import (
-    CONTENT_TYPE_LATEST,
+from ostinato.observe.metrics import families
+from ostinato.observe.server_metrics import (
     answers,
     connections,
     drains,
-    exposition,
-    families,
     heartbeat,
     loop_delay,
     of_keys,
     refusals,
-    together,
     workers,
 )
 from ostinato.serve.api.about import about_model

@@ -49,11 +49,6 @@ class AnswerParser:
         else:
             self._steps = self._read(formats, tools or (), starts_in_reasoning, either)
 
-    @property
-    def has_tool_calls(self) -> bool:
-        """Whether a call was recognised."""
-        return self._collector.num_calls > 0
-
     def push(self, text: str) -> AnswerDelta:
         """What the next piece of text adds, as far as that is certain."""
         self._text.add(text)

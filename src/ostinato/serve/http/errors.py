@@ -107,8 +107,7 @@ def as_api_error(error: BaseException) -> ApiError:
     if isinstance(error, DeadlineExceeded):
         return ApiError(504, error.message, param="timeout", code="deadline_exceeded")
     if isinstance(error, RequestError):
-        setting = error.remedies[0].setting if error.remedies else None
-        return ApiError(400, error.message, param=setting)
+        return ApiError(400, error.message, param=error.setting)
     if isinstance(error, ReplicaLost):
         return ApiError(503, str(error), code="replica_lost", headers={"Retry-After": "1"})
     if isinstance(error, EngineStopped):

@@ -13,12 +13,12 @@ from ostinato.observe.answer_counts import AnswerCounts
 from ostinato.observe.logs import log_request
 from ostinato.observe.record import RequestRecord
 from ostinato.observe.tracing import Tracing
+from ostinato.serve.http.addresses import is_loopback
 from ostinato.serve.http.errors import ApiError, as_api_error, is_anthropic
 from ostinato.serve.http.forwarded import UNIX, TrustedProxies
 from ostinato.serve.http.keys import client_of
 from ostinato.serve.http.lifecycle import Lifecycle
 from ostinato.serve.http.streaming import ClientGone, log_failure
-from ostinato.serve.settings import is_loopback
 
 CLIENT_GONE = 499
 """The status, in log and metrics, of a request whose client left before the answer."""

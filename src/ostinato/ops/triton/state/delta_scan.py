@@ -12,8 +12,8 @@ float32 (`triton_scratch.delta_scan`). Chunks have 16 tokens and lie on absolute
 each is behind a chunk. Sums of log decays are made in float64 and kept as two float32 numbers each, so that small
 differences of large sums are right.
 
-16-bit inputs are multiplied in TF32; float32 inputs in the first kernel as three products of TF32, which keeps errors
-below 1e-5, and in the second without matrix units: three products need more registers than there are.
+16-bit inputs are multiplied in TF32; float32 inputs without matrix units: three products of TF32, which would keep
+errors below 1e-5, need more registers than there are.
 """
 
 from __future__ import annotations
@@ -253,13 +253,14 @@ def delta_scan(
     assert states.dtype == torch.float32, f"states of a delta net in {states.dtype}; use float32"
     heads, key_dim, value_dim = states.shape[1:]
     tokens, rows, per_channel = v.shape[0], read_slots.shape[0], a.dim() == 3
-    is_float32 = v.dtype == torch.float32
+    precision = "ieee" if v.dtype == torch.float32 else "tf32"
     out = torch.empty(v.shape, dtype=v.dtype, device=v.device)
     of_chunks, of_rows = launches.delta_scan(
         key_dim=key_dim,
         value_dim=value_dim,
         element_bytes=v.element_size(),
         capability=launcher.capability(v),
+        per_channel=per_channel,
     )
     chunks = tokens // launches.DELTA_TOKENS + 2 * rows
     width = 3 * key_dim + value_dim + launches.DELTA_TOKENS
@@ -301,7 +302,7 @@ def delta_scan(
         stride_a=a.stride(0),
         stride_a_head=a.stride(1),
         stride_b=b.stride(0),
-        PRECISION="tf32x3" if is_float32 else "tf32",
+        PRECISION=precision,
         **shared,
     )
     table, _ = checkpoint_table(checkpoints, 0, rows, v.device)
@@ -315,7 +316,7 @@ def delta_scan(
         checkpoints=table,
         out=out,
         stride_write=write_slots.stride(0),
-        PRECISION="ieee" if is_float32 else "tf32",
+        PRECISION=precision,
         **shared,
     )
     return out

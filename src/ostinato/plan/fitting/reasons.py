@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from ostinato.plan.decision import Decision
 from ostinato.plan.device.catalogue import DeviceSpec
 from ostinato.plan.encoder.needs import EncoderMemory
+from ostinato.plan.fitting.settle import DEFAULT_CPU_CACHE
 from ostinato.plan.graphs.ladders import Reach
 from ostinato.plan.limits import Limits
 from ostinato.plan.memory.cache_split import (
@@ -123,20 +124,24 @@ def explain(
             f"{limits.max_num_batched_tokens}"
         )
     what_for = " and ".join(parts)
-    if budget.cache_size is not None and need > budget.cache_size:
-        cache = f"the cache of {format_bytes(budget.cache_size)} (cache_memory)"
+    beside = budget.weights + graphs + encoder.total + activations
+    # A default is to blame only where there is room for more.
+    is_cause = budget.cache_is_given or beside + need <= budget.available
+    if budget.cache_size is not None and need > budget.cache_size and is_cause:
+        by_default = f", by default a quarter of the memory and at most {format_bytes(DEFAULT_CPU_CACHE)}"
+        name = f"cache_memory{'' if budget.cache_is_given else by_default}"
+        cache = f"the cache of {format_bytes(budget.cache_size)} ({name})"
         return f"{cache} is less than the {format_bytes(need)} that it must hold: {what_for}"
     cache = f"cache {format_bytes(need)} ({what_for})"
     if budget.cache_size is not None and budget.cache_is_given:
         need, cache = budget.cache_size, f"cache_memory {format_bytes(budget.cache_size)}"
-    total = budget.weights + graphs + encoder.total + activations + need
     of_graphs = f"graphs {format_bytes(graphs)} (of up to {captured_tokens} tokens), " if graphs else ""
     if encoder.graphs:
         of_graphs += f"the encoder's graphs {format_bytes(encoder.graphs)} (encoder_token_budgets), "
     if encoder.cache:
         of_graphs += f"the encoder's cache {format_bytes(encoder.cache)} (encoder_cache_tokens), "
     return (
-        f"{format_bytes(total)} are needed, and {format_bytes(budget.available)} of the "
+        f"{format_bytes(beside + need)} are needed, and {format_bytes(budget.available)} of the "
         f"{format_bytes(device.memory_bytes)} of {device.name} may be used: "
         f"weights {format_bytes(budget.weights)}, "
         f"activations {format_bytes(activations)} (max_num_batched_tokens {limits.max_num_batched_tokens}, "

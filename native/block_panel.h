@@ -1,0 +1,155 @@
+// Rows in blocks as panels of floats, for narrow.h: eight rows, 32 elements of each at a time.
+//
+// Integers are transposed while four of a row are 32 bits, or eight that are halves of bytes. What is of the same place in
+// eight rows is a vector then, and so are the scales of the eight.
+#pragma once
+
+#include "block_factors.h"
+#include "transpose.h"
+
+#if defined(__AVX2__) && !defined(__AVX512F__)
+
+namespace ostinato {
+
+// Scales of eight rows, and what is added, for the elements of a block.
+template <typename F>
+struct PanelFactors {
+    static constexpr int EACH = F::ELEMENTS / F::SCALED;
+    static constexpr bool IN_WORD = F::HALF_SCALED || F::HAS_ZERO;  // at the beginning of a block
+    static constexpr bool HAS_MINIMUM = Factors<F>::HAS_MINIMUM;
+    Float scale[EACH], minimum[HAS_MINIMUM ? EACH : 1];
+
+    [[gnu::always_inline]] explicit PanelFactors(const std::uint8_t* const (&block)[LANES]) {
+        if constexpr (IN_WORD) {
+            of_words(block);
+        } else if constexpr (EACH == 1) {
+            alignas(32) float each[LANES], unused;
+            for (int r = 0; r < LANES; ++r) F::scales(block[r], each + r, &unused);
+            scale[0] = load(each);
+        } else {
+            static_assert(Factors<F>::BLOCKS == 1);
+            Float of_rows[LANES][EACH / LANES], minima[LANES];
+            for (int r = 0; r < LANES; ++r) {
+                const Factors<F> factors(block[r], 1);
+                for (int i = 0; i < EACH; i += LANES) of_rows[r][i / LANES] = load(factors.scale + i);
+                if constexpr (HAS_MINIMUM) minima[r] = load(factors.minimum);
+            }
+            for (int i = 0; i < EACH; i += LANES) {
+                Float square[LANES];
+                for (int r = 0; r < LANES; ++r) square[r] = of_rows[r][i / LANES];
+                transpose(square);
+                for (int at = 0; at < LANES; ++at) scale[i + at] = square[at];
+            }
+            if constexpr (HAS_MINIMUM) {
+                transpose(minima);
+                for (int at = 0; at < LANES; ++at) minimum[at] = minima[at];
+            }
+        }
+    }
+
+    [[gnu::always_inline]] Float weights(__m256i integers, int at) const {
+        const auto numbers = (Float)_mm256_cvtepi32_ps(integers);
+        if constexpr (HAS_MINIMUM) return fma(numbers, scale[at], minimum[at]);
+        return numbers * scale[at];
+    }
+
+  private:
+    void of_words(const std::uint8_t* const (&block)[LANES]) {
+        const auto word = [&](int r) { return static_cast<int>(word_at(block[r])); };
+        const __m256i words = _mm256_setr_epi32(word(0), word(1), word(2), word(3), word(4), word(5), word(6), word(7));
+        if constexpr (F::HAS_ZERO) {
+            const __m256i byte = _mm256_set1_epi32(0xFF), zeros = _mm256_and_si256(words, byte);
+            scale[0] = (Float)_mm256_andnot_si256(byte, words);
+            const auto less = (Float)_mm256_cvtepi32_ps(_mm256_sub_epi32(_mm256_setzero_si256(), zeros));
+            if constexpr (HAS_MINIMUM) minimum[0] = less * scale[0];
+        } else {
+            const __m256i first = _mm256_and_si256(words, _mm256_set1_epi32(0xFFFF)), second = _mm256_srli_epi32(words, 16);
+            const __m256i halves = _mm256_permute4x64_epi64(_mm256_packus_epi32(first, second), 0xD8);
+            scale[0] = (Float)_mm256_cvtph_ps(_mm256_castsi256_si128(halves));
+            if constexpr (F::HAS_MINIMUM) {
+                minimum[0] = (Float)_mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1));
+            } else if constexpr (HAS_MINIMUM) {
+                minimum[0] = scale[0] * static_cast<float>(F::least(block[0]));
+            }
+        }
+    }
+};
+
+// The integers of byte BYTE of each 32 bits: all of its bits, with their sign, or the LOW or upper half of them.
+template <int BYTE>
+inline __m256i whole_byte(__m256i fours) {
+    return _mm256_srai_epi32(_mm256_slli_epi32(fours, 24 - 8 * BYTE), 24);
+}
+
+template <int BYTE, bool LOW>
+inline __m256i half_byte(__m256i fours) {
+    constexpr int SHIFT = 8 * BYTE + (LOW ? 0 : 4);
+    return _mm256_and_si256(_mm256_srli_epi32(fours, SHIFT), _mm256_set1_epi32(15));
+}
+
+// to[i * stride] = element i of part `part` of eight rows' blocks, for i < PART.
+template <typename F>
+[[gnu::always_inline]] inline void pack_part(const std::uint8_t* const (&block)[LANES], int part,
+                                             const PanelFactors<F>& factors, int stride, Float* to) {
+    const int at = part * PART / F::SCALED;
+    if constexpr (IS_FLOAT8<F>) {
+        Float numbers[LANES][PART / LANES];
+        for (int r = 0; r < LANES; ++r) load<PART>(F::numbers(block[r], part), numbers[r]);
+        for (int v = 0; v < PART / LANES; ++v) {
+            Float square[LANES];
+            for (int r = 0; r < LANES; ++r) square[r] = numbers[r][v];
+            transpose(square);
+            for (int i = 0; i < LANES; ++i) to[(v * LANES + i) * stride] = square[i] * factors.scale[at];
+        }
+    } else if constexpr (std::is_same_v<F, Q4_K>) {
+        const auto put = [&](auto low) __attribute__((always_inline)) {
+            for (int half = 0; half < PART; half += 16) {
+                __m256i fours[4];
+                read_units([&](int r) { return block[r] + 16 + part / 2 * PART + half; }, fours);
+                unrolled<4>([&](auto u) __attribute__((always_inline)) {
+                    unrolled<4>([&](auto i) __attribute__((always_inline)) {
+                        to[(half + 4 * u + i) * stride] = factors.weights(half_byte<i, low>(fours[u]), at);
+                    });
+                });
+            }
+        };
+        part % 2 ? put(std::false_type{}) : put(std::true_type{});
+    } else if constexpr (IS_RAW<F>) {
+        __m256i fours[4];
+        read_units([&](int r) { return F::halves(block[r], part); }, fours);
+        unrolled<4>([&](auto u) __attribute__((always_inline)) {
+            unrolled<4>([&](auto i) __attribute__((always_inline)) {
+                to[(4 * u + i) * stride] = factors.weights(half_byte<i, true>(fours[u]), at);
+                to[(PART / 2 + 4 * u + i) * stride] = factors.weights(half_byte<i, false>(fours[u]), at);
+            });
+        });
+    } else {
+        Float fours[LANES];
+        for (int r = 0; r < LANES; ++r) fours[r] = (Float)F::integers(block[r], part);
+        transpose(fours);
+        unrolled<LANES>([&](auto u) __attribute__((always_inline)) {
+            unrolled<4>([&](auto i) __attribute__((always_inline)) {
+                const __m256i integers = whole_byte<i>((__m256i)fours[u]);
+                to[(4 * u + i) * stride] = factors.weights(integers, at + 4 * u / std::min(F::SCALED, PART));
+            });
+        });
+    }
+}
+
+// panel[(i - begin) * stride] = elements i, `begin` to `end`, of eight rows: both are multiples of PART.
+template <typename F>
+void pack_blocks(const InBlocks* const* rows, std::int64_t begin, std::int64_t end, int stride, Float* panel) {
+    for (std::int64_t i = begin; i < end;) {
+        const std::uint8_t* block[LANES];
+        for (int r = 0; r < LANES; ++r) block[r] = &rows[r][i / F::ELEMENTS * F::BYTES].byte;
+        const PanelFactors<F> factors(block);
+        const int first = static_cast<int>(i % F::ELEMENTS) / PART;
+        for (int part = first; part < F::ELEMENTS / PART && i < end; ++part, i += PART, panel += PART * stride) {
+            pack_part<F>(block, part, factors, stride, panel);
+        }
+    }
+}
+
+}  // namespace ostinato
+
+#endif

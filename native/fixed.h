@@ -1,0 +1,189 @@
+// Products of a few tokens in bfloat16 or float16 with weights of 4 to 8 bits, in integers, for AVX2: one instruction
+// multiplies 16 pairs and adds them in twos, where float32 takes an instruction for 8 and makes each weight a float first.
+//
+// A token is made 16-bit integers, 32 or 64 together with one power of two: x = scale * q. What is within 7 binades of the
+// largest of them (4 in float16) loses nothing, and elsewhere x loses at most 2^-15 of that largest: 63 of them together no
+// more than it may have lost itself when it was rounded to bfloat16. Where the largest is below 2^-86, it counts as that.
+// Numbers that are not finite have no such form: a product with one of them is computed in float32.
+//
+// Integers cannot overflow. The largest is (2 - 2^-10) 2^14 = 32752, since numbers have 11 bits at the most, and the scale
+// is that of their exponent. A weight is at most 128. So a pair adds up to less than 2^23, and what a lane sums before it
+// is a float, 4 pairs of FIXED_SPAN elements, to less than 2^25. The sum of 32 integers is below 2^20: a float has it.
+#pragma once
+
+#include <algorithm>
+
+#include "blocks.h"
+#include "transpose.h"
+
+#if defined(__AVX2__) && !defined(__AVX512F__)
+#define OSTINATO_FIXED
+
+namespace ostinato {
+
+// Tokens [tokens][token_size]: of each, integers, padded with zeros to groups; then, of each 32 of them, scales; then sums.
+struct FixedLayout {
+    std::int64_t size, parts;
+
+    explicit FixedLayout(std::int64_t in) : size((in + FIXED_GROUP - 1) / FIXED_GROUP * FIXED_GROUP), parts(size / PART) {}
+
+    std::int64_t token_size() const { return size + 2 * parts * (sizeof(float) / sizeof(fixed)); }
+    template <typename X>
+    auto* scales(X* token) const {
+        return reinterpret_cast<std::conditional_t<std::is_const_v<X>, const float, float>*>(token + size);
+    }
+    template <typename X>
+    auto* sums(X* token) const {
+        return scales(token) + parts;
+    }
+};
+
+// Eight of a token's numbers as integers that multiply 1 / `inverse`.
+inline __m256i fixed_of(Float x, float inverse) { return _mm256_cvtps_epi32((__m256)(x * inverse)); }
+
+// SPAN elements of a token, of which there are `count`. False: one of them is not finite.
+template <int SPAN, bool SPREAD, typename T>
+inline bool make_fixed(const T* x, std::int64_t count, fixed* to, float* scales, float* sums) {
+    constexpr int VECTORS_OF = SPAN / LANES, PART_VECTORS = PART / LANES;
+    constexpr int LEAST = 41;  // the exponent of 2^-86
+    Float values[VECTORS_OF];
+    __m256i most = _mm256_setzero_si256();
+    for (int v = 0; v < VECTORS_OF; ++v) {
+        const std::int64_t rest = count - v * LANES;
+        values[v] = rest >= LANES ? load(x + v * LANES)
+                    : rest > 0    ? load_first(x + v * LANES, static_cast<int>(rest))
+                                  : Float{};
+        most = _mm256_max_epi32(most, _mm256_and_si256((__m256i)values[v], _mm256_set1_epi32(0x7FFFFFFF)));
+    }
+    __m128i four = _mm_max_epi32(_mm256_castsi256_si128(most), _mm256_extracti128_si256(most, 1));
+    four = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0x4E));
+    four = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0xB1));
+    const int exponent = std::max(_mm_cvtsi128_si32(four) >> 23, LEAST);
+    if (exponent == 255) return false;
+    const float scale = bits_as<float>((exponent - 14) << 23), inverse = bits_as<float>((127 + 14 + 127 - exponent) << 23);
+    for (int part = 0; part < SPAN / PART; ++part) {
+        __m256i sum = _mm256_setzero_si256();
+        __m256i eights[PART_VECTORS];
+        for (int v = 0; v < PART_VECTORS; ++v) {
+            eights[v] = fixed_of(values[part * PART_VECTORS + v], inverse);
+            sum = _mm256_add_epi32(sum, eights[v]);
+        }
+        if constexpr (SPREAD) std::swap(eights[1], eights[2]);
+        for (int v = 0; v < PART_VECTORS; v += 2) {
+            const __m256i in_order = _mm256_permute4x64_epi64(_mm256_packs_epi32(eights[v], eights[v + 1]), 0xD8);
+            _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + part * PART + v * LANES), in_order);
+        }
+        scales[part] = scale;
+        sums[part] = ostinato::sum((Float)_mm256_cvtepi32_ps(sum)) * scale;
+    }
+    return true;
+}
+
+// A token of `in` elements, SPAN of which have one scale. SPREAD: the second and the third 8 of each part change places.
+template <int SPAN, bool SPREAD, typename T>
+bool make_fixed_token(const T* x, std::int64_t in, fixed* token) {
+    const FixedLayout layout(in);
+    for (std::int64_t at = 0; at < layout.size; at += SPAN) {
+        float *scales = layout.scales(token) + at / PART, *sums = layout.sums(token) + at / PART;
+        if (!make_fixed<SPAN, SPREAD>(x + at, in - at, token + at, scales, sums)) return false;
+    }
+    return true;
+}
+
+template <typename T>
+inline bool make_fixed_token(int span, bool spread, const T* x, std::int64_t in, fixed* token) {
+    if (span == FIXED_SPAN) return make_fixed_token<FIXED_SPAN, false>(x, in, token);
+    return spread ? make_fixed_token<PART, true>(x, in, token) : make_fixed_token<PART, false>(x, in, token);
+}
+
+inline __m256i fixed_at(const fixed* from) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)); }
+
+inline __m128i sixteen_bytes(const void* from) { return _mm_loadu_si128(static_cast<const __m128i*>(from)); }
+
+// Compilers put additions off until all that is to be added is there, and run out of registers for it: here it is needed.
+inline void in_register(__m256i& value) { asm("" : "+x"(value)); }
+
+// Rows that a number of tokens is multiplied with at once: their sums stay in registers.
+template <int TOKENS>
+constexpr int FIXED_ROWS = TOKENS == 1 ? DOT_ROWS : 2;
+
+// sums[t * stride + r] = tokens[t] . rows[r] for 8-bit weights without their scales.
+template <int TOKENS>
+void dot_fixed(const Tokens<fixed>& tokens, const std::int8_t* const* rows, std::int64_t in, float* sums, int stride) {
+    constexpr int ROWS = FIXED_ROWS<TOKENS>;
+    const FixedLayout layout(in);
+    Float total[DOT_ROWS][TOKENS];
+    for (int r = 0; r < DOT_ROWS; ++r) {
+        for (int t = 0; t < TOKENS; ++t) total[r][t] = Float{};
+    }
+    // Of elements `begin` to `begin + FIXED_SPAN`, which stand at `from` in each of `some`.
+    const auto multiply = [&](const std::int8_t* const* some, std::int64_t from, std::int64_t begin)
+        __attribute__((always_inline)) {
+        const fixed* x = tokens.x + begin;
+#pragma GCC unroll 4
+        for (int first = 0; first < DOT_ROWS; first += ROWS) {
+            __m256i part[ROWS][TOKENS];
+#pragma GCC unroll 4
+            for (int r = 0; r < ROWS; ++r) {
+#pragma GCC unroll 8
+                for (int t = 0; t < TOKENS; ++t) part[r][t] = _mm256_setzero_si256();
+            }
+            unrolled<FIXED_SPAN / 16>([&](auto i) __attribute__((always_inline)) {
+#pragma GCC unroll 4
+                for (int r = 0; r < ROWS; ++r) {
+                    const __m256i weights = _mm256_cvtepi8_epi16(sixteen_bytes(some[first + r] + from + i * 16));
+#pragma GCC unroll 8
+                    for (int t = 0; t < TOKENS; ++t) {
+                        const __m256i products = _mm256_madd_epi16(weights, fixed_at(x + t * tokens.stride + i * 16));
+                        part[r][t] = _mm256_add_epi32(part[r][t], products);
+                        in_register(part[r][t]);
+                    }
+                }
+            });
+#pragma GCC unroll 8
+            for (int t = 0; t < TOKENS; ++t) {
+                const Float scale = splat(layout.scales(tokens.x + t * tokens.stride)[begin / PART]);
+#pragma GCC unroll 4
+                for (int r = 0; r < ROWS; ++r) {
+                    total[first + r][t] = fma((Float)_mm256_cvtepi32_ps(part[r][t]), scale, total[first + r][t]);
+                }
+            }
+        }
+    };
+    std::int64_t begin = 0;
+    for (; begin + FIXED_SPAN <= in; begin += FIXED_SPAN) multiply(rows, begin, begin);
+    if (begin < in) {
+        std::int8_t rest[DOT_ROWS][FIXED_SPAN] = {};
+        const std::int8_t* some[DOT_ROWS];
+        for (int r = 0; r < DOT_ROWS; ++r) {
+            std::memcpy(rest[r], rows[r] + begin, in - begin);
+            some[r] = rest[r];
+        }
+        multiply(some, 0, begin);
+    }
+    for (int t = 0; t < TOKENS; ++t) {
+        const Float of_rows[DOT_ROWS] = {total[0][t], total[1][t], total[2][t], total[3][t]};
+        sum4(of_rows, sums + t * stride);
+    }
+}
+
+// Calls `body` with the number of tokens, up to FIXED_AT_ONCE, as a constant.
+template <int TOKENS = FIXED_AT_ONCE, typename Body>
+inline void with_fixed_tokens(int tokens, Body&& body) {
+    if constexpr (TOKENS > 0) {
+        if (tokens == TOKENS) {
+            body(std::integral_constant<int, TOKENS>{});
+        } else {
+            with_fixed_tokens<TOKENS - 1>(tokens, body);
+        }
+    }
+}
+
+inline void dot_some_fixed(int tokens, const Tokens<fixed>& x, const std::int8_t* const* rows, std::int64_t in, float* sums,
+                           int stride) {
+    with_fixed_tokens(tokens, [&](auto some) { dot_fixed<some.value>(x, rows, in, sums, stride); });
+}
+
+}  // namespace ostinato
+
+#endif

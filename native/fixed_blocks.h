@@ -1,0 +1,159 @@
+// Products of a few tokens in 16-bit integers with rows in blocks. What a scale belongs to is added up in integers; minima
+// are multiplied with the sums of the token's elements.
+#pragma once
+
+#include "fixed_read.h"
+
+#if defined(OSTINATO_FIXED)
+
+namespace ostinato {
+
+static_assert(GROUP == FIXED_GROUP);
+
+inline Float placed(Float values, int a, int b, int c, int d) {
+    return (Float)_mm256_permutevar8x32_ps((__m256)values, _mm256_setr_epi32(a, a, b, b, c, c, d, d));
+}
+
+// Of each part of a group, what SCALED elements have.
+template <typename F>
+inline Float of_parts(const float* each) {
+    const Float all = load(each);
+    if constexpr (F::SCALED == 2 * PART) return placed(all, 0, 1, 2, 3);
+    if constexpr (F::SCALED == 4 * PART) return placed(all, 0, 0, 1, 1);
+    return all;
+}
+
+// Scales of a part. With two of them, a half of a vector holds what belongs to each, as integers are spread.
+template <typename F>
+constexpr int FIXED_SCALES = F::SCALED < PART ? 2 : 1;
+
+template <int SCALES>
+inline Float scale_at(const float* scales, int part) {
+    if constexpr (SCALES == 1) return splat(scales[part]);
+    return (Float)_mm256_blend_ps((__m256)splat(scales[2 * part]), (__m256)splat(scales[2 * part + 1]), 0xF0);
+}
+
+// Blocks of a group of each row, and what the sums of each part and token are multiplied with.
+template <typename F, int TOKENS>
+struct FixedGroup {
+    const std::uint8_t* block[DOT_ROWS];
+    alignas(32) float scales[DOT_ROWS][TOKENS][FIXED_SCALES<F> * GROUP / PART];
+};
+
+template <typename F, int TOKENS>
+void dot_fixed_blocks(const Tokens<fixed>& tokens, const InBlocks* const* rows, std::int64_t count, float* sums,
+                      int stride) {
+    constexpr int BLOCKS = Factors<F>::BLOCKS, PARTS = F::ELEMENTS / PART;
+    constexpr int TOGETHER = std::clamp(F::SCALED, PART, FIXED_SPAN) / PART;  // parts that are added up in integers
+    constexpr int READ = FixedRead<F>::TOGETHER, STEP = std::max(TOGETHER, READ);
+    constexpr int ROWS = FIXED_ROWS<TOKENS>, SCALES = FIXED_SCALES<F>;
+    constexpr bool HAS_MINIMUM = F::HAS_MINIMUM || F::HAS_ZERO, HAS_LEAST = FixedRead<F>::LEAST != 0;
+    const FixedLayout layout(count * F::ELEMENTS);
+    Float total[DOT_ROWS][TOKENS], low[DOT_ROWS][TOKENS];
+    for (int r = 0; r < DOT_ROWS; ++r) {
+        for (int t = 0; t < TOKENS; ++t) total[r][t] = low[r][t] = Float{};
+    }
+    std::uint8_t rest[DOT_ROWS][BLOCKS * F::BYTES];  // of rows that are no whole groups: their last blocks, then zeros
+    FixedGroup<F, TOKENS> groups[2];
+    const auto prepare = [&](std::int64_t b, FixedGroup<F, TOKENS>& group) __attribute__((always_inline)) {
+        for (int r = 0; r < DOT_ROWS; ++r) group.block[r] = &rows[r][b * F::BYTES].byte;
+        if (count - b < BLOCKS) {
+            std::memset(rest, 0, sizeof(rest));
+            for (int r = 0; r < DOT_ROWS; ++r) {
+                std::memcpy(rest[r], group.block[r], (count - b) * F::BYTES);
+                group.block[r] = rest[r];
+            }
+        }
+        const std::int64_t part = b * PARTS;
+#pragma GCC unroll 4
+        for (int r = 0; r < DOT_ROWS; ++r) {
+            const Factors<F> factors(group.block[r], BLOCKS);
+            const Float scale = of_parts<F>(factors.scale);
+            Float minimum{};
+            if constexpr (HAS_MINIMUM) minimum = of_parts<F>(factors.minimum);
+            if constexpr (HAS_LEAST) minimum = scale;
+            for (int t = 0; t < TOKENS; ++t) {
+                const fixed* token = tokens.x + t * tokens.stride;
+                const Float of_token = load(layout.scales(token) + part) * (1 / FixedRead<F>::UNIT);
+                if constexpr (SCALES == 2) {
+                    store(group.scales[r][t], scale * placed(of_token, 0, 1, 2, 3));
+                    store(group.scales[r][t] + LANES, load(factors.scale + LANES) * placed(of_token, 4, 5, 6, 7));
+                    continue;
+                }
+                store(group.scales[r][t], scale * of_token);
+                if constexpr (HAS_MINIMUM || HAS_LEAST) low[r][t] = fma(minimum, load(layout.sums(token) + part), low[r][t]);
+            }
+        }
+    };
+    prepare(0, groups[0]);
+    const fixed* x = tokens.x;
+    int now = 0;
+    for (std::int64_t b = 0; b < count; b += BLOCKS, x += GROUP, now ^= 1) {
+        // What comes next is prepared before it is needed: that takes many instructions which wait for each other.
+        if (b + BLOCKS < count) prepare(b + BLOCKS, groups[now ^ 1]);
+        const FixedGroup<F, TOKENS>& group = groups[now];
+#pragma GCC unroll 4
+        for (int first = 0; first < DOT_ROWS; first += ROWS) {
+            Float sum[ROWS][TOKENS];
+#pragma GCC unroll 4
+            for (int r = 0; r < ROWS; ++r) {
+#pragma GCC unroll 8
+                for (int t = 0; t < TOKENS; ++t) sum[r][t] = total[first + r][t];
+            }
+            unrolled<GROUP / PART / STEP>([&](auto step) __attribute__((always_inline)) {
+                constexpr int at = step * STEP;
+                __m256i products[ROWS][TOKENS];
+                unrolled<STEP / READ>([&](auto reading) __attribute__((always_inline)) {
+                    constexpr int i = reading * READ, of_group = at + i;
+#pragma GCC unroll 4
+                    for (int r = 0; r < ROWS; ++r) {
+                        __m256i integers[2 * READ];
+                        const std::uint8_t* block = group.block[first + r] + of_group / PARTS * F::BYTES;
+                        FixedRead<F>::template read<of_group % PARTS>(block, integers);
+#pragma GCC unroll 2
+                        for (int p = 0; p < READ; ++p) {
+#pragma GCC unroll 8
+                            for (int t = 0; t < TOKENS; ++t) {
+                                const fixed* from = x + t * tokens.stride + (of_group + p) * PART;
+                                const __m256i low_half = _mm256_madd_epi16(integers[2 * p], fixed_at(from));
+                                const __m256i high_half = _mm256_madd_epi16(integers[2 * p + 1], fixed_at(from + 16));
+                                const __m256i both = _mm256_add_epi32(low_half, high_half);
+                                const bool begins = TOGETHER == 1 || i == 0;
+                                products[r][t] = begins ? both : _mm256_add_epi32(products[r][t], both);
+                                in_register(products[r][t]);
+                                if (TOGETHER == 1 || i == TOGETHER - 1) {
+                                    const Float scale = scale_at<SCALES>(group.scales[first + r][t], of_group + p);
+                                    sum[r][t] = fma((Float)_mm256_cvtepi32_ps(products[r][t]), scale, sum[r][t]);
+                                }
+                            }
+                        }
+                    }
+                });
+            });
+#pragma GCC unroll 4
+            for (int r = 0; r < ROWS; ++r) {
+#pragma GCC unroll 8
+                for (int t = 0; t < TOKENS; ++t) total[first + r][t] = sum[r][t];
+            }
+        }
+    }
+    for (int t = 0; t < TOKENS; ++t) {
+        Float of_rows[DOT_ROWS];
+        for (int r = 0; r < DOT_ROWS; ++r) {
+            of_rows[r] = total[r][t];
+            if constexpr (HAS_MINIMUM) of_rows[r] += low[r][t];
+            if constexpr (HAS_LEAST) of_rows[r] = fma(low[r][t], splat(FixedRead<F>::LEAST), of_rows[r]);
+        }
+        sum4(of_rows, sums + t * stride);
+    }
+}
+
+template <typename F>
+void dot_some_fixed_blocks(int tokens, const Tokens<fixed>& x, const InBlocks* const* rows, const InBlocks* const*, int,
+                           std::int64_t count, float* sums, int stride) {
+    with_fixed_tokens(tokens, [&](auto some) { dot_fixed_blocks<F, some.value>(x, rows, count, sums, stride); });
+}
+
+}  // namespace ostinato
+
+#endif

@@ -1,0 +1,85 @@
+"""The metrics of what stands before an engine: connections, answers, the event loop, keys, replicas that end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+
+from prometheus_client.core import Metric
+
+from ostinato.observe.exposition import Rows, family, histogram
+from ostinato.observe.histograms import Histogram
+
+
+def heartbeat(age: float, prefix: str, labels: Mapping[str, str]) -> Metric:
+    """How long ago the engine has given its last sign of life, in seconds."""
+    text = "Seconds since the engine's last sign of life"
+    return family("gauge", f"{prefix}engine_heartbeat_age_seconds", text, [({}, age)], labels)
+
+
+def connections(open_now: int, refused: int, prefix: str, labels: Mapping[str, str]) -> Iterator[Metric]:
+    """The connections of clients."""
+    yield family("gauge", f"{prefix}connections", "Connections that are open", [({}, open_now)], labels)
+    text = "Connections that were turned away because there were too many"
+    yield family("counter", f"{prefix}connections_refused", text, [({}, refused)], labels)
+
+
+def refusals(counts: Mapping[str, int], prefix: str, labels: Mapping[str, str]) -> Metric:
+    """What was refused below the application, by the error's code."""
+    text = "Requests and connections that were refused before they were read, by reason"
+    rows = [({"reason": reason}, float(count)) for reason, count in sorted(counts.items())]
+    return family("counter", f"{prefix}requests_refused", text, rows, labels)
+
+
+def drains(moved: int, stayed: Mapping[str, int], prefix: str, labels: Mapping[str, str]) -> Metric:
+    """What became of requests whose replicas were to end."""
+    text = "Requests that a replica had begun when it was to end, by what became of them, and why they stayed"
+    rows: Rows = [({"result": "moved", "reason": ""}, float(moved))]
+    rows += [({"result": "stayed", "reason": reason}, float(count)) for reason, count in sorted(stayed.items())]
+    return family("counter", f"{prefix}drained_requests", text, rows, labels)
+
+
+def answers(rows: Rows, labels: Mapping[str, str]) -> Metric:
+    """HTTP answers as (labels, count). The name has no prefix: dashboards of web servers know it, vLLM's too."""
+    text = "Requests that were answered, by status; 499: the client left before the end"
+    return family("counter", "http_requests", text, rows, labels)
+
+
+def loop_delay(delay: Histogram, stalls: int, prefix: str, labels: Mapping[str, str]) -> Iterator[Metric]:
+    """How late the server's event loop is, in seconds, and how often it was so late that it counts as stalled."""
+    text = "How late the server's event loop is, looked at every 50 ms"
+    yield histogram(f"{prefix}event_loop_delay_seconds", text, delay, labels)
+    text = "Looks at the event loop that came more than 20 ms late"
+    yield family("counter", f"{prefix}event_loop_stalls", text, [({}, stalls)], labels)
+
+
+def workers(done: int, ended_early: int, running: int, prefix: str, labels: Mapping[str, str]) -> Iterator[Metric]:
+    """The processes that read large bodies and images."""
+    rows: Rows = [({"end": "done"}, done), ({"end": "early"}, ended_early)]
+    text = "Large bodies that were read, and those given up: the client left, it took too long, or the process ended"
+    yield family("counter", f"{prefix}body_reads", text, rows, labels)
+    text = "Large bodies that are being read"
+    yield family("gauge", f"{prefix}body_reads_running", text, [({}, running)], labels)
+
+
+_OF_KEYS = (
+    ("requests", "key_requests", "Requests of each key, by its name"),
+    ("refused", "key_refused_requests", "Those that got status 429"),
+    ("prompt_tokens", "key_prompt_tokens", "Tokens of their prompts"),
+    ("completion_tokens", "key_generation_tokens", "Tokens that were generated for them"),
+)
+
+
+def of_keys(
+    rows: Callable[[str], Rows],
+    weights: Mapping[str, int],
+    seen: Collection[str],
+    prefix: str,
+    labels: Mapping[str, str],
+) -> Iterator[Metric]:
+    """What clients with the keys `seen` have used; `rows` are `AnswerCounts.key_rows`. And these keys' weights."""
+    text = "Turns that a key's client gets for one of a key of weight 1"
+    weighted = [({"key": name}, float(weight)) for name, weight in sorted(weights.items()) if name in seen]
+    yield family("gauge", prefix + "key_weight", text, weighted, labels)
+    for what, name, text in _OF_KEYS:
+        own = [row for row in rows(what) if row[0]["key"] in seen]
+        yield family("counter", prefix + name, text, own, labels)

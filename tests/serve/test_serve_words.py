@@ -1,0 +1,179 @@
+"""What clients are told of what went wrong: in words of the API alone, and the same whoever asked before them."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx2
+import pytest
+
+from ostinato.config import EngineConfig
+from ostinato.observe.answer_counts import AnswerCounts
+from ostinato.serve.app import make_api
+from ostinato.serve.http.lifecycle import Lifecycle
+from ostinato.serve.settings import ServeSettings
+from tests.support.patience import PATIENCE
+from tests.support.serving import serving
+from tests.support.told import public_names, strange_words
+
+PROMPT = [5, 6, 7, 8]
+CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+MESSAGES, EMBEDDINGS = "/v1/messages", "/v1/embeddings"
+ASKED = [{"role": "user", "content": "2 + 2 ="}]
+PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+FUNCTION = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+
+
+def chat(**more: Any) -> tuple[str, Any]:
+    return CHAT, {"messages": ASKED, "max_tokens": 2, **more}
+
+
+def completion(**more: Any) -> tuple[str, Any]:
+    return COMPLETIONS, {"prompt": PROMPT, "max_tokens": 2, **more}
+
+
+WRONG: dict[str, tuple[str, Any]] = {
+    "no JSON": (CHAT, b'{"messages": '),
+    "no object": (CHAT, []),
+    "no messages": (CHAT, {}),
+    "another model": chat(model="gpt-none"),
+    "an unknown field": chat(temprature=1),
+    "a number as text": chat(max_tokens="many"),
+    "a temperature below zero": chat(temperature=-1),
+    "no role": chat(messages=[{"content": "a"}]),
+    "an unknown role": chat(messages=[{"role": "robot", "content": "a"}]),
+    "an unknown part": chat(messages=[{"role": "user", "content": [{"type": "smell"}]}]),
+    "a picture for a model of text": chat(messages=[{"role": "user", "content": [PICTURE]}]),
+    "a tool without a name": chat(tools=[{"type": "function", "function": {}}]),
+    "a choice of no tool": chat(tool_choice="required"),
+    "a choice of another tool": chat(tools=[FUNCTION], tool_choice={"type": "function", "function": {"name": "g"}}),
+    "a schema that is none": chat(
+        response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "thing"}}}
+    ),
+    "variables of no template": chat(chat_template_kwargs={"add_generation_prompt": False, "tokenize": False}),
+    "options of a stream that is none": chat(stream_options={"include_usage": True}),
+    "too many log-probabilities": chat(logprobs=True, top_logprobs=10**6),
+    "a bias for no token": chat(logit_bias={"1000000": 1}),
+    "a bias for what is no token id": chat(logit_bias={"word": 1}),
+    "a seed that is too large": chat(seed=2**64),
+    "more than may be unfinished": completion(n=100),
+    "a prompt without tokens": completion(prompt=[]),
+    "token ids of no vocabulary": completion(prompt=[10**6]),
+    "a prompt with no room": completion(prompt=PROMPT * 100),
+    "an expression that is none": completion(guided_regex="["),
+    "a grammar that is none": completion(guided_grammar="start: ("),
+    "a priority without its policy": completion(priority=3),
+    "a deadline of no time": completion(timeout=-1),
+    "a deadline too short": completion(max_tokens=100, ignore_eos=True, timeout=1e-6),
+    "a response of nothing": (RESPONSES, {"input": 5}),
+    "a response to none": (RESPONSES, {"input": "a", "previous_response_id": "resp_none"}),
+    "a message without its length": (MESSAGES, {"messages": ASKED}),
+    "a message of an unknown block": (MESSAGES, {"max_tokens": 2, "messages": [{"role": "user", "content": [{}]}]}),
+    "nothing to embed": (EMBEDDINGS, {"input": []}),
+    "an unknown form of embeddings": (EMBEDDINGS, {"input": "a", "encoding_format": "base65"}),
+    "no such page": ("/v1/nothing", {}),
+}
+"""Where it goes, and what."""
+
+
+@pytest.fixture(scope="module")
+def served():
+    with serving({"max_waiting": 1}, max_num_seqs=2, graph_mode="none", max_model_len=128) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def public() -> frozenset[str]:
+    api = make_api(Lifecycle(EngineConfig(model="demo"), ServeSettings()), AnswerCounts())[0]
+    return public_names(api.openapi()) | {str(api.openapi_url)}
+
+
+def post(served: Any, path: str, body: Any) -> httpx2.Response:
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    headers = {"Content-Type": "application/json"}
+    return httpx2.post(f"{served.url}{path}", content=content, headers=headers, timeout=PATIENCE)
+
+
+def told(answer: httpx2.Response) -> str:
+    message = answer.json()["error"]["message"]
+    assert isinstance(message, str)
+    return message
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_is_told_in_words_of_the_api_and_the_same_after_other_requests(served, public, name):
+    path, body = WRONG[name]
+    answer = post(served, path, body)
+    assert 400 <= answer.status_code < 500 or answer.status_code == 504, answer.text
+    assert not strange_words(told(answer), public, json.dumps(body) if not isinstance(body, bytes) else ""), answer.text
+    assert post(served, *completion()).status_code == 200
+    assert post(served, path, body).json() == answer.json()
+
+
+@pytest.mark.parametrize(
+    ("name", "param", "words"),
+    [
+        ("a bias for no token", "logit_bias", "between 0 and 767"),
+        ("a bias for what is no token id", "logit_bias", "logit_bias='word': input should be a valid integer"),
+        ("a seed that is too large", "seed", "less than 18446744073709551616"),
+    ],
+)
+def test_the_field_that_is_wrong_is_named_beside_the_message(served, name, param, words):
+    error = post(served, *WRONG[name]).json()["error"]
+    assert error["param"] == param
+    assert words in error["message"]
+
+
+@pytest.mark.parametrize("path", ["/api/generate", "/chat/completions", "/v1/v1/completions"])
+def test_a_path_that_is_none_is_answered_with_those_that_are(served, path):
+    answer = post(served, path, {})
+    assert answer.status_code == 404
+    assert f"there is no {path} here; requests go to {CHAT}, {COMPLETIONS}, " in told(answer)
+    assert "/openapi.json describes all" in told(answer)
+
+
+def test_a_method_that_is_wrong_is_answered_with_the_right_one(served):
+    answer = httpx2.get(f"{served.url}{CHAT}", timeout=PATIENCE)
+    assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+    assert told(answer) == f"{CHAT} is asked with POST, not GET"
+
+
+def test_an_error_of_the_engine_and_a_full_queue_are_told_in_words_of_the_api(served, public):
+    served.probe.fail_rows = -1
+    failed = post(served, *completion())
+    served.probe.reset()
+    served.probe.hold()
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(post, served, *completion(n=3, temperature=1))
+        try:
+            served.unfinished(1)
+            full = post(served, *completion())
+        finally:
+            served.probe.go()
+        assert waiting.result().status_code == 200
+    assert (failed.status_code, full.status_code) == (500, 429)
+    for answer in (failed, full):
+        assert not strange_words(told(answer), public), answer.text
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "the request has 7 of num_computed_tokens",
+        "KeyError: 5",
+        "SamplingState has no seed",
+        "<object at 0x7f21>",
+        "see ostinato.engine.steps",
+        "there is no /srv/models/config.json",
+        "_admission is full",
+    ],
+)
+def test_words_of_the_code_are_found_in_messages(public, message):
+    assert strange_words(message, public)
+
+
+def test_fields_settings_and_what_the_client_sent_are_no_words_of_the_code(public):
+    assert not strange_words("max_tokens, max_model_len, max_waiting; json_schema; tool_result", public)
+    assert not strange_words("there is no tool get_weather", public, '{"name": "get_weather"}')
