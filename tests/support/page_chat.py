@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 from tests.support.browser import Browser
+from tests.support.engine_probe import Probe
 
 QUESTION = "Ava has 17 apples and buys 25 more. She gives away 9. How many apples are left?"
 ANSWER = "#messages .assistant:last-of-type .text"
@@ -26,6 +28,21 @@ def script_answers(page: Browser, *answers: str | tuple[str, int, dict[str, str]
     """The next answers are these, whatever the model would say; the last one from then on. An answer is a stream, or a
     body with its status and headers."""
     page.script(SCRIPTED, [(each, 200, {}) if isinstance(each, str) else each for each in answers])
+
+
+def begun(page: Browser, steps: Probe) -> str:
+    """What the page shows of an answer first. A held engine goes on until then, a step at a time: how many that takes
+    depends on what the cache has of the question, and on whether the first tokens can be seen.
+    """
+    allowed = [0.0]
+
+    def shown() -> str:
+        if steps.held and time.monotonic() > allowed[0]:
+            steps.held, steps.allowed = 0, steps.steps + 1
+            allowed[0] = time.monotonic() + 0.3  # the page has time to show it
+        return page.text(ANSWER)
+
+    return page.until(shown)
 
 
 def asked(page: Browser) -> list[dict[str, Any]]:

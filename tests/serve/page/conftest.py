@@ -33,6 +33,7 @@ def page(browser, served):
 def steps(page, served):
     """The engine's probe, which holds its steps, now that the page is open."""
     assert page.text("#status") == "demo · ready"
+    served.unfinished(0)  # what a page before left must not take the steps of this one
     served.probe.hold()
     yield served.probe
     served.probe.go()

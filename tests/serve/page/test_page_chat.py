@@ -12,6 +12,7 @@ from tests.support.page_chat import (
     SHIFT,
     answered,
     asked,
+    begun,
     chunks,
     refused,
     script_answers,
@@ -44,12 +45,11 @@ def test_a_question_sent_with_enter_gets_the_answer_that_the_api_gives(page, ser
 
 def test_an_answer_is_shown_while_it_grows_and_read_aloud_as_a_whole(page, steps):
     page.type("question", QUESTION + ENTER)
-    steps.allowed += 8
-    early = page.until(lambda: page.text(ANSWER))
+    early = begun(page, steps)
     assert page.text("#announcement") == ""
     assert page.text(FACTS) == ""
     assert page.script("return document.getElementById('messages').ariaBusy") == "true"
-    steps.allowed += 1000
+    steps.go()
     page.until(lambda: page.text(FACTS))
     assert page.text(ANSWER).startswith(early[:-1])
     assert len(page.text(ANSWER)) > len(early)
@@ -68,15 +68,14 @@ def test_shift_and_enter_make_a_line(page):
 def test_stop_ends_an_answer_and_its_request_and_keeps_what_was_said(page, served, steps, how):
     aborted = served.stats()["finished"]["abort"]
     page.type("question", QUESTION + ENTER)
-    steps.allowed += 8
-    begun = page.until(lambda: page.text(ANSWER))
+    early = begun(page, steps)
     assert page.focused() == "question"
     if how == "escape":
         page.press(ESCAPE)
     else:
         page.click("stop")
     page.until(lambda: page.text(FACTS) == "stopped")
-    assert page.text(ANSWER).startswith(begun)
+    assert page.text(ANSWER).startswith(early)
     served.unfinished(0)
     steps.go()
     served.until(lambda: served.stats()["finished"]["abort"] == aborted + 1)
