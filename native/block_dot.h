@@ -177,6 +177,9 @@ BlockFormat make_block_format(const char* name) {
         format.with_fixed.dot = dot_some_fixed_blocks<F>;
         format.fixed_span = std::clamp(F::SCALED, PART, FIXED_SPAN);
         format.fixed_spread = FixedRead<F>::IS_SPREAD;
+        format.pack_integers = pack_block_integers<F>;
+        format.integer_sum = INTEGER_SUM<F>;
+        format.has_minima = F::HAS_MINIMUM;
     }
 #endif
     return format;

@@ -1,10 +1,12 @@
-// Rows in blocks as panels of floats, for narrow.h: eight rows, 32 elements of each at a time.
+// Rows in blocks as panels of floats, for narrow.h, and of integers, for fixed_panel.h: eight rows, 32 elements of each at a
+// time.
 //
 // Integers are transposed while four of a row are 32 bits, or eight that are halves of bytes. What is of the same place in
 // eight rows is a vector then, and so are the scales of the eight.
 #pragma once
 
 #include "block_factors.h"
+#include "fixed.h"
 #include "transpose.h"
 
 #if defined(__AVX2__) && !defined(__AVX512F__)
@@ -18,6 +20,7 @@ struct PanelFactors {
     static constexpr bool IN_WORD = F::HALF_SCALED || F::HAS_ZERO;  // at the beginning of a block
     static constexpr bool HAS_MINIMUM = Factors<F>::HAS_MINIMUM;
     Float scale[EACH], minimum[HAS_MINIMUM ? EACH : 1];
+    __m256i zeros;  // of formats that have such, in 32 bits
 
     [[gnu::always_inline]] explicit PanelFactors(const std::uint8_t* const (&block)[LANES]) {
         if constexpr (IN_WORD) {
@@ -58,7 +61,8 @@ struct PanelFactors {
         const auto word = [&](int r) { return static_cast<int>(word_at(block[r])); };
         const __m256i words = _mm256_setr_epi32(word(0), word(1), word(2), word(3), word(4), word(5), word(6), word(7));
         if constexpr (F::HAS_ZERO) {
-            const __m256i byte = _mm256_set1_epi32(0xFF), zeros = _mm256_and_si256(words, byte);
+            const __m256i byte = _mm256_set1_epi32(0xFF);
+            zeros = _mm256_and_si256(words, byte);
             scale[0] = (Float)_mm256_andnot_si256(byte, words);
             const auto less = (Float)_mm256_cvtepi32_ps(_mm256_sub_epi32(_mm256_setzero_si256(), zeros));
             if constexpr (HAS_MINIMUM) minimum[0] = less * scale[0];
@@ -146,6 +150,80 @@ void pack_blocks(const InBlocks* const* rows, std::int64_t begin, std::int64_t e
         const int first = static_cast<int>(i % F::ELEMENTS) / PART;
         for (int part = first; part < F::ELEMENTS / PART && i < end; ++part, i += PART, panel += PART * stride) {
             pack_part<F>(block, part, factors, stride, panel);
+        }
+    }
+}
+
+// Elements that are added up in integers: what a scale belongs to, and no more than have one scale of a token.
+template <typename F>
+constexpr int INTEGER_SUM = std::clamp(F::SCALED, 16, FIXED_SPAN);
+
+// Of each byte in turns, the lower or the upper half of the first and the third, or of the second and the fourth.
+template <int SHIFT>
+inline __m256i half_pairs(__m256i fours) {
+    return _mm256_and_si256(_mm256_srli_epi32(fours, SHIFT), _mm256_set1_epi32(0x000F000F));
+}
+
+// to[pair * stride] = the pairs of part `part` of eight rows' blocks. `least` is what integers are less than they stand there.
+template <typename F>
+[[gnu::always_inline]] inline void pack_integer_part(const std::uint8_t* const (&block)[LANES], int part, __m256i least,
+                                                     int stride, __m256i* to) {
+    // `at` is the number of a unit among those of a part.
+    const auto put = [&](int at, __m256i first, __m256i second) __attribute__((always_inline)) {
+        constexpr bool LESS = IS_RAW<F> && !F::HAS_MINIMUM;
+        to[2 * at * stride] = LESS ? _mm256_sub_epi16(first, least) : first;
+        to[(2 * at + 1) * stride] = LESS ? _mm256_sub_epi16(second, least) : second;
+    };
+    if constexpr (std::is_same_v<F, Q4_K>) {
+        for (int half = 0; half < 2; ++half) {
+            __m256i fours[4];
+            read_units([&](int r) { return block[r] + 16 + part / 2 * PART + half * 16; }, fours);
+            for (int u = 0; u < 4; ++u) {
+                const __m256i halves = part % 2 ? _mm256_srli_epi32(fours[u], 4) : fours[u];
+                put(4 * half + u, half_pairs<0>(halves), half_pairs<8>(halves));
+            }
+        }
+    } else if constexpr (IS_RAW<F>) {
+        __m256i fours[4];
+        read_units([&](int r) { return F::halves(block[r], part); }, fours);
+        unrolled<4>([&](auto u) __attribute__((always_inline)) {
+            put(u, half_pairs<0>(fours[u]), half_pairs<8>(fours[u]));
+            put(4 + u, half_pairs<4>(fours[u]), half_pairs<12>(fours[u]));
+        });
+    } else {
+        Float fours[LANES];
+        for (int r = 0; r < LANES; ++r) fours[r] = (Float)F::integers(block[r], part);
+        transpose(fours);
+        unrolled<LANES>([&](auto u) __attribute__((always_inline)) {
+            put(u, even_bytes((__m256i)fours[u]), odd_bytes((__m256i)fours[u]));
+        });
+    }
+}
+
+// Elements `begin` to `end` of eight rows, both multiples of what is added up in integers, as pairs; with their scales and
+// minima.
+template <typename F>
+void pack_block_integers(const InBlocks* const* rows, std::int64_t begin, std::int64_t end, int stride, __m256i* to,
+                         Float* scales, Float* minima) {
+    constexpr int SUM = INTEGER_SUM<F>;
+    for (std::int64_t i = begin; i < end;) {
+        const std::uint8_t* block[LANES];
+        for (int r = 0; r < LANES; ++r) block[r] = &rows[r][i / F::ELEMENTS * F::BYTES].byte;
+        const PanelFactors<F> factors(block);
+        __m256i least = _mm256_setzero_si256();
+        if constexpr (F::HAS_ZERO) {
+            least = _mm256_or_si256(factors.zeros, _mm256_slli_epi32(factors.zeros, 16));
+        } else if constexpr (IS_RAW<F> && !F::HAS_MINIMUM) {
+            least = _mm256_set1_epi16(static_cast<short>(-F::least(block[0])));
+        }
+        const int first = static_cast<int>(i % F::ELEMENTS) / PART;
+        for (int part = first; part < F::ELEMENTS / PART && i < end; ++part, i += PART, to += PART / 2 * stride) {
+            pack_integer_part<F>(block, part, least, stride, to);
+            const std::int64_t from = i - begin;
+            if constexpr (F::HAS_MINIMUM) minima[from / PART * stride] = factors.minimum[part * PART / F::SCALED];
+            for (int at = 0; at < PART && (from + at) % SUM == 0; at += SUM) {
+                scales[(from + at) / SUM * stride] = factors.scale[(part * PART + at) / F::SCALED];
+            }
         }
     }
 }

@@ -53,6 +53,14 @@ struct BlockFormat {
     BlockProducts<fixed> with_fixed = {};
     int fixed_span = 0;
     bool fixed_spread = false;
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    // As `pack`, integers in pairs as fixed_panel.h has them: of each `integer_sum` elements a scale, and of each part a
+    // minimum where there are any.
+    void (*pack_integers)(const InBlocks* const* rows, std::int64_t begin, std::int64_t end, int stride, __m256i* to,
+                          Float* scales, Float* minima) = nullptr;
+    int integer_sum = 0;
+    bool has_minima = false;
+#endif
 
     std::int64_t row_bytes(std::int64_t in) const { return in / elements * bytes; }
 

@@ -295,21 +295,31 @@ void multiply_few(const Team& team, std::int64_t tokens, const T* x, std::int64_
 }
 
 #if defined(OSTINATO_FIXED)
+// Inputs of a token in integers that have one scale; 0: there is no product of these weights in integers.
+template <typename W>
+inline int fixed_span(const Weights<W>& w) {
+    if (w.fixed_order || w.scales) return 0;
+    if constexpr (std::is_same_v<W, InBlocks>) return w.format->fixed_span;
+    return FIXED_SPAN;
+}
+
+// The outputs of one token of several, in float32.
+template <typename T, typename Y, typename W>
+void multiply_alone(const Team& team, std::int64_t token, const T* x, std::int64_t x_stride, const Weights<W>& w,
+                    const Output& o, Y* y) {
+    Output alone = o;
+    if (o.residual) alone.residual = static_cast<const Y*>(o.residual) + token * o.residual_stride;
+    multiply_few(team, 1, x + token * x_stride, x_stride, w, alone, y + token * o.y_stride);
+}
+
 // The products of few tokens that are made 16-bit integers, with 8-bit weights of a scale per row and with rows in blocks.
 // Each thread makes them for itself: that takes less time than to wait for others. Tokens of which a number is not finite
-// are computed by `multiply_few`, and the others as without them. False, and nothing is computed: there is no such product.
+// are computed by `multiply_few`, and the others as without them.
 template <typename T, typename Y, typename W>
-bool multiply_fixed(const Team& team, std::int64_t tokens, const T* x, std::int64_t x_stride, const Weights<W>& w,
+void multiply_fixed(const Team& team, std::int64_t tokens, const T* x, std::int64_t x_stride, const Weights<W>& w,
                     const Output& o, Y* y) {
-    constexpr bool IN_BLOCKS = std::is_same_v<W, InBlocks>;
-    int span = FIXED_SPAN;
     bool spread = false;
-    if constexpr (IN_BLOCKS) {
-        span = w.format->fixed_span;
-        spread = w.format->fixed_spread;
-    }
-    const int most = IN_BLOCKS ? FIXED_BLOCK_TOKENS : FIXED_TOKENS;
-    if (w.fixed_order || w.scales || span == 0 || tokens > most) return false;
+    if constexpr (std::is_same_v<W, InBlocks>) spread = w.format->fixed_spread;
     const std::int64_t stride = FixedLayout(w.in).token_size();
     fixed* made = team.own<fixed>(tokens * stride);
     const auto run = [&](std::int64_t begin, std::int64_t end) {
@@ -318,15 +328,12 @@ bool multiply_fixed(const Team& team, std::int64_t tokens, const T* x, std::int6
     };
     std::int64_t begin = 0;
     for (std::int64_t t = 0; t < tokens; ++t) {
-        if (make_fixed_token(span, spread, x + t * x_stride, w.in, made + t * stride)) continue;
+        if (make_fixed_token(fixed_span(w), spread, x + t * x_stride, w.in, made + t * stride)) continue;
         run(begin, t);
         begin = t + 1;
-        Output alone = o;
-        if (o.residual) alone.residual = static_cast<const Y*>(o.residual) + t * o.residual_stride;
-        multiply_few(team, 1, x + t * x_stride, x_stride, w, alone, y + t * o.y_stride);
+        multiply_alone(team, t, x, x_stride, w, o, y);
     }
     run(begin, tokens);
-    return true;
 }
 #endif
 

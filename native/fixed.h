@@ -41,8 +41,12 @@ struct FixedLayout {
 // Eight of a token's numbers as integers that multiply 1 / `inverse`.
 inline __m256i fixed_of(Float x, float inverse) { return _mm256_cvtps_epi32((__m256)(x * inverse)); }
 
+// How the integers of a token lie: in order; the second and the third 8 of each 32 have changed places; or the second and the
+// third of each 4.
+enum class FixedOrder { OWN, SPREAD, PAIRED };
+
 // SPAN elements of a token, of which there are `count`. False: one of them is not finite.
-template <int SPAN, bool SPREAD, typename T>
+template <int SPAN, FixedOrder ORDER, typename T>
 inline bool make_fixed(const T* x, std::int64_t count, fixed* to, float* scales, float* sums) {
     constexpr int VECTORS_OF = SPAN / LANES, PART_VECTORS = PART / LANES;
     constexpr int LEAST = 41;  // the exponent of 2^-86
@@ -68,9 +72,13 @@ inline bool make_fixed(const T* x, std::int64_t count, fixed* to, float* scales,
             eights[v] = fixed_of(values[part * PART_VECTORS + v], inverse);
             sum = _mm256_add_epi32(sum, eights[v]);
         }
-        if constexpr (SPREAD) std::swap(eights[1], eights[2]);
+        if constexpr (ORDER == FixedOrder::SPREAD) std::swap(eights[1], eights[2]);
         for (int v = 0; v < PART_VECTORS; v += 2) {
-            const __m256i in_order = _mm256_permute4x64_epi64(_mm256_packs_epi32(eights[v], eights[v + 1]), 0xD8);
+            __m256i in_order = _mm256_permute4x64_epi64(_mm256_packs_epi32(eights[v], eights[v + 1]), 0xD8);
+            if constexpr (ORDER == FixedOrder::PAIRED) {
+                constexpr int PAIRS = _MM_SHUFFLE(3, 1, 2, 0);
+                in_order = _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(in_order, PAIRS), PAIRS);
+            }
             _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + part * PART + v * LANES), in_order);
         }
         scales[part] = scale;
@@ -79,21 +87,22 @@ inline bool make_fixed(const T* x, std::int64_t count, fixed* to, float* scales,
     return true;
 }
 
-// A token of `in` elements, SPAN of which have one scale. SPREAD: the second and the third 8 of each part change places.
-template <int SPAN, bool SPREAD, typename T>
+// A token of `in` elements, SPAN of which have one scale.
+template <int SPAN, FixedOrder ORDER, typename T>
 bool make_fixed_token(const T* x, std::int64_t in, fixed* token) {
     const FixedLayout layout(in);
     for (std::int64_t at = 0; at < layout.size; at += SPAN) {
         float *scales = layout.scales(token) + at / PART, *sums = layout.sums(token) + at / PART;
-        if (!make_fixed<SPAN, SPREAD>(x + at, in - at, token + at, scales, sums)) return false;
+        if (!make_fixed<SPAN, ORDER>(x + at, in - at, token + at, scales, sums)) return false;
     }
     return true;
 }
 
 template <typename T>
 inline bool make_fixed_token(int span, bool spread, const T* x, std::int64_t in, fixed* token) {
-    if (span == FIXED_SPAN) return make_fixed_token<FIXED_SPAN, false>(x, in, token);
-    return spread ? make_fixed_token<PART, true>(x, in, token) : make_fixed_token<PART, false>(x, in, token);
+    if (span == FIXED_SPAN) return make_fixed_token<FIXED_SPAN, FixedOrder::OWN>(x, in, token);
+    return spread ? make_fixed_token<PART, FixedOrder::SPREAD>(x, in, token)
+                  : make_fixed_token<PART, FixedOrder::OWN>(x, in, token);
 }
 
 inline __m256i fixed_at(const fixed* from) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)); }

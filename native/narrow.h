@@ -232,48 +232,75 @@ const float* copy_tokens(const Team& team, std::int64_t tokens, const T* x, std:
     return copies;
 }
 
-// This thread's outputs of the tokens from `first` on, of which `x` are copies.
-template <typename T, typename Y, typename W>
-void multiply_group(const Team& team, std::int64_t first, std::int64_t tokens, const float* x, const Weights<W>& w,
-                    const Output& o, Y* y) {
+// Tokens as floats, [spans][tokens][NARROW_SPAN], and a panel of floats that they are multiplied with.
+template <typename W>
+class FloatPanel {
+  public:
+    using Token = float;
+    static constexpr std::int64_t SIZE = NARROW_SPAN * VECTORS;
+
+    FloatPanel(const Weights<W>& w, const Token* x, std::int64_t tokens, Float* memory)
+        : w_(w), x_(x), tokens_(tokens), panel_(memory), groups_(w.scales ? (w.in + w.group - 1) / w.group : 0) {}
+
+    // Of the inputs that are multiplied together from `begin` on.
+    std::int64_t end_of(std::int64_t begin) const {
+        const std::int64_t end = std::min(begin / NARROW_SPAN * NARROW_SPAN + NARROW_SPAN, w_.in);
+        return w_.scales ? std::min(end, (begin / w_.group + 1) * w_.group) : end;
+    }
+
+    void pack(const PanelRows<W>& rows, std::int64_t begin, std::int64_t end) {
+        begin_ = begin;
+        end_ = end;
+        if constexpr (std::is_same_v<W, InBlocks>) {
+            pack_panel(*w_.format, rows.row, begin, end, panel_);
+        } else {
+            pack_panel(rows.row, begin, end, panel_);
+        }
+        if (!w_.scales) return;
+        for (int r = 0; r < OUTPUTS; ++r) scales_[r] = w_.scales[rows.number[r] * groups_ + begin / w_.group];
+    }
+
+    // Adds the products of `count` tokens, from `first` on, with what is packed; with the first inputs, puts them.
+    void multiply(std::int64_t first, int count, float* sums, Fetch<W>& fetch) const {
+        const float* x = x_ + begin_ / NARROW_SPAN * NARROW_SPAN * tokens_ + begin_ % NARROW_SPAN + first * NARROW_SPAN;
+        const float* scales = w_.scales ? scales_ : nullptr;
+        const std::int64_t size = end_ - begin_;
+        const bool is_first = begin_ == 0;
+        multiply_tokens<TOKENS_AT_ONCE>(count, x, panel_, size, scales, is_first, sums, fetch);
+    }
+
+  private:
+    const Weights<W>& w_;
+    const float* x_;
+    std::int64_t tokens_;
+    Float* panel_;
+    std::int64_t groups_, begin_ = 0, end_ = 0;
+    float scales_[OUTPUTS];
+};
+
+// This thread's outputs of the tokens from `first` on, which are those of `x`, of `all` that lie there.
+template <typename Panel, typename T, typename Y, typename W>
+void multiply_group(const Team& team, std::int64_t first, std::int64_t tokens, const typename Panel::Token* x,
+                    std::int64_t all, const Weights<W>& w, const Output& o, Y* y) {
     const int width = has_gates(o.activation) ? OUTPUTS / 2 : OUTPUTS;
-    const std::int64_t groups = w.scales ? (w.in + w.group - 1) / w.group : 0;
     const Range panels = team.split((o.size + width - 1) / width);
     const Blocks blocks(tokens, TOKENS_AT_ONCE);
-    Float* panel = team.own<Float>(NARROW_SPAN * VECTORS + tokens * VECTORS);
-    float* sums = reinterpret_cast<float*>(panel + NARROW_SPAN * VECTORS);
-    const auto end_of = [&](std::int64_t begin) {
-        const std::int64_t end = std::min(begin / NARROW_SPAN * NARROW_SPAN + NARROW_SPAN, w.in);
-        return w.scales ? std::min(end, (begin / w.group + 1) * w.group) : end;
-    };
+    Float* memory = team.own<Float>(Panel::SIZE + tokens * VECTORS);
+    float* sums = reinterpret_cast<float*>(memory + Panel::SIZE);
+    Panel panel(w, x, all, memory);
     for (std::int64_t number = panels.begin; number < panels.end; ++number) {
         const PanelRows<W> rows(w, o, width, number), next_rows(w, o, width, number + 1);
         for (std::int64_t begin = 0, end; begin < w.in; begin = end) {
-            end = end_of(begin);
-            if constexpr (std::is_same_v<W, InBlocks>) {
-                pack_panel(*w.format, rows.row, begin, end, panel);
-            } else {
-                pack_panel(rows.row, begin, end, panel);
-            }
-            float scales[OUTPUTS];
-            if (w.scales) {
-                for (int r = 0; r < OUTPUTS; ++r) scales[r] = w.scales[rows.number[r] * groups + begin / w.group];
-            }
+            end = panel.end_of(begin);
+            panel.pack(rows, begin, end);
             const bool last = end == w.in;
             const W* const* next = last ? next_rows.row : rows.row;
             const std::int64_t next_begin = last ? 0 : end;
-            Fetch<W> fetch(next, OUTPUTS, bytes_of(w, next_begin), bytes_of(w, end_of(next_begin)),
+            Fetch<W> fetch(next, OUTPUTS, bytes_of(w, next_begin), bytes_of(w, panel.end_of(next_begin)),
                            blocks.count * std::max<std::int64_t>((end - begin) / FETCH_STEP, 1));
-            const std::int64_t size = end - begin;
-            const float* of_span = x + begin / NARROW_SPAN * NARROW_SPAN * tokens + begin % NARROW_SPAN;
-            const float* of_group = w.scales ? scales : nullptr;
             for (int block = 0; block < blocks.count; ++block) {
                 const std::int64_t t = blocks.begin(block);
-                const float* from = of_span + t * NARROW_SPAN;
-                float* to = sums + t * OUTPUTS;
-                const bool first_span = begin == 0;
-                multiply_tokens<TOKENS_AT_ONCE>(blocks.size(block), from, panel, size, of_group, first_span, to,
-                                                       fetch);
+                panel.multiply(t, blocks.size(block), sums + t * OUTPUTS, fetch);
                 if (!last) continue;
                 for (std::int64_t i = t; i < blocks.begin(block + 1); ++i) {
                     const float* of_token = sums + i * OUTPUTS;
@@ -293,7 +320,7 @@ void multiply(const Team& team, std::int64_t tokens, const T* x, std::int64_t x_
     for (int group = 0; group < groups.count; ++group) {
         const std::int64_t first = groups.begin(group), count = groups.size(group);
         const float* copies = copy_tokens(team, count, x + first * x_stride, x_stride, w.in);
-        multiply_group<T>(team, first, count, copies, w, o, y);
+        multiply_group<FloatPanel<W>, T>(team, first, count, copies, count, w, o, y);
     }
 }
 

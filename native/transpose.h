@@ -117,6 +117,11 @@ template <typename At>
     units[3] = _mm256_unpackhi_epi64(ab_high, cd_high);
 }
 
+// Of each 16 bits, the first or the second byte, with its sign.
+inline __m256i even_bytes(__m256i bytes) { return _mm256_srai_epi16(_mm256_slli_epi16(bytes, 8), 8); }
+
+inline __m256i odd_bytes(__m256i bytes) { return _mm256_srai_epi16(bytes, 8); }
+
 // Of pairs of bfloat16 numbers the first and the second ones.
 inline Float first_of_pairs(__m256i pairs) { return (Float)_mm256_slli_epi32(pairs, 16); }
 

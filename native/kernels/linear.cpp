@@ -7,6 +7,7 @@
 
 #include "../bind.h"
 #include "../few.h"
+#include "../fixed_panel.h"
 #include "../many.h"
 #include "../narrow.h"
 #include "../tile_product.h"
@@ -101,7 +102,14 @@ void multiply_some(const Team& team, std::int64_t begin, std::int64_t tokens, co
 #endif
 #if defined(OSTINATO_FIXED)
                 if constexpr (!std::is_same_v<T, float> && !std::is_same_v<T, W>) {
-                    if (multiply_fixed(team, tokens, x, x_stride, all, o, to)) return;
+                    if (fixed_span(all) != 0) {
+                        if (tokens <= (std::is_same_v<W, InBlocks> ? FIXED_BLOCK_TOKENS : FIXED_TOKENS)) {
+                            multiply_fixed(team, tokens, x, x_stride, all, o, to);
+                        } else {
+                            narrow::multiply_in_integers(team, tokens, x, x_stride, all, o, to);
+                        }
+                        return;
+                    }
                 }
 #endif
 #if defined(OSTINATO_NARROW)

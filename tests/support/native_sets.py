@@ -12,7 +12,13 @@ import torch
 from ostinato.ops import kernels
 from ostinato.ops.kernels import NativeKernel, load_extension
 from ostinato.plan.device.detect import detect
-from ostinato.plan.device.instruction_sets import CPU_FLAGS, has_matrix_units, installed_modules, runnable_here
+from ostinato.plan.device.instruction_sets import (
+    CPU_FLAGS,
+    has_matrix_units,
+    installed_modules,
+    multiplies_integers,
+    runnable_here,
+)
 
 CHOSEN = {isa for isas in CPU_FLAGS.values() for isa in isas}
 
@@ -47,6 +53,11 @@ TILED_SETS = _parameters(
     "no module with matrix units is built, nor what stands in for one: make native builds that for a CPU with AVX-512",
 )
 """Those that multiply on matrix units, or on what stands in for them."""
+
+INTEGER_SETS = _parameters(
+    [isa for isa in _BUILT if multiplies_integers(isa)], "no module is built that multiplies tokens in 16-bit integers"
+)
+"""Those of PRODUCT_SETS in which tokens of bfloat16 and float16 become integers for weights of 4 to 8 bits."""
 
 
 def native_kernel(isa: str, name: str, *, deterministic: bool = False) -> NativeKernel:

@@ -23,8 +23,6 @@ from ostinato.ops.launches import sample as sample_launches
 from ostinato.ops.launches.table import Launch
 from ostinato.ops.scratch import Scratch
 from ostinato.ops.sizes import (
-    FIXED_BLOCK_TOKENS,
-    FIXED_TOKENS,
     LEAST_EXPERT_TILE_TOKENS,
     LEAST_TILE_QUERIES,
     LEAST_TILE_TOKENS,
@@ -196,10 +194,7 @@ class Operations:
             scratch=scratch.native_linear,
             deterministic=("fixed_order",),
             matrix_units=f"bfloat16 products of {LEAST_TILE_TOKENS} tokens or more",
-            in_integers=(
-                f"of bfloat16 or float16, up to {FIXED_TOKENS} tokens with int8 of a scale per row, up to "
-                f"{FIXED_BLOCK_TOKENS} with blocks that are not float8"
-            ),
+            in_integers="bfloat16 or float16 with int8 of a scale per row, or with blocks that are not float8",
         ),
         triton=Implementation(block_formats=TRITON_BLOCKS, launches=products.linear),
         work=work.products,

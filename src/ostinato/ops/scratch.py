@@ -57,19 +57,22 @@ def native_linear(*, tokens: int, in_size: int, in_order: bool) -> Scratch:
     """Of all threads: the tokens that are packed, or copied, at a time. Of each: their sums with a panel of each of
     four streams, and a row of each that is made wide; and with `in_order` tokens in the order of the weights' inputs.
 
-    With AVX2 alone: tokens in whole spans, and of each thread their sums with a panel, and that panel; and a few tokens
-    as 16-bit integers, with a scale and a sum for each 32 elements.
+    With AVX2 alone: tokens in whole spans, and of each thread their sums with a panel, and that panel; or all that with
+    16-bit integers in pairs, of which each 32 have a scale and a sum in tokens, and in panels two scales and a minimum.
+    Of a few such tokens each thread has its own.
 
     On matrix units: tokens packed as bfloat16 in whole tiles, and of each thread their sums with 32 rows. Every
     processor is counted as if it worked in all these ways."""
     at_once = min(tokens, max(_grouped_tokens(in_size), GROUP_TOKENS))
     inputs = padded(in_size, TILE_INPUTS)
     packed = min(padded(tokens), _tiled_tokens(in_size))
-    panel = NARROW_VECTORS * NARROW_LANES * (at_once + NARROW_SPAN)
+    span = max(NARROW_SPAN, FIXED_GROUP // 2 + 3 * FIXED_GROUP // 32)
+    panel = NARROW_VECTORS * NARROW_LANES * (at_once + span)
     own = max(4 * (at_once * PANEL_ROWS + padded(in_size)), panel, packed * 2 * PANEL_ROWS + TILE_WORK)
     own += min(tokens, max(FIXED_TOKENS, FIXED_BLOCK_TOKENS)) * padded(in_size, FIXED_GROUP) * 9 // 16
     own += min(tokens, GROUP_TOKENS) * padded(in_size) if in_order else 0
-    return Scratch(max(FLOAT * at_once * padded(in_size, NARROW_SPAN), 2 * packed * inputs), FLOAT * own)
+    spans = max(padded(in_size, NARROW_SPAN), padded(in_size, FIXED_GROUP) * 9 // 16)
+    return Scratch(max(FLOAT * at_once * spans, 2 * packed * inputs), FLOAT * own)
 
 
 def native_moe(*, tokens: int, size: int, inner: int, num_experts: int, experts_per_token: int) -> Scratch:

@@ -1,0 +1,224 @@
+// Products of more than a few tokens in 16-bit integers (fixed.h), for AVX2 alone: as narrow.h has them, with panels of
+// integers. One instruction multiplies two inputs of eight rows, where float32 takes two; and nothing that is packed has to be
+// made a float.
+//
+// A panel holds pairs of inputs: the first and the third of each four, then the second and the fourth, so that bytes become
+// 16 bits with a shift or a mask. Tokens lie in the same order. What one scale of weights and one of a token belongs to is
+// added up in integers, and then in float32, in ascending order.
+#pragma once
+
+#include <bitset>
+
+#include "few.h"
+#include "narrow.h"
+
+#if defined(OSTINATO_FIXED)
+
+namespace ostinato::narrow {
+
+constexpr int SPAN = FIXED_GROUP, SPAN_PARTS = SPAN / PART;  // inputs of a panel: those of a large block
+
+// A span of a token; behind its end there are zeros.
+struct FixedToken {
+    fixed numbers[SPAN];
+    float scales[SPAN_PARTS], sums[SPAN_PARTS];
+};
+
+// Compilers would mix what belongs to several pairs, and run out of registers: the next one begins when this is done.
+inline void at_once(__m256i& value) { asm volatile("" : "+x"(value)); }
+
+// sums[t][output] += what TOKENS tokens, a span of each, give with a panel of `size` inputs. SUM of them are added up in
+// integers. SCALED: weights have a scale for each; MINIMA: and a minimum for each part.
+template <int TOKENS, int SUM, bool SCALED, bool MINIMA, typename W>
+void multiply_integers(const FixedToken* x, const __m256i* panel, int size, const Float* scales, const Float* minima,
+                       float* sums, Fetch<W>& fetch) {
+    Fetch<W> fetching = fetch;
+    for (int begin = 0; begin < size; begin += SUM) {
+        __m256i part[TOKENS][VECTORS];
+#pragma GCC unroll 6
+        for (int t = 0; t < TOKENS; ++t) {
+#pragma GCC unroll 2
+            for (int v = 0; v < VECTORS; ++v) part[t][v] = _mm256_setzero_si256();
+        }
+        const fixed* numbers = x->numbers + begin;
+        for (int i = 0; i < SUM; i += FETCH_STEP, numbers += FETCH_STEP, panel += FETCH_STEP / 2 * VECTORS) {
+            fetching.step();
+            unrolled<FETCH_STEP / 2>([&](auto pair) __attribute__((always_inline)) {
+                const __m256i* rows = panel + pair * VECTORS;
+#pragma GCC unroll 6
+                for (int t = 0; t < TOKENS; ++t) {
+                    std::int32_t two;
+                    std::memcpy(&two, numbers + t * (sizeof(FixedToken) / sizeof(fixed)) + 2 * pair, sizeof(two));
+                    const __m256i token = _mm256_set1_epi32(two);
+#pragma GCC unroll 2
+                    for (int v = 0; v < VECTORS; ++v) {
+                        part[t][v] = _mm256_add_epi32(part[t][v], _mm256_madd_epi16(rows[v], token));
+                        at_once(part[t][v]);
+                    }
+                }
+            });
+        }
+        asm volatile("" ::: "memory");  // sums stay in memory from one group to the next: registers are full
+#pragma GCC unroll 6
+        for (int t = 0; t < TOKENS; ++t) {
+            const Float of_token = splat(x[t].scales[begin / PART]);
+#pragma GCC unroll 2
+            for (int v = 0; v < VECTORS; ++v) {
+                float* to = sums + (t * VECTORS + v) * LANES;
+                const auto integers = (Float)_mm256_cvtepi32_ps(part[t][v]);
+                Float sum = load(to);
+                if constexpr (MINIMA) {
+                    sum = fma(minima[begin / PART * VECTORS + v], splat(x[t].sums[begin / PART]), sum);
+                }
+                if constexpr (SCALED) {
+                    sum = fma(integers * of_token, scales[begin / SUM * VECTORS + v], sum);
+                } else {
+                    sum = fma(integers, of_token, sum);
+                }
+                store(to, sum);
+            }
+        }
+    }
+    fetch = fetching;
+}
+
+template <int SUM, bool SCALED, bool MINIMA, int TOKENS = TOKENS_AT_ONCE, typename... Args>
+inline void multiply_integers_of(int tokens, Args&... args) {
+    if constexpr (TOKENS > 0) {
+        if (tokens == TOKENS) {
+            multiply_integers<TOKENS, SUM, SCALED, MINIMA>(args...);
+        } else {
+            multiply_integers_of<SUM, SCALED, MINIMA, TOKENS - 1>(tokens, args...);
+        }
+    }
+}
+
+// to[pair * VECTORS] = inputs `begin` to `end` of eight rows of 8-bit weights, padded with zeros to a multiple of FIXED_SPAN.
+inline void pack_integers(const std::int8_t* const* rows, std::int64_t begin, std::int64_t end, __m256i* to) {
+    const auto pack = [&](const std::int8_t* const* some, std::int64_t from) __attribute__((always_inline)) {
+        __m256i fours[4];
+        read_units([&](int r) { return some[r] + from; }, fours);
+        unrolled<4>([&](auto u) __attribute__((always_inline)) {
+            to[2 * u * VECTORS] = even_bytes(fours[u]);
+            to[(2 * u + 1) * VECTORS] = odd_bytes(fours[u]);
+        });
+        to += STEP / 2 * VECTORS;
+    };
+    std::int64_t i = begin;
+    for (; i + STEP <= end; i += STEP) pack(rows, i);
+    for (; i < end || (i - begin) % FIXED_SPAN != 0; i += STEP) {
+        std::int8_t rest[LANES][STEP] = {};
+        const std::int8_t* of_rest[LANES];
+        for (int r = 0; r < LANES; ++r) {
+            of_rest[r] = rest[r];
+            if (i < end) std::memcpy(rest[r], rows[r] + i, end - i);
+        }
+        pack(of_rest, 0);
+    }
+}
+
+// As FloatPanel; tokens lie as [spans][tokens].
+template <typename W>
+class IntegerPanel {
+  public:
+    using Token = FixedToken;
+    static constexpr int LEAST_SUM = 16;  // of Q6_K
+    static constexpr std::int64_t INTEGERS = SPAN / 2 * VECTORS, SCALES = SPAN / LEAST_SUM * VECTORS;
+    static constexpr std::int64_t SIZE = INTEGERS + SCALES + SPAN_PARTS * VECTORS;
+
+    IntegerPanel(const Weights<W>& w, const Token* x, std::int64_t tokens, Float* memory)
+        : w_(w), x_(x), tokens_(tokens), integers_(reinterpret_cast<__m256i*>(memory)), scales_(memory + INTEGERS),
+          minima_(scales_ + SCALES) {}
+
+    std::int64_t end_of(std::int64_t begin) const { return std::min<std::int64_t>(begin + SPAN, w_.in); }
+
+    void pack(const PanelRows<W>& rows, std::int64_t begin, std::int64_t end) {
+        begin_ = begin;
+        for (int v = 0; v < VECTORS; ++v) {
+            if constexpr (std::is_same_v<W, InBlocks>) {
+                w_.format->pack_integers(rows.row + v * LANES, begin, end, VECTORS, integers_ + v, scales_ + v, minima_ + v);
+            } else {
+                pack_integers(rows.row + v * LANES, begin, end, integers_ + v);
+            }
+        }
+        size_ = static_cast<int>(end - begin);
+        if constexpr (!std::is_same_v<W, InBlocks>) size_ = (size_ + FIXED_SPAN - 1) / FIXED_SPAN * FIXED_SPAN;
+    }
+
+    void multiply(std::int64_t first, int count, float* sums, Fetch<W>& fetch) const {
+        if (begin_ == 0) std::fill(sums, sums + count * OUTPUTS, 0.0F);
+        const FixedToken* x = x_ + begin_ / SPAN * tokens_ + first;
+        const __m256i* integers = integers_;
+        const Float *scales = scales_, *minima = minima_;
+        const int size = size_;
+        if constexpr (!std::is_same_v<W, InBlocks>) {
+            multiply_integers_of<FIXED_SPAN, false, false>(count, x, integers, size, scales, minima, sums, fetch);
+        } else if (w_.format->has_minima) {
+            multiply_integers_of<PART, true, true>(count, x, integers, size, scales, minima, sums, fetch);
+        } else if (w_.format->integer_sum == LEAST_SUM) {
+            multiply_integers_of<LEAST_SUM, true, false>(count, x, integers, size, scales, minima, sums, fetch);
+        } else if (w_.format->integer_sum == PART) {
+            multiply_integers_of<PART, true, false>(count, x, integers, size, scales, minima, sums, fetch);
+        } else {
+            multiply_integers_of<FIXED_SPAN, true, false>(count, x, integers, size, scales, minima, sums, fetch);
+        }
+    }
+
+  private:
+    const Weights<W>& w_;
+    const FixedToken* x_;
+    std::int64_t tokens_;
+    __m256i* integers_;
+    Float *scales_, *minima_;
+    std::int64_t begin_ = 0;
+    int size_ = 0;
+};
+
+// The spans of a token of `in` elements, `stride` apart; SCALED elements have one scale. False: one of its numbers is not finite.
+template <int SCALED, typename T>
+bool make_fixed_spans(const T* x, std::int64_t in, std::int64_t stride, FixedToken* to) {
+    for (std::int64_t begin = 0; begin < in; begin += SPAN, to += stride) {
+        for (int i = 0; i < SPAN; i += SCALED) {
+            if (!make_fixed<SCALED, FixedOrder::PAIRED>(x + begin + i, in - begin - i, to->numbers + i, to->scales + i / PART,
+                                                      to->sums + i / PART)) {
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
+// All outputs of some tokens, where weights have a product in integers. A token's bits do not depend on how many are computed
+// so; one with a number that is not finite is computed by `multiply_few`.
+template <typename T, typename Y, typename W>
+void multiply_in_integers(const Team& team, std::int64_t tokens, const T* x, std::int64_t x_stride, const Weights<W>& w,
+                          const Output& o, Y* y) {
+    const std::int64_t spans = (w.in + SPAN - 1) / SPAN;
+    const Blocks groups(tokens, GROUP_TOKENS);
+    for (int group = 0; group < groups.count; ++group) {
+        const std::int64_t first = groups.begin(group), count = groups.size(group);
+        FixedToken* made = team.shared<FixedToken>(spans * count);
+        const Range mine = team.split(count);
+        for (std::int64_t t = mine.begin; t < mine.end; ++t) {
+            const T* from = x + (first + t) * x_stride;
+            const bool finite = fixed_span(w) == PART ? make_fixed_spans<PART>(from, w.in, count, made + t)
+                                                      : make_fixed_spans<FIXED_SPAN>(from, w.in, count, made + t);
+            if (!finite) made[t].scales[0] = std::numeric_limits<float>::quiet_NaN();
+        }
+        team.barrier();
+        std::bitset<GROUP_TOKENS> finite;
+        for (std::int64_t t = 0; t < count; ++t) finite[t] = !std::isnan(made[t].scales[0]);
+        for (std::int64_t begin = 0, end; begin < count; begin = end + 1) {
+            for (end = begin; end < count && finite[end];) ++end;
+            if (end > begin) multiply_group<IntegerPanel<W>, T>(team, first + begin, end - begin, made + begin, count, w, o, y);
+        }
+        if (finite.count() == static_cast<std::size_t>(count)) continue;
+        for (std::int64_t t = 0; t < count; ++t) {
+            if (!finite[t]) multiply_alone(team, first + t, x, x_stride, w, o, y);
+        }
+    }
+}
+
+}  // namespace ostinato::narrow
+
+#endif
