@@ -1,5 +1,6 @@
-// Products of a few tokens in bfloat16 or float16 with weights of 4 to 8 bits, in integers, for AVX2: one instruction
-// multiplies 16 pairs and adds them in twos, where float32 takes an instruction for 8 and makes each weight a float first.
+// Products of tokens in bfloat16 or float16 with weights of 4 to 8 bits, in integers, for AVX2: one instruction multiplies 16
+// pairs and adds them in twos, where float32 takes an instruction for 8 and makes each weight a float first. Here, of a few
+// tokens with weights as they lie; of more, in fixed_panel.h.
 //
 // A token is made 16-bit integers, 32 or 64 together with one power of two: x = scale * q. What is within 7 binades of the
 // largest of them (4 in float16) loses nothing, and elsewhere x loses at most 2^-15 of that largest: 63 of them together no
@@ -8,7 +9,8 @@
 //
 // Integers cannot overflow. The largest is (2 - 2^-10) 2^14 = 32752, since numbers have 11 bits at the most, and the scale
 // is that of their exponent. A weight is at most 128. So a pair adds up to less than 2^23, and what a lane sums before it
-// is a float, 4 pairs of FIXED_SPAN elements, to less than 2^25. The sum of 32 integers is below 2^20: a float has it.
+// is a float, 4 pairs of FIXED_SPAN elements, to less than 2^25, in panels all 32, to less than 2^28. The sum of 32 integers
+// is below 2^20: a float has it.
 #pragma once
 
 #include <algorithm>

@@ -70,7 +70,7 @@ def has_matrix_units(isa: str) -> bool:
 
 
 def multiplies_integers(isa: str) -> bool:
-    """Whether products of few tokens may be in integers: with AVX2 and no more."""
+    """Whether products may be in 16-bit integers: with AVX2 and no more."""
     of_isa = next((isas[isa] for isas in CPU_FLAGS.values() if isa in isas), frozenset[str]())
     return "avx2" in of_isa and "avx512f" not in of_isa
 
