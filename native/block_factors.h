@@ -33,6 +33,18 @@ inline __m128i first_two_words(const std::uint8_t* block, int last) {
     return _mm_setr_epi32(static_cast<int>(word_at(block)), static_cast<int>(word_at(block + last * F::BYTES)), 0, 0);
 }
 
+// Of eight words with a scale and a zero point: the scales, and the zero points in 32 bits.
+inline __m256 scales_of(__m256i words) {
+    return _mm256_castsi256_ps(_mm256_andnot_si256(_mm256_set1_epi32(0xFF), words));
+}
+
+inline __m256i zeros_of(__m256i words) { return _mm256_and_si256(_mm256_set1_epi32(0xFF), words); }
+
+// What is added where integers are taken as they stand.
+inline __m256 minima_of(__m256 scales, __m256i zeros) {
+    return _mm256_mul_ps(scales, _mm256_cvtepi32_ps(_mm256_sub_epi32(_mm256_setzero_si256(), zeros)));
+}
+
 // Those of IQ4_XS: eight scales.
 inline void split_scales(const std::uint8_t* block, float* to) {
     const __m256i high = _mm256_srlv_epi32(_mm256_set1_epi32(block[2] | block[3] << 8),
@@ -104,14 +116,9 @@ struct Factors {
         };
         __m256i words = _mm256_castsi128_si256(words_from(0));
         if (BLOCKS > 4) words = _mm256_inserti128_si256(words, blocks > 4 ? words_from(4) : _mm_setzero_si128(), 1);
-        const __m256i byte = _mm256_set1_epi32(0xFF);
-        const __m256 scales = _mm256_castsi256_ps(_mm256_andnot_si256(byte, words));
+        const __m256 scales = scales_of(words);
         _mm256_store_ps(scale, scales);
-        if constexpr (HAS_MINIMUM) {
-            const __m256i zeros = _mm256_and_si256(words, byte);
-            const __m256 less = _mm256_cvtepi32_ps(_mm256_sub_epi32(_mm256_setzero_si256(), zeros));
-            _mm256_store_ps(minimum, _mm256_mul_ps(less, scales));
-        }
+        if constexpr (HAS_MINIMUM) _mm256_store_ps(minimum, minima_of(scales, zeros_of(words)));
     }
 
     // Of eight blocks.

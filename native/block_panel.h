@@ -61,11 +61,9 @@ struct PanelFactors {
         const auto word = [&](int r) { return static_cast<int>(word_at(block[r])); };
         const __m256i words = _mm256_setr_epi32(word(0), word(1), word(2), word(3), word(4), word(5), word(6), word(7));
         if constexpr (F::HAS_ZERO) {
-            const __m256i byte = _mm256_set1_epi32(0xFF);
-            zeros = _mm256_and_si256(words, byte);
-            scale[0] = (Float)_mm256_andnot_si256(byte, words);
-            const auto less = (Float)_mm256_cvtepi32_ps(_mm256_sub_epi32(_mm256_setzero_si256(), zeros));
-            if constexpr (HAS_MINIMUM) minimum[0] = less * scale[0];
+            scale[0] = (Float)scales_of(words);
+            zeros = zeros_of(words);
+            if constexpr (HAS_MINIMUM) minimum[0] = (Float)minima_of((__m256)scale[0], zeros);
         } else {
             const __m256i first = _mm256_and_si256(words, _mm256_set1_epi32(0xFFFF)), second = _mm256_srli_epi32(words, 16);
             const __m256i halves = _mm256_permute4x64_epi64(_mm256_packus_epi32(first, second), 0xD8);
