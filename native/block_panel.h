@@ -162,7 +162,7 @@ inline __m256i half_pairs(__m256i fours) {
     return _mm256_and_si256(_mm256_srli_epi32(fours, SHIFT), _mm256_set1_epi32(0x000F000F));
 }
 
-// to[pair * stride] = the pairs of part `part` of eight rows' blocks. `least` is what integers are less than they stand there.
+// to[pair * stride] = the pairs of part `part` of eight rows' blocks. `least`: what integers are less than they stand there.
 template <typename F>
 [[gnu::always_inline]] inline void pack_integer_part(const std::uint8_t* const (&block)[LANES], int part, __m256i least,
                                                      int stride, __m256i* to) {
@@ -198,8 +198,8 @@ template <typename F>
     }
 }
 
-// Elements `begin` to `end` of eight rows, both multiples of what is added up in integers, as pairs; with their scales and
-// minima.
+// Elements `begin` to `end` of eight rows, both multiples of PART and of what is added up in integers, as pairs; with their
+// scales and minima.
 template <typename F>
 void pack_block_integers(const InBlocks* const* rows, std::int64_t begin, std::int64_t end, int stride, __m256i* to,
                          Float* scales, Float* minima) {

@@ -303,15 +303,6 @@ inline int fixed_span(const Weights<W>& w) {
     return FIXED_SPAN;
 }
 
-// The outputs of one token of several, in float32.
-template <typename T, typename Y, typename W>
-void multiply_alone(const Team& team, std::int64_t token, const T* x, std::int64_t x_stride, const Weights<W>& w,
-                    const Output& o, Y* y) {
-    Output alone = o;
-    if (o.residual) alone.residual = static_cast<const Y*>(o.residual) + token * o.residual_stride;
-    multiply_few(team, 1, x + token * x_stride, x_stride, w, alone, y + token * o.y_stride);
-}
-
 // The products of few tokens that are made 16-bit integers, with 8-bit weights of a scale per row and with rows in blocks.
 // Each thread makes them for itself: that takes less time than to wait for others. Tokens of which a number is not finite
 // are computed by `multiply_few`, and the others as without them.
@@ -331,7 +322,7 @@ void multiply_fixed(const Team& team, std::int64_t tokens, const T* x, std::int6
         if (make_fixed_token(fixed_span(w), spread, x + t * x_stride, w.in, made + t * stride)) continue;
         run(begin, t);
         begin = t + 1;
-        multiply_alone(team, t, x, x_stride, w, o, y);
+        multiply_few(team, 1, x + t * x_stride, x_stride, w, from_token<Y>(o, t), y + t * o.y_stride);
     }
     run(begin, tokens);
 }

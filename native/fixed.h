@@ -8,9 +8,9 @@
 // Numbers that are not finite have no such form: a product with one of them is computed in float32.
 //
 // Integers cannot overflow. The largest is (2 - 2^-10) 2^14 = 32752, since numbers have 11 bits at the most, and the scale
-// is that of their exponent. A weight is at most 128. So a pair adds up to less than 2^23, and what a lane sums before it
-// is a float, 4 pairs of FIXED_SPAN elements, to less than 2^25, in panels all 32, to less than 2^28. The sum of 32 integers
-// is below 2^20: a float has it.
+// is that of their exponent. A weight is at most 128, and int4 less its zero point 255, which panels have. So a pair adds up
+// to less than 2^23 (2^24 there), and what a lane sums before it is a float, 4 pairs of FIXED_SPAN elements, to less than
+// 2^25; in panels all 32, to less than 2^29. The sum of 32 integers is below 2^20: a float has it.
 #pragma once
 
 #include <algorithm>
@@ -43,8 +43,8 @@ struct FixedLayout {
 // Eight of a token's numbers as integers that multiply 1 / `inverse`.
 inline __m256i fixed_of(Float x, float inverse) { return _mm256_cvtps_epi32((__m256)(x * inverse)); }
 
-// How the integers of a token lie: in order; the second and the third 8 of each 32 have changed places; or the second and the
-// third of each 4.
+// How the integers of a token lie: in order; the second and the third 8 of each 32 have changed places; or the second and
+// the third of each 4.
 enum class FixedOrder { OWN, SPREAD, PAIRED };
 
 // SPAN elements of a token, of which there are `count`. False: one of them is not finite.
@@ -178,7 +178,7 @@ void dot_fixed(const Tokens<fixed>& tokens, const std::int8_t* const* rows, std:
     }
 }
 
-// Calls `body` with the number of tokens, up to FIXED_AT_ONCE, as a constant.
+// Calls `body` with the number of tokens, up to TOKENS, as a constant.
 template <int TOKENS = FIXED_AT_ONCE, typename Body>
 inline void with_fixed_tokens(int tokens, Body&& body) {
     if constexpr (TOKENS > 0) {

@@ -151,7 +151,8 @@ void dot_fixed_blocks(const Tokens<fixed>& tokens, const InBlocks* const* rows, 
 template <typename F>
 void dot_some_fixed_blocks(int tokens, const Tokens<fixed>& x, const InBlocks* const* rows, const InBlocks* const*, int,
                            std::int64_t count, float* sums, int stride) {
-    with_fixed_tokens(tokens, [&](auto some) { dot_fixed_blocks<F, some.value>(x, rows, count, sums, stride); });
+    constexpr int MOST = std::min(FIXED_AT_ONCE, FIXED_BLOCK_TOKENS);
+    with_fixed_tokens<MOST>(tokens, [&](auto some) { dot_fixed_blocks<F, some.value>(x, rows, count, sums, stride); });
 }
 
 }  // namespace ostinato

@@ -1,6 +1,6 @@
 // Products of more than a few tokens in 16-bit integers (fixed.h), for AVX2 alone: as narrow.h has them, with panels of
-// integers. One instruction multiplies two inputs of eight rows, where float32 takes two; and nothing that is packed has to be
-// made a float.
+// integers. One instruction multiplies two inputs of eight rows, where float32 takes two; and nothing that is packed has
+// to be made a float.
 //
 // A panel holds pairs of inputs: the first and the third of each four, then the second and the fourth, so that bytes become
 // 16 bits with a shift or a mask. Tokens lie in the same order. What one scale of weights and one of a token belongs to is
@@ -71,7 +71,7 @@ void multiply_integers(const FixedToken* x, const __m256i* panel, int size, cons
                     sum = fma(minima[begin / PART * VECTORS + v], splat(x[t].sums[begin / PART]), sum);
                 }
                 if constexpr (SCALED) {
-                    sum = fma(integers * of_token, scales[begin / SUM * VECTORS + v], sum);
+                    sum = fma(integers, of_token * scales[begin / SUM * VECTORS + v], sum);
                 } else {
                     sum = fma(integers, of_token, sum);
                 }
@@ -93,7 +93,7 @@ inline void multiply_integers_of(int tokens, Args&... args) {
     }
 }
 
-// to[pair * VECTORS] = inputs `begin` to `end` of eight rows of 8-bit weights, padded with zeros to a multiple of FIXED_SPAN.
+// to[pair * VECTORS] = inputs `begin` to `end` of eight rows of 8-bit weights, with zeros up to a multiple of FIXED_SPAN.
 inline void pack_integers(const std::int8_t* const* rows, std::int64_t begin, std::int64_t end, __m256i* to) {
     const auto pack = [&](const std::int8_t* const* some, std::int64_t from) __attribute__((always_inline)) {
         __m256i fours[4];
@@ -174,13 +174,14 @@ class IntegerPanel {
     int size_ = 0;
 };
 
-// The spans of a token of `in` elements, `stride` apart; SCALED elements have one scale. False: one of its numbers is not finite.
+// The spans of a token of `in` elements, `stride` apart; SCALED elements have one scale. False: one of its numbers is not
+// finite.
 template <int SCALED, typename T>
 bool make_fixed_spans(const T* x, std::int64_t in, std::int64_t stride, FixedToken* to) {
     for (std::int64_t begin = 0; begin < in; begin += SPAN, to += stride) {
         for (int i = 0; i < SPAN; i += SCALED) {
-            if (!make_fixed<SCALED, FixedOrder::PAIRED>(x + begin + i, in - begin - i, to->numbers + i, to->scales + i / PART,
-                                                      to->sums + i / PART)) {
+            float *scales = to->scales + i / PART, *sums = to->sums + i / PART;
+            if (!make_fixed<SCALED, FixedOrder::PAIRED>(x + begin + i, in - begin - i, to->numbers + i, scales, sums)) {
                 return false;
             }
         }
@@ -188,8 +189,8 @@ bool make_fixed_spans(const T* x, std::int64_t in, std::int64_t stride, FixedTok
     return true;
 }
 
-// All outputs of some tokens, where weights have a product in integers. A token's bits do not depend on how many are computed
-// so; one with a number that is not finite is computed by `multiply_few`.
+// All outputs of some tokens, where weights have a product in integers. A token's bits do not depend on how many are
+// computed so; those with a number that is not finite are computed in float32.
 template <typename T, typename Y, typename W>
 void multiply_in_integers(const Team& team, std::int64_t tokens, const T* x, std::int64_t x_stride, const Weights<W>& w,
                           const Output& o, Y* y) {
@@ -208,14 +209,20 @@ void multiply_in_integers(const Team& team, std::int64_t tokens, const T* x, std
         team.barrier();
         std::bitset<GROUP_TOKENS> finite;
         for (std::int64_t t = 0; t < count; ++t) finite[t] = !std::isnan(made[t].scales[0]);
-        for (std::int64_t begin = 0, end; begin < count; begin = end + 1) {
-            for (end = begin; end < count && finite[end];) ++end;
-            if (end > begin) multiply_group<IntegerPanel<W>, T>(team, first + begin, end - begin, made + begin, count, w, o, y);
-        }
-        if (finite.count() == static_cast<std::size_t>(count)) continue;
-        for (std::int64_t t = 0; t < count; ++t) {
-            if (!finite[t]) multiply_alone(team, first + t, x, x_stride, w, o, y);
-        }
+        const auto each_run = [&](bool of, auto&& run) {
+            for (std::int64_t begin = 0, end; begin < count; begin = end) {
+                for (end = begin; end < count && finite[end] == finite[begin];) ++end;
+                if (finite[begin] == of) run(begin, end - begin);
+            }
+        };
+        each_run(true, [&](std::int64_t begin, std::int64_t some) {
+            multiply_group<IntegerPanel<W>, T>(team, first + begin, some, made + begin, count, w, o, y);
+        });
+        // What was made is gone then: they take its place.
+        each_run(false, [&](std::int64_t begin, std::int64_t some) {
+            const std::int64_t t = first + begin;
+            multiply(team, some, x + t * x_stride, x_stride, w, from_token<Y>(o, t), y + t * o.y_stride);
+        });
     }
 }
 

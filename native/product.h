@@ -63,6 +63,14 @@ struct Output {
     Activation activation;
 };
 
+// The same for tokens from `token` on.
+template <typename Y>
+inline Output from_token(const Output& o, std::int64_t token) {
+    Output rest = o;
+    if (o.residual) rest.residual = static_cast<const Y*>(o.residual) + token * o.residual_stride;
+    return rest;
+}
+
 // Weights [out, in], with `scales` [out, in / group] where they are quantised in groups, or of a `format`.
 template <typename W>
 struct Weights {

@@ -1,9 +1,9 @@
 // linear: y = x W^T + b, with scale, activation and residual on the way out.
 //
 // Many tokens are computed as many.h says (with AVX2 alone, as narrow.h and fixed_panel.h do), or on matrix units as
-// tile_product.h does; few, or all in a fixed order, as few.h does. Rows in blocks of different formats are products one after the other, each
-// into its part of the outputs. Weights whose inputs have another order are multiplied with tokens that were brought into
-// it, some at a time.
+// tile_product.h does; few, or all in a fixed order, as few.h does. Rows in blocks of different formats are products one
+// after the other, each into its part of the outputs. Weights whose inputs have another order are multiplied with tokens
+// that were brought into it, some at a time.
 
 #include "../bind.h"
 #include "../few.h"

@@ -140,6 +140,13 @@ def test_rows_of_several_formats_are_one_product(
     check_product(checked_kernel(isa, "linear"), tokens, 256, blocks, bias, "silu", dtype, seed)
 
 
+@pytest.mark.parametrize("isa", PRODUCT_SETS)
+@pytest.mark.parametrize("name", ["Q4_0", "Q4_K", "Q8_0", "int4_g64"])
+def test_tokens_may_be_more_than_are_multiplied_at_a_time(isa: str, name: str) -> None:
+    for tokens, dtype in ((513, torch.bfloat16), (1030, torch.float16)):
+        check_product(checked_kernel(isa, "linear"), tokens, 256, ((name, 20),), False, None, dtype, tokens)
+
+
 def check_product(kernel, tokens, in_size, blocks: Blocks, bias, activation, dtype, seed) -> None:
     generator = torch.Generator().manual_seed(seed)
     rows = sum(count for _, count in blocks)
@@ -269,22 +276,40 @@ def test_in_a_fixed_order_a_token_has_the_bits_that_it_has_alone(
 
 @pytest.mark.parametrize("isa", PRODUCT_SETS)
 @few
-@given(names, st.integers(1, 40), counts, dtypes, st.sampled_from([torch.nan, torch.inf]), st.booleans(), seeds)
+@given(
+    names,
+    st.integers(1, 40),
+    counts,
+    dtypes,
+    st.sampled_from([torch.nan, torch.inf]),
+    st.sets(st.integers(0, 39), min_size=1, max_size=4),
+    st.booleans(),
+    seeds,
+)
 def test_what_is_not_finite_stays_with_its_token(
-    isa: str, name: str, tokens: int, count: int, dtype: torch.dtype, value: float, fixed_order: bool, seed: int
+    isa: str,
+    name: str,
+    tokens: int,
+    count: int,
+    dtype: torch.dtype,
+    value: float,
+    places: set[int],
+    fixed_order: bool,
+    seed: int,
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
     in_size = count * BLOCK_FORMATS[name].elements
     weight, blocks = block_rows(name, 19, in_size, generator), ((name, 19),)
     x = torch.randn(tokens, in_size, generator=generator).to(dtype)
+    residual = spaced(torch.randn(tokens, 19, generator=generator).to(dtype), 3)
     kernel = checked_kernel(isa, "linear", deterministic=fixed_order)
-    clean = kernel(x, weight, None, None, None, None, None, None, None, blocks)
-    bad = seed % tokens
+    clean = kernel(x, weight, None, residual, None, None, None, None, None, blocks)
+    bad = sorted({place % tokens for place in places})
+    others = [t for t in range(tokens) if t not in bad]
     x[bad, seed % in_size] = value
-    out = kernel(x, weight, None, None, None, None, None, None, None, blocks)
-    others = torch.arange(tokens) != bad
+    out = kernel(x, weight, None, residual, None, None, None, None, None, blocks)
     assert same_bits(out[others], clean[others])
-    assert not out[bad].isfinite().all()
+    assert not out[bad].isfinite().all(1).any()
 
 
 @pytest.mark.parametrize("isa", SETS)
