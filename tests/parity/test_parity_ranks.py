@@ -25,8 +25,9 @@ from ostinato import LLM, SamplingParams
 from ostinato.config import EngineConfig
 from ostinato.engine.engine import Engine
 from ostinato.engine.ranks.leader import Leader
+from ostinato.engine.ranks.memory import Write
 from ostinato.engine.ranks.messages import Ready, Start
-from ostinato.errors import ModelError, RankError
+from ostinato.errors import ConfigError, ModelError, RankError
 from ostinato.models.checkpoint import load_spec, model_spec
 from ostinato.plan.cuts import Rank, problems
 from ostinato.plan.device.detect import detect
@@ -287,6 +288,48 @@ def test_a_rank_that_lives_and_does_not_come_ends_the_engine_with_a_message(
     assert not any(is_running(pid) for pid in processes)
     with pytest.raises(RankError, match="has not answered"):
         engine.check_ranks()
+
+
+def test_a_rank_that_lives_and_takes_nothing_ends_the_engine_with_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is given more than lies in a pipe."""
+    engine = waiting_engine(monkeypatch, 0.5, True)
+    processes = pids(engine)
+    assert engine._leader is not None
+    with pytest.raises(RankError, match=r"another of the 2 ranks .* lives, and has not answered for 0.5 s"):
+        engine._leader.write([Write("block", 0, bytes(2**24))])
+    assert not any(is_running(pid) for pid in processes)
+
+
+def test_ranks_end_where_their_engine_cannot_begin(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    started: list[int] = []
+    close = Leader.close
+
+    def noted(leader: Leader, at_once: bool = False) -> None:
+        started.extend(leader.pids)
+        close(leader, at_once)
+
+    monkeypatch.setattr(Leader, "close", noted)
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(ConfigError, match="cannot be used"):
+        in_ranks("llama", 2, cache_dir=str(tmp_path / "file"))
+    assert started
+    assert not any(is_running(pid) for pid in started)
+
+
+def test_ranks_end_where_an_engine_that_closes_is_interrupted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    engine = in_ranks("llama", 2, cache_dir=str(tmp_path))
+    processes = pids(engine)
+    directory = engine.scheduler.cache.store.files.directory
+    complete(engine, decided_case("llama", PROMPT))
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(directory, "flush", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        engine.close()
+    assert not any(is_running(pid) for pid in processes)
+    assert directory._writer is None
 
 
 @WAYS

@@ -77,14 +77,24 @@ class Engine:
         draft_directory = draft_directory_of(plan, self.tokenizer)
         phases.end("tokenizer")
         own, of_draft = (None, None) if config.random_weights else (self.directory, draft_directory)
+        self._weights = [path for path in (self.directory, draft_directory) if path is not None]
         self.runner, self._leader = start_model(plan, self.spec, own, of_draft, progress, phases)
         phases.end("capture")
-        self.plan: Plan = replace(plan, measured=self.runner.measured | {"start_seconds": dict(phases.seconds)})
+        try:
+            self._set_up(config, replace(plan, measured=self.runner.measured | {"start_seconds": dict(phases.seconds)}))
+        except BaseException:
+            if self._leader is not None:
+                self._leader.close(at_once=True)
+            raise
+        phases.end("scheduler")
+
+    def _set_up(self, config: EngineConfig, plan: Plan) -> None:
+        """What goes around the model."""
+        self.plan = plan
         self.speculation: Speculation | None = None
         if plan.speculative is not None:
             self.speculation = Speculation(plan.speculative, lambda: self.runner.num_captured)
         self.scheduler = make_scheduler(plan, None if self.speculation is None else self.speculation.controller.choose)
-        self._weights = [path for path in (self.directory, draft_directory) if path is not None]
         self._files_in_use = FilesInUse(self._weights)
         memory = self.scheduler.cache.memory = memory_of(plan, self.runner, self._leader)
         if plan.cache_files is not None:
@@ -102,7 +112,6 @@ class Engine:
         order = (OneAhead if plan.settings.overlap == "on" else InTurn)(self.runner)
         self._steps = Steps(order, self.scheduler, self.unfinished, self.counts, self.meter, self.speculation)
         self._num_added = 0
-        phases.end("scheduler")
 
     @property
     def has_unfinished(self) -> bool:
@@ -296,12 +305,14 @@ class Engine:
     def close(self) -> None:
         """Keeps in files what the prefix cache has, if the plan says so, and ends the threads and processes that it has
         started. Nothing is computed afterwards."""
-        self._steps.settle()
-        with suppress(RankError):  # what a rank had that has ended is lost with it
-            keep_in_files(self.scheduler.cache.store)
-        self._steps.close()
-        if self._leader is not None:
-            self._leader.close()
+        try:
+            self._steps.settle()
+            with suppress(RankError):  # what a rank had that has ended is lost with it
+                keep_in_files(self.scheduler.cache.store)
+        finally:
+            self._steps.close()
+            if self._leader is not None:
+                self._leader.close()
 
     def default_params(self) -> SamplingParams:
         """What generation_config.json asks for; greedy where it does not ask for sampling."""

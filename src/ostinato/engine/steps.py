@@ -80,7 +80,8 @@ class Steps:
             finished = time.perf_counter()
             updates = scheduler.update(result)
         except RankError as error:
-            self._unfinished.deliver(scheduler.fail(batch, error))
+            if scheduler.is_in_flight(batch):
+                self._unfinished.deliver(scheduler.fail(batch, error))
             raise
         except Exception as error:
             if not scheduler.is_in_flight(batch):

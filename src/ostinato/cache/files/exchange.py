@@ -14,17 +14,19 @@ def keep_in_files(store: CacheStore) -> None:
     files = store.files
     if files is None:
         return
-    kept, windows = _worth_keeping(store, files)
-    for entry in _that_fit(kept, windows, files):
-        if entry.block:
-            files.save_block(entry)
-        if entry.pane is not None and entry in windows:
-            files.save_pane(entry, entry.pane.id)
-        if entry.checkpoint is not None:
-            files.save_state(entry, entry.checkpoint.slot)
-        files.directory.flush()
-    files.directory.close()
-    store.files = None
+    try:
+        kept, windows = _worth_keeping(store, files)
+        for entry in _that_fit(kept, windows, files):
+            if entry.block:
+                files.save_block(entry)
+            if entry.pane is not None and entry in windows:
+                files.save_pane(entry, entry.pane.id)
+            if entry.checkpoint is not None:
+                files.save_state(entry, entry.checkpoint.slot)
+            files.directory.flush()
+    finally:
+        files.directory.close()
+        store.files = None
 
 
 def restore(store: CacheStore, chain: Chain, limit: int, match: Match, num_blocks: int, num_slots: int) -> Match:

@@ -86,6 +86,7 @@ class Leader:
         with theirs:
             # In a session of its own, Ctrl-C does not reach it: it ends with its connection.
             self._processes.append(start_kept(command, child_environment(), inherited))
+        waiting.limit_sending(ours)
         self._connections.append(ours)
         with contextlib.suppress(OSError):  # it has died, which is noticed when it is waited for
             ours.send(start)
@@ -196,7 +197,7 @@ class Leader:
             # What interrupts is no rank's failure, and does not wait for their words.
             found = self._who_failed() if isinstance(error, Exception) else None
             found = found or RankError(
-                f"a step failed on the first of {self._of} ranks, and the others cannot go on without it: {error!r}; "
+                f"the first of {self._of} ranks failed, and the others cannot go on without it: {error!r}; "
                 "start the engine again",
             )
             self._error = found
@@ -214,6 +215,8 @@ class Leader:
     def _send_bytes(self, number: int, packed: bytes) -> None:
         try:
             self._connections[number - 1].send_bytes(packed)
+        except BlockingIOError:
+            raise waiting.does_not_answer(self._of) from None
         except OSError:
             raise self._failed(number, None) from None
 
