@@ -230,7 +230,7 @@ def test_numbers_beside_a_huge_one_lose_together_no_more_than_its_own_rounding_t
 def test_the_bits_of_a_token_in_integers_are_its_own_whatever_stands_beside_it(
     isa: str, name: str, tokens: int, count: int, rows: int, dtype: torch.dtype, data: st.DataObject, seed: int
 ) -> None:
-    """One of a few has those that it has alone; one of more, those that it has among any of as many or fewer more."""
+    """One of a few has those that it has alone; one of more, those that it has among others, more than a few."""
     generator = torch.Generator().manual_seed(seed)
     in_size = count * BLOCK_FORMATS[name].elements
     weight, blocks = block_rows(name, rows, in_size, generator), ((name, rows),)
