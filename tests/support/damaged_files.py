@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
+WAYS = ("flip", "flip", "cut", "longer", "empty", "swap", "version", "gone", "folder", "zeros")
 
-def damage(path: Path, other: Path, chance: random.Random) -> str:
+
+def damage(path: Path, other: Path, chance: random.Random, ways: Sequence[str] = WAYS) -> str:
     """One of the ways in which a file may not be what it was."""
     kept = bytearray(path.read_bytes())
-    way = chance.choice(["flip", "flip", "cut", "longer", "empty", "swap", "version", "gone", "folder", "zeros"])
+    way = chance.choice(ways)
     match way:
         case "flip":
             for _ in range(chance.randint(1, 3)):
