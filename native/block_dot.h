@@ -9,6 +9,7 @@
 #include "block_factors.h"
 #include "block_panel.h"
 #include "fixed_blocks.h"
+#include "fixed_groups.h"
 
 namespace ostinato {
 
@@ -159,6 +160,15 @@ void dot_some_blocks(int tokens, const Tokens<X>& x, const InBlocks* const* rows
     }
 }
 
+#if defined(OSTINATO_FIXED)
+template <typename F>
+void dot_some_fixed_blocks(int tokens, const Tokens<fixed>& x, const InBlocks* const* rows, const InBlocks* const*, int,
+                           std::int64_t count, float* sums, int stride) {
+    constexpr int MOST = LANES == 8 ? std::min(FIXED_AT_ONCE, FIXED_BLOCK_TOKENS) : FIXED_AT_ONCE;
+    with_fixed_tokens<MOST>(tokens, [&](auto some) { dot_fixed_blocks<F, some.value>(x, rows, count, sums, stride); });
+}
+#endif
+
 template <typename F>
 BlockFormat make_block_format(const char* name) {
     BlockFormat format{name, F::ELEMENTS, F::BYTES, {dot_some_blocks<F, float>, expand_blocks<F, float>}, {}};
@@ -175,11 +185,16 @@ BlockFormat make_block_format(const char* name) {
 #if defined(OSTINATO_FIXED)
     if constexpr (!IS_FLOAT8<F>) {
         format.with_fixed.dot = dot_some_fixed_blocks<F>;
+#if defined(__AVX512F__)
+        format.fixed_span = PART;
+        format.token_order = Words<F>::ORDER;
+#else
         format.fixed_span = std::clamp(F::SCALED, PART, FIXED_SPAN);
-        format.fixed_spread = FixedRead<F>::IS_SPREAD;
+        format.token_order = FixedRead<F>::IS_SPREAD ? FixedOrder::SPREAD : FixedOrder::OWN;
         format.pack_integers = pack_block_integers<F>;
         format.integer_sum = INTEGER_SUM<F>;
         format.has_minima = F::HAS_MINIMUM;
+#endif
     }
 #endif
     return format;

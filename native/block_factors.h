@@ -46,7 +46,7 @@ inline __m256 minima_of(__m256 scales, __m256i zeros) {
 }
 
 // Those of IQ4_XS: eight scales.
-inline void split_scales(const std::uint8_t* block, float* to) {
+inline __m256 split_scales(const std::uint8_t* block) {
     const __m256i high = _mm256_srlv_epi32(_mm256_set1_epi32(block[2] | block[3] << 8),
                                            _mm256_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14));
     const __m256i low = _mm256_srlv_epi32(_mm256_set1_epi32(static_cast<int>(word_at(block + 4))),
@@ -54,9 +54,26 @@ inline void split_scales(const std::uint8_t* block, float* to) {
     const __m256i both = _mm256_or_si256(_mm256_and_si256(low, _mm256_set1_epi32(15)),
                                          _mm256_slli_epi32(_mm256_and_si256(high, _mm256_set1_epi32(3)), 4));
     const __m256 numbers = _mm256_cvtepi32_ps(_mm256_sub_epi32(both, _mm256_set1_epi32(32)));
-    _mm256_storeu_ps(to, _mm256_mul_ps(numbers, _mm256_set1_ps(half_at(block))));
+    return _mm256_mul_ps(numbers, _mm256_set1_ps(half_at(block)));
 }
 
+#endif
+
+#if defined(__AVX512F__)
+// Those of Q6_K: sixteen scales.
+inline __m512 byte_scales(const std::uint8_t* block) {
+    const __m128i integers = _mm_loadu_si128(reinterpret_cast<const __m128i*>(block + 192));
+    return _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(integers)), _mm512_set1_ps(half_at(block + 208)));
+}
+
+// Those of Q4_K and Q5_K: eight scales, eight minima.
+inline __m512 six_bit_scales(const std::uint8_t* block) {
+    const __m128i packed = _mm_loadu_si128(reinterpret_cast<const __m128i*>(block));
+    const __m512 numbers = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(six_bit_integers(block)));
+    const __m512 of_scales = _mm512_broadcastss_ps(_mm_cvtph_ps(packed));
+    const __m512 of_minima = _mm512_set1_ps(-half_at(block + 2));
+    return _mm512_mul_ps(numbers, _mm512_mask_blend_ps(0xFF00, of_scales, of_minima));
+}
 #endif
 
 // Formats of which a product in float32 takes the integers as they stand in the block: what these are less than zero is
@@ -70,6 +87,28 @@ template <> inline constexpr bool IS_RAW<Q4_K> = true;
 template <int GROUP_SIZE> inline constexpr bool IS_RAW<Int4<GROUP_SIZE>> = true;
 #endif
 
+#if defined(__AVX2__)
+// The words with a scale and a zero point of the blocks of a group, of which there are `blocks`.
+template <typename F>
+inline __m256i words_of(const std::uint8_t* block, int blocks) {
+    constexpr int BLOCKS = GROUP / F::ELEMENTS;
+    const auto words_from = [&](int b) {
+        if constexpr (BLOCKS == 2) return first_two_words<F>(block, blocks - 1);
+        return first_words<F>(block + b * F::BYTES, std::min(blocks - b, 4) - 1);
+    };
+    const __m256i words = _mm256_castsi128_si256(words_from(0));
+    if (BLOCKS <= 4) return words;
+    return _mm256_inserti128_si256(words, blocks > 4 ? words_from(4) : _mm_setzero_si128(), 1);
+}
+
+// The halves at the beginning of four blocks: scales, then minima.
+template <typename F>
+inline __m128i halves_apart(const std::uint8_t* block) {
+    const __m128i order = _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
+    return _mm_shuffle_epi8(first_words<F>(block), order);
+}
+#endif
+
 // Of each `SCALED` elements of a group a scale, and a minimum where there are any; or of so many blocks of it.
 template <typename F>
 struct Factors {
@@ -81,7 +120,7 @@ struct Factors {
     [[gnu::always_inline]] Factors(const std::uint8_t* block, int blocks) {
 #if defined(__AVX2__)
         if constexpr (std::is_same_v<F, IQ4_XS>) {
-            split_scales(block, scale);
+            _mm256_storeu_ps(scale, split_scales(block));
             return;
         } else if constexpr (F::HAS_ZERO) {
             of_words(block, blocks);
@@ -110,12 +149,7 @@ struct Factors {
     // Of scales and zero points in one word. Eight are written at once: what is written in parts and then read as a whole has
     // to wait.
     void of_words(const std::uint8_t* block, int blocks) {
-        const auto words_from = [&](int b) {
-            if constexpr (BLOCKS == 2) return first_two_words<F>(block, blocks - 1);
-            return first_words<F>(block + b * F::BYTES, std::min(blocks - b, 4) - 1);
-        };
-        __m256i words = _mm256_castsi128_si256(words_from(0));
-        if (BLOCKS > 4) words = _mm256_inserti128_si256(words, blocks > 4 ? words_from(4) : _mm_setzero_si128(), 1);
+        const __m256i words = words_of<F>(block, blocks);
         const __m256 scales = scales_of(words);
         _mm256_store_ps(scale, scales);
         if constexpr (HAS_MINIMUM) _mm256_store_ps(minimum, minima_of(scales, zeros_of(words)));
@@ -124,12 +158,7 @@ struct Factors {
     // Of eight blocks.
     void of_halves(const std::uint8_t* block) {
         if constexpr (F::HAS_MINIMUM) {
-            // Of four blocks, scales and then minima, as halves.
-            const auto apart = [&](const std::uint8_t* four) {
-                const __m128i order = _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
-                return _mm_shuffle_epi8(first_words<F>(four), order);
-            };
-            const __m128i first = apart(block), second = apart(block + 4 * F::BYTES);
+            const __m128i first = halves_apart<F>(block), second = halves_apart<F>(block + 4 * F::BYTES);
             _mm256_storeu_ps(scale, _mm256_cvtph_ps(_mm_unpacklo_epi64(first, second)));
             _mm256_storeu_ps(minimum, _mm256_cvtph_ps(_mm_unpackhi_epi64(first, second)));
         } else {

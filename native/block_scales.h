@@ -6,20 +6,6 @@
 #if defined(__AVX512BF16__)
 namespace ostinato {
 
-// Those of Q6_K: sixteen scales.
-inline void byte_scales(float* to, __m128i integers, float factor) {
-    _mm512_store_ps(to, _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(integers)), _mm512_set1_ps(factor)));
-}
-
-// Those of Q4_K and Q5_K: eight scales, eight minima.
-inline void six_bit_scales(const std::uint8_t* block, float* to) {
-    const __m128i packed = _mm_loadu_si128(reinterpret_cast<const __m128i*>(block));
-    const __m512 numbers = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(six_bit_integers(block)));
-    const __m512 of_scales = _mm512_broadcastss_ps(_mm_cvtph_ps(packed));
-    const __m512 of_minima = _mm512_set1_ps(-half_at(block + 2));
-    _mm512_store_ps(to, _mm512_mul_ps(numbers, _mm512_mask_blend_ps(0xFF00, of_scales, of_minima)));
-}
-
 // The scales of a group, or of so many blocks of it: sixteen, or eight and behind them as many minima or zero points. With
 // blocks of 32, scales and minima take turns.
 template <typename F>
@@ -55,11 +41,11 @@ struct Scales {
   private:
     [[gnu::always_inline]] void of_group(const std::uint8_t* block) {
         if constexpr (F::ELEMENTS == GROUP && F::HAS_MINIMUM) {
-            six_bit_scales(block, numbers);
+            _mm512_store_ps(numbers, six_bit_scales(block));
         } else if constexpr (F::ELEMENTS == GROUP && F::SCALED == PART) {
-            split_scales(block, numbers);
+            _mm256_store_ps(numbers, split_scales(block));
         } else if constexpr (F::ELEMENTS == GROUP) {
-            byte_scales(numbers, _mm_loadu_si128(reinterpret_cast<const __m128i*>(block + 192)), half_at(block + 208));
+            _mm512_store_ps(numbers, byte_scales(block));
         } else if constexpr (F::HAS_ZERO) {
             for (int b = 0; b < BLOCKS; b += 4) put_with_zeros(first_words<F>(block + b * F::BYTES, BLOCKS - 1), b);
         } else if constexpr (IS_FLOAT8<F>) {

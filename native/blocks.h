@@ -34,6 +34,10 @@ struct BlockProducts {
     void (*expand)(const InBlocks* row, std::int64_t begin, std::int64_t end, X* to);
 };
 
+// How the integers of a token lie (fixed.h). With AVX2 alone: in order; the second and the third 8 of each 32 have changed
+// places; or the second and the third of each 4. With AVX-512, as fixed_words.h has them.
+enum class FixedOrder { OWN, SPREAD, PAIRED, BLOCKS, HALVES, BYTES };
+
 constexpr int WIDE_TOKENS = 12;  // tokens of bfloat16 that are multiplied with rounded weights together, at the most
 
 struct BlockFormat {
@@ -48,11 +52,10 @@ struct BlockFormat {
     // panel[(i - begin) * stride] = the elements i, `begin` to `end`, of LANES rows, both multiples of PART. With AVX2 alone,
     // else null.
     void (*pack)(const InBlocks* const* rows, std::int64_t begin, std::int64_t end, int stride, Float* panel) = nullptr;
-    // Of tokens in 16-bit integers, with scales for each `fixed_span` elements, and `fixed_spread` (fixed_blocks.h). A span
-    // of 0: there is none.
+    // Of tokens in 16-bit integers, with scales for each `fixed_span` elements. A span of 0: there is none.
     BlockProducts<fixed> with_fixed = {};
     int fixed_span = 0;
-    bool fixed_spread = false;
+    FixedOrder token_order = FixedOrder::OWN;
 #if defined(__AVX2__) && !defined(__AVX512F__)
     // As `pack`, integers in pairs as fixed_panel.h has them: of each `integer_sum` elements a scale, and of each part a
     // minimum where there are any.

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "fixed.h"
+#include "fixed_words.h"
 #include "product.h"
 #include "transpose.h"
 
@@ -155,7 +156,7 @@ void multiply_rows(const Weights<W>& w, const StreamRows<W>& rows, int begin, in
                                                prefetch, w.in / w.format->elements,
                                                sums + (first * PANEL + row) * STREAMS, PANEL * STREAMS);
                 }
-#if defined(OSTINATO_FIXED)
+#if defined(OSTINATO_FIXED) && !defined(__AVX512F__)
             } else if constexpr (std::is_same_v<X, fixed>) {
                 for (int row = begin; row < end; ++row) {
                     dot_some_fixed(size, tokens, row_of(row), w.in, sums + (first * PANEL + row) * STREAMS,
@@ -295,6 +296,11 @@ void multiply_few(const Team& team, std::int64_t tokens, const T* x, std::int64_
 }
 
 #if defined(OSTINATO_FIXED)
+// Whether tokens of storage type T may be made integers for weights of type W.
+template <typename T, typename W>
+constexpr bool MAY_BE_FIXED =
+    !std::is_same_v<T, float> && (std::is_same_v<W, InBlocks> || (std::is_same_v<W, std::int8_t> && LANES == 8));
+
 // Inputs of a token in integers that have one scale; 0: there is no product of these weights in integers.
 template <typename W>
 inline int fixed_span(const Weights<W>& w) {
@@ -303,14 +309,23 @@ inline int fixed_span(const Weights<W>& w) {
     return FIXED_SPAN;
 }
 
+// Tokens of storage type T that are made integers and multiplied with rows as they lie, at the most.
+template <typename T, typename W>
+inline int most_fixed(const Weights<W>& w) {
+    if (fixed_span(w) == 0) return 0;
+    if constexpr (!std::is_same_v<W, InBlocks>) return FIXED_TOKENS;
+    if constexpr (std::is_same_v<Operand<T>, bf16>) return w.format->least_rounded - 1;
+    return FIXED_BLOCK_TOKENS;
+}
+
 // The products of few tokens that are made 16-bit integers, with 8-bit weights of a scale per row and with rows in blocks.
 // Each thread makes them for itself: that takes less time than to wait for others. Tokens of which a number is not finite
 // are computed by `multiply_few`, and the others as without them.
 template <typename T, typename Y, typename W>
 void multiply_fixed(const Team& team, std::int64_t tokens, const T* x, std::int64_t x_stride, const Weights<W>& w,
                     const Output& o, Y* y) {
-    bool spread = false;
-    if constexpr (std::is_same_v<W, InBlocks>) spread = w.format->fixed_spread;
+    FixedOrder order = FixedOrder::OWN;
+    if constexpr (std::is_same_v<W, InBlocks>) order = w.format->token_order;
     const std::int64_t stride = FixedLayout(w.in).token_size();
     fixed* made = team.own<fixed>(tokens * stride);
     const auto run = [&](std::int64_t begin, std::int64_t end) {
@@ -319,7 +334,7 @@ void multiply_fixed(const Team& team, std::int64_t tokens, const T* x, std::int6
     };
     std::int64_t begin = 0;
     for (std::int64_t t = 0; t < tokens; ++t) {
-        if (make_fixed_token(fixed_span(w), spread, x + t * x_stride, w.in, made + t * stride)) continue;
+        if (make_fixed_token(fixed_span(w), order, x + t * x_stride, w.in, made + t * stride)) continue;
         run(begin, t);
         begin = t + 1;
         multiply_few(team, 1, x + t * x_stride, x_stride, w, from_token<Y>(o, t), y + t * o.y_stride);

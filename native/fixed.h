@@ -1,6 +1,7 @@
-// Products of tokens in bfloat16 or float16 with weights of 4 to 8 bits, in integers, for AVX2: one instruction multiplies 16
-// pairs and adds them in twos, where float32 takes an instruction for 8 and makes each weight a float first. Here, of a few
-// tokens with weights as they lie; of more, in fixed_panel.h.
+// Products of tokens in bfloat16 or float16 with weights of 4 to 8 bits, in integers: one instruction multiplies pairs and adds
+// them in twos, so that no weight has to become a float first. Here: what tokens become, and with AVX2 alone, where it takes
+// two instructions for 16 numbers in float32, products of a few of them with 8-bit weights. Weights in blocks are multiplied
+// in fixed_blocks.h, with AVX-512 in fixed_groups.h; more tokens, with AVX2 alone, in fixed_panel.h.
 //
 // A token is made 16-bit integers, 32 or 64 together with one power of two: x = scale * q. What is within 7 binades of the
 // largest of them (4 in float16) loses nothing, and elsewhere x loses at most 2^-15 of that largest: 63 of them together no
@@ -18,7 +19,7 @@
 #include "blocks.h"
 #include "transpose.h"
 
-#if defined(__AVX2__) && !defined(__AVX512F__)
+#if defined(__AVX2__)
 #define OSTINATO_FIXED
 
 namespace ostinato {
@@ -40,18 +41,40 @@ struct FixedLayout {
     }
 };
 
+// What numbers become integers with, by the bits of the largest of them, without its sign.
+struct FixedScale {
+    static constexpr int LEAST = 41;  // the exponent of 2^-86
+    bool finite;
+    float scale, inverse;
+
+    explicit FixedScale(int largest) {
+        const int exponent = std::max(largest >> 23, LEAST);
+        finite = exponent != 255;
+        scale = bits_as<float>((exponent - 14) << 23);
+        inverse = bits_as<float>((127 + 14 + 127 - exponent) << 23);
+    }
+};
+
+// Calls `body` with the number of tokens, up to TOKENS, as a constant.
+template <int TOKENS = FIXED_AT_ONCE, typename Body>
+inline void with_fixed_tokens(int tokens, Body&& body) {
+    if constexpr (TOKENS > 0) {
+        if (tokens == TOKENS) {
+            body(std::integral_constant<int, TOKENS>{});
+        } else {
+            with_fixed_tokens<TOKENS - 1>(tokens, body);
+        }
+    }
+}
+
+#if !defined(__AVX512F__)
 // Eight of a token's numbers as integers that multiply 1 / `inverse`.
 inline __m256i fixed_of(Float x, float inverse) { return _mm256_cvtps_epi32((__m256)(x * inverse)); }
-
-// How the integers of a token lie: in order; the second and the third 8 of each 32 have changed places; or the second and
-// the third of each 4.
-enum class FixedOrder { OWN, SPREAD, PAIRED };
 
 // SPAN elements of a token, of which there are `count`. False: one of them is not finite.
 template <int SPAN, FixedOrder ORDER, typename T>
 inline bool make_fixed(const T* x, std::int64_t count, fixed* to, float* scales, float* sums) {
     constexpr int VECTORS_OF = SPAN / LANES, PART_VECTORS = PART / LANES;
-    constexpr int LEAST = 41;  // the exponent of 2^-86
     Float values[VECTORS_OF];
     __m256i most = _mm256_setzero_si256();
     for (int v = 0; v < VECTORS_OF; ++v) {
@@ -64,14 +87,13 @@ inline bool make_fixed(const T* x, std::int64_t count, fixed* to, float* scales,
     __m128i four = _mm_max_epi32(_mm256_castsi256_si128(most), _mm256_extracti128_si256(most, 1));
     four = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0x4E));
     four = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0xB1));
-    const int exponent = std::max(_mm_cvtsi128_si32(four) >> 23, LEAST);
-    if (exponent == 255) return false;
-    const float scale = bits_as<float>((exponent - 14) << 23), inverse = bits_as<float>((127 + 14 + 127 - exponent) << 23);
+    const FixedScale scaling(_mm_cvtsi128_si32(four));
+    if (!scaling.finite) return false;
     for (int part = 0; part < SPAN / PART; ++part) {
         __m256i sum = _mm256_setzero_si256();
         __m256i eights[PART_VECTORS];
         for (int v = 0; v < PART_VECTORS; ++v) {
-            eights[v] = fixed_of(values[part * PART_VECTORS + v], inverse);
+            eights[v] = fixed_of(values[part * PART_VECTORS + v], scaling.inverse);
             sum = _mm256_add_epi32(sum, eights[v]);
         }
         if constexpr (ORDER == FixedOrder::SPREAD) std::swap(eights[1], eights[2]);
@@ -83,8 +105,8 @@ inline bool make_fixed(const T* x, std::int64_t count, fixed* to, float* scales,
             }
             _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + part * PART + v * LANES), in_order);
         }
-        scales[part] = scale;
-        sums[part] = ostinato::sum((Float)_mm256_cvtepi32_ps(sum)) * scale;
+        scales[part] = scaling.scale;
+        sums[part] = ostinato::sum((Float)_mm256_cvtepi32_ps(sum)) * scaling.scale;
     }
     return true;
 }
@@ -101,10 +123,10 @@ bool make_fixed_token(const T* x, std::int64_t in, fixed* token) {
 }
 
 template <typename T>
-inline bool make_fixed_token(int span, bool spread, const T* x, std::int64_t in, fixed* token) {
+inline bool make_fixed_token(int span, FixedOrder order, const T* x, std::int64_t in, fixed* token) {
     if (span == FIXED_SPAN) return make_fixed_token<FIXED_SPAN, FixedOrder::OWN>(x, in, token);
-    return spread ? make_fixed_token<PART, FixedOrder::SPREAD>(x, in, token)
-                  : make_fixed_token<PART, FixedOrder::OWN>(x, in, token);
+    return order == FixedOrder::SPREAD ? make_fixed_token<PART, FixedOrder::SPREAD>(x, in, token)
+                                       : make_fixed_token<PART, FixedOrder::OWN>(x, in, token);
 }
 
 inline __m256i fixed_at(const fixed* from) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)); }
@@ -178,22 +200,11 @@ void dot_fixed(const Tokens<fixed>& tokens, const std::int8_t* const* rows, std:
     }
 }
 
-// Calls `body` with the number of tokens, up to TOKENS, as a constant.
-template <int TOKENS = FIXED_AT_ONCE, typename Body>
-inline void with_fixed_tokens(int tokens, Body&& body) {
-    if constexpr (TOKENS > 0) {
-        if (tokens == TOKENS) {
-            body(std::integral_constant<int, TOKENS>{});
-        } else {
-            with_fixed_tokens<TOKENS - 1>(tokens, body);
-        }
-    }
-}
-
 inline void dot_some_fixed(int tokens, const Tokens<fixed>& x, const std::int8_t* const* rows, std::int64_t in, float* sums,
                            int stride) {
     with_fixed_tokens(tokens, [&](auto some) { dot_fixed<some.value>(x, rows, in, sums, stride); });
 }
+#endif
 
 }  // namespace ostinato
 

@@ -1,10 +1,10 @@
-// Products of a few tokens in 16-bit integers with rows in blocks. What a scale belongs to is added up in integers; minima
+// Products of a few tokens in 16-bit integers with rows in blocks, for AVX2 alone. What a scale belongs to is added up in integers; minima
 // are multiplied with the sums of the token's elements.
 #pragma once
 
 #include "fixed_read.h"
 
-#if defined(OSTINATO_FIXED)
+#if defined(OSTINATO_FIXED) && !defined(__AVX512F__)
 
 namespace ostinato {
 
@@ -146,13 +146,6 @@ void dot_fixed_blocks(const Tokens<fixed>& tokens, const InBlocks* const* rows, 
         }
         sum4(of_rows, sums + t * stride);
     }
-}
-
-template <typename F>
-void dot_some_fixed_blocks(int tokens, const Tokens<fixed>& x, const InBlocks* const* rows, const InBlocks* const*, int,
-                           std::int64_t count, float* sums, int stride) {
-    constexpr int MOST = std::min(FIXED_AT_ONCE, FIXED_BLOCK_TOKENS);
-    with_fixed_tokens<MOST>(tokens, [&](auto some) { dot_fixed_blocks<F, some.value>(x, rows, count, sums, stride); });
 }
 
 }  // namespace ostinato

@@ -12,7 +12,7 @@
 #include "few.h"
 #include "narrow.h"
 
-#if defined(OSTINATO_FIXED)
+#if defined(OSTINATO_NARROW)
 
 namespace ostinato::narrow {
 

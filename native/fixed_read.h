@@ -1,4 +1,5 @@
-// How the integers of 32 elements of a row in blocks become 16 bits each, for products with tokens in 16-bit integers.
+// How the integers of 32 elements of a row in blocks become 16 bits each, for products with tokens in 16-bit integers,
+// with AVX2 alone.
 //
 // They are read as they stand in the block, without their sign: what they are less than that by, `LEAST`, is added with the
 // sums of a token's elements, once for 32 of them. Shifts and masks are chosen part by part, so that bits which stand in
@@ -8,7 +9,7 @@
 #include "block_factors.h"
 #include "fixed.h"
 
-#if defined(OSTINATO_FIXED)
+#if defined(OSTINATO_FIXED) && !defined(__AVX512F__)
 
 namespace ostinato {
 

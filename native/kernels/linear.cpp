@@ -101,15 +101,17 @@ void multiply_some(const Team& team, std::int64_t begin, std::int64_t tokens, co
                 }
 #endif
 #if defined(OSTINATO_FIXED)
-                if constexpr (!std::is_same_v<T, float> && !std::is_same_v<T, W>) {
-                    if (fixed_span(all) != 0) {
-                        if (tokens <= (std::is_same_v<W, InBlocks> ? FIXED_BLOCK_TOKENS : FIXED_TOKENS)) {
-                            multiply_fixed(team, tokens, x, x_stride, all, o, to);
-                        } else {
-                            narrow::multiply_in_integers(team, tokens, x, x_stride, all, o, to);
-                        }
+                if constexpr (MAY_BE_FIXED<T, W>) {
+                    if (tokens <= most_fixed<T>(all)) {
+                        multiply_fixed(team, tokens, x, x_stride, all, o, to);
                         return;
                     }
+#if defined(OSTINATO_NARROW)
+                    if (fixed_span(all) != 0) {
+                        narrow::multiply_in_integers(team, tokens, x, x_stride, all, o, to);
+                        return;
+                    }
+#endif
                 }
 #endif
 #if defined(OSTINATO_NARROW)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ostinato.ops.results import GATED
 from ostinato.ops.sizes import FIXED_SPAN, FIXED_TOKENS
-from ostinato.plan.device.instruction_sets import multiplies_integers
+from ostinato.plan.device.instruction_sets import multiplies_all_in_integers
 from tests.support.examples import examples
 from tests.support.native_kernels import checked_kernel, same_bits, spaced
 from tests.support.native_sets import PRODUCT_SETS, native_kernel, threads
@@ -44,7 +44,7 @@ def activated(y: torch.Tensor, activation: str | None) -> torch.Tensor:
 
 def lost_in_integers(isa: str, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor | float:
     """What products of 16-bit integers may lose: of each element, 2^-15 of the largest of those that have one scale."""
-    if not multiplies_integers(isa) or x.dtype == torch.float32:
+    if not multiplies_all_in_integers(isa) or x.dtype == torch.float32:
         return 0.0
     parts = zip(x.double().abs().split(FIXED_SPAN, 1), weight.double().abs().split(FIXED_SPAN, 1), strict=True)
     return sum(part.amax(1, keepdim=True) * of.sum(1) for part, of in parts) / 2**15

@@ -66,6 +66,9 @@ class Implementation:
     """What of it is multiplied in 16-bit integers, where the processor has AVX2 and no more and no option of
     `deterministic` is on."""
 
+    few_in_integers: str | None = None
+    """The same where the processor has AVX-512."""
+
     block_formats: frozenset[str] = frozenset()
     """Those of weights in blocks that it reads."""
 
@@ -195,6 +198,7 @@ class Operations:
             deterministic=("fixed_order",),
             matrix_units=f"bfloat16 products of {LEAST_TILE_TOKENS} tokens or more",
             in_integers="bfloat16 or float16 with int8 of a scale per row, or with blocks that are not float8",
+            few_in_integers="one or two tokens of bfloat16 or float16 with blocks that are not float8",
         ),
         triton=Implementation(block_formats=TRITON_BLOCKS, launches=products.linear),
         work=work.products,

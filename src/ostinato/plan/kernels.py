@@ -10,7 +10,7 @@ from ostinato.errors import ConfigError, Remedy
 from ostinato.ops.facts import BETWEEN_RANKS, OPERATIONS, Backend, Limited, called_by, parts
 from ostinato.ops.launches.table import Launch
 from ostinato.plan.device.catalogue import DeviceSpec
-from ostinato.plan.device.instruction_sets import has_matrix_units, multiplies_integers
+from ostinato.plan.device.instruction_sets import has_matrix_units, multiplies_all_in_integers, multiplies_integers
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.quantization import BlockQuantization
 
@@ -124,9 +124,9 @@ def _choose(
         reason = f"{reason}; {on_units}"
     if facts.in_integers is not None and device.native.isa is not None and multiplies_integers(device.native.isa):
         in_order = deterministic and facts.deterministic
-        reason = (
-            f"{reason}; {'in a fixed order, in float32' if in_order else f'in 16-bit integers: {facts.in_integers}'}"
-        )
+        of_all = multiplies_all_in_integers(device.native.isa)
+        what = f"in 16-bit integers: {facts.in_integers if of_all else facts.few_in_integers}"
+        reason = f"{reason}; {'in a fixed order, without 16-bit integers' if in_order else what}"
     return KernelChoice(implementation, reason, facts.is_capturable(backend_of(device.kind)))
 
 

@@ -70,9 +70,17 @@ def has_matrix_units(isa: str) -> bool:
 
 
 def multiplies_integers(isa: str) -> bool:
-    """Whether products may be in 16-bit integers: with AVX2 and no more."""
-    of_isa = next((isas[isa] for isas in CPU_FLAGS.values() if isa in isas), frozenset[str]())
-    return "avx2" in of_isa and "avx512f" not in of_isa
+    """Whether products may be in 16-bit integers."""
+    return "avx2" in _cpu_flags(isa)
+
+
+def multiplies_all_in_integers(isa: str) -> bool:
+    """Whether they are so with any number of tokens, as with AVX2 and no more; else those of a few, with blocks."""
+    return multiplies_integers(isa) and "avx512f" not in _cpu_flags(isa)
+
+
+def _cpu_flags(isa: str) -> frozenset[str]:
+    return next((isas[isa] for isas in (*CPU_FLAGS.values(), *STAND_INS.values()) if isa in isas), frozenset())
 
 
 PACKAGE = Path(__file__).parents[2]

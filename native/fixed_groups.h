@@ -1,0 +1,173 @@
+// Products of a few tokens in 16-bit integers with rows in blocks, for AVX-512: one instruction multiplies 32 pairs and adds
+// them in twos to what it had. What a scale belongs to is added up in integers; minima are multiplied with the sums of the
+// token's elements.
+#pragma once
+
+#include "fixed_words.h"
+
+#if defined(OSTINATO_FIXED) && defined(__AVX512F__)
+
+namespace ostinato {
+
+static_assert(GROUP == FIXED_GROUP);
+
+inline __m512i add_products(__m512i to, __m512i a, __m512i b) {
+#if defined(__AVX512VNNI__)
+    return _mm512_dpwssd_epi32(to, a, b);
+#else
+    return _mm512_add_epi32(to, _mm512_madd_epi16(a, b));
+#endif
+}
+
+// The scales of a group's eight parts, with zeros behind, or of Q6_K, which has sixteen; and what is to be added for each
+// part, times the sum of its elements of a token.
+template <typename F>
+struct GroupScales {
+    static constexpr bool HAS_MINIMUM = F::HAS_MINIMUM || F::HAS_ZERO || Words<F>::LEAST != 0;
+    __m512 scale, minimum;
+
+    [[gnu::always_inline]] explicit GroupScales(const std::uint8_t* block) {
+        if constexpr (F::SCALED < PART) {
+            scale = byte_scales(block);
+        } else if constexpr (F::ELEMENTS == GROUP && F::HAS_MINIMUM) {
+            const __m512 both = six_bit_scales(block);
+            scale = eight(_mm512_castps512_ps256(both));
+            minimum = eight(_mm512_extractf32x8_ps(both, 1));
+        } else if constexpr (F::ELEMENTS == GROUP) {
+            scale = eight(split_scales(block));
+        } else if constexpr (F::HAS_ZERO) {
+            const __m256i words = words_of<F>(block, GROUP / F::ELEMENTS);
+            const __m256 scales = scales_of(words);
+            scale = of_parts(scales);
+            minimum = of_parts(minima_of(scales, zeros_of(words)));
+        } else if constexpr (3 * F::BYTES + 4 <= 64) {
+            const __m512 both = _mm512_cvtph_ps(first_words_of_eight<F>(block));
+            scale = eight(_mm512_castps512_ps256(both));
+            if constexpr (F::HAS_MINIMUM) minimum = eight(_mm512_extractf32x8_ps(both, 1));
+        } else if constexpr (F::HAS_MINIMUM) {
+            const __m128i first = halves_apart<F>(block), second = halves_apart<F>(block + 4 * F::BYTES);
+            scale = eight(_mm256_cvtph_ps(_mm_unpacklo_epi64(first, second)));
+            minimum = eight(_mm256_cvtph_ps(_mm_unpackhi_epi64(first, second)));
+        } else {
+            scale = eight(_mm256_cvtph_ps(first_halves<F>(block)));
+        }
+        if constexpr (Words<F>::LEAST != 0) minimum = _mm512_mul_ps(scale, _mm512_set1_ps(Words<F>::LEAST));
+    }
+
+  private:
+    static __m512 eight(__m256 floats) { return _mm512_zextps256_ps512(floats); }
+
+    // Of each block, for each of its parts.
+    static __m512 of_parts(__m256 each) {
+        constexpr int PARTS = F::ELEMENTS / PART;
+        if constexpr (PARTS == 1) return eight(each);
+        const __m256i places = _mm256_srlv_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_set1_epi32(PARTS / 2));
+        return eight(_mm256_permutevar8x32_ps(each, places));
+    }
+};
+
+// What a token has for each part of a group, in the places of such scales.
+template <typename F>
+inline __m512 of_token(const float* each) {
+    const __m512 eight = _mm512_zextps256_ps512(_mm256_loadu_ps(each));
+    if constexpr (F::SCALED >= PART) return eight;
+    return _mm512_permutexvar_ps(_mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7), eight);
+}
+
+// Which of a group's scales belongs to each sum of the first two vectors that Words<F> reads, or of the others.
+template <typename F>
+constexpr std::array<std::int32_t, 16> places_of_scales(int step, int second) {
+    constexpr FixedOrder ORDER = Words<F>::ORDER;
+    std::array<std::int32_t, 16> places{};
+    for (int lane = 0; lane < 16; ++lane) {
+        const int of_step = ORDER == FixedOrder::BLOCKS   ? lane / 4
+                            : ORDER == FixedOrder::HALVES ? second + lane / 8 * 2
+                                                          : 2 * second + lane / 8;
+        const int part = STEP_PARTS * step + of_step;
+        places[lane] = F::SCALED < PART ? 2 * part + lane / 4 % 2 : part;
+    }
+    return places;
+}
+
+template <typename F, int TOKENS>
+void dot_fixed_blocks(const Tokens<fixed>& tokens, const InBlocks* const* rows, std::int64_t count, float* sums,
+                      int stride) {
+    using Read = Words<F>;
+    constexpr int BLOCKS = GROUP / F::ELEMENTS, STEPS = GROUP / STEP_WORDS;
+    constexpr int SUMS = Read::ORDER == FixedOrder::BLOCKS ? 1 : 2;  // of a step: each belongs to parts of its own
+    const FixedLayout layout(count * F::ELEMENTS);
+    __m512 total[TOKENS][DOT_ROWS];
+#pragma GCC unroll 4
+    for (int t = 0; t < TOKENS; ++t) {
+#pragma GCC unroll 4
+        for (int r = 0; r < DOT_ROWS; ++r) total[t][r] = _mm512_setzero_ps();
+    }
+    const auto multiply = [&](const std::uint8_t* block, std::int64_t part, __m512(&of_row)[TOKENS])
+        __attribute__((always_inline)) {
+        const GroupScales<F> scales(block);
+        __m512 of_group[TOKENS];
+#pragma GCC unroll 4
+        for (int t = 0; t < TOKENS; ++t) {
+            const fixed* token = tokens.x + t * tokens.stride;
+            of_group[t] = _mm512_mul_ps(scales.scale, of_token<F>(layout.scales(token) + part));
+            if constexpr (GroupScales<F>::HAS_MINIMUM) {
+                of_row[t] = _mm512_fmadd_ps(scales.minimum, of_token<F>(layout.sums(token) + part), of_row[t]);
+            }
+        }
+        unrolled<STEPS>([&](auto step) __attribute__((always_inline)) {
+            __m512i integers[4];
+            Read::template read<step>(block, integers);
+#pragma GCC unroll 4
+            for (int t = 0; t < TOKENS; ++t) {
+                const fixed* x = tokens.x + t * tokens.stride + part * PART + step * STEP_WORDS;
+                unrolled<SUMS>([&](auto second) __attribute__((always_inline)) {
+                    static constexpr auto PLACES = places_of_scales<F>(step, second);
+                    __m512i sum = _mm512_setzero_si512();
+                    unrolled<4 / SUMS>([&](auto i) __attribute__((always_inline)) {
+                        constexpr int v = second * 4 / SUMS + i;
+                        sum = add_products(sum, integers[v], _mm512_loadu_si512(x + v * 2 * LANES));
+                    });
+                    const __m512 of_sums = _mm512_permutexvar_ps(_mm512_loadu_si512(PLACES.data()), of_group[t]);
+                    of_row[t] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), of_sums, of_row[t]);
+                });
+            }
+        });
+    };
+    const auto multiply_rows = [&](const std::uint8_t* const* block, std::int64_t b) __attribute__((always_inline)) {
+#pragma GCC unroll 4
+        for (int r = 0; r < DOT_ROWS; ++r) {
+            __m512 of_row[TOKENS];
+#pragma GCC unroll 4
+            for (int t = 0; t < TOKENS; ++t) of_row[t] = total[t][r];
+            multiply(block[r], b * F::ELEMENTS / PART, of_row);
+#pragma GCC unroll 4
+            for (int t = 0; t < TOKENS; ++t) total[t][r] = of_row[t];
+        }
+    };
+    std::int64_t b = 0;
+    for (; b + BLOCKS <= count; b += BLOCKS) {
+        const std::uint8_t* block[DOT_ROWS];
+        for (int r = 0; r < DOT_ROWS; ++r) block[r] = &rows[r][b * F::BYTES].byte;
+        multiply_rows(block, b);
+    }
+    if (b < count) {
+        // Of rows that are no whole groups: their last blocks, then zeros.
+        std::uint8_t rest[DOT_ROWS][BLOCKS * F::BYTES] = {};
+        const std::uint8_t* block[DOT_ROWS];
+        for (int r = 0; r < DOT_ROWS; ++r) {
+            std::memcpy(rest[r], &rows[r][b * F::BYTES].byte, (count - b) * F::BYTES);
+            block[r] = rest[r];
+        }
+        multiply_rows(block, b);
+    }
+#pragma GCC unroll 4
+    for (int t = 0; t < TOKENS; ++t) {
+        Float of_rows[DOT_ROWS];
+        for (int r = 0; r < DOT_ROWS; ++r) of_rows[r] = (Float)total[t][r] * (1 / Read::UNIT);
+        sum4(of_rows, sums + t * stride);
+    }
+}
+
+}  // namespace ostinato
+
+#endif

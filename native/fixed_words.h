@@ -1,0 +1,303 @@
+// How the integers of rows in blocks become 16 bits each with AVX-512, and how the tokens lie that they are multiplied with
+// (fixed.h).
+//
+// Four parts of 32 elements are four vectors of 32 words, made with shifts and masks alone where integers have 4 bits: the
+// lower half of each word's first byte, then of its second, then the upper halves. So a vector holds the even elements of
+// some, or the odd ones, and the inputs of a token lie in that order. Integers are read as they stand in the block, without
+// their sign: what they are less than that by, `LEAST`, is added with the sums of a token's elements.
+#pragma once
+
+#include <array>
+
+#include "block_factors.h"
+#include "fixed.h"
+
+#if defined(OSTINATO_FIXED) && defined(__AVX512F__)
+
+namespace ostinato {
+
+constexpr int STEP_PARTS = 4, STEP_WORDS = STEP_PARTS * PART;  // of what is read at a time
+
+// Where eight words of a token stand among those of four parts: the even or the odd ones of a part's first or second half.
+constexpr int place_of(FixedOrder order, int part, bool odd, bool second) {
+    switch (order) {
+        case FixedOrder::BLOCKS: return 4 * (2 * second + odd) + part;
+        case FixedOrder::HALVES: return 4 * (2 * (part % 2) + odd) + 2 * (part / 2) + second;
+        default: return 4 * (2 * (part / 2) + odd) + 2 * (part % 2) + second;
+    }
+}
+
+// A part of a token, of which there are `count` elements. False: one of them is not finite.
+template <FixedOrder ORDER, typename T>
+inline bool make_fixed_part(const T* x, std::int64_t count, int part, fixed* to, float* scale, float* sum) {
+    static constexpr std::array<std::uint16_t, PART> APART = [] {
+        std::array<std::uint16_t, PART> places{};
+        for (int i = 0; i < PART; ++i) places[i] = static_cast<std::uint16_t>(i % 8 * 2 + i / 8 % 2 * 16 + i / 16);
+        return places;
+    }();
+    Float values[2];
+    for (int v = 0; v < 2; ++v) {
+        const std::int64_t rest = count - v * LANES;
+        values[v] = rest >= LANES ? load(x + v * LANES)
+                    : rest > 0    ? load_first(x + v * LANES, static_cast<int>(rest))
+                                  : Float{};
+    }
+    const __m512i size = _mm512_set1_epi32(0x7FFFFFFF);
+    const __m512i most = _mm512_max_epi32(_mm512_and_si512((__m512i)values[0], size),
+                                          _mm512_and_si512((__m512i)values[1], size));
+    const FixedScale scaling(_mm512_reduce_max_epi32(most));
+    if (!scaling.finite) return false;
+    const __m512i first = _mm512_cvtps_epi32((__m512)(values[0] * scaling.inverse));
+    const __m512i second = _mm512_cvtps_epi32((__m512)(values[1] * scaling.inverse));
+    *scale = scaling.scale;
+    *sum = static_cast<float>(_mm512_reduce_add_epi32(_mm512_add_epi32(first, second))) * scaling.scale;
+    const __m512i words = _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtepi32_epi16(first)),
+                                             _mm512_cvtepi32_epi16(second), 1);
+    const __m512i apart = _mm512_permutexvar_epi16(_mm512_loadu_si512(APART.data()), words);
+    unrolled<4>([&](auto i) __attribute__((always_inline)) {
+        constexpr bool odd = i >= 2, second_half = i % 2;
+        auto* place = reinterpret_cast<__m128i*>(to) + place_of(ORDER, part, odd, second_half);
+        _mm_storeu_si128(place, _mm512_extracti32x4_epi32(apart, i));
+    });
+    return true;
+}
+
+template <FixedOrder ORDER, typename T>
+bool make_fixed_token(const T* x, std::int64_t in, fixed* token) {
+    const FixedLayout layout(in);
+    for (int number = 0; number < layout.parts; ++number) {
+        const std::int64_t at = std::int64_t{number} * PART;
+        fixed* step = token + at / STEP_WORDS * STEP_WORDS;
+        if (!make_fixed_part<ORDER>(x + at, in - at, number % STEP_PARTS, step, layout.scales(token) + number,
+                                    layout.sums(token) + number)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+template <typename T>
+inline bool make_fixed_token(int, FixedOrder order, const T* x, std::int64_t in, fixed* token) {
+    switch (order) {
+        case FixedOrder::BLOCKS: return make_fixed_token<FixedOrder::BLOCKS>(x, in, token);
+        case FixedOrder::HALVES: return make_fixed_token<FixedOrder::HALVES>(x, in, token);
+        default: return make_fixed_token<FixedOrder::BYTES>(x, in, token);
+    }
+}
+
+// Shifts and masks of all words, or bytes.
+template <int BY>
+inline __m512i words_down(__m512i words) { return _mm512_srli_epi16(words, BY); }
+inline __m512i low_words(__m512i words) { return _mm512_and_si512(words, _mm512_set1_epi16(15)); }
+inline __m512i low_bytes(__m512i bytes) { return _mm512_and_si512(bytes, _mm512_set1_epi8(15)); }
+inline __m512i high_bytes(__m512i bytes) { return low_bytes(words_down<4>(bytes)); }
+inline __m512i sixty_four_bytes(const void* from) { return _mm512_loadu_si512(from); }
+
+// Where `mask` has a bit, that of `b`, else that of `a`.
+template <int MASK>
+inline __m512i merged(__m512i a, __m512i b) {
+    return _mm512_ternarylogic_epi32(_mm512_set1_epi8(static_cast<char>(MASK)), b, a, 0xCA);
+}
+
+// Four small blocks as two vectors, the second of which ends with them, and which of their words to take: 8 of each from
+// byte AT on, or the same 8 times.
+template <typename F, int AT, bool SAME = false>
+inline __m512i words_of_four(const std::uint8_t* block) {
+    constexpr int LAST = 4 * F::BYTES - 64;  // bytes before the second vector
+    static_assert(LAST >= 0 && LAST <= 64 && F::BYTES % 2 == 0 && AT % 2 == 0);
+    static constexpr std::array<std::uint16_t, 32> PLACES = [] {
+        std::array<std::uint16_t, 32> places{};
+        for (int i = 0; i < 32; ++i) {
+            const int word = (i / 8 * F::BYTES + AT) / 2 + (SAME ? 0 : i % 8);
+            places[i] = static_cast<std::uint16_t>(word < 32 ? word : 32 + word - LAST / 2);
+        }
+        return places;
+    }();
+    return _mm512_permutex2var_epi16(sixty_four_bytes(block), _mm512_loadu_si512(PLACES.data()),
+                                     sixty_four_bytes(block + LAST));
+}
+
+// The first words of a group's eight small blocks, then their second ones.
+template <typename F>
+inline __m256i first_words_of_eight(const std::uint8_t* block) {
+    static_assert(3 * F::BYTES + 4 <= 64);
+    static constexpr std::array<std::uint16_t, 32> PLACES = [] {
+        std::array<std::uint16_t, 32> places{};
+        for (int i = 0; i < 16; ++i) places[i] = static_cast<std::uint16_t>(i % 4 * F::BYTES / 2 + i / 8 + i / 4 % 2 * 32);
+        return places;
+    }();
+    return _mm512_castsi512_si256(_mm512_permutex2var_epi16(
+        sixty_four_bytes(block), _mm512_loadu_si512(PLACES.data()), sixty_four_bytes(block + 4 * F::BYTES)));
+}
+
+// 32 bytes of each of two parts.
+inline __m512i two_times_thirty_two(const std::uint8_t* first, const std::uint8_t* second) {
+    const auto at = [](const std::uint8_t* from) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)); };
+    return _mm512_inserti64x4(_mm512_castsi256_si512(at(first)), at(second), 1);
+}
+
+inline __m512i twice_thirty_two(const std::uint8_t* from) {
+    return _mm512_broadcast_i64x4(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+}
+
+// Even and odd words of bytes.
+inline void bytes_apart(__m512i bytes, __m512i* to) {
+    to[0] = _mm512_and_si512(bytes, _mm512_set1_epi16(0xFF));
+    to[1] = words_down<8>(bytes);
+}
+
+// The same of halves of bytes: the lower ones', then the upper ones'.
+inline void halves_apart(__m512i bytes, __m512i* to) {
+    to[0] = low_words(bytes);
+    to[1] = low_words(words_down<8>(bytes));
+    to[2] = low_words(words_down<4>(bytes));
+    to[3] = words_down<12>(bytes);
+}
+
+// `read` makes vectors of the integers of four parts, from the STEP'th four of a group on, of which `block` is the first.
+// The first two belong to the same parts, and so do the others; with the order BLOCKS all do.
+template <typename F>
+struct Words;
+
+// Where the 16 bytes of four parts are.
+template <typename F, int AT, int LEAST_OF>
+struct WordsOfHalves {
+    static constexpr FixedOrder ORDER = FixedOrder::BLOCKS;
+    static constexpr int LEAST = LEAST_OF;
+    static constexpr float UNIT = 1;
+
+    template <int STEP>
+    static __m512i bytes(const std::uint8_t* block) {
+        if constexpr (F::ELEMENTS == PART) {
+            return words_of_four<F, AT>(block + STEP * STEP_PARTS * F::BYTES);
+        } else if constexpr (F::ELEMENTS == 2 * PART) {
+            const std::uint8_t* first = block + 2 * STEP * F::BYTES + AT;
+            return two_times_thirty_two(first, first + F::BYTES);
+        } else if constexpr (F::ELEMENTS == STEP_WORDS) {
+            return sixty_four_bytes(block + STEP * F::BYTES + AT);
+        } else {
+            return sixty_four_bytes(block + STEP * STEP_WORDS / 2 + AT);
+        }
+    }
+
+    template <int STEP>
+    static void read(const std::uint8_t* block, __m512i* to) { halves_apart(bytes<STEP>(block), to); }
+};
+
+template <> struct Words<Q4_0> : WordsOfHalves<Q4_0, 2, -8> {};
+template <> struct Words<Q4_1> : WordsOfHalves<Q4_1, 4, 0> {};
+template <int SIZE> struct Words<Int4<SIZE>> : WordsOfHalves<Int4<SIZE>, 4, 0> {};
+
+// Numbers of IQ4_NL and IQ4_XS, 128 larger.
+template <typename F, int AT>
+struct WordsOfIq4 : WordsOfHalves<F, AT, -128> {
+    template <int STEP>
+    static void read(const std::uint8_t* block, __m512i* to) {
+        const __m128i values = _mm_loadu_si128(reinterpret_cast<const __m128i*>(IQ4_VALUES));
+        const __m512i table = _mm512_broadcast_i32x4(_mm_add_epi8(values, _mm_set1_epi8(-128)));
+        const __m512i indices = WordsOfHalves<F, AT, -128>::template bytes<STEP>(block);
+        bytes_apart(_mm512_shuffle_epi8(table, low_bytes(indices)), to);
+        bytes_apart(_mm512_shuffle_epi8(table, high_bytes(indices)), to + 2);
+    }
+};
+
+template <> struct Words<IQ4_NL> : WordsOfIq4<IQ4_NL, 2> {};
+template <> struct Words<IQ4_XS> : WordsOfIq4<IQ4_XS, 8> {};
+
+template <> struct Words<Q4_K> {
+    static constexpr FixedOrder ORDER = FixedOrder::HALVES;
+    static constexpr int LEAST = 0;
+    static constexpr float UNIT = 1;
+
+    template <int STEP>
+    static void read(const std::uint8_t* block, __m512i* to) {
+        halves_apart(sixty_four_bytes(block + 16 + STEP * STEP_WORDS / 2), to);
+    }
+};
+
+template <> struct Words<Q5_K> {
+    static constexpr FixedOrder ORDER = FixedOrder::HALVES;
+    static constexpr int LEAST = 0;
+    static constexpr float UNIT = 1;
+
+    template <int STEP>
+    static void read(const std::uint8_t* block, __m512i* to) {
+        constexpr int PART_OF = STEP * STEP_PARTS;
+        const __m512i four = sixty_four_bytes(block + 48 + STEP * STEP_WORDS / 2), fifth = twice_thirty_two(block + 16);
+        bytes_apart(with_fifth<PART_OF>(low_bytes(four), fifth), to);
+        bytes_apart(with_fifth<PART_OF + 1>(high_bytes(four), fifth), to + 2);
+    }
+
+  private:
+    // Of parts P and P + 2.
+    template <int P>
+    static __m512i with_fifth(__m512i four, __m512i bits) {
+        constexpr long long FIRST = (4 - P) & 63, SECOND = (2 - P) & 63;
+        const __m512i moved = _mm512_rolv_epi64(
+            bits, _mm512_setr_epi64(FIRST, FIRST, FIRST, FIRST, SECOND, SECOND, SECOND, SECOND));
+        return merged<0x10>(four, moved);
+    }
+};
+
+// Its integers are read with their sign, 256 times as large, above a byte of zeros: its scales' 16 elements have no sums.
+template <> struct Words<Q6_K> {
+    static constexpr FixedOrder ORDER = FixedOrder::BYTES;
+    static constexpr int LEAST = 0;
+    static constexpr float UNIT = 256;
+
+    template <int STEP>
+    static void read(const std::uint8_t* block, __m512i* to) {
+        const __m512i four = sixty_four_bytes(block + STEP * STEP_WORDS / 2);
+        const __m512i two = twice_thirty_two(block + 128 + STEP * PART);
+        const __m512i up = _mm512_sllv_epi64(two, _mm512_setr_epi64(4, 4, 4, 4, 2, 2, 2, 2));
+        const __m512i down = _mm512_srlv_epi64(two, _mm512_setr_epi64(0, 0, 0, 0, 2, 2, 2, 2));
+        apart(merged<0x30>(low_bytes(four), up), to);
+        apart(merged<0x30>(high_bytes(four), down), to + 2);
+    }
+
+  private:
+    static void apart(__m512i bytes, __m512i* to) {
+        const __m512i integers = _mm512_sub_epi8(bytes, _mm512_set1_epi8(32));
+        to[0] = _mm512_slli_epi16(integers, 8);
+        to[1] = _mm512_and_si512(integers, _mm512_set1_epi16(static_cast<short>(0xFF00)));
+    }
+};
+
+// Their fifth bits are tested where they stand: those of each first, second half are one word of a block.
+template <typename F, int HALVES_AT, int FIFTH_AT, int LEAST_OF>
+struct WordsOfFive : WordsOfHalves<F, HALVES_AT, LEAST_OF> {
+    template <int STEP>
+    static void read(const std::uint8_t* block, __m512i* to) {
+        block += STEP * STEP_PARTS * F::BYTES;
+        halves_apart(words_of_four<F, HALVES_AT>(block), to);
+        const __m512i bits[] = {words_of_four<F, FIFTH_AT, true>(block), words_of_four<F, FIFTH_AT + 2, true>(block)};
+        const __m512i even = _mm512_broadcast_i32x4(_mm_setr_epi16(1, 4, 16, 64, 256, 1024, 4096, 16384));
+        const __m512i odd = _mm512_slli_epi16(even, 1);
+        unrolled<4>([&](auto v) __attribute__((always_inline)) {
+            const __mmask32 set = _mm512_test_epi16_mask(bits[v / 2], v % 2 ? odd : even);
+            to[v] = _mm512_mask_add_epi16(to[v], set, to[v], _mm512_set1_epi16(16));
+        });
+    }
+};
+
+template <> struct Words<Q5_0> : WordsOfFive<Q5_0, 6, 2, -16> {};
+template <> struct Words<Q5_1> : WordsOfFive<Q5_1, 8, 4, 0> {};
+
+template <> struct Words<Q8_0> {
+    static constexpr FixedOrder ORDER = FixedOrder::BYTES;
+    static constexpr int LEAST = -128;
+    static constexpr float UNIT = 1;
+
+    template <int STEP>
+    static void read(const std::uint8_t* block, __m512i* to) {
+        block += STEP * STEP_PARTS * Q8_0::BYTES + 2;
+        for (int pair = 0; pair < 2; ++pair, block += 2 * Q8_0::BYTES) {
+            const __m512i both = two_times_thirty_two(block, block + Q8_0::BYTES);
+            bytes_apart(_mm512_xor_si512(both, _mm512_set1_epi8(-128)), to + 2 * pair);
+        }
+    }
+};
+
+}  // namespace ostinato
+
+#endif
