@@ -162,10 +162,11 @@ void dot_some_blocks(int tokens, const Tokens<X>& x, const InBlocks* const* rows
 
 #if defined(OSTINATO_FIXED)
 template <typename F>
-void dot_some_fixed_blocks(int tokens, const Tokens<fixed>& x, const InBlocks* const* rows, const InBlocks* const*, int,
-                           std::int64_t count, float* sums, int stride) {
-    constexpr int MOST = LANES == 8 ? std::min(FIXED_AT_ONCE, FIXED_BLOCK_TOKENS) : FIXED_AT_ONCE;
-    with_fixed_tokens<MOST>(tokens, [&](auto some) { dot_fixed_blocks<F, some.value>(x, rows, count, sums, stride); });
+void dot_some_fixed_blocks(int tokens, const Tokens<fixed>& x, const InBlocks* const* rows, const InBlocks* const* next,
+                           int prefetch, std::int64_t count, float* sums, int stride) {
+    const RowsToCome to_come{next, prefetch};
+    with_fixed_tokens<MOST_FIXED>(
+        tokens, [&](auto some) { dot_fixed_blocks<F, some.value>(x, rows, to_come, count, sums, stride); });
 }
 #endif
 

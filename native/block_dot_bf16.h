@@ -12,18 +12,6 @@
 
 namespace ostinato {
 
-// One line of each row that is to come, for every line of those that are multiplied.
-struct RowsToCome {
-    const InBlocks* const* rows;
-    int count;
-
-    void operator()(std::int64_t from, std::int64_t bytes) const {
-        for (int p = 0; p < count; ++p) {
-            for (std::int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(&rows[p][from + i].byte, 0, 2);
-        }
-    }
-};
-
 #if defined(__AVX512BF16__)
 // A part's integers.
 template <typename F>

@@ -34,6 +34,18 @@ struct BlockProducts {
     void (*expand)(const InBlocks* row, std::int64_t begin, std::int64_t end, X* to);
 };
 
+// One line of each row that is to come, for every line of those that are multiplied.
+struct RowsToCome {
+    const InBlocks* const* rows;
+    int count;
+
+    void operator()(std::int64_t from, std::int64_t bytes) const {
+        for (int p = 0; p < count; ++p) {
+            for (std::int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(&rows[p][from + i].byte, 0, 2);
+        }
+    }
+};
+
 // How the integers of a token lie (fixed.h). With AVX2 alone: in order; the second and the third 8 of each 32 have changed
 // places; or the second and the third of each 4. With AVX-512, as fixed_words.h has them.
 enum class FixedOrder { OWN, SPREAD, PAIRED, BLOCKS, HALVES, BYTES };

@@ -104,4 +104,26 @@ void dot_rows(const Rows<W>& rows, std::int64_t begin, std::int64_t end, const W
     }
 }
 
+#if defined(OSTINATO_FIXED)
+// The same of tokens that are 16-bit integers, `x_stride` apart, with rows in blocks.
+inline void dot_rows(const Rows<InBlocks>& rows, std::int64_t begin, std::int64_t end, const InBlocks* next,
+                     std::int64_t tokens, const fixed* x, std::int64_t x_stride, float* sums, int stride, fixed* = nullptr,
+                     std::int64_t = 0) {
+    const Blocks blocks(tokens, MOST_FIXED);
+    for (std::int64_t row = begin; row < end; row += DOT_ROWS) {
+        const InBlocks *here[DOT_ROWS], *then[DOT_ROWS];
+        for (int r = 0; r < DOT_ROWS; ++r) {
+            here[r] = rows.at(std::min(row + r, rows.count - 1));
+            then[r] = row + DOT_ROWS < end ? here[r] + DOT_ROWS * rows.stride() : next + r * rows.stride();
+        }
+        for (int block = 0; block < blocks.count; ++block) {
+            const std::int64_t t = blocks.begin(block);
+            rows.format->with_fixed.dot(blocks.size(block), {x + t * x_stride, x_stride}, here, then,
+                                        block == 0 ? DOT_ROWS : 0, rows.size / rows.format->elements,
+                                        sums + t * stride + (row - begin), stride);
+        }
+    }
+}
+#endif
+
 }  // namespace ostinato

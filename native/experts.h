@@ -32,6 +32,13 @@ struct Chosen {
         starts[0] = 0;
     }
 
+    // Choices of the expert that most chose.
+    std::int64_t most() const {
+        std::int64_t most = 0;
+        for (std::int64_t e = 0; e < experts; ++e) most = std::max<std::int64_t>(most, starts[e + 1] - starts[e]);
+        return most;
+    }
+
     // Calls body(expert, next, begin, end) for each expert that was chosen, in ascending order; `next` is the one after it.
     template <typename Body>
     void each(Body&& body) const {

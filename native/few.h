@@ -314,8 +314,7 @@ template <typename T, typename W>
 inline int most_fixed(const Weights<W>& w) {
     if (fixed_span(w) == 0) return 0;
     if constexpr (!std::is_same_v<W, InBlocks>) return FIXED_TOKENS;
-    if constexpr (std::is_same_v<Operand<T>, bf16>) return w.format->least_rounded - 1;
-    return FIXED_BLOCK_TOKENS;
+    return most_fixed<T>(*w.format);
 }
 
 // The products of few tokens that are made 16-bit integers, with 8-bit weights of a scale per row and with rows in blocks.

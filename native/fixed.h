@@ -55,6 +55,9 @@ struct FixedScale {
     }
 };
 
+// Tokens that are multiplied with rows in blocks at once.
+constexpr int MOST_FIXED = LANES == 8 ? std::min(FIXED_AT_ONCE, FIXED_BLOCK_TOKENS) : FIXED_AT_ONCE;
+
 // Calls `body` with the number of tokens, up to TOKENS, as a constant.
 template <int TOKENS = FIXED_AT_ONCE, typename Body>
 inline void with_fixed_tokens(int tokens, Body&& body) {

@@ -41,8 +41,8 @@ struct FixedGroup {
 };
 
 template <typename F, int TOKENS>
-void dot_fixed_blocks(const Tokens<fixed>& tokens, const InBlocks* const* rows, std::int64_t count, float* sums,
-                      int stride) {
+void dot_fixed_blocks(const Tokens<fixed>& tokens, const InBlocks* const* rows, const RowsToCome& next,
+                      std::int64_t count, float* sums, int stride) {
     constexpr int BLOCKS = Factors<F>::BLOCKS, PARTS = F::ELEMENTS / PART;
     constexpr int TOGETHER = std::clamp(F::SCALED, PART, FIXED_SPAN) / PART;  // parts that are added up in integers
     constexpr int READ = FixedRead<F>::TOGETHER, STEP = std::max(TOGETHER, READ);
@@ -91,6 +91,7 @@ void dot_fixed_blocks(const Tokens<fixed>& tokens, const InBlocks* const* rows, 
     for (std::int64_t b = 0; b < count; b += BLOCKS, x += GROUP, now ^= 1) {
         // What comes next is prepared before it is needed: that takes many instructions which wait for each other.
         if (b + BLOCKS < count) prepare(b + BLOCKS, groups[now ^ 1]);
+        next(b * F::BYTES, std::min<std::int64_t>(BLOCKS, count - b) * F::BYTES);
         const FixedGroup<F, TOKENS>& group = groups[now];
 #pragma GCC unroll 4
         for (int first = 0; first < DOT_ROWS; first += ROWS) {

@@ -90,8 +90,8 @@ constexpr std::array<std::int32_t, 16> places_of_scales(int step, int second) {
 }
 
 template <typename F, int TOKENS>
-void dot_fixed_blocks(const Tokens<fixed>& tokens, const InBlocks* const* rows, std::int64_t count, float* sums,
-                      int stride) {
+void dot_fixed_blocks(const Tokens<fixed>& tokens, const InBlocks* const* rows, const RowsToCome& next,
+                      std::int64_t count, float* sums, int stride) {
     using Read = Words<F>;
     constexpr int BLOCKS = GROUP / F::ELEMENTS, STEPS = GROUP / STEP_WORDS;
     constexpr int SUMS = Read::ORDER == FixedOrder::BLOCKS ? 1 : 2;  // of a step: each belongs to parts of its own
@@ -148,9 +148,11 @@ void dot_fixed_blocks(const Tokens<fixed>& tokens, const InBlocks* const* rows, 
     for (; b + BLOCKS <= count; b += BLOCKS) {
         const std::uint8_t* block[DOT_ROWS];
         for (int r = 0; r < DOT_ROWS; ++r) block[r] = &rows[r][b * F::BYTES].byte;
+        next(b * F::BYTES, BLOCKS * F::BYTES);
         multiply_rows(block, b);
     }
     if (b < count) {
+        next(b * F::BYTES, (count - b) * F::BYTES);
         // Of rows that are no whole groups: their last blocks, then zeros.
         std::uint8_t rest[DOT_ROWS][BLOCKS * F::BYTES] = {};
         const std::uint8_t* block[DOT_ROWS];

@@ -8,6 +8,7 @@
 #include "arguments.h"
 #include "blocks.h"
 #include "dot.h"
+#include "fixed.h"
 #include "team.h"
 
 namespace ostinato {
@@ -19,6 +20,14 @@ using Operand = std::conditional_t<std::is_same_v<T, bf16>, bf16, float>;
 #else
 template <typename T>
 using Operand = float;
+#endif
+
+#if defined(OSTINATO_FIXED)
+// Tokens of storage type T, at the most, that are made integers and multiplied with such rows as they lie.
+template <typename T>
+inline int most_fixed(const BlockFormat& format) {
+    return std::is_same_v<Operand<T>, bf16> ? format.least_rounded - 1 : FIXED_BLOCK_TOKENS;
+}
 #endif
 
 enum Activation : int { NONE, RELU2, SILU, SWIGLU, GEGLU, GELU, GELU_TANH };

@@ -7,6 +7,7 @@
 
 #include "../bind.h"
 #include "../experts.h"
+#include "../fixed_words.h"
 #include "../tile_experts.h"
 
 namespace ostinato {
@@ -42,12 +43,111 @@ void each_panel(const Chosen& chosen, const Stack<W>& stack, Range mine, std::in
     });
 }
 
-template <typename T, typename X>
-void copy(const T* from, X* to, std::int64_t size) {
-    if constexpr (std::is_same_v<T, X>) {
-        std::copy(from, from + size, to);
+// Tokens as products take them: a distance between two, and one made of a token's numbers.
+template <typename X>
+struct Made {
+    static std::int64_t stride(std::int64_t size) { return spaced(size); }
+
+    template <typename T, typename W>
+    static void make(const Stack<W>&, const T* from, std::int64_t size, X* to) {
+        if constexpr (std::is_same_v<T, X>) {
+            std::copy(from, from + size, to);
+        } else {
+            std::transform(from, from + size, to, [](T value) { return to_float(value); });
+        }
+    }
+};
+
+#if defined(OSTINATO_FIXED)
+template <>
+struct Made<fixed> {
+    static std::int64_t stride(std::int64_t size) { return FixedLayout(size).token_size(); }
+
+    // One of whose numbers some are not finite gives NaN with all weights.
+    template <typename T, typename W>
+    static void make(const Stack<W>& stack, const T* from, std::int64_t size, fixed* to) {
+        if (make_fixed_token(stack.format->fixed_span, stack.format->token_order, from, size, to)) return;
+        const FixedLayout layout(size);
+        std::fill(to, to + layout.size, fixed{});
+        std::fill(layout.scales(to), layout.scales(to) + 2 * layout.parts, std::numeric_limits<float>::quiet_NaN());
+    }
+};
+#endif
+
+#if defined(OSTINATO_FIXED)
+// Tokens of storage type T that are made integers, at the most, of one expert. With AVX2 alone all are, as floats would take
+// as long, or longer.
+template <typename T>
+std::int64_t most_fixed(const Stack<InBlocks>& stack) {
+    if (stack.format->fixed_span == 0) return 0;
+    return LANES == 8 ? std::numeric_limits<std::int64_t>::max() : ostinato::most_fixed<T>(*stack.format);
+}
+#endif
+
+// Threads share out the tokens that are made.
+template <typename X, typename T, typename W, typename From>
+void make_all(const Team& team, const Stack<W>& stack, std::int64_t places, From&& from, X* to) {
+    const Range mine = team.split(places);
+    for (std::int64_t i = mine.begin; i < mine.end; ++i) {
+        Made<X>::make(stack, static_cast<const T*>(from(i)), stack.size, to + i * Made<X>::stride(stack.size));
+    }
+    team.barrier();
+}
+
+// Tokens are multiplied as X. What is between the products is of type Inner: as X, or integers are made of it.
+template <typename X, typename Inner, typename T, typename W>
+void multiply_by_experts(const Team& team, const Chosen& chosen, const T* x, std::int64_t x_stride, const Layer& layer,
+                         const Stack<W>& up, const Stack<W>& down, const T* residual, std::int64_t residual_stride, T* y,
+                         std::int64_t y_stride, X* wide, float* sums) {
+    const std::int64_t tokens = chosen.tokens, places = tokens * chosen.top_k, size = layer.size, inner = layer.inner;
+    const std::int64_t size_stride = spaced(size), in_stride = Made<X>::stride(size), inner_stride = spaced(inner);
+    constexpr bool AS_MADE = std::is_same_v<X, Inner>;
+    const std::int64_t down_stride = AS_MADE ? 0 : Made<X>::stride(inner);
+    const std::int64_t totals_bytes = tokens * size_stride * sizeof(float);
+    std::byte* shared = team.shared<std::byte>(totals_bytes + places * (in_stride + down_stride) * sizeof(X) +
+                                               places * inner_stride * sizeof(Inner));
+    float* totals = reinterpret_cast<float*>(shared);
+    X* inputs = reinterpret_cast<X*>(shared + totals_bytes);
+    Inner* inners = reinterpret_cast<Inner*>(inputs + places * in_stride);
+
+    make_all<X, T>(team, up, places, [&](std::int64_t i) { return x + chosen.token(i) * x_stride; }, inputs);
+
+    const Activation kind = layer.activation;
+    each_panel(chosen, up, team.split(inner, PANEL_ROWS), has_gates(kind) ? inner : 0, inputs, in_stride, wide, sums,
+               [=](std::int64_t row, std::int64_t i, const float* sum) {
+                   for (int r = 0; r < PANEL_ROWS; r += LANES) {
+                       const Float value = activated(kind, load(sum + r), load(sum + PANEL_ROWS + r));
+                       store(inners + i * inner_stride + row + r, value);
+                   }
+               });
+    team.barrier();
+
+    const Range mine = team.split(size, PANEL_ROWS);
+    for (std::int64_t t = 0; t < tokens; ++t) {
+        std::fill(totals + t * size_stride + mine.begin, totals + t * size_stride + mine.end, 0.0f);
+    }
+    const auto add_up = [&](const X* multiplied, std::int64_t stride) {
+        each_panel(chosen, down, mine, 0, multiplied, stride, wide, sums,
+                   [&](std::int64_t row, std::int64_t i, const float* sum) {
+                       float* total = totals + chosen.token(i) * size_stride + row;
+                       const Float weight = splat(chosen.weight(i));
+                       for (int r = 0; r < PANEL_ROWS; r += LANES) {
+                           store(total + r, fma(weight, load(sum + r), load(total + r)));
+                       }
+                   });
+    };
+    if constexpr (AS_MADE) {
+        if (mine.begin == mine.end) return;
+        add_up(inners, inner_stride);
     } else {
-        std::transform(from, from + size, to, [](T value) { return to_float(value); });
+        X* made = reinterpret_cast<X*>(inners + places * inner_stride);
+        make_all<X, Inner>(team, down, places, [&](std::int64_t i) { return inners + i * inner_stride; }, made);
+        if (mine.begin == mine.end) return;
+        add_up(made, down_stride);
+    }
+    for (std::int64_t t = 0; t < tokens; ++t) {
+        const T* added = residual ? residual + t * residual_stride : nullptr;
+        put(totals + t * size_stride, added, y + t * y_stride, mine.begin, mine.end);
     }
 }
 
@@ -65,57 +165,25 @@ void run_experts(const Team& team, std::int64_t tokens, const T* x, std::int64_t
     }
 #endif
     using X = Operand<T>;
-    const std::int64_t experts = layer.experts, size = layer.size, inner = layer.inner;
-    const std::int64_t places = tokens * top_k;
-    const std::int64_t size_stride = spaced(size), inner_stride = spaced(inner);
-    const std::int64_t most = std::min(places, std::max(tokens_in_cache<X>(size), tokens_in_cache<X>(inner)));
-    const std::int64_t wide_size = DOT_ROWS * std::max(size_stride, inner_stride);
+    const std::int64_t experts = layer.experts, places = tokens * top_k;
+    const std::int64_t most = std::min(places, std::max(tokens_in_cache<X>(layer.size), tokens_in_cache<X>(layer.inner)));
+    const std::int64_t wide_size = DOT_ROWS * std::max(spaced(layer.size), spaced(layer.inner));
     float* wide_rows = team.own<float>(wide_size + most * 2 * PANEL_ROWS + places + experts + 1);
     X* wide = reinterpret_cast<X*>(wide_rows);
     float* sums = wide_rows + wide_size;
     auto* order = reinterpret_cast<std::int32_t*>(sums + most * 2 * PANEL_ROWS);
     Chosen chosen{choices, tokens, top_k, experts, order, order + places};
     chosen.sort();
-
-    const std::int64_t totals_bytes = tokens * size_stride * sizeof(float);
-    std::byte* shared = team.shared<std::byte>(totals_bytes + places * (size_stride + inner_stride) * sizeof(X));
-    float* totals = reinterpret_cast<float*>(shared);
-    X* inputs = reinterpret_cast<X*>(shared + totals_bytes);
-    X* inners = inputs + places * size_stride;
-
-    const Range copied = team.split(places);
-    for (std::int64_t i = copied.begin; i < copied.end; ++i) {
-        copy(x + chosen.token(i) * x_stride, inputs + i * size_stride, size);
+#if defined(OSTINATO_FIXED)
+    if constexpr (std::is_same_v<W, InBlocks> && !std::is_same_v<T, float>) {
+        if (!fixed_order && std::min(most_fixed<T>(up), most_fixed<T>(down)) >= chosen.most()) {
+            multiply_by_experts<fixed, T>(team, chosen, x, x_stride, layer, up, down, residual, residual_stride, y, y_stride,
+                                          static_cast<fixed*>(nullptr), sums);
+            return;
+        }
     }
-    team.barrier();
-
-    const Activation kind = layer.activation;
-    each_panel(chosen, up, team.split(inner, PANEL_ROWS), has_gates(kind) ? inner : 0, inputs, size_stride, wide, sums,
-               [=](std::int64_t row, std::int64_t i, const float* sum) {
-                   for (int r = 0; r < PANEL_ROWS; r += LANES) {
-                       const Float value = activated(kind, load(sum + r), load(sum + PANEL_ROWS + r));
-                       store(inners + i * inner_stride + row + r, value);
-                   }
-               });
-    team.barrier();
-
-    const Range mine = team.split(size, PANEL_ROWS);
-    if (mine.begin == mine.end) return;
-    for (std::int64_t t = 0; t < tokens; ++t) {
-        std::fill(totals + t * size_stride + mine.begin, totals + t * size_stride + mine.end, 0.0f);
-    }
-    each_panel(chosen, down, mine, 0, inners, inner_stride, wide, sums,
-               [&](std::int64_t row, std::int64_t i, const float* sum) {
-                   float* total = totals + chosen.token(i) * size_stride + row;
-                   const Float weight = splat(chosen.weight(i));
-                   for (int r = 0; r < PANEL_ROWS; r += LANES) {
-                       store(total + r, fma(weight, load(sum + r), load(total + r)));
-                   }
-               });
-    for (std::int64_t t = 0; t < tokens; ++t) {
-        const T* added = residual ? residual + t * residual_stride : nullptr;
-        put(totals + t * size_stride, added, y + t * y_stride, mine.begin, mine.end);
-    }
+#endif
+    multiply_by_experts<X, X>(team, chosen, x, x_stride, layer, up, down, residual, residual_stride, y, y_stride, wide, sums);
 }
 
 struct Moe : Arguments {

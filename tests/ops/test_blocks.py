@@ -422,3 +422,23 @@ def test_in_a_fixed_order_experts_give_a_token_the_bits_that_it_has_alone(
     how = (up, down, "swiglu", None, None, None, None, *blocks)
     alone = [kernel(x[t : t + 1], choices[t : t + 1], *how) for t in range(tokens)]
     assert same_bits(kernel(x, choices, *how), torch.cat(alone))
+
+
+@pytest.mark.parametrize("isa", PRODUCT_SETS)
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@fewer
+@given(names, names, st.integers(1, 2), seeds)
+def test_a_token_that_is_not_finite_disturbs_no_other_among_experts(
+    isa: str, bad: float, of_up: str, of_down: str, others: int, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    up, down, blocks, _ = expert_stacks(of_up, of_down, 3, 256, 256, "swiglu", generator)
+    x = torch.randn(1 + others, 256, generator=generator).bfloat16()
+    choices = choices_among([0, 1, 2], 1 + others, generator)
+    kernel = checked_kernel(isa, "moe")
+    how = (up, down, "swiglu", None, None, None, None, *blocks)
+    expected = kernel(x, choices, *how)
+    x[others, seed % 256] = bad
+    out = kernel(x, choices, *how)
+    assert same_bits(out[:others], expected[:others])
+    assert not out[others].isfinite().any()

@@ -211,6 +211,8 @@ class Operations:
             scratch=scratch.native_moe,
             deterministic=("fixed_order",),
             matrix_units=f"bfloat16 tokens, {LEAST_EXPERT_TILE_TOKENS} or more for each expert",
+            in_integers="bfloat16 or float16 with blocks that are not float8",
+            few_in_integers="one or two tokens for each expert of bfloat16 or float16 with blocks that are not float8",
         ),
         triton=Implementation(block_formats=TRITON_BLOCKS, launches=products.moe),
         part="moe",

@@ -46,6 +46,11 @@ TILE_WORK = PANEL_ROWS * TILE_SPAN + 4 * VECTOR * VECTOR
 """Floats of a thread that uses matrix units: a panel of 32 rows as bfloat16, and four tiles of sums."""
 
 
+def fixed_floats(size: int) -> int:
+    """Floats that a token of 16-bit integers takes, with a scale and a sum for each 32 of them (`native/fixed.h`)."""
+    return padded(size, FIXED_GROUP) * 9 // 16
+
+
 class Scratch(NamedTuple):
     """Bytes: of all threads together, and of each thread."""
 
@@ -69,22 +74,23 @@ def native_linear(*, tokens: int, in_size: int, in_order: bool) -> Scratch:
     span = max(NARROW_SPAN, FIXED_GROUP // 2 + 3 * FIXED_GROUP // 32)
     panel = NARROW_VECTORS * NARROW_LANES * (at_once + span)
     own = max(4 * (at_once * PANEL_ROWS + padded(in_size)), panel, packed * 2 * PANEL_ROWS + TILE_WORK)
-    own += min(tokens, max(FIXED_TOKENS, FIXED_BLOCK_TOKENS)) * padded(in_size, FIXED_GROUP) * 9 // 16
+    own += min(tokens, max(FIXED_TOKENS, FIXED_BLOCK_TOKENS)) * fixed_floats(in_size)
     own += min(tokens, GROUP_TOKENS) * padded(in_size) if in_order else 0
-    spans = max(padded(in_size, NARROW_SPAN), padded(in_size, FIXED_GROUP) * 9 // 16)
+    spans = max(padded(in_size, NARROW_SPAN), fixed_floats(in_size))
     return Scratch(max(FLOAT * at_once * spans, 2 * packed * inputs), FLOAT * own)
 
 
 def native_moe(*, tokens: int, size: int, inner: int, num_experts: int, experts_per_token: int) -> Scratch:
-    """Of all threads: the tokens, once for every choice; what is between the two products; the sums of each token. (The
-    router needs less.) Of each thread: the order of all choices, the sums of those that it multiplies at a time, and
+    """Of all threads: the tokens, once for every choice; what is between the two products, as 16-bit integers and what
+    these are made of where tokens become integers; the sums of each token. (The router needs less.) Of each thread: the order of all choices, the sums of those that it multiplies at a time, and
     four rows that are made wide.
 
     Matrix units take no more for all threads: they run if there are 16 choices or more for each expert, so that whole
     tiles hold at most twice the choices, and each in half the bytes."""
     places = tokens * experts_per_token
     apart = 3 * VECTOR * 2  # whole vectors, and an odd number of cache lines
-    shared = tokens * (size + apart) + places * (size + inner + 2 * apart)
+    as_integers = fixed_floats(size) + (inner + apart) // 2 + fixed_floats(inner)
+    shared = tokens * (size + apart) + places * max(size + inner + 2 * apart, as_integers)
     scores = tokens * padded(num_experts)
     at_once = max(
         min(places, max(_grouped_tokens(size), _grouped_tokens(inner))),
