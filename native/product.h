@@ -26,7 +26,8 @@ using Operand = float;
 // Tokens of storage type T, at the most, that are made integers and multiplied with such rows as they lie.
 template <typename T>
 inline int most_fixed(const BlockFormat& format) {
-    return std::is_same_v<Operand<T>, bf16> ? format.least_rounded - 1 : FIXED_BLOCK_TOKENS;
+    if (std::is_same_v<Operand<T>, bf16>) return format.least_rounded - 1;
+    return LANES == 8 ? FIXED_BLOCK_TOKENS : WIDE_FIXED_TOKENS;
 }
 #endif
 

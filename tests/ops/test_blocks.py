@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from ostinato.ops import embedding, linear, moe
 from ostinato.ops.blocks.dequantize import dequantize, pack_float8, pack_int4
 from ostinato.ops.blocks.formats import BLOCK_FORMATS, Blocks, merged, num_bytes, rows_of
-from ostinato.ops.sizes import FIXED_BLOCK_TOKENS
+from ostinato.ops.sizes import FIXED_BLOCK_TOKENS, LEAST_TILE_TOKENS, WIDE_FIXED_TOKENS
 from ostinato.plan.device.instruction_sets import CPU_FLAGS, multiplies_all_in_integers
 from tests.support.block_weights import block_rows, expanded, packed
 from tests.support.examples import examples
 from tests.support.native_kernels import checked_kernel, rounding, same_bits, spaced
-from tests.support.native_sets import INTEGER_SETS, PRODUCT_SETS, SETS, native_kernel, threads
+from tests.support.native_sets import INTEGER_SETS, PRODUCT_SETS, SETS, native_kernel, threads, uses_tiles
 
 pytest.importorskip("gguf", reason="the package that says what blocks stand for comes with the test extra")
 
@@ -182,7 +182,9 @@ def as_integers(isa: str, name: str, dtype: torch.dtype, tokens: int) -> int:
     if multiplies_all_in_integers(isa):
         return tokens
     rounds = dtype == torch.bfloat16 and "avx512_bf16" in CPU_FLAGS["x86_64"].get(isa, ())
-    return 1 + tokens % ((4 if name == "Q6_K" else 2) if rounds else FIXED_BLOCK_TOKENS)
+    on_tiles = dtype == torch.bfloat16 and uses_tiles(isa)
+    few = WIDE_FIXED_TOKENS if not on_tiles else LEAST_TILE_TOKENS - 1
+    return 1 + tokens % ((4 if name == "Q6_K" else 2) if rounds else few)
 
 
 in_integers = names.filter(lambda name: not name.startswith("fp8"))

@@ -34,6 +34,7 @@ from ostinato.ops.sizes import (
     TILED_SCAN_CHUNK,
     UNIT_ROWS,
     VECTOR,
+    WIDE_FIXED_TOKENS,
 )
 
 FLOAT = 4
@@ -74,16 +75,16 @@ def native_linear(*, tokens: int, in_size: int, in_order: bool) -> Scratch:
     span = max(NARROW_SPAN, FIXED_GROUP // 2 + 3 * FIXED_GROUP // 32)
     panel = NARROW_VECTORS * NARROW_LANES * (at_once + span)
     own = max(4 * (at_once * PANEL_ROWS + padded(in_size)), panel, packed * 2 * PANEL_ROWS + TILE_WORK)
-    own += min(tokens, max(FIXED_TOKENS, FIXED_BLOCK_TOKENS)) * fixed_floats(in_size)
+    own += min(tokens, max(FIXED_TOKENS, FIXED_BLOCK_TOKENS, WIDE_FIXED_TOKENS)) * fixed_floats(in_size)
     own += min(tokens, GROUP_TOKENS) * padded(in_size) if in_order else 0
     spans = max(padded(in_size, NARROW_SPAN), fixed_floats(in_size))
     return Scratch(max(FLOAT * at_once * spans, 2 * packed * inputs), FLOAT * own)
 
 
 def native_moe(*, tokens: int, size: int, inner: int, num_experts: int, experts_per_token: int) -> Scratch:
-    """Of all threads: the tokens, once for every choice; what is between the two products, as 16-bit integers and what
-    these are made of where tokens become integers; the sums of each token. (The router needs less.) Of each thread: the order of all choices, the sums of those that it multiplies at a time, and
-    four rows that are made wide.
+    """Of all threads: the tokens, once for every choice; what is between the two products, and where tokens become
+    16-bit integers both these and what they are made of; the sums of each token. (The router needs less.) Of each
+    thread: the order of all choices, the sums of those that it multiplies at a time, and four rows that are made wide.
 
     Matrix units take no more for all threads: they run if there are 16 choices or more for each expert, so that whole
     tiles hold at most twice the choices, and each in half the bytes."""
