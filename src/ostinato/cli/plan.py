@@ -107,14 +107,11 @@ def plan(
 
         read_chat_template(Path(config.chat_template).expanduser())
     found = _device(device, device_memory)
-    try:
-        made = make_plan(config, spec, found)
-    except CapacityError as error:
-        raise error if device_memory is None else _of_given_memory(error, config, spec, found) from None
+    made = _plan(config, spec, found, device_memory)
     if measure:
         _measure(made)
         found = _device(device, device_memory)
-        made = make_plan(config, spec, found)
+        made = _plan(config, spec, found, device_memory)
     if output is not None:
         try:
             made.save(output)
@@ -146,6 +143,13 @@ def plan(
         print_layouts(layouts, Console())
     elif counted is not None and counted.requests is not None:
         print(f"what engines carry of the requests is not estimated: {made.prediction.reason}", file=sys.stderr)
+
+
+def _plan(config: EngineConfig, spec: ModelSpec, device: DeviceSpec, given_memory: str | None) -> Plan:
+    try:
+        return make_plan(config, spec, device)
+    except CapacityError as error:
+        raise error if given_memory is None else _of_given_memory(error, config, spec, device) from None
 
 
 def _of_given_memory(error: CapacityError, config: EngineConfig, spec: ModelSpec, device: DeviceSpec) -> CapacityError:
