@@ -161,7 +161,7 @@ void dot_wide_blocks(int some, const Tokens<bf16>& tokens, const InBlocks* const
 }
 
 // From how many tokens on rounding a format's weights costs less than scaling its sums, token by token. Results follow:
-// a number for all formats of so many bits, as docs/gguf.md has it.
+// a number for all formats of so many bits, as docs/architecture/integer-products.md has it.
 template <typename F>
 constexpr int LEAST_ROUNDED = F::BITS == 6 ? 5 : 3;
 

@@ -1,4 +1,4 @@
-// The scales and minima of weights in blocks, made ready for 256 elements at a time, for products in float32.
+// The scales and minima of weights in blocks, made ready for 256 elements at a time.
 #pragma once
 
 #include "block_numbers.h"
@@ -103,7 +103,7 @@ inline __m256i words_of(const std::uint8_t* block, int blocks) {
 
 // The halves at the beginning of four blocks: scales, then minima.
 template <typename F>
-inline __m128i halves_apart(const std::uint8_t* block) {
+inline __m128i halves_of_four(const std::uint8_t* block) {
     const __m128i order = _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
     return _mm_shuffle_epi8(first_words<F>(block), order);
 }
@@ -158,7 +158,7 @@ struct Factors {
     // Of eight blocks.
     void of_halves(const std::uint8_t* block) {
         if constexpr (F::HAS_MINIMUM) {
-            const __m128i first = halves_apart<F>(block), second = halves_apart<F>(block + 4 * F::BYTES);
+            const __m128i first = halves_of_four<F>(block), second = halves_of_four<F>(block + 4 * F::BYTES);
             _mm256_storeu_ps(scale, _mm256_cvtph_ps(_mm_unpacklo_epi64(first, second)));
             _mm256_storeu_ps(minimum, _mm256_cvtph_ps(_mm_unpackhi_epi64(first, second)));
         } else {

@@ -296,10 +296,9 @@ void multiply_few(const Team& team, std::int64_t tokens, const T* x, std::int64_
 }
 
 #if defined(OSTINATO_FIXED)
-// Whether tokens of storage type T may be made integers for weights of type W.
-template <typename T, typename W>
-constexpr bool MAY_BE_FIXED =
-    !std::is_same_v<T, float> && (std::is_same_v<W, InBlocks> || (std::is_same_v<W, std::int8_t> && LANES == 8));
+// Whether there are products in integers with weights of type W.
+template <typename W>
+constexpr bool HAS_FIXED = std::is_same_v<W, InBlocks> || (std::is_same_v<W, std::int8_t> && LANES == 8);
 
 // Inputs of a token in integers that have one scale; 0: there is no product of these weights in integers.
 template <typename W>
@@ -329,7 +328,8 @@ void multiply_fixed(const Team& team, std::int64_t tokens, const T* x, std::int6
     fixed* made = team.own<fixed>(tokens * stride);
     const auto run = [&](std::int64_t begin, std::int64_t end) {
         if (begin == end) return;
-        multiply<false, T>(team, begin, made + begin * stride, stride, Blocks(end - begin, FIXED_AT_ONCE), w, o, y);
+        const Blocks blocks(end - begin, std::is_same_v<W, InBlocks> ? MOST_FIXED : FIXED_AT_ONCE);
+        multiply<false, T>(team, begin, made + begin * stride, stride, blocks, w, o, y);
     };
     std::int64_t begin = 0;
     for (std::int64_t t = 0; t < tokens; ++t) {

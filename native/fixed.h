@@ -1,17 +1,18 @@
 // Products of tokens in bfloat16 or float16 with weights of 4 to 8 bits, in integers: one instruction multiplies pairs and adds
-// them in twos, so that no weight has to become a float first. Here: what tokens become, and with AVX2 alone, where it takes
-// two instructions for 16 numbers in float32, products of a few of them with 8-bit weights. Weights in blocks are multiplied
+// them in twos, and no weight has to become a float first.
+//
+// Here: what tokens become; and products of a few of them with 8-bit weights, with AVX2 alone. Weights in blocks are multiplied
 // in fixed_blocks.h, with AVX-512 in fixed_groups.h; more tokens, with AVX2 alone, in fixed_panel.h.
 //
 // A token is made 16-bit integers, 32 or 64 together with one power of two: x = scale * q. What is within 7 binades of the
 // largest of them (4 in float16) loses nothing, and elsewhere x loses at most 2^-15 of that largest: 63 of them together no
 // more than it may have lost itself when it was rounded to bfloat16. Where the largest is below 2^-86, it counts as that.
-// Numbers that are not finite have no such form: a product with one of them is computed in float32.
+// Numbers that are not finite have no such form: a product with one of them is computed without it.
 //
 // Integers cannot overflow. The largest is (2 - 2^-10) 2^14 = 32752, since numbers have 11 bits at the most, and the scale
-// is that of their exponent. A weight is at most 128, and int4 less its zero point 255, which panels have. So a pair adds up
-// to less than 2^23 (2^24 there), and what a lane sums before it is a float, 4 pairs of FIXED_SPAN elements, to less than
-// 2^25; in panels all 32, to less than 2^29. The sum of 32 integers is below 2^20: a float has it.
+// is that of their exponent. A weight is at most 255 as it is read, or 32 times 256 (Q6_K). What a lane sums before it is a
+// float is less than 2^26, in panels, which add up all 32, 2^29, and with Q6_K, which adds up 4, 2^30. The sum of 32 integers
+// is below 2^20: a float has it.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// Products of a few tokens in 16-bit integers with rows in blocks, for AVX2 alone. What a scale belongs to is added up in integers; minima
-// are multiplied with the sums of the token's elements.
+// Products of a few tokens in 16-bit integers with rows in blocks, for AVX2 alone. What a scale belongs to is added up in
+// integers; minima are multiplied with the sums of the token's elements.
 #pragma once
 
 #include "fixed_read.h"

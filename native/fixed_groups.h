@@ -1,5 +1,5 @@
 // Products of a few tokens in 16-bit integers with rows in blocks, for AVX-512: one instruction multiplies 32 pairs and adds
-// them in twos to what it had. What a scale belongs to is added up in integers; minima are multiplied with the sums of the
+// them in twos to what it had (without VNNI, two instructions). What a scale belongs to is added up in integers; minima are multiplied with the sums of the
 // token's elements.
 #pragma once
 
@@ -28,7 +28,7 @@ struct GroupScales {
 
     [[gnu::always_inline]] explicit GroupScales(const std::uint8_t* block) {
         if constexpr (F::SCALED < PART) {
-            scale = byte_scales(block);
+            scale = _mm512_mul_ps(byte_scales(block), _mm512_set1_ps(1 / Words<F>::UNIT));
         } else if constexpr (F::ELEMENTS == GROUP && F::HAS_MINIMUM) {
             const __m512 both = six_bit_scales(block);
             scale = eight(_mm512_castps512_ps256(both));
@@ -45,7 +45,7 @@ struct GroupScales {
             scale = eight(_mm512_castps512_ps256(both));
             if constexpr (F::HAS_MINIMUM) minimum = eight(_mm512_extractf32x8_ps(both, 1));
         } else if constexpr (F::HAS_MINIMUM) {
-            const __m128i first = halves_apart<F>(block), second = halves_apart<F>(block + 4 * F::BYTES);
+            const __m128i first = halves_of_four<F>(block), second = halves_of_four<F>(block + 4 * F::BYTES);
             scale = eight(_mm256_cvtph_ps(_mm_unpacklo_epi64(first, second)));
             minimum = eight(_mm256_cvtph_ps(_mm_unpackhi_epi64(first, second)));
         } else {
@@ -151,7 +151,7 @@ void dot_fixed_blocks(const Tokens<fixed>& tokens, const InBlocks* const* rows, 
         next(b * F::BYTES, BLOCKS * F::BYTES);
         multiply_rows(block, b);
     }
-    if (b < count) {
+    if (BLOCKS > 1 && b < count) {
         next(b * F::BYTES, (count - b) * F::BYTES);
         // Of rows that are no whole groups: their last blocks, then zeros.
         std::uint8_t rest[DOT_ROWS][BLOCKS * F::BYTES] = {};
@@ -165,7 +165,7 @@ void dot_fixed_blocks(const Tokens<fixed>& tokens, const InBlocks* const* rows, 
 #pragma GCC unroll 4
     for (int t = 0; t < TOKENS; ++t) {
         Float of_rows[DOT_ROWS];
-        for (int r = 0; r < DOT_ROWS; ++r) of_rows[r] = (Float)total[t][r] * (1 / Read::UNIT);
+        for (int r = 0; r < DOT_ROWS; ++r) of_rows[r] = (Float)total[t][r];
         sum4(of_rows, sums + t * stride);
     }
 }

@@ -164,7 +164,6 @@ template <typename F, int AT, int LEAST_OF>
 struct WordsOfHalves {
     static constexpr FixedOrder ORDER = FixedOrder::BLOCKS;
     static constexpr int LEAST = LEAST_OF;
-    static constexpr float UNIT = 1;
 
     template <int STEP>
     static __m512i bytes(const std::uint8_t* block) {
@@ -207,7 +206,6 @@ template <> struct Words<IQ4_XS> : WordsOfIq4<IQ4_XS, 8> {};
 template <> struct Words<Q4_K> {
     static constexpr FixedOrder ORDER = FixedOrder::HALVES;
     static constexpr int LEAST = 0;
-    static constexpr float UNIT = 1;
 
     template <int STEP>
     static void read(const std::uint8_t* block, __m512i* to) {
@@ -218,7 +216,6 @@ template <> struct Words<Q4_K> {
 template <> struct Words<Q5_K> {
     static constexpr FixedOrder ORDER = FixedOrder::HALVES;
     static constexpr int LEAST = 0;
-    static constexpr float UNIT = 1;
 
     template <int STEP>
     static void read(const std::uint8_t* block, __m512i* to) {
@@ -243,7 +240,7 @@ template <> struct Words<Q5_K> {
 template <> struct Words<Q6_K> {
     static constexpr FixedOrder ORDER = FixedOrder::BYTES;
     static constexpr int LEAST = 0;
-    static constexpr float UNIT = 256;
+    static constexpr float UNIT = 256;  // what an integer of 1 is read as
 
     template <int STEP>
     static void read(const std::uint8_t* block, __m512i* to) {
@@ -286,7 +283,6 @@ template <> struct Words<Q5_1> : WordsOfFive<Q5_1, 8, 4, 0> {};
 template <> struct Words<Q8_0> {
     static constexpr FixedOrder ORDER = FixedOrder::BYTES;
     static constexpr int LEAST = -128;
-    static constexpr float UNIT = 1;
 
     template <int STEP>
     static void read(const std::uint8_t* block, __m512i* to) {

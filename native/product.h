@@ -22,13 +22,21 @@ template <typename T>
 using Operand = float;
 #endif
 
+// Whether tokens of storage type T may be made 16-bit integers.
 #if defined(OSTINATO_FIXED)
-// Tokens of storage type T, at the most, that are made integers and multiplied with such rows as they lie.
+template <typename T>
+constexpr bool MAY_BE_FIXED = !std::is_same_v<T, float>;
+
+// So many of them, at the most, are made so and multiplied with such rows as they lie.
 template <typename T>
 inline int most_fixed(const BlockFormat& format) {
+    if (format.fixed_span == 0) return 0;
     if (std::is_same_v<Operand<T>, bf16>) return format.least_rounded - 1;
     return LANES == 8 ? FIXED_BLOCK_TOKENS : WIDE_FIXED_TOKENS;
 }
+#else
+template <typename T>
+constexpr bool MAY_BE_FIXED = false;
 #endif
 
 enum Activation : int { NONE, RELU2, SILU, SWIGLU, GEGLU, GELU, GELU_TANH };

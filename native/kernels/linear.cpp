@@ -101,7 +101,7 @@ void multiply_some(const Team& team, std::int64_t begin, std::int64_t tokens, co
                 }
 #endif
 #if defined(OSTINATO_FIXED)
-                if constexpr (MAY_BE_FIXED<T, W>) {
+                if constexpr (MAY_BE_FIXED<T> && HAS_FIXED<W>) {
                     if (tokens <= most_fixed<T>(all)) {
                         multiply_fixed(team, tokens, x, x_stride, all, o, to);
                         return;

@@ -2,8 +2,9 @@
 //
 // The choices of all tokens are sorted by expert, so that each expert's weights are read once, for all tokens that chose
 // it. Threads share out the rows of each expert: those of `up` give an intermediate value per choice, those of `down` are
-// added up per token. A thread adds up whole sums, expert after expert, so that neither the number of threads nor other
-// tokens change a bit. Many tokens may go to matrix units instead, which add in another order (tile_experts.h).
+// added up per token. A thread adds up whole sums, expert after expert, so that the number of threads changes no bit; nor,
+// in a fixed order, do other tokens. Many tokens may go to matrix units instead, which add in another order
+// (tile_experts.h), and a few become 16-bit integers for rows in blocks (fixed.h).
 
 #include "../bind.h"
 #include "../experts.h"
@@ -72,15 +73,13 @@ struct Made<fixed> {
         std::fill(layout.scales(to), layout.scales(to) + 2 * layout.parts, std::numeric_limits<float>::quiet_NaN());
     }
 };
-#endif
 
-#if defined(OSTINATO_FIXED)
 // Tokens of storage type T that are made integers, at the most, of one expert. With AVX2 alone all are, as floats would take
 // as long, or longer.
 template <typename T>
-std::int64_t most_fixed(const Stack<InBlocks>& stack) {
-    if (stack.format->fixed_span == 0) return 0;
-    return LANES == 8 ? std::numeric_limits<std::int64_t>::max() : ostinato::most_fixed<T>(*stack.format);
+std::int64_t most_of_one(const Stack<InBlocks>& stack) {
+    const int few = most_fixed<T>(*stack.format);
+    return few > 0 && LANES == 8 ? std::numeric_limits<std::int64_t>::max() : few;
 }
 #endif
 
@@ -165,8 +164,12 @@ void run_experts(const Team& team, std::int64_t tokens, const T* x, std::int64_t
     }
 #endif
     using X = Operand<T>;
+    constexpr bool MAY_BE_INTEGERS = MAY_BE_FIXED<T> && std::is_same_v<W, InBlocks>;
+    // Of the smallest that are multiplied, most are so at a time.
+    using Smallest = std::conditional_t<MAY_BE_INTEGERS, fixed, X>;
     const std::int64_t experts = layer.experts, places = tokens * top_k;
-    const std::int64_t most = std::min(places, std::max(tokens_in_cache<X>(layer.size), tokens_in_cache<X>(layer.inner)));
+    const std::int64_t most =
+        std::min(places, std::max(tokens_in_cache<Smallest>(layer.size), tokens_in_cache<Smallest>(layer.inner)));
     const std::int64_t wide_size = DOT_ROWS * std::max(spaced(layer.size), spaced(layer.inner));
     float* wide_rows = team.own<float>(wide_size + most * 2 * PANEL_ROWS + places + experts + 1);
     X* wide = reinterpret_cast<X*>(wide_rows);
@@ -175,8 +178,8 @@ void run_experts(const Team& team, std::int64_t tokens, const T* x, std::int64_t
     Chosen chosen{choices, tokens, top_k, experts, order, order + places};
     chosen.sort();
 #if defined(OSTINATO_FIXED)
-    if constexpr (std::is_same_v<W, InBlocks> && !std::is_same_v<T, float>) {
-        if (!fixed_order && std::min(most_fixed<T>(up), most_fixed<T>(down)) >= chosen.most()) {
+    if constexpr (MAY_BE_INTEGERS) {
+        if (!fixed_order && std::min(most_of_one<T>(up), most_of_one<T>(down)) >= chosen.most()) {
             multiply_by_experts<fixed, T>(team, chosen, x, x_stride, layer, up, down, residual, residual_stride, y, y_stride,
                                           static_cast<fixed*>(nullptr), sums);
             return;

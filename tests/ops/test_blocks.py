@@ -444,3 +444,15 @@ def test_a_token_that_is_not_finite_disturbs_no_other_among_experts(
     out = kernel(x, choices, *how)
     assert same_bits(out[:others], expected[:others])
     assert not out[others].isfinite().any()
+
+
+@pytest.mark.parametrize("isa", PRODUCT_SETS)
+@pytest.mark.parametrize("name", ["Q4_0", "Q6_K", "fp8_g32"])
+def test_more_tokens_choose_an_expert_than_are_multiplied_at_a_time(isa: str, name: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    up, down, blocks, exact = expert_stacks(name, name, 2, 1024, 256, "relu2", generator)
+    x, choices = torch.randn(700, 1024, generator=generator).bfloat16(), choices_among([0, 1], 700, generator)
+    expected = moe.reference(x.double(), choices, *exact, "relu2", None)
+    out = checked_kernel(isa, "moe")(x, choices, up, down, "relu2", None, None, None, None, *blocks)
+    largest = expected.abs().amax(dim=1, keepdim=True) + 1
+    assert ((out.double() - expected).abs() <= 30 * rounding(x.dtype) * largest).all()

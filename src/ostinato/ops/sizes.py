@@ -36,14 +36,14 @@ FIXED_GROUP = 256
 whose scales are made ready together."""
 
 FIXED_AT_ONCE = 4
-"""Such tokens that are multiplied with two rows at a time."""
+"""Such tokens that are multiplied with some rows at a time, at the most."""
 
 FIXED_TOKENS = 8
 """Such tokens up to which they are multiplied with rows of 8-bit weights, of a scale per row, as these lie. More of
 them are multiplied with panels."""
 
 FIXED_BLOCK_TOKENS = 3
-"""The same with weights in blocks.
+"""The same with weights in blocks, where vectors are those of AVX2.
 
 On an AMD EPYC (Zen 3, one thread), 4096 x 1024, in GFLOP/s, as they lie and in panels: with 4 tokens int8 70 and 51,
 Q4_0 43 and 49, Q6_K 32 and 37; with 8 tokens 68 and 66, 43 and 62, 30 and 45; with 12 tokens 69 and 74, 42 and 72, 32
