@@ -16,6 +16,7 @@ from ostinato.ops.sizes import FIXED_BLOCK_TOKENS, LEAST_TILE_TOKENS, WIDE_FIXED
 from ostinato.plan.device.instruction_sets import CPU_FLAGS, multiplies_all_in_integers
 from tests.support.block_weights import block_rows, expanded, packed
 from tests.support.examples import examples
+from tests.support.guarded import guarded
 from tests.support.native_kernels import checked_kernel, rounding, same_bits, spaced
 from tests.support.native_sets import INTEGER_SETS, PRODUCT_SETS, SETS, native_kernel, threads, uses_tiles
 
@@ -456,3 +457,20 @@ def test_more_tokens_choose_an_expert_than_are_multiplied_at_a_time(isa: str, na
     out = checked_kernel(isa, "moe")(x, choices, up, down, "relu2", None, None, None, None, *blocks)
     largest = expected.abs().amax(dim=1, keepdim=True) + 1
     assert ((out.double() - expected).abs() <= 30 * rounding(x.dtype) * largest).all()
+
+
+@pytest.mark.parametrize("isa", PRODUCT_SETS)
+@pytest.mark.parametrize("name", sorted(BLOCK_FORMATS))
+def test_products_read_nothing_behind_their_weights_and_tokens(isa: str, name: str) -> None:
+    """Weights may lie at the end of a file that is mapped. Rows are whole groups of blocks, and are not."""
+    generator = torch.Generator().manual_seed(0)
+    kernel = checked_kernel(isa, "linear")
+    for count, rows, tokens in ((1, 1, 1), (3, 37, 2), (8, 4, 3), (9, 64, 7), (16, 3, 1), (11, 70, 30)):
+        in_size, blocks = count * BLOCK_FORMATS[name].elements, ((name, rows),)
+        weight = guarded(block_rows(name, rows, in_size, generator))
+        for dtype in (torch.bfloat16, torch.float16, torch.float32):
+            x = guarded(torch.randn(tokens, in_size, generator=generator).to(dtype))
+            out = kernel(x, weight, None, None, None, None, None, None, None, blocks)
+            expected = x.double() @ expanded(weight, blocks, in_size).T
+            largest = x.double().abs() @ expanded(weight, blocks, in_size).abs().T + 1
+            assert ((out.double() - expected).abs() <= 4 * rounding(dtype) * (largest + expected.abs())).all()
