@@ -47,11 +47,6 @@ TILE_WORK = PANEL_ROWS * TILE_SPAN + 4 * VECTOR * VECTOR
 """Floats of a thread that uses matrix units: a panel of 32 rows as bfloat16, and four tiles of sums."""
 
 
-def fixed_floats(size: int) -> int:
-    """Floats that a token of 16-bit integers takes, with a scale and a sum for each 32 of them (`native/fixed.h`)."""
-    return padded(size, FIXED_GROUP) * 9 // 16
-
-
 class Scratch(NamedTuple):
     """Bytes: of all threads together, and of each thread."""
 
@@ -75,9 +70,9 @@ def native_linear(*, tokens: int, in_size: int, in_order: bool) -> Scratch:
     span = max(NARROW_SPAN, FIXED_GROUP // 2 + 3 * FIXED_GROUP // 32)
     panel = NARROW_VECTORS * NARROW_LANES * (at_once + span)
     own = max(4 * (at_once * PANEL_ROWS + padded(in_size)), panel, packed * 2 * PANEL_ROWS + TILE_WORK)
-    own += min(tokens, max(FIXED_TOKENS, FIXED_BLOCK_TOKENS, WIDE_FIXED_TOKENS)) * fixed_floats(in_size)
+    own += min(tokens, max(FIXED_TOKENS, FIXED_BLOCK_TOKENS, WIDE_FIXED_TOKENS)) * _fixed_floats(in_size)
     own += min(tokens, GROUP_TOKENS) * padded(in_size) if in_order else 0
-    spans = max(padded(in_size, NARROW_SPAN), fixed_floats(in_size))
+    spans = max(padded(in_size, NARROW_SPAN), _fixed_floats(in_size))
     return Scratch(max(FLOAT * at_once * spans, 2 * packed * inputs), FLOAT * own)
 
 
@@ -90,7 +85,7 @@ def native_moe(*, tokens: int, size: int, inner: int, num_experts: int, experts_
     tiles hold at most twice the choices, and each in half the bytes."""
     places = tokens * experts_per_token
     apart = 3 * VECTOR * 2  # whole vectors, and an odd number of cache lines
-    as_integers = fixed_floats(size) + (inner + apart) // 2 + fixed_floats(inner)
+    as_integers = _fixed_floats(size) + (inner + apart) // 2 + _fixed_floats(inner)
     shared = tokens * (size + apart) + places * max(size + inner + 2 * apart, as_integers)
     scores = tokens * padded(num_experts)
     at_once = max(
@@ -182,6 +177,11 @@ def reference_quantized(*, elements: int) -> Scratch:
 def padded(size: int, unit: int = VECTOR) -> int:
     """`size` floats in whole vectors, or in other units."""
     return -(-size // unit) * unit
+
+
+def _fixed_floats(size: int) -> int:
+    """Floats that a token of 16-bit integers takes, with a scale and a sum for each 32 of them (`native/fixed.h`)."""
+    return padded(size, FIXED_GROUP) * 9 // 16
 
 
 def _grouped_tokens(in_size: int) -> int:

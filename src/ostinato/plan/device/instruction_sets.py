@@ -66,7 +66,7 @@ def ask_for_matrix_units(
 
 def has_matrix_units(isa: str) -> bool:
     """Whether kernels of the instruction set use them."""
-    return any(isas.get(isa, frozenset()) >= MATRIX_UNITS for isas in CPU_FLAGS.values())
+    return _cpu_flags(isa) >= MATRIX_UNITS
 
 
 def multiplies_integers(isa: str) -> bool:
