@@ -56,6 +56,12 @@ struct FixedScale {
     }
 };
 
+// The elements from `at` on, with zeros behind all `count` of them.
+template <typename T>
+inline Float load_padded(const T* x, std::int64_t at, std::int64_t count) {
+    return at < count ? load_some(x + at, count - at) : Float{};
+}
+
 // Tokens that are multiplied with rows in blocks at once.
 constexpr int MOST_FIXED = LANES == 8 ? std::min(FIXED_AT_ONCE, FIXED_BLOCK_TOKENS) : FIXED_AT_ONCE;
 
@@ -82,10 +88,7 @@ inline bool make_fixed(const T* x, std::int64_t count, fixed* to, float* scales,
     Float values[VECTORS_OF];
     __m256i most = _mm256_setzero_si256();
     for (int v = 0; v < VECTORS_OF; ++v) {
-        const std::int64_t rest = count - v * LANES;
-        values[v] = rest >= LANES ? load(x + v * LANES)
-                    : rest > 0    ? load_first(x + v * LANES, static_cast<int>(rest))
-                                  : Float{};
+        values[v] = load_padded(x, v * LANES, count);
         most = _mm256_max_epi32(most, _mm256_and_si256((__m256i)values[v], _mm256_set1_epi32(0x7FFFFFFF)));
     }
     __m128i four = _mm_max_epi32(_mm256_castsi256_si128(most), _mm256_extracti128_si256(most, 1));

@@ -1,6 +1,6 @@
 // Products of a few tokens in 16-bit integers with rows in blocks, for AVX-512: one instruction multiplies 32 pairs and adds
-// them in twos to what it had (without VNNI, two instructions). What a scale belongs to is added up in integers; minima are multiplied with the sums of the
-// token's elements.
+// them in twos to what it had (without VNNI, two instructions). What a scale belongs to is added up in integers; minima are
+// multiplied with the sums of the token's elements.
 #pragma once
 
 #include "fixed_words.h"

@@ -36,12 +36,7 @@ inline bool make_fixed_part(const T* x, std::int64_t count, int part, fixed* to,
         return places;
     }();
     Float values[2];
-    for (int v = 0; v < 2; ++v) {
-        const std::int64_t rest = count - v * LANES;
-        values[v] = rest >= LANES ? load(x + v * LANES)
-                    : rest > 0    ? load_first(x + v * LANES, static_cast<int>(rest))
-                                  : Float{};
-    }
+    for (int v = 0; v < 2; ++v) values[v] = load_padded(x, v * LANES, count);
     const __m512i size = _mm512_set1_epi32(0x7FFFFFFF);
     const __m512i most = _mm512_max_epi32(_mm512_and_si512((__m512i)values[0], size),
                                           _mm512_and_si512((__m512i)values[1], size));
@@ -130,13 +125,13 @@ inline __m256i first_words_of_eight(const std::uint8_t* block) {
         sixty_four_bytes(block), _mm512_loadu_si512(PLACES.data()), sixty_four_bytes(block + 4 * F::BYTES)));
 }
 
-// 32 bytes of each of two parts.
-inline __m512i two_times_thirty_two(const std::uint8_t* first, const std::uint8_t* second) {
+// Vectors of which each half is 32 bytes.
+inline __m512i halves_from(const std::uint8_t* first, const std::uint8_t* second) {
     const auto at = [](const std::uint8_t* from) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)); };
     return _mm512_inserti64x4(_mm512_castsi256_si512(at(first)), at(second), 1);
 }
 
-inline __m512i twice_thirty_two(const std::uint8_t* from) {
+inline __m512i in_both_halves(const std::uint8_t* from) {
     return _mm512_broadcast_i64x4(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
 }
 
@@ -171,7 +166,7 @@ struct WordsOfHalves {
             return words_of_four<F, AT>(block + STEP * STEP_PARTS * F::BYTES);
         } else if constexpr (F::ELEMENTS == 2 * PART) {
             const std::uint8_t* first = block + 2 * STEP * F::BYTES + AT;
-            return two_times_thirty_two(first, first + F::BYTES);
+            return halves_from(first, first + F::BYTES);
         } else if constexpr (F::ELEMENTS == STEP_WORDS) {
             return sixty_four_bytes(block + STEP * F::BYTES + AT);
         } else {
@@ -220,7 +215,7 @@ template <> struct Words<Q5_K> {
     template <int STEP>
     static void read(const std::uint8_t* block, __m512i* to) {
         constexpr int PART_OF = STEP * STEP_PARTS;
-        const __m512i four = sixty_four_bytes(block + 48 + STEP * STEP_WORDS / 2), fifth = twice_thirty_two(block + 16);
+        const __m512i four = sixty_four_bytes(block + 48 + STEP * STEP_WORDS / 2), fifth = in_both_halves(block + 16);
         bytes_apart(with_fifth<PART_OF>(low_bytes(four), fifth), to);
         bytes_apart(with_fifth<PART_OF + 1>(high_bytes(four), fifth), to + 2);
     }
@@ -245,7 +240,7 @@ template <> struct Words<Q6_K> {
     template <int STEP>
     static void read(const std::uint8_t* block, __m512i* to) {
         const __m512i four = sixty_four_bytes(block + STEP * STEP_WORDS / 2);
-        const __m512i two = twice_thirty_two(block + 128 + STEP * PART);
+        const __m512i two = in_both_halves(block + 128 + STEP * PART);
         const __m512i up = _mm512_sllv_epi64(two, _mm512_setr_epi64(4, 4, 4, 4, 2, 2, 2, 2));
         const __m512i down = _mm512_srlv_epi64(two, _mm512_setr_epi64(0, 0, 0, 0, 2, 2, 2, 2));
         apart(merged<0x30>(low_bytes(four), up), to);
@@ -288,7 +283,7 @@ template <> struct Words<Q8_0> {
     static void read(const std::uint8_t* block, __m512i* to) {
         block += STEP * STEP_PARTS * Q8_0::BYTES + 2;
         for (int pair = 0; pair < 2; ++pair, block += 2 * Q8_0::BYTES) {
-            const __m512i both = two_times_thirty_two(block, block + Q8_0::BYTES);
+            const __m512i both = halves_from(block, block + Q8_0::BYTES);
             bytes_apart(_mm512_xor_si512(both, _mm512_set1_epi8(-128)), to + 2 * pair);
         }
     }

@@ -4,13 +4,17 @@
     python tools/compare_products.py --int8 --tokens 1,16,32
     python tools/compare_products.py --blocks all --tokens 1,8,32,512    # weights in blocks, over 8 bits
     python tools/compare_products.py --blocks Q4_0,Q4_K --isa x86_64_v3 --dtype float32
+    python tools/compare_products.py --blocks all --threads 1 --tokens 1,2 --shapes 2048x256 --cached
+    python tools/compare_products.py --blocks all --tokens 1,32 --shapes 1024x512 --experts 48,4
 
 All sides take turns within each round, on as many weights as no cache holds, and the median of the rounds counts. The
 first size from which matrix units are ahead of vectors is what `LEAST_TILE_TOKENS` (ops/sizes.py) should be.
 
 With `--blocks` the least of all products counts, as what else the machine does only adds to it, and rates are how many
 times as fast as weights of 8 bits with a scale per row; `plain` are weights that are not quantised. With one thread its
-own time counts: the machine may be busy.
+own time counts: the machine may be busy. `--cached` multiplies one weight again and again and prints nanoseconds for 32
+of its elements, `--experts` microseconds of gated experts: in a fixed order, without integers, and as the engine
+multiplies.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -34,6 +39,7 @@ SHAPES = ((1024, 4096), (4096, 1024), (4096, 4096))
 WEIGHT_BYTES = 96 * 2**20
 """Read before any weight is read again, at the least."""
 
+Side = TypeVar("Side")
 Product = Callable[[torch.Tensor, int], torch.Tensor]
 """Of tokens with a weight, by its number."""
 
@@ -45,6 +51,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--int8", action="store_true", help="weights of 8 bits in groups of 128; torch has none")
     parser.add_argument("--blocks", help="formats of weights in blocks, or all: each over 8 bits")
+    parser.add_argument("--cached", action="store_true", help="with --blocks: of a weight that a cache holds")
+    parser.add_argument(
+        "--experts", metavar="EXPERTS,CHOSEN", help="with --blocks: of so many, and so many for a token"
+    )
     parser.add_argument("--isa", help="with --blocks: of this instruction set, else of the best")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
@@ -52,7 +62,14 @@ def main() -> None:
     torch.set_num_threads(given.threads)
     if given.blocks:
         names = list(BLOCK_FORMATS) if given.blocks == "all" else given.blocks.split(",")
-        compare_blocks(names, given)
+        isa = given.isa or [each for each in runnable_here() if each in installed_modules() and choosable(each)][-1]
+        print(f"{cpu_model()}, {torch.get_num_threads()} threads, {isa}, {given.dtype}", end=": ")
+        if given.experts:
+            compare_experts(names, isa, given)
+        elif given.cached:
+            compare_cached(names, isa, given)
+        else:
+            compare_blocks(names, isa, given)
         return
     print(f"{cpu_model()}, {torch.get_num_threads()} threads, GFLOP/s")
     for shape in given.shapes.split(","):
@@ -66,16 +83,14 @@ def main() -> None:
             print(f"{tokens:>10} tokens" + "".join(f"{rate:>26.0f}" for rate in rates), flush=True)
 
 
-def compare_blocks(names: list[str], given: argparse.Namespace) -> None:
+def compare_blocks(names: list[str], isa: str, given: argparse.Namespace) -> None:
     """Prints how many times as fast as with 8 bits products with weights in blocks are, and the time of those."""
-    isa = given.isa or [each for each in runnable_here() if each in installed_modules() and choosable(each)][-1]
     kernel = native_kernel(load_extension(isa), "linear", deterministic=False)
-    print(f"{cpu_model()}, {torch.get_num_threads()} threads, {isa}, {given.dtype}: speed over that of int8")
+    print("speed over that of int8")
     for shape in given.shapes.split(","):
         inputs, outputs = map(int, shape.split("x"))
         count = max(2, WEIGHT_BYTES // (inputs * outputs))
-        # Each pair of these bytes is a float16 of common size, so that no sum is denormal or infinite.
-        drawn = torch.randint(0x20, 0x3C, (count * inputs * outputs * 9 // 8,), dtype=torch.uint8)
+        drawn = common_bytes(count * inputs * outputs * 9 // 8)
         scale = torch.rand(outputs)
         sides: dict[str, Product] = {}
         dtype = getattr(torch, given.dtype)
@@ -90,9 +105,74 @@ def compare_blocks(names: list[str], given: argparse.Namespace) -> None:
         print(f"\n{shape}  {'':8}{'int8':>14}" + "".join(f"{name:>10}" for name in [*sides][1:]))
         for tokens in map(int, given.tokens.split(",")):
             x = torch.randn(tokens, inputs).to(dtype)
-            base, *others = least_times(sides, x, count if tokens < 256 else 1, given.rounds)
+            base, *others = least_times(sides, x, count if tokens < 256 else 1, given.rounds).values()
             rates = "".join(f"{base / each:>10.2f}" for each in others)
             print(f"{tokens:>10} tokens{1e6 * base:>11.0f} us{rates}", flush=True)
+
+
+def compare_cached(names: list[str], isa: str, given: argparse.Namespace) -> None:
+    """Prints how long products with a weight that a cache holds take, in a fixed order and as the engine multiplies."""
+    print("ns for 32 weights, in a fixed order / as the engine multiplies")
+    kernels = {
+        in_order: native_kernel(load_extension(isa), "linear", deterministic=in_order) for in_order in (True, False)
+    }
+    for shape in given.shapes.split(","):
+        inputs, outputs = map(int, shape.split("x"))
+        sides: dict[tuple[str, bool], Product] = {}
+        for name in names:
+            weight = common_bytes(outputs * BLOCK_FORMATS[name].row_bytes(inputs)).view(outputs, -1)
+            for in_order, kernel in kernels.items():
+                sides[name, in_order] = lambda x, _, w=weight, b=((name, outputs),), k=kernel: k(x, w, blocks=b)  # type: ignore[misc]
+        print(f"\n{shape}  {'':8}" + "".join(f"{name:>16}" for name in names))
+        for tokens in map(int, given.tokens.split(",")):
+            x = torch.randn(tokens, inputs).to(getattr(torch, given.dtype))
+            least = least_times(sides, x, 1, given.rounds, repeats=200)
+            each = 1e9 * 32 / (inputs * outputs)
+            print(
+                f"{tokens:>10} tokens" + pairs(names, {key: value * each for key, value in least.items()}, 2),
+                flush=True,
+            )
+
+
+def compare_experts(names: list[str], isa: str, given: argparse.Namespace) -> None:
+    """Prints how long gated experts take, in a fixed order and as the engine multiplies."""
+    print("us of gated experts, in a fixed order / as the engine multiplies")
+    experts, top_k = map(int, given.experts.split(","))
+    kernels = {
+        in_order: native_kernel(load_extension(isa), "moe", deterministic=in_order) for in_order in (True, False)
+    }
+    for shape in given.shapes.split(","):
+        size, inner = map(int, shape.split("x"))
+        for tokens in map(int, given.tokens.split(",")):
+            chosen = torch.stack([torch.randperm(experts)[:top_k] for _ in range(tokens)]).float()
+            choices = torch.stack([chosen, torch.full_like(chosen, 1 / top_k)], dim=1)
+            sides: dict[tuple[str, bool], Product] = {}
+            for name in names:
+                block = BLOCK_FORMATS[name]
+                if inner % block.elements or size % block.elements:
+                    raise SystemExit(f"{name} needs sizes that {block.elements} divides, which {shape} are not")
+                up = common_bytes(experts * 2 * inner * block.row_bytes(size)).view(experts, 2 * inner, -1)
+                down = common_bytes(experts * size * block.row_bytes(inner)).view(experts, size, -1)
+                blocks = {"up_blocks": ((name, 2 * inner),), "down_blocks": ((name, size),)}
+                for in_order, kernel in kernels.items():
+                    sides[name, in_order] = lambda x, _, c=choices, u=up, d=down, b=blocks, k=kernel: k(  # type: ignore[misc]
+                        x, c, u, d, "silu", **b
+                    )
+            x = torch.randn(tokens, size).to(getattr(torch, given.dtype)) / size
+            print(f"\n{shape}  {'':8}" + "".join(f"{name:>16}" for name in names))
+            least = least_times(sides, x, 1, given.rounds, repeats=20)
+            micros = {key: 1e6 * value for key, value in least.items()}
+            print(f"{tokens:>10} tokens" + pairs(names, micros, 0), flush=True)
+
+
+def pairs(names: list[str], values: dict[tuple[str, bool], float], digits: int) -> str:
+    """Of each format, the value in a fixed order and the other."""
+    return "".join(f"{values[name, True]:.{digits}f} / {values[name, False]:.{digits}f}".rjust(16) for name in names)
+
+
+def common_bytes(count: int) -> torch.Tensor:
+    """Random bytes of which each pair is a float16 of common size, so that no sum is denormal or infinite."""
+    return torch.randint(0x20, 0x3C, (count,), dtype=torch.uint8)
 
 
 def make_sides(inputs: int, outputs: int, int8: bool) -> tuple[dict[str, Product], int]:
@@ -120,16 +200,20 @@ def choosable(isa: str) -> bool:
     return any(isa in isas for isas in CPU_FLAGS.values())
 
 
-def least_times(sides: dict[str, Product], x: torch.Tensor, count: int, rounds: int) -> list[float]:
-    """The least seconds that a product of each side took, with the sides in turns, weight by weight."""
+def least_times(
+    sides: dict[Side, Product], x: torch.Tensor, count: int, rounds: int, repeats: int = 1
+) -> dict[Side, float]:
+    """The least seconds that a product of each side took, with the sides in turns, weight by weight, of `repeats`
+    products at a time."""
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     least = dict.fromkeys(sides, math.inf)
     for i in [*range(count)] * rounds:
         for name, product in sides.items():
             begin = clock()
-            product(x, i)
-            least[name] = min(least[name], clock() - begin)
-    return list(least.values())
+            for _ in range(repeats):
+                product(x, i)
+            least[name] = min(least[name], (clock() - begin) / repeats)
+    return least
 
 
 def times(sides: dict[str, Product], x: torch.Tensor, count: int, rounds: int) -> list[float]:

@@ -16,7 +16,7 @@ namespace {
 
 // Calls body(row, choice, sums) for the `mine` of each expert's rows, a panel from `row` on at a time, and for all that
 // chose the expert: sums[2][PANEL_ROWS]. The second half are those of the rows `second` further on, if any. `wide` is room
-// for DOT_ROWS rows as tokens are multiplied with them, as far apart as the tokens.
+// for DOT_ROWS rows as tokens are multiplied with them, as far apart as the tokens; integers need none.
 template <typename X, typename W, typename Body>
 void each_panel(const Chosen& chosen, const Stack<W>& stack, Range mine, std::int64_t second, const X* x,
                 std::int64_t x_stride, X* wide, float* sums, Body&& body) {
@@ -27,8 +27,12 @@ void each_panel(const Chosen& chosen, const Stack<W>& stack, Range mine, std::in
         for (std::int64_t from = begin; from < end; from += most) {
             const std::int64_t to = std::min(end, from + most);
             const auto multiply = [&](std::int64_t row, std::int64_t last, const W* then, float* to_sums) {
-                dot_rows(rows, row, last, then, to - from, x + from * x_stride, x_stride, to_sums, STRIDE, wide,
-                         x_stride);
+                const X* some = x + from * x_stride;
+                if constexpr (std::is_same_v<X, fixed>) {
+                    dot_rows(rows, row, last, then, to - from, some, x_stride, to_sums, STRIDE);
+                } else {
+                    dot_rows(rows, row, last, then, to - from, some, x_stride, to_sums, STRIDE, wide, x_stride);
+                }
                 stack.scale(expert, row, last, to - from, to_sums, STRIDE);
             };
             // Behind the last panel come the first rows of the next group of choices.

@@ -49,7 +49,7 @@ def test_the_plan_says_what_runs_on_matrix_units() -> None:
     assert reasons["linear"] == f"{units}; in 16-bit integers: {facts.few_in_integers}"
     assert reasons["rms_norm"] == "it is the best"
     in_order = choose_kernels(hybrid(), with_units, deterministic=True)["linear"].reason
-    without_either = "in a fixed order, without matrix units; in a fixed order, without 16-bit integers"
+    without_either = "in a fixed order, without matrix units and 16-bit integers"
     assert in_order == f"it is the best; {without_either}"
     without = choose_kernels(hybrid(), replace(CPU, native=NativeFacts("x86_64_v4", "it is the best")))
     assert without["linear"].reason == f"it is the best; in 16-bit integers: {facts.few_in_integers}"

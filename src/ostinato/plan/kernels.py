@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ostinato.errors import ConfigError, Remedy
-from ostinato.ops.facts import BETWEEN_RANKS, OPERATIONS, Backend, Limited, called_by, parts
+from ostinato.ops.facts import BETWEEN_RANKS, OPERATIONS, Backend, Implementation, Limited, called_by, parts
 from ostinato.ops.launches.table import Launch
 from ostinato.plan.device.catalogue import DeviceSpec
 from ostinato.plan.device.instruction_sets import has_matrix_units, multiplies_all_in_integers, multiplies_integers
@@ -118,16 +118,22 @@ def _choose(
         if sizes[name] > most:
             why = f"its {implementation} kernel takes {most} {name}, and the model has {sizes[name]}"
             implementation, facts, reason = "reference", OPERATIONS[op].reference, why
-    if facts.matrix_units is not None and device.native.isa is not None and has_matrix_units(device.native.isa):
-        in_order = deterministic and facts.deterministic
-        on_units = "in a fixed order, without matrix units" if in_order else f"on matrix units: {facts.matrix_units}"
-        reason = f"{reason}; {on_units}"
-    if facts.in_integers is not None and device.native.isa is not None and multiplies_integers(device.native.isa):
-        in_order = deterministic and facts.deterministic
-        of_all = multiplies_all_in_integers(device.native.isa)
-        what = f"in 16-bit integers: {facts.in_integers if of_all else facts.few_in_integers}"
-        reason = f"{reason}; {'in a fixed order, without 16-bit integers' if in_order else what}"
+    if device.native.isa is not None:
+        reason = "; ".join([reason, *_instructions(facts, device.native.isa, deterministic)])
     return KernelChoice(implementation, reason, facts.is_capturable(backend_of(device.kind)))
+
+
+def _instructions(facts: Implementation, isa: str, deterministic: bool) -> list[str]:
+    """What products are computed with, where that is more than vectors of floats; in a fixed order, without what."""
+    used = {}
+    if facts.matrix_units is not None and has_matrix_units(isa):
+        used["matrix units"] = f"on matrix units: {facts.matrix_units}"
+    if facts.in_integers is not None and multiplies_integers(isa):
+        few_or_all = facts.in_integers if multiplies_all_in_integers(isa) else facts.few_in_integers
+        used["16-bit integers"] = f"in 16-bit integers: {few_or_all}"
+    if used and deterministic and facts.deterministic:
+        return [f"in a fixed order, without {' and '.join(used)}"]
+    return list(used.values())
 
 
 def ops_of(kernels: Mapping[str, KernelChoice], implementation: str) -> list[str]:
