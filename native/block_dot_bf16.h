@@ -113,41 +113,81 @@ void dot_blocks(const Tokens<bf16>& tokens, const InBlocks* const* rows, const R
     for (int t = 0; t < TOKENS; ++t) sum4(total[t], sums + t * stride);
 }
 
+// A group of each of some rows, with its scales.
+template <typename F, int ROWS>
+struct GroupOfRows {
+    const std::uint8_t* block[ROWS];
+    Scales<F> scales[ROWS];
+
+    // From block `first` of rows that have `count`.
+    [[gnu::always_inline]] void prepare(const InBlocks* const* rows, std::int64_t first, std::int64_t count) {
+        const int here = static_cast<int>(std::min<std::int64_t>(Scales<F>::BLOCKS, count - first));
+        for (int r = 0; r < ROWS; ++r) {
+            block[r] = &rows[r][first * F::BYTES].byte;
+            scales[r].make(block[r], here);
+        }
+    }
+
+    [[gnu::always_inline]] void read(int part, __m512bh* to) const {
+        constexpr int PARTS = F::ELEMENTS / PART;
+#pragma GCC unroll 4
+        for (int r = 0; r < ROWS; ++r) {
+            to[r] = rounded_weights<F>(block[r] + part / PARTS * F::BYTES, part % PARTS, scales[r], part);
+        }
+    }
+};
+
 // sums[t * stride + r] of up to TOKENS, an even number, and DOT_ROWS rows of rounded weights: 24 accumulators, two rows
-// and a token. Behind the last of `some` tokens it is multiplied once more.
+// that are multiplied, two that are being made, and a token. Behind the last of `some` tokens it is multiplied once more.
+//
+// What rounds weights takes the units that multiply, and waits for all multiplications before it; those that need the
+// weights wait for it in turn. So weights are made a part ahead, and their scales a group.
 template <typename F, int TOKENS>
 void dot_wide_blocks(int some, const Tokens<bf16>& tokens, const InBlocks* const* rows, const RowsToCome& next,
                      std::int64_t count, float* sums, int stride) {
     using D = Dot<bf16, bf16>;
-    constexpr int BLOCKS = Scales<F>::BLOCKS, PARTS = F::ELEMENTS / PART, TOGETHER = Places<F>::TOGETHER, PAIR = 2;
+    constexpr int GROUP_PARTS = GROUP / PART, BLOCKS = Scales<F>::BLOCKS, PAIR = 2, TOGETHER = Places<F>::TOGETHER;
     const std::int64_t token_stride = tokens.stride ? tokens.stride : PART;
     const std::int64_t step = tokens.stride ? PART : PART * some;
     const std::int64_t last = (some - 1) * token_stride;
+    const std::int64_t groups = (count + BLOCKS - 1) / BLOCKS;
     for (int first_row = 0; first_row < DOT_ROWS; first_row += PAIR) {
         Float total[TOKENS][PAIR] = {};
         const bf16* x = tokens.x;
-        for (std::int64_t b = 0; b < count; b += BLOCKS) {
-            const int here = static_cast<int>(std::min<std::int64_t>(BLOCKS, count - b));
-            const std::uint8_t* block[PAIR] = {&rows[first_row][b * F::BYTES].byte, &rows[first_row + 1][b * F::BYTES].byte};
-            if (first_row == 0) next(b * F::BYTES, here * F::BYTES);
-            const Scales<F> scales[PAIR] = {{block[0], here}, {block[1], here}};
-            for (int i = 0; i < here; ++i) {
+        GroupOfRows<F, PAIR> here, then;
+        here.prepare(rows + first_row, 0, count);
+        __m512bh w[PAIR];
+        here.read(0, w);
+        for (std::int64_t group = 0; group < groups; ++group) {
+            const std::int64_t begin = group * BLOCKS;
+            const int parts = static_cast<int>(std::min<std::int64_t>(GROUP_PARTS, (count - begin) * F::ELEMENTS / PART));
+            if (first_row == 0) next(begin * F::BYTES, parts * PART / F::ELEMENTS * F::BYTES);
+            // Behind the last it is prepared once more.
+            then.prepare(rows + first_row, group + 1 < groups ? begin + BLOCKS : begin, count);
 #pragma GCC unroll 1
-                for (int first = 0; first < PARTS; first += TOGETHER)
+            for (int first = 0; first < parts; first += TOGETHER) {
+                const bool is_last = first + TOGETHER >= parts;
 #pragma GCC unroll 4
-                    for (int part = first; part < first + TOGETHER; ++part, x += step) {
-                        const __m512bh w[PAIR] = {rounded_weights<F>(block[0], part, scales[0], i * PARTS + part),
-                                                  rounded_weights<F>(block[1], part, scales[1], i * PARTS + part)};
-#pragma GCC unroll 12
-                        for (int t = 0; t < TOKENS; ++t) {
-                            const __m512bh token = D::read(x + (t == TOKENS - 1 ? last : t * token_stride));
-                            total[t][0] = D::multiply_add(total[t][0], token, w[0]);
-                            total[t][1] = D::multiply_add(total[t][1], token, w[1]);
-                        }
+                for (int i = 0; i < TOGETHER; ++i, x += step) {
+                    __m512bh made[PAIR];
+                    if (i + 1 < TOGETHER) {
+                        here.read(first + i + 1, made);
+                    } else {
+                        (is_last ? then : here).read(is_last ? 0 : first + TOGETHER, made);
                     }
-                block[0] += F::BYTES;
-                block[1] += F::BYTES;
+                    // Before what was made earlier is multiplied, not when this is.
+                    asm("" : "+v"(total[0][0]), "+v"(total[0][1]) : "v"(made[0]), "v"(made[1]));
+#pragma GCC unroll 12
+                    for (int t = 0; t < TOKENS; ++t) {
+                        const __m512bh token = D::read(x + (t == TOKENS - 1 ? last : t * token_stride));
+                        total[t][0] = D::multiply_add(total[t][0], token, w[0]);
+                        total[t][1] = D::multiply_add(total[t][1], token, w[1]);
+                    }
+                    w[0] = made[0];
+                    w[1] = made[1];
+                }
             }
+            here = then;
         }
 #pragma GCC unroll 12
         for (int t = 0; t < TOKENS; t += 2) {

@@ -14,7 +14,10 @@ struct Scales {
     static constexpr bool IN_TURNS = F::HAS_MINIMUM && F::ELEMENTS == PART;
     alignas(64) float numbers[16];
 
-    [[gnu::always_inline]] Scales(const std::uint8_t* block, int blocks) {
+    Scales() = default;
+    [[gnu::always_inline]] Scales(const std::uint8_t* block, int blocks) { make(block, blocks); }
+
+    [[gnu::always_inline]] void make(const std::uint8_t* block, int blocks) {
         if (blocks == BLOCKS) {
             of_group(block);
         } else {
