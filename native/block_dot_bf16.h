@@ -9,6 +9,7 @@
 
 #include "block_lookup.h"
 #include "block_scales.h"
+#include "wide_dot.h"
 
 namespace ostinato {
 
@@ -116,24 +117,23 @@ void dot_blocks(const Tokens<bf16>& tokens, const InBlocks* const* rows, const R
 // A group of each of some rows, with its scales.
 template <typename F, int ROWS>
 struct GroupOfRows {
+    static constexpr int TOGETHER = Places<F>::TOGETHER, PARTS = F::ELEMENTS / PART, BLOCKS = Scales<F>::BLOCKS;
+    static constexpr int BYTES = BLOCKS * F::BYTES;
+    static_assert(BLOCKS * PARTS == WIDE_GROUP);
     const std::uint8_t* block[ROWS];
     Scales<F> scales[ROWS];
 
-    // From block `first` of rows that have `count`.
-    [[gnu::always_inline]] void prepare(const InBlocks* const* rows, std::int64_t first, std::int64_t count) {
-        const int here = static_cast<int>(std::min<std::int64_t>(Scales<F>::BLOCKS, count - first));
+    // Up to so many parts of it.
+    [[gnu::always_inline]] void prepare(const InBlocks* const* rows, std::int64_t group, std::int64_t parts) {
+        const int here = static_cast<int>(std::min<std::int64_t>(BLOCKS, parts / PARTS));
         for (int r = 0; r < ROWS; ++r) {
-            block[r] = &rows[r][first * F::BYTES].byte;
+            block[r] = &rows[r][group * BYTES].byte;
             scales[r].make(block[r], here);
         }
     }
 
-    [[gnu::always_inline]] void read(int part, __m512bh* to) const {
-        constexpr int PARTS = F::ELEMENTS / PART;
-#pragma GCC unroll 4
-        for (int r = 0; r < ROWS; ++r) {
-            to[r] = rounded_weights<F>(block[r] + part / PARTS * F::BYTES, part % PARTS, scales[r], part);
-        }
+    [[gnu::always_inline]] __m512bh read(int row, int part) const {
+        return rounded_weights<F>(block[row] + part / PARTS * F::BYTES, part % PARTS, scales[row], part);
     }
 };
 
@@ -146,34 +146,39 @@ template <typename F, int TOKENS>
 void dot_wide_blocks(int some, const Tokens<bf16>& tokens, const InBlocks* const* rows, const RowsToCome& next,
                      std::int64_t count, float* sums, int stride) {
     using D = Dot<bf16, bf16>;
-    constexpr int GROUP_PARTS = GROUP / PART, BLOCKS = Scales<F>::BLOCKS, PAIR = 2, TOGETHER = Places<F>::TOGETHER;
+    constexpr int PAIR = 2;
+    using Group = GroupOfRows<F, PAIR>;
+    constexpr int TOGETHER = Group::TOGETHER;
     const std::int64_t token_stride = tokens.stride ? tokens.stride : PART;
     const std::int64_t step = tokens.stride ? PART : PART * some;
     const std::int64_t last = (some - 1) * token_stride;
-    const std::int64_t groups = (count + BLOCKS - 1) / BLOCKS;
+    const std::int64_t row_parts = count * Group::PARTS, groups = (row_parts + WIDE_GROUP - 1) / WIDE_GROUP;
     for (int first_row = 0; first_row < DOT_ROWS; first_row += PAIR) {
         Float total[TOKENS][PAIR] = {};
         const bf16* x = tokens.x;
-        GroupOfRows<F, PAIR> here, then;
-        here.prepare(rows + first_row, 0, count);
+        Group here, then;
+        here.prepare(rows + first_row, 0, row_parts);
         __m512bh w[PAIR];
-        here.read(0, w);
+        for (int r = 0; r < PAIR; ++r) w[r] = here.read(r, 0);
         for (std::int64_t group = 0; group < groups; ++group) {
-            const std::int64_t begin = group * BLOCKS;
-            const int parts = static_cast<int>(std::min<std::int64_t>(GROUP_PARTS, (count - begin) * F::ELEMENTS / PART));
-            if (first_row == 0) next(begin * F::BYTES, parts * PART / F::ELEMENTS * F::BYTES);
+            const std::int64_t begin = group * WIDE_GROUP, group_then = std::min(group + 1, groups - 1);
+            const int parts = static_cast<int>(std::min<std::int64_t>(WIDE_GROUP, row_parts - begin));
+            if (first_row == 0) next(begin / Group::PARTS * F::BYTES, parts / Group::PARTS * F::BYTES);
             // Behind the last it is prepared once more.
-            then.prepare(rows + first_row, group + 1 < groups ? begin + BLOCKS : begin, count);
+            then.prepare(rows + first_row, group_then, row_parts - group_then * WIDE_GROUP);
 #pragma GCC unroll 1
             for (int first = 0; first < parts; first += TOGETHER) {
                 const bool is_last = first + TOGETHER >= parts;
 #pragma GCC unroll 4
                 for (int i = 0; i < TOGETHER; ++i, x += step) {
                     __m512bh made[PAIR];
-                    if (i + 1 < TOGETHER) {
-                        here.read(first + i + 1, made);
-                    } else {
-                        (is_last ? then : here).read(is_last ? 0 : first + TOGETHER, made);
+#pragma GCC unroll 2
+                    for (int r = 0; r < PAIR; ++r) {
+                        if (i + 1 < TOGETHER) {
+                            made[r] = here.read(r, first + i + 1);
+                        } else {
+                            made[r] = (is_last ? then : here).read(r, is_last ? 0 : first + TOGETHER);
+                        }
                     }
                     // Before what was made earlier is multiplied, not when this is.
                     asm("" : "+v"(total[0][0]), "+v"(total[0][1]) : "v"(made[0]), "v"(made[1]));

@@ -52,6 +52,25 @@ enum class FixedOrder { OWN, SPREAD, PAIRED, BLOCKS, HALVES, BYTES };
 
 constexpr int WIDE_TOKENS = 12;  // tokens of bfloat16 that are multiplied with rounded weights together, at the most
 
+// Parts of a row whose scales are made ready together; inputs of DOT_ROWS rows that are made bfloat16 at a time, WIDE_STRIDE
+// elements apart: twice as many, those that are multiplied too, stay in the L1 with the tokens.
+constexpr int WIDE_GROUP = 8, WIDE_STRIDE = WIDE_SPAN + PART;
+
+// A few tokens times a span of DOT_ROWS rows that is bfloat16. Meanwhile a share of the groups of the span that comes next,
+// of these rows or of others, is made so, and what is further away is fetched.
+struct WideWork {
+    Tokens<bf16> tokens;
+    const bf16* rows;
+    bf16* made;
+    const InBlocks *next[DOT_ROWS], *to_come[DOT_ROWS];
+    int parts, next_parts;
+    int share, shares;
+    bool is_first, is_last;  // of a row's spans
+    Float* totals;           // [tokens][DOT_ROWS] from span to span
+    float* sums;             // [tokens][DOT_ROWS], `sums_stride` from token to token, of the last
+    int sums_stride;
+};
+
 struct BlockFormat {
     const char* name;
     std::int64_t elements, bytes;  // of a block
@@ -61,6 +80,8 @@ struct BlockFormat {
     // WIDE_TOKENS. Without AVX512-BF16 it is null.
     decltype(with_bf16.dot) dot_rounded = nullptr;
     int least_rounded = 0;
+    // With rounded weights, where `dot_rounded` is: 3 to DOT_TOKENS tokens.
+    void (*multiply_wide)(int tokens, const WideWork& work) = nullptr;
     // panel[(i - begin) * stride] = the elements i, `begin` to `end`, of LANES rows, both multiples of PART. With AVX2 alone,
     // else null.
     void (*pack)(const InBlocks* const* rows, std::int64_t begin, std::int64_t end, int stride, Float* panel) = nullptr;

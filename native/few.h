@@ -121,9 +121,7 @@ inline bool widens(const Blocks&, const Weights<W>&) {
 // The products of tokens in such blocks.
 template <typename X, typename B>
 inline auto block_products(const BlockFormat& format) {
-    if constexpr (std::is_same_v<X, fixed>) {
-        return format.with_fixed.dot;
-    } else if constexpr (std::is_same_v<B, Blocks>) {
+    if constexpr (std::is_same_v<X, bf16> && std::is_same_v<B, Blocks>) {
         return format.dot_rounded;
     } else {
         return format.template products<X>().dot;
@@ -153,8 +151,8 @@ void multiply_rows(const Weights<W>& w, const StreamRows<W>& rows, int begin, in
                 const int prefetch = PACKED ? fetch.count : 0;
                 for (int row = begin; row < end; ++row) {
                     block_products<X, B>(*w.format)(size, tokens, row_of(row), rows.row[row + end - begin] + fetch.first,
-                                               prefetch, w.in / w.format->elements,
-                                               sums + (first * PANEL + row) * STREAMS, PANEL * STREAMS);
+                                                    prefetch, w.in / w.format->elements,
+                                                    sums + (first * PANEL + row) * STREAMS, PANEL * STREAMS);
                 }
 #if defined(OSTINATO_FIXED) && !defined(__AVX512F__)
             } else if constexpr (std::is_same_v<X, fixed>) {
@@ -191,6 +189,27 @@ void multiply_rows(const Weights<W>& w, const StreamRows<W>& rows, int begin, in
     multiply([&](int row) { return rows.row[row]; });
 }
 
+// Puts out sums[tokens][PANEL][STREAMS] of `count` rows of each stream, from row `panel` on, of the tokens from `first` on.
+template <typename T, typename Y>
+void put_panel(const Streams& streams, std::int64_t panel, int count, std::int64_t tokens, std::int64_t first,
+               const float* sums, const Output& o, Y* y) {
+    for (std::int64_t t = 0; t < tokens; ++t) {
+        float of_token[STREAMS * PANEL];
+        for (int i = 0; i < PANEL; i += LANES) {
+            Float some[STREAMS];
+            for (int s = 0; s < STREAMS; ++s) some[s] = load(sums + (t * PANEL + i) * STREAMS + s * LANES);
+            transpose(some);
+            for (int s = 0; s < STREAMS; ++s) store(of_token + s * PANEL + i, some[s]);
+        }
+        for (int s = 0; s < streams.width; ++s) {
+            const std::int64_t output = streams.first(s) + panel;
+            const std::int64_t here = std::min<std::int64_t>(count, streams.outputs.end - output);
+            const float* gated = of_token + (s + streams.width) % STREAMS * PANEL;
+            put_outputs<T>(of_token + s * PANEL, gated, o, first + t, output, static_cast<int>(here), y);
+        }
+    }
+}
+
 // This thread's outputs of the tokens `first` to `first + blocks.tokens`, which are `x`.
 template <bool PACKED, typename T, typename Y, typename X, typename W, typename B>
 void multiply(const Team& team, std::int64_t first, const X* x, std::int64_t x_stride, const B& blocks,
@@ -208,21 +227,7 @@ void multiply(const Team& team, std::int64_t first, const X* x, std::int64_t x_s
         for (int row = 0; row < count; row += near) {
             multiply_rows<PACKED>(w, rows, row, std::min(row + near, count), x, x_stride, blocks, wide, sums);
         }
-        for (std::int64_t t = 0; t < blocks.tokens; ++t) {
-            float of_token[STREAMS * PANEL];
-            for (int i = 0; i < PANEL; i += LANES) {
-                Float some[STREAMS];
-                for (int s = 0; s < STREAMS; ++s) some[s] = load(sums + (t * PANEL + i) * STREAMS + s * LANES);
-                transpose(some);
-                for (int s = 0; s < STREAMS; ++s) store(of_token + s * PANEL + i, some[s]);
-            }
-            for (int s = 0; s < streams.width; ++s) {
-                const std::int64_t output = streams.first(s) + panel;
-                const std::int64_t here = std::min<std::int64_t>(count, streams.outputs.end - output);
-                const float* gated = of_token + (s + streams.width) % STREAMS * PANEL;
-                put_outputs<T>(of_token + s * PANEL, gated, o, first + t, output, static_cast<int>(here), y);
-            }
-        }
+        put_panel<T>(streams, panel, count, blocks.tokens, first, sums, o, y);
     }
 }
 
@@ -259,15 +264,20 @@ const X* pack(const Team& team, const T* x, std::int64_t x_stride, std::int64_t 
     return packed;
 }
 
-// The path of few tokens, whose sums have a fixed order: a token's bits do not depend on how many are computed with it.
+// Tokens that are packed at a time: so many as stay in the L2.
+template <typename X, typename W>
+inline std::int64_t tokens_at_once(std::int64_t in) {
+    return std::max<std::int64_t>(GROUP_BYTES / (in * sizeof(X)) / AT_ONCE<W>, 4) * AT_ONCE<W>;
+}
+
+// The path of few tokens, whose sums have a fixed order: a token's bits do not depend on how many are computed with it, except
+// with weights that are rounded: more tokens of bfloat16 with blocks go to wide_rows.h.
 template <typename T, typename Y, typename W>
 void multiply_few(const Team& team, std::int64_t tokens, const T* x, std::int64_t x_stride, const Weights<W>& w,
                   const Output& o, Y* y) {
     using X = Operand<T>;
-    [[maybe_unused]] bool rounds = false;
     if constexpr (std::is_same_v<X, bf16> && std::is_same_v<W, InBlocks>) {
-        rounds = !w.fixed_order && tokens >= w.format->least_rounded;
-        if (rounds && tokens <= AT_ONCE<W>) {
+        if (!w.fixed_order && tokens >= w.format->least_rounded) {
             multiply<false, T>(team, 0, x, x_stride, Blocks(tokens, WIDE_TOKENS), w, o, y);
             return;
         }
@@ -278,20 +288,11 @@ void multiply_few(const Team& team, std::int64_t tokens, const T* x, std::int64_
             return;
         }
     }
-    const std::int64_t most = std::max<std::int64_t>(GROUP_BYTES / (w.in * sizeof(X)) / AT_ONCE<W>, 4) * AT_ONCE<W>;
-    const auto run = [&](std::int64_t first, const auto& blocks) {
+    const std::int64_t most = tokens_at_once<X, W>(w.in);
+    for (std::int64_t first = 0; first < tokens; first += most) {
+        const TokenBlocks<W> blocks(std::min(most, tokens - first), AT_ONCE<W>);
         const X* packed = pack<X, W>(team, x + first * x_stride, x_stride, w.in, blocks);
         multiply<true, T>(team, first, packed, 0, blocks, w, o, y);
-    };
-    for (std::int64_t first = 0; first < tokens; first += most) {
-        const std::int64_t here = std::min(most, tokens - first);
-        if constexpr (std::is_same_v<X, bf16> && std::is_same_v<W, InBlocks>) {
-            if (rounds && here >= w.format->least_rounded) {
-                run(first, Blocks(here, WIDE_TOKENS));
-                continue;
-            }
-        }
-        run(first, TokenBlocks<W>(here, AT_ONCE<W>));
     }
 }
 

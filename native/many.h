@@ -23,10 +23,10 @@ constexpr int UNIT = Dot<X, W>::STEP / LANES;
 // vectors that it saves. Earlier for weights of 8 bits, which are made wide once here, not once per block of tokens; later
 // where pairs are multiplied, as that is over sooner.
 template <typename X, typename W>
-constexpr std::int64_t MANY = std::is_same_v<W, InBlocks>                        ? (UNIT<X, W> == 2 ? 25 : 20)
-                              : std::is_same_v<W, std::int8_t>               ? 24
-                              : UNIT<X, W> == 2                              ? 72
-                                                                             : 48;
+constexpr std::int64_t MANY = std::is_same_v<W, std::int8_t>                        ? 24
+                              : UNIT<X, W> == 2                                ? LEAST_PANEL_TOKENS
+                              : std::is_same_v<W, InBlocks>                    ? 20
+                                                                               : 48;
 
 // panel[unit][vector] = the units of inputs `begin` to `end` of PANEL_OUTPUTS rows; behind them there are zeros.
 template <typename X, typename W>

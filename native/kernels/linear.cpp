@@ -11,6 +11,7 @@
 #include "../many.h"
 #include "../narrow.h"
 #include "../tile_product.h"
+#include "../wide_rows.h"
 
 namespace ostinato {
 namespace {
@@ -112,6 +113,14 @@ void multiply_some(const Team& team, std::int64_t begin, std::int64_t tokens, co
                         return;
                     }
 #endif
+                }
+#endif
+#if defined(__AVX512BF16__)
+                if constexpr (std::is_same_v<T, bf16> && !std::is_same_v<W, bf16>) {
+                    if (takes_wide_rows(tokens, all)) {
+                        multiply_wide_rows(team, tokens, x, x_stride, all, o, to);
+                        return;
+                    }
                 }
 #endif
 #if defined(OSTINATO_NARROW)

@@ -1,0 +1,126 @@
+// Products of a few tokens with rows of weights that were made bfloat16 before, while the rows that come next are made so:
+// that takes other units of the processor than multiplications do.
+#pragma once
+
+#include "blocks.h"
+
+#if defined(__AVX512BF16__)
+namespace ostinato {
+
+// total[t][r] += x[t] . w[r] for a part of DOT_ROWS rows and TOKENS tokens.
+template <int TOKENS>
+__attribute__((always_inline)) inline void multiply_part(const Tokens<bf16>& tokens, const bf16* w,
+                                                         Float (&total)[TOKENS][DOT_ROWS]) {
+    using D = Dot<bf16, bf16>;
+    __m512bh rows[DOT_ROWS];
+#pragma GCC unroll 4
+    for (int r = 0; r < DOT_ROWS; ++r) rows[r] = D::read(w + r * WIDE_STRIDE);
+#pragma GCC unroll 6
+    for (int t = 0; t < TOKENS; ++t) {
+        const __m512bh token = D::read(tokens.x + t * tokens.stride);
+#pragma GCC unroll 4
+        for (int r = 0; r < DOT_ROWS; ++r) total[t][r] = D::multiply_add(total[t][r], token, rows[r]);
+    }
+}
+
+// A part of rows that are made.
+template <typename Source>
+__attribute__((always_inline)) inline void make_part(const Source& source, int part, bf16* to) {
+#pragma GCC unroll 4
+    for (int r = 0; r < DOT_ROWS; ++r) {
+        const __m512bh made = source.read(r, part);
+        std::memcpy(to + r * WIDE_STRIDE, &made, sizeof(made));
+    }
+}
+
+template <typename Source>
+void make_group(const WideWork& work, int group) {
+    const int parts = std::min(WIDE_GROUP, work.next_parts - group * WIDE_GROUP);
+    Source source;
+    source.prepare(work.next, group, parts);
+    for (int r = 0; r < DOT_ROWS; ++r) {
+        for (int at = 0; at < Source::BYTES; at += 64) {
+            __builtin_prefetch(work.to_come[r] + group * Source::BYTES + at, 0, 2);
+        }
+    }
+    for (int part = 0; part < parts; ++part) make_part(source, part, work.made + (group * WIDE_GROUP + part) * PART);
+}
+
+// A Source makes rows: a group of each, of up to WIDE_GROUP parts in BYTES, is prepared, and read part by part, TOGETHER of
+// which are alike.
+template <typename Source, int TOKENS>
+void multiply_wide(const WideWork& work) {
+    constexpr int TOGETHER = Source::TOGETHER, HALF = Source::BYTES / 2;
+    Tokens<bf16> tokens{work.tokens.x, work.tokens.stride ? work.tokens.stride : PART};
+    const std::int64_t step = work.tokens.stride ? PART : PART * TOKENS;
+    const int parts = work.parts, next_parts = work.next_parts;
+    const bf16* w = work.rows;
+    Float total[TOKENS][DOT_ROWS];
+    if (work.is_first) {
+        clear(total);
+    } else {
+#pragma GCC unroll 6
+        for (int t = 0; t < TOKENS; ++t) {
+#pragma GCC unroll 4
+            for (int r = 0; r < DOT_ROWS; ++r) total[t][r] = work.totals[t * DOT_ROWS + r];
+        }
+    }
+    int group = 0, until_mine = work.share;
+    for (int begin = 0; begin < parts; begin += WIDE_GROUP, ++group, --until_mine) {
+        const int end = std::min(begin + WIDE_GROUP, parts);
+        const bool is_mine = until_mine == 0 && begin < next_parts;
+        if (until_mine == 0) until_mine = work.shares;
+        if (is_mine && begin + WIDE_GROUP <= std::min(parts, next_parts)) {
+            Source source;
+            source.prepare(work.next, group, WIDE_GROUP);
+            bf16* to = work.made + begin * PART;
+            const std::int64_t fetched = group * std::int64_t{Source::BYTES};
+#pragma GCC unroll 1
+            for (int first = 0; first < WIDE_GROUP; first += TOGETHER) {
+#pragma GCC unroll 4
+                for (int i = 0; i < TOGETHER; ++i, tokens.x += step, w += PART, to += PART) {
+                    // Some at a time: many at once are not all fetched.
+                    static_assert(WIDE_GROUP == 2 * DOT_ROWS);
+                    const InBlocks* come = work.to_come[(first + i) / 2] + fetched + (first + i) % 2 * HALF;
+                    for (int at = 0; at < HALF; at += 64) __builtin_prefetch(come + at, 0, 2);
+                    make_part(source, first + i, to);
+                    multiply_part(tokens, w, total);
+                }
+            }
+            continue;
+        }
+        if (is_mine) make_group<Source>(work, group);
+#pragma GCC unroll 1
+        for (int part = begin; part < end; ++part, tokens.x += step, w += PART) multiply_part(tokens, w, total);
+    }
+    if (work.share + 1 == work.shares) {
+        for (; group * WIDE_GROUP < next_parts; ++group) make_group<Source>(work, group);
+    }
+    if (!work.is_last) {
+#pragma GCC unroll 6
+        for (int t = 0; t < TOKENS; ++t) {
+#pragma GCC unroll 4
+            for (int r = 0; r < DOT_ROWS; ++r) work.totals[t * DOT_ROWS + r] = total[t][r];
+        }
+        return;
+    }
+    float* sums = work.sums;
+#pragma GCC unroll 3
+    for (int t = 0; t + 1 < TOKENS; t += 2, sums += 2 * work.sums_stride) {
+        sum8(total[t], total[t + 1], sums, sums + work.sums_stride);
+    }
+    if constexpr (TOKENS % 2 == 1) sum4(total[TOKENS - 1], sums);
+}
+
+template <typename Source>
+void multiply_wide(int tokens, const WideWork& work) {
+    switch (tokens) {
+        case 3: return multiply_wide<Source, 3>(work);
+        case 4: return multiply_wide<Source, 4>(work);
+        case 5: return multiply_wide<Source, 5>(work);
+        default: return multiply_wide<Source, 6>(work);
+    }
+}
+
+}  // namespace ostinato
+#endif
