@@ -177,7 +177,9 @@ BlockFormat make_block_format(const char* name) {
     format.with_bf16 = {dot_some_blocks<F, bf16>, expand_to_bf16<F>};
     format.dot_rounded = dot_rounded_blocks<F>;
     format.least_rounded = LEAST_ROUNDED<F>;
+#if defined(OSTINATO_WIDE_ROWS)
     format.multiply_wide = multiply_wide<GroupOfRows<F, DOT_ROWS>>;
+#endif
 #else
     format.with_bf16.expand = expand_blocks<F, bf16>;
 #endif

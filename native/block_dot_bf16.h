@@ -119,11 +119,11 @@ template <typename F, int ROWS>
 struct GroupOfRows {
     static constexpr int TOGETHER = Places<F>::TOGETHER, PARTS = F::ELEMENTS / PART, BLOCKS = Scales<F>::BLOCKS;
     static constexpr int BYTES = BLOCKS * F::BYTES;
-    static_assert(BLOCKS * PARTS == WIDE_GROUP);
+    static_assert(BLOCKS * PARTS == GROUP_PARTS);
     const std::uint8_t* block[ROWS];
     Scales<F> scales[ROWS];
 
-    // Up to so many parts of it.
+    // Of rows of which so many parts are left from it on.
     [[gnu::always_inline]] void prepare(const InBlocks* const* rows, std::int64_t group, std::int64_t parts) {
         const int here = static_cast<int>(std::min<std::int64_t>(BLOCKS, parts / PARTS));
         for (int r = 0; r < ROWS; ++r) {
@@ -152,7 +152,7 @@ void dot_wide_blocks(int some, const Tokens<bf16>& tokens, const InBlocks* const
     const std::int64_t token_stride = tokens.stride ? tokens.stride : PART;
     const std::int64_t step = tokens.stride ? PART : PART * some;
     const std::int64_t last = (some - 1) * token_stride;
-    const std::int64_t row_parts = count * Group::PARTS, groups = (row_parts + WIDE_GROUP - 1) / WIDE_GROUP;
+    const std::int64_t row_parts = count * Group::PARTS, groups = (row_parts + GROUP_PARTS - 1) / GROUP_PARTS;
     for (int first_row = 0; first_row < DOT_ROWS; first_row += PAIR) {
         Float total[TOKENS][PAIR] = {};
         const bf16* x = tokens.x;
@@ -161,11 +161,11 @@ void dot_wide_blocks(int some, const Tokens<bf16>& tokens, const InBlocks* const
         __m512bh w[PAIR];
         for (int r = 0; r < PAIR; ++r) w[r] = here.read(r, 0);
         for (std::int64_t group = 0; group < groups; ++group) {
-            const std::int64_t begin = group * WIDE_GROUP, group_then = std::min(group + 1, groups - 1);
-            const int parts = static_cast<int>(std::min<std::int64_t>(WIDE_GROUP, row_parts - begin));
+            const std::int64_t begin = group * GROUP_PARTS, group_then = std::min(group + 1, groups - 1);
+            const int parts = static_cast<int>(std::min<std::int64_t>(GROUP_PARTS, row_parts - begin));
             if (first_row == 0) next(begin / Group::PARTS * F::BYTES, parts / Group::PARTS * F::BYTES);
             // Behind the last it is prepared once more.
-            then.prepare(rows + first_row, group_then, row_parts - group_then * WIDE_GROUP);
+            then.prepare(rows + first_row, group_then, row_parts - group_then * GROUP_PARTS);
 #pragma GCC unroll 1
             for (int first = 0; first < parts; first += TOGETHER) {
                 const bool is_last = first + TOGETHER >= parts;
@@ -180,8 +180,8 @@ void dot_wide_blocks(int some, const Tokens<bf16>& tokens, const InBlocks* const
                             made[r] = (is_last ? then : here).read(r, is_last ? 0 : first + TOGETHER);
                         }
                     }
-                    // Before what was made earlier is multiplied, not when this is.
-                    asm("" : "+v"(total[0][0]), "+v"(total[0][1]) : "v"(made[0]), "v"(made[1]));
+                    // Has the compiler make these before it multiplies the ones before, not when they are needed.
+                    asm("" : "+v"(total[0][0]), "+v"(total[0][1]) : "v"((__m512i)made[0]), "v"((__m512i)made[1]));
 #pragma GCC unroll 12
                     for (int t = 0; t < TOKENS; ++t) {
                         const __m512bh token = D::read(x + (t == TOKENS - 1 ? last : t * token_stride));

@@ -5,8 +5,6 @@
 
 namespace ostinato {
 
-constexpr int GROUP = 256;  // elements whose scales are made ready together: all of a block, or those of several
-
 #if defined(__AVX2__)
 // The first 16 bytes of a block.
 inline __m128i beginning(const std::uint8_t* block) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(block)); }

@@ -113,7 +113,7 @@ template <> struct Places<Q4_0> : InSixteen<Q4_0, 2> {};
 template <> struct Places<Q4_1> : InSixteen<Q4_1, 4> {};
 template <> struct Places<IQ4_NL> : InSixteen<IQ4_NL, 2> {};
 template <> struct Places<IQ4_XS> : InSixteen<IQ4_XS, 8> {};
-template <int GROUP> struct Places<Int4<GROUP>> : InSixteen<Int4<GROUP>, 4> {};
+template <int SIZE> struct Places<Int4<SIZE>> : InSixteen<Int4<SIZE>, 4> {};
 
 template <> struct Places<Q5_0> : InSixteen<Q5_0, 6> {
     static __mmask32 fifth(const std::uint8_t* block, int) { return word_at(block + 2); }

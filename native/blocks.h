@@ -13,6 +13,7 @@
 
 #include "arguments.h"
 #include "dot.h"
+#include "tiles.h"
 
 namespace ostinato {
 
@@ -21,7 +22,9 @@ struct InBlocks {
     std::uint8_t byte;
 };
 
-constexpr int PART = 32;  // elements that are made numbers at a time; every format has a multiple of it in a block
+constexpr int PART = 32;    // elements that are made numbers at a time; every format has a multiple of it in a block
+constexpr int GROUP = 256;  // elements whose scales are made ready together: all of a block, or those of several
+constexpr int GROUP_PARTS = GROUP / PART;
 
 // What products with tokens of storage type X call. A row has `count` blocks.
 template <typename X>
@@ -52,9 +55,12 @@ enum class FixedOrder { OWN, SPREAD, PAIRED, BLOCKS, HALVES, BYTES };
 
 constexpr int WIDE_TOKENS = 12;  // tokens of bfloat16 that are multiplied with rounded weights together, at the most
 
-// Parts of a row whose scales are made ready together; inputs of DOT_ROWS rows that are made bfloat16 at a time, WIDE_STRIDE
-// elements apart: twice as many, those that are multiplied too, stay in the L1 with the tokens.
-constexpr int WIDE_GROUP = 8, WIDE_STRIDE = WIDE_SPAN + PART;
+// Processors that multiply bfloat16 in vectors alone make rows bfloat16 as wide_rows.h has it.
+#if defined(__AVX512BF16__) && !defined(OSTINATO_TILES)
+#define OSTINATO_WIDE_ROWS
+#endif
+
+constexpr int WIDE_STRIDE = WIDE_SPAN + PART;  // from row to row of a span: an odd number of cache lines
 
 // A few tokens times a span of DOT_ROWS rows that is bfloat16. Meanwhile a share of the groups of the span that comes next,
 // of these rows or of others, is made so, and what is further away is fetched.
@@ -80,7 +86,7 @@ struct BlockFormat {
     // WIDE_TOKENS. Without AVX512-BF16 it is null.
     decltype(with_bf16.dot) dot_rounded = nullptr;
     int least_rounded = 0;
-    // With rounded weights, where `dot_rounded` is: 3 to DOT_TOKENS tokens.
+    // With rounded weights: 3 to DOT_TOKENS tokens. Without OSTINATO_WIDE_ROWS it is null.
     void (*multiply_wide)(int tokens, const WideWork& work) = nullptr;
     // panel[(i - begin) * stride] = the elements i, `begin` to `end`, of LANES rows, both multiples of PART. With AVX2 alone,
     // else null.

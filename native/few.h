@@ -270,8 +270,8 @@ inline std::int64_t tokens_at_once(std::int64_t in) {
     return std::max<std::int64_t>(GROUP_BYTES / (in * sizeof(X)) / AT_ONCE<W>, 4) * AT_ONCE<W>;
 }
 
-// The path of few tokens, whose sums have a fixed order: a token's bits do not depend on how many are computed with it, except
-// with weights that are rounded: more tokens of bfloat16 with blocks go to wide_rows.h.
+// The path of few tokens, whose sums have a fixed order: a token's bits do not depend on how many are computed with it. With
+// weights that are rounded there are no more than one block of them.
 template <typename T, typename Y, typename W>
 void multiply_few(const Team& team, std::int64_t tokens, const T* x, std::int64_t x_stride, const Weights<W>& w,
                   const Output& o, Y* y) {

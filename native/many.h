@@ -14,14 +14,13 @@ namespace ostinato {
 constexpr int PANEL_VECTORS = 4;  // 24 sums, 4 vectors of weights and a token: 29 of 32 registers
 constexpr int PANEL_OUTPUTS = PANEL_VECTORS * LANES;
 constexpr int PANEL_TOKENS = 6;
-constexpr std::int64_t PANEL_BYTES = 32 * 1024;  // two thirds of an L1; from 16 to 128 KiB make no difference
 
 template <typename X, typename W>
 constexpr int UNIT = Dot<X, W>::STEP / LANES;
 
 // From how many tokens on transposing the weights pays, as measured: with few, it costs as much as the sums across
 // vectors that it saves. Earlier for weights of 8 bits, which are made wide once here, not once per block of tokens; later
-// where pairs are multiplied, as that is over sooner.
+// where pairs are multiplied, as that is over sooner. (Weights of 8 bits and blocks mostly go to wide_rows.h before.)
 template <typename X, typename W>
 constexpr std::int64_t MANY = std::is_same_v<W, std::int8_t>                        ? 24
                               : UNIT<X, W> == 2                                ? LEAST_PANEL_TOKENS
@@ -52,7 +51,7 @@ inline void pack_panel(const W* const* rows, std::int64_t begin, std::int64_t en
 template <typename X>
 inline void pack_blocks(const BlockFormat& format, const InBlocks* const* rows, std::int64_t begin, std::int64_t end,
                         Float* panel) {
-    constexpr int STEP = Dot<X, X>::STEP, SPAN = 8 * PART;  // the scales of so many are made ready together
+    constexpr int STEP = Dot<X, X>::STEP, SPAN = GROUP;
     alignas(64) X wide[LANES][SPAN];
     for (std::int64_t from = begin; from < end; from += SPAN) {
         const std::int64_t to = std::min(end, from + SPAN);

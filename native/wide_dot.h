@@ -4,12 +4,14 @@
 
 #include "blocks.h"
 
-#if defined(__AVX512BF16__)
+#if defined(OSTINATO_WIDE_ROWS)
 namespace ostinato {
+
+static_assert(DOT_TOKENS == 6);
 
 // total[t][r] += x[t] . w[r] for a part of DOT_ROWS rows and TOKENS tokens.
 template <int TOKENS>
-__attribute__((always_inline)) inline void multiply_part(const Tokens<bf16>& tokens, const bf16* w,
+__attribute__((always_inline)) inline void multiply_wide_part(const Tokens<bf16>& tokens, const bf16* w,
                                                          Float (&total)[TOKENS][DOT_ROWS]) {
     using D = Dot<bf16, bf16>;
     __m512bh rows[DOT_ROWS];
@@ -23,7 +25,10 @@ __attribute__((always_inline)) inline void multiply_part(const Tokens<bf16>& tok
     }
 }
 
-// A part of rows that are made.
+// A Source makes rows: a group of each, of up to GROUP_PARTS parts in BYTES, is prepared, and read part by part, TOGETHER of
+// which are alike.
+
+// Makes a part of DOT_ROWS rows.
 template <typename Source>
 __attribute__((always_inline)) inline void make_part(const Source& source, int part, bf16* to) {
 #pragma GCC unroll 4
@@ -35,7 +40,7 @@ __attribute__((always_inline)) inline void make_part(const Source& source, int p
 
 template <typename Source>
 void make_group(const WideWork& work, int group) {
-    const int parts = std::min(WIDE_GROUP, work.next_parts - group * WIDE_GROUP);
+    const int parts = std::min(GROUP_PARTS, work.next_parts - group * GROUP_PARTS);
     Source source;
     source.prepare(work.next, group, parts);
     for (int r = 0; r < DOT_ROWS; ++r) {
@@ -43,11 +48,9 @@ void make_group(const WideWork& work, int group) {
             __builtin_prefetch(work.to_come[r] + group * Source::BYTES + at, 0, 2);
         }
     }
-    for (int part = 0; part < parts; ++part) make_part(source, part, work.made + (group * WIDE_GROUP + part) * PART);
+    for (int part = 0; part < parts; ++part) make_part(source, part, work.made + (group * GROUP_PARTS + part) * PART);
 }
 
-// A Source makes rows: a group of each, of up to WIDE_GROUP parts in BYTES, is prepared, and read part by part, TOGETHER of
-// which are alike.
 template <typename Source, int TOKENS>
 void multiply_wide(const WideWork& work) {
     constexpr int TOGETHER = Source::TOGETHER, HALF = Source::BYTES / 2;
@@ -66,35 +69,35 @@ void multiply_wide(const WideWork& work) {
         }
     }
     int group = 0, until_mine = work.share;
-    for (int begin = 0; begin < parts; begin += WIDE_GROUP, ++group, --until_mine) {
-        const int end = std::min(begin + WIDE_GROUP, parts);
+    for (int begin = 0; begin < parts; begin += GROUP_PARTS, ++group, --until_mine) {
+        const int end = std::min(begin + GROUP_PARTS, parts);
         const bool is_mine = until_mine == 0 && begin < next_parts;
         if (until_mine == 0) until_mine = work.shares;
-        if (is_mine && begin + WIDE_GROUP <= std::min(parts, next_parts)) {
+        if (is_mine && begin + GROUP_PARTS <= std::min(parts, next_parts)) {
             Source source;
-            source.prepare(work.next, group, WIDE_GROUP);
+            source.prepare(work.next, group, GROUP_PARTS);
             bf16* to = work.made + begin * PART;
             const std::int64_t fetched = group * std::int64_t{Source::BYTES};
 #pragma GCC unroll 1
-            for (int first = 0; first < WIDE_GROUP; first += TOGETHER) {
+            for (int first = 0; first < GROUP_PARTS; first += TOGETHER) {
 #pragma GCC unroll 4
                 for (int i = 0; i < TOGETHER; ++i, tokens.x += step, w += PART, to += PART) {
                     // Some at a time: many at once are not all fetched.
-                    static_assert(WIDE_GROUP == 2 * DOT_ROWS);
+                    static_assert(GROUP_PARTS == 2 * DOT_ROWS);
                     const InBlocks* come = work.to_come[(first + i) / 2] + fetched + (first + i) % 2 * HALF;
                     for (int at = 0; at < HALF; at += 64) __builtin_prefetch(come + at, 0, 2);
                     make_part(source, first + i, to);
-                    multiply_part(tokens, w, total);
+                    multiply_wide_part(tokens, w, total);
                 }
             }
             continue;
         }
         if (is_mine) make_group<Source>(work, group);
 #pragma GCC unroll 1
-        for (int part = begin; part < end; ++part, tokens.x += step, w += PART) multiply_part(tokens, w, total);
+        for (int part = begin; part < end; ++part, tokens.x += step, w += PART) multiply_wide_part(tokens, w, total);
     }
     if (work.share + 1 == work.shares) {
-        for (; group * WIDE_GROUP < next_parts; ++group) make_group<Source>(work, group);
+        for (; group * GROUP_PARTS < next_parts; ++group) make_group<Source>(work, group);
     }
     if (!work.is_last) {
 #pragma GCC unroll 6

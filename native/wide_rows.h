@@ -1,19 +1,19 @@
-// Matrix products of a few tokens of bfloat16, or some dozens, with weights that are narrower: rows are made bfloat16 once for
-// all tokens, four while the four before them are multiplied (wide_dot.h). A token's bits are those that it has otherwise
-// (few.h): weights are read in the same order, and rounded once if they lie in blocks.
+// Matrix products of some tokens of bfloat16 with weights that are narrower: rows are made bfloat16 once for a group of tokens,
+// a span of four while the span before is multiplied (wide_dot.h). A token's bits are those that 3 to 5 tokens have (5 with
+// Q6_K) in few.h: weights are read in the same order, and rounded once if they lie in blocks.
 #pragma once
 
 #include "few.h"
 #include "wide_dot.h"
 
-#if defined(__AVX512BF16__)
+#if defined(OSTINATO_WIDE_ROWS)
 namespace ostinato {
 
-constexpr std::int64_t LEAST_WIDE = 6;  // tokens from which on rows are made so, as measured
+static_assert(WIDE_SPAN % GROUP == 0 && LEAST_WIDE_TOKENS > 2);
 
 // Rows of 8 bits as `multiply_wide` makes them.
 struct EightBitRows {
-    static constexpr int TOGETHER = 1, BYTES = WIDE_GROUP * PART;
+    static constexpr int TOGETHER = 1, BYTES = GROUP;
     const std::int8_t* rows[DOT_ROWS];
 
     void prepare(const InBlocks* const* from, std::int64_t group, int) {
@@ -24,7 +24,8 @@ struct EightBitRows {
 
 template <typename W>
 inline bool takes_wide_rows(std::int64_t tokens, const Weights<W>& w) {
-    return !w.fixed_order && !w.scales && w.in % PART == 0 && tokens >= LEAST_WIDE && tokens < LEAST_PANEL_TOKENS;
+    const bool whole_parts = w.in % PART == 0 && w.in > 0;
+    return !w.fixed_order && !w.scales && whole_parts && tokens >= LEAST_WIDE_TOKENS && tokens < LEAST_PANEL_TOKENS;
 }
 
 // The spans of a row, in groups as equal as can be.
@@ -33,27 +34,26 @@ struct Spans {
     int parts;
 
     explicit Spans(std::int64_t in)
-        : groups((in + WIDE_GROUP * PART - 1) / (WIDE_GROUP * PART), WIDE_SPAN / (WIDE_GROUP * PART)),
-          parts(static_cast<int>(in / PART)) {}
+        : groups((in + GROUP - 1) / GROUP, WIDE_SPAN / GROUP), parts(static_cast<int>(in / PART)) {}
 
     int count() const { return groups.count; }
     std::int64_t first_group(int span) const { return groups.begin(span); }
-    int first_part(int span) const { return static_cast<int>(groups.begin(span)) * WIDE_GROUP; }
-    int size(int span) const { return std::min(groups.size(span) * WIDE_GROUP, parts - first_part(span)); }
+    int first_part(int span) const { return static_cast<int>(groups.begin(span)) * GROUP_PARTS; }
+    int size(int span) const { return std::min(groups.size(span) * GROUP_PARTS, parts - first_part(span)); }
 };
 
 // This thread's outputs of the tokens `first` to `first + blocks.tokens`, which are `x`; `x_stride` is 0 where they are packed.
 template <typename Y, typename W>
 void multiply_wide_rows(const Team& team, std::int64_t first, const bf16* x, std::int64_t x_stride, const Blocks& blocks,
                         const Weights<W>& w, const Output& o, Y* y) {
-    static_assert(STREAMS == DOT_ROWS);
     const Streams streams(team, o);
     if (streams.length == 0) return;
     const Spans spans(w.in);
-    const std::int64_t group_size = row_stride<W>(w.format, WIDE_GROUP * PART);
+    const std::int64_t group_size = row_stride<W>(w.format, GROUP);
     const std::int64_t num_sums = blocks.tokens * STREAMS * PANEL;
-    Float* totals = team.own<Float>(blocks.tokens * STREAMS + (num_sums + STREAMS * WIDE_STRIDE) / LANES);
-    float* sums = reinterpret_cast<float*>(totals + blocks.tokens * STREAMS);
+    const std::int64_t num_totals = blocks.tokens * STREAMS * LANES;
+    float* totals = team.own<float>(num_totals + num_sums + STREAMS * WIDE_STRIDE);
+    float* sums = totals + num_totals;
     WideWork work;
     bf16* here = reinterpret_cast<bf16*>(sums + num_sums);
     bf16* then = here + STREAMS * WIDE_STRIDE;
@@ -89,7 +89,7 @@ void multiply_wide_rows(const Team& team, std::int64_t first, const bf16* x, std
                 const std::int64_t begin = blocks.begin(work.share), size = blocks.size(work.share);
                 const std::int64_t from = spans.first_part(span) * PART;
                 work.tokens = {x + (x_stride ? begin * x_stride + from : begin * w.in + size * from), x_stride};
-                work.totals = totals + begin * STREAMS;
+                work.totals = reinterpret_cast<Float*>(totals) + begin * STREAMS;
                 work.sums = sums + (begin * PANEL + row) * STREAMS;
                 multiply(static_cast<int>(size), work);
             }

@@ -60,6 +60,10 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
+    if (given.cached or given.experts) and not given.blocks:
+        parser.error("--cached and --experts are of weights in blocks: --blocks names them")
+    if given.cached and given.experts:
+        parser.error("--cached and --experts are two comparisons")
     if given.blocks:
         names = list(BLOCK_FORMATS) if given.blocks == "all" else given.blocks.split(",")
         isa = given.isa or [each for each in runnable_here() if each in installed_modules() and choosable(each)][-1]
@@ -143,6 +147,7 @@ def compare_experts(names: list[str], isa: str, given: argparse.Namespace) -> No
     }
     for shape in given.shapes.split(","):
         size, inner = map(int, shape.split("x"))
+        print(f"\n{shape}  {'':8}" + "".join(f"{name:>16}" for name in names))
         for tokens in map(int, given.tokens.split(",")):
             chosen = torch.stack([torch.randperm(experts)[:top_k] for _ in range(tokens)]).float()
             choices = torch.stack([chosen, torch.full_like(chosen, 1 / top_k)], dim=1)
@@ -156,10 +161,9 @@ def compare_experts(names: list[str], isa: str, given: argparse.Namespace) -> No
                 blocks = {"up_blocks": ((name, 2 * inner),), "down_blocks": ((name, size),)}
                 for in_order, kernel in kernels.items():
                     sides[name, in_order] = lambda x, _, c=choices, u=up, d=down, b=blocks, k=kernel: k(  # type: ignore[misc]
-                        x, c, u, d, "silu", **b
+                        x, c, u, d, "swiglu", **b
                     )
             x = torch.randn(tokens, size).to(getattr(torch, given.dtype)) / size
-            print(f"\n{shape}  {'':8}" + "".join(f"{name:>16}" for name in names))
             least = least_times(sides, x, 1, given.rounds, repeats=20)
             micros = {key: 1e6 * value for key, value in least.items()}
             print(f"{tokens:>10} tokens" + pairs(names, micros, 0), flush=True)

@@ -1,7 +1,8 @@
 // linear: y = x W^T + b, with scale, activation and residual on the way out.
 //
 // Many tokens are computed as many.h says (with AVX2 alone, as narrow.h and fixed_panel.h do), or on matrix units as
-// tile_product.h does; few, or all in a fixed order, as few.h does. Rows in blocks of different formats are products one
+// tile_product.h does; few, or all in a fixed order, as few.h does; some dozens with narrower weights, where bfloat16 is
+// multiplied, as wide_rows.h does. Rows in blocks of different formats are products one
 // after the other, each into its part of the outputs. Weights whose inputs have another order are multiplied with tokens
 // that were brought into it, some at a time.
 
@@ -38,6 +39,7 @@ struct Linear : Arguments {
         for (const BlockPart& part : blocks) {
             reader.expect(x.shape[1] % part.format->elements == 0, "rows are whole blocks");
         }
+        reader.expect(x.shape[0] < 2 || x.strides[0] != 0, "tokens lie apart");
         reader.expect(!order || order.shape[0] == x.shape[1], "each input has its place in the order");
         reader.expect(out.dtype == FLOAT32 || out.dtype == x.dtype, "the result is in float32 or in the dtype of x");
         reader.expect(!residual || residual.dtype == out.dtype, "the residual has another dtype than the result");
@@ -115,7 +117,7 @@ void multiply_some(const Team& team, std::int64_t begin, std::int64_t tokens, co
 #endif
                 }
 #endif
-#if defined(__AVX512BF16__)
+#if defined(OSTINATO_WIDE_ROWS)
                 if constexpr (std::is_same_v<T, bf16> && !std::is_same_v<W, bf16>) {
                     if (takes_wide_rows(tokens, all)) {
                         multiply_wide_rows(team, tokens, x, x_stride, all, o, to);

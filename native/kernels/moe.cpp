@@ -208,6 +208,12 @@ struct Moe : Arguments {
     FIELD(bool, fixed_order);
     FIELD(Strided<VALUES>, out);  // [tokens, size]
 
+    std::int64_t inner() const {
+        if (down_blocks.empty()) return down.shape[2];
+        const BlockFormat& format = *down_blocks[0].format;
+        return down.shape[2] / format.bytes * format.elements;
+    }
+
     void check(const Reader& reader) const {
         for (const auto& [weight, scale] : {std::pair<Tensor, Tensor>{up, up_scale}, {down, down_scale}}) {
             const bool has_scale = scale.address != nullptr;
@@ -216,15 +222,15 @@ struct Moe : Arguments {
         for (const auto& [weight, blocks] : {std::pair<Tensor, BlockParts>{up, up_blocks}, {down, down_blocks}}) {
             reader.expect((weight.dtype == UINT8) == (blocks.size() == 1), "weights in blocks have a format, and no others");
         }
+        const std::int64_t rows = (has_gates(activation) ? 2 : 1) * inner();
+        reader.expect(up.shape[1] == rows, "an expert has as many rows as its activation takes");
     }
 };
 
 // In `fixed_order` a token's bits do not depend on how many tokens are computed with it.
 void moe(const Team& team, std::int64_t tokens, const Moe& in) {
     if (tokens == 0) return;
-    const BlockFormat* of_down = in.down_blocks.empty() ? nullptr : in.down_blocks[0].format;
-    const std::int64_t inner = of_down ? in.down.shape[2] / of_down->bytes * of_down->elements : in.down.shape[2];
-    const Layer layer{in.down.shape[0], in.down.shape[1], inner, in.activation};
+    const Layer layer{in.down.shape[0], in.down.shape[1], in.inner(), in.activation};
     with_dtype(in.x.dtype, [&](auto type) {
         using T = decltype(type);
         const auto run = [&](auto weight) {
@@ -235,13 +241,13 @@ void moe(const Team& team, std::int64_t tokens, const Moe& in) {
             };
             run_experts(team, tokens, in.x.at<const T>(), in.x.strides[0], in.choices.at<const float>(),
                         in.choices.shape[2], layer, stack(in.up, in.up_scale, in.up_blocks, layer.size),
-                        stack(in.down, in.down_scale, in.down_blocks, inner),
+                        stack(in.down, in.down_scale, in.down_blocks, layer.inner),
                         in.residual.at<const T>(), in.residual.strides[0], in.out.at<T>(), in.out.strides[0],
                         in.fixed_order);
         };
         if (in.up.dtype == INT8) {
             run(std::int8_t{});
-        } else if (of_down) {
+        } else if (!in.down_blocks.empty()) {
             run(InBlocks{});
         } else {
             run(T{});

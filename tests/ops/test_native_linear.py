@@ -298,6 +298,12 @@ def test_dtypes_that_the_kernel_does_not_know_are_refused(isa: str) -> None:
         kernel(x, torch.zeros(3, 16)[:, ::2])
 
 
+def test_tokens_that_are_one_row_in_memory_are_refused(isa: str) -> None:
+    """A distance of 0 says that tokens are packed, where kernels are told of it."""
+    with pytest.raises(AssertionError, match="tokens lie apart"):
+        native_kernel(isa, "linear")(torch.zeros(1, 8).expand(6, 8), torch.zeros(3, 8))
+
+
 def test_gelu_is_as_exact_far_from_zero(isa: str) -> None:
     """Where it is tiny, as the relative error is what later layers see; infinity and NaN pass through."""
     x = torch.cat(

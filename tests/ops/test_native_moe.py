@@ -11,7 +11,7 @@ from ostinato.ops import int8, moe, route
 from ostinato.ops.results import GATED
 from tests.support.examples import examples
 from tests.support.native_kernels import checked_kernel, rounding, same_bits, spaced
-from tests.support.native_sets import PRODUCT_SETS, SETS, uses_tiles
+from tests.support.native_sets import PRODUCT_SETS, SETS, native_kernel, uses_tiles
 
 experts_of = pytest.mark.parametrize("isa", PRODUCT_SETS)
 every_set = pytest.mark.parametrize("isa", SETS)
@@ -138,6 +138,15 @@ def test_a_token_may_choose_an_expert_twice(isa: str) -> None:
     expected = moe.reference(x.double(), once, up.double(), down.double(), "silu")
     out = checked_kernel(isa, "moe")(x, twice, up, down, "silu")
     torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-6)
+
+
+@experts_of
+@pytest.mark.parametrize("activation", ["silu", "swiglu"])
+def test_experts_with_more_or_fewer_rows_than_their_activation_takes_are_refused(isa: str, activation: str) -> None:
+    rows = 6 if activation == "swiglu" else 12
+    x, choices = torch.zeros(2, 8), torch.tensor([[[1.0], [1]]] * 2)
+    with pytest.raises(AssertionError, match="as many rows as its activation takes"):
+        native_kernel(isa, "moe")(x, choices, torch.zeros(4, rows, 8), torch.zeros(4, 8, 6), activation)
 
 
 groupings = st.sampled_from([(1, 1), (2, 1), (4, 2), (4, 3), (8, 8)])

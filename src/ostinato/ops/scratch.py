@@ -27,6 +27,7 @@ from ostinato.ops.sizes import (
     NARROW_LANES,
     NARROW_SPAN,
     NARROW_VECTORS,
+    PANEL_BYTES,
     PANEL_ROWS,
     SAMPLE_BLOCK,
     SCAN_HEADS,
@@ -58,8 +59,9 @@ class Scratch(NamedTuple):
 
 def native_linear(*, tokens: int, in_size: int, in_order: bool) -> Scratch:
     """Of all threads: the tokens that are packed, or copied, at a time. Of each: their sums with a panel of each of
-    four streams, and a row of each that is made wide; or of fewer tokens also the vectors that are summed up to these, and
-    of eight rows a span; and with `in_order` tokens in the order of the weights' inputs.
+    four streams, and a row of each that is made wide, or a panel of rows; or, below LEAST_PANEL_TOKENS, also the
+    vectors that become such sums, and a span of eight rows; and with `in_order` tokens in the order of the weights'
+    inputs.
 
     With AVX2 alone: tokens in whole spans, and of each thread their sums with a panel, and that panel; or all that with
     16-bit integers in pairs, of which each 32 have a scale and a sum in tokens, and in panels two scales and a minimum.
@@ -73,7 +75,12 @@ def native_linear(*, tokens: int, in_size: int, in_order: bool) -> Scratch:
     span = max(NARROW_SPAN, FIXED_GROUP // 2 + 3 * FIXED_GROUP // 32)
     panel = NARROW_VECTORS * NARROW_LANES * (at_once + span)
     wide = 4 * (2 * VECTOR * min(tokens, LEAST_PANEL_TOKENS) + WIDE_SPAN + 2 * VECTOR)
-    own = max(4 * (at_once * PANEL_ROWS + padded(in_size)), wide, panel, packed * 2 * PANEL_ROWS + TILE_WORK)
+    own = max(
+        4 * (at_once * PANEL_ROWS + max(padded(in_size), PANEL_BYTES // 16)),
+        wide,
+        panel,
+        packed * 2 * PANEL_ROWS + TILE_WORK,
+    )
     own += min(tokens, max(FIXED_TOKENS, FIXED_BLOCK_TOKENS, WIDE_FIXED_TOKENS)) * _fixed_floats(in_size)
     own += min(tokens, GROUP_TOKENS) * padded(in_size) if in_order else 0
     spans = max(padded(in_size, NARROW_SPAN), _fixed_floats(in_size))

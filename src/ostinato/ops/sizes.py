@@ -55,15 +55,27 @@ WIDE_FIXED_TOKENS = 8
 On an AMD EPYC (Zen 4, one thread, without its products of bfloat16), cycles for 32 weights, in float32 and in integers:
 Q4_K 11.7 and 4.4 with one token, 37 and 23 with 8; Q5_0 13 and 6, 30 and 27, but 36 and 40 with 12."""
 
+PANEL_BYTES = 32 * 1024
+"""Of weights that are transposed for products of many tokens with vectors of 512 bits: two thirds of an L1 cache; from
+16 to 128 KiB make no difference."""
+
 LEAST_PANEL_TOKENS = 72
-"""Tokens of bfloat16 from which on weights are transposed into panels, where the processor multiplies that in vectors."""
+"""Tokens of bfloat16 from which on weights are transposed so, where the processor multiplies that in vectors; 8-bit
+weights with a scale per group earlier."""
+
+LEAST_WIDE_TOKENS = 6
+"""Tokens of bfloat16 from which on, up to there, rows of 8-bit weights and of blocks are made bfloat16 once for all.
+
+On an AMD EPYC (Zen 4, one thread, weights from memory), ns for 32 weights, block of tokens by block as before and so:
+int8 2.0 and 2.3 with 3 tokens, 2.9 and 2.6 with 6, 6.2 and 5.9 with 16, 12.6 and 10.7 with 32; Q4_K 2.4 and 2.4, 3.1
+and 3.0, 7.9 and 6.1, 14 and 11.2; Q8_0 2.9 and 2.9, 3.8 and 3.3, 7.9 and 6.4, 15 and 11.8."""
 
 WIDE_SPAN = 1024
 """Inputs of four rows of weights that are made bfloat16 at a time, while the four before are multiplied, where the
 processor multiplies bfloat16 in vectors: 8 KiB. Both stay in an L1 cache, with the tokens that pass by.
 
-On an AMD EPYC (Zen 4, one thread), 8-bit weights from memory, ns for 32 of them: whole rows of 1024 inputs take 3.1 with
-8 tokens, of 1536 4.5, of 4096 5.4."""
+On an AMD EPYC (Zen 4, one thread), 8-bit weights from memory, ns for 32 of them with 8 tokens: whole rows of 1024
+inputs take 3.1, of 1536 4.5, of 4096 5.4; in spans these take 3.4."""
 
 PANEL_ROWS = 16
 """Rows of weights whose sums are kept for all tokens before they are put out."""
