@@ -58,7 +58,7 @@ def test_the_instruction_passes_infinity_and_nan_to_their_own_sums(isa: str) -> 
 
 
 def test_no_thread_keeps_its_tiles(isa: str) -> None:
-    """A program's calls run on the same threads. It holds no tensor: they live here."""
+    """A program's calls run on the same threads, and so do calls by themselves. It holds no tensor: they live here."""
     x, weight = torch.randn(40, 64).bfloat16(), torch.randn(96, 64).bfloat16()
     choices = torch.stack((torch.zeros(40, 1), torch.ones(40, 1)), dim=1)
     up, down = weight[None], weight.T.contiguous()[None]
@@ -70,6 +70,9 @@ def test_no_thread_keeps_its_tiles(isa: str) -> None:
             program = record(isa, native_kernel(isa, name), out, *args)
             program.tile_palettes(40, {"out": palettes})
             program.run(40)
+            assert palettes.tolist() == [0, 0]
+            native_kernel(isa, name)(*args)
+            load_extension(isa).tile_palettes(40, {"out": palettes.fill_(-1)})
             assert palettes.tolist() == [0, 0]
 
 
