@@ -271,7 +271,7 @@ inline std::int64_t tokens_at_once(std::int64_t in) {
 }
 
 // The path of few tokens, whose sums have a fixed order: a token's bits do not depend on how many are computed with it. With
-// weights that are rounded there are no more than one block of them.
+// weights that are rounded there is no more than one block of them.
 template <typename T, typename Y, typename W>
 void multiply_few(const Team& team, std::int64_t tokens, const T* x, std::int64_t x_stride, const Weights<W>& w,
                   const Output& o, Y* y) {

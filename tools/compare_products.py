@@ -66,7 +66,7 @@ def main() -> None:
         parser.error("--cached and --experts are two comparisons")
     if given.blocks:
         names = list(BLOCK_FORMATS) if given.blocks == "all" else given.blocks.split(",")
-        isa = given.isa or [each for each in runnable_here() if each in installed_modules() and choosable(each)][-1]
+        isa = given.isa or chosen_sets()[-1]
         print(f"{cpu_model()}, {torch.get_num_threads()} threads, {isa}, {given.dtype}", end=": ")
         if given.experts:
             compare_experts(names, isa, given)
@@ -189,7 +189,7 @@ def make_sides(inputs: int, outputs: int, int8: bool) -> tuple[dict[str, Product
     else:
         weights = [(torch.randn(outputs, inputs) / inputs**0.5).bfloat16() for _ in range(count)]
         sides["torch"] = lambda x, i: F.linear(x, weights[i])
-    for isa in (each for each in runnable_here() if each in installed_modules() and choosable(each)):
+    for isa in chosen_sets():
         for name, deterministic in ((isa, False), (f"{isa} in order", True)):
             kernel = native_kernel(load_extension(isa), "linear", deterministic=deterministic)
             if int8:
@@ -199,9 +199,10 @@ def make_sides(inputs: int, outputs: int, int8: bool) -> tuple[dict[str, Product
     return sides, count
 
 
-def choosable(isa: str) -> bool:
-    """It is no stand-in for tests."""
-    return any(isa in isas for isas in CPU_FLAGS.values())
+def chosen_sets() -> list[str]:
+    """Instruction sets that are installed and run here, the best last; no stand-ins for tests."""
+    known = {isa for isas in CPU_FLAGS.values() for isa in isas}
+    return [isa for isa in runnable_here() if isa in installed_modules() and isa in known]
 
 
 def least_times(

@@ -30,7 +30,7 @@ token_counts = st.integers(LEAST_WIDE_TOKENS, LEAST_PANEL_TOKENS - 1)
 in_counts = st.sampled_from([1, 2, 5, 8, 9, 16, 17, 33, 41])
 """Blocks of a row: groups of 256 inputs that are whole and that are not, and one span or several."""
 out_sizes = st.sampled_from([1, 2, 3, 17, 34, 70])
-AS_FEWER = 5
+AS_FEWER = LEAST_WIDE_TOKENS - 1
 """Tokens that are multiplied with the same rounded weights, but as these lie."""
 
 
@@ -71,7 +71,7 @@ def test_a_tokens_bits_are_those_that_it_has_among_fewer(
     isa: str, tokens: int, kind: str, in_count: int, out_size: int, seed: int
 ) -> None:
     if uses_tiles(isa) or "avx512_bf16" not in CPU_FLAGS["x86_64"].get(isa, ()):
-        return  # more tokens are added up in another order there
+        pytest.skip("more tokens are added up in another order there")
     generator = torch.Generator().manual_seed(seed)
     call, weight = product(isa, kind, out_size, in_count, generator)
     x = spaced(torch.randn(tokens, weight.shape[1], generator=generator).bfloat16(), 32)
