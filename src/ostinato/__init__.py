@@ -59,7 +59,7 @@ __version__ = "0.1.0"
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'ostinato' has no attribute {name!r}")
-    # Of what is imported nothing becomes garbage, and looking for it would take a sixth of torch's import.
+    # Imports leave no garbage, and looking for it would take a sixth of torch's import time.
     collects = gc.isenabled()
     gc.disable()
     try:

@@ -13,7 +13,10 @@ EXIT_INTERRUPTED = 130
 
 
 def main() -> None:
-    """Runs the command line. Ctrl-C ends it with status 130 and without a traceback, whenever it comes."""
+    """Run the command line.
+
+    Ctrl-C ends it with status 130 and without a traceback, whenever it comes.
+    """
     from ostinato.cli.main import main as run
 
     sys.unraisablehook = _end_if_interrupted
@@ -23,11 +26,11 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
     finally:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # nobody catches it while Python ends
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # no handler is left while Python ends
 
 
 def _end_if_interrupted(unraisable: Any) -> None:
-    """Ends the process where Ctrl-C came while an object was being removed: Python would only print that, and go on."""
+    """End the process if Ctrl-C came while an object was being removed. Python would only print that and continue."""
     if isinstance(unraisable.exc_value, KeyboardInterrupt):
         os._exit(EXIT_INTERRUPTED)
     sys.__unraisablehook__(unraisable)

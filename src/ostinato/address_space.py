@@ -19,17 +19,17 @@ _SAID = (
     "can't start new thread",
     "bad_alloc",
 )
-"""In messages of the loader of libraries, of torch and of Python."""
+"""Parts of messages of the library loader, of torch and of Python."""
 
 
 def address_space_limit() -> int | None:
-    """In bytes; None if there is none."""
+    """Return the limit in bytes; None if there is none."""
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     return None if soft == resource.RLIM_INFINITY else soft
 
 
 def address_space_hint() -> str | None:
-    """What to say of the limit beside an error that may follow from it."""
+    """Return a hint about the limit, for an error that may follow from it; None if there is no limit."""
     limit = address_space_limit()
     if limit is None:
         return None
@@ -41,7 +41,10 @@ def address_space_hint() -> str | None:
 
 
 def lack_of_address_space(error: BaseException) -> CapacityError | None:
-    """The error to show for one that follows from the limit; None if there is no limit, or it is another one."""
+    """Return the error to show for one that follows from the limit.
+
+    None if there is no limit, or the error has another cause.
+    """
     hint = address_space_hint()
     if hint is None:
         return None

@@ -1,7 +1,7 @@
-"""EngineConfig: what the user asks for, validated. What is made of it is the plan's business.
+"""EngineConfig: the user's settings, validated. The plan decides what follows from them.
 
-A setting that is left out is open: the plan chooses its value, and may lower it to what fits. A setting that
-is given is never changed.
+A setting that is left out is open: the plan chooses its value, and may lower it to what fits. A setting that is given
+is never changed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ostinato.speculative_setting import Speculative, speculative_fields
 from ostinato.units import read_size
 
 BYTE_SETTINGS = ("cache_memory", "cache_offload")
-"""Those that are bytes, and can be given as 8GiB."""
+"""Settings that are bytes, and can be given as 8GiB."""
 
 BLOCK_SIZES = (16, 32, 64, 128, 256)
 
@@ -270,7 +270,7 @@ class EngineConfig(BaseModel):
     @field_validator("video_pruning_rate")
     @classmethod
     def _leaves_a_part(cls, value: float) -> float:
-        # Also false for NaN.
+        # The comparison is also false for NaN.
         if not value < 1:
             raise PydanticCustomError("video_pruning_rate", "Input should be less than 1", {"nearest": 0.99})
         return value
@@ -286,21 +286,21 @@ class EngineConfig(BaseModel):
 
     @property
     def num_speculative_tokens(self) -> int:
-        """k; 0 without speculation."""
+        """Number of drafted tokens per step, k; 0 without speculation."""
         return 0 if self.speculative is None else self.speculative.num_speculative_tokens
 
     def is_given(self, setting: str) -> bool:
-        """Whether the user gave `setting`, so that its value must not be changed."""
+        """Return whether the user gave `setting`, so that its value must not be changed."""
         return setting in self.model_fields_set and getattr(self, setting) is not None
 
     def with_settings(self, **changes: Any) -> EngineConfig:
-        """This config with some settings given other values. ConfigError as at construction."""
+        """Return this config with some settings given other values. Raises ConfigError as construction does."""
         given = {name: getattr(self, name) for name in self.model_fields_set}
         return EngineConfig(**(given | changes))
 
 
 def _listed(sizes: Any) -> Any:
-    """Sizes as the command line gives them, `1,2,4`, as a list; whatever is no string as it is."""
+    """Return the sizes of the command line's form, `1,2,4`, as a list. Anything but a string is returned as it is."""
     if not isinstance(sizes, str):
         return sizes
     words = [word.strip() for word in sizes.split(",") if word.strip()]
@@ -308,6 +308,9 @@ def _listed(sizes: Any) -> Any:
 
 
 def _whole_error(kind: str, error: ConfigError) -> PydanticCustomError:
-    """An error whose message names the setting already, with its nearest legal value (None: leave it out)."""
+    """Return a pydantic error for `error`, whose message already names the setting.
+
+    It has the nearest legal value of the first remedy; None means to leave the setting out.
+    """
     nearest = {"nearest": error.remedies[0].value} if error.remedies else {}
     return PydanticCustomError(kind, "{message}", {"message": error.message, **nearest})

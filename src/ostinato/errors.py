@@ -1,7 +1,7 @@
-"""The kinds of error that a user can meet, each with its remedies as data.
+"""Errors that a user can meet, each with its remedies as data.
 
-A message says what was asked, what is possible and what to change. A remedy names one setting and the nearest
-value of it that works; where a planner computed it, planning again with that value succeeds.
+A message says what was asked, what is possible and what to change. A remedy names one setting and the nearest value of
+it that works; where a planner computed it, planning again with that value succeeds.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ class Remedy:
     def __str__(self) -> str:
         if self.value is None:
             return f"leave out {self.setting}"
-        # An object as JSON: that can be given on the command line, and in Python too.
+        # JSON works for an object both on the command line and in Python.
         value = json.dumps(self.value) if isinstance(self.value, dict) else self.value
         return f"set {self.setting} to {value}"
 
 
 class OstinatoError(Exception):
-    """Base of all errors that are the caller's to act on; anything else that is raised is a bug."""
+    """Base of all errors that the caller can act on; anything else that is raised is a bug."""
 
     def __init__(self, message: str, remedies: Iterable[Remedy] = ()) -> None:
-        # What a file says in it may be no text at all, and must not keep the message from being printed.
+        # A message may quote a file that is not text, which must not keep it from being printed.
         message = message.encode("utf-8", "backslashreplace").decode()
         super().__init__(message)
         self.message = message
         self.remedies = tuple(remedies)
 
     def to_json(self) -> dict[str, Any]:
-        """The error as plain data, in the form that every `--json` command prints."""
+        """Return the error as plain data, in the form that every `--json` command prints."""
         return {
             "error": {
                 "type": type(self).__name__,
@@ -49,20 +49,22 @@ class OstinatoError(Exception):
 
 
 class ConfigError(OstinatoError):
-    """A setting is unknown, malformed, or contradicts another one."""
+    """Error for a setting that is unknown, malformed, or contradicts another one."""
 
 
 class CapacityError(OstinatoError):
-    """What was asked for does not fit into the memory of the device."""
+    """Error for a demand that does not fit into the memory of the device."""
 
 
 class ModelError(OstinatoError):
-    """A checkpoint cannot be used: not found, incomplete, damaged, or of an unsupported kind."""
+    """Error for a checkpoint that is not found, incomplete, damaged, or of an unsupported kind."""
 
 
 class RequestError(OstinatoError):
-    """One request cannot be served; the engine goes on serving the others. `setting` is what of it is wrong, where that
-    is one."""
+    """Error for one request that cannot be served; the engine continues to serve the others.
+
+    `setting` is the request's setting that is wrong, if it is one.
+    """
 
     def __init__(self, message: str, remedies: Iterable[Remedy] = (), setting: str | None = None) -> None:
         super().__init__(message, remedies)
@@ -70,15 +72,15 @@ class RequestError(OstinatoError):
 
 
 class MoveError(RequestError):
-    """A request that another engine has exported cannot be taken in."""
+    """Error for a request that another engine has exported, and this one cannot import."""
 
 
 class DamagedExport(MoveError):
-    """The bytes are not those of an export, or not all of them, or do not add up."""
+    """Error for bytes that are not an export, are not all of one, or contradict each other."""
 
 
 class ForeignExport(MoveError):
-    """The engine that exported the request is of another plan. `differences` has a sentence for each."""
+    """Error for a request from an engine with another plan. `differences` has a sentence for each difference."""
 
     def __init__(self, differences: Iterable[str] | str) -> None:
         found = [differences] if isinstance(differences, str) else list(differences)
@@ -93,15 +95,18 @@ class ForeignExport(MoveError):
 
 
 class RankError(OstinatoError):
-    """One of the processes that share a model has ended or failed, so that the engine cannot go on."""
+    """Error for a rank that has ended or failed, so that the engine cannot continue.
+
+    Ranks are the processes that share a model.
+    """
 
 
 class CaptureError(OstinatoError):
-    """What was being captured would not be the same when it is replayed: a bug in a model or a kernel."""
+    """Error for a step that would not be the same when its graph is replayed: a bug in a model or a kernel."""
 
 
 class ForkError(OstinatoError):
-    """A forked process cannot use an engine: the threads that compute stayed behind in the process that was forked."""
+    """Error for a forked process that uses an engine. The computing threads stayed in the process that was forked."""
 
     def __init__(self, message: str) -> None:
         remedy = "start processes with multiprocessing.get_context('spawn'), and make an LLM in each"
@@ -109,7 +114,7 @@ class ForkError(OstinatoError):
 
 
 def reason(error: Exception) -> str:
-    """Why a file could not be read or written: of what the system says, the words alone."""
+    """Return why a file could not be read or written, in the system's words without its numbers and paths."""
     if isinstance(error, UnicodeDecodeError):
         return "it is not text in UTF-8"
     if isinstance(error, json.JSONDecodeError):
@@ -118,8 +123,8 @@ def reason(error: Exception) -> str:
 
 
 def problem_of(found: Mapping[str, Any], equals: str = " = ") -> tuple[str, list[Remedy]]:
-    """What pydantic found wrong with one setting, and the nearest legal value, if there is one."""
-    # What is wrong with a key of an object is told as its input: `[key]` is pydantic's word for where it stands.
+    """Return pydantic's problem with one setting as text, and the nearest legal value as a remedy, if there is one."""
+    # A wrong key of an object is the problem's input: pydantic marks its location by `[key]`.
     loc = found["loc"][:-2] if found["loc"][-1:] == ("[key]",) else found["loc"]
     name, said = ".".join(map(str, loc)), str(found["msg"]).removeprefix("Value error, ")
     about = found.get("ctx", {})

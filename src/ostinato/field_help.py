@@ -1,4 +1,4 @@
-"""What `help()` says of classes whose settings are pydantic fields."""
+"""Help texts of classes whose settings are pydantic fields, for `help()`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def describe_fields(model: type[Model]) -> type[Model]:
-    """Adds each field with its default and description to the docstring, which is all that `help()` shows of it."""
+    """Add each field with its default and description to the docstring, which is all that `help()` shows of it."""
     lines = ["", "", "Fields:", ""]
     for name, field in model.model_fields.items():
         default = "" if field.is_required() else f" = {field.get_default(call_default_factory=True)!r}"

@@ -1,7 +1,7 @@
 """Permission to use the processor's matrix units (AMX), which Linux gives to each process that asks.
 
-A thread's tile registers take 8 KiB of room when it is put aside, so a process has them only once it has asked
-(Linux's Documentation/arch/x86/xstate.rst). All its threads have them then. A process that it starts must ask anew.
+The tile registers add 8 KiB to the saved state of a thread, so a process may use them only after it has asked (Linux's
+Documentation/arch/x86/xstate.rst). The permission holds for all its threads. A process that it starts must ask anew.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import os
 import platform
 
 ARCH_PRCTL = 158
-"""The number of the system call on x86-64."""
+"""Number of the system call on x86-64."""
 ARCH_REQ_XCOMP_PERM = 0x1023
-"""Its request for a part of the processor's state."""
+"""Request code for a component of the processor's state."""
 XFEATURE_XTILEDATA = 18
-"""That part: the tiles."""
+"""The component with the tiles."""
 
 
 def request_matrix_units() -> str | None:
-    """Asks for the tiles. None: they may be used, by every thread of this process; else why not."""
+    """Request the tiles for every thread of this process. Return None if they may be used, else the reason why not."""
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         return f"{platform.system()} on {platform.machine()} has none"
     system_call = ctypes.CDLL(None, use_errno=True).syscall

@@ -15,36 +15,39 @@ Data = TypeVar("Data")
 
 
 def to_plain(value: Any) -> Any:
-    """A dataclass, or whatever else pydantic knows, as dicts, lists, strings and numbers, ready for `json.dumps`."""
+    """Return a dataclass, or any other type that pydantic knows, as plain data for `json.dumps`."""
     kind: Any = type(value)
     return _adapter(kind).dump_python(value, mode="json", by_alias=True)
 
 
 def from_plain(kind: type[Data], data: Any) -> Data:
-    """The `kind` that `to_plain` gave. pydantic's ValidationError if the data is none."""
+    """Return the `kind` that `to_plain` made `data` from.
+
+    pydantic's ValidationError if the data does not describe one.
+    """
     any_kind: Any = kind  # mypy takes a type[Data] for unhashable
     found: Data = _adapter(any_kind).validate_python(data)
     return found
 
 
 def save_json(value: Any, path: Path) -> None:
-    """Writes what `to_plain` gives, indented."""
+    """Write the result of `to_plain` as indented JSON."""
     path.write_text(json.dumps(to_plain(value), indent=2) + "\n", encoding="utf-8")
 
 
 def load_json(kind: type[Data], path: Path) -> Data:
-    """Reads what `save_json` wrote."""
+    """Read a file that `save_json` wrote."""
     return from_plain(kind, json.loads(path.read_text(encoding="utf-8")))
 
 
 @cache
 def _adapter(kind: Any) -> TypeAdapter[Any]:
-    # Built when first asked for: the one of a plan takes tens of milliseconds.
+    # Adapters are built on first use: that of a plan takes tens of milliseconds.
     return TypeAdapter(kind)
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file, empty if there is no such file. ModelError if it holds anything else."""
+    """Return the object in a JSON file, empty if there is no such file. ModelError if it holds anything else."""
     if not path.is_file():
         return {}
     try:

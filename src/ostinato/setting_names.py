@@ -1,4 +1,4 @@
-"""Names and values that other engines have for settings, and what is said of a setting that is refused."""
+"""Other engines' names and values for settings, and the messages for a setting that is refused."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ALIASES = {
     "encoder_cudagraph_token_budgets": "encoder_token_budgets",
     "encoder_cudagraph_max_vision_items_per_batch": "encoder_max_items_per_batch",
 }
-"""Names that vLLM has for settings of the same meaning; they work wherever a setting is named."""
+"""vLLM's names for settings of the same meaning. They work wherever a setting is named."""
 
 NOT_HERE = {
     "enforce_eager": "here it is graph_mode='none'",
@@ -30,7 +30,7 @@ NOT_HERE = {
     "swap_space": "leave it out; requests that lose their memory are computed again",
     "disable_log_stats": "leave it out; stats() has them",
 }
-"""Names that vLLM has for what is not a setting here -> what there is."""
+"""vLLM's names for settings that do not exist here -> advice what to use instead."""
 
 KV_CACHE_DTYPES = {
     **dict.fromkeys(
@@ -46,11 +46,11 @@ KV_CACHE_DTYPES = {
         ("auto", "keys and values that are not int8 have the dtype of the model (dtype)"),
     ),
 }
-"""Values that vLLM and llama.cpp have for `kv_cache_dtype` -> what there is here, and why."""
+"""Values of `kv_cache_dtype` in vLLM and llama.cpp -> the value to use here, and why."""
 
 
 def by_canonical_name(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings by the names that they have here. ConfigError if one is given under both its names."""
+    """Return the settings by the names that they have here. ConfigError if one is given under both its names."""
     named: dict[str, Any] = {}
     for name, value in settings.items():
         canonical = ALIASES.get(name, name)
@@ -62,7 +62,7 @@ def by_canonical_name(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def config_error(problems: list[ErrorDetails], settings: Iterable[str]) -> ConfigError:
-    """All problems, one per line, and the nearest legal value where there is one. `settings` are the known names."""
+    """Return an error with all problems, one per line, and the nearest legal values. `settings` are the known names."""
     lines, remedies = [], []
     for problem in problems:
         name = ".".join(str(part) for part in problem["loc"])
@@ -77,7 +77,7 @@ def config_error(problems: list[ErrorDetails], settings: Iterable[str]) -> Confi
         if name == "memory_utilization" and problem["type"] == "greater_than":
             nearest = [Remedy(name, 0.01)]
         if name == "cache_offload":
-            nearest = [Remedy(name, None)]  # how many bytes are enough is the plan's to tell
+            nearest = [Remedy(name, None)]  # only the plan knows how many bytes are enough
         remedies += nearest
     return ConfigError("\n".join(lines), remedies)
 

@@ -14,8 +14,10 @@ _SIZE = {BUDGETS: "a budget is a whole number of tokens, at least 1"}
 
 
 def checked_sizes(setting: str, given: Any, max_capture_size: Any = None) -> tuple[int, ...]:
-    """The given sizes, ascending, each once. ConfigError if there are none, one is no size, or the largest is not
-    `max_capture_size`, where that is given too."""
+    """Return the given sizes in ascending order, each once.
+
+    ConfigError if there are none, one is not a size, or the largest is not `max_capture_size`, where that is given too.
+    """
     if isinstance(given, str | bytes) or not isinstance(given, Iterable):
         message = f"{setting} = {given!r} is not a list of whole numbers"
         raise ConfigError(message, [Remedy(setting, _repaired([given], max_capture_size))])
@@ -37,19 +39,21 @@ def checked_sizes(setting: str, given: Any, max_capture_size: Any = None) -> tup
 
 
 def ascending(sizes: Iterable[int]) -> tuple[int, ...]:
-    """Each size once."""
+    """Return the sizes in ascending order, each once."""
     return tuple(sorted(set(sizes)))
 
 
 def is_count(value: Any, least: int = 1) -> bool:
-    """Whether a value is a whole number of at least `least`."""
+    """Return whether a value is a whole number of at least `least`."""
     # True and False are ints to Python, and mistakes here.
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 def _repaired(given: Iterable[Any], max_capture_size: Any) -> list[int] | None:
-    """The nearest legal list, whose largest size is `max_capture_size` where that is given; None (open) if no size
-    is left."""
+    """Return the nearest legal list; None (open) if no size is left.
+
+    Its largest size is `max_capture_size` where that is given.
+    """
     sizes = {value for value in given if is_count(value)}
     if sizes and is_count(max_capture_size):
         sizes = {size for size in sizes if size < max_capture_size} | {max_capture_size}

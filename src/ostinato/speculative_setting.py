@@ -1,4 +1,4 @@
-"""The setting `speculative`: its methods, its fields, and the short text that stands for them."""
+"""The setting `speculative`: its methods, its fields, and its short form as text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ostinato.errors import ConfigError, Remedy
 from ostinato.size_lists import is_count
 
 METHODS = {"ngram": "ngram:4", "mtp": "mtp:3", "draft": "draft:PATH:4"}
-"""Each method with an example of its short form."""
+"""Methods, each with an example of its short form."""
 
 LOOKUPS = {"prompt_lookup_min": 1, "prompt_lookup_max": 4}
 """Fields of method ngram, with their defaults."""
@@ -22,11 +22,11 @@ LOOKUPS = {"prompt_lookup_min": 1, "prompt_lookup_max": 4}
 FIELDS = ("method", "num_speculative_tokens", "model", *LOOKUPS)
 FORMS = "write it as ngram:4, mtp:3 or draft:PATH:4"
 NOTHING = ("", "none", "null", "off", "false")
-"""What people write for no speculation, in lower case."""
+"""Words that people write for no speculation, in lower case."""
 
 
 class Speculative(BaseModel):
-    """How drafts are made: `method` guesses `num_speculative_tokens` tokens ahead, which one step then verifies.
+    """Speculation setting: `method` drafts `num_speculative_tokens` tokens ahead, which one step then verifies.
 
     `ngram` copies what followed the last occurrence of the text's end, of at most `prompt_lookup_max` and at least
     `prompt_lookup_min` tokens; `mtp` is the model's own prediction head; `draft` is the smaller checkpoint `model`.
@@ -45,17 +45,17 @@ class Speculative(BaseModel):
         super().__init__(**speculative_fields(fields))
 
     def with_tokens(self, count: int) -> str | dict[str, Any]:
-        """What `speculative` would be given as for `count` tokens, all else being as it is."""
+        """Return the value of `speculative` for `count` tokens and otherwise the same fields."""
         return short_form(dict(self) | {"num_speculative_tokens": count})
 
     @model_serializer
     def as_given(self) -> str | dict[str, Any]:
-        """What `speculative` would be given as."""
+        """Return the value of `speculative` that a user would give for these fields."""
         return short_form(dict(self))
 
 
 def speculative_fields(given: Any) -> dict[str, Any]:
-    """The checked fields of `speculative`, which is given as an object, its JSON, or in short form.
+    """Return the checked fields of `speculative`, given as an object, its JSON, or in short form.
 
     ConfigError that lists all problems; its remedy is the nearest legal value, if there is one.
     """
@@ -83,7 +83,7 @@ def speculative_fields(given: Any) -> dict[str, Any]:
 
 
 def short_form(fields: Mapping[str, Any]) -> str | dict[str, Any]:
-    """Legal fields as `mtp:3`; or themselves, without what is as by default, where a text cannot say all of them."""
+    """Return legal fields as text such as `mtp:3`, or as a dict without defaults if text cannot hold all of them."""
     told = {name: value for name, value in fields.items() if value is not None and value != LOOKUPS.get(name)}
     if told.keys() & LOOKUPS.keys():
         return told
@@ -91,7 +91,7 @@ def short_form(fields: Mapping[str, Any]) -> str | dict[str, Any]:
 
 
 def _of_text(text: str) -> Any:
-    """The fields that a text stands for, unchecked; None if it stands for none."""
+    """Return the fields in a short form or in JSON, unchecked; None if JSON cannot be read."""
     if text.lstrip().startswith("{"):
         try:
             return json.loads(text)
@@ -107,7 +107,7 @@ def _of_text(text: str) -> Any:
 
 
 def _check_method(fields: Mapping[str, Any], repaired: dict[str, Any], problems: list[str]) -> str | None:
-    """The method, or what was probably meant; None if that cannot be told."""
+    """Return the method, or the one that was probably meant; None if there is no good guess."""
     method = fields.get("method")
     if isinstance(method, str) and method in METHODS:
         return method

@@ -18,7 +18,7 @@ _UNITS = {
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes of `40GiB`, `512 MiB`, `1.5g`, `2GB` (decimal) or a plain number; else ConfigError."""
+    """Return the bytes of `40GiB`, `512 MiB`, `1.5g`, `2GB` (decimal) or a plain number; else raise ConfigError."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     if match is None or match[2].lower() not in _UNITS:
         raise ConfigError(f"{text!r} is not a size; write it like 4GiB, 512MiB or 2GB")
@@ -27,8 +27,10 @@ def parse_bytes(text: str) -> int:
 
 
 def read_size(value: Any) -> Any:
-    """What a setting of bytes was given as: a text as `parse_bytes` reads it, anything else as it is. ValueError, as
-    pydantic wants it."""
+    """Return a setting of bytes: text is read by `parse_bytes`, anything else is returned as it is.
+
+    Raises ValueError, as pydantic wants it.
+    """
     if not isinstance(value, str):
         return value
     try:
@@ -38,7 +40,7 @@ def read_size(value: Any) -> Any:
 
 
 def exact_bytes(count: int) -> str:
-    """A size as one would type it, which `parse_bytes` reads as the very same: `823KiB`, or `842753`."""
+    """Return a size as one would type it, which `parse_bytes` reads as the very same: `823KiB`, or `842753`."""
     for unit, size in (("GiB", GiB), ("MiB", MiB), ("KiB", KiB)):
         if count and count % size == 0:
             return f"{count // size}{unit}"
@@ -46,7 +48,7 @@ def exact_bytes(count: int) -> str:
 
 
 def format_bytes(count: int) -> str:
-    """A size to read, in binary units, with three digits or so: `4 GiB`, `1.25 GiB`, `100 MiB`, `17 B`."""
+    """Return a size to read, in binary units, with about three digits: `4 GiB`, `1.25 GiB`, `100 MiB`, `17 B`."""
     size, unit = float(count), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
         if abs(size) < 1024:

@@ -1,4 +1,4 @@
-"""Throughput beside another engine, in turns on one machine."""
+"""Throughput compared with another engine, alternating on one machine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COLUMNS = (*NAMES, Column("engine", "engine", is_text=True), *spread_columns("ra
 
 
 def check_peer(peer: str) -> None:
-    """ConfigError if `peer` is not known or not installed."""
+    """Raise ConfigError if `peer` is not known or not installed."""
     if peer not in PEERS:
         raise ConfigError(f"cannot compare with {peer!r}; the known ones are {', '.join(PEERS)}")
     if find_spec(peer) is None:
@@ -30,10 +30,10 @@ def check_peer(peer: str) -> None:
 
 
 def compare(settings: dict[str, Any], workload: Workload, peer: str, say: Say) -> Report:
-    """Both engines, and the ratio of their median rates (above 1: Ostinato is faster).
+    """Measure both engines, and the ratio of their median rates (above 1: Ostinato is faster).
 
-    Each round is a process of Ostinato, then one of the peer; both load the model, warm up and run one
-    counted batch of each size, with the same prompts, dtype and number of threads.
+    Each round is a process of Ostinato, then one of the peer; both load the model, warm up and run one counted batch of
+    each size, with the same prompts, dtype and number of threads.
     """
     check_peer(peer)
     vocab_size = load_spec(bench_config(settings, workload)).vocab_size
@@ -67,7 +67,7 @@ def compare(settings: dict[str, Any], workload: Workload, peer: str, say: Say) -
 
 
 def answer(job: dict[str, Any]) -> dict[str, Any]:
-    """Ostinato's part of a round, in this process: a trace of each of the job's batches, one after the other.
+    """Run Ostinato's part of a round in this process: return a trace of each of the job's batches, one after the other.
 
     A batch has `prompts`, lists of token ids, and `output_len`. `startup_seconds` is the time from `began` until the
     first batch was answered: the start-up to the first token, if that batch is one prompt and one token of output.
@@ -86,7 +86,7 @@ def answer(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def answer_by_transformers(job: dict[str, Any]) -> dict[str, Any]:
-    """The same by transformers' `generate`, with the `dtype`, `device` and number of `threads` of the job."""
+    """Run the same with transformers' `generate`, with the `dtype`, `device` and number of `threads` of the job."""
     import torch
     import transformers
 
@@ -119,7 +119,7 @@ def _load(config: EngineConfig, dtype: str, device: str) -> Any:
             model = transformers.AutoModelForCausalLM.from_config(shape, **options)
     else:
         model = transformers.AutoModelForCausalLM.from_pretrained(directory, **options)
-    # Without an end token, every row runs to the full length and no logits need masking.
+    # If no end token is set, every row runs to the full length and no logits need masking.
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = 0
     return model.to(device).eval()
@@ -134,7 +134,7 @@ def _generate(model: Any, prompts: list[list[int]], output_len: int) -> Trace:
     moments: list[float] = []
 
     class Clock(transformers.StoppingCriteria):
-        """Never stops, and notes when it was asked: after each token of the batch."""
+        """Stopping criterion that never stops, and notes when it was asked: after each token of the batch."""
 
         def __call__(self, input_ids: torch.Tensor, _scores: torch.Tensor, **_: Any) -> torch.Tensor:
             if model.device.type == "cuda":
@@ -156,7 +156,7 @@ def _generate(model: Any, prompts: list[list[int]], output_len: int) -> Trace:
 
 
 def _batches(workload: Workload, vocab_size: int, number: int) -> list[dict[str, Any]]:
-    """Those of one round: for each batch size one to warm up, and one that is counted."""
+    """Return the batches of one round: for each batch size one to warm up, and one that is counted."""
     return [
         {"prompts": workload.prompts(size, vocab_size, turn), "output_len": output_len}
         for size in workload.batch_sizes

@@ -1,4 +1,4 @@
-"""Speculation beside none: numbers of drafts, and the controller's own choice, by batch size, in one run."""
+"""Speculation compared with none: numbers of drafts, and the controller's own choice, by batch size, in one run."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ CONTROLLER = (
 
 @dataclass(frozen=True)
 class SpeculativeBench:
-    """What is compared: each of `num_drafts` (0 is no speculation) with the controller off, and the largest with it on.
+    """The compared variants: each of `num_drafts` (0: no speculation) without the controller, and the largest with it.
 
-    `method` is what stands before the number in `speculative`: `mtp`, `ngram` or `draft:PATH`. Prompts are the lines
-    of `prompts`, else word problems for the embedded model, else `prompt_len` random tokens. With `accept` drafts are
-    right with that probability, in place of the method's own, whose time they take all the same.
+    `method` is the part of `speculative` before the number: `mtp`, `ngram` or `draft:PATH`. Prompts are the lines of
+    `prompts`, else word problems for the embedded model, else `prompt_len` random tokens. With `accept`, drafts are
+    right with that probability. They replace the method's own drafts, whose time is taken all the same.
     """
 
     method: str
@@ -55,8 +55,10 @@ class SpeculativeBench:
 
 @dataclass(frozen=True)
 class Prompts:
-    """Token ids by batch size and number of round, -1 being the one to warm up; where they came from; and whether end
-    tokens are ignored, as they are where the prompts say nothing."""
+    """Prompts of a run: token ids by batch size and number of the round, -1 being the one to warm up.
+
+    They also record their source, and whether end tokens are ignored, which they are if the prompts say nothing.
+    """
 
     by_round: dict[tuple[int, int], list[list[int]]]
     source: str
@@ -65,7 +67,7 @@ class Prompts:
 
 @dataclass(frozen=True)
 class Variant:
-    """One engine: k drafts in every step, or as many as the controller chooses. `k` 0 is no speculation."""
+    """One engine: k drafts in every step, or as many as the controller selects. `k` 0 is no speculation."""
 
     k: int
     is_adaptive: bool = False
@@ -82,8 +84,10 @@ class Variant:
 
 @dataclass(frozen=True)
 class Round:
-    """One round, and its drafts per position: those whose predecessors were all kept, and of these those that were
-    kept too; `()` without speculation."""
+    """One round, with its drafts per position; `()` without speculation.
+
+    Drafts are counted if all predecessors were accepted, and of these those that were accepted too.
+    """
 
     trace: Trace
     reached: tuple[int, ...] = ()
@@ -91,12 +95,11 @@ class Round:
 
 
 def speculative(settings: dict[str, Any], bench: SpeculativeBench, say: Say) -> Report:
-    """For each batch size and number of drafts tokens per second, acceptance per position, and what a
-    step costs.
+    """Measure tokens per second, acceptance per position and step costs, by batch size and number of drafts.
 
-    All engines live in this process, have the same weights, and take turns: in each round every one of them answers
-    the same prompts, all handed over at once, beginning with another engine each time. The prefix cache is emptied
-    before, so each computes its prompts.
+    All engines are in this process, have the same weights, and alternate: in each round every one of them answers the
+    same prompts, all added at once, beginning with another engine each time. The prefix cache is emptied before, so
+    each computes its prompts.
     """
     for name in ("speculative", "speculative_adaptive"):
         if name in settings:
@@ -130,7 +133,7 @@ def speculative(settings: dict[str, Any], bench: SpeculativeBench, say: Say) -> 
 
 
 def _check_method(config: EngineConfig, method: str) -> None:
-    """ConfigError if the model has no head to draft with."""
+    """Raise ConfigError if the model has no head to draft with."""
     methods = available_methods(load_spec(config))
     if method == "mtp" and "mtp" not in methods:
         named = " or ".join({"draft": "draft:PATH"}.get(name, name) for name in methods)
@@ -153,7 +156,7 @@ def _start(configs: dict[Variant, EngineConfig], accept: float | None, say: Say)
 
 
 def _roofs(engine: Engine, say: Say) -> Roofs | None:
-    """What the machine can do at the most; None on a GPU, whose product rate is not measured."""
+    """Measure the machine's roofline; return None on a GPU, whose matmul rate is not measured."""
     plan = engine.plan
     if plan.device.kind != "cpu":
         return None
@@ -165,7 +168,7 @@ def _roofs(engine: Engine, say: Say) -> Roofs | None:
 def _take_turns(
     engines: dict[Variant, Engine], bench: SpeculativeBench, prompts: Prompts, say: Say
 ) -> dict[tuple[int, Variant], list[Round]]:
-    """All rounds, by batch size and variant. A round before them is not counted."""
+    """Run all rounds; return them by batch size and variant. A round before them is not counted."""
     rounds: dict[tuple[int, Variant], list[Round]] = {each: [] for each in product(bench.batch_sizes, engines)}
     variants = list(engines)
     for number, size in product(range(-1, bench.rounds), bench.batch_sizes):
@@ -187,7 +190,7 @@ def _take_turns(
 
 
 def _drafts(engine: Engine) -> tuple[Sequence[int], Sequence[int]]:
-    """Drafts so far, per position: those whose predecessors were all kept, and of these those that were kept."""
+    """Return the drafts so far, per position: those with all predecessors accepted, and of these those accepted too."""
     if engine.speculation is None:
         return (), ()
     counters = engine.speculation.counters
@@ -195,9 +198,9 @@ def _drafts(engine: Engine) -> tuple[Sequence[int], Sequence[int]]:
 
 
 def make_prompts(config: EngineConfig, bench: SpeculativeBench) -> Prompts:
-    """The prompts of all rounds; as far as there are enough of them, each is used once.
+    """Return the prompts of all rounds; as far as there are enough of them, each is used once.
 
-    ConfigError if a file has none, or cannot be read.
+    Raises ConfigError if a file has none, or cannot be read.
     """
     keys = list(product(bench.batch_sizes, range(-1, bench.rounds)))
     if bench.prompts is None and config.model != "demo":
@@ -232,13 +235,13 @@ def _lines(path: Path) -> list[str]:
 
 
 def speculative_figures(rounds: Sequence[Round], plain: Sequence[Round], k: int) -> dict[str, Any]:
-    """Figures of one variant with `k` drafts against `plain`, without drafts, whose rounds are of the same prompts.
+    """Return statistics of one variant with `k` drafts against `plain`, without drafts, on the same prompts.
 
     `decode_tokens_per_second` is the median, least and greatest over the rounds; `speed` that of a round over that of
     the same round without drafts, and `total_speed` the same of all output tokens over the whole round, prefill
-    included. `acceptance` is by position: of the drafts there whose predecessors were all kept, those that were kept.
-    `tokens_per_step` is the mean number of tokens that a row with drafts gained. `step_milliseconds` is the median
-    length of decode steps before any request ended, and `step_cost` that in steps without drafts.
+    included. `acceptance` is by position: of the drafts there whose predecessors were all accepted, those that were
+    accepted. `tokens_per_step` is the mean number of output tokens of a row with drafts. `step_milliseconds` is the
+    median length of decode steps before any request ended, and `step_cost` that in steps without drafts.
     """
     speeds = [one.trace.decode_rate / other.trace.decode_rate for one, other in zip(rounds, plain, strict=True)]
     totals = [_total_rate(one) / _total_rate(other) for one, other in zip(rounds, plain, strict=True)]
@@ -259,9 +262,12 @@ def speculative_figures(rounds: Sequence[Round], plain: Sequence[Round], k: int)
 def verify_floor(
     config: EngineConfig, plan: Plan, roofs: Roofs | None, rows: int, num_drafts: int, context: int
 ) -> float | None:
-    """The least seconds of the model's part in a step with so many drafts per row, each kernel's bytes over the
-    bandwidth or operations over the product rate, whichever takes longer; what makes the drafts comes on top. None for
-    a model with experts, of which a step reads those that its tokens choose, and where `roofs` are not known."""
+    """Return the roofline seconds of the model's part in a step with `num_drafts` drafts per row.
+
+    They are each kernel's bytes over the bandwidth or operations over the matmul rate, whichever takes longer; the
+    drafter's time comes on top. None for a model with experts, since a step reads those that its tokens select, and if
+    `roofs` are not known.
+    """
     if roofs is None:
         return None
     shape = StepShape(rows, 1 + num_drafts, context, decodes=True)
@@ -272,7 +278,7 @@ def verify_floor(
 
 
 def _full_steps(rounds: Sequence[Round]) -> list[float]:
-    """Lengths in seconds of the decode steps in which no request had ended."""
+    """Return the lengths in seconds of the decode steps in which no request had ended."""
     found = []
     for each in rounds:
         trace = each.trace

@@ -1,4 +1,4 @@
-"""Runs requests on an engine, step by step, and notes when each token came."""
+"""Runner of requests on an engine, step by step, which notes when each token came."""
 
 from __future__ import annotations
 
@@ -41,29 +41,29 @@ class Workload:
         return self.prompt_len + self.output_len
 
     def warm_up(self) -> Workload:
-        """The round that is not counted: the same prompts, few tokens of output."""
+        """Return the round that is not counted: the same prompts, few tokens of output."""
         return replace(self, output_len=min(self.output_len, WARM_UP_TOKENS))
 
     def prompts(self, batch_size: int, vocab_size: int, number: int) -> list[list[int]]:
-        """Token ids of round `number`: others in each round, so that none finds its prefix cached."""
+        """Return the token ids of round `number`: others in each round, so that none finds its prefix cached."""
         rng = random.Random(f"{number} {batch_size}")
         return [[rng.randrange(vocab_size) for _ in range(self.prompt_len)] for _ in range(batch_size)]
 
 
 def bench_config(settings: dict[str, Any], workload: Workload) -> EngineConfig:
-    """`settings` with room for the workload, as `with_room` makes it."""
+    """Return `settings` with room for the workload, as `with_room` makes it."""
     return with_room(settings, max_num_seqs=max(workload.batch_sizes), max_model_len=workload.max_model_len)
 
 
 def with_room(settings: dict[str, Any], **needed: int) -> EngineConfig:
-    """`settings` with `needed`, the least value of each limit, where they leave it open; and with all graphs captured
-    beforehand, unless they say otherwise.
+    """Return `settings` with `needed`, the least value of each limit, for the limits that they leave open.
 
-    ConfigError where they give less, or the model cannot have requests of that length.
+    All graphs are captured beforehand, unless the settings say otherwise. Raises ConfigError if they give less, or the
+    model cannot have requests of that length.
     """
     config = EngineConfig(**settings)
     if config.capture == "auto":
-        config = config.with_settings(capture="startup")  # not within what is measured
+        config = config.with_settings(capture="startup")  # outside the measured time
     length = needed.get("max_model_len", 0)
     spec = load_spec(config)
     longest, can_stretch = spec.max_position_embeddings, spec.rope is not None and spec.rope.kind in ("dynamic", "yarn")
@@ -82,16 +82,17 @@ def with_room(settings: dict[str, Any], **needed: int) -> EngineConfig:
 
 
 def plan_of(config: EngineConfig) -> Plan:
-    """The plan that an engine with these settings would make."""
+    """Return the plan that an engine with these settings would make."""
     return make_plan(config, load_spec(config), detect(config.device))
 
 
 def share_cache(
     configs: Mapping[K, EngineConfig], plan: Callable[[EngineConfig], Plan] = plan_of
 ) -> dict[K, EngineConfig]:
-    """`configs` of engines that live in one process. Where `cache_memory` is open, all get an equal part: of what the
-    plan would give one, or on a GPU of what all their weights and activations leave. CapacityError if that is too
-    little.
+    """Return `configs` of engines in one process, with equal parts of the cache memory.
+
+    If `cache_memory` is open, all get an equal part: of what the plan would give one, or on a GPU of what all their
+    weights and activations leave. Raises CapacityError if that is too little.
     """
     number = len(configs)
     if number == 1 or any(each.is_given("cache_memory") for each in configs.values()):
@@ -114,13 +115,13 @@ def share_cache(
 
 
 def in_turns(things: Sequence[T], number: int) -> list[T]:
-    """All of `things`, in round `number` beginning with another one than in the round before."""
+    """Return all of `things`, in round `number` beginning with another one than in the round before."""
     first = number % len(things)
     return [*things[first:], *things[:first]]
 
 
 def run_rounds(engine: Engine, workload: Workload, batch_size: int, say: Say) -> list[Trace]:
-    """A trace of each round, after a warm-up round that is not counted."""
+    """Return a trace of each round, after a warm-up round that is not counted."""
     vocab_size = engine.spec.vocab_size
     say(f"batch size {batch_size}: warming up")
     run_batch(engine, workload.prompts(batch_size, vocab_size, -1), workload.warm_up().output_len)
@@ -140,8 +141,10 @@ def run_batch(
     is_forced: bool = False,
     media: MediaPrompt | None = None,
 ) -> Trace:
-    """Adds all prompts at once and steps until they are answered. `media` are the images of a single prompt. Forced
-    outputs repeat the last token of their prompt."""
+    """Add all prompts at once and step until they are answered.
+
+    `media` are the images of a single prompt. Forced outputs repeat the last token of their prompt.
+    """
     from ostinato.sample.params import SamplingParams
     from ostinato.speculate.measured import forced_params
 

@@ -43,18 +43,21 @@ SIZES = (
     (224, 224), (336, 336), (448, 448), (512, 512), (640, 480), (800, 600), (1024, 768), (1280, 720), (1920, 1080),
     (320, 64), (768, 256),
 )  # fmt: skip
-"""Width and height in pixels: thumbnails, screens, photographs, lines of text. Each also comes upright."""
+"""Width and height in pixels: thumbnails, screens, photographs, lines of text. Each is also used upright."""
 
 TEXT = 16
-"""Tokens of text before an image, and as many behind it."""
+"""Tokens of text before an image, and the same number after it."""
 AROUND = 2 * TEXT + 2
-"""All tokens of a prompt that no image stands for."""
+"""All tokens of a prompt that are not an image's."""
 
 
 @dataclass(frozen=True)
 class EncoderBench:
-    """What is measured: `arrivals` that bring one image each, and as many that bring `batch` of them at once, the same
-    in each of `rounds`. `max_pixels` bounds an image's size further than the checkpoint does; None: it does not."""
+    """The measured workload: `arrivals` with one image each, and the same number with `batch` images at once.
+
+    It is the same in each of `rounds`. `max_pixels` bounds an image's size further than the checkpoint does; None: it
+    does not.
+    """
 
     arrivals: int
     batch: tuple[int, int]
@@ -64,12 +67,12 @@ class EncoderBench:
 
 
 def encoder(settings: dict[str, Any], bench: EncoderBench, say: Say) -> Report:
-    """Milliseconds until the images of an arrival are encoded, without graphs and with them.
+    """Measure milliseconds until the images of an arrival are encoded, without graphs and with them.
 
-    What is timed lies between an arrival's patches and its output tokens: packing, the encoder's inputs, filling the
-    buffers and the replay on one side, the model's encoder, image by image, on the other. Both encode the same images
-    in turns. Decoding and resizing, which are the same for both, are left out. `first_token` is the time to first token
-    of a request with one image, from its arrival at the engine.
+    The measured time is from an arrival's patches to its output tokens: packing, the encoder's inputs, filling the
+    buffers and the replay with graphs; the model's encoder, image by image, without. Both encode the same images,
+    alternating. Decoding and resizing, which are the same for both, are left out. `first_token` is the time to first
+    token of a request with one image, from its arrival at the engine.
     """
     config = EngineConfig(**settings)
     _check_measurable(config)
@@ -80,7 +83,7 @@ def encoder(settings: dict[str, Any], bench: EncoderBench, say: Say) -> Report:
     from ostinato.engine.run.graphing import make_encoder_graphs
 
     say("loading the model and capturing the encoder's graphs")
-    engine = Engine(config.with_settings(capture="lazy"))  # the text part's graphs are none of this
+    engine = Engine(config.with_settings(capture="lazy"))  # the text part's graphs are not measured
     plan, runner, vision = engine.plan, engine.runner, engine.spec.vision
     graphs = runner.encoder
     assert plan.encoder is not None, "the plan was looked at before"
@@ -135,8 +138,10 @@ def encoder(settings: dict[str, Any], bench: EncoderBench, say: Say) -> Report:
 def _in_turns(
     seconds_of: Callable[[str, int, Any], float], things: Sequence[Any], rounds: int, say: Say, what: str
 ) -> list[ArrivalTimes]:
-    """For each of `things` the `seconds_of(way, round, thing)`, both ways in turns. Every round begins with the other
-    way than the round before. Round 0 warms up and is not counted."""
+    """Call `seconds_of(way, round, thing)` for each of `things`, alternating between both ways.
+
+    Every round begins with the other way than the round before. Round 0 warms up and is not counted.
+    """
     taken: list[dict[str, list[float]]] = [{way: [] for way in WAYS} for _ in things]
     for number in range(rounds + 1):
         say(f"{what}: {f'round {number} of {rounds}' if number else 'warming up'}")
@@ -149,9 +154,11 @@ def _in_turns(
 def _first_tokens(
     engine: Engine, ways: Mapping[str, EncoderGraphs], items: Sequence[MediaItem], rounds: int, say: Say
 ) -> list[ArrivalTimes]:
-    """Seconds from a request's arrival to its first token, alone on the engine, for each image and each of the `ways`
-    of encoding it. Every request brings an image that was never seen. The round that warms up captures the graphs of
-    the text part."""
+    """Return the seconds from a request's arrival to its first token, for each image and each of the `ways` to encode.
+
+    The request is alone on the engine and has an image that was never seen. The round that warms up captures the graphs
+    of the text part.
+    """
     encoding, spec = engine.runner.encoding, engine.spec
     assert encoding is not None, "the model takes images"
 
@@ -171,7 +178,10 @@ def _first_tokens(
 
 
 def _check_measurable(config: EngineConfig) -> None:
-    """ModelError for a model without an encoder, ConfigError if its encoder has no graphs or times say nothing."""
+    """Raise an error if the encoder cannot be measured.
+
+    ModelError for a model without an encoder, ConfigError if its encoder has no graphs or times say nothing.
+    """
     plan = plan_of(config).encoder
     if plan is None:
         raise ModelError(f"{config.model} has no vision encoder; measure a model that takes images, such as demo-vl")
@@ -186,7 +196,7 @@ def _check_measurable(config: EngineConfig) -> None:
 
 
 def pixel_settings(bench: EncoderBench, checkpoint: PixelSettings, max_item_tokens: int) -> PixelSettings:
-    """The checkpoint's, with no image larger than is served."""
+    """Return the checkpoint's settings, with no image larger than is served."""
     limits = (checkpoint.max_pixels, max_item_tokens * checkpoint.factor**2, bench.max_pixels or checkpoint.max_pixels)
     most = max(min(limits), checkpoint.factor**2)
     return replace(checkpoint, max_pixels=most, min_pixels=min(checkpoint.min_pixels, most))
@@ -195,7 +205,7 @@ def pixel_settings(bench: EncoderBench, checkpoint: PixelSettings, max_item_toke
 def make_arrivals(
     bench: EncoderBench, pixels: PixelSettings, patch_elements: int
 ) -> tuple[list[list[MediaItem]], list[list[MediaItem]]]:
-    """The images of each arrival: those that come alone, and those that come together. Random patches, seeded."""
+    """Return the images of each arrival, single ones and batches. The patches are random, seeded."""
     rng, values = random.Random(bench.seed), np.random.default_rng(bench.seed)
 
     def image() -> MediaItem:
@@ -212,7 +222,7 @@ def make_arrivals(
 
 
 def prompt_of(item: MediaItem, vision: VisionSpec | None, vocab_size: int, seed: int) -> MediaPrompt:
-    """An image with random tokens around it."""
+    """Return an image with random tokens around it."""
     assert vision is not None, "the model takes images"
     rng = random.Random(seed)
     named = (vision.image_token_id, vision.video_token_id, vision.start_token_id, vision.end_token_id)
@@ -277,7 +287,7 @@ def _one(figures: Mapping[str, Any], statistic: str) -> dict[str, float]:
 
 
 def encoder_chart(data: Mapping[str, Any]) -> Chart:
-    """Latency against the tokens of an arrival; budgets are marked."""
+    """Return a chart of latency against the tokens of an arrival, with the budgets marked."""
     points = [point for result in data["results"].values() for point in result["points"]]
     series = [
         Series([(point["tokens"], point[way]) for point in points], label, "points", marker)

@@ -1,4 +1,4 @@
-"""Times that were measured, and the figures made of them: pure functions of plain numbers."""
+"""Measured times, and statistics made of them: pure functions of plain numbers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Literal
 from ostinato.plan.graphs.coverage import StepMode
 
 Calls = Sequence[tuple[str, float]]
-"""(name, seconds) of every call of a step, in order."""
+"""Pairs (name, seconds) of every call of a step, in order."""
 Way = Literal["eager", "graph"]
 WAYS = ("eager", "graph")
 STATISTICS = ("mean", "p50", "p99")
@@ -20,17 +20,17 @@ STATISTICS = ("mean", "p50", "p99")
 
 @dataclass(frozen=True)
 class Trace:
-    """One round. Moments are in seconds since its requests were handed over, all at once."""
+    """One round. Times are in seconds since its requests were added, all at once."""
 
     prompt_tokens: int
-    """Of all requests together."""
+    """Prompt tokens of all requests together."""
     token_times: list[list[float]]
-    """[requests][output tokens]: when each token was there."""
+    """Times of the output tokens, [requests][output tokens]."""
     step_ends: list[float]
 
     @property
     def prefill_end(self) -> float:
-        """When every request had its first token."""
+        """Time at which every request had its first token."""
         return max(times[0] for times in self.token_times)
 
     @property
@@ -43,12 +43,12 @@ class Trace:
 
     @property
     def decode_tokens(self) -> int:
-        """Tokens that came after every request had its first one."""
+        """Tokens after the time at which every request had its first one."""
         return sum(time > self.prefill_end for times in self.token_times for time in times)
 
     @property
     def decode_rate(self) -> float:
-        """Tokens per second from the moment on when every request had its first one."""
+        """Tokens per second after the time at which every request had its first one."""
         return self.decode_tokens / (self.end - self.prefill_end)
 
     @property
@@ -58,14 +58,14 @@ class Trace:
 
 
 def spread(values: Sequence[float]) -> dict[str, float] | None:
-    """Median, least and greatest; None of no values."""
+    """Return median, least and greatest; None if there are no values."""
     if not values:
         return None
     return {"median": statistics.median(values), "min": min(values), "max": max(values)}
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float] | None:
-    """The median, the 99th percentile (nearest rank) and the greatest; None of no values."""
+    """Return median, 99th percentile (nearest rank) and greatest; None if there are no values."""
     if not values:
         return None
     ordered = sorted(values)
@@ -74,7 +74,7 @@ def percentiles(values: Sequence[float]) -> dict[str, float] | None:
 
 
 def summary(values: Sequence[float]) -> dict[str, float] | None:
-    """Mean, percentiles (nearest rank) and the greatest; None of no values."""
+    """Return mean, percentiles (nearest rank) and greatest; None if there are no values."""
     if not values:
         return None
     ordered = sorted(values)
@@ -84,7 +84,7 @@ def summary(values: Sequence[float]) -> dict[str, float] | None:
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Seconds of one decode step of `rows` rows, done again and again both ways in turns.
+    """Seconds of one decode step of `rows` rows, repeated with and without graph, alternating.
 
     Entry i of `eager` and entry i of `graph` were measured right after each other.
     """
@@ -102,7 +102,7 @@ class StepTimes:
 
 @dataclass(frozen=True)
 class KernelShares:
-    """The part of a step's time that is spent in `ops/` kernels, from 0 to 1."""
+    """Share of a step's time that is spent in `ops/` kernels, from 0 to 1."""
 
     eager: float
     graph: float
@@ -116,11 +116,11 @@ def step_figures(
     shares: KernelShares | None = None,
     floor: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Medians of one batch size in milliseconds, None for what was not measured.
+    """Return the medians of one batch size in milliseconds, None for what was not measured.
 
-    `speed` is that with the graph over that without, the median over pairs of neighbours in time: above 1 the graph is
-    faster. `least_ms` are the shortest times. `kernel_ms` and `rest_ms` split both medians by `shares`, which a pass
-    of its own measured. A step without a graph, whose `size` is None, has figures of its eager form only.
+    `speed` is the speed with the graph over that without, the median over pairs of neighbours in time: above 1 the
+    graph is faster. `least_ms` are the shortest times. `kernel_ms` and `rest_ms` split both medians by `shares`, which
+    a separate pass measured. A step without a graph, whose `size` is None, has measurements of its eager form only.
     """
     has_graph = size is not None
     eager, graph = times.median("eager") * 1e3, times.median("graph") * 1e3 if has_graph else None
@@ -147,14 +147,16 @@ def step_figures(
 
 
 def overall_figures(steps: Sequence[Mapping[str, Any]], backend: str) -> dict[str, Any]:
-    """The speed with graphs over that without, and the largest cliff of each way, by the times in `steps`."""
+    """Return the speed with graphs over that without, and the largest cliff of each, by the times in `steps`."""
     cliffs = {way: largest_cliff(steps, f"{way}_ms") for way in ("eager", backend)}
     return {"ratio": speed_ratio(steps), "cliff": cliffs}
 
 
 def speed_ratio(steps: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """The speed with graphs over that without, over all batch sizes that have one: median, worst and where; None if
-    none has."""
+    """Return the speed with graphs over that without, over all batch sizes that have one: median, worst and where.
+
+    Return None if none has.
+    """
     speeds = {step["rows"]: step["speed"] for step in steps if step["speed"] is not None}
     if not speeds:
         return None
@@ -163,8 +165,10 @@ def speed_ratio(steps: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
 
 
 def least_steps(steps: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The steps with their shortest times in place of the medians, for the figures that are made of them: what else
-    the machine does makes a step longer, never shorter."""
+    """Return the steps with their shortest times in place of the medians, for statistics of them.
+
+    Other work on the machine makes a step longer, never shorter.
+    """
     found = []
     for step in steps:
         least = step["least_ms"]
@@ -177,8 +181,10 @@ def least_steps(steps: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def largest_cliff(steps: Sequence[Mapping[str, Any]], kind: str) -> dict[str, Any] | None:
-    """How many times longer than its neighbour a batch size takes, up or down, where that is most; None if no two
-    neighbours were measured. `kind` is the figure to look at, such as `eager_ms`."""
+    """Return the largest ratio of the times of two neighbouring batch sizes, up or down.
+
+    Return None if no two neighbours were measured. `kind` names the time to compare, such as `eager_ms`.
+    """
     found = [
         {"ratio": max(one[kind] / other[kind], other[kind] / one[kind]), "from": one["rows"], "to": other["rows"]}
         for one, other in pairwise(steps)
@@ -188,7 +194,10 @@ def largest_cliff(steps: Sequence[Mapping[str, Any]], kind: str) -> dict[str, An
 
 
 def capture_figures(measured: Mapping[str, Any]) -> dict[str, Any]:
-    """What capture took, from `plan.measured["graphs"]`. Bytes count the persistent buffers and what graphs share."""
+    """Return time and memory of capture, from `plan.measured["graphs"]`.
+
+    Bytes count the persistent buffers and what graphs share.
+    """
     graphs, seconds = measured["captured"], measured["capture_seconds"]
     return {
         "seconds": seconds,
@@ -202,16 +211,18 @@ def capture_figures(measured: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class ArrivalTimes:
-    """Seconds until the images of one arrival were encoded: entry i of both was measured in turn i."""
+    """Seconds until the images of one arrival were encoded: entry i of both was measured in round i."""
 
     eager: Sequence[float]
     graph: Sequence[float]
 
 
 def arrival_figures(times: Sequence[ArrivalTimes]) -> dict[str, Any]:
-    """Latencies over all arrivals and turns, eager and with graphs, in milliseconds, and `speed`: eager over graphs,
-    above 1 where graphs are faster. `least` is made of each arrival's shortest times: what else the machine does makes
-    one longer, never shorter."""
+    """Return latencies over all arrivals and rounds, eager and with graphs, in milliseconds, and `speed`.
+
+    `speed` is eager over graphs, above 1 if graphs are faster. `least` is made of each arrival's shortest times: other
+    work on the machine makes a time longer, never shorter.
+    """
     every = {way: [second for one in times for second in getattr(one, way)] for way in WAYS}
     least = {way: [min(getattr(one, way)) for one in times] for way in WAYS}
     return {"arrivals": len(times), **_figures(every), "least": _figures(least)}
@@ -224,7 +235,7 @@ def _figures(seconds: Mapping[str, Sequence[float]]) -> dict[str, Any]:
 
 
 def spread_ms(seconds: Sequence[float]) -> dict[str, float]:
-    """Mean, median and 99th percentile (nearest rank), in milliseconds."""
+    """Return mean, median and 99th percentile (nearest rank), in milliseconds."""
     ordered = sorted(seconds)
     return {
         "mean": statistics.fmean(ordered) * 1e3,
@@ -234,7 +245,7 @@ def spread_ms(seconds: Sequence[float]) -> dict[str, float]:
 
 
 def point_of(tokens: int, images: int, times: ArrivalTimes) -> dict[str, Any]:
-    """One arrival: what it brought, and its shortest times."""
+    """Return one arrival's tokens and images, and its shortest times."""
     return {
         "tokens": tokens,
         "images": images,
@@ -244,6 +255,6 @@ def point_of(tokens: int, images: int, times: ArrivalTimes) -> dict[str, Any]:
 
 
 def share_of_padding(counts: Mapping[str, Any]) -> float | None:
-    """Padding over all that graphs computed, from the counts of packs; None if no graph ran."""
+    """Return the padding over all that graphs computed, from the counts of packs; None if no graph ran."""
     padded = sum(one["tokens"] + one["padding"] for one in counts["budgets"])
     return counts["padding"] / padded if padded else None

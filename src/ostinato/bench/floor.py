@@ -1,4 +1,4 @@
-"""The floor of a decode step: the bytes that it must move, over the memory's bandwidth."""
+"""Roofline of a decode step: the bytes that it must move, over the memory's bandwidth."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ if TYPE_CHECKING:
     import torch
 
 PROBE_BYTES = 2**29
-"""Well above the caches of a CPU or a GPU."""
+"""Size of the tensor that is read, in bytes: well above the caches of a CPU or a GPU."""
 PROBE_PASSES = 7
 PROBE_SIDES = {"cpu": 2048, "cuda": 8192}
-"""Rows of the matrices whose product is timed, by kind of device."""
+"""Rows of the matrices whose matmul is timed, by kind of device."""
 PROBE_CALLS = {"cpu": 1, "cuda": 16}
-"""Calls between two looks at the clock: to wait for a GPU takes a part of the time of one."""
+"""Calls between two looks at the clock: waiting for a GPU takes a part of the time of one."""
 
 
 @dataclass(frozen=True)
 class DecodeBytes:
-    """What a decode step must read and write at the least, in bytes."""
+    """Bytes that a decode step must read and write at least."""
 
     weights: int
-    """Read once, whatever the number of rows; of an embedding that is not the LM head, nothing."""
+    """Bytes of weights, read once for any number of rows; of an embedding that is not the LM head, none."""
     states: int
-    """Read and written for each row."""
+    """Bytes of state, read and written for each row."""
     keys_and_values: int
-    """Read for each row."""
+    """Bytes of keys and values, read for each row."""
 
     @property
     def total(self) -> int:
@@ -47,27 +47,28 @@ class DecodeBytes:
 
 @dataclass(frozen=True)
 class Bandwidth:
-    """Of memory, in bytes/s, as simple loops over a large tensor reach it."""
+    """Bandwidth of memory, in bytes/s, as simple loops over a large tensor reach it."""
 
     read: float
     copy: float
-    """Bytes read and bytes written together."""
+    """Bytes read and bytes written, added."""
 
     @property
     def best(self) -> float:
         return max(self.read, self.copy)
 
     def to_json(self) -> dict[str, float]:
-        """As facts about a machine."""
+        """Return the rates as facts about a machine."""
         return {"read_bytes_per_second": self.read, "copy_bytes_per_second": self.copy}
 
 
 def decode_bytes(
     spec: ModelSpec, plan: Plan, rows: int, context: float, *, with_logits: bool = True
 ) -> DecodeBytes | None:
-    """Of a step with `rows` rows of `context` tokens on average, with the LM head's product or up to hidden states.
+    """Return the bytes of a step with `rows` rows of `context` tokens on average.
 
-    None for a model with experts: a step reads those that its tokens choose, which is not known beforehand.
+    They include the LM head's matmul `with_logits`, else only what leads to hidden states. None for a model with
+    experts: a step reads those that its tokens select, which is not known beforehand.
     """
     if "moe" in spec.ops:
         return None
@@ -88,7 +89,7 @@ def decode_bytes(
 
 
 def floor_figures(needed: DecodeBytes, bandwidth: Bandwidth, step_seconds: float) -> dict[str, Any]:
-    """The least seconds of a decode step, and the part of them in `step_seconds`, the measured ones."""
+    """Return the roofline seconds of a decode step, and their share of `step_seconds`, the measured ones."""
     seconds = needed.total / bandwidth.best
     return {
         "step_bytes": needed.to_json(),
@@ -98,8 +99,10 @@ def floor_figures(needed: DecodeBytes, bandwidth: Bandwidth, step_seconds: float
 
 
 def measure_bandwidth(device: torch.device, size: int = PROBE_BYTES, isa: str | None = None) -> Bandwidth:
-    """The best of several sums over, and copies of, a float32 tensor of `size` bytes. With `isa`, that of the native
-    extension, its reading counts too: more of it is under way at once."""
+    """Return the best of several sums over, and copies of, a float32 tensor of `size` bytes.
+
+    With `isa`, the native extension's reading counts too: it has more memory accesses under way at once.
+    """
     import torch
 
     source = torch.ones(size // 4, dtype=torch.float32, device=device)
@@ -116,8 +119,11 @@ def measure_bandwidth(device: torch.device, size: int = PROBE_BYTES, isa: str | 
 
 
 def measure_flops(dtype: str, device: torch.device | None = None, size: int | None = None) -> float:
-    """FLOP/s on a device, by default the CPU, of the product of two square matrices of `size` rows in `dtype`, the best
-    of several. A CPU may multiply faster in float32: one without instructions for `dtype` widens what it reads."""
+    """Return a device's FLOP/s in a matmul of two square matrices of `size` rows in `dtype`, the best of several.
+
+    The device is by default the CPU. A CPU may multiply faster in float32: one without instructions for `dtype`
+    converts its inputs first.
+    """
     import torch
 
     kind = "cpu" if device is None else device.type
@@ -131,7 +137,7 @@ def measure_flops(dtype: str, device: torch.device | None = None, size: int | No
 
 
 def best_seconds(work: Callable[[], object], device: torch.device, passes: int = PROBE_PASSES) -> float:
-    """The shortest of several times that `work` takes."""
+    """Return the shortest of several times that `work` takes."""
     import torch
 
     def wait() -> None:
@@ -150,9 +156,9 @@ def best_seconds(work: Callable[[], object], device: torch.device, passes: int =
 
 
 def answer(job: dict[str, Any]) -> dict[str, Any]:
-    """The memory's bandwidth with the threads of the settings, and the bytes that decode steps must move.
+    """Return the memory's bandwidth with the threads of the settings, and the bytes that decode steps must move.
 
-    `decode_bytes` is by number of `rows`, of `context` tokens on average, None for a model where it is not known.
+    `decode_bytes` is by number of `rows`, of `context` tokens on average; None for a model without known bytes.
     """
     import torch
 

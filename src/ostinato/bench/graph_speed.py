@@ -53,7 +53,7 @@ MILLISECONDS = "{:,.2f} ms"
 
 @dataclass(frozen=True)
 class GraphBench:
-    """What is measured: steps of each of `rows` rows, every row with `prompt_len` tokens before it.
+    """The measured workload: steps of each of `rows` rows, every row with `prompt_len` tokens before it.
 
     `off_stride` are two or more values of `max_num_batched_tokens` whose prefill is compared; none for no comparison.
     `measure`: steps are predicted from rates that are measured first, not from the plan's.
@@ -67,17 +67,17 @@ class GraphBench:
 
 
 def graphs(settings: dict[str, Any], bench: GraphBench, say: Say) -> Report:
-    """Milliseconds of a decode step by batch size, without graphs and with them, and where they go.
+    """Measure milliseconds of a decode step by batch size, without graphs and with them, and split them into parts.
 
-    A step is what lies between a batch and its hidden states. Both ways write the batch into the buffers; then one
-    chooses the graph and replays it, and the other runs the model's forward pass. Scheduling, logits and sampling are
-    the same on both, and left out. Both compute the same step again and again, in turns. `least` is made of the
-    shortest times in place of the medians.
+    A step is the work from a batch to its hidden states. Both ways write the batch into the buffers; then one selects
+    the graph and replays it, and the other runs the model's forward pass. Scheduling, logits and sampling are the same
+    on both, and left out. Both compute the same step again and again, alternating. `least` is made of the shortest
+    times in place of the medians.
     """
     config = _config_for(settings, bench)
     _check_measurable(config, bench)
     steps, capture, plan = _measure_decode(config, bench, say)
-    gc.collect()  # the engine, which knows itself, so that the next ones find its memory free
+    gc.collect()  # frees the engine, which has reference cycles, before the next ones start
     backend, prefill = plan.capture.backend, None
     if bench.off_stride:
         prefill = off_stride(config, bench.off_stride, bench.prompt_len, bench.rounds, say)
@@ -95,8 +95,11 @@ def graphs(settings: dict[str, Any], bench: GraphBench, say: Say) -> Report:
 
 
 def _config_for(settings: dict[str, Any], bench: GraphBench) -> EngineConfig:
-    """`settings` with room for the steps. An open `max_num_seqs` stays open where its value is enough, as the sizes of
-    graphs depend on it. ConfigError for several ranks."""
+    """Return `settings` with room for the steps.
+
+    An open `max_num_seqs` stays open if its value is enough, as the sizes of graphs depend on it. Raises ConfigError
+    for several ranks.
+    """
     ranks = settings.get("tensor_parallel_size", 1)
     if ranks > 1:
         message = (
@@ -113,7 +116,7 @@ def _config_for(settings: dict[str, Any], bench: GraphBench) -> EngineConfig:
 def _measure_decode(
     config: EngineConfig, bench: GraphBench, say: Say
 ) -> tuple[list[dict[str, Any]], dict[str, Any], Plan]:
-    """The figures of each batch size, those of capture, and the plan that they are for."""
+    """Return the measurements of each batch size, those of capture, and the plan that they are for."""
     from ostinato.bench.steps import kernel_shares, make_decode_steps, take_turns
     from ostinato.engine.engine import Engine
 
@@ -148,8 +151,10 @@ def _measure_decode(
 
 
 def _predicted(machine: Machine | None, rows: int, context: int, measured_ms: float | None) -> dict[str, Any]:
-    """Milliseconds that the plan predicts for a step with a graph, up to its hidden states; and their ratio to those
-    measured."""
+    """Return the milliseconds that the plan predicts for a step with a graph, up to its hidden states.
+
+    Also return their ratio to the measured ones.
+    """
     if machine is None or measured_ms is None:
         return {"predicted_ms": None, "predicted_ratio": None}
     milliseconds = machine.predict(StepShape(rows, 1, context, decodes=True)).model_seconds * 1e3
@@ -157,12 +162,12 @@ def _predicted(machine: Machine | None, rows: int, context: int, measured_ms: fl
 
 
 def graph_of(plan: Plan, rows: int) -> tuple[StepMode, int | None]:
-    """What a decode step of so many rows runs as, and the size that it is padded to; None where it runs eagerly."""
+    """Return the mode of a decode step with `rows` rows, and the size that it is padded to; None if it runs eagerly."""
     return dispatch(plan.capture.ladders(), plan.capture.graph_mode, rows, 1, rows)
 
 
 def _check_measurable(config: EngineConfig, bench: GraphBench) -> None:
-    """ConfigError if no step has a graph, or the time of those that have says nothing."""
+    """Raise ConfigError if no step has a graph, or the time of those that have says nothing."""
     plan = plan_of(config)
     if all(graph_of(plan, rows)[1] is None for rows in bench.rows):
         first = bench.rows[0]
@@ -179,10 +184,11 @@ def _check_measurable(config: EngineConfig, bench: GraphBench) -> None:
 
 
 def off_stride(config: EngineConfig, budgets: Sequence[int], prompt_len: int, rounds: int, say: Say) -> dict[str, Any]:
-    """Prefill tokens/s with each of `budgets` as `max_num_batched_tokens`, in turns, one engine each, strict.
+    """Measure prefill tokens/s with each of `budgets` as `max_num_batched_tokens`, alternating.
 
-    `ratio` is the first one's rate over the last one's, round by round. A round is prompts of `prompt_len` tokens that
-    fill a few steps, and one token of output for each. Graphs are captured in a first round that is not counted.
+    There is one engine for each, strict. `ratio` is the first one's rate over the last one's, round by round. A round
+    is prompts of `prompt_len` tokens that fill a few steps, and one token of output for each. Graphs are captured in a
+    first round that is not counted.
     """
     from ostinato.engine.engine import Engine
 
@@ -215,7 +221,7 @@ def off_stride(config: EngineConfig, budgets: Sequence[int], prompt_len: int, ro
 
 
 def off_stride_configs(config: EngineConfig, budgets: Sequence[int]) -> dict[int, EngineConfig]:
-    """The settings for each budget: a graph for every step that it allows, and an equal part of the cache's memory."""
+    """Return the settings for each budget: a graph for every step that it allows, and an equal part of cache memory."""
     changes: dict[str, Any] = {"strict": True, "capture": "lazy"}
     if not config.is_given("capture_sizes"):
         changes["max_capture_size"] = max(MAX_CAPTURE_SIZE, *budgets)
@@ -223,13 +229,13 @@ def off_stride_configs(config: EngineConfig, budgets: Sequence[int]) -> dict[int
 
 
 def prompt_lengths(budget: int, prompt_len: int) -> list[int]:
-    """Lengths of prompts that fill `STEPS` steps of `budget` tokens exactly; the last prompt may be shorter."""
+    """Return the lengths of prompts that fill `STEPS` steps of `budget` tokens exactly; the last may be shorter."""
     whole, rest = divmod(budget * STEPS, prompt_len)
     return [prompt_len] * whole + ([rest] if rest else [])
 
 
 def _run(engine: Engine, budget: int, prompt_len: int, number: int) -> float:
-    """Tokens/s of a round, whose prompts are its own."""
+    """Return the tokens/s of a round, whose prompts no other round has."""
     rng, vocab_size = random.Random(f"{number} {budget}"), engine.spec.vocab_size
     prompts = [[rng.randrange(vocab_size) for _ in range(length)] for length in prompt_lengths(budget, prompt_len)]
     trace = run_batch(engine, prompts, output_len=1)
@@ -237,7 +243,7 @@ def _run(engine: Engine, budget: int, prompt_len: int, number: int) -> float:
 
 
 def _steps_since(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    """Steps by how they ran, and the padding, since the statistics `before`."""
+    """Return the steps by mode, and the padding, since the statistics `before`."""
     steps = {mode: count - before["steps"][mode] for mode, count in after["steps"].items()}
     return {"steps": steps, "padding": after["padding"] - before["padding"]}
 
@@ -267,7 +273,7 @@ def graph_tables(data: Mapping[str, Any]) -> list[Table]:
 
 
 def _summary(data: Mapping[str, Any]) -> Table:
-    """What the sizes come to: by their medians, and by their shortest times, which other work disturbs least."""
+    """Return the totals over all sizes: by medians, and by shortest times, which other work disturbs least."""
     rows = []
     both = (("medians", data), ("least", data["least"]))
     if data["ratio"] is not None:
@@ -284,7 +290,7 @@ def _summary(data: Mapping[str, Any]) -> Table:
 
 
 def off_stride_table(figures: Mapping[str, Any]) -> Table:
-    """Prompt tokens/s by max_num_batched_tokens, and how the steps ran."""
+    """Return a table of prompt tokens/s by max_num_batched_tokens, and of the modes of the steps."""
     rows = [{"name": each["max_num_batched_tokens"], **each, **each["steps"]} for each in figures["results"]]
     ratio = {name: f"{value:.3f}" for name, value in figures["ratio"].items()}
     counts = dict.fromkeys(("piecewise", "full", "eager", "padding"))
@@ -300,7 +306,7 @@ def off_stride_table(figures: Mapping[str, Any]) -> Table:
 
 
 def graph_chart(data: Mapping[str, Any]) -> Chart:
-    """Step time against batch size; the sizes of graphs are marked."""
+    """Return a chart of step time against batch size, with the sizes of graphs marked."""
     steps, machine, settings = data["steps"], data["machine"], data["settings"]
     where = machine["cpu"] if settings["device"] == "cpu" else machine["device"]
     backend = f"{data['backend']}_ms"

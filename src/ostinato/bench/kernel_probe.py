@@ -1,4 +1,4 @@
-"""How fast each native kernel is here: calls of usual sizes, made as a tape makes them, on memory in no cache."""
+"""Speed of each native kernel on this machine: calls of usual sizes, as a tape makes them, on memory in no cache."""
 
 from __future__ import annotations
 
@@ -18,19 +18,24 @@ from ostinato.plan.layers import AttentionSpec
 from ostinato.plan.memory.keys_and_values import bytes_per_token
 
 FEW_TOKENS = (1, 2, 4, 8, 16, 24, 32, 48)
-"""Of products whose time is mostly the memory's, so that each call has weights of its own."""
+"""Numbers of tokens (small m) of matmuls whose time is mostly the memory's, so that each call has its own weights."""
 MANY_TOKENS = (64, 128, 512)
 ROWS = (1, 8, 32)
 PROMPT = 512
 ROUNDS = 5
-"""Counted ones, after one to warm up. Other work makes a round longer, so that the second shortest counts: the shortest
-may have been lucky."""
+"""Counted rounds, after one to warm up.
+
+Other work makes a round longer, so the second shortest counts: the shortest may have been lucky.
+"""
 
 WIDTH, OUTPUTS = 1024, 4096
 """Elements of a token, and rows of a matrix."""
 HEADS, KV_HEADS, HEAD_DIM, BLOCK, CONTEXT = 16, 8, 128, 16, 256
-"""Few query heads share a key head: where more do, each byte of keys and values has more operations, and from these the
-time is predicted. The other way round, a model with fewer would be as slow per byte as one with more."""
+"""Shape of the attention that is timed. Few query heads share a key head.
+
+If more do, each byte of keys and values has more operations, and these predict the time. The other way round, a model
+with fewer would be as slow per byte as one with more.
+"""
 STATE_HEADS, STATE_DIM, STATE_SIZE, GROUPS, CHUNK = 32, 64, 128, 8, 128
 CHANNELS, TAPS = 4096, 4
 SELECTIVE_SIZE = 16
@@ -43,9 +48,10 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 @dataclass(frozen=True)
 class KernelProbe:
-    """Times kernels of `extension`, in `dtype`, with torch's threads. `num_bytes` are well above all caches.
+    """Timer of the kernels of `extension`, in `dtype`, with torch's threads. `num_bytes` are well above all caches.
 
-    Each kernel's calls go round in as much memory, so that what one reads has left the caches since the last time.
+    Each kernel's calls cycle through this much memory, so that the data of a call has left the caches since its last
+    use.
     """
 
     extension: Any
@@ -53,10 +59,10 @@ class KernelProbe:
     num_bytes: int
     rounds: int = ROUNDS
     call_seconds: float = 0.0
-    """Taken off each call: the plan adds it for every call of a step."""
+    """Seconds subtracted from each call: the plan adds them for every call of a step."""
 
     def rates(self) -> Iterator[KernelRate]:
-        """Of all kernels that the plan's prediction asks for."""
+        """Yield the rates of all kernels that the plan's prediction needs."""
         for storage in (self.dtype, torch.int8):
             yield from self._products(storage)
         for storage in STATE_DTYPES:
@@ -68,11 +74,11 @@ class KernelProbe:
         yield from self._passes()
 
     def seconds_of(self, operation: str, tokens: int, calls: list[Call]) -> float:
-        """Of one of `calls`, on average over all."""
+        """Return the seconds of one of `calls`, on average over all."""
         program, kernel, kept = self.extension.Program(), native_kernel(self.extension, operation), []
         for args, kwargs in calls:
             _, arguments = kernel.lowered(None, args, kwargs)
-            kept.append(arguments)  # the program knows addresses alone
+            kept.append(arguments)  # the program holds only addresses, so this keeps the tensors alive
             getattr(program, operation)(tokens, arguments)
         times = []
         for _ in range(self.rounds + 1):
@@ -84,7 +90,7 @@ class KernelProbe:
         return max(seconds - self.call_seconds, seconds / 10)
 
     def empty_call(self) -> float:
-        """Seconds of a call that has next to nothing to do."""
+        """Return the seconds of a call that has next to nothing to do."""
         x, weight = self._some(1, 16), self._some(16)
         return self.seconds_of("rms_norm", 1, [((x, weight, 1e-5), {})] * 256)
 
@@ -102,7 +108,7 @@ class KernelProbe:
         return rule(step, **numbers)
 
     def _products(self, storage: torch.dtype) -> Iterator[KernelRate]:
-        """Of matrices that are wide and tall by turns, as those of a model are."""
+        """Yield the rates of matmuls with matrices that are alternately wide and tall, as those of a model are."""
         elements = WIDTH * OUTPUTS
         shapes = ((OUTPUTS, WIDTH), (WIDTH, OUTPUTS))
         count = min(self._turns(elements * storage.itemsize), MOST_MATRICES)
@@ -146,7 +152,7 @@ class KernelProbe:
         yield self._rate("ssd_scan", storage, step, [prompt] * 2, self._work("ssd_scan", step, **numbers))
 
     def _selective(self, storage: torch.dtype) -> Iterator[KernelRate]:
-        """The recurrence of Mamba-1."""
+        """Yield the rates of the recurrence of Mamba-1."""
         slots = self._turns(CHANNELS * SELECTIVE_SIZE * storage.itemsize, least=max(ROWS))
         states = self._some(slots + 1, CHANNELS, SELECTIVE_SIZE, dtype=storage)
         A_log = self._some(CHANNELS, SELECTIVE_SIZE, dtype=torch.float32)
@@ -186,7 +192,7 @@ class KernelProbe:
         yield self._rate("causal_conv1d", self.dtype, step, [prompt] * 4, work)
 
     def _attention(self, storage: torch.dtype) -> Iterator[KernelRate]:
-        """Of keys and values in `storage`."""
+        """Yield the rates of attention with keys and values in `storage`."""
         per_row = CONTEXT // BLOCK + 1
         token_bytes = bytes_per_token(AttentionSpec(HEADS, KV_HEADS, HEAD_DIM), str(storage).removeprefix("torch."))
         held = self._turns(per_row * BLOCK * token_bytes, least=max(ROWS))
@@ -214,7 +220,7 @@ class KernelProbe:
         yield self._rate("attention", storage, step, [prompt] * 2, self._work("attention", step, **numbers))
 
     def _passes(self) -> Iterator[KernelRate]:
-        """Operations that only pass over activations, which stay in the caches from one to the next."""
+        """Yield the rates of operations that only pass over activations, which stay in the caches between calls."""
         weight = self._some(WIDTH)
         k_cache, v_cache = (self._some(PROMPT // BLOCK + 1, BLOCK, KV_HEADS, HEAD_DIM) for _ in range(2))
         for rows, count in ((1, 1), (max(ROWS), 1), (1, PROMPT)):
@@ -234,17 +240,17 @@ class KernelProbe:
                 yield self._rate(operation, self.dtype, step, [(args, {})] * 16, work)
 
     def _turns(self, size: int, least: int = 2) -> int:
-        """How many pieces of memory of `size` bytes are gone round in."""
+        """Return the number of pieces of `size` bytes that calls cycle through."""
         return max(self.num_bytes // size, least)
 
     def _some(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """A tensor whose pages are all there. Its numbers make no difference."""
+        """Return a tensor with all its pages in memory. Its values make no difference."""
         made = pages.empty(*shape, dtype=dtype or self.dtype, device=torch.device("cpu"))
         return made.fill_(1 if dtype == torch.int8 else 0.01)
 
 
 def _groups(slots: int, rows: int) -> list[torch.Tensor]:
-    """The slots 1 to `slots` in groups of `rows`, as many as count."""
+    """Return the slots 1 to `slots` in groups of `rows`, at most `MOST_CALLS` groups."""
     return [
         torch.arange(1 + i * rows, 1 + (i + 1) * rows, dtype=torch.int32) for i in range(min(slots // rows, MOST_CALLS))
     ]

@@ -1,4 +1,4 @@
-"""Where the time of the engine's own steps goes: the model, and what the engine does around it."""
+"""The time of the engine's own steps: the model, and the engine's work around it."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ if TYPE_CHECKING:
     from ostinato.engine.engine import Engine
 
 MODEL = ("model", "logits")
-"""The phases of a step that are the model; the others are the engine around it."""
+"""Phases of a step that are the model; the others are the engine around it."""
 
 
 def phase_figures(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The median seconds of each phase over steps that all have the same ones."""
+    """Return the median seconds of each phase over steps that all have the same ones."""
     return {name: statistics.median(step[name] for step in steps) for name in steps[0]}
 
 
 class PhaseClock:
-    """Seconds by phase. What a phase calls that is one itself counts there alone."""
+    """Seconds by phase. A phase inside another one counts there alone."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -40,7 +40,7 @@ class PhaseClock:
         return call
 
     def _turn(self, phase: str | None) -> None:
-        """Enters a phase, or with None leaves the innermost."""
+        """Enter a phase, or with None leave the innermost."""
         now = time.perf_counter()
         if self._stack:
             self.seconds[self._stack[-1]] = self.seconds.get(self._stack[-1], 0.0) + now - self._since
@@ -53,7 +53,7 @@ class PhaseClock:
 
 @contextmanager
 def watched(engine: Engine, clock: PhaseClock) -> Iterator[None]:
-    """Has `clock` time the phases of the engine's steps."""
+    """Time the phases of the engine's steps with `clock` inside the context."""
     from ostinato.engine.run import runner as runner_module
     from ostinato.graphs.tape import Tape
 
@@ -79,7 +79,7 @@ def watched(engine: Engine, clock: PhaseClock) -> Iterator[None]:
 
 @contextmanager
 def _in_place(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """`owner` has `value` as attribute `name`, and afterwards what it had before."""
+    """Set attribute `name` of `owner` to `value` inside the context, and restore it afterwards."""
     had = name in vars(owner)
     before = vars(owner).get(name)
     setattr(owner, name, value)
@@ -95,7 +95,7 @@ def _in_place(owner: Any, name: str, value: Any) -> Iterator[None]:
 def decode_phases(
     engine: Engine, rows: int, context: int, steps: int, before_each: Callable[[], object] = lambda: None
 ) -> list[dict[str, float]]:
-    """Seconds by phase of each of `steps` decode steps, greedy, of requests with `context` tokens before them."""
+    """Return the seconds by phase of `steps` decode steps, greedy, of requests with `context` tokens before them."""
     from ostinato.sample.params import SamplingParams
 
     rng = random.Random(context)

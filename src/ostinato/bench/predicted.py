@@ -1,4 +1,4 @@
-"""What the plan predicts for the steps that a benchmark measures."""
+"""Predictions of the plan for the steps that a benchmark measures."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ostinato.plan.prediction import Machine, make_machine
 
 
 def machine_of(spec: ModelSpec, plan: Plan, measure: bool, say: Say) -> Machine | None:
-    """What predicts, with rates that are measured now, or with the plan's; None where it has none."""
+    """Return the predictor, with rates that are measured now, or with the plan's; None if it has none."""
     rates = plan.prediction.rates
     if measure:
         from ostinato.bench.probe import measure_rates

@@ -32,7 +32,7 @@ COMPARED = {
     "checkpoint_policy": "--checkpoint-policies",
     "eviction_policy": "--eviction-policies",
 }
-"""Engine settings whose values are compared -> the option that names those values."""
+"""Compared engine settings -> the option that names their values."""
 CONFIGURATIONS = (
     Column("configuration", "configuration"),
     Column("eviction", "eviction_policy"),
@@ -52,7 +52,7 @@ class Variant:
 
     @property
     def name(self) -> str:
-        """For people; the default policy of eviction goes without saying."""
+        """Name for people; it leaves out the default eviction policy."""
         branches = "+branches" if self.checkpoint_policy == "boundaries+branches" else ""
         return f"{self.mode}{branches}{', lru' if self.eviction_policy == 'lru' else ''}"
 
@@ -65,7 +65,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class PrefixBench:
-    """What is compared, and on what. `modes` None: all that differ on the model."""
+    """The compared configurations and workloads. `modes` None: all that differ on the model."""
 
     workloads: tuple[str, ...]
     modes: tuple[str, ...] | None
@@ -73,22 +73,21 @@ class PrefixBench:
     eviction_policies: tuple[str, ...]
     sizes: Sizes
     concurrency: int
-    """Requests at once, at most."""
+    """Most requests at once."""
     rounds: int
 
     def asks(self, vocab_size: int) -> dict[tuple[str, int], list[Ask]]:
-        """By workload and number of round."""
+        """Return the asks by workload and number of the round."""
         keys = product(self.workloads, range(self.rounds))
         return {(name, number): make_asks(name, self.sizes, vocab_size, number) for name, number in keys}
 
 
 def prefix(settings: dict[str, Any], bench: PrefixBench, say: Say) -> Report:
-    """For each workload and configuration what was found, and how soon the first tokens came.
+    """Measure cache hits and times to first token for each workload and configuration.
 
-    All configurations live in this process, have the same weights, and take turns: in each round a workload runs
-    on one after another before the next workload does, beginning with another configuration each time. A round's
-    prompts share nothing with those of other rounds, so it begins cold; what earlier rounds left stays cached
-    until it is evicted.
+    All configurations are in this process, have the same weights, and alternate: in each round a workload runs on one
+    after another before the next workload does, beginning with another configuration each time. A round's prompts share
+    nothing with those of other rounds, so it begins cold; entries of earlier rounds stay cached until they are evicted.
     """
     given = EngineConfig(**settings)
     check_open(given)
@@ -121,7 +120,7 @@ def prefix(settings: dict[str, Any], bench: PrefixBench, say: Say) -> Report:
 
 
 def _start(configs: dict[Variant, EngineConfig], longest: Ask, say: Say) -> dict[Variant, Engine]:
-    """An engine for each, after a request as long as the longest one."""
+    """Start an engine for each configuration, and run a request as long as the longest one."""
     from ostinato.engine.engine import Engine
 
     engines = {}
@@ -138,7 +137,7 @@ def _take_turns(
     asks: dict[tuple[str, int], list[Ask]],
     say: Say,
 ) -> dict[tuple[str, Variant], list[Round]]:
-    """All rounds, by workload and configuration."""
+    """Run all rounds; return them by workload and configuration."""
     rounds: dict[tuple[str, Variant], list[Round]] = {each: [] for each in product(bench.workloads, engines)}
     variants = list(engines)
     for number, name in product(range(bench.rounds), bench.workloads):
@@ -149,7 +148,7 @@ def _take_turns(
 
 
 def _cache_facts(variant: Variant, plan: Plan) -> dict[str, Any]:
-    """A configuration, and what its plan says of the cache."""
+    """Return a configuration, and its plan's facts about the cache."""
     memory = plan.memory
     return {
         "configuration": variant.name,
@@ -170,10 +169,10 @@ def choose_variants(
     model: ModelSpec,
     chunked_prefill: bool,
 ) -> list[Variant]:
-    """Each mode with each policy that matters in it, once. `modes` None: all that differ on this model.
+    """Return each mode with each policy that matters in it, once. `modes` None: all that differ on this model.
 
-    Without state layers there are no checkpoints, so all modes but `off` are one, which is called `none`. With
-    them nothing is found again in mode `none`, which leaves no policy to choose.
+    Without state layers there are no checkpoints, so all modes but `off` are one, which is called `none`. With them
+    nothing is found again in mode `none`, which leaves no policy to compare.
     """
     chosen: list[Variant] = []
     for mode in modes or _possible_modes(model, chunked_prefill):
@@ -187,14 +186,16 @@ def choose_variants(
 
 
 def find_baseline(variants: Sequence[Variant], model: ModelSpec) -> Variant | None:
-    """The first that finds nothing: `off`, or `none` on a model with state layers; None if all may find
-    something."""
+    """Return the first variant that finds nothing; None if all may find something.
+
+    It is `off`, or `none` on a model with state layers.
+    """
     blind = ("off", "none") if model.keeps_state else ("off",)
     return next((variant for variant in variants if variant.mode in blind), None)
 
 
 def check_open(config: EngineConfig) -> None:
-    """ConfigError if a setting that is compared is given as well."""
+    """Raise ConfigError if a setting that is compared is given as well."""
     for name, option in COMPARED.items():
         if config.is_given(name):
             raise ConfigError(f"{name} is what the benchmark compares; leave it out and give {option}")
@@ -203,7 +204,10 @@ def check_open(config: EngineConfig) -> None:
 def configs_of(
     variants: Sequence[Variant], config: EngineConfig, model: ModelSpec, device: DeviceSpec
 ) -> dict[Variant, EngineConfig]:
-    """The settings of each, which share an open `cache_memory`. CapacityError if that is too little."""
+    """Return the settings of each variant, which share an open `cache_memory`.
+
+    Raises CapacityError if that is too little.
+    """
     configs = {variant: variant.apply(config) for variant in variants}
     return share_cache(configs, lambda each: make_plan(each, model, device))
 

@@ -1,4 +1,4 @@
-"""Runs the asks of a prefix workload on an engine, a few at a time, and the figures of what became of them."""
+"""Runs of the asks of a prefix workload on an engine, a few at a time, and statistics of the results."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ if TYPE_CHECKING:
     from ostinato.engine.outputs import RequestOutput
 
 COUNTERS = ("checkpoints_taken", "checkpoints_not_taken", "evicted_checkpoints", "evicted_blocks", "preemptions")
-"""Of the engine's statistics: what is counted while asks are served."""
+"""Counters of the engine's statistics that are reported per round."""
 
 
 @dataclass(frozen=True)
 class Served:
-    """What became of one ask. `misses` are tokens by cause; with the cached ones they add up to the prompt."""
+    """Result of one ask. `misses` are tokens by cause; with the cached ones they add up to the prompt."""
 
     role: str
     prompt_tokens: int
     cached_tokens: int
     misses: dict[str, int]
     first_token_seconds: float
-    """From its arrival, which is when it was asked."""
+    """Seconds to the first token from its arrival, which is when it was asked."""
 
 
 @dataclass(frozen=True)
 class Round:
-    """All asks of a workload, served once; `counters` are what happened meanwhile."""
+    """All asks of a workload, served once; `counters` are the changes meanwhile."""
 
     served: tuple[Served, ...]
     counters: dict[str, int]
@@ -44,9 +44,9 @@ class Round:
 
 
 def run_round(engine: Engine, asks: Sequence[Ask], concurrency: int, number: int) -> Round:
-    """Serves `asks`, at most `concurrency` of them at once: the first in line that waits for nobody comes next.
+    """Serve `asks`, at most `concurrency` of them at once: the first in order whose predecessor is done comes next.
 
-    Those of role `cold` get a cache salt of round `number`, so they find nothing that others have left.
+    Asks of role `cold` get a cache salt of round `number`, so they find nothing that others have left.
     """
     before = _counters(engine)
     waiting = list(range(len(asks)))
@@ -96,10 +96,10 @@ def _counters(engine: Engine) -> dict[str, int]:
 
 
 def prefix_figures(rounds: Sequence[Round], baseline: Sequence[Round] | None) -> dict[str, Any]:
-    """Tokens found and missed, and seconds to the first token, over the counted asks of all rounds.
+    """Return tokens found and missed, and seconds to the first token, over the counted asks of all rounds.
 
-    `baseline` are the same rounds where nothing can be found; `first_token_ratio` is the mean time over theirs,
-    round by round. None without a baseline.
+    `baseline` are the same rounds in a configuration that finds nothing; `first_token_ratio` is the mean time over
+    theirs, round by round. None without a baseline.
     """
     served = [each for one in rounds for each in one.of_role("counted")]
     seconds = [each.first_token_seconds for each in served]
@@ -126,10 +126,10 @@ def prefix_figures(rounds: Sequence[Round], baseline: Sequence[Round] | None) ->
 
 
 def second_turn_figures(rounds: Sequence[Round], baseline: Sequence[Round] | None) -> dict[str, Any] | None:
-    """Seconds to the first token of one prompt, cold and warm, and how many times sooner the warm one is; None
-    for a workload that asks nothing cold.
+    """Return the seconds to the first token of one prompt, cold and warm, and the ratio of both.
 
-    `cold_ratio` is the cold time over that of the baseline: what it costs to fill the cache.
+    Return None for a workload without cold asks. `cold_ratio` is the cold time over that of the baseline: the cost of
+    filling the cache.
     """
     if not rounds[0].of_role("cold"):
         return None

@@ -1,7 +1,7 @@
-"""What the prefix benchmark asks: requests whose prompts share beginnings, also through the model's own answers.
+"""Workloads of the prefix benchmark: requests whose prompts share prefixes, also through the model's own answers.
 
-A workload is a list of `Ask`s, made from a seed. Their texts are random token ids, so two prompts share what the
-workload says and nothing else, and every round asks with tokens that were never seen before.
+A workload is a list of `Ask`s, made from a seed. Their tokens are random, so two prompts share what the workload
+specifies and nothing else, and every round uses tokens that were never seen before.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large the workloads are. Lengths are in tokens."""
+    """Sizes of the workloads. Lengths are in tokens."""
 
     shared_len: int
-    """Of a system prompt, a set of examples, or the context that all agents come from."""
+    """Length of a system prompt, a set of examples, or the context that all agents come from."""
     new_len: int
-    """Of a question, a message or a tail, on average: they are half as long to half as long again."""
+    """Mean length of a question, a message or a tail: they are half as long to half as long again."""
     output_len: int
-    """Of an answer, always."""
+    """Length of every answer."""
     sessions: int
     """Conversations or example sets at once, or agents that continue one context."""
     turns: int
-    """Of a conversation; requests for each example set; levels of the tree of agents."""
+    """Turns of a conversation; requests for each example set; levels of the tree of agents."""
     conversation_len: int
-    """Of what precedes the second turn in the workload `second-turn`: first prompt and answer together."""
+    """Length before the second turn in the workload `second-turn`: first prompt and answer together."""
 
 
 @dataclass(frozen=True)
@@ -43,16 +43,16 @@ class Answer:
 
 
 Piece = tuple[int, ...] | Answer
-"""A part of a prompt: token ids, or what the model said."""
+"""A part of a prompt: token ids, or an answer of the model."""
 
 
 @dataclass(frozen=True)
 class Ask:
-    """One request: its prompt in pieces, and how many tokens it is answered with.
+    """One request: its prompt in pieces, and the length of its answer.
 
     It waits until ask number `after` is answered, and its pieces are answers to that one or to those it waited for.
-    `role` says what it is for: `counted` in the figures; `setup` for later asks, not counted; `cold` asks what
-    another one asks with nothing of it cached, to be compared with that one.
+    `role` is `counted` for the statistics; `setup` for later asks, not counted; `cold` for the prompt of another ask
+    with nothing of it cached, to be compared with that one.
     """
 
     pieces: tuple[Piece, ...]
@@ -65,7 +65,7 @@ class Ask:
         return sum(map(len, self.pieces))
 
     def prompt(self, answers: Mapping[int, Sequence[int]]) -> list[int]:
-        """The token ids; `answers` are by number of ask, and hold at least the one that it waited for."""
+        """Return the token ids; `answers` are by number of ask, and hold at least the one that it waited for."""
         tokens: list[int] = []
         for piece in self.pieces:
             tokens += answers[piece.of][piece.begin : piece.end] if isinstance(piece, Answer) else piece
@@ -74,7 +74,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Writer:
-    """Writes random texts for a workload."""
+    """Source of random tokens for a workload."""
 
     rng: random.Random
     vocab_size: int
@@ -83,38 +83,45 @@ class Writer:
         return tuple(self.rng.randrange(self.vocab_size) for _ in range(length))
 
     def about(self, length: int) -> tuple[int, ...]:
-        """A text of `length` tokens on average."""
+        """Return tokens, `length` of them on average."""
         return self.text(self.rng.randint(max(1, length // 2), length + length // 2))
 
 
 def system(sizes: Sizes, writer: Writer) -> list[Ask]:
-    """One system prompt, and many questions that have nothing else in common."""
+    """Return many questions with one system prompt and nothing else in common."""
     prompt = writer.text(sizes.shared_len)
     count = sizes.sessions * sizes.turns
     return [Ask((prompt, writer.about(sizes.new_len)), sizes.output_len) for _ in range(count)]
 
 
 def chat(sizes: Sizes, writer: Writer) -> list[Ask]:
-    """Conversations that take turns: a prompt is all that was said before, the model's answers included, and a
-    new message. All begin with the same system prompt."""
+    """Return conversations that alternate; all begin with the same system prompt.
+
+    A prompt is all that was said before, the model's answers included, and a new message.
+    """
     return _conversations(sizes, writer, thinking_len=0)
 
 
 def thinking(sizes: Sizes, writer: Writer) -> list[Ask]:
-    """As `chat`, but three quarters of an answer are thinking, which the template takes out of later prompts. So a
-    prompt shares with the turn before that turn's prompt, and nothing of the answer."""
+    """Return conversations as `chat`, but the template takes three quarters of an answer out of later prompts.
+
+    These are thinking. So a prompt shares with the turn before that turn's prompt, and nothing of the answer.
+    """
     return _conversations(sizes, writer, thinking_len=sizes.output_len * 3 // 4)
 
 
 def few_shot(sizes: Sizes, writer: Writer) -> list[Ask]:
-    """Sets of examples in turns, each asked with tails of many lengths."""
+    """Return requests for sets of examples, alternating, with tails of many lengths."""
     examples = [writer.text(sizes.shared_len) for _ in range(sizes.sessions)]
     return [Ask((each, writer.about(sizes.new_len)), sizes.output_len) for _ in range(sizes.turns) for each in examples]
 
 
 def agents(sizes: Sizes, writer: Writer) -> list[Ask]:
-    """A tree of contexts. In each level two agents are chosen, their contexts (prompt and answer) cut at a point
-    inside what they added, and agents of the next level go on from there with messages of their own."""
+    """Return a tree of contexts.
+
+    In each level two agents are selected, and their contexts (prompt and answer) are cut at a point inside what they
+    added. Agents of the next level continue from there with their own messages.
+    """
     root = Ask((writer.text(sizes.shared_len), writer.about(sizes.new_len)), sizes.output_len)
     asks, inherited = [root], [sizes.shared_len]
     level = [0]
@@ -133,12 +140,14 @@ def agents(sizes: Sizes, writer: Writer) -> list[Ask]:
 
 
 def second_turn(sizes: Sizes, writer: Writer) -> list[Ask]:
-    """One conversation of `conversation_len` tokens, then its second turn's prompt twice, once with the
-    conversation cached and once without; which of them comes first is drawn."""
+    """Return one conversation of `conversation_len` tokens, then its second turn's prompt, cached and not cached.
+
+    The order of the two is random.
+    """
     output_len = min(sizes.output_len, sizes.conversation_len - 1)
     first = Ask((writer.text(sizes.conversation_len - output_len),), output_len, role="setup")
     pieces = (*first.pieces, Answer(0, 0, output_len), writer.text(sizes.new_len))
-    # Each waits for the ask before it, so that both run alone.
+    # Each ask waits for the one before it, so that both run alone.
     roles: list[Literal["counted", "cold"]] = ["counted", "cold"]
     writer.rng.shuffle(roles)
     return [first, *(Ask(pieces, 1, after=number, role=role) for number, role in enumerate(roles))]
@@ -155,12 +164,12 @@ WORKLOADS = {
 
 
 def make_asks(name: str, sizes: Sizes, vocab_size: int, number: int) -> list[Ask]:
-    """The asks of workload `name` in round `number`: other tokens in each round, the same in every run."""
+    """Return the asks of workload `name` in round `number`: other tokens in each round, the same in every run."""
     return WORKLOADS[name](sizes, Writer(random.Random(f"{name} {number}"), vocab_size))
 
 
 def cut(pieces: Sequence[Piece], length: int) -> Iterator[Piece]:
-    """The first `length` tokens of `pieces`, in pieces."""
+    """Yield the first `length` tokens of `pieces`, in pieces."""
     for piece in pieces:
         if length <= 0:
             return
@@ -172,8 +181,10 @@ def cut(pieces: Sequence[Piece], length: int) -> Iterator[Piece]:
 
 
 def _conversations(sizes: Sizes, writer: Writer, thinking_len: int) -> list[Ask]:
-    """Turn by turn, in each turn one ask of every conversation; answers lose their first `thinking_len` tokens
-    once they are part of a prompt."""
+    """Return one ask of every conversation in each turn, turn by turn.
+
+    Answers lose their first `thinking_len` tokens once they are part of a prompt.
+    """
     system_prompt = writer.text(sizes.shared_len)
     asks: list[Ask] = []
     for turn in range(sizes.turns):

@@ -16,7 +16,7 @@ from ostinato.plan.device.rates import Rates, kernels_of
 from ostinato.plan.plan import Plan
 
 NUM_BYTES = 3 * 2**26
-"""What kernels go round in: 192 MiB, well above the caches that a few cores have, which may keep a part of less."""
+"""Bytes that kernels cycle through: 192 MiB, well above the caches of a few cores, which may keep a part of less."""
 ENGINE_ROWS = (1, 32)
 ENGINE_STEPS = 12
 CONTEXT = 32
@@ -25,11 +25,14 @@ TINY = {
     "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 1,
     "num_key_value_heads": 1, "max_position_embeddings": 256, "rms_norm_eps": 1e-5, "tie_word_embeddings": True,
 }  # fmt: skip
-"""A model of next to nothing, with a vocabulary of a usual size: what its steps take is the engine's own."""
+"""A tiny model with a vocabulary of a usual size: the time of its steps is the engine's own."""
 
 
 def measure_rates(plan: Plan, num_bytes: int = NUM_BYTES) -> Rates:
-    """With the plan's threads, kernels and dtype. ConfigError where there are no native kernels to measure."""
+    """Measure the rates with the plan's threads, kernels and dtype.
+
+    Raises ConfigError if there are no native kernels to measure.
+    """
     import torch
 
     from ostinato.bench.floor import measure_bandwidth
@@ -66,7 +69,7 @@ def measure_rates(plan: Plan, num_bytes: int = NUM_BYTES) -> Rates:
 
 
 class _OtherWork:
-    """The part of all processors' time that other processes take from now on, by /proc/stat (see proc(5))."""
+    """Share of all processors' time that other processes take from now on, by /proc/stat (see proc(5))."""
 
     def __init__(self) -> None:
         self._begin = self._now()
@@ -77,15 +80,18 @@ class _OtherWork:
         return max(0.0, 1 - (own + idle) / everything) if everything else 0.0
 
     def _now(self) -> tuple[float, float, float]:
-        """Ticks: of this process, idle ones, and all."""
+        """Return the ticks of this process, the idle ones, and all."""
         with open("/proc/stat", encoding="ascii") as file:
             ticks = [int(each) for each in file.readline().split()[1:9]]
         return time.process_time() * os.sysconf("SC_CLK_TCK"), sum(ticks[3:5]), sum(ticks)
 
 
 def _engine_seconds(threads: int, num_bytes: int) -> tuple[float, float]:
-    """Of a step around the model's kernels, and of each of its rows more. Waking the threads for a model is part of it.
-    Between steps the caches are filled with other things, as a model's weights would fill them."""
+    """Return the engine's seconds per step around the model's kernels, and per additional row.
+
+    Waking the threads for a model is part of it. Between steps the caches are filled with other data, as a model's
+    weights would fill them.
+    """
     import torch
 
     from ostinato.bench.phases import decode_phases, phase_figures

@@ -1,4 +1,4 @@
-"""Where a step's time goes: by kernel, beside the least that each could take, and around the model."""
+"""A step's time by kernel, compared with the roofline of each, and the time around the model."""
 
 from __future__ import annotations
 
@@ -26,14 +26,16 @@ if TYPE_CHECKING:
 
 
 KERNEL_OF = {"logits": "linear"}
-"""What a row is called that is not called as its kernel."""
+"""Kernels of the rows whose name is not their kernel's."""
 
 
 @dataclass(frozen=True)
 class ProfileBench:
-    """Decode steps of each of `batch_sizes` rows with `context` tokens before each, and a prompt of `prefill` tokens
-    at once; the best of `rounds` rounds. `measure`: the plan's prediction beside them is from rates measured first.
-    `by_operation`: the calls of each operation are made again by themselves, as always on a GPU."""
+    """The profiled steps: decode steps of `batch_sizes` rows with `context` tokens, and a prompt of `prefill` tokens.
+
+    The best of `rounds` rounds counts. `measure`: the plan's prediction is from rates measured first. `by_operation`:
+    the calls of each operation are repeated by themselves, as always on a GPU.
+    """
 
     batch_sizes: tuple[int, ...]
     context: int
@@ -45,25 +47,24 @@ class ProfileBench:
 
 @dataclass(frozen=True)
 class Roofs:
-    """What the machine can do at the most: bytes/s from and to memory, and FLOP/s of matrix products in the model's
-    dtype."""
+    """The machine's roofline: bytes/s from and to memory, and FLOP/s of matmuls in the model's dtype."""
 
     bytes_per_second: float
     flops_per_second: float
 
     def floor(self, work: KernelWork) -> float:
-        """The least seconds that it takes: moving and computing may go on at the same time."""
+        """Return the roofline seconds of `work`: moving and computing may overlap."""
         return max(work.num_bytes / self.bytes_per_second, work.flops / self.flops_per_second)
 
 
 def profile(settings: dict[str, Any], bench: ProfileBench, say: Say) -> Report:
-    """Of each step the kernels, with calls, seconds, bytes, FLOPs and floor, and of decode steps on a CPU the phases in
-    the engine's loop.
+    """Profile steps: kernels with calls, seconds, bytes, FLOPs and roofline, and phases of the engine's loop.
+
+    The phases are of decode steps on a CPU.
 
     On a CPU, a decode step that has a full graph is replayed as a tape whose calls are timed one by one; other steps
-    run eagerly, with a stopwatch at every kernel, and what is left is the torch and the Python between kernels. On a
-    GPU all calls of one operation are replayed as a graph of their own. The last of a step's kernels is `logits`, the
-    LM head's product.
+    run eagerly, with a stopwatch at every kernel, and the rest is torch and Python between kernels. On a GPU all calls
+    of one operation are replayed as a separate graph. The last of a step's kernels is `logits`, the LM head's matmul.
     """
     from ostinato.engine.engine import Engine
 
@@ -113,10 +114,10 @@ def _decode(
         one = _step_figures(engine, plan, shape, calls, seconds, roofs, machine)
         way = plan.capture.backend if mode == "full" else mode if by_operation else "eager"
         figures.append({"batch_size": rows, "way": way, "graph_rows": size, "not_captured": eager, **one})
-    # Last: requests write to the blocks and slots that the steps above read.
+    # This comes last: requests write to the blocks and slots that the steps above read.
     for one in figures:
         one["phases"] = {}
-        if not by_operation:  # the host of a GPU does not wait for what it asks for
+        if not by_operation:  # a GPU's host does not wait for its results
             say(f"the engine's loop, batch size {one['batch_size']}")
             one["phases"] = phase_figures(decode_phases(engine, one["batch_size"], bench.context, _loop_steps(bench)))
     return figures
@@ -173,7 +174,10 @@ def _step_figures(
 
 
 def _config_for(settings: dict[str, Any], bench: ProfileBench) -> EngineConfig:
-    """`settings` with room for the steps. ConfigError where they give less, or ask for what is not profiled."""
+    """Return `settings` with room for the steps.
+
+    Raises ConfigError if they give less, or ask for what is not profiled.
+    """
     needed = {
         "max_num_seqs": max(bench.batch_sizes),
         "max_model_len": max(bench.context + _loop_steps(bench) + 4, bench.prefill + 1),
@@ -188,13 +192,15 @@ def _config_for(settings: dict[str, Any], bench: ProfileBench) -> EngineConfig:
 
 
 def _loop_steps(bench: ProfileBench) -> int:
-    """Steps of the engine's loop of which a median is taken."""
+    """Return the number of steps of the engine's loop for a median."""
     return max(bench.rounds, 8)
 
 
 def kernel_figures(calls: Calls, work: Mapping[str, KernelWork | None], roofs: Roofs) -> list[dict[str, Any]]:
-    """The calls of a step by name, longest first: seconds, and their share of all; the floor and the share of it that
-    was reached, None for what `work` does not know."""
+    """Return the calls of a step by name, longest first: seconds, share, roofline, and the share of it reached.
+
+    The last two are None for kernels that `work` does not know.
+    """
     total = sum(seconds for _, seconds in calls)
     by_name: dict[str, list[float]] = {}
     for name, seconds in calls:
@@ -219,7 +225,7 @@ def kernel_figures(calls: Calls, work: Mapping[str, KernelWork | None], roofs: R
 
 
 def total_figures(figures: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Of all kernels of a step. The floor is None where that of a kernel with experts is."""
+    """Return the totals of all kernels of a step. The roofline is None if that of a kernel with experts is."""
     seconds = sum(each["seconds"] for each in figures)
     is_known = all(each["floor_seconds"] is not None for each in figures if each["kernel"] == "moe")
     floor = sum(each["floor_seconds"] or 0.0 for each in figures) if is_known else None
@@ -241,7 +247,7 @@ def profile_tables(data: Mapping[str, Any]) -> list[Table]:
 
 
 def _kernel_table(title: str, step: Mapping[str, Any], chosen: Mapping[str, str]) -> Table:
-    """A step's kernels, longest first, with the sum of all, and what lies between them."""
+    """Return a table of a step's kernels, longest first, with the sum of all, and the time between them."""
     empty = dict.fromkeys(("calls", "share", "bytes", "flops", "floor_seconds", "fraction_reached"))
     rows = [
         {**each, "kind": chosen.get(KERNEL_OF.get(each["kernel"], each["kernel"]), "torch")} for each in step["kernels"]
@@ -268,7 +274,7 @@ def _kernel_table(title: str, step: Mapping[str, Any], chosen: Mapping[str, str]
 
 
 def _phase_table(steps: Sequence[Mapping[str, Any]]) -> Table:
-    """Milliseconds of a decode step in the engine's loop, by batch size."""
+    """Return a table of milliseconds of a decode step in the engine's loop, by batch size."""
     seconds: dict[str, dict[str, float]] = {}
     for step in steps:
         size = str(step["batch_size"])

@@ -1,6 +1,6 @@
-"""What every benchmark returns: a `Report` of tables that prints itself, is plain JSON, and may have a chart.
+"""Result of every benchmark: a `Report` of tables that prints itself, is plain JSON, and may have a chart.
 
-matplotlib, which draws charts, is an extra; only this file knows it.
+matplotlib, which draws charts, is an extra; only this file imports it.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from ostinato.plan.plan import Plan
 
 Say = Callable[[str], None]
-"""Tells the user what is being measured now."""
+"""Function that shows the user what is being measured now."""
 Row = Mapping[str, Any]
 Format = str | Callable[[Any], str]
-"""How a value is shown: a template for `str.format`, a name in `FORMATS`, or a function."""
+"""Format of a value: a template for `str.format`, a name in `FORMATS`, or a function."""
 FORMATS: dict[str, Format] = {
     "count": "{:,.0f}",
     "percent": "{:.0%}",
@@ -42,7 +42,7 @@ FORMATS: dict[str, Format] = {
 
 
 def shown(value: Any, format: Format = "{}") -> str:
-    """`value` in words. Text is shown as it is, and "-" for None, which is what was not measured."""
+    """Return `value` as text. Text stays as it is, and None, which is what was not measured, is "-"."""
     if value is None or isinstance(value, str):
         return "-" if value is None else value
     format = FORMATS.get(format, format) if isinstance(format, str) else format
@@ -50,22 +50,22 @@ def shown(value: Any, format: Format = "{}") -> str:
 
 
 def many(number: int, name: str) -> str:
-    """`1 round`, `3 rounds`."""
+    """Return number and name, such as `1 round`, `3 rounds`."""
     return f"{number} {name}{'' if number == 1 else 's'}"
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column: the `value` of each row, shown as `format` says."""
+    """A column: the `value` of each row, shown with `format`."""
 
     heading: str
     value: str | Callable[[Row], Any]
     """The path to the value in a row (`floor.step_seconds`), or a function of the row."""
     format: Format = "{}"
     help: str = ""
-    """What the heading does not say; printed below the table."""
+    """Explanation of the heading; printed below the table."""
     is_text: bool = False
-    """Text stands on the left. Where a row begins with the same texts as the row above, they are left out."""
+    """True for text, which is aligned left. Texts that equal those of the row above are left out."""
 
     def cell(self, row: Row) -> str:
         return shown(at(row, self.value) if isinstance(self.value, str) else self.value(row), self.format)
@@ -110,7 +110,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Series:
-    """Points that belong together: as a line, as points alone, or as steps of a distribution."""
+    """Points in one style: a line, points alone, or steps of a distribution."""
 
     points: Sequence[tuple[float, float]]
     label: str | None = None
@@ -152,13 +152,13 @@ class Panel:
 
 @dataclass(frozen=True)
 class Chart:
-    """Panels beside each other under a title."""
+    """Panels side by side under a title."""
 
     title: str
     panels: Sequence[Panel]
 
     def draw(self, path: Path) -> None:
-        """Writes the picture to `path`, which passed `check_plot`."""
+        """Write the picture to `path`, which passed `check_plot`."""
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(8, 4.5) if len(self.panels) == 1 else (12, 4), layout="constrained")
@@ -169,7 +169,7 @@ class Chart:
 
 
 def check_plot(path: Path) -> None:
-    """ConfigError if no picture could be written to `path`; to be called before hours of measuring."""
+    """Raise ConfigError if no picture could be written to `path`; to be called before hours of measuring."""
     if find_spec("matplotlib") is None:
         raise ConfigError("--plot needs matplotlib, which is not installed: pip install ostinato[plot]")
     from matplotlib.backend_bases import FigureCanvasBase
@@ -182,12 +182,12 @@ def check_plot(path: Path) -> None:
 
 @dataclass(frozen=True)
 class Report:
-    """What was measured, on what."""
+    """Measurements, and the facts about what was measured."""
 
     data: dict[str, Any]
-    """All of it, as plain JSON data; units are in the names."""
+    """All measurements, as plain JSON data; units are in the names."""
     facts: Mapping[str, str]
-    """What was run, and where: lines of a name and a text."""
+    """Facts about what was run, and where: lines of a name and a text."""
     tables: Sequence[Table]
     notes: Sequence[str] = ()
     chart: Chart | None = None
@@ -214,7 +214,7 @@ class Report:
 
 
 def at(row: Row, path: str) -> Any:
-    """What lies at `path`, names with points between them; None where a part of the way is None."""
+    """Return the value at `path`, names with points between them; None if a value on the way is None."""
     found: Any = row
     for name in path.split("."):
         if found is None:
@@ -224,18 +224,20 @@ def at(row: Row, path: str) -> Any:
 
 
 def spread_columns(path: str, format: Format, *others: str) -> tuple[Column, ...]:
-    """Median, least and greatest of the spread at `path`, or what `others` names of it."""
+    """Return columns for median, least and greatest of the spread at `path`, or for the fields `others`."""
     return tuple(Column(name, f"{path}.{name}", format) for name in others or ("median", "min", "max"))
 
 
 def run_facts(command: str) -> dict[str, Any]:
-    """What the data of every report begins with. The command fills `command_line` in."""
+    """Return the first entries of every report's data. The command fills `command_line` in."""
     return {"command": command, "command_line": None, "date": datetime.now().astimezone().isoformat(timespec="seconds")}
 
 
 def machine_facts(plan: Plan | None = None) -> dict[str, Any]:
-    """The processor, the cores that this process may use, and versions. With the plan of an engine in this process also
-    its device, the threads that it uses and torch's version."""
+    """Return the processor, the cores that this process may use, and versions.
+
+    With the plan of an engine in this process also its device, the threads that it uses and torch's version.
+    """
     machine = {"cpu": cpu_model(), "cores": detect("cpu").cores, "ostinato": __version__}
     machine["python"] = platform.python_version()
     if plan is None:
@@ -255,8 +257,10 @@ def model_facts(config: EngineConfig, plan: Plan) -> dict[str, Any]:
 
 
 def engine_facts(command: str, config: EngineConfig, plan: Plan, **settings: Any) -> dict[str, Any]:
-    """What the data of a report on an engine in this process begins with. `settings` of the benchmark join those of
-    the engine."""
+    """Return the first entries of the data of a report on an engine in this process.
+
+    `settings` of the benchmark join those of the engine.
+    """
     return {
         **run_facts(command),
         "model": model_facts(config, plan),
@@ -266,7 +270,7 @@ def engine_facts(command: str, config: EngineConfig, plan: Plan, **settings: Any
 
 
 def engine_lines(data: Mapping[str, Any], workload: str) -> dict[str, str]:
-    """The facts to print of a report on an engine. `workload` is filled in from the settings."""
+    """Return the facts to print of a report on an engine. `workload` is filled in from the settings."""
     model, machine, settings = data["model"], data["machine"], data["settings"]
     size = f"{model['architecture']}, {model['parameters'] / 1e6:,.0f} M"
     lines = {
@@ -284,7 +288,7 @@ def engine_lines(data: Mapping[str, Any], workload: str) -> dict[str, str]:
 
 
 def capture_table(title: str, graphs: int, seconds: float, planned_bytes: int, observed_bytes: int) -> Table:
-    """What the capture of graphs took."""
+    """Return a table of time and memory of the capture of graphs."""
     each = f", {seconds / graphs * 1e3:.0f} ms each" if graphs else ""
     rows = [
         {"name": "time", "figure": f"{seconds:.2f} s, {graphs} graphs{each}"},

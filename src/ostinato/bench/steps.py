@@ -1,6 +1,6 @@
-"""The time of steps made by hand: without a graph and with one, and that of their kernels on a CPU.
+"""The time of manually built steps, without a graph and with one, and that of their kernels on a CPU.
 
-Of an eager step, a stopwatch stands where the recorder listens. A tape times its calls itself, one by one.
+A stopwatch is the recorder of an eager step. A tape times its calls itself, one by one.
 """
 
 from __future__ import annotations
@@ -35,9 +35,11 @@ Work = Callable[[], Any]
 
 @torch.inference_mode()
 def make_decode_steps(runner: Runner, sizes: Sequence[int], prompt_len: int, vocab_size: int) -> dict[int, Batch]:
-    """A decode step for each number of rows in `sizes`. Every row has `prompt_len` tokens before it, which
-    are computed here; row r has blocks, panes and a slot of its own, in every step the same. CapacityError if there are
-    fewer blocks or panes."""
+    """Return a decode step for each number of rows in `sizes`.
+
+    Every row has `prompt_len` tokens before it, which are computed here; row r has its own blocks, window blocks and
+    slot, in every step the same. Raises CapacityError if there are fewer blocks or window blocks.
+    """
     settings, memory = runner.plan.settings, runner.plan.memory
     rng = random.Random(prompt_len)
     blocks = prompt_len // settings.block_size + 1 if memory.num_blocks else 0
@@ -72,8 +74,10 @@ def make_decode_steps(runner: Runner, sizes: Sequence[int], prompt_len: int, voc
 
 
 def _panes(rules: PaneRules | None, number: int, panes: int, start: int, end: int) -> tuple[int, ...]:
-    """The pane table of row `number`, which has so many and takes them in turn, for tokens from `start` to before
-    `end`."""
+    """Return the window block table of row `number`, for tokens from `start` to before `end`.
+
+    The row has `panes` window blocks and uses them cyclically.
+    """
     if rules is None:
         return ()
     first = rules.first(start)
@@ -82,7 +86,7 @@ def _panes(rules: PaneRules | None, number: int, panes: int, start: int, end: in
 
 
 def prompt_step(runner: Runner, num_tokens: int, vocab_size: int) -> Batch:
-    """A prompt of random tokens as a step of one row, in the first blocks and panes and the first slot."""
+    """Return a prompt of random tokens as a step of one row, in the first blocks, window blocks and slot."""
     rng = random.Random(num_tokens)
     memory, block_size = runner.plan.memory, runner.block_size
     table = tuple(range(1, 1 + -(-num_tokens // block_size))) if memory.num_blocks else ()
@@ -95,8 +99,11 @@ def prompt_step(runner: Runner, num_tokens: int, vocab_size: int) -> Batch:
 
 @torch.inference_mode()
 def take_turns(runner: Runner, steps: Mapping[int, Batch], rounds: int, say: Say) -> list[StepTimes]:
-    """The seconds of every step, both ways. In a round each size has its turn, once from eager to graph and once back,
-    so that what else the machine does falls on all alike. The first round is not counted."""
+    """Return the seconds of every step, with and without graph.
+
+    In a round each size is measured once from eager to graph and once back, so that other work on the machine affects
+    all alike. The first round is not counted.
+    """
     pairs: dict[int, list[tuple[float, float]]] = {size: [] for size in steps}
     ways = {size: (run_eagerly(runner, step), partial(runner.forward, step)) for size, step in steps.items()}
     for number in range(rounds + 1):
@@ -110,7 +117,7 @@ def take_turns(runner: Runner, steps: Mapping[int, Batch], rounds: int, say: Say
 
 
 def run_eagerly(runner: Runner, batch: Batch) -> Work:
-    """Writes a step into the runner's buffers, as for a graph, and runs the model's forward pass on it."""
+    """Return the work that writes a step into the runner's buffers, as for a graph, and runs the model on it."""
     buffers, rows = runner.graphs.buffers, len(batch.rows)
 
     def work() -> torch.Tensor:
@@ -122,7 +129,7 @@ def run_eagerly(runner: Runner, batch: Batch) -> Work:
 
 
 def seconds_of(runner: Runner, work: Work) -> float:
-    """From the call until the device is done."""
+    """Return the seconds from the call until the device is done."""
     begin = time.perf_counter()
     work()
     if runner.device.type == "cuda":
@@ -131,7 +138,7 @@ def seconds_of(runner: Runner, work: Work) -> float:
 
 
 class Stopwatch:
-    """The seconds of every kernel that runs through it; stands in a tap as a recorder that records nothing."""
+    """Recorder that times every kernel that runs through it and records nothing."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, float]] = []
@@ -139,11 +146,11 @@ class Stopwatch:
 
     @property
     def seconds(self) -> float:
-        """Of all calls together."""
+        """Seconds of all calls together."""
         return sum(seconds for _, seconds in self.calls)
 
     def timed(self, name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
-        """`kernel`, under the stopwatch. What one kernel calls belongs to it, and is not counted twice."""
+        """Return `kernel` with timing. Calls that a kernel makes belong to it, and are not counted twice."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if self._is_running:
@@ -172,17 +179,19 @@ class Stopwatch:
 
 
 class TapeClock:
-    """A model's tapes once more, captured when first used. Each replay is timed as a whole, and then once more call by
-    call."""
+    """Second capture of a model's tapes, made when first used.
+
+    Each replay is timed as a whole, and then once more call by call.
+    """
 
     def __init__(self, runner: Runner) -> None:
         plan = runner.plan
         self.calls: Calls = ()
-        """Of the last replay."""
+        """Calls of the last replay."""
         self.seconds = 0.0
-        """Of the last replay, without a look at its calls."""
+        """Seconds of the last replay, without timing of its calls."""
         self.left_out = Stopwatch()
-        """The kernels of the parts that a piecewise graph leaves out, where this is the tap's recorder."""
+        """Kernels of the parts that a piecewise graph leaves out, if this is the tap's recorder."""
         self._block_size = runner.block_size
         self._graphs = make_graphs(
             plan,
@@ -195,13 +204,13 @@ class TapeClock:
         )
 
     def run(self, batch: Batch) -> torch.Tensor:
-        """Hidden states of a step that has a graph."""
+        """Return the hidden states of a step that has a graph."""
         return self._graphs.run(write_step(self._graphs.buffers, batch, self._block_size))
 
 
 @dataclass(frozen=True)
 class _ClockedTapes:
-    """A backend for graphs."""
+    """Backend for graphs that makes timed tapes."""
 
     tapes: TapeBackend
     clock: TapeClock
@@ -231,9 +240,9 @@ class _ClockedTape:
 
 @torch.inference_mode()
 def kernel_shares(runner: Runner, steps: Mapping[int, Batch], passes: int = PASSES) -> dict[int, KernelShares]:
-    """By number of rows: the part of a step's time that its kernels take, in the shortest of `passes` passes.
+    """Return the share of a step's time in its kernels, by number of rows, in the shortest of `passes` passes.
 
-    The time that looking at the clock takes counts as the rest, which it makes larger by up to a microsecond per call.
+    The time of reading the clock counts as the rest, which it makes larger by up to a microsecond per call.
     """
     clock, tap = TapeClock(runner), runner.model.build.ops.tap
     for step in steps.values():
@@ -250,15 +259,17 @@ def kernel_shares(runner: Runner, steps: Mapping[int, Batch], passes: int = PASS
             with recording(tap, clock.left_out):
                 seconds = seconds_of(runner, partial(clock.run, step)) - clock.seconds
             graph.append((seconds, _kernel_seconds(runner, clock) / seconds))
-        # In the shortest pass the least of other work came between.
+        # Other work disturbed the shortest pass least.
         shares[size] = KernelShares(min(eager)[1], min(graph)[1])
     return shares
 
 
 @torch.inference_mode()
 def profile_tape(runner: Runner, clock: TapeClock, step: Batch, passes: int) -> tuple[Calls, float]:
-    """Of a decode step with a full graph: the calls of the shortest pass, `logits` last, and the shortest replay
-    without a look at the calls."""
+    """Return the calls of the shortest pass of a decode step with a full graph, and the shortest replay.
+
+    `logits` is the last call. The replay is without timing of the calls.
+    """
     rows = len(step.rows)
     profiles, replays = [], []
     for _ in range(passes + 1):
@@ -270,8 +281,10 @@ def profile_tape(runner: Runner, clock: TapeClock, step: Batch, passes: int) -> 
 
 @torch.inference_mode()
 def profile_eagerly(runner: Runner, step: Batch, rows: int, passes: int) -> tuple[Calls, float]:
-    """The kernels of the shortest pass, `logits` of `rows` positions last, and the shortest time of the whole model:
-    Python, and torch between the kernels, in it."""
+    """Return the kernels of the shortest pass, `logits` of `rows` positions last, and the shortest time of the model.
+
+    That time includes Python, and torch between the kernels.
+    """
     inputs = step_inputs(step, runner.block_size, runner.device, takes_images=runner.takes_images)
     profiles, runs = [], []
     for _ in range(passes + 1):
@@ -288,7 +301,7 @@ def profile_eagerly(runner: Runner, step: Batch, rows: int, passes: int) -> tupl
 
 @contextmanager
 def recording(tap: Tap, recorder: Recorder) -> Iterator[None]:
-    """Has `recorder` listen at the tap meanwhile."""
+    """Set `recorder` as the tap's recorder inside the context."""
     tap.recorder = recorder
     try:
         yield
@@ -297,7 +310,7 @@ def recording(tap: Tap, recorder: Recorder) -> Iterator[None]:
 
 
 def _kernel_seconds(runner: Runner, clock: TapeClock) -> float:
-    """Of the last replay: its calls of kernels, and those of the parts that it left out."""
+    """Return the kernel seconds of the last replay, with those of the parts that it left out."""
     kernels = set(runner.plan.kernels)
     if clock.left_out.calls:
         kernels -= set(runner.plan.capture.splits)
@@ -311,7 +324,9 @@ def _timed_logits(runner: Runner, hidden: torch.Tensor) -> tuple[str, float]:
 
 
 def shortest_pass(passes: Sequence[Calls]) -> Calls:
-    """The one of several passes over a step that took the least time in all, as other work makes it longer, never
-    shorter. Not of each call the shortest: on a busy machine the thread with the watch may be late for a call, which
-    then seems short, and the one before it long."""
+    """Return the pass over a step that took the least time in all: other work makes it longer, never shorter.
+
+    It is not the shortest time of each call: on a busy machine the thread with the clock may be late for a call, which
+    then seems short, and the one before it long.
+    """
     return min(passes, key=lambda calls: sum(seconds for _, seconds in calls))

@@ -1,4 +1,4 @@
-"""Batches of requests that all come at once: tokens per second, and seconds to and between tokens. And start-up."""
+"""Throughput, latency and start-up: batches of requests that all come at once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RATES = ("total_tokens_per_second", "prefill_tokens_per_second", "decode_tokens_
 LENGTHS = "{prompt_len} prompt tokens, {output_len} new"
 
 NAMES = (Column("batch", "batch_size", is_text=True), Column("tokens/s", "name", is_text=True))
-"""Of rates, each a row of its own."""
+"""Columns of rates that have a row each."""
 STEP_COLUMNS = (
     Column("batch", "batch_size"),
     Column("decode steps", "decode_steps"),
@@ -44,7 +44,7 @@ PHASES = {
     "scheduler": "and what else stands around a model",
     "first_token": "a prompt computed, one token sampled",
 }
-"""Of a start-up, one after the other, and what each is."""
+"""Phases of a start-up, one after the other, with their explanations."""
 PHASE_COLUMNS = (Column("seconds", "phase"), *spread_columns("seconds", "{:,.3f}"), Column("", "what", is_text=True))
 LATENCY_COLUMNS = (
     Column("batch", "batch_size"),
@@ -56,10 +56,10 @@ LATENCY_COLUMNS = (
 
 
 def throughput(settings: dict[str, Any], workload: Workload, say: Say) -> Report:
-    """For each batch size: rates, steps, and how far decode steps are from their floor.
+    """Measure rates and steps for each batch size, and the share of the roofline that decode steps reach.
 
-    `bookkeeping_share` is the part of all steps that went into choosing batches and taking results in. `floor`
-    is None for a model whose floor is not known beforehand; see `decode_bytes`.
+    `bookkeeping_share` is the share of all steps for scheduling batches and applying results. `floor` is None for a
+    model whose bytes are not known beforehand; see `decode_bytes`.
     """
     from ostinato.engine.engine import Engine
 
@@ -103,7 +103,7 @@ def throughput(settings: dict[str, Any], workload: Workload, say: Say) -> Report
 
 
 def latency(settings: dict[str, Any], workload: Workload, say: Say) -> Report:
-    """For each batch size the two latencies in seconds, requests coming all at once."""
+    """Measure the two latencies in seconds for each batch size, with requests that all come at once."""
     from ostinato.engine.engine import Engine
 
     config = bench_config(settings, workload)
@@ -117,7 +117,10 @@ def latency(settings: dict[str, Any], workload: Workload, say: Say) -> Report:
 
 
 def startup(settings: dict[str, Any], workload: Workload, say: Say) -> Report:
-    """Seconds of each phase, each round in a fresh process, as median, min and max, and of the whole (`total`)."""
+    """Measure the seconds of each phase and of the whole (`total`), each round in a fresh process.
+
+    They are given as median, min and max.
+    """
     rounds = []
     for number in range(workload.rounds):
         say(f"round {number + 1}")
@@ -136,11 +139,11 @@ def startup(settings: dict[str, Any], workload: Workload, say: Say) -> Report:
 
 
 def answer_startup(job: dict[str, Any]) -> dict[str, Any]:
-    """One start-up in this process, which began at `began` and entered Python code at `entered`."""
+    """Start up once in this process, which began at `began` and entered Python code at `entered`."""
     phases = Phases(job["began"])
     phases.end("interpreter", job["entered"])
     phases.end("import")
-    gc.disable()  # as where `ostinato.LLM` is imported
+    gc.disable()  # `ostinato.LLM` does the same on import
     import torch  # noqa: F401
 
     phases.end("torch")
@@ -151,7 +154,7 @@ def answer_startup(job: dict[str, Any]) -> dict[str, Any]:
     workload = Workload(job["prompt_len"], output_len=1, batch_sizes=(1,), rounds=1)
     config = bench_config(job["settings"], workload)
     if "capture" not in job["settings"]:
-        config = config.with_settings(capture="auto")  # as it is where nothing is measured
+        config = config.with_settings(capture="auto")  # the default without measuring
     engine = Engine(config, phases=phases)
     run_batch(engine, workload.prompts(1, engine.spec.vocab_size, 0), output_len=1)
     phases.end("first_token")
@@ -164,11 +167,11 @@ def name_of(rate: str) -> str:
 
 
 def throughput_figures(traces: Sequence[Trace]) -> dict[str, Any]:
-    """Rates in tokens/s, each as median, min and max over the rounds, and the lengths of decode steps.
+    """Return rates in tokens/s, each as median, min and max over the rounds, and the lengths of decode steps.
 
-    `total` counts prompt and output tokens over the whole round, `output` the output tokens alone; `prefill`
-    prompt tokens until every request had its first output token; `decode` the tokens after that moment, over
-    the time after it, None if there are none.
+    `total` counts prompt and output tokens over the whole round, `output` the output tokens alone; `prefill` prompt
+    tokens until every request had its first output token; `decode` the tokens after that moment, over the time after
+    it, None if there are none.
     """
     decodes = [trace for trace in traces if trace.decode_tokens]
     rates = {
@@ -188,7 +191,7 @@ def throughput_figures(traces: Sequence[Trace]) -> dict[str, Any]:
 
 
 def latency_figures(traces: Sequence[Trace]) -> dict[str, Any]:
-    """Seconds to the first token and between tokens, over all requests of all rounds."""
+    """Return the seconds to the first token and between tokens, over all requests of all rounds."""
     requests = [times for trace in traces for times in trace.token_times]
     gaps = [later - earlier for times in requests for earlier, later in pairwise(times)]
     return {

@@ -1,4 +1,4 @@
-"""One measurement in a process of its own: a job on stdin, its result on stdout, both JSON.
+"""One measurement in a separate process: a job on stdin, its result on stdout, both JSON.
 
 So engines that are compared share neither memory nor threads, and a start-up is a whole one.
 """
@@ -26,28 +26,27 @@ JOBS = {
     "generate": "ostinato.bench.serve.overhead:answer",
     "gpu": "ostinato.bench.gpu.measures:answer",
 }
-"""Kind of job -> the module, and the function in it that does the job."""
+"""Module and function for each kind of job."""
 
 COMMAND = (sys.executable, "-m", "ostinato.bench.worker")
 
 
 def ask(kind: str, job: dict[str, Any]) -> dict[str, Any]:
-    """Has a fresh process do `job` and returns its result, with `peak_memory_bytes` of that process.
+    """Run `job` in a fresh process and return its result, with `peak_memory_bytes` of that process.
 
-    An OstinatoError in the process is raised here; any other failure is a CalledProcessError, its
-    traceback on stderr.
+    An OstinatoError in the process is raised here; any other failure is a CalledProcessError, its traceback on stderr.
     """
     request = request_of(kind, job)
     return result_of(subprocess.run(COMMAND, input=request, stdout=subprocess.PIPE, text=True, check=True).stdout)
 
 
 def request_of(kind: str, job: dict[str, Any]) -> str:
-    """What a process of `COMMAND` reads."""
+    """Return the input of a process of `COMMAND`."""
     return json.dumps({"kind": kind, "began": time.monotonic(), **job})
 
 
 def result_of(answer: str) -> dict[str, Any]:
-    """What such a process wrote. An OstinatoError in it is raised here."""
+    """Return the result that such a process wrote. An OstinatoError in it is raised here."""
     result: dict[str, Any] = json.loads(answer.splitlines()[-1])
     if "error" in result:
         error = result["error"]

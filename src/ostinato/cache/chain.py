@@ -1,4 +1,4 @@
-"""A request's tokens as the prefix index knows them: full blocks, each hashed together with all before it."""
+"""Block hashes: full blocks of a request's tokens, each hashed together with all blocks before it."""
 
 from __future__ import annotations
 
@@ -11,32 +11,39 @@ from typing import Any
 import xxhash
 
 BlockHash = Callable[[int, bytes], int]
-"""(hash of the block before, or 0; what the block holds, as bytes) -> hash of the chain up to this block."""
+"""Function (hash of the block before, or 0; the block's content as bytes) -> hash of all tokens up to the block's end.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class MediaSpan:
-    """Tokens `start` to `end - 1` stand for an image, or for one temporal patch of a video; `digest` is a cryptographic
-    one of its pixels and of how they are processed, since the tokens themselves are the same for every image."""
+    """Tokens `start` to `end - 1`, which are an image or one temporal patch of a video.
+
+    `digest` is a cryptographic digest of its pixels and of how they are processed, since the tokens themselves are the
+    same for every image.
+    """
 
     start: int
     end: int
     digest: str
     item: Any = field(default=None, compare=False, repr=False)
-    """What the encoder gets; the cache and the scheduler do not look into it."""
+    """The encoder's input; the cache and the scheduler do not look into it."""
 
 
 def xxh3_hash(before: int, content: bytes) -> int:
-    """Fast and not cryptographic: the index compares what it finds, so a collision costs a hit and no more."""
+    """Return a fast hash, which is not cryptographic.
+
+    The index compares what it finds, so a collision costs a hit and no more.
+    """
     digest: int = xxhash.xxh3_64_intdigest(content, seed=before)
     return digest
 
 
 class Chain:
-    """The full blocks of one request, as far as `extend` has seen its tokens.
+    """The block hashes of one request, for the full blocks that `extend` has seen.
 
-    Block i holds the tokens at `i * block_size` to `(i + 1) * block_size - 1` and the digests of the images in
-    them. `salt` keeps apart requests that must not find each other's blocks.
+    Block i holds the tokens at `i * block_size` to `(i + 1) * block_size - 1` and the digests of the images in them.
+    `salt` separates requests that must not find each other's blocks.
     """
 
     def __init__(
@@ -47,13 +54,15 @@ class Chain:
         block_hash: BlockHash = xxh3_hash,
         root: bytes | None = None,
     ) -> None:
-        """With a `root`, the name of what stands before a text's first block, blocks have `names` too."""
+        """Set up an empty list of blocks; they get `names` too if `root`, the name before the first block, is given."""
         self.block_size = block_size
         self.salt = salt
         self.keys: list[int] = []
         self.names: list[bytes] = []
-        """Cryptographic digests of the text up to each block's end: what files are found by, which nobody compares with
-        the blocks before."""
+        """Cryptographic digests of the tokens up to each block's end.
+
+        Files are found by them, and a file is not compared with the blocks before it.
+        """
         self.token_ids: list[tuple[int, ...]] = []
         self._media = tuple(media)
         self._hash = block_hash
@@ -76,7 +85,7 @@ class Chain:
                 self.names.append(hashlib.blake2b(before + content, digest_size=len(self._root)).digest())
 
     def digests(self, index: int) -> tuple[str, ...]:
-        """Of the images in block `index`, in their order."""
+        """Return the digests of the images in block `index`, in order."""
         if not self._media:
             return ()
         start, end = index * self.block_size, (index + 1) * self.block_size
@@ -84,7 +93,10 @@ class Chain:
 
 
 def _framed(kind: bytes, text: str) -> bytes:
-    """With its length, so that no text can end in what looks like another one: a block's name is all that tells its
-    file from others."""
+    """Return `text` as bytes with its kind and its length before it.
+
+    The length keeps one text from ending in what looks like another: a block's name alone distinguishes its file from
+    others.
+    """
     encoded = text.encode()
     return kind + len(encoded).to_bytes(8, "little") + encoded

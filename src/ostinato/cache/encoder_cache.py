@@ -1,4 +1,4 @@
-"""The encoder cache: which cells hold the vision encoder's outputs of which image. Bookkeeping only."""
+"""The encoder cache: a record of the cells that hold the vision encoder's outputs for each image. Bookkeeping only."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class Held(NamedTuple):
     """An image that a request holds."""
 
     cells: tuple[int, ...]
-    """One per token of the image, in their order."""
+    """Cells of the image, one per token, in order."""
     is_new: bool
-    """Whether the step that is being scheduled has to encode it: nothing stands in its cells yet."""
+    """True if the step being scheduled has to encode the image: its cells hold nothing yet."""
 
 
 @dataclass(slots=True, eq=False)
@@ -27,25 +27,25 @@ class _Entry:
 
 
 class EncoderCache:
-    """Gives images their cells, and keeps what stands there until the room is needed.
+    """Allocator of cells for images, which keeps their contents until the room is needed.
 
-    An image is known by its digest, and has one cell per token. A request *takes* the images that tokens of its next
-    step stand for, and so pins them: a pinned image stays. One that nobody pins stays until its cells are needed, the
-    least recently used first. What a step is to encode is *pending* until `settle` says whether the step succeeded;
-    what a failed one was to encode is forgotten. Of `num_cells`, cell 0 is the null one, which is never handed out:
-    tokens of text and padding point at it.
+    An image is known by its digest, and has one cell per token. A request *pins* the images that tokens of its next
+    step belong to, and a pinned image stays. An unpinned image stays until its cells are needed; the least recently
+    used goes first. An image that a step is to encode is *pending* until `settle` reports whether the step succeeded;
+    if it failed, the image is forgotten. Cell 0 of the `num_cells` is the null cell, which is never allocated: text and
+    padding tokens point at it.
     """
 
     def __init__(self, num_cells: int) -> None:
         assert num_cells >= 1, "there is always the null cell"
         self.num_cells = num_cells
         self.counters = EncoderCacheCounts()
-        # Pinned by nobody, the least recently used first; an image is in one of the two.
+        # Idle images have no pins, the least recently used first; an image is in one of the two.
         self._idle: OrderedDict[str, _Entry] = OrderedDict()
         self._pinned: dict[str, _Entry] = {}
         self._pending: set[str] = set()
         self._held: dict[str, set[str]] = {}
-        # A stack: the cell to be handed out next is at the end.
+        # A stack: the cell that is allocated next is at the end.
         self._free = list(range(num_cells - 1, 0, -1))
 
     @property
@@ -60,7 +60,7 @@ class EncoderCache:
 
     @property
     def num_cached(self) -> int:
-        """Cells of images that nobody holds."""
+        """Cells of images that no request holds."""
         return self.capacity - len(self._free) - self.num_pinned
 
     @property
@@ -68,7 +68,7 @@ class EncoderCache:
         return len(self._idle) + len(self._pinned)
 
     def num_fitting(self, items: Sequence[tuple[str, int]]) -> int:
-        """How many of these images, (digest, tokens) each, from the first on, could be pinned together now."""
+        """Return how many of these images, (digest, tokens) each, from the first on, could be pinned at once now."""
         room = self.capacity - self.num_pinned
         seen: set[str] = set()
         for count, (digest, num_tokens) in enumerate(items):
@@ -81,12 +81,15 @@ class EncoderCache:
         return len(items)
 
     def take(self, request_id: str, items: Sequence[tuple[str, int]]) -> list[Held]:
-        """Pin images, (digest, tokens) each, for which `num_fitting` found room, and give those that are not there
-        their cells, evicting what nobody holds. What the request holds already it goes on holding."""
+        """Pin images, (digest, tokens) each, for which `num_fitting` found room.
+
+        Images that are not cached get cells, which may evict images that no request holds. Images that the request
+        already holds stay pinned.
+        """
         assert items, "a request takes at least one image"
         held = self._held.setdefault(request_id, set())
         taken: dict[str, Held] = {}
-        # Those that are there come first, so that none of them is evicted for another one.
+        # Cached images come first, so that none of them is evicted for another one.
         for digest, num_tokens in items:
             entry = self._pinned.get(digest) or self._idle.get(digest)
             if entry is None or digest in taken:
@@ -110,7 +113,7 @@ class EncoderCache:
         return [taken[digest] for digest, _ in items]
 
     def keep(self, request_id: str, digests: Collection[str]) -> None:
-        """A step of the request succeeded: of the images that it holds it needs no more than these."""
+        """Unpin all images of the request but `digests`, after a step of it succeeded."""
         held = self._held.get(request_id)
         if held is None:
             return
@@ -121,16 +124,21 @@ class EncoderCache:
             del self._held[request_id]
 
     def release(self, request_id: str, is_suspect: bool = False) -> None:
-        """The request holds nothing any more. `is_suspect`: something went wrong with what was made of its images, and
-        those that nobody else holds are forgotten."""
+        """Unpin all images of the request.
+
+        With `is_suspect`, the outputs of its images may be wrong, and the images that no other request holds are
+        forgotten.
+        """
         for digest in sorted(self._held.pop(request_id, ())):
             self._unpin(digest)
             if is_suspect and digest in self._idle:
                 self._forget(digest)
 
     def settle(self, succeeded: bool) -> None:
-        """The step in flight is over: what it was to encode stands in its cells, or never will, and then nobody may
-        hold it any more."""
+        """Mark the images of the finished step as encoded, or forget them if it failed.
+
+        After a failed step, no request may hold them any more.
+        """
         for digest in sorted(self._pending) if not succeeded else ():
             assert digest not in self._pinned, "what a failed step was to encode is held by a request that goes on"
             if digest in self._idle:
@@ -138,16 +146,16 @@ class EncoderCache:
         self._pending.clear()
 
     def forget(self) -> None:
-        """Take out all images that nobody holds, as if they had never been seen."""
+        """Remove all images that no request holds, as if they had never been seen."""
         for digest in list(self._idle):
             self._forget(digest)
 
     def holders(self) -> set[str]:
-        """The ids of the requests that hold images."""
+        """Return the ids of the requests that hold images."""
         return set(self._held)
 
     def held(self, request_id: str) -> Collection[str]:
-        """The digests of the images that the request holds."""
+        """Return the digests of the images that the request holds."""
         return self._held.get(request_id, frozenset())
 
     def check_integrity(self) -> None:
@@ -187,7 +195,7 @@ class EncoderCache:
         entry.num_pins -= 1
         if entry.num_pins == 0:
             del self._pinned[digest]
-            self._idle[digest] = entry  # behind all others: used last
+            self._idle[digest] = entry  # last in order: used last
 
     def _forget(self, digest: str) -> None:
         entry = self._idle.pop(digest)

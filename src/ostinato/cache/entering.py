@@ -1,6 +1,6 @@
-"""What a step of a request computed enters the index: full blocks, and states as checkpoints.
+"""Committing a step's results to the prefix index: full blocks, and states as checkpoints.
 
-A state becomes a checkpoint where it lies: the slot that was written is the index's from then on, and the request
+A state becomes a checkpoint in its slot: the slot that was written belongs to the index from then on, and the request
 writes to another one. Nothing is copied.
 """
 
@@ -22,10 +22,10 @@ def enter(
     samples: bool,
     anchor: int,
 ) -> None:
-    """See `CacheManager.enter`."""
+    """Commit what a step computed to the index, as `CacheManager.enter` describes."""
     entered = enter_blocks(store, holding, chain, num_computed)
     if store.panes.count:
-        # Where the prompt ends and where it leaves an indexed text, others will go on.
+        # Other requests will continue from the prompt's end, and from where it leaves an indexed prefix.
         for position in (placement.last, placement.branch):
             if position in entered:
                 store.use_window(entered[position])
@@ -41,7 +41,7 @@ def enter(
 
 
 def enter_blocks(store: CacheStore, holding: Holding, chain: Chain, num_computed: int) -> dict[int, Entry]:
-    """Index the blocks that are full now, or give them up for equal ones. -> {end: entry} of them."""
+    """Index the blocks that are full now, or exchange them for equal ones of the index. Return {end: entry} of them."""
     entered: dict[int, Entry] = {}
     swapped: dict[int, int] = {}
     for index in range(holding.num_indexed, num_computed // chain.block_size):
@@ -69,7 +69,7 @@ def enter_blocks(store: CacheStore, holding: Holding, chain: Chain, num_computed
 
 
 def _enter_pane(store: CacheStore, holding: Holding, entry: Entry, index: int) -> None:
-    """Let the index keep the pane of an entry that has none, or give it up for an equal one."""
+    """Let the index keep the window block of an entry that has none, or exchange it for the entry's equal one."""
     own, table = holding.pane_table[index], holding.pane_table
     if entry.pane is None:
         store.keep_pane(entry, own)
@@ -89,7 +89,7 @@ def _place_reserved(store: CacheStore, holding: Holding, placement: Placement, e
 
 
 def _place_last_written(store: CacheStore, holding: Holding, placement: Placement, position: int) -> None:
-    """A prefill chunk ends at an indexed boundary: keep its state if a checkpoint belongs there."""
+    """Keep the state of a prefill chunk that ends at an indexed boundary, if a checkpoint belongs there."""
     assert holding.tip is not None, "a boundary that is indexed has an entry"
     is_interior = placement.is_interior(position)
     if is_interior and not placement.claims(position):
@@ -106,10 +106,10 @@ def _place_trailing(
     num_computed: int,
     anchor: int,
 ) -> None:
-    """Keep the state at the last indexed boundary that the text's end has passed, in place of the one before it.
+    """Keep the state at the last indexed boundary that decoding has passed, in place of the one before it.
 
-    Where accepted drafts stand before it, the output may turn out to end among them (at a stop string): so the one
-    before it stays until the next boundary.
+    If accepted drafts precede the boundary, the output may turn out to end among them (at a stop string). The
+    checkpoint before it then stays until the next boundary.
     """
     written = holding.slots[: anchor + 1]
     for checkpoint in holding.superseded:
@@ -142,14 +142,16 @@ def _place(store: CacheStore, placement: Placement, entry: Entry, slot: int, is_
 
 
 def _give_up(store: CacheStore, checkpoint: Checkpoint) -> None:
-    """A checkpoint that is no longer wanted, unless somebody has hit it, or it is gone already."""
+    """Remove a checkpoint that is no longer wanted, unless a request has hit it or it is gone already."""
     if checkpoint.entry.checkpoint is checkpoint and checkpoint.hits == 0:
         store.give_up(checkpoint)
 
 
 def _leave_behind(store: CacheStore, holding: Holding, slot: int) -> None:
-    """A slot just written became a checkpoint, and is no longer the request's to write. It keeps its reference if it is
-    read once more."""
+    """Take a slot that became a checkpoint off the slots that the request writes to.
+
+    The request keeps its reference if it reads the slot once more.
+    """
     holding.slots = tuple(own for own in holding.slots if own != slot)
     if slot != holding.read_slot:
         store.slots.release((slot,))

@@ -1,8 +1,8 @@
-"""What leaves the prefix index first when its memory is needed.
+"""Eviction from the prefix index: the order in which entries go when their memory is needed.
 
-Policy `marconi` follows Pan et al. 2024 (arXiv 2411.19379, section 4.2): the utility of something cached is its
-recency plus the FLOPs that it saves per byte of its memory, each scaled to 0..1 over all candidates, and the least
-useful goes first. Policy `lru` looks at recency alone. Under both, what can save nothing, or never has, goes first.
+Policy `marconi` follows Pan et al. 2024 (arXiv 2411.19379, section 4.2): the utility of something cached is its recency
+plus the FLOPs that it saves per byte of its memory, each scaled to 0..1 over all candidates, and the least useful goes
+first. Policy `lru` looks at recency alone. Under both, entries that can save nothing, or never have, go first.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from ostinato.cache.index import Checkpoint, Entry, Pane, PrefixIndex
 EvictionPolicy = Literal["marconi", "lru"]
 
 EFFICIENCY_WEIGHT = 1.0
-"""What FLOPs saved per byte count for beside recency; 0 would be LRU."""
+"""Weight of the FLOPs saved per byte relative to recency; 0 would be LRU."""
 
 RANKED_AT_ONCE = 8
-"""One in so many candidates is ranked beforehand, so that a look at all of them serves several evictions."""
+"""Candidates per candidate that is ranked beforehand, so that one look at all of them serves several evictions."""
 
 T = TypeVar("T", Entry, Checkpoint, Pane)
 
 
 @dataclass(frozen=True, slots=True)
 class EvictionCosts:
-    """What it takes to compute a prefix again, and what it takes to keep it.
+    """Costs of computing a prefix again and of keeping it.
 
-    The first t tokens of a text cost `flops_per_token * t + flops_per_pair * t * (t + 1) / 2`. Sizes in bytes;
-    0 for what the model does not have.
+    The first t tokens of a prefix cost `flops_per_token * t + flops_per_pair * t * (t + 1) / 2`. Sizes are in bytes,
+    and 0 for memory that the model does not have.
     """
 
     flops_per_token: float = 1.0
@@ -41,14 +41,14 @@ class EvictionCosts:
     pane_bytes: int = 0
 
     def flops(self, start: int, end: int) -> float:
-        """Of the tokens `start` to `end - 1`, those before them being cached."""
+        """Return the FLOPs of the tokens `start` to `end - 1` if those before them are cached."""
         pairs = (end * (end + 1) - start * (start + 1)) / 2
         return self.flops_per_token * (end - start) + self.flops_per_pair * pairs
 
 
 @dataclass(frozen=True, slots=True)
 class Worth:
-    """Why something should stay. `tier` 0 goes before any 1; `efficiency` is in FLOPs per byte."""
+    """Reasons for something to stay. `tier` 0 goes before any 1; `efficiency` is in FLOPs per byte."""
 
     tier: int
     last_use: int
@@ -58,8 +58,10 @@ class Worth:
 def worth_of_leaf(
     entry: Entry, costs: EvictionCosts, has_state: bool, index: PrefixIndex, has_panes: bool = False
 ) -> Worth:
-    """Of a block that no text goes on from. With state layers, only a checkpoint makes it worth anything; with windows,
-    only a pane, which goes with it."""
+    """Return the worth of a block that no indexed prefix extends.
+
+    With state layers, only a checkpoint gives it worth; with windows, only a window block, which goes with it.
+    """
     if has_panes and entry.pane is None:
         return Worth(tier=0, last_use=entry.last_use, efficiency=0.0)
     if not has_state:
@@ -75,28 +77,33 @@ def worth_of_leaf(
 
 
 def worth_of_checkpoint(checkpoint: Checkpoint, costs: EvictionCosts, index: PrefixIndex) -> Worth:
-    """Of the state alone, its block staying: what lies between it and the checkpoint before it."""
+    """Return the worth of the state alone, if its block stays: the tokens since the checkpoint before it."""
     saved = costs.flops(index.base_end(checkpoint), checkpoint.entry.end)
     return Worth(tier_of(checkpoint), checkpoint.last_use, saved / max(costs.slot_bytes, 1))
 
 
 def worth_of_pane(pane: Pane, costs: EvictionCosts, num_together: int) -> Worth:
-    """A text goes on after a pane only with all `num_together` panes of its window, which together save what lies
-    before."""
+    """Return the worth of a window block.
+
+    A prefix is reusable only with all `num_together` blocks of its window, which jointly save the tokens before.
+    """
     saved = costs.flops(0, pane.entry.end)
     return Worth(tier_of(pane), pane.last_use, saved / max(costs.pane_bytes * num_together, 1))
 
 
 def tier_of(kept: Checkpoint | Pane) -> int:
-    """0 for what can save nothing as far as anybody knows, or never has."""
+    """Return 0 for a checkpoint or window block inside a prefix that no request has hit, else 1.
+
+    Tier 0 can save nothing as far as is known.
+    """
     return 0 if kept.is_interior and kept.hits == 0 else 1
 
 
 class EvictionQueue(Generic[T]):
-    """Candidates in the order in which they go.
+    """Candidates in the order of their eviction.
 
     A look at all of them costs O(candidates), so the first few are remembered. One that was used since, or is no
-    candidate any more, is passed over; what became one since waits for the next look, unless it is `offer`ed.
+    candidate any more, is skipped. One that became a candidate since waits for the next look, unless it is `offer`ed.
     """
 
     def __init__(
@@ -116,7 +123,7 @@ class EvictionQueue(Generic[T]):
         self._highest: tuple[int, float, int] = (0, 0.0, 0)
 
     def pop(self) -> T | None:
-        """The next to go; None if there is no candidate."""
+        """Return the next candidate to evict, or None if there is none."""
         for _ in range(2):
             while self._heap:
                 _, _, last_use, item = heapq.heappop(self._heap)
@@ -147,7 +154,7 @@ def _by_recency(worth: Worth) -> tuple[int, float, int]:
 
 
 def _by_utility(worths: list[Worth]) -> Callable[[Worth], tuple[int, float, int]]:
-    """Recency and efficiency scaled to 0..1 over the candidates that the sum decides about."""
+    """Return a score: recency plus efficiency, each scaled to 0..1 over the candidates that the sum decides about."""
     judged = [worth for worth in worths if worth.tier == 1] or worths
     oldest, least = min(w.last_use for w in judged), min(w.efficiency for w in judged)
     age = max(max(w.last_use for w in judged) - oldest, 1)

@@ -1,4 +1,4 @@
-"""What one request holds of the cache, and what all of them use together."""
+"""The blocks and slots of one request, and the usage of the cache by all of them."""
 
 from __future__ import annotations
 
@@ -20,44 +20,44 @@ class Holding:
     block_table: tuple[int, ...] = ()
     capacity: int = 0
     pane_table: tuple[int, ...] = ()
-    """As `block_table`, for layers with a window; 0 where the pane was let go of, which is before `first_pane`."""
+    """Window blocks, indexed as `block_table`; 0 for those already freed, which precede `first_pane`."""
     first_pane: int = 0
     num_promised: int = 0
-    """Blocks of tokens for which it was promised panes."""
+    """Blocks of tokens for which window blocks were promised to it."""
     slots: tuple[int, ...] = ()
-    """The request's own, which its steps write to: `slots_per_request` of them when a row is made."""
+    """Slots that only this request holds and its steps write to: `slots_per_request` of them when a batch row is made.
+    """
     read_slot: int = 0
-    """Where the next step reads its state: one of `slots`, or a checkpoint, or 0 for the zero state."""
+    """The slot that the next step reads its state from: one of `slots`, or a checkpoint, or 0 for the zero state."""
     reserved: tuple[tuple[int, int], ...] = ()
-    """(position, slot): checkpoints that the step in flight writes out on its way."""
+    """(position, slot): checkpoints that the step in flight writes out within its tokens."""
     ahead: tuple[int, ...] = ()
-    """The slot that the step behind the one in flight writes to, if that is another one than of the one in flight."""
+    """The slot that the next step writes to, if it differs from the slot of the step in flight."""
     is_overwritten: bool = False
-    """Whether the step behind the one in flight writes over the state that that one leaves."""
+    """True if the next step overwrites the in-flight step's final state."""
     tip: Entry | None = None
     num_indexed: int = 0
     trailing: Checkpoint | None = None
     """The checkpoint at the last block boundary that decoding passed."""
     superseded: tuple[Checkpoint, ...] = ()
-    """Those before it, while the output may still turn out to end before `trailing`."""
+    """Checkpoints before `trailing`, while the output may still turn out to end before it."""
 
     def entries(self) -> Iterator[Entry]:
-        """Its blocks that are indexed, the last one first."""
+        """Yield its indexed blocks, the last one first."""
         entry = self.tip
         while entry is not None:
             yield entry
             entry = entry.parent
 
     def references(self) -> tuple[int, ...]:
-        """The slots on which the request holds a reference."""
+        """Return the slots on which the request holds a reference."""
         read = () if self.read_slot in self.slots or self.read_slot == 0 else (self.read_slot,)
         return (*self.slots, *read, *self.ahead, *(slot for _, slot in self.reserved))
 
 
 @dataclass(frozen=True, slots=True)
 class CacheUsage:
-    """Blocks, slots and panes held by requests, those that only the index holds, and how many there are (the null ones
-    do not count)."""
+    """Blocks, slots and window blocks held by requests, held by the index alone, and in all, without the null ones."""
 
     blocks_used: int
     blocks_cached: int

@@ -1,4 +1,4 @@
-"""The prefix index: which blocks and checkpoints hold the beginnings of texts, as a tree of full blocks."""
+"""The prefix index: blocks and checkpoints of cached prefixes, as a tree of full blocks."""
 
 from __future__ import annotations
 
@@ -10,25 +10,28 @@ from ostinato.cache.chain import Chain
 
 @dataclass(slots=True, eq=False)
 class Checkpoint:
-    """A slot that holds the state after the last token of an entry's block. Nobody writes to it."""
+    """A slot that holds the state after the last token of an entry's block. It is never written."""
 
     entry: Entry
     slot: int
     is_interior: bool
-    """Placed at a multiple of `state_block_size`, and not where a text has ended or left another one."""
+    """True if it is here only as a multiple of `state_block_size`.
+
+    False if a prompt ended here or left another prefix.
+    """
     last_use: int
     hits: int = 0
 
 
 @dataclass(slots=True, eq=False)
 class Pane:
-    """The keys and values of an entry's block in layers with a window. Nobody writes to it."""
+    """A window block: keys and values of an entry's block in layers with a window. It is never written."""
 
     entry: Entry
     id: int
     last_use: int
     is_interior: bool = True
-    """Whether no text is known to end here, or to leave another one, so near that it needs this pane to go on."""
+    """True if no known prefix ends or branches off so near behind it that it needs this window block to continue."""
     hits: int = 0
 
 
@@ -47,31 +50,31 @@ class Entry:
     last_use: int
     checkpoint: Checkpoint | None = None
     pane: Pane | None = None
-    """None in a model without windows, and where it made room."""
+    """The window block. None in a model without windows, and after eviction."""
     hits: int = 0
-    """How many requests took the text up to here, and no further, from the index."""
+    """Requests that took the prefix up to here, and no further, from the index."""
     lost_checkpoint: bool = False
-    """Whether a checkpoint stood here and was evicted."""
+    """True if there was a checkpoint here that was evicted."""
     num_children: int = 0
     num_pins: int = 0
     """Running requests whose last indexed block this is."""
     name: bytes = b""
-    """What its files are found by; empty without a tier of files."""
+    """Name by which its files are found; empty without a file tier."""
     base: Entry | None = None
     """The nearest entry before it with a checkpoint, None being the root, as of the index's change `based_at`."""
     based_at: int = -1
 
     @property
     def is_evictable(self) -> bool:
-        """Whether no text goes on from here, and no running request stands here."""
+        """True if no indexed prefix extends it, and it is not the last indexed block of a running request."""
         return self.num_children == 0 and self.num_pins == 0
 
 
 class PrefixIndex:
-    """The tree. It counts children and pins; whose memory blocks and slots are is its owner's business.
+    """The tree of entries. It counts children and pins; its owner manages the memory of blocks and slots.
 
-    Entries are found by the hash of the chain up to them, and then compared: parent, tokens, digests and salt. So
-    two chains of one hash never share an entry: the one that came later is not indexed from there on.
+    Entries are found by the hash of all tokens up to them, and then compared: parent, tokens, digests and salt. So two
+    prefixes of one hash never share an entry: the one that came later is not indexed from there on.
     """
 
     def __init__(self) -> None:
@@ -80,7 +83,7 @@ class PrefixIndex:
         self._checkpoints: dict[int, Checkpoint] = {}
         self._panes: dict[int, Pane] = {}
         self._num_changes = 0
-        """How often a checkpoint came or went."""
+        """Checkpoints added and removed so far."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -93,12 +96,12 @@ class PrefixIndex:
 
     @property
     def leaves(self) -> Iterator[Entry]:
-        """Entries after which no text goes on."""
+        """Entries that no other entry extends."""
         return iter(self._leaves)
 
     @property
     def newest_leaves(self) -> Iterator[Entry]:
-        """The same, those that came last first."""
+        """Entries that no other entry extends, the newest first."""
         return reversed(self._leaves)
 
     @property
@@ -118,15 +121,15 @@ class PrefixIndex:
         return iter(self._panes.values())
 
     def pane_of(self, id: int) -> Pane | None:
-        """What the index has in pane `id`, if it has anything there."""
+        """Return the window block with this id, or None if the index does not have it."""
         return self._panes.get(id)
 
     def checkpoint_of(self, slot: int) -> Checkpoint | None:
-        """The checkpoint that `slot` is, if it is one."""
+        """Return the checkpoint in this slot, or None if it holds none."""
         return self._checkpoints.get(slot)
 
     def child(self, parent: Entry | None, chain: Chain, index: int) -> Entry | None:
-        """The entry of the chain's block `index`, `parent` being that of the block before."""
+        """Return the entry of block `index` of `chain`, or None; `parent` is the entry of the block before."""
         entry = self._entries.get(chain.keys[index])
         if (
             entry is not None
@@ -139,7 +142,7 @@ class PrefixIndex:
         return None
 
     def walk(self, chain: Chain, num_blocks: int) -> list[Entry]:
-        """The entries of the chain's first `num_blocks` blocks, up to the first one that is not indexed."""
+        """Return the entries of the first `num_blocks` blocks of `chain`, up to the first that is not indexed."""
         path: list[Entry] = []
         for index in range(min(num_blocks, len(chain.keys))):
             entry = self.child(path[-1] if path else None, chain, index)
@@ -149,7 +152,7 @@ class PrefixIndex:
         return path
 
     def add(self, parent: Entry | None, chain: Chain, index: int, block: int, now: int) -> Entry | None:
-        """Enter the chain's block `index`; None if another chain has its hash."""
+        """Add block `index` of `chain`; return None if other tokens have its hash."""
         key = chain.keys[index]
         if key in self._entries:
             return None
@@ -165,7 +168,7 @@ class PrefixIndex:
         return entry
 
     def remove(self, entry: Entry) -> None:
-        """Take out an evictable entry without a checkpoint and without a pane."""
+        """Remove an evictable entry without a checkpoint and without a window block."""
         assert entry.is_evictable, "an entry that is needed cannot be removed"
         assert entry.checkpoint is None, "a checkpoint is taken out before its entry"
         assert entry.pane is None, "a pane is taken out before its entry"
@@ -178,7 +181,7 @@ class PrefixIndex:
                 self._leaves[parent] = None
 
     def place(self, entry: Entry, slot: int, is_interior: bool, now: int) -> Checkpoint:
-        """Give an entry a checkpoint."""
+        """Add a checkpoint to an entry."""
         assert entry.checkpoint is None, "an entry has one checkpoint at most"
         checkpoint = Checkpoint(entry, slot, is_interior, now)
         entry.checkpoint = checkpoint
@@ -188,28 +191,28 @@ class PrefixIndex:
         return checkpoint
 
     def displace(self, checkpoint: Checkpoint) -> None:
-        """Take an entry's checkpoint away; its block stays."""
+        """Remove an entry's checkpoint; its block stays."""
         assert checkpoint.entry.checkpoint is checkpoint, "the checkpoint is not in the index"
         checkpoint.entry.checkpoint = None
         del self._checkpoints[checkpoint.slot]
         self._num_changes += 1
 
     def place_pane(self, entry: Entry, id: int, now: int) -> None:
-        """Give an entry a pane."""
+        """Add a window block to an entry."""
         assert entry.pane is None, "an entry has one pane at most"
         entry.pane = self._panes[id] = Pane(entry, id, now)
 
     def displace_pane(self, pane: Pane) -> None:
-        """Take an entry's pane away; its block stays."""
+        """Remove an entry's window block; its block stays."""
         assert pane.entry.pane is pane, "the pane is not in the index"
         pane.entry.pane = None
         del self._panes[pane.id]
 
     def base_end(self, checkpoint: Checkpoint) -> int:
-        """The position of the nearest checkpoint before this one; 0 if there is none.
+        """Return the position of the nearest checkpoint before this one; 0 if there is none.
 
-        Costs one step for each block back to there. What it passes remembers the answer until a checkpoint comes or
-        goes, so that a look at all checkpoints passes no entry twice.
+        Costs one step for each block back to there. The entries on the way remember the answer until a checkpoint is
+        added or removed, so that a look at all checkpoints passes no entry twice.
         """
         passed: list[Entry] = []
         entry = checkpoint.entry.parent
@@ -254,7 +257,7 @@ class PrefixIndex:
 
 
 def _nearest(entry: Entry | None) -> Entry | None:
-    """The nearest entry with a checkpoint, from `entry` towards the root."""
+    """Return the nearest entry with a checkpoint, from `entry` towards the root."""
     while entry is not None and entry.checkpoint is None:
         entry = entry.parent
     return entry

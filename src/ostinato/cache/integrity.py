@@ -1,4 +1,4 @@
-"""What must hold between two calls of a cache manager, whatever it was asked."""
+"""Invariants of a cache manager between two calls."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from ostinato.cache.store import CacheStore
 def check_integrity(
     store: CacheStore, holdings: Mapping[str, Holding], slots_per_request: int, panes: Panes | None
 ) -> None:
-    """Raise AssertionError unless references are exact, and what is shared cannot be written. `holdings`: of each
-    request, by its id."""
+    """Raise AssertionError unless references are exact and shared memory cannot be written.
+
+    `holdings` has each request's blocks and slots by its id.
+    """
     store.check_integrity()
     tables = Counter(id for holding in holdings.values() for id in holding.block_table)
     slots = Counter(id for holding in holdings.values() for id in holding.references())

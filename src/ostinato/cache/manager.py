@@ -1,5 +1,7 @@
-"""What each request holds of the cache: blocks for its tokens and its place in the index, beside its panes (`panes.py`)
-and the slots of its state (`state_slots.py`)."""
+"""Block tables of the requests, and their positions in the prefix index.
+
+Window blocks are in `panes.py`, slots for states in `state_slots.py`.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +25,11 @@ _NO_COSTS = EvictionCosts()
 
 
 class CacheManager:
-    """Gives requests their blocks and slots, takes them back, and enters what they computed into the index.
+    """Manager of the requests' blocks and slots: it allocates and frees them, and commits computed blocks to the index.
 
-    `num_blocks` and `num_slots` are the planned counts and include the null block and the null slot; 0 blocks
-    is a model without attention, 0 slots one without state layers, and then none are needed. With `num_panes`, the null
-    one among them, there are layers with windows, whose keys and values are in panes.
+    `num_blocks` and `num_slots` are the planned counts and include the null block and the null slot; 0 blocks is a
+    model without attention, 0 slots one without state layers, and then none are needed. With `num_panes`, the null one
+    among them, there are layers with windows, whose keys and values are in window blocks.
     """
 
     def __init__(
@@ -49,19 +51,19 @@ class CacheManager:
         self.panes = None if pane_rules is None else Panes(pane_rules, self.store)
         self.states = StateSlots(self.store, slots_per_request if num_slots > 0 else 0)
         self.memory: CacheMemory | None = None
-        """Where blocks, panes and slots lie, for what is carried from one engine to another; None: nothing is."""
+        """The memory of the blocks, window blocks and slots, for exported and imported KV; None without such KV."""
         self._holdings: dict[str, Holding] = {}
 
     def blocks_needed(self, num_tokens: int) -> int:
-        """How many blocks hold the keys and values of `num_tokens` tokens."""
+        """Return how many blocks hold the keys and values of `num_tokens` tokens."""
         return -(-num_tokens // self.block_size) if self.blocks.count > 0 else 0
 
     def panes_needed(self, num_tokens: int) -> int:
-        """How many panes a request has of its first `num_tokens` tokens, if they are all that is computed."""
+        """Return how many window blocks a request has if exactly its first `num_tokens` tokens are computed."""
         return 0 if self.panes is None else -(-num_tokens // self.block_size) - self.panes.rules.first(num_tokens)
 
     def max_tokens_ever(self) -> int:
-        """The most tokens that a request can have when alone; `sys.maxsize` where nothing limits it."""
+        """Return the most tokens that a request can have when alone; `sys.maxsize` if nothing limits it."""
         if self.states.per_request > self.slots.capacity:
             return 0
         most = [self.blocks.capacity] if self.blocks.count > 0 else []
@@ -79,14 +81,15 @@ class CacheManager:
         *,
         reads_checkpoint: bool = True,
     ) -> bool:
-        """Give a new request what the index has for it, blocks for its first `num_tokens` tokens, and its slots.
+        """Attach a new request to its hit, and allocate blocks for its first `num_tokens` tokens, and its slots.
 
         Returns False if that is not available: the request then holds nothing, and at most something idle was evicted
-        for it. Beyond the blocks, `spare_blocks` must stay available, and beyond its panes `spare_panes`. Not
-        `reads_checkpoint`: state and panes are carried to it (`take_in`), and it attaches blocks of the index alone.
+        for it. Beyond the blocks, `spare_blocks` must stay available, and beyond its window blocks `spare_panes`.
+        Without `reads_checkpoint`, state and window blocks are imported (`take_in`), and it attaches blocks of the
+        index alone.
         """
         match = match or Match()
-        # Referenced before anything is taken, so that what is hit is not evicted for it.
+        # The hit is referenced before anything is allocated, so that it is not evicted for that.
         holding = self._attach(match.path, reads_checkpoint)
         self._holdings[request_id] = holding
         if not self.states.can_fill(holding) or not self.grow(request_id, num_tokens, spare_blocks, spare_panes):
@@ -104,9 +107,10 @@ class CacheManager:
         return True
 
     def take_in(self, request_id: str, carried: Carried, chain: Chain | None) -> None:
-        """Write what another engine has computed into the memory of a request that was just admitted for it, beside
-        the blocks that the index had. No step may be in flight. With a `chain`, full blocks are indexed at once: they
-        were computed in steps that succeeded, though not here.
+        """Write imported KV into the memory of a request that was just admitted for it, after the blocks of its hit.
+
+        No step may be in flight. With a `chain`, full blocks are indexed at once: they were computed in steps that
+        succeeded, though not here.
         """
         holding, memory = self._holdings[request_id], self.memory
         assert memory is not None, "nothing is carried to where nothing can be written"
@@ -123,12 +127,12 @@ class CacheManager:
             self.store.trim()
 
     def grow(self, request_id: str, num_tokens: int, spare_blocks: int = 0, spare_panes: int = 0) -> bool:
-        """Give the request blocks for its first `num_tokens` tokens, and promise it panes for them.
+        """Allocate blocks for the request's first `num_tokens` tokens, and promise it window blocks for them.
 
-        Returns False, and changes nothing, if not enough are free or evictable. When blocks have to be taken,
-        `spare_blocks` must stay available beyond them, and where panes have to be promised, `spare_panes`. The block
-        table is extended at its end, and a row made earlier keeps the one it has. A call that needs no new block costs
-        one look-up.
+        Returns False, and changes nothing, if not enough are free or evictable. If blocks have to be allocated,
+        `spare_blocks` must stay available beyond them, and if window blocks have to be promised, `spare_panes`. The
+        block table is extended at its end, and a batch row made earlier keeps the one it has. A call that needs no new
+        block costs one look-up.
         """
         holding = self._holdings[request_id]
         if num_tokens <= holding.capacity:
@@ -146,7 +150,7 @@ class CacheManager:
         return True
 
     def most_tokens(self, request_id: str) -> int:
-        """To how many tokens the request can `grow`."""
+        """Return the number of tokens up to which the request can `grow`."""
         holding = self._holdings[request_id]
         most = [self.blocks.num_available] if self.blocks.count > 0 else []
         if self.panes is not None and (more := self.panes.most_more(holding)) is not None:
@@ -154,13 +158,18 @@ class CacheManager:
         return holding.capacity + min(most) * self.block_size if most else sys.maxsize
 
     def cover(self, request_id: str, end: int) -> None:
-        """See that the request has the panes that its next row writes to, whose tokens end before position `end`."""
+        """Allocate the window blocks that the request's next batch row writes to.
+
+        The row's tokens end before position `end`.
+        """
         assert self.panes is not None, "a model without windows has no panes"
         self.panes.cover(self._holdings[request_id], end)
 
     def shrink(self, request_id: str, num_tokens: int) -> bool:
-        """Take back the blocks that the request has beyond those of its first `num_tokens` tokens, which are known;
-        whether there were any."""
+        """Free the blocks beyond those of the request's first `num_tokens` tokens, which are known.
+
+        Return whether there were any.
+        """
         holding = self._holdings[request_id]
         needed = -(-num_tokens // self.block_size)
         if holding.capacity <= needed * self.block_size or holding.capacity == sys.maxsize:
@@ -173,34 +182,39 @@ class CacheManager:
         return True
 
     def take_write_slots(self, request_id: str, spare_slots: int = 0) -> bool:
-        """See that the request has the slots that its next step writes to; False if it has none (`StateSlots.take`)."""
+        """Allocate the slots that the request's next step writes to; return False if it has none.
+
+        See `StateSlots.take`.
+        """
         return self.states.take(self._holdings[request_id], spare_slots)
 
     def reserve(self, request_id: str, positions: Iterable[int], spare_slots: int = 0) -> None:
-        """Take slots for checkpoints that the next step writes out on its way (`StateSlots.reserve`)."""
+        """Allocate slots for checkpoints that the next step writes out within its tokens (`StateSlots.reserve`)."""
         self.states.reserve(self._holdings[request_id], positions, spare_slots)
 
     def slots_ahead(self, request_id: str, num_computed: int, keeps: bool, spare_slots: int = 0) -> tuple[int, int]:
-        """The slots that the step behind the one in flight reads and writes, which begins with `num_computed` tokens
-        computed (`StateSlots.look_ahead`). `keeps`: the request keeps checkpoints."""
+        """Return the slots that the step after the one in flight reads and writes (`StateSlots.look_ahead`).
+
+        That step begins with `num_computed` tokens computed. `keeps`: the request keeps checkpoints.
+        """
         is_boundary = num_computed % self.block_size == 0
         return self.states.look_ahead(self._holdings[request_id], keeps and is_boundary, spare_slots)
 
     def catch_up(self, request_id: str) -> None:
-        """The step in flight is over: the one behind it is in flight now (`StateSlots.catch_up`)."""
+        """Note that the step in flight is over, and the one after it is in flight now (`StateSlots.catch_up`)."""
         self.states.catch_up(self._holdings[request_id])
 
     def advance(self, request_id: str, anchor: int = 0) -> None:
-        """A step of the request succeeded: its state is in write slot `anchor` now (`StateSlots.advance`)."""
+        """Note that a step of the request succeeded: its state is in write slot `anchor` now (`StateSlots.advance`)."""
         self.states.advance(self._holdings[request_id], anchor)
 
     def slide(self, request_id: str, num_computed: int) -> None:
-        """With `num_computed` tokens computed, and what they gave entered: let go of panes that no later token sees."""
+        """Free the window blocks that no later token sees, after `num_computed` tokens are computed and committed."""
         assert self.panes is not None, "a model without windows has no panes"
         self.panes.slide(self._holdings[request_id], num_computed)
 
     def has_news(self, request_id: str, num_computed: int) -> bool:
-        """Whether, with `num_computed` tokens computed, the request has something to `enter`."""
+        """Return whether, with `num_computed` tokens computed, the request has something to `enter`."""
         holding = self._holdings[request_id]
         return num_computed >= (holding.num_indexed + 1) * self.block_size
 
@@ -213,16 +227,16 @@ class CacheManager:
         samples: bool,
         anchor: int = 0,
     ) -> None:
-        """Enter what a step computed into the index: full blocks, and the checkpoints that are due.
+        """Commit what a step computed to the index: full blocks, and the checkpoints that are due.
 
-        The first `num_computed` tokens of the request, which `chain` knows, are computed. `samples`: the step
-        reached the end of what was known, so that the state now written is where the text goes on. `anchor` is that
-        of `advance`: write slot i then holds the state at position `num_computed - anchor + i`.
+        The first `num_computed` tokens of the request are computed, and `chain` has their block hashes. `samples`: the
+        step reached the end of the known tokens, so that the output continues from the state now written. `anchor` is
+        that of `advance`: write slot i then holds the state at position `num_computed - anchor + i`.
         """
         enter(self.store, self._holdings[request_id], chain, num_computed, placement, samples, anchor)
 
     def release(self, request_id: str) -> None:
-        """Take back all that the request holds. No step may still be writing to it."""
+        """Free all that the request holds. No step may still be writing to it."""
         holding = self._holdings.pop(request_id)
         if holding.tip is not None:
             self.store.touch(holding.tip)
@@ -230,11 +244,11 @@ class CacheManager:
         self._give_back(holding)
 
     def holding(self, request_id: str) -> Holding:
-        """What the request holds, for reading; only this class changes it."""
+        """Return the request's blocks and slots, for reading; only this class changes them."""
         return self._holdings[request_id]
 
     def holders(self) -> set[str]:
-        """The ids of the requests that hold memory."""
+        """Return the ids of the requests that hold memory."""
         return set(self._holdings)
 
     def usage(self) -> CacheUsage:

@@ -1,4 +1,4 @@
-"""The memory of blocks, panes and slots as bytes, and what was carried in it from one engine to another."""
+"""The memory of blocks, window blocks and slots as bytes, and the KV snapshot that moves between engines."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Protocol
 
 
 class CacheMemory(Protocol):
-    """The memory of blocks, panes and slots, whose ids the pools hand out.
+    """The memory of blocks, window blocks and slots, whose ids the pools allocate.
 
-    What is read is a copy, which goes to `into` where that is given, as many bytes as there are. Of a block or a pane,
-    it is all of it, or its first `num_tokens` tokens with zeros behind them.
+    Reading returns a copy, or fills `into`, as many bytes as there are. A block or window block is read whole, or its
+    first `num_tokens` tokens with zeros behind them.
     """
 
     block_bytes: int
@@ -27,15 +27,15 @@ class CacheMemory(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Carried:
-    """What another engine has computed of a request: the first `num_tokens` of its tokens."""
+    """KV snapshot from another engine: the first `num_tokens` tokens of a request, computed."""
 
     num_tokens: int
     blocks: tuple[memoryview, ...]
-    """Of those tokens, in their order; none in a model without attention, or with windows in all layers."""
+    """Blocks of those tokens, in order; none in a model without attention, or with windows in all layers."""
     panes: tuple[memoryview, ...]
-    """Of the last of those tokens, from `PaneRules.first` on; none in a model without windows."""
+    """Window blocks of the last of those tokens, from `PaneRules.first` on; none in a model without windows."""
     state: memoryview | None
-    """After the last of them; None in a model without state layers."""
+    """State after the last of them; None in a model without state layers."""
 
     @property
     def num_bytes(self) -> int:

@@ -1,9 +1,11 @@
-"""How many panes requests and prefixes need. A pane is to layers with a sliding window what a block is to the others:
-it holds `block_size` tokens of them, and a request lets go of it when no token to come sees any of it.
+"""Rules for the number of window blocks that requests and prefixes need.
+
+A window block is to layers with a sliding window what a block is to the others: it holds `block_size` tokens of them,
+and a request frees it when no token to come sees any of it.
 
 With B tokens in a block, the first of the tokens that follow `position` may be any of its block: so a request keeps the
-last ceil((window - 1) / B) panes before that block, which is also what a text that goes on at the block's beginning
-needs. A step of t tokens adds at most ceil(t / B) + 1.
+last ceil((window - 1) / B) window blocks before that block, which a request that starts at the block's first token
+needs as well. A step of t tokens adds at most ceil(t / B) + 1.
 """
 
 from __future__ import annotations
@@ -13,8 +15,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class PaneRules:
-    """`window`: positions that a token sees, its own the last, in the layer that sees most of those with a window.
-    `step_tokens`: most tokens of a step, of all its rows together."""
+    """Sizes that the number of window blocks depends on.
+
+    `window`: positions that a token sees, itself the last, in the layer that sees most of those with a window.
+    `step_tokens`: most tokens of a step, of all its batch rows together.
+    """
 
     window: int
     block_size: int
@@ -22,25 +27,31 @@ class PaneRules:
 
     @property
     def of_window(self) -> int:
-        """Panes before a block boundary that a text needs to go on from there."""
+        """Window blocks before a block boundary that a request needs to continue from there."""
         return -(-(self.window - 1) // self.block_size)
 
     @property
     def own(self) -> int:
-        """Panes of a request with a step of up to a block's tokens: its window's, and two that the tokens are in, or
-        the one that they are in and that of a step ahead."""
+        """Window blocks of a request with a step of up to a block's tokens.
+
+        They are its window's, and two that the tokens are in, or the one that they are in and that of the step after
+        it.
+        """
         return self.of_window + 2
 
     @property
     def shared(self) -> int:
-        """Panes beyond those that all rows of a step need together: of t tokens, a row needs (t - 1) // B more."""
+        """Window blocks beyond `own` that the batch rows of a step need together.
+
+        With t tokens, a batch row needs (t - 1) // B more.
+        """
         return (self.step_tokens - 1) // self.block_size
 
     def first(self, position: int) -> int:
-        """The first pane that the tokens from `position` on need, as the number of its block in the text."""
+        """Return the first window block that the tokens from `position` on need, as the number of its block."""
         return max(0, position // self.block_size - self.of_window)
 
     def needed(self, num_blocks: int, num_requests: int = 1) -> int:
-        """Panes with which so many requests of `num_blocks` blocks each can always go on."""
+        """Return the window blocks that let `num_requests` requests of `num_blocks` blocks each always continue."""
         own = min(num_blocks, self.own)
         return num_requests * own + min(self.shared, num_requests * (num_blocks - own))

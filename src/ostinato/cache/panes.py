@@ -1,7 +1,7 @@
-"""What requests hold of panes (see `pane_rules.py`), and what is promised to them.
+"""Window blocks of the requests (see `pane_rules.py`), and those that are promised to them.
 
-A request takes a pane when a row is made that writes to it. That there is one then was seen to before, when the request
-was given memory for its tokens: so nobody is preempted in the middle of a prompt.
+A request allocates a window block when a batch row is made that writes to it. That one is available then was ensured
+earlier, when the request got memory for its tokens: so no request is preempted in the middle of a prompt.
 """
 
 from __future__ import annotations
@@ -15,33 +15,38 @@ from ostinato.cache.store import CacheStore
 
 
 class Panes:
-    """Panes of running requests. To a request with blocks for its tokens, `rules.own` panes are promised, or as many as
-    it has blocks; `rules.shared` more to all that have more blocks, for the rows of a step together."""
+    """Window blocks of running requests.
+
+    A request with blocks for its tokens is promised `rules.own` window blocks, or as many as it has blocks. All
+    requests that have more blocks are promised `rules.shared` more in common, for the batch rows of a step.
+    """
 
     def __init__(self, rules: PaneRules, store: CacheStore) -> None:
         self.rules, self._store = rules, store
         self._own = 0
         self._beyond = 0
-        """Blocks of requests beyond the panes that are promised to each."""
+        """Blocks of requests beyond the window blocks that are promised to each."""
 
     @property
     def num_left(self) -> int:
-        """Panes that can still be promised."""
+        """Window blocks that can still be promised."""
         return self._store.panes.capacity - self._own - min(self.rules.shared, self._beyond)
 
     @property
     def most_blocks(self) -> int | None:
-        """Of one request alone; None: of any length."""
+        """Most blocks of a request that is alone; None if there is no bound."""
         capacity = self._store.panes.capacity
         return None if capacity >= self.rules.own + self.rules.shared else capacity
 
     def may_need_more(self, holding: Holding) -> bool:
-        """Whether another block for the request would need another pane."""
+        """Return whether another block for the request would need another window block."""
         return holding.num_promised < self.rules.own or self._beyond < self.rules.shared
 
     def promise(self, holding: Holding, num_blocks: int, spare: int = 0) -> bool:
-        """Let the request have as many panes as `num_blocks` blocks of it need, instead of those promised so far.
-        False, and nothing changes, if more are needed than can be promised with `spare` left."""
+        """Promise the request the window blocks that `num_blocks` blocks need, in place of those promised so far.
+
+        Return False, and change nothing, if more are needed than can be promised with `spare` left.
+        """
         own, beyond = self._own, self._beyond
         before = self.num_left
         self._own += min(num_blocks, self.rules.own) - min(holding.num_promised, self.rules.own)
@@ -53,17 +58,17 @@ class Panes:
         return True
 
     def has_room(self, num_blocks: int, spare: int = 0) -> bool:
-        """Whether a new request of `num_blocks` blocks could be promised its panes with `spare` left."""
+        """Return whether a new request of `num_blocks` blocks could be promised its window blocks with `spare` left."""
         holding = Holding()
         return self.promise(holding, num_blocks, spare) and self.promise(holding, 0)
 
     def most_more(self, holding: Holding) -> int | None:
-        """Blocks by which a request can grow; None: by any number."""
+        """Return the blocks by which a request can grow; None if there is no bound."""
         needed = max(self.rules.own - holding.num_promised, 0) + max(self.rules.shared - self._beyond, 0)
         return None if self.num_left >= needed else self.num_left
 
     def attach(self, holding: Holding, path: Sequence[Entry]) -> None:
-        """Reference those of a hit's window."""
+        """Add references to the window blocks of a hit's window."""
         first = max(0, len(path) - self.rules.of_window)
         found = [entry.pane for entry in path[first:]]
         ids = tuple(pane.id for pane in found if pane is not None)
@@ -72,13 +77,16 @@ class Panes:
         holding.pane_table, holding.first_pane = (0,) * first + ids, first
 
     def take_in(self, holding: Holding, indexed: Sequence[Entry], num_tokens: int) -> list[int]:
-        """Take the panes of a request whose first `num_tokens` tokens were computed elsewhere, and whose entries are
-        `indexed`: theirs, where they have one. Returns the numbers of the blocks whose panes are to be written."""
+        """Allocate the window blocks of a request whose first `num_tokens` tokens were computed elsewhere.
+
+        Its entries are `indexed`; where they have a window block, that one is used. Returns the numbers of the blocks
+        whose window blocks are to be written.
+        """
         first, end = self.rules.first(num_tokens), -(-num_tokens // self.rules.block_size)
         kept = {
             number: each.pane.id for number, each in enumerate(indexed) if number >= first and each.pane is not None
         }
-        # Referenced before anything is taken, so that they are not evicted for the others.
+        # They are referenced before anything is allocated, so that they are not evicted for the others.
         self._store.panes.retain(kept.values())
         lacking = [number for number in range(first, end) if number not in kept]
         taken = dict(zip(lacking, self._store.take_panes(len(lacking)), strict=True))
@@ -91,14 +99,16 @@ class Panes:
         return lacking
 
     def cover(self, holding: Holding, end: int) -> None:
-        """Take the panes that tokens before position `end` are written to."""
+        """Allocate the window blocks that tokens before position `end` are written to."""
         missing = -(-end // self.rules.block_size) - len(holding.pane_table)
         if missing > 0:
             holding.pane_table += tuple(self._store.take_panes(missing))
 
     def slide(self, holding: Holding, position: int) -> None:
-        """Let go of the panes that no token from `position` on sees, the first that is not computed, and of those
-        behind that token's, which drafts had that were not kept."""
+        """Free the window blocks that no token from `position` on sees, which is the first that is not computed.
+
+        Also free those after that token's block, which rejected drafts had used.
+        """
         first = min(self.rules.first(position), len(holding.pane_table))
         end = position // self.rules.block_size + 1
         if first == holding.first_pane and end >= len(holding.pane_table):
@@ -108,7 +118,7 @@ class Panes:
         holding.first_pane = first
 
     def give_back(self, holding: Holding) -> None:
-        """Take back all."""
+        """Free all window blocks of the request."""
         self._store.release_panes(holding.pane_table[holding.first_pane :])
         holding.pane_table, holding.first_pane = (), 0
         self.promise(holding, 0)

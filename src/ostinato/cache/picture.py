@@ -1,4 +1,4 @@
-"""A picture of the prefix index: the texts that it remembers as branches of a tree, without a word of them."""
+"""A picture of the prefix index: the cached prefixes as branches of a tree, without a word of their text."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ MOST_TEXTS = 12
 MOST_ENTRIES = 20_000
 """Entries that a picture looks at: it is made between two steps, which wait for it."""
 MOST_LEAVES = 4096
-"""Ends of texts among which those used last are looked for."""
+"""Leaves among which the most recently used are looked for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A checkpoint, or a place up to which requests took a text from the index. `at`: tokens before it."""
+    """A checkpoint, or a point up to which requests took a prefix from the index. `at`: tokens before it."""
 
     at: int
     hits: int
@@ -27,22 +27,22 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """One text from where it leaves the branches before it. `begin` and `end` are positions in tokens."""
+    """One prefix from where it leaves the branches before it. `begin` and `end` are positions in tokens."""
 
     parent: int | None
-    """The number of the branch that it leaves, always a lower one; None: it begins a text of its own."""
+    """The number of the branch that it leaves, always a lower one; None if it starts at the root."""
     begin: int
     end: int
     is_used: bool
-    """Whether a running request stands on it."""
+    """True if a running request uses it."""
     marks: tuple[Mark, ...]
 
 
 def picture(index: PrefixIndex, most_texts: int = MOST_TEXTS, most_entries: int = MOST_ENTRIES) -> dict[str, Any]:
-    """Plain data: how many texts, blocks and checkpoints there are, and `branches` (see `Branch`) of the texts used
-    last, at most `most_texts` of them, and fewer if together they have more than `most_entries` blocks.
+    """Return plain data: numbers of leaves, blocks and checkpoints, and `branches` (see `Branch`).
 
-    It costs at most `most_entries` steps, however much is in the index.
+    The branches are of the prefixes used last: at most `most_texts` of them, and fewer if together they have more than
+    `most_entries` blocks. It costs at most `most_entries` steps, however much is in the index.
     """
     leaves = heapq.nlargest(most_texts, islice(index.newest_leaves, MOST_LEAVES), key=lambda leaf: leaf.last_use)
     branches: list[Branch] = []
@@ -66,7 +66,7 @@ def picture(index: PrefixIndex, most_texts: int = MOST_TEXTS, most_entries: int 
 
 
 def _new_part(leaf: Entry, known: dict[int, int], most: int) -> list[Entry]:
-    """The entries from a leaf towards the root, up to the first that is known; at most one more than `most`."""
+    """Return the entries from a leaf towards the root, up to the first that is known; at most one more than `most`."""
     path: list[Entry] = []
     entry: Entry | None = leaf
     while entry is not None and entry.key not in known and len(path) <= most:

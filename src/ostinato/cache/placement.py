@@ -1,4 +1,4 @@
-"""Where one request's checkpoints go: at which positions the state is kept, in which mode, and how many of them."""
+"""The positions, mode and number of one request's checkpoints."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from ostinato.cache.index import Checkpoint
 StateCacheMode = Literal["none", "align", "all"]
 
 SHARE = 4
-"""One request may place at most one in so many of the evictable slots."""
+"""Evictable slots per checkpoint that one request may add."""
 
 
 @dataclass(frozen=True, slots=True)
 class CachePolicy:
-    """What of a request is kept for others. All values come from the plan."""
+    """Policy on what of a request is kept for later requests. All values come from the plan."""
 
     prefix_caching: bool = False
     mode: StateCacheMode = "none"
     state_block_size: int = 256
-    """Tokens between checkpoints inside a text; a multiple of the block size."""
+    """Tokens between checkpoints inside a prompt; a multiple of the block size."""
     branches: bool = True
-    """Whether to take one where a prompt leaves an indexed text, at the end of their common blocks."""
+    """True to take a checkpoint where a prompt leaves an indexed prefix, at the end of their common blocks."""
 
 
 @dataclass(slots=True)
 class Placement:
     """The positions of one request's checkpoints, from its admission on.
 
-    Besides `last`, the last block boundary strictly before the end of its known tokens, and `branch` (0: none), there
-    are those at multiples of `spacing`, no more than `share` of them at a time: where one more is due, the spacing
-    doubles and those that are off it are given up.
+    They are `last`, the last block boundary strictly before the end of its known tokens, `branch` (0: none), and
+    multiples of `spacing`, no more than `share` of these at a time: if one more is due, the spacing doubles and the
+    checkpoints that are off it are removed.
     """
 
     mode: StateCacheMode
@@ -40,12 +40,12 @@ class Placement:
     branch: int
     share: int
     placed: dict[int, Checkpoint | None] = field(default_factory=dict)
-    """Those at multiples, by position; None until the step that writes it is over."""
+    """Checkpoints at multiples, by position; None until the step that writes it is over."""
     thinned: list[Checkpoint] = field(default_factory=list)
-    """Given up by doubling, and not yet taken out of the index."""
+    """Checkpoints dropped by doubling, and not yet removed from the index."""
 
     def chunk_end(self, start: int, limit: int) -> int:
-        """Where a chunk from `start` on ends that could go up to `limit`: more than `start`, at most `limit`."""
+        """Return the end of a chunk from `start` on that could extend to `limit`: after `start`, at most `limit`."""
         if self.mode != "align":
             return limit
         for cut in (self.last, self.branch):
@@ -55,7 +55,7 @@ class Placement:
         return multiple if multiple > start else limit
 
     def inside(self, start: int, end: int) -> list[int]:
-        """The positions between `start` and `end`, both excluded, whose state a chunk has to write out."""
+        """Return the positions between `start` and `end`, both excluded, whose state a chunk has to write out."""
         if self.mode != "all":
             return []
         wanted = {position for position in (self.last, self.branch) if start < position < end}
@@ -66,7 +66,7 @@ class Placement:
         return sorted(wanted)
 
     def claims(self, position: int) -> bool:
-        """Whether a checkpoint belongs at `position` only because it is a multiple; makes room for it if so."""
+        """Return whether a checkpoint belongs at `position` only as a multiple, and make room for it if so."""
         if self.mode == "none" or self.share == 0 or not self.is_interior(position):
             return False
         if position in self.placed:
@@ -84,23 +84,23 @@ class Placement:
         return True
 
     def settle(self) -> list[Checkpoint]:
-        """Forget the multiples whose checkpoint was not taken after all. -> those to be given up."""
+        """Forget the multiples whose checkpoint was not taken after all. Return the checkpoints to be removed."""
         self.placed = {position: each for position, each in self.placed.items() if each is not None}
         thinned, self.thinned = self.thinned, []
         return thinned
 
     def is_interior(self, position: int) -> bool:
-        """Whether `position` matters only as a multiple."""
+        """Return whether `position` matters only as a multiple."""
         return position not in (self.last, self.branch)
 
 
 def place_checkpoints(
     policy: CachePolicy, block_size: int, num_tokens: int, hit: int, num_matched: int, num_evictable: int
 ) -> Placement:
-    """For a request with `num_tokens` known tokens, the first `hit` of them cached.
+    """Choose the checkpoints of a request with `num_tokens` known tokens, the first `hit` of them cached.
 
-    The blocks of the first `num_matched` are indexed: where they go on beyond the hit, the request leaves an indexed
-    text at a point without a checkpoint. `num_evictable` slots are there for all checkpoints.
+    The blocks of the first `num_matched` are indexed: if they extend beyond the hit, the request leaves an indexed
+    prefix at a point without a checkpoint. All checkpoints share `num_evictable` slots.
     """
     last = (num_tokens - 1) // block_size * block_size
     branch = num_matched if policy.branches and num_matched > hit else 0

@@ -6,16 +6,15 @@ from collections.abc import Iterable, Sequence
 
 
 class Pool:
-    """Hands out the ids 1 to `count - 1`; id 0 is the null one, which is nobody's and is never handed out.
+    """Allocator of the ids 1 to `count - 1`; id 0 is the null id, which has no owner and is never allocated.
 
-    Requests hold references: `allocate` sets an id's count to 1, `retain` and `release` move it. Beside them the
-    prefix index may *keep* an id. An id that is kept and not referenced is *idle*: it holds something that can be
-    found again, and the index can `drop` it when its memory is needed. An id that is neither is free. Every
-    operation costs O(1) per id. The order is deterministic: a new pool hands out the lowest ids first, later the
-    ids that became free last.
+    Requests hold references: `allocate` sets an id's count to 1, `retain` and `release` change it. Besides, the prefix
+    index may *keep* an id. An id that is kept and not referenced is *idle*: it holds something that can be found again,
+    and the index can `drop` it when its memory is needed. An id that is neither is free. Every operation costs O(1) per
+    id. The order is deterministic: a new pool allocates the lowest ids first, later the ids that became free last.
 
-    A `count` of 0 means that the model has no such memory; nothing can be allocated, and nothing needs to be.
-    Handing back what is not held is a bug in the caller, and an AssertionError.
+    A `count` of 0 means that the model has no such memory; nothing can be allocated, and nothing needs to be. Freeing
+    an id that is not held is a bug in the caller, and an AssertionError.
     """
 
     def __init__(self, name: str, count: int) -> None:
@@ -25,12 +24,12 @@ class Pool:
         self._references = [0] * count
         self._kept = bytearray(count)
         self._num_idle = 0
-        # A stack: the id to be handed out next is at the end.
+        # A stack: the id that is allocated next is at the end.
         self._free = list(range(count - 1, 0, -1))
 
     @property
     def capacity(self) -> int:
-        """How many ids can be in use at once: all but the null one."""
+        """Number of ids that can be in use at once: all but the null id."""
         return max(self.count - 1, 0)
 
     @property
@@ -39,17 +38,17 @@ class Pool:
 
     @property
     def num_idle(self) -> int:
-        """Kept by the index and referenced by nobody."""
+        """Number of ids kept by the index and not referenced."""
         return self._num_idle
 
     @property
     def num_available(self) -> int:
-        """Free, or to be had by dropping what is idle."""
+        """Number of ids that are free, or would be after dropping idle ones."""
         return len(self._free) + self._num_idle
 
     @property
     def num_used(self) -> int:
-        """Referenced by requests."""
+        """Number of ids referenced by requests."""
         return self.capacity - len(self._free) - self._num_idle
 
     def references(self, id: int) -> int:
@@ -62,7 +61,7 @@ class Pool:
         return bool(self._kept[id]) and self._references[id] == 0
 
     def allocate(self, count: int) -> list[int] | None:
-        """Take `count` ids, each with one reference; None, and nothing is taken, if fewer are free."""
+        """Allocate `count` ids, each with one reference; return None, and allocate nothing, if fewer are free."""
         if count > len(self._free):
             return None
         if count == 0:
@@ -82,7 +81,7 @@ class Pool:
             self._references[id] += 1
 
     def release(self, ids: Sequence[int]) -> None:
-        """Drop one reference from each of `ids`; the first of those that become free is handed out first."""
+        """Drop one reference from each of `ids`; the first of those that become free is allocated next."""
         for id in reversed(ids):
             self._check_referenced(id)
             self._references[id] -= 1
@@ -99,7 +98,7 @@ class Pool:
         self._kept[id] = 1
 
     def drop(self, id: int) -> None:
-        """Let the index give up an id that it keeps, which is free then unless it is referenced."""
+        """Let the index drop an id that it keeps, which is free then unless it is referenced."""
         assert self._kept[id], f"{self.name} {id} is not in the index"
         self._kept[id] = 0
         if self._references[id] == 0:

@@ -1,4 +1,4 @@
-"""What the prefix cache gave to a request, and why it did not give more."""
+"""Report of a request's prefix cache hit, and of the causes of misses."""
 
 from __future__ import annotations
 
@@ -12,19 +12,21 @@ from ostinato.cache.index import Entry
 
 
 class MissCause(StrEnum):
-    """Why tokens of a prompt had to be computed."""
+    """Reasons why tokens of a prompt had to be computed."""
 
     NEVER_SEEN = "never_seen"
-    """No text in memory had them after the tokens before them."""
+    """No cached prefix had these tokens after the tokens before them."""
     EVICTED_BLOCK = "evicted_block"
-    """Their block was in the index and had to make room."""
+    """Evicted: the block of these tokens was in the index and had to make room."""
     EVICTED_CHECKPOINT = "evicted_checkpoint"
-    """Their blocks are there; the state after them was, and had to make room."""
+    """Evicted state: the blocks of these tokens are cached; the state after them was, and had to make room."""
     NO_CHECKPOINT = "no_checkpoint"
-    """Their blocks are there, and the state after them was not kept."""
+    """No state: the blocks of these tokens are cached, and the state after them was not kept."""
     EVICTED_WINDOW = "evicted_window"
-    """Their blocks are there, and the state after them; keys and values of layers with a window that later
-    tokens see had to make room."""
+    """Evicted window: blocks and state are cached, but keys and values of layers with a window had to make room.
+
+    Later tokens see those.
+    """
     RECOMPUTED_TAIL = "recomputed_tail"
     """After the last block boundary before the prompt's end: less than a block, or the block of the last token."""
     DAMAGED = "damaged"
@@ -35,7 +37,7 @@ class MissCause(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CacheReport:
-    """Of one prompt. `cached_tokens` and `misses` (cause -> tokens) together add up to it."""
+    """Cache hit of one prompt. `cached_tokens` and `misses` (cause -> tokens) together add up to its length."""
 
     cached_tokens: int
     misses: dict[str, int] = field(default_factory=dict)
@@ -43,11 +45,11 @@ class CacheReport:
     """Tokens between the checkpoints inside this prompt, if any are wanted there. It is `state_block_size`, doubled
     until the request takes no more than its share of the slots."""
     from_files: int = 0
-    """Of the cached tokens, those that files brought back for this request."""
+    """Cached tokens that files brought back for this request."""
 
 
 class EvictedKeys:
-    """The chain hashes of blocks that left the index, the last `most` of them."""
+    """Hashes of blocks that left the index, the last `most` of them."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -78,7 +80,7 @@ def explain(
     damaged: EvictedKeys,
     reach: int = 0,
 ) -> dict[str, int]:
-    """{cause: tokens} of a prompt of `num_tokens` tokens whose first `hit` are taken from the cache.
+    """Return {cause: tokens} of a prompt of `num_tokens` tokens whose first `hit` are taken from the cache.
 
     `matched` are the entries of its blocks before the last boundary, up to the first that is not indexed; `damaged` are
     the hashes of blocks that had a file, or whose state had one, which could not be read; `reach` is that of `Match`.

@@ -1,8 +1,8 @@
 """The slots that requests keep their state in: which one a step reads, and which ones it writes to.
 
-Normally a request reads its state from the slot that it writes. Where a checkpoint is taken, the slot just written
-stays behind for the index, is read once more, and the next step writes to a fresh one. So no checkpoint is ever copied,
-and none is ever written.
+Normally a request reads its state from the slot that it writes. If a checkpoint is taken, the slot just written stays
+with the index, is read once more, and the next step writes to a fresh one. So no checkpoint is ever copied, and none is
+ever written.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ class StateSlots:
         self.per_request = per_request
 
     def can_fill(self, holding: Holding) -> bool:
-        """Whether a request without slots can have all of its own."""
+        """Return whether a request without slots can have all that it needs."""
         return self.per_request <= self._slots.num_available + self._may_take_over(holding)
 
     def attach(self, holding: Holding, checkpoint: Checkpoint) -> None:
-        """Reference the checkpoint of a hit, which the request's first step reads."""
+        """Add a reference to the checkpoint of a hit, which the request's first step reads."""
         holding.read_slot = checkpoint.slot
         self._slots.retain((holding.read_slot,))
 
     def fill(self, holding: Holding, spare_slots: int = 0, is_own: bool = False) -> None:
-        """Take the slots that are missing, as far as there are any. See `take`.
+        """Allocate the slots that are missing, as far as there are any. See `take`.
 
         `is_own`: the checkpoint that is read, if it is one, is of the request's last step, and not one that it hit.
         """
@@ -47,19 +47,20 @@ class StateSlots:
         holding.slots += tuple(self._store.take_slots(min(missing, available)))
 
     def take(self, holding: Holding, spare_slots: int = 0) -> bool:
-        """See that the request has the slots that its next step writes to. Between steps it may lack some that became
-        checkpoints. False if it has none at all: its row then waits a step; with fewer than `per_request` it has room
-        for fewer drafts.
+        """Allocate the slots that the request's next step writes to; return False if it has none at all.
 
-        If taking one would leave fewer than `spare_slots` available, the request takes the checkpoint that it reads
-        over instead, in place, unless another request reads it too; the checkpoint leaves the index.
+        Between steps it may lack some that became checkpoints. Without a slot, its batch row waits a step; with fewer
+        than `per_request`, it has room for fewer drafts.
+
+        If allocating one would leave fewer than `spare_slots` available, the request takes over the checkpoint that it
+        reads, in place, unless another request reads it too; the checkpoint leaves the index.
         """
         if len(holding.slots) < self.per_request:
             self.fill(holding, spare_slots, is_own=True)
         return bool(holding.slots) or self.per_request == 0
 
     def reserve(self, holding: Holding, positions: Iterable[int], spare_slots: int = 0) -> None:
-        """Take slots for checkpoints that the next step writes out on its way, as far as they are available."""
+        """Allocate slots for checkpoints that the next step writes out within its tokens, as far as available."""
         reserved = []
         for position in positions:
             if self._slots.num_available <= spare_slots:
@@ -69,12 +70,14 @@ class StateSlots:
         holding.reserved = tuple(reserved)
 
     def look_ahead(self, holding: Holding, keeps: bool, spare_slots: int = 0) -> tuple[int, int]:
-        """The slots that the step behind the one in flight reads and writes. It begins where that one ends, before it
-        is known whether it succeeds.
+        """Return the slots that the step after the one in flight reads and writes.
+
+        It begins where that one ends, before it is known whether that one succeeds.
 
         State is written in place, but not over one that may become a checkpoint when the step in flight is over
-        (`keeps`: it ends at a block's end, and the request keeps checkpoints): that is read and left behind, and
-        another slot is written. If that would leave fewer than `spare_slots` available, this checkpoint is not taken.
+        (`keeps`: it ends at a block's end, and the request keeps checkpoints): that one is read and left to the index,
+        and another slot is written. If that would leave fewer than `spare_slots` available, this checkpoint is not
+        taken.
         """
         if not holding.slots:
             return 0, 0
@@ -88,14 +91,17 @@ class StateSlots:
         return slot, slot
 
     def catch_up(self, holding: Holding) -> None:
-        """The step in flight is over, and what it computed is entered: the one behind it is in flight now."""
+        """Note that the step in flight is over and committed: the one after it is in flight now."""
         if holding.ahead:
             # The state just written is read once more, as a checkpoint or not.
             holding.slots, holding.ahead = holding.ahead, ()
         holding.is_overwritten = False
 
     def advance(self, holding: Holding, anchor: int = 0) -> None:
-        """A step of the request succeeded: its state is in write slot `anchor` now, and nothing reads the old one."""
+        """Read the state from write slot `anchor` from now on, after a step of the request succeeded.
+
+        The request no longer reads its old slot.
+        """
         if not holding.slots:
             return
         if holding.read_slot and holding.read_slot not in holding.slots:
@@ -103,6 +109,6 @@ class StateSlots:
         holding.read_slot = holding.slots[anchor]
 
     def _may_take_over(self, holding: Holding) -> bool:
-        """Whether the request reads a checkpoint that no other request reads."""
+        """Return whether the request reads a checkpoint that no other request reads."""
         slot = holding.read_slot
         return self._store.index.checkpoint_of(slot) is not None and self._slots.references(slot) == 1

@@ -1,4 +1,4 @@
-"""The pools and the index over them: memory is handed out here, and what is cached makes room for it."""
+"""The pools and the index over them: memory is allocated here, and cached entries make room for it."""
 
 from __future__ import annotations
 
@@ -30,13 +30,16 @@ MOST_EVICTED_KEYS = 2**16
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """What the index has of a text. `path` are the entries to attach, up to the hit; `num_matched` counts the tokens
-    of all indexed blocks, which go on beyond the hit where no checkpoint stands or panes of a window are gone."""
+    """The cached part of a prompt.
+
+    `path` are the entries to attach, up to the hit; `num_matched` counts the tokens of all indexed blocks, which extend
+    beyond the hit if a checkpoint or window blocks are missing there.
+    """
 
     path: tuple[Entry, ...] = ()
     matched: tuple[Entry, ...] = ()
     reach: int = 0
-    """Tokens that a hit would have if no pane were gone; 0 in a model without windows."""
+    """Tokens that a hit would have if no window block were gone; 0 in a model without windows."""
 
     @property
     def hit(self) -> int:
@@ -49,11 +52,11 @@ class Match:
 
 
 class CacheStore:
-    """Blocks, slots and panes, referenced by requests or kept by the index.
+    """Blocks, slots and window blocks, referenced by requests or kept by the index.
 
-    An entry owns its block, its checkpoint's slot and its pane as long as it is in the index; requests that use them
-    hold references beside it. Only what nobody references is evicted: blocks from the ends of texts backwards, slots
-    and panes anywhere.
+    An entry owns its block, its checkpoint's slot and its window block as long as it is in the index; requests that use
+    them hold references too. Only memory without references is evicted: blocks from the leaves backwards, slots and
+    window blocks anywhere.
     """
 
     def __init__(
@@ -69,13 +72,13 @@ class CacheStore:
         self.slots = Pool("slot", num_slots)
         self.panes = Pool("pane", num_panes)
         self.of_window = 0 if pane_rules is None else pane_rules.of_window
-        """Panes that a text needs to go on at a block's beginning."""
+        """Window blocks that a request needs to continue at a block's first token."""
         self.index = PrefixIndex()
         self.evicted_keys = EvictedKeys(MOST_EVICTED_KEYS)
         self.damaged_keys = EvictedKeys(MOST_EVICTED_KEYS)
         self.counters = StoreCounts()
         self.files: FileTier | None = None
-        """Where what is evicted goes, and comes back from."""
+        """The file tier for what is evicted; None without one."""
         self.costs = costs
         self._clock = 0
         index = self.index
@@ -100,11 +103,11 @@ class CacheStore:
 
     @property
     def now(self) -> int:
-        """A moment, by which recency is told: how often a text was taken up or left."""
+        """Clock for recency: the number of times that a prefix was taken up or left."""
         return self._clock
 
     def match(self, chain: Chain, limit: int) -> Match:
-        """What the first `limit` tokens of a text can take from the index. Changes nothing."""
+        """Return the indexed part of the first `limit` tokens. Changes nothing."""
         matched = tuple(self.index.walk(chain, limit // chain.block_size))
         if not self.panes.count:
             depth = len(matched)
@@ -120,7 +123,7 @@ class CacheStore:
         return Match(matched[:depth], matched, reach)
 
     def take_blocks(self, count: int) -> list[int]:
-        """`count` blocks, which are available."""
+        """Allocate `count` blocks, which are available."""
         while self.blocks.num_free < count:
             entry = self._leaves.pop()
             assert entry is not None, "no block is free or evictable, though so many were counted"
@@ -130,7 +133,7 @@ class CacheStore:
         return taken
 
     def take_slots(self, count: int) -> list[int]:
-        """`count` slots, which are available."""
+        """Allocate `count` slots, which are available."""
         while self.slots.num_free < count:
             checkpoint = self._checkpoints.pop()
             assert checkpoint is not None, "no slot is free or evictable, though so many were counted"
@@ -140,7 +143,7 @@ class CacheStore:
         return taken
 
     def take_panes(self, count: int) -> list[int]:
-        """`count` panes, which were promised."""
+        """Allocate `count` window blocks, which were promised."""
         while self.panes.num_free < count:
             pane = self._panes.pop()
             assert pane is not None, "no pane is free or evictable, though so many were promised"
@@ -152,7 +155,7 @@ class CacheStore:
         return taken
 
     def release_panes(self, ids: Sequence[int]) -> None:
-        """A request lets go of panes. Those that only the index has may make room from now on."""
+        """Free window blocks of a request. Those that only the index keeps may be evicted from now on."""
         self.panes.release(ids)
         for id in ids:
             pane = self.index.pane_of(id)
@@ -160,13 +163,13 @@ class CacheStore:
                 self._panes.offer(pane)
 
     def keep_pane(self, entry: Entry, id: int) -> None:
-        """Keep pane `id`, which a request has written, for the entry, which has none."""
+        """Keep window block `id`, which a request has written, for the entry, which has none."""
         self.panes.keep(id)
         self.damaged_keys.discard(entry.key)
         self.index.place_pane(entry, id, self._clock)
 
     def use_window(self, entry: Entry | None, is_hit: bool = False) -> None:
-        """Note that a text ends, goes on or branches off behind `entry`, for which it needs the panes of its window."""
+        """Note that a prefix ends, continues or branches off after `entry`, which needs its window blocks for that."""
         for each in self.window_of(entry):
             if each.pane is not None:
                 each.pane.is_interior = False
@@ -174,7 +177,10 @@ class CacheStore:
                 each.pane.hits += is_hit
 
     def window_of(self, entry: Entry | None) -> Iterator[Entry]:
-        """The entries whose panes a text needs to go on behind `entry`, the last one first; none without windows."""
+        """Yield the entries whose window blocks a request needs to continue after `entry`, the last one first.
+
+        Without windows there are none.
+        """
         for _ in range(self.of_window):
             if entry is None:
                 break
@@ -182,7 +188,7 @@ class CacheStore:
             entry = entry.parent
 
     def enter(self, parent: Entry | None, chain: Chain, index: int, block: int) -> Entry | None:
-        """Index the chain's block `index`, computed into `block`; None if another chain has its hash."""
+        """Index block `index` of `chain`, computed into `block`; return None if other tokens have its hash."""
         entry = self.index.add(parent, chain, index, block, self._clock)
         if entry is None:
             return None
@@ -201,7 +207,7 @@ class CacheStore:
             self._evict(entry)
 
     def place(self, entry: Entry, slot: int, is_interior: bool) -> Checkpoint | None:
-        """Keep `slot`, which a request has written, as the entry's checkpoint; None if it has one already."""
+        """Keep `slot`, which a request has written, as the entry's checkpoint; return None if it has one already."""
         if entry.checkpoint is not None:
             return None
         self.slots.keep(slot)
@@ -210,12 +216,12 @@ class CacheStore:
         return self.index.place(entry, slot, is_interior, self._clock)
 
     def give_up(self, checkpoint: Checkpoint) -> None:
-        """Take a checkpoint out of the index because it is not wanted any more."""
+        """Remove a checkpoint from the index because it is not wanted any more."""
         self.index.displace(checkpoint)
         self.slots.drop(checkpoint.slot)
 
     def evict_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Take a checkpoint out of the index because its slot is needed."""
+        """Remove a checkpoint from the index because its slot is needed."""
         self.counters.evicted_checkpoints += 1
         checkpoint.entry.lost_checkpoint = True
         if self.files is not None and self.files.save_window(self.window_of(checkpoint.entry)):
@@ -223,7 +229,10 @@ class CacheStore:
         self.give_up(checkpoint)
 
     def forget(self) -> bool:
-        """Take out all that no request holds, as if it had never been seen; whether nothing is left. O(entries)."""
+        """Remove all that no request holds, as if it had never been seen; return whether nothing is left.
+
+        O(entries).
+        """
         for checkpoint in [each for each in self.index.checkpoints if self.slots.is_idle(each.slot)]:
             self.give_up(checkpoint)
         for pane in [each for each in self.index.panes if self.panes.is_idle(each.id)]:
@@ -245,14 +254,14 @@ class CacheStore:
         return len(self.index) == 0
 
     def touch(self, entry: Entry | None) -> None:
-        """Note that the text up to `entry` was used now. O(its blocks)."""
+        """Note that the prefix up to `entry` was used now. O(its blocks)."""
         self._clock += 1
         while entry is not None:
             entry.last_use = self._clock
             entry = entry.parent
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless pools and index agree. O(blocks + slots + panes + entries)."""
+        """Raise AssertionError unless pools and index agree. O(blocks + slots + window blocks + entries)."""
         self.blocks.check_integrity()
         self.slots.check_integrity()
         self.panes.check_integrity()
@@ -267,7 +276,7 @@ class CacheStore:
             assert kept == ids, f"the index has other {pool.name}s than the pool keeps for it"
 
     def _evict(self, entry: Entry) -> None:
-        """Take a leaf out of the index because its block is needed."""
+        """Remove a leaf from the index because its block is needed."""
         if entry.checkpoint is not None:
             self.evict_checkpoint(entry.checkpoint)
         if self.files is not None and entry.block:
@@ -281,7 +290,7 @@ class CacheStore:
             self._leaves.offer(entry.parent)
 
     def _save_pane(self, pane: Pane) -> None:
-        """Keeps a pane in files if a text is known to end or to go on behind it, so near that it needs the pane."""
+        """Keep a window block in files if a prefix is known to end or continue so near behind it that it is needed."""
         if self.files is not None and tier_of(pane) > 0:
             self.files.save_pane(pane.entry, pane.id)
 

@@ -26,8 +26,8 @@ def batch(
     """Answer a file of requests, in the form of OpenAI's batches.
 
     A line is {"custom_id": ..., "method": "POST", "url": "/v1/chat/completions", "body": {...}}. A body means what it
-    means to `ostinato serve`. What OUT.jsonl has already is not computed again, so the same command goes on where one
-    was stopped. The status is 1 if any request of the file was refused.
+    means to `ostinato serve`. Requests that OUT.jsonl already answers are not computed again, so the same command
+    continues a run that was stopped. The status is 1 if any request of the file was refused.
 
     Example: ostinato batch docs/examples/batch.jsonl answers.jsonl
     """

@@ -46,11 +46,11 @@ def throughput_command(
         typer.Option("--compare", metavar="|".join(PEERS), help="Another engine to run in turns."),
     ] = None,
 ) -> Measure:
-    """Tokens per second of a batch whose requests all come at once.
+    """Measure tokens per second of a batch whose requests all come at once.
 
-    Prefill and decode are told apart by the moment when every request has its first token. The floor is the
-    time of a decode step that does nothing but move the bytes that it must (weights once; states,
-    keys and values of every row) at the memory's bandwidth, which simple loops measure in the same run.
+    Prefill ends and decode begins when every request has its first token. The roofline is the time of a decode step
+    that only moves the bytes that it must (weights once; states, keys and values of every row) at the memory's
+    bandwidth, which simple loops measure in the same run.
 
     Example: ostinato bench throughput benchmarks/models/nemotron-h-300m --random-weights --batch-sizes 1,32
     """
@@ -67,7 +67,9 @@ def latency_command(
     output_len: OutputLen = 64,
     rounds: Rounds = 3,
 ) -> Measure:
-    """Seconds to a request's first token and between its tokens, alone and in batches that come at once.
+    """Measure seconds to the first token and between tokens, alone and in batches.
+
+    The requests of a batch come at once.
 
     Example: ostinato bench latency demo --batch-sizes 1,8
     """
@@ -80,7 +82,7 @@ def startup_command(
     prompt_len: PromptLen = 128,
     rounds: Annotated[int, typer.Option(min=1, help="How many processes are started.")] = 3,
 ) -> Measure:
-    """Seconds from the start of a fresh process to the first token of a first request.
+    """Measure seconds from the start of a fresh process to the first token of a first request.
 
     Example: ostinato bench startup demo --rounds 5
     """
@@ -122,18 +124,17 @@ def prefix_command(
     concurrency: Annotated[int, typer.Option(min=1, help="Requests at once, at most.")] = 2,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds, each with prompts of its own.")] = 3,
 ) -> Measure:
-    """What the prefix cache finds and how soon first tokens come, per mode and policy, side by side.
+    """Compare the prefix cache's hits and first-token times by mode and policy.
 
-    system: one system prompt, many questions. chat: conversations in turns. thinking: chat whose template
-    takes earlier thinking out of the prompt. few-shot: sets of examples with varying tails. agents: a tree of
-    contexts, each going on from a point inside its parent's. second-turn: one long conversation, whose second
-    prompt is asked warm and cold.
+    system: one system prompt, many questions. chat: conversations of several turns. thinking: chat whose template
+    removes earlier thinking from the prompt. few-shot: sets of examples with varying tails. agents: a tree of contexts,
+    each branching off inside its parent's. second-turn: one long conversation, whose second prompt is sent warm and
+    cold.
 
-    A request is asked when fewer than --concurrency are unanswered; a turn waits for the turn before. All
-    configurations run the same workloads in turns, round by round, and share the memory for the cache equally
-    unless --cache-memory is given, which is the size of each. Every round asks for new tokens, and finds the
-    cache full of earlier rounds' ones. Policies of eviction differ where too little room is left; the second
-    example shows them.
+    A request is sent when fewer than --concurrency are unanswered; a turn waits for the turn before. All configurations
+    run the same workloads, alternating round by round, and share the memory for the cache equally unless --cache-memory
+    is given, which is the size of each. Every round sends new tokens, and finds the cache full of tokens of earlier
+    rounds. Eviction policies differ only when the cache is too small; the second example shows them.
 
     Example: ostinato bench prefix benchmarks/models/nemotron-h-300m --random-weights --workloads second-turn
 
@@ -174,19 +175,18 @@ def speculative_command(
     output_len: OutputLen = 64,
     rounds: Rounds = 3,
 ) -> Measure:
-    """Speculation beside none: speed, acceptance and the cost of a step, by batch size and number of drafts, in turns.
+    """Compare speculation with none: speed, acceptance and the cost of a step, by batch size and drafts.
 
-    Each number of drafts is measured as such; the largest also with the controller, which does without drafts where
-    they do not pay. Speed is that over none, in the same round and on the same prompts, from the moment on when every
-    request has its first token; "in all" counts prefill too.
+    Numbers of drafts are measured alternately. Each is measured as such; the largest also with the controller, which
+    does without drafts if they do not pay. Speed is relative to none, in the same round and on the same prompts, from
+    the moment when every request has its first token; "in all" counts prefill too.
 
-    --accept tells what drafts would give if they were as good: each is right with probability P, if those
-    before it are. They take the time of the method's own. Outputs repeat one token, so the model's text does not count.
+    --accept measures drafts of a given quality: each is right with probability P, if those before it are. They take the
+    time of the method's own. Outputs repeat one token, so the model's text does not count.
 
     Example: ostinato bench speculative demo --num-drafts 3 --batch-sizes 1,8
 
-    Example: ostinato bench speculative benchmarks/models/nemotron-h-300m --random-weights --method ngram
-    --accept 0.8
+    Example: ostinato bench speculative benchmarks/models/nemotron-h-300m --random-weights --method ngram --accept 0.8
 
     Example: ostinato bench speculative PATH --method ngram --prompts prompts.txt
     """

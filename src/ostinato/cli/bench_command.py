@@ -1,4 +1,4 @@
-"""What all commands of `ostinato bench` have in common: how they are declared, what they read and what they print."""
+"""Common parts of the commands of `ostinato bench`: declaration, shared options and printed reports."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ostinato.cli.output import note
 from ostinato.errors import ConfigError
 
 USUAL = "(a minute or two on the embedded model, more on larger ones)"
-"""How long it takes."""
+"""Usual duration of a benchmark."""
 Measure = Callable[[Say], Report]
 BatchSizes = Annotated[
     str,
@@ -31,16 +31,16 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the report as JSON."
 def add_command(
     app: typer.Typer, name: str, command: Callable[..., Measure], *, has_engine: bool = True, plot: str | None = None
 ) -> None:
-    """Adds `command`, which reads its options and returns what is to be measured with them, and prints its report.
+    """Add `command` to `app`: it reads its options, measures and prints a report.
 
-    It gets `--json`, and `--plot` where `plot` says what is drawn. With `has_engine` its `settings` receive MODEL and
-    the flags of the engine.
+    `command` returns the function that measures. The command has `--json`, and `--plot` if `plot` describes a chart.
+    With `has_engine` its `settings` receive MODEL and the flags of the engine.
     """
 
     def run(**arguments: Any) -> None:
         invocation, as_json = arguments.pop("invocation"), arguments.pop("as_json")
         picture = arguments.pop("plot", None)
-        arguments.pop("help_all", None)  # its callback has done what it asks for
+        arguments.pop("help_all", None)  # its callback has run already
         if has_engine:
             name_model(arguments["settings"], arguments.pop("target"))
         if picture is not None:
@@ -73,7 +73,7 @@ def add_command(
 
 
 def command_line(context: typer.Context) -> str:
-    """The command as it was given, without the API key."""
+    """Return the command line as it was typed, without the API key."""
     words: list[str] = []
     for parameter in context.command.params:
         source = context.get_parameter_source(str(parameter.name))
@@ -90,7 +90,7 @@ def command_line(context: typer.Context) -> str:
 
 
 def sizes(text: str, option: str = "--batch-sizes", example: str = "1,8,32") -> tuple[int, ...]:
-    """Whole numbers of at least 1, with commas between them; anything else is a ConfigError that names `option`."""
+    """Return whole numbers of at least 1, separated by commas; anything else is a ConfigError that names `option`."""
     try:
         found = tuple(int(part) for part in text.split(","))
     except ValueError:
@@ -101,7 +101,7 @@ def sizes(text: str, option: str = "--batch-sizes", example: str = "1,8,32") -> 
 
 
 def names(option: str, text: str, known: tuple[str, ...]) -> tuple[str, ...]:
-    """Some of the `known` names, with commas between them, each once. ConfigError for another one."""
+    """Return the names in `text`, separated by commas, each once. ConfigError for one that is not in `known`."""
     found = tuple(part.strip() for part in text.split(","))
     unknown = [name for name in found if name not in known]
     if unknown:
@@ -110,7 +110,7 @@ def names(option: str, text: str, known: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _say() -> Say:
-    """Says on stderr what is being measured."""
+    """Note the usual duration on stderr, and return the function that reports what is being measured."""
     note(USUAL)
     return note
 

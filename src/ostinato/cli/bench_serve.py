@@ -1,4 +1,4 @@
-"""`ostinato bench serve`: how fast a server answers, under a load that does not wait for it; and what serving costs."""
+"""`ostinato bench serve`: latency of a server under a load that does not wait for it; and the cost of serving."""
 
 from __future__ import annotations
 
@@ -92,21 +92,20 @@ def serve_command(
         typer.Option(help="Of texts, lengths and arrivals. The same again finds the prompts in the server's cache."),
     ] = 0,
 ) -> Measure:
-    """How fast a server answers: any with OpenAI's protocol, at the rate that requests come in.
+    """Measure the latency of any server with OpenAI's protocol, at given request rates.
 
     With --rate the load is open: requests arrive whether or not the server keeps up, and every latency counts from the
-    arrival, so time in a queue is part of it wherever that queue is. With --concurrency it is closed. Several values
-    make a sweep. Throughput and goodput count complete requests, over the time from the first arrival to the last end.
+    arrival, so time in any queue is part of it. With --concurrency it is closed. Several values make a sweep.
+    Throughput and goodput count complete requests, over the time from the first arrival to the last end.
 
-    "First token" is the first piece of text; "per token" the mean after it, one figure for each request, by the
-    server's own count (usage); "chunk gap" each time between two pieces of text, which may hold several tokens.
-    Sampling is greedy. "late p99" is how late the generator itself was; where that is much, give it a machine of its
-    own.
+    "First token" is the first piece of text; "per token" the mean after it, one value for each request, by the server's
+    own count (usage); "chunk gap" each time between two pieces of text, which may hold several tokens. Sampling is
+    greedy. "late p99" is how late the generator itself was; if that is much, run it on another machine.
 
     Example: ostinato bench serve --rate 1,2,4,8 --deadline 500:50 --plot load.png
 
-    Example: ostinato bench serve --base-url http://127.0.0.1:8001/v1 --concurrency 64 --prompt-tokens
-    lognormal:256:0.6 --output-tokens uniform:32:128
+    Example: ostinato bench serve --base-url http://127.0.0.1:8001/v1 --concurrency 64 --prompt-tokens lognormal:256:0.6
+    --output-tokens uniform:32:128
     """
     check_url(base_url)
     prefix_tokens, prefix_groups = _prefix(shared_prefix)
@@ -153,11 +152,12 @@ def overhead_command(
         bool, typer.Option("--profile", help="Also tell what of the processor each part takes for a token.")
     ] = False,
 ) -> Measure:
-    """What serving costs: output tokens per second of `ostinato serve` over those of LLM.generate, on the same prompts.
+    """Measure the cost of serving: tokens per second of `ostinato serve` over those of LLM.generate.
 
-    In every round the server is started, asked by the load generator of `bench serve` with --concurrency requests at
-    a time, and stopped; then LLM.generate is handed all prompts at once, in a process of its own. Both have the same
-    settings, and warm up first. The generator runs on the same cores as the server, and its share is shown.
+    Both have the same prompts and settings, and count output tokens. In every round the server is started, the load
+    generator of `bench serve` keeps --concurrency requests in it, and it is stopped; then LLM.generate gets all prompts
+    at once, in another process. Both warm up first. The generator runs on the same cores as the server, and its share
+    is shown.
 
     Example: ostinato bench serve-overhead demo --concurrency 64
     """
@@ -182,7 +182,7 @@ def _prompt_tokens(workload: Kind, text: str | None, shared_prefix: str | None) 
 
 
 def _prefix(text: str | None) -> tuple[int, int]:
-    """Tokens, and groups."""
+    """Return (tokens, groups) of `--shared-prefix`; (0, 1) without it. ConfigError for malformed text."""
     if text is None:
         return 0, 1
     try:
@@ -195,7 +195,10 @@ def _prefix(text: str | None) -> tuple[int, int]:
 
 
 def _rates(rate: str | None, concurrency: str | None) -> tuple[float, ...]:
-    """Those of `--rate`; none if `--concurrency` says how the load is. ConfigError unless one of both does."""
+    """Return the rates of `--rate`, or none if `--concurrency` sets the load.
+
+    ConfigError unless exactly one of both is given.
+    """
     if (rate is None) == (concurrency is None):
         raise ConfigError("give either --rate, such as 1,2,4 or inf, or --concurrency, such as 1,8,64")
     if rate is None:

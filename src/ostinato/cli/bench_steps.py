@@ -1,4 +1,4 @@
-"""What `ostinato bench` measures inside steps: graphs, the vision encoder, and the kernels one by one."""
+"""Commands of `ostinato bench` that measure inside steps: graphs, the vision encoder, and single kernels."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MeasureRates = Annotated[
 ]
 
 MOST_ROWS = 32
-"""Of the batch sizes that graphs are measured for, where none are named."""
+"""Largest batch size that graphs are measured for by default."""
 
 
 def graphs_command(
@@ -45,14 +45,14 @@ def graphs_command(
     ] = None,
     measure: MeasureRates = False,
 ) -> Measure:
-    """Milliseconds of a decode step by batch size, eagerly and as a graph, in turns.
+    """Measure milliseconds of a decode step by batch size, eagerly and as a graph, alternating.
 
-    A step is measured from the batch to its hidden states; logits and sampling, which are the same for
-    both, are left out. The time in kernels is a part that a pass of its own measures; the rest is Python, and torch
-    between kernels. A cliff is how many times longer than its neighbour a batch size takes. On a busy machine the
-    least times tell more than the medians.
+    A step is measured from the batch to its hidden states; logits and sampling, which are the same for both, are left
+    out. The time in kernels is measured in a separate pass; the rest is Python, and torch between kernels. A cliff is
+    how many times longer than its neighbour a batch size takes. On a busy machine the minima are more reliable than the
+    medians.
 
-    Beside them stands what the plan predicts (`ostinato plan --measure`), and its ratio to the time measured.
+    The report also shows the plan's prediction (`ostinato plan --measure`) and its ratio to the measured time.
 
     With --off-stride, prefill runs strictly and with graphs for every step, with one engine for each value.
 
@@ -80,13 +80,13 @@ def encoder_command(
     image_seed: Annotated[int, typer.Option(help="Of sizes, their order, and patches.")] = 0,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds that are counted, after one to warm up.")] = 3,
 ) -> Measure:
-    """Milliseconds until images are encoded, eagerly and with graphs by token budget, in turns.
+    """Measure milliseconds until images are encoded, eagerly and with graphs by token budget.
 
-    Images of mixed sizes come alone and, a few at once, together. Timed is what lies between an arrival's patches and
-    its tokens: eagerly image by image, with graphs in packs. Decoding and resizing, which are the same for both, are
-    left out. Then the time to first token of requests with one image each, alone on the engine. Latencies are over all
-    arrivals and rounds; the least ones are of each arrival's shortest times, which other work on the machine disturbs
-    least.
+    Both are measured alternately. Images of mixed sizes come alone and, a few at once, together. The time runs from an
+    arrival's patches to its tokens: eagerly image by image, with graphs in packs. Decoding and resizing, which are the
+    same for both, are left out. Then the time to first token of requests with one image each, alone on the engine.
+    Latencies are over all arrivals and rounds; minima are over each arrival's shortest times, which other work on the
+    machine disturbs least.
 
     Example: ostinato bench encoder demo-vl
 
@@ -108,13 +108,13 @@ def profile_command(
     ] = 20,
     measure: MeasureRates = False,
 ) -> Measure:
-    """Where a step's time goes, by kernel, beside the floor; and what the engine does around the model.
+    """Measure a step's time by kernel against the roofline, and the engine's work around the model.
 
-    A kernel's floor is the bytes that it must move (weights, states, keys and values; not what is computed on the
-    way) over the memory's bandwidth, or its operations over the rate of large matrix products, whichever takes longer;
-    both rates are measured in the same run. What fits into the caches may take less than its floor. Decode steps are
-    replayed from a tape, call by call, where they have a full graph; a prompt runs eagerly. The last table is of real
-    steps of the engine, medians.
+    A kernel's roofline time is the bytes that it must move (weights, states, keys and values; not intermediate results)
+    over the memory's bandwidth, or its operations over the rate of large matmuls, whichever takes longer; both rates
+    are measured in the same run. What fits into the caches may take less. Decode steps are replayed from a tape, call
+    by call, where they have a full graph; a prompt runs eagerly. The last table shows medians of real steps of the
+    engine.
 
     Example: ostinato bench profile benchmarks/models/nemotron-h-300m --random-weights --batch-sizes 1,32
     """
@@ -123,7 +123,7 @@ def profile_command(
 
 
 def _rows(settings: dict[str, Any], text: str | None) -> tuple[int, ...]:
-    """Row counts, ascending, each once."""
+    """Return row counts, ascending, each once."""
     if text is not None:
         return tuple(sorted(set(sizes(text, "--rows"))))
     most = EngineConfig(**settings).max_num_seqs
@@ -131,7 +131,7 @@ def _rows(settings: dict[str, Any], text: str | None) -> tuple[int, ...]:
 
 
 def _budgets(text: str) -> tuple[int, ...]:
-    """Values of `max_num_batched_tokens`, two at least, each once."""
+    """Return at least two values of `max_num_batched_tokens`, each once. ConfigError for fewer."""
     budgets = tuple(dict.fromkeys(sizes(text, "--off-stride", "700,768")))
     if len(budgets) < 2:
         raise ConfigError(f"--off-stride {text!r} should be several sizes to compare, such as 700,768")

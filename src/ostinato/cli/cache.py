@@ -1,4 +1,4 @@
-"""`ostinato cache`: what prefix caches have left in a directory (`--cache-offload`)."""
+"""`ostinato cache`: the files that prefix caches have left in a directory (`--cache-offload`)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def ls(
     cache_dir: Named = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the list as JSON.")] = False,
 ) -> None:
-    """List what each model has in a directory: files, bytes, when they were last used.
+    """List each model's files in a directory: number, bytes and last use.
 
     Example: ostinato cache ls
     """
@@ -66,7 +66,7 @@ def remove(
         str | None, typer.Option("--id", metavar="ID", help="Of this model alone, as `ls` names it.")
     ] = None,
 ) -> None:
-    """Remove the files of all models in a directory, or of one. An engine that runs finds them gone and goes on.
+    """Remove the files of all models in a directory, or of one. A running engine copes with missing files.
 
     Example: ostinato cache clear
     """

@@ -86,17 +86,20 @@ def chat(
 
 
 class Conversation:
-    """The messages so far; they stay valid whatever happens to an answer."""
+    """Messages of a conversation so far; they stay valid whatever happens to an answer."""
 
     def __init__(self, llm: LLM, params: SamplingParams, system: str | None, variables: dict[str, Any]) -> None:
-        """Raises RequestError if the checkpoint has no chat template or it refuses the system prompt."""
+        """Begin a conversation.
+
+        Raises RequestError if the checkpoint has no chat template or the template refuses the system prompt.
+        """
         self.llm = llm
         self.params = params
         self.variables = variables
         self.opening: list[dict[str, Any]] = [] if system is None else [as_message(system, "system")]
         self.messages = list(self.opening)
         self.attached: list[dict[str, Any]] = []
-        """Images, as parts of the next message"""
+        """Images of the next message, as content parts."""
         llm.engine.render_chat([*self.opening, as_message("Hello")], **variables)
 
     def reset(self) -> None:
@@ -104,24 +107,24 @@ class Conversation:
         self.attached = []
 
     def attach(self, source: str) -> None:
-        """Shows an image with the next message. RequestError if it, or any image, cannot be taken."""
+        """Attach an image to the next message. RequestError if it, or any image, cannot be taken."""
         from ostinato.media.load import load_image
         from ostinato.media.messages import MediaError
 
         part: dict[str, Any] = {"type": "image", "image": source}
         media = self.llm.engine.media
         if media is not None:
-            # Read once: the file may be another one when the conversation goes on.
+            # Read the file once: it may have changed when the conversation continues.
             part["image"] = load_image(source, media.sources)
-        # Alone, to see whether it can be taken at all.
+        # Render it alone, to see whether it can be taken at all.
         try:
             self.llm.engine.render_chat_media([{"role": "user", "content": [part]}], **self.variables)
-        except MediaError as error:  # names a place in messages that nobody typed
+        except MediaError as error:  # it names a place in messages that the user did not type
             raise RequestError(f"the image {source} cannot be shown: {error.reason}", error.remedies) from None
         self.attached.append(part)
 
     def answer(self, text: str) -> None:
-        """Prints the answer to the next message. One that cannot be answered is not kept."""
+        """Print the answer to the next message. A message that cannot be answered is not kept."""
         content = [*self.attached, {"type": "text", "text": text}] if self.attached else text
         asked = [*self.messages, {"role": "user", "content": content}]
         try:
@@ -140,7 +143,7 @@ class Conversation:
 
 
 class StopRequest:
-    """While entered, the first Ctrl-C is a wish to stop, granted between steps; the second acts as usual."""
+    """Context in which the first Ctrl-C asks to stop between steps; the second acts as usual."""
 
     def __init__(self) -> None:
         self._asked = False
@@ -177,7 +180,7 @@ def _attach(talk: Conversation, source: str) -> None:
 
 
 def _read(interactive: bool) -> str | None:
-    """The next line; None at the end of input."""
+    """Return the next line, or None at the end of input."""
     if not interactive:
         line = sys.stdin.readline()
         return line.rstrip("\n") if line else None

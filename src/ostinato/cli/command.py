@@ -1,4 +1,4 @@
-"""How every command reads its line and shows its help."""
+"""Command classes that parse command lines and show help."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from ostinato.cli.other_engines import advice, advice_on_command
 
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 SHORT_HELP_LINES = 60
-"""A command whose help is longer explains its most wanted flags, and gives the names of the others."""
+"""Lines above which a command's help explains only its most wanted flags, and names the others."""
 _HYPHEN = "\u2011"
-"""One where no line ends; help has plain ones in its place."""
+"""A hyphen without a line break after it; help has plain ones in its place."""
 _FLAG_COLUMNS = 24
 _EXAMPLE = "Example:"
 _SHOWS_ALL = "help shows every flag"
 _BREVITY = "how much help leaves out"
 _ONE_EXAMPLE, _ONE_LINE_EACH = 1, 2
-"""Of a text its first paragraph and its first example; of each flag also what fits in a line."""
+"""Levels of short help: one example with the first paragraph, and one line for each flag as well."""
 
 _NUMBERS = {
     ", unable to parse string as an integer": ", such as 8",
     ", unable to parse string as a number": ", such as 0.5",
 }
-"""What is said of a text that is no number -> what would do."""
+"""Ending of typer's message about a text that is no number -> its replacement with an example."""
 
 UsageError: Any = typer.BadParameter.__base__
-"""What typer raises for flags that it cannot parse; typer itself exports only this one kind."""
+"""Base class of typer's errors for flags that it cannot parse; typer exports only this subclass."""
 
 
 class Command(TyperCommand):
@@ -42,7 +42,7 @@ class Command(TyperCommand):
         super().__init__(*args, **options)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        given = list(args)  # which the parser uses up
+        given = list(args)  # the parser consumes them
         try:
             return super().parse_args(ctx, args)
         except UsageError as error:
@@ -60,7 +60,7 @@ class Command(TyperCommand):
             raise UsageError(f"No such option: {typed[0]} ({advice(typed[0])})", ctx) from None
 
     def get_help(self, ctx: Any) -> str:
-        """A page, as far as leaving out what `--help-all` shows makes it one."""
+        """Return the short help: at most one page if the flags of `--help-all` can be left out."""
         text = ""
         for brevity in (0, _ONE_EXAMPLE, _ONE_LINE_EACH):
             ctx.meta[_BREVITY] = brevity
@@ -70,7 +70,7 @@ class Command(TyperCommand):
         return text
 
     def _example(self) -> str:
-        """The first one of its help."""
+        """Return the first example of the command's help."""
         paragraphs = inspect.cleandoc(self.help or "").split("\n\n")
         examples = [" ".join(each.split()) for each in paragraphs if each.startswith(_EXAMPLE)]
         return f"for example:{examples[0].removeprefix(_EXAMPLE)}" if examples else "see --help"
@@ -100,7 +100,7 @@ class Command(TyperCommand):
         formatter.buffer[:] = [part.replace(_HYPHEN, "-") for part in formatter.buffer]
 
     def _format_groups(self, ctx: Any, formatter: Any, records: list[tuple[Any, tuple[str, str]]]) -> None:
-        # Imported here: what they read is of no use to a command that runs.
+        # Imported here, since a command that runs does not need these modules.
         from ostinato.cli.groups import MOST_WANTED, OWN, groups
 
         arguments = [record for param, record in records if param.param_type_name == "argument"]
@@ -140,7 +140,7 @@ class Command(TyperCommand):
 
 
 class Group(TyperGroup):
-    """Commands, of which one that there is not is answered with one that there is."""
+    """Group of commands that answers an unknown command's name with a known one."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         try:
@@ -151,24 +151,24 @@ class Group(TyperGroup):
 
 
 def _cut(record: tuple[str, str], room: int | None) -> tuple[str, str]:
-    """A flag, and of its help so many characters."""
+    """Return a flag and its help, shortened to `room` characters if that is given."""
     flag, text = record
     return flag, text if room is None else textwrap.shorten(text, room, placeholder="...")
 
 
 def _unbroken(text: str) -> str:
-    """With flags that no line break cuts in two, so that they can be searched for."""
+    """Replace the hyphens of flags so that no line break splits a flag and it can be searched for."""
     return re.sub(r"--[a-z0-9-]+", lambda flag: flag[0].replace("-", _HYPHEN), text)
 
 
 def _filled(title: str, flags: str, width: int) -> str:
-    """A line or more of flags, none of which is broken."""
+    """Return lines of flags below `title`, without breaking any flag."""
     begin = f"  {title}: "
     return textwrap.fill(flags, width, initial_indent=begin, subsequent_indent=" " * 6, break_on_hyphens=False) + "\n"
 
 
 def show_all(ctx: typer.Context, asked: bool) -> None:
-    """The callback of `--help-all`."""
+    """Print the full help and exit: the callback of `--help-all`."""
     if asked:
         ctx.meta[_SHOWS_ALL] = True
         typer.echo(ctx.get_help())

@@ -17,14 +17,14 @@ from ostinato.cli.output import note
 from ostinato.errors import ConfigError, reason
 
 _NO_SETTINGS = ("config_file", "help_all", "print_config")
-"""Flags that ask for something else than a setting."""
+"""Flags that are not settings."""
 
 
 def read_config_file(ctx: typer.Context, path: Path) -> None:
-    """What the file says holds where no flag says anything else.
+    """Make the file's settings the defaults of the command's flags.
 
     ConfigError for a file that cannot be read, and for a name that is no setting. Another command's setting is noted
-    and passed over, so that one file does for `plan` and `serve`.
+    and ignored, so that one file serves both `plan` and `serve`.
     """
     try:
         read = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -60,8 +60,10 @@ def read_config_file(ctx: typer.Context, path: Path) -> None:
 
 
 def print_config(settings: BaseModel) -> Iterator[str]:
-    """The lines of a file that says the same: every setting with its meaning. What nobody has set is a comment, with
-    its default, and so is what is secret (what no repr shows)."""
+    """Yield the lines of a file with these settings, each below its description.
+
+    Settings at their default are comments, and so are secrets (fields with `repr=False`), whose values are left out.
+    """
     plain = settings.model_dump(mode="json")
     for name, field in type(settings).model_fields.items():
         value = getattr(settings, name)
@@ -74,7 +76,7 @@ def print_config(settings: BaseModel) -> Iterator[str]:
 
 
 def _as_argument(value: Any, *, is_list: bool) -> Any:
-    """A value as a flag would bring it."""
+    """Return a value in the form in which a flag would bring it."""
     if is_list:
         return [str(each) for each in (value if isinstance(value, list) else [value])]
     if isinstance(value, list):

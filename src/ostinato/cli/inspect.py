@@ -1,4 +1,4 @@
-"""`ostinato inspect`: what a checkpoint is, and whether it would run here."""
+"""`ostinato inspect`: the facts of a checkpoint, and whether it would run here."""
 
 from __future__ import annotations
 
@@ -32,10 +32,11 @@ def inspect(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
-    """Show what a checkpoint is: its architecture, weights, tokenizer and chat template; which kernels would run it; or
-    what keeps it from running, and then exit with status 1.
+    """Show a checkpoint's architecture, weights and tokenizer, and the kernels that would run it.
 
-    MODEL is a GGUF file, a directory, a name such as `demo`, or a hub id. Headers are read, no weights.
+    The report also names the chat template. If something keeps the checkpoint from running, the report says what, and
+    the status is 1. MODEL is a GGUF file, a directory, a name such as `demo`, or a hub id. Headers are read, no
+    weights.
 
     Example: ostinato inspect demo
     """

@@ -1,4 +1,4 @@
-"""The `ostinato` command: its subcommands, and how errors reach the person who typed it."""
+"""The `ostinato` command: its subcommands, and its reports of errors to the user."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ COMMANDS = {
     "cache": "ostinato.cli.cache:app",
     "gpu-check": "ostinato.cli.gpu_check:gpu_check",
 }
-"""Name -> the module, and in it the function or the app of commands."""
+"""Location of each command: name -> module, and in it the function or the app of commands."""
 COMPUTING = frozenset({"generate", "chat", "eval", "verify", "bench"})
-"""Those that import torch into their own process."""
+"""Subcommands that import torch into their own process."""
 STYLE: dict[str, Any] = {
     "no_args_is_help": True,
     "add_completion": False,
@@ -57,7 +57,7 @@ STYLE: dict[str, Any] = {
 
 
 class Commands(UserDict[str, Any]):
-    """Name -> command, imported when it is asked for: a command needs little of what the others do."""
+    """Mapping of names to commands, imported on access: a command needs few of the others' modules."""
 
     def __getitem__(self, name: str) -> Any:
         module, attribute = self.data[name].split(":")
@@ -72,21 +72,24 @@ class Commands(UserDict[str, Any]):
 
 
 class AllCommands(Group):
-    """Of all subcommands, in the order of `COMMANDS`."""
+    """Group of all subcommands, in the order of `COMMANDS`."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.commands = Commands(COMMANDS)
 
     def format_commands(self, _: Any, formatter: Any) -> None:
-        """With a line of each, for which none is imported."""
+        """Write one line for each subcommand without importing any."""
         room = formatter.width - max(map(len, COMMANDS)) - 4
         with formatter.section("Commands"):
             formatter.write_dl([(name, textwrap.shorten(_help_of(name), room, placeholder="...")) for name in COMMANDS])
 
 
 def _help_of(name: str) -> str:
-    """The first sentence of a command's help, read from its source: the docstring, or what an app of commands has."""
+    """Return the first paragraph of a command's help, read from its source.
+
+    It is in the command's docstring, or in the `help` of an app of commands.
+    """
     module, attribute = COMMANDS[name].split(":")
     spec = find_spec(module)
     assert spec is not None
@@ -118,7 +121,7 @@ def root(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs the command line. Errors that are the caller's to act on end it with status 2.
+    """Run the command line. Errors that the caller can act on end it with status 2.
 
     They go to stderr, or with `--json` to stdout as `{"error": {"type", "message", "remedies"}}`.
     """
@@ -127,7 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     as_json = "--json" in arguments
     # All memory goes back at the exit; to search it for cycles first takes half a second with torch.
     atexit.register(gc.freeze)
-    # The engine of some is a process of its own; the others measure.
+    # Some commands have the engine in a separate process; the others measure.
     if arguments[:1] not in (["serve"], ["batch"], ["bench"], ["gpu-check"]):
         wait_briefly(os.environ)  # commands import torch when they run
     if arguments and arguments[0] in COMPUTING and (address_space_limit() or GiB) < GiB:
@@ -141,12 +144,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if error.errno not in (errno.ENOSPC, errno.EPIPE) or error.filename is not None:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left cannot be written at the exit
-        # Who reads no further knows it, as in `ostinato plan demo | head`.
+        # The reader has stopped on purpose, as in `ostinato plan demo | head`.
         sys.exit(1 if error.errno == errno.EPIPE else f"the output could not be written: {error.strerror}")
 
 
 def _run(arguments: Sequence[str], as_json: bool) -> None:
-    """Runs a command line, and ends with its status. OSError as it is, if it is not reported in another way."""
+    """Run a command line, and exit with its status. An OSError that is not reported otherwise is raised unchanged."""
     try:
         status = app(arguments, prog_name="ostinato", standalone_mode=not as_json)
     except OSError as error:
@@ -169,7 +172,7 @@ def _run(arguments: Sequence[str], as_json: bool) -> None:
 
 
 def open_streams() -> None:
-    """Has standard streams that were closed (`>&-`) lead nowhere. Files that are opened would take their numbers."""
+    """Connect closed standard streams (`>&-`) to the null device. Files opened later would take their numbers."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             opened = os.open(os.devnull, os.O_RDWR)
@@ -180,8 +183,10 @@ def open_streams() -> None:
 
 
 def _follows_from_an_interrupt(error: BaseException | None) -> bool:
-    """Whether Ctrl-C is behind it: what makes a class in Python 3.11, and libraries that are being imported, raise
-    something else then."""
+    """Return whether Ctrl-C caused `error`.
+
+    A class in Python 3.11, and libraries that are being imported, raise another error in its place.
+    """
     while error is not None:
         if isinstance(error, KeyboardInterrupt):
             return True
@@ -190,7 +195,7 @@ def _follows_from_an_interrupt(error: BaseException | None) -> bool:
 
 
 def _report_lack(error: Exception, as_json: bool) -> None:
-    """Ends with a message where an error follows from a limit of the address space, and else returns."""
+    """Exit with a message if an error follows from a limit of the address space; otherwise return."""
     lack = lack_of_address_space(error)
     if lack is not None:
         _report(lack, as_json)
@@ -198,19 +203,19 @@ def _report_lack(error: Exception, as_json: bool) -> None:
 
 
 def _report(error: OstinatoError, as_json: bool, flags: Mapping[str, Any] | None = None) -> None:
-    """Says what is wrong, with remedies as `flags` (setting -> parameter of the command) would be typed."""
+    """Print an error, with its remedies in the form of `flags` (setting -> parameter of the command)."""
     if as_json:
         print(json.dumps(error.to_json(), indent=2))
         return
     console = Console(stderr=True)
-    # Lines are as long as they are: in a log, a message that was cut at 80 columns is not found again.
+    # Do not wrap lines: in a log, a message that was cut at 80 columns cannot be searched for.
     console.print(Text.assemble((type(error).__name__, "bold red"), f": {error.message}"), soft_wrap=True)
     for remedy in error.remedies:
         console.print(Text(f"  - {_as_typed(remedy, flags or {})}"), soft_wrap=True)
 
 
 def _flags_of(arguments: Sequence[str]) -> dict[str, Any]:
-    """The parameters of the command that a line begins with."""
+    """Return the parameters of the command that `arguments` begin with, by name."""
     command = typer.main.get_command(app)
     for word in arguments:
         within = getattr(command, "commands", {})
@@ -221,7 +226,7 @@ def _flags_of(arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def _as_typed(remedy: Remedy, flags: Mapping[str, Any]) -> str:
-    """As it would be typed; as it is, if the command has no flag of its name."""
+    """Return a remedy as typed on the command line, or unchanged if the command has no flag of its name."""
     from ostinato.cli.options import as_typed
 
     if remedy.setting not in flags:

@@ -1,5 +1,4 @@
-"""Engine settings as command-line flags: one for each field of EngineConfig, in every command that wants
-them."""
+"""Engine settings as command-line flags: one for each field of EngineConfig."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ from ostinato.setting_names import ALIASES
 from ostinato.units import exact_bytes
 
 SIZE = "SIZE"
-"""What help shows for bytes, which are given as 16MiB too."""
+"""Placeholder that help shows for bytes, which may be written as 16MiB."""
 AS_TEXT = {
     **dict.fromkeys(BYTE_SETTINGS, SIZE),
     "capture_sizes": "N,N,...",
@@ -29,11 +28,11 @@ AS_TEXT = {
     "encoder_token_budgets": "N,N,...",
     "speculative": "METHOD:K",
 }
-"""Settings that EngineConfig reads from a text -> what help shows for it."""
+"""Settings that EngineConfig reads from a text -> placeholder in help."""
 
 
 def _read_config_file(ctx: typer.Context, path: Path | None) -> None:
-    """The callback of `--config`."""
+    """Read the file of `--config`: its callback."""
     if path is not None:
         from ostinato.cli.config_file import read_config_file
 
@@ -61,10 +60,10 @@ HelpAll = Annotated[
 
 
 def engine_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command a flag for every engine setting, and its other names as hidden flags.
+    """Give a command a flag for every engine setting, and hidden flags for its other names.
 
-    The command takes `settings: dict[str, Any]`, which receives the flags that were given, ready for
-    `EngineConfig(**settings)`. Where the command has a parameter of a setting's own name, that one stands.
+    The command takes `settings: dict[str, Any]`, which receives the given flags, ready for `EngineConfig(**settings)`.
+    If the command has a parameter with a setting's name, that parameter is kept.
 
         @engine_options
         def generate(settings: dict[str, Any], prompt: str) -> None: ...
@@ -80,10 +79,10 @@ def with_flags(
     *,
     reads_file: bool = False,
 ) -> Callable[..., None]:
-    """`command` with more flags; its parameter `collector` receives what `read` makes of those that were given.
+    """Return `command` with more flags; its parameter `collector` receives `read` of the given ones.
 
-    Flags default to None, which means not given. Where the command has a parameter of a flag's name, that one
-    stands. With `reads_file` it has `--config` too, for flags of any kind, and `--help-all`.
+    Flags default to None, which means not given. If the command has a parameter with a flag's name, that parameter is
+    kept. With `reads_file` the command also has `--config`, for flags of any kind, and `--help-all`.
     """
     parameters = inspect.signature(command, eval_str=True).parameters
     own = [parameter for parameter in parameters.values() if parameter.name != collector]
@@ -91,7 +90,7 @@ def with_flags(
 
     def with_collected(**arguments: Any) -> None:
         if reads_file:
-            del arguments["config_file"], arguments["help_all"]  # their callbacks have done what they ask for
+            del arguments["config_file"], arguments["help_all"]  # their callbacks have run already
         values = {flag.name: arguments.pop(flag.name) for flag in added}
         given = {name: value for name, value in values.items() if value is not None}
         command(**{collector: read(given)}, **arguments)
@@ -107,7 +106,10 @@ def with_flags(
 
 
 def name_model(settings: dict[str, Any], target: str | None) -> None:
-    """Sets the model to `target`, a command's positional MODEL, if it was given. ConfigError if both were."""
+    """Set the model to `target`, a command's positional MODEL, if it was given.
+
+    ConfigError if `--model` is given too.
+    """
     if target is None:
         return
     if "model" in settings:
@@ -118,8 +120,10 @@ def name_model(settings: dict[str, Any], target: str | None) -> None:
 def setting_flag(
     name: str, field: FieldInfo, text: str, metavar: str | None = None, **options: Any
 ) -> inspect.Parameter:
-    """The flag of a setting, as typer reads it: None, if it is not given. `text` is its help, and `metavar` what help
-    shows for its value, where the type does not say it."""
+    """Return the flag of a setting as typer reads it; its value is None if it is not given.
+
+    `text` is its help. `metavar` is the placeholder that help shows for its value if the type does not give one.
+    """
     kind, shown = _kind(field.annotation)
     if metavar in AS_TEXT.values():
         kind = str
@@ -136,20 +140,20 @@ def setting_flag(
 
 
 def described(field: FieldInfo, metavar: str | None = None, also: str = "") -> str:
-    """A setting's description, and its default, if that is a value; `metavar` as for `setting_flag`."""
+    """Return a setting's description with its default, if that is a value; `metavar` as for `setting_flag`."""
     shown = exact_bytes(field.default) if metavar == SIZE and field.default else str(field.default).lower()
     default = "" if field.default in (None, ()) else f" [default: {shown}]"
     return f"{' '.join(str(field.description).split())}{also}{default}"
 
 
 def _flags() -> Iterator[inspect.Parameter]:
-    """Those of EngineConfig, which itself checks choices, and reads sizes and short forms."""
+    """Yield the flags of EngineConfig, which itself checks choices, and reads sizes and short forms."""
     for name, field in EngineConfig.model_fields.items():
         aliases = [alias for alias, setting in ALIASES.items() if setting == name]
         also = f" (also {', '.join(flag_name(alias) for alias in aliases)})" if aliases else ""
         yield setting_flag(name, field, described(field, AS_TEXT.get(name), also), AS_TEXT.get(name))
         for alias in aliases:
-            # A flag of its own, so that giving both names is noticed.
+            # A separate flag, so that giving both names is noticed.
             yield setting_flag(alias, field, "", AS_TEXT.get(name), hidden=True)
 
 
@@ -158,7 +162,7 @@ def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
 
 
 def _kind(annotation: Any) -> tuple[Any, str | None]:
-    """The type that typer parses, and what help shows for it, where the type does not say it."""
+    """Return the type that typer parses, and the placeholder in help if the type does not give one."""
     if isinstance(annotation, UnionType):
         annotation = next(kind for kind in get_args(annotation) if kind is not type(None))
     origin = get_origin(annotation)
@@ -170,7 +174,7 @@ def _kind(annotation: Any) -> tuple[Any, str | None]:
 
 
 def as_typed(value: Any, metavar: str | None) -> str:
-    """The value of a setting as one argument of a command line; `metavar` is what help shows for it."""
+    """Return a setting's value as one argument of a command line; `metavar` is its placeholder in help."""
     if isinstance(value, list | tuple):
         text = ",".join(map(str, value))
     elif isinstance(value, dict):
@@ -183,5 +187,5 @@ def as_typed(value: Any, metavar: str | None) -> str:
 
 
 def flag_name(setting: str) -> str:
-    """`max_num_seqs` is `--max-num-seqs`."""
+    """Return a setting's flag: `max_num_seqs` is `--max-num-seqs`."""
     return "--" + setting.replace("_", "-")

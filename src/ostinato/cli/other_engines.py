@@ -67,7 +67,7 @@ HERE = {
     "--mlock": None,
     "--no-mmap": None,
 }
-"""Their flag -> ours; None where nothing has to be said here."""
+"""Flags of vLLM and llama.cpp -> flags here; None if nothing has to be given here."""
 
 REFUSED = {
     "--pipeline-parallel-size": "only --tensor-parallel-size cuts a model across devices",
@@ -76,7 +76,7 @@ REFUSED = {
     "--lora": "adapters are not supported; merge them into the checkpoint",
     "--lora-modules": "adapters are not supported; merge them into the checkpoint",
 }
-"""Their flag -> why there is none here."""
+"""Flags of vLLM and llama.cpp -> why there are none here."""
 
 
 COMMANDS_HERE = {
@@ -97,7 +97,7 @@ COMMANDS_HERE = {
 
 
 def advice_on_command(name: str, ours: Sequence[str]) -> str:
-    """What to write for a command that there is not."""
+    """Return what to type in place of an unknown command."""
     if name in COMMANDS_HERE:
         return f"here it is {COMMANDS_HERE[name]}"
     near = get_close_matches(name, ours, 1)
@@ -105,7 +105,7 @@ def advice_on_command(name: str, ours: Sequence[str]) -> str:
 
 
 def advice(flag: str) -> str | None:
-    """What to write for a flag of theirs; None if it is not known either."""
+    """Return what to type in place of another engine's flag, or None if that is unknown too."""
     name = flag.partition("=")[0]
     if name in REFUSED:
         return f"it has no counterpart here: {REFUSED[name]}"

@@ -1,4 +1,4 @@
-"""What the commands print: text as it comes, and tables."""
+"""Output of the commands: text as it comes, and tables."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ostinato.errors import RequestError, reason
 from ostinato.units import format_bytes
 
 _ROOM = 4096
-"""Bytes for which there must be room in a directory."""
+"""Bytes that must be free in a directory."""
 
 if TYPE_CHECKING:
     from ostinato.engine.outputs import CompletionOutput, RequestOutput
@@ -27,8 +27,10 @@ if TYPE_CHECKING:
 def print_pieces(
     pieces: Generator[str, None, RequestOutput], asked_to_stop: Callable[[], bool] = lambda: False
 ) -> tuple[str, RequestOutput | None]:
-    """Prints text as it comes, without white space before it; returns it as it came, and the whole output, or None
-    if it was stopped before."""
+    """Print text as it comes, without its leading white space.
+
+    Returns the text unchanged, and the whole output, or None if it was stopped before the end.
+    """
     text = ""
     while not asked_to_stop():
         try:
@@ -44,7 +46,7 @@ def print_pieces(
 
 
 def note_cut(completion: CompletionOutput, params: SamplingParams) -> None:
-    """Names, on stderr, the limit that ended an output, if one did."""
+    """Name, on stderr, the limit that ended an output, if one did."""
     if completion.finish_reason != "length":
         return
     limit = "max_model_len"
@@ -54,12 +56,15 @@ def note_cut(completion: CompletionOutput, params: SamplingParams) -> None:
 
 
 def note(text: str) -> None:
-    """A remark on stderr."""
+    """Print a remark on stderr."""
     Console(stderr=True).print(Text(text, style="dim"), soft_wrap=True)
 
 
 def check_room(path: Path, what: str) -> None:
-    """RequestError, before anything is computed, if a file cannot be written there later. What lies there stays."""
+    """Raise RequestError, before anything is computed, if a file cannot be written there later.
+
+    An existing file stays.
+    """
     try:
         if path.is_file():
             with path.open("r+b"):
@@ -69,7 +74,7 @@ def check_room(path: Path, what: str) -> None:
                 raise NotADirectoryError(None, "there is no directory of that name")
             with TemporaryFile(dir=path.parent) as there:
                 there.write(bytes(_ROOM))
-        else:  # a device, whose reader passes over an empty line
+        else:  # a device, whose reader ignores an empty line
             with path.open("wb") as there:
                 there.write(b"\n")
     except OSError as error:
@@ -77,8 +82,10 @@ def check_room(path: Path, what: str) -> None:
 
 
 def piped_progress() -> Callable[[str, int, int], None]:
-    """Where there is no terminal for a bar: a line on stderr for each stage, and for each quarter of one with how long
-    the rest will take at that pace. A function of (what is done, done, total)."""
+    """Return a function of (stage, done, total) that reports progress without a terminal for a bar.
+
+    It prints a line on stderr for each stage, and for each quarter of a stage one with the remaining time at that pace.
+    """
     begun: dict[str, float] = {}
     told: dict[str, int] = {}
 
@@ -98,7 +105,7 @@ def piped_progress() -> Callable[[str, int, int], None]:
 
 
 def _size(graph: Mapping[str, Any]) -> str:
-    """Of a graph; nothing for steps without one."""
+    """Return a graph's size as text; empty for steps without a graph."""
     if "size" not in graph:
         return ""
     if graph["mode"] != "full":
@@ -128,7 +135,7 @@ DRAFTS = (
 
 
 def print_stats(stats: Mapping[str, Any]) -> None:
-    """The engine's counts as tables on stderr; nested ones as `outer.inner`."""
+    """Print the engine's counts as tables on stderr; nested ones as `outer.inner`."""
     table = figures_table("stats")
     for name, value in _flat(stats):
         table.add_row(name, f"{value:,.3f}" if isinstance(value, float) else f"{value:,}")
@@ -152,8 +159,10 @@ def print_stats(stats: Mapping[str, Any]) -> None:
 
 
 def _print_speculation(speculation: Mapping[str, Any], console: Console) -> None:
-    """How many drafts were accepted, by position, and remarks on it; and for each batch size what the controller chose,
-    and why."""
+    """Print the accepted drafts by position, remarks, and the controller's choices.
+
+    The choices are listed for each batch size, with reasons.
+    """
     positions = [{"position": number, **each} for number, each in enumerate(speculation["positions"], start=1)]
     Table(DRAFTS, positions, f"drafts ({speculation['method']})").print(console)
     steps = " and ".join(f"{count:,} with {k}" for k, count in speculation["steps"].items())
@@ -181,7 +190,7 @@ def _remark(text: str) -> Text:
 
 
 def figures_table(title: str, justify: Literal["left", "right"] = "right") -> RichTable:
-    """A table of names and what belongs to them."""
+    """Return an empty table of names and their values."""
     table = RichTable(title=title, title_justify="left", title_style="bold", box=None, show_header=False)
     table.add_column(style="cyan", no_wrap=True)
     table.add_column(justify=justify)
@@ -190,7 +199,7 @@ def figures_table(title: str, justify: Literal["left", "right"] = "right") -> Ri
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in values.items():
-        if name in ("graphs", "speculation") or value is None:  # in tables of their own, or not there
+        if name in ("graphs", "speculation") or value is None:  # printed in separate tables, or absent
             continue
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{name}.")

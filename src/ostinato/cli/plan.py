@@ -153,7 +153,7 @@ def _plan(config: EngineConfig, spec: ModelSpec, device: DeviceSpec, given_memor
 
 
 def _of_given_memory(error: CapacityError, config: EngineConfig, spec: ModelSpec, device: DeviceSpec) -> CapacityError:
-    """The same with one remedy more: the memory that the device would need, in place of what was given."""
+    """Return `error` with one more remedy: the device memory that would be needed in place of the given one."""
     least = least_memory(config, spec, device)
     if least is None:
         return error
@@ -162,7 +162,7 @@ def _of_given_memory(error: CapacityError, config: EngineConfig, spec: ModelSpec
 
 
 def _check_offered(counted: Traffic | None, path: Path | None, flags: Mapping[str, object]) -> None:
-    """ConfigError if one of `flags` is given without requests that it could be about."""
+    """Raise ConfigError if one of `flags` is given without the requests that it applies to."""
     given = [name for name, value in flags.items() if value is not None]
     if given and (counted is None or counted.requests is None):
         where = "there is none" if counted is None else f"{path} counts none"
@@ -173,7 +173,7 @@ def _check_offered(counted: Traffic | None, path: Path | None, flags: Mapping[st
 
 
 def _counts(text: str | None) -> tuple[int, ...]:
-    """From `N[,N...]`; else a ConfigError."""
+    """Return the numbers in `N[,N...]`. ConfigError for other text."""
     try:
         counts = tuple(int(part) for part in text.split(",")) if text is not None else ()
     except ValueError:
@@ -184,7 +184,7 @@ def _counts(text: str | None) -> tuple[int, ...]:
 
 
 def _measure(plan: Plan) -> None:
-    """Measures the rates that the plan asks for, and keeps them."""
+    """Measure the rates that the plan asks for, and save them."""
     from ostinato.bench.probe import measure_rates
 
     rates, directory = measure_rates(plan), cache_directory()

@@ -1,4 +1,4 @@
-"""What the commands that make requests share: sampling settings as flags, and chat templates."""
+"""Common parts of the commands that make requests: sampling settings as flags, and chat templates."""
 
 from __future__ import annotations
 
@@ -34,23 +34,22 @@ TemplateVariables = Annotated[
 def sampling_options(
     leave_out: Collection[str] = (),
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Gives a command a flag for every sampling setting but those in `leave_out`.
+    """Give a command a flag for every sampling setting but those in `leave_out`.
 
-    The command takes `sampling: dict[str, Any]`, which receives the settings that were given. Lists are given
-    by repeating the flag; a logit bias is written ID=BIAS. A guide has a flag for every kind of it, and its schema or
-    grammar is a file or the text itself.
+    The command takes `sampling: dict[str, Any]`, which receives the given settings. Lists are given by repeating the
+    flag; a logit bias is written ID=BIAS. Each kind of guide has a flag, and its schema or grammar is a file or the
+    text itself.
     """
-
     return lambda command: with_flags(command, "sampling", _flags(leave_out), _values)
 
 
 def as_message(text: str, role: str = "user") -> dict[str, str]:
-    """A message of a conversation."""
+    """Return `text` as a message of a conversation."""
     return {"role": role, "content": text}
 
 
 def read_prompts(file: Path) -> tuple[str, ...]:
-    """The lines of a file, or of stdin as `-`, that are not blank. RequestError if there are none."""
+    """Return the lines of a file, or of stdin as `-`, that are not blank. RequestError if there are none."""
     try:
         text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -62,7 +61,7 @@ def read_prompts(file: Path) -> tuple[str, ...]:
 
 
 def template_variables(text: str | None) -> dict[str, Any]:
-    """The object that `--chat-template-kwargs` holds; RequestError if it is anything else."""
+    """Return the object that `--chat-template-kwargs` holds; RequestError if it is anything else."""
     if text is None:
         return {}
     try:
@@ -87,7 +86,7 @@ def _flags(leave_out: Collection[str]) -> Iterator[inspect.Parameter]:
         yield setting_flag(
             name,
             field,
-            # Of the others generation_config.json decides.
+            # generation_config.json has the defaults of the others.
             described(field) if name == "max_tokens" else str(field.description),
             "FILE|TEXT" if name in _TEXTS_IN_FILES else None,
             rich_help_panel=PANEL,
@@ -95,7 +94,7 @@ def _flags(leave_out: Collection[str]) -> Iterator[inspect.Parameter]:
 
 
 def _values(given: dict[str, Any]) -> dict[str, Any]:
-    """The given flags as SamplingParams takes them. An empty list is a flag that was not given."""
+    """Return the given flags as SamplingParams takes them. An empty list is a flag that was not given."""
     values = {name: value for name, value in given.items() if value != []}
     if "logit_bias" in values:
         values["logit_bias"] = dict(_bias(entry) for entry in values["logit_bias"])
@@ -106,7 +105,7 @@ def _values(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _text(name: str, given: str) -> str:
-    """What a flag holds: a text of more than one line or in braces itself, else that of the file it names."""
+    """Return a flag's text: `given` itself if it has several lines or is in braces, else that of the file it names."""
     if given.lstrip().startswith("{") or "\n" in given.strip() or given.startswith("start:"):
         return given
     try:

@@ -18,7 +18,7 @@ PANEL = "Server"
 
 
 def server_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command a flag for each of ServeSettings; it takes those given as `serving: dict[str, Any]`."""
+    """Give a command a flag for each of ServeSettings; `serving: dict[str, Any]` receives the given ones."""
     flags = [_flag(name, field) for name, field in ServeSettings.model_fields.items()]
     return with_flags(command, "serving", flags)
 

@@ -1,4 +1,4 @@
-"""`ostinato verify`: whether every fast path of a model gives the tokens of the plain one."""
+"""`ostinato verify`: a check that every fast path of a model gives the tokens of the plain one."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ def verify(
 
     The plain path runs eagerly, without prefix cache and speculation, each prompt whole and alone. The cells of the
     matrix are: state cache mode x speculation x graph mode x tokens per step x overlap x preemption x cold or warm
-    cache. By default a covering set of them is run, in which every pair of values occurs. Each cell has greedy
-    requests and sampled ones. Runs in float32 unless --dtype is given; a setting that is an axis, if given, pins
-    it. Drafts are made right and wrong on purpose.
+    cache. By default a covering set of them is run, in which every pair of values occurs. Each cell has greedy requests
+    and sampled ones. Runs in float32 unless --dtype is given; a setting that is an axis, if given, fixes it. Drafts are
+    made right and wrong on purpose.
 
     It takes half a minute or more on the embedded model and two cores, and minutes on larger ones; --quick takes half.
 
-    A cell is equal; or a tie, where it differs only where the plain path's best two tokens are within rounding of each
+    A cell is equal; or a tie, if it differs only where the plain path's best two tokens are within rounding of each
     other; or different, which ends with status 1.
 
     Example: ostinato verify demo --quick
@@ -88,8 +88,10 @@ def verify(
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar of finished cells on stderr, or lines where that is no terminal; yields a function of (what is done, done,
-    total)."""
+    """Show a bar of finished cells on stderr, or lines if stderr is no terminal.
+
+    Yields a function of (stage, done, total).
+    """
     if not sys.stderr.isatty():
         note("planning")
         yield piped_progress()

@@ -1,4 +1,4 @@
-"""What `ostinato verify` prints of its report."""
+"""Tables and remarks of `ostinato verify`'s report."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from ostinato.cli.output import figures_table
 
 STYLES = {"equal": "green", "tie": "yellow", "different": "bold red", "error": "bold red"}
 WIDEST = 200
-"""Columns of the table of cells, at most."""
+"""Largest width of the table of cells, in columns."""
 MOST_PLACES = 3
-"""Of one cell, that are printed."""
+"""Largest number of divergences that are printed for one cell."""
 SHORT_GRAPH_MODES = {"full_decode_only": "full", "full_and_piecewise": "full+piecewise"}
 
 
 def print_report(report: Mapping[str, Any], console: Console) -> None:
-    """What was run, the cells, what they leave open, and each place where one is not equal."""
+    """Print the setup, the cells, their missing proofs, and each divergence."""
     console.print(_facts(report))
     cells = _cells(report)
-    # Lines are as long as they are: columns that are cut say nothing.
+    # Do not limit the width: truncated columns are useless.
     console.width = max(console.width, console.measure(cells, options=console.options.update(width=WIDEST)).maximum)
     console.print(cells)
     for line in _remarks(report):
@@ -84,7 +84,7 @@ def _counts(cell: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _remarks(report: Mapping[str, Any]) -> Iterator[Text]:
-    """One line for each thing that is not equal, or that a cell does not prove."""
+    """Yield one line for each divergence, and for each missing proof of a cell."""
     for message in report["left_out"]:
         yield Text(f"left out: {message}", style="dim")
     numbered = list(enumerate(report["cells"], start=1))
@@ -100,7 +100,7 @@ def _remarks(report: Mapping[str, Any]) -> Iterator[Text]:
 
 
 def _places(where: str, found: Sequence[Mapping[str, Any]], report: Mapping[str, Any]) -> Iterator[Text]:
-    """The first divergences, differences before ties."""
+    """Yield the first divergences, differences before ties."""
     ordered = sorted(found, key=lambda each: each["is_tie"])
     for each in ordered[:MOST_PLACES]:
         yield _place(where, each, report)
@@ -109,7 +109,7 @@ def _places(where: str, found: Sequence[Mapping[str, Any]], report: Mapping[str,
 
 
 def _place(where: str, found: Mapping[str, Any], report: Mapping[str, Any]) -> Text:
-    """A divergence with its scores."""
+    """Return a divergence with its scores."""
     prompt, verdict = report["prompts"][found["prompt"]], "tie" if found["is_tie"] else "different"
     what = "logits" if found["kind"] == "greedy" else "logits with noise"
     best = ", ".join(f"{token}: {score:.6g}" for token, score in found["best"])
@@ -135,7 +135,7 @@ def _summary(report: Mapping[str, Any]) -> Text:
 
 
 def _short_speculation(speculative: str | Mapping[str, Any]) -> str:
-    """Without a path, which is the same in all rows."""
+    """Return the speculation without a path, which is the same in all rows."""
     if isinstance(speculative, str):
         method, *rest = speculative.split(":")
         return f"{method}:{rest[-1]}" if rest else method

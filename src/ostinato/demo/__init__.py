@@ -1,4 +1,4 @@
-"""The embedded models, shipped in the package, and the generators of what they were trained and are tested on.
+"""The embedded models, shipped in the package, and the generators of their training and test data.
 
 `demo`, a small hybrid, answers the arithmetic word problems of `problems`; `demo-vl`, a small vision-language model,
 answers the questions about pictures of `drawings`.
@@ -9,9 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 
 CHECKPOINTS = {"demo": "checkpoint", "demo-vl": "checkpoint-vl"}
-"""Name of an embedded model -> its directory beside this file."""
+"""Directory of each embedded model, in this package, by the model's name."""
 
 
 def checkpoint_dir(model: str = "demo") -> Path:
-    """The directory of an embedded model's checkpoint, in the usual Hugging Face layout."""
+    """Return the directory of an embedded model's checkpoint, in the usual Hugging Face layout."""
     return Path(__file__).parent / CHECKPOINTS[model]

@@ -74,7 +74,7 @@ CARELESS = 0.06
 
 @dataclass(frozen=True)
 class Question:
-    """A question, its answer, and which key of `WORDINGS` it was made by."""
+    """A question, its answer, and the key of its wording in `WORDINGS`."""
 
     text: str
     answer: str
@@ -82,7 +82,7 @@ class Question:
 
 
 def word(rng: random.Random, family: str, *names: str) -> str:
-    """The question in one of its wordings, now and then in lower case or without its last sign."""
+    """Return the question in one of its wordings, now and then in lower case or without its last sign."""
     text = rng.choice(WORDINGS[family]).format(*names)
     if rng.random() < CARELESS:
         text = text.lower()
@@ -94,7 +94,7 @@ def plain(rng: random.Random, family: str, answer: str, *names: str) -> Question
 
 
 def ask(rng: random.Random, scene: Scene, asked: set[str]) -> Question:
-    """A question about the scene of a family that was not asked before, where there is one left."""
+    """Return a question about the scene, of a family that was not asked before if there is one left."""
     families = [family for family in SCENE_FAMILIES if family not in asked] or list(SCENE_FAMILIES)
     weights = [SCENE_FAMILIES[family][1] for family in families]
     while True:
@@ -105,7 +105,7 @@ def ask(rng: random.Random, scene: Scene, asked: set[str]) -> Question:
 
 
 def ask_describe(rng: random.Random, scene: Scene) -> Question:
-    """What the picture shows."""
+    """Ask for a description of the picture."""
     return plain(rng, "describe", scene.description)
 
 
@@ -132,7 +132,11 @@ def _kind(rng: random.Random, scene: Scene) -> Question | None:
 
 
 def _where(rng: random.Random, scene: Scene) -> Question:
-    """Of a single shape its place; of several how it lies to the shape before it, of the first to that after it."""
+    """Ask for the place of a shape.
+
+    For a single shape it is the place in the picture; for several, the relation to the shape before it, or for the
+    first one to the shape after it.
+    """
     index = rng.randrange(len(scene.shapes))
     shape = scene.shapes[index]
     if len(scene.shapes) == 1:
@@ -145,7 +149,7 @@ def _where(rng: random.Random, scene: Scene) -> Question:
 
 
 def _exists(rng: random.Random, scene: Scene) -> Question:
-    """About a shape of the picture, or one of which colour or kind are there, but not together."""
+    """Ask whether a shape is in the picture. If it is not, its colour or its kind is there."""
     names = {shape.name for shape in scene.shapes}
     name = rng.choice(sorted(names))
     if rng.random() < 0.5:
@@ -164,7 +168,7 @@ def _bigger(rng: random.Random, scene: Scene) -> Question | None:
 
 
 def _relation(rng: random.Random, scene: Scene) -> Question | None:
-    """Whether one of two neighbours lies so to the other."""
+    """Ask whether two neighbours are in a relation."""
     if len(scene.shapes) < 2:
         return None
     index = rng.randrange(len(scene.shapes) - 1)
@@ -179,7 +183,7 @@ def _relation(rng: random.Random, scene: Scene) -> Question | None:
 
 
 def _which(rng: random.Random, scene: Scene) -> Question | None:
-    """What lies so to the other of two shapes."""
+    """Ask for the shape that is in a relation to the other of two shapes."""
     if len(scene.shapes) != 2:
         return None
     shapes, relation = scene.shapes, scene.layout
@@ -189,7 +193,7 @@ def _which(rng: random.Random, scene: Scene) -> Question | None:
 
 
 def _called(rng: random.Random, scene: Scene, shape: Shape) -> str:
-    """A shape's name, or its kind alone where no other has it."""
+    """Return a shape's name, or its kind alone if no other shape is of that kind."""
     alone = sum(other.kind == shape.kind for other in scene.shapes) == 1
     return shape.kind if alone and rng.random() < 0.4 else shape.name
 
@@ -206,4 +210,4 @@ SCENE_FAMILIES: dict[str, tuple[Callable[[random.Random, Scene], Question | None
     "relation": (_relation, 1.0),
     "which": (_which, 1.0),
 }
-"""How a question of each family is made, where the scene allows one, and how often it is asked."""
+"""Families of questions: a function that makes a question if the scene allows one, and how often it is asked."""

@@ -11,7 +11,7 @@ from PIL import Image, ImageDraw
 
 from .scenes import Scene, Shape
 
-# Hue in degrees, saturation and value, each from ... to. What people call by one name reaches from pure to pale.
+# Hue in degrees, saturation and value, each as a range. A colour's name covers pure to pale shades.
 SHADES: dict[str, tuple[tuple[int, int], tuple[float, float], tuple[float, float]]] = {
     "red": ((-6, 5), (0.80, 1.0), (0.75, 1.0)),
     "orange": ((26, 39), (0.85, 1.0), (0.92, 1.0)),
@@ -27,7 +27,7 @@ SUPERSAMPLING = 3
 
 
 def draw(scene: Scene) -> Image.Image:
-    """The scene as an RGB image of its size. The same scene gives the same pixels."""
+    """Draw the scene as an RGB image of its size. The same scene gives the same pixels."""
     rng = random.Random(scene.grain)
     grey = rng.uniform(*GREYS[scene.background])
     image = Image.new("RGB", (scene.width, scene.height), (round(grey),) * 3)
@@ -47,7 +47,7 @@ def _shade(rng: random.Random, colour: str) -> tuple[int, int, int]:
 
 
 def _paint(image: Image.Image, shape: Shape, shade: tuple[int, int, int]) -> None:
-    """Pastes the shape through a mask that is drawn several times as large, for smooth edges."""
+    """Paste the shape through a mask that is drawn several times as large, for smooth edges."""
     radius = shape.radius * min(image.size)
     left, top = math.floor(shape.x * image.width - radius), math.floor(shape.y * image.height - radius)
     side = math.ceil(2 * radius) + 2
@@ -66,7 +66,7 @@ def _paint(image: Image.Image, shape: Shape, shade: tuple[int, int, int]) -> Non
 
 
 def _outline(kind: str, turned: float) -> list[tuple[float, float]]:
-    """Corners inside the unit circle, y downwards, turned by radians; of a circle the corners of its box."""
+    """Return corners inside the unit circle, y downwards, turned by radians; for a circle the corners of its box."""
     if kind == "circle":
         return [(-0.86, -0.86), (0.86, 0.86)]
     if kind == "cross":

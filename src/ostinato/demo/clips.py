@@ -1,4 +1,4 @@
-"""Clips: a few pictures of one shape that moves or stands still, and what they show in words."""
+"""Clips: a few pictures of one shape that moves or stays in place, and their descriptions in words."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .canvas import draw
 from .scenes import Scene, arrange, describe, place
 
 MOTIONS = {"to the left": (-1, 0), "to the right": (1, 0), "up": (0, -1), "down": (0, 1), "": (0, 0)}
-"""How a clip's description says a direction, and the direction; the last one stands still."""
+"""Directions by their words in a clip's description; the last one is no motion."""
 FRAME_COUNTS = (4, 6, 8)
 TRAVEL = (0.30, 0.50)
 SIDE = (96, 112)
@@ -19,7 +19,7 @@ SIDE = (96, 112)
 
 @dataclass(frozen=True)
 class Clip:
-    """The first picture, the way of its shape as shares of width and height, the number of frames, and the words."""
+    """A clip: first picture, motion of its shape as shares of width and height, number of frames, and words."""
 
     start: Scene
     way: tuple[float, float]
@@ -28,17 +28,17 @@ class Clip:
 
     @property
     def description(self) -> str:
-        """What happens, such as `a red circle moves to the left`."""
+        """The motion in words, such as `a red circle moves to the left`."""
         name = describe([self.start.shapes[0].name], "")
         return f"{name} moves {self.motion}" if self.motion else f"{name} stands still"
 
     @property
     def content(self) -> str:
-        """What is held out or not."""
+        """The description that decides whether the clip is held out."""
         return self.description
 
     def frames(self) -> list[Image.Image]:
-        """The pictures, all of one size."""
+        """Draw the pictures, all of one size."""
         shape = self.start.shapes[0]
         shares = [index / (self.count - 1) for index in range(self.count)]
         moved = [replace(shape, x=shape.x + s * self.way[0], y=shape.y + s * self.way[1]) for s in shares]
@@ -46,7 +46,7 @@ class Clip:
 
 
 def draw_clip(rng: random.Random, name: str, motion: str) -> Clip:
-    """A clip of the shape `name` with a motion of `MOTIONS`."""
+    """Return a clip of the shape `name` with a motion of `MOTIONS`."""
     side = rng.randint(*SIDE)
     scene = arrange(rng, [name], place(0, 0))
     dx, dy = MOTIONS[motion]

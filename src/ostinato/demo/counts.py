@@ -1,4 +1,4 @@
-"""Families in which amounts of several people or containers are put together."""
+"""Families in which amounts of several people or containers are combined."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from .words import CONTAINERS, PLACES, TOTALS, Person
 
 
 def compare(draw: Draw, sheet: Sheet) -> tuple[str, int]:
-    """`Ava has 12 apples. Ben has 5 more than Ava. How many apples do they have together?`"""
+    """Make a problem that compares two amounts.
+
+    `Ava has 12 apples. Ben has 5 more than Ava. How many apples do they have together?`
+    """
     people = draw.people(3 if draw.chance(0.25) else 2)
     thing = draw.thing()
     noun = thing.split()[-1]
@@ -39,7 +42,7 @@ def compare(draw: Draw, sheet: Sheet) -> tuple[str, int]:
 
 
 def _related(draw: Draw, sheet: Sheet, known: int, thing: str, person: Person, name_other: bool) -> tuple[str, int]:
-    """An amount told by another person's, who may go unnamed in a multiple; and what it comes to."""
+    """Return an amount in words relative to a person's, and its value. A multiple may leave the person unnamed."""
     kind = draw.rng.choices(["more", "fewer", "times"], [4, 4, 3])[0]
     noun = draw.pick([f" {thing}", "", "", f" {thing.split()[-1]}"])
     if kind == "more":
@@ -57,7 +60,10 @@ def _related(draw: Draw, sheet: Sheet, known: int, thing: str, person: Person, n
 
 
 def transfer(draw: Draw, sheet: Sheet) -> tuple[str, int]:
-    """`Ava has 20 apples and Ben has 12. Ava gives Ben 5. How many apples does Ben have now?`"""
+    """Make a problem in which one person gives to another.
+
+    `Ava has 20 apples and Ben has 12. Ava gives Ben 5. How many apples does Ben have now?`
+    """
     giver, taker = draw.people(2)
     thing = draw.thing()
     first, second = draw.number(), draw.number()
@@ -99,7 +105,10 @@ def transfer(draw: Draw, sheet: Sheet) -> tuple[str, int]:
 
 
 def boxes(draw: Draw, sheet: Sheet) -> tuple[str, int]:
-    """`Tom has 4 boxes of 12 eggs. He sells 7 eggs. How many eggs does he have left?`"""
+    """Make a problem about things in containers.
+
+    `Tom has 4 boxes of 12 eggs. He sells 7 eggs. How many eggs does he have left?`
+    """
     person, thing = draw.person(), draw.thing()
     one, many = draw.pick(CONTAINERS)
     count, each = draw.factor(), draw.multiplicand()
@@ -142,7 +151,10 @@ def boxes(draw: Draw, sheet: Sheet) -> tuple[str, int]:
 
 
 def parts(draw: Draw, sheet: Sheet) -> tuple[str, int]:
-    """`There are 25 red and 13 blue marbles in a jar. 9 are taken out. How many marbles are left?`"""
+    """Make a problem about parts of a whole.
+
+    `There are 25 red and 13 blue marbles in a jar. 9 are taken out. How many marbles are left?`
+    """
     thing = draw.thing().split()[-1]
     colors = draw.rng.sample(["red", "blue", "green", "yellow", "white", "black"], 3)
     place = draw.pick(["a jar", "a box", "a bag", "the garden", "a shop", "a basket", "the room"])
@@ -187,7 +199,10 @@ def parts(draw: Draw, sheet: Sheet) -> tuple[str, int]:
 
 
 def gather(draw: Draw, sheet: Sheet) -> tuple[str, int]:
-    """`Ava has 3 apples, Ben has 4 and Tom has 6. How many apples do they have together?`"""
+    """Make a problem that adds the amounts of several people.
+
+    `Ava has 3 apples, Ben has 4 and Tom has 6. How many apples do they have together?`
+    """
     people = draw.people(3 if draw.chance(0.5) else 2)
     thing = draw.thing()
     noun = thing.split()[-1]

@@ -1,6 +1,6 @@
-"""Conversations about generated drawings: what the embedded vision-language model was trained on and is tested on.
+"""Conversations about generated drawings: training and test data of the embedded vision-language model.
 
-A drawing is known by its content: `a red circle above a blue square`, of a single shape also its place. Contents that
+A drawing is known by its content: `a red circle above a blue square`, for a single shape also its place. Contents that
 hash to a fixed residue are held out: training never draws them, evaluation no others.
 """
 
@@ -25,7 +25,7 @@ MOST_TURNS = 5
 
 @dataclass(frozen=True)
 class Source:
-    """Which contents are wanted, and the share of scenes made of one shape, beyond those that are so anyway."""
+    """The wanted contents, and the share of scenes made of one shape, beyond those that have one anyway."""
 
     wanted: Callable[[str], bool]
     single: float = 0.0
@@ -33,17 +33,17 @@ class Source:
 
 @dataclass(frozen=True)
 class Turn:
-    """What is shown before a question (pictures, or one clip), and the question with its answer."""
+    """Pictures, or one clip, before a question, and the question with its answer."""
 
     shown: tuple[Scene | Clip, ...]
     question: Question
 
     def images(self) -> list[Image.Image]:
-        """The pictures that are shown; of a clip none."""
+        """Draw the pictures that are shown; none for a clip."""
         return [draw(item) for item in self.shown if isinstance(item, Scene)]
 
     def frames(self) -> list[Image.Image]:
-        """The pictures of the clip that is shown, if one is."""
+        """Draw the pictures of the clip that is shown, if there is one."""
         return [frame for item in self.shown if isinstance(item, Clip) for frame in item.frames()]
 
 
@@ -51,23 +51,23 @@ Conversation = tuple[Turn, ...]
 
 
 def is_held_out(drawn: str) -> bool:
-    """Whether what a drawing shows is kept from training."""
+    """Return whether the content of a drawing is kept from training."""
     return zlib.crc32(drawn.encode()) % HELD_OUT_MODULUS == 0
 
 
 def is_right(answer: str, turn: Turn) -> bool:
-    """Whether a generated answer is the right one; signs at its end and large letters do not matter."""
+    """Return whether a generated answer is right; signs at its end and large letters do not matter."""
     return answer.strip().rstrip(".").lower() == turn.question.answer
 
 
 def training_conversation(rng: random.Random, single: float = 0.0) -> Conversation:
-    """A conversation about drawings that are not held out. `single` is as in `Source`."""
+    """Return a conversation about drawings that are not held out. `single` is as in `Source`."""
     family = rng.choices(list(FAMILIES), [weight for _, weight in FAMILIES.values()])[0]
     return FAMILIES[family][0](rng, Source(_for_training, single))
 
 
 def training_scene(rng: random.Random) -> Scene:
-    """A picture that is not held out."""
+    """Return a picture that is not held out."""
     return draw_scene(rng, Source(_for_training))
 
 
@@ -76,13 +76,13 @@ def _for_training(drawn: str) -> bool:
 
 
 def held_out(seed: int, count: int, family: str = "question") -> list[Conversation]:
-    """`count` conversations about drawings that training never saw, the same ones for the same seed."""
+    """Return `count` conversations about drawings that training never saw, the same ones for the same seed."""
     rng = random.Random(f"held-out {family} {seed}")
     return [FAMILIES[family][0](rng, Source(is_held_out)) for _ in range(count)]
 
 
 def draw_scene(rng: random.Random, source: Source) -> Scene:
-    """A scene whose content is wanted."""
+    """Return a scene whose content is wanted."""
     while True:
         single = rng.random() < source.single
         count = 1 if single else rng.choices(list(SHAPE_COUNTS), list(SHAPE_COUNTS.values()))[0]
@@ -92,14 +92,14 @@ def draw_scene(rng: random.Random, source: Source) -> Scene:
 
 
 def _question(rng: random.Random, source: Source) -> Conversation:
-    """One question about one picture, half of the time what it shows."""
+    """Return one question about one picture, half of the time for its description."""
     scene = draw_scene(rng, source)
     question = ask_describe(rng, scene) if rng.random() < 0.5 else ask(rng, scene, set())
     return (Turn((scene,), question),)
 
 
 def _talk(rng: random.Random, source: Source) -> Conversation:
-    """Several questions about one picture."""
+    """Return several questions about one picture."""
     scene = draw_scene(rng, source)
     turns: list[Turn] = []
     asked: set[str] = set()
@@ -111,7 +111,7 @@ def _talk(rng: random.Random, source: Source) -> Conversation:
 
 
 def _another(rng: random.Random, source: Source) -> Conversation:
-    """Questions about a picture, then about a second one."""
+    """Return questions about a picture, then about a second one."""
     first, second = draw_scene(rng, source), draw_scene(rng, source)
     turns = [Turn((first,), ask(rng, first, set()))]
     if rng.random() < 0.3:
@@ -123,7 +123,7 @@ def _another(rng: random.Random, source: Source) -> Conversation:
 
 
 def _two(rng: random.Random, source: Source) -> Conversation:
-    """Two pictures at once: what each shows, and whether it is the same."""
+    """Return questions about two pictures at once: their descriptions, and whether they are the same."""
     first = draw_scene(rng, source)
     if rng.random() < 0.5:
         second = arrange(rng, [shape.name for shape in first.shapes], first.layout)
@@ -145,7 +145,7 @@ def _two(rng: random.Random, source: Source) -> Conversation:
 
 
 def _clip(rng: random.Random, source: Source) -> Conversation:
-    """What happens in a clip."""
+    """Return a question about the motion in a clip."""
     while True:
         clip = draw_clip(rng, draw_names(rng, 1)[0], rng.choice(list(MOTIONS)))
         if source.wanted(clip.content):
@@ -166,4 +166,4 @@ FAMILIES: dict[str, tuple[Callable[[random.Random, Source], Conversation], float
     "two": (_two, 0.8),
     "clip": (_clip, 0.8),
 }
-"""How a conversation of each family is drawn, and how often it is in training."""
+"""Families of conversations: a function that makes one, and how often it is in training."""

@@ -1,4 +1,4 @@
-"""Families in which a stock of money or a crowd grows and shrinks, and those told day by day."""
+"""Families in which a stock of money or a crowd grows and shrinks, and families day by day."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from .words import DAYS, TOTALS
 
 
 def saving(draw: Draw, sheet: Sheet) -> tuple[str, int]:
-    """`Mia saves 12 dollars each week for 6 weeks. She spends 30. How much does she have left?`"""
+    """Make a problem about savings.
+
+    `Mia saves 12 dollars each week for 6 weeks. She spends 30. How much does she have left?`
+    """
     person = draw.person()
     unit = draw.pick(["week", "day", "month"])
     verb = draw.pick(["saves", "earns"])
@@ -51,7 +54,10 @@ def saving(draw: Draw, sheet: Sheet) -> tuple[str, int]:
 
 
 def riders(draw: Draw, sheet: Sheet) -> tuple[str, int]:
-    """`A bus has 20 people. 5 get off and 8 get on. How many people are on the bus now?`"""
+    """Make a problem about passengers that get on and off.
+
+    `A bus has 20 people. 5 get off and 8 get on. How many people are on the bus now?`
+    """
     place, people, come, go = draw.pick(
         [
             ("bus", "people", ("get on", "climb on"), ("get off", "leave")),
@@ -100,7 +106,10 @@ def riders(draw: Draw, sheet: Sheet) -> tuple[str, int]:
 
 
 def week(draw: Draw, sheet: Sheet) -> tuple[str, int]:
-    """`Leo reads 45 pages on Monday and 60 pages on Tuesday. How many pages does he read in total?`"""
+    """Make a problem that adds the amounts of several days.
+
+    `Leo reads 45 pages on Monday and 60 pages on Tuesday. How many pages does he read in total?`
+    """
     person = draw.person()
     do = "do" if person.plural else "does"
     verb, base, thing = draw.pick(

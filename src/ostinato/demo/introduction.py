@@ -1,4 +1,4 @@
-"""What the embedded models say of themselves on the page, and what one may ask them."""
+"""Introductions of the embedded models on the page, with example questions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Introduction:
-    """`pictures`: question -> the file, below the page's folder, that is asked about."""
+    """Introduction of a model. `pictures`: question -> the picture's file, below the page's folder."""
 
     text: str
     questions: tuple[str, ...]
@@ -43,4 +43,4 @@ INTRODUCTIONS = {
         },
     ),
 }
-"""By the name that the model is asked for by."""
+"""Introductions by the name that requests use for the model."""

@@ -7,7 +7,10 @@ from .words import CONTAINERS, TOTALS
 
 
 def cost(draw: Draw, sheet: Sheet) -> tuple[str, int]:
-    """`Mia buys 4 pens for 3 dollars each and pays with 50 dollars. How much change does she get?`"""
+    """Make a problem about the price of one product.
+
+    `Mia buys 4 pens for 3 dollars each and pays with 50 dollars. How much change does she get?`
+    """
     person, thing = draw.person(), draw.thing()
     count, price = (draw.factor(), draw.multiplicand()) if draw.chance(0.6) else (draw.multiplicand(), draw.factor())
     do = "do" if person.plural else "does"
@@ -87,7 +90,10 @@ def cost(draw: Draw, sheet: Sheet) -> tuple[str, int]:
 
 
 def two_products(draw: Draw, sheet: Sheet) -> tuple[str, int]:
-    """`Mia buys 4 pens for 3 dollars each and 2 books for 12 dollars each. How much does she pay?`"""
+    """Make a problem about the prices of two products.
+
+    `Mia buys 4 pens for 3 dollars each and 2 books for 12 dollars each. How much does she pay?`
+    """
     person = draw.person()
     first, second = draw.things(2)
     count, other_count = draw.factor(), draw.factor()

@@ -1,7 +1,7 @@
-"""Arithmetic word problems of one to three steps, with worked answers: what the embedded model answers.
+"""Arithmetic word problems of one to three steps, with worked answers: the embedded model's subject.
 
-A worked answer is a chain of equations and a result: `17 + 25 = 42. 42 - 9 = 33. #### 33`. Problems whose
-chain of equations hashes to a fixed residue are held out: training never draws them, evaluation no others.
+A worked answer is a chain of equations and a result: `17 + 25 = 42. 42 - 9 = 33. #### 33`. Problems whose chain of
+equations hashes to a fixed residue are held out: training never draws them, evaluation no others.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from . import counts, flows, prices, stories, sums
 from .sheet import Draw, OutOfRange, Sheet
 
 Family = Callable[[Draw, Sheet], tuple[str, int]]
-"""Writes its equations on the sheet, in the order of the worked answer -> the question and the result."""
+"""Function that writes its equations on the sheet, in the order of the worked answer -> the question and the result."""
 
 FAMILIES: dict[str, tuple[Family, float]] = {
     "story": (stories.story, 9.0),
@@ -35,7 +35,7 @@ FAMILIES: dict[str, tuple[Family, float]] = {
     "week": (flows.week, 2.0),
     "gather": (counts.gather, 1.5),
 }
-"""How a problem of each family is made, and how often it is drawn."""
+"""Families of problems: a function that makes one, and how often it is drawn."""
 
 HELD_OUT_MODULUS = 16
 HARD_SHARE = 0.25
@@ -44,7 +44,7 @@ RESULT_MARK = "####"
 
 @dataclass(frozen=True)
 class Problem:
-    """A question, its worked answer, the number that the answer states, and the family it was made by."""
+    """A question, its worked answer, the number that the answer states, and its family."""
 
     question: str
     answer: str
@@ -53,23 +53,23 @@ class Problem:
 
 
 def is_held_out(equations: str) -> bool:
-    """Whether a chain of equations, such as `17 + 25 = 42. 42 - 9 = 33`, is kept from training."""
+    """Return whether a chain of equations, such as `17 + 25 = 42. 42 - 9 = 33`, is kept from training."""
     return zlib.crc32(equations.encode()) % HELD_OUT_MODULUS == 0
 
 
 def extract_result(text: str) -> int | None:
-    """The number that a generated answer states after `####`, the first if several; None if there is none."""
+    """Return the number that a generated answer states after `####`, the first if several; None if there is none."""
     found = re.search(rf"{RESULT_MARK} ?(\d+)", text)
     return int(found.group(1)) if found else None
 
 
 def training_problem(rng: random.Random, unseen: float = 0.25) -> Problem:
-    """One problem that is not held out. `unseen`: how likely a name or thing is a rare or invented word."""
+    """Return a problem that is not held out. `unseen`: probability of a rare or invented word for a name or thing."""
     return _draw(rng, unseen, lambda equations: not is_held_out(equations))
 
 
 def held_out(seed: int, count: int) -> list[Problem]:
-    """`count` different problems that training never saw, the same ones for the same seed."""
+    """Return `count` different problems that training never saw, the same ones for the same seed."""
     rng = random.Random(f"held-out {seed}")
     problems: dict[str, Problem] = {}
     while len(problems) < count:
@@ -79,7 +79,7 @@ def held_out(seed: int, count: int) -> list[Problem]:
 
 
 def _draw(rng: random.Random, unseen: float, wanted: Callable[[str], bool]) -> Problem:
-    """Draws until the numbers stay in range and the equations are wanted."""
+    """Draw problems until the numbers stay in range and the equations are wanted, and return the last one."""
     names, weights = list(FAMILIES), [weight for _, weight in FAMILIES.values()]
     while True:
         family = rng.choices(names, weights)[0]

@@ -1,4 +1,4 @@
-"""Scenes of one to three shapes: what they hold, where it lies, and how they are described in words.
+"""Scenes of one to three shapes: contents, positions, and descriptions in words.
 
 Lengths are shares of the picture's shorter side, positions shares of its width and height, y downwards.
 """
@@ -14,7 +14,7 @@ COLOURS = ("red", "orange", "yellow", "green", "blue", "purple", "pink")
 BACKGROUNDS = ("white", "grey", "black")
 NUMBERS = ("no", "one", "two", "three")
 RELATIONS = ("above", "left of")
-"""How the first shape of a pair lies to the second. The scene's description names the upper or left shape first."""
+"""Relations of the first shape of a pair to the second. A description names the upper or left shape first."""
 INVERSE = {"above": "below", "left of": "right of", "below": "above", "right of": "left of"}
 
 SHORTEST, LONGEST = 80, 176
@@ -26,7 +26,7 @@ PLACE_OFFSET, PLACE_SLACK = 0.24, 0.05
 
 @dataclass(frozen=True)
 class Shape:
-    """A shape: kind, colour, centre, radius of the circle around it, and by how many degrees it is turned."""
+    """A shape: kind, colour, centre, radius of the circle around it, and its rotation in degrees."""
 
     kind: str
     colour: str
@@ -43,10 +43,10 @@ class Shape:
 
 @dataclass(frozen=True)
 class Scene:
-    """A picture to draw: its size in pixels, background, shapes, and how these lie.
+    """A picture to draw: its size in pixels, background, shapes, and their layout.
 
-    `layout` is the place of a single shape, else the relation of each shape to the next. `grain` seeds all that has
-    no name: shades and noise.
+    `layout` is the place of a single shape, else the relation of each shape to the next. `grain` seeds all that has no
+    name: shades and noise.
     """
 
     width: int
@@ -58,29 +58,29 @@ class Scene:
 
     @property
     def description(self) -> str:
-        """What the picture shows, such as `a red circle above a blue square`."""
+        """The picture in words, such as `a red circle above a blue square`."""
         return describe([shape.name for shape in self.shapes], self.layout)
 
     @property
     def content(self) -> str:
-        """What is held out or not, such as `a red circle at the top left`."""
+        """The content that decides whether the picture is held out, such as `a red circle at the top left`."""
         return content([shape.name for shape in self.shapes], self.layout)
 
 
 def content(names: list[str], layout: str) -> str:
-    """What tells a drawing from others: its description, and the place of a single shape."""
+    """Return the content that identifies a drawing: its description, and the place of a single shape."""
     return describe(names, layout) if len(names) > 1 else f"{describe(names, layout)} {layout}"
 
 
 def describe(names: list[str], layout: str) -> str:
-    """Names of one to three shapes, in their order, and the relation between neighbours, as a description."""
+    """Describe one to three shapes by their names, in order, and the relation between neighbours."""
     if len(names) == 1:
         return f"a {names[0]}" if names[0][0] not in "aeiou" else f"an {names[0]}"
     return f" {layout} ".join(describe([name], "") for name in names)
 
 
 def draw_names(rng: random.Random, count: int) -> list[str]:
-    """Names of `count` different shapes."""
+    """Draw the names of `count` different shapes."""
     names: list[str] = []
     while len(names) < count:
         name = f"{rng.choice(COLOURS)} {rng.choice(KINDS)}"
@@ -90,14 +90,14 @@ def draw_names(rng: random.Random, count: int) -> list[str]:
 
 
 def draw_layout(rng: random.Random, count: int) -> str:
-    """The place of a single shape, or the relation between several."""
+    """Draw the place of a single shape, or the relation between several."""
     if count > 1:
         return rng.choice(RELATIONS)
     return place(rng.randint(-1, 1), rng.randint(-1, 1))
 
 
 def place(column: int, row: int) -> str:
-    """The words for one of nine places; -1 is left and top, 1 right and bottom."""
+    """Return the words for one of nine places; -1 is left and top, 1 right and bottom."""
     horizontal, vertical = ("left", "", "right")[column + 1], ("top", "", "bottom")[row + 1]
     if not row:
         return f"on the {horizontal}" if column else "in the middle"
@@ -108,7 +108,7 @@ PLACES = {place(column, row): (column, row) for column in (-1, 0, 1) for row in 
 
 
 def draw_size(rng: random.Random) -> tuple[int, int]:
-    """Width and height of a picture in pixels; some are several times as large as most."""
+    """Draw width and height of a picture in pixels; some are several times as large as most."""
     while True:
         width, height = rng.randint(SHORTEST, LONGEST), rng.randint(SHORTEST, LONGEST)
         if max(width, height) <= LARGEST_ASPECT * min(width, height):
@@ -118,7 +118,7 @@ def draw_size(rng: random.Random) -> tuple[int, int]:
 
 
 def arrange(rng: random.Random, names: list[str], layout: str) -> Scene:
-    """A scene of these shapes that lie as `layout` says, drawn at random otherwise."""
+    """Return a scene of these shapes with this layout, drawn at random otherwise."""
     width, height = draw_size(rng)
     short = min(width, height)
     while True:
@@ -148,7 +148,7 @@ def _near(rng: random.Random, step: int) -> float:
 
 
 def _clear(points: list[tuple[float, float]], radii: list[float], layout: str, wide: float, high: float) -> bool:
-    """Whether all shapes are inside the picture and apart, and neighbours lie as the layout says beyond doubt."""
+    """Return whether all shapes are inside the picture and apart, and neighbours clearly fit the layout."""
     for (x, y), radius in zip(points, radii, strict=True):
         if not (radius <= x * wide <= wide - radius and radius <= y * high <= high - radius):
             return False

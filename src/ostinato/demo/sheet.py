@@ -1,4 +1,4 @@
-"""Drawing numbers and writing equations: what the families of problems share."""
+"""Helpers of the families of problems: drawing numbers and writing equations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Item = TypeVar("Item")
 
 
 class OutOfRange(Exception):
-    """A number left 0..999; the problem is drawn anew."""
+    """Raised if a number left 0..999; the problem is drawn again."""
 
 
 @dataclass
@@ -54,12 +54,12 @@ class Draw:
         return self.rng.random() < probability
 
     def number(self) -> int:
-        """An amount: of one or two digits, in a hard problem of up to three."""
+        """Draw an amount of one or two digits, in a hard problem of up to three."""
         digits = self.rng.choices([1, 2, 3], [15, 45, 40] if self.hard else [30, 70, 0])[0]
         return self.rng.randint(2 if digits == 1 else 10 ** (digits - 1), 10**digits - 1)
 
     def at_most(self, limit: int) -> int:
-        """An amount that can be taken from `limit`; now and then all of it."""
+        """Draw an amount that can be taken from `limit`; now and then all of it."""
         if limit < 1:
             raise OutOfRange
         amount = self.number()
@@ -71,7 +71,7 @@ class Draw:
         return self.rng.randint(2, 9)
 
     def multiplicand(self) -> int:
-        """What a factor multiplies: up to two digits, in a hard problem up to 400."""
+        """Draw a number to multiply by a factor: up to two digits, in a hard problem up to 400."""
         return self.rng.randint(2, 400) if self.hard else self.rng.randint(2, 40)
 
     def person(self) -> Person:
@@ -81,7 +81,7 @@ class Draw:
         return draw_subject(self.rng, self.unseen)
 
     def people(self, count: int) -> list[Person]:
-        """Different people."""
+        """Draw different people."""
         found: dict[str, Person] = {}
         while len(found) < count:
             person = self.person()
@@ -92,7 +92,7 @@ class Draw:
         return draw_thing(self.rng, self.unseen)
 
     def things(self, count: int) -> list[str]:
-        """Different things."""
+        """Draw different things."""
         found: dict[str, None] = {}
         while len(found) < count:
             found.setdefault(self.thing())

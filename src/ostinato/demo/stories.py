@@ -1,11 +1,11 @@
-"""Families in which one amount changes step by step: somebody has things, gets some and loses some."""
+"""Families in which one amount changes step by step: a person has things, gets some and loses some."""
 
 from __future__ import annotations
 
 from .sheet import Draw, Sheet
 from .words import CONTAINERS, PLACES, Person, capitalized, singular
 
-# Third person, plain and past form, and what follows the amount; `{o}` is another person, `{p}` a possessive.
+# Third person, plain and past form, and the words after the amount; `{o}` is another person, `{p}` a possessive.
 GAINS = [
     ("buys", "buy", "bought", ""),
     ("finds", "find", "found", ""),
@@ -74,7 +74,7 @@ OPENERS = [
 def change(
     draw: Draw, sheet: Sheet, total: int, person: Person, thing: str, past: bool, plural: bool
 ) -> tuple[str, int]:
-    """One thing that happens to an amount: a verb phrase without its subject, and the amount after it."""
+    """Return a change of an amount: a verb phrase without its subject, and the amount after it."""
     kind = draw.rng.choices(["gain", "loss", "times"], [10, 10, 1])[0]
     if kind == "times":
         return _multiplied(draw, sheet, total, person, thing, 2 if past else int(plural))
@@ -102,7 +102,7 @@ def change(
 
 
 def _multiplied(draw: Draw, sheet: Sheet, total: int, person: Person, thing: str, form: int) -> tuple[str, int]:
-    """The amount becomes a multiple of itself. `form`: the verb in third person, plain or past."""
+    """Return a change to a multiple of the amount. `form`: the verb in third person, plain or past."""
     if draw.chance(0.5):
         verb = draw.pick([("doubles", "double", "doubled"), ("triples", "triple", "tripled")])
         whose = draw.pick([f"{person.possessive} {thing}", "the number", "that number", f"the number of {thing}"])
@@ -116,7 +116,7 @@ def _multiplied(draw: Draw, sheet: Sheet, total: int, person: Person, thing: str
 
 
 def given(draw: Draw, sheet: Sheet, total: int, person: Person, thing: str, past: bool) -> tuple[str, int]:
-    """A whole sentence in which somebody else changes what `person` has."""
+    """Return a whole sentence in which another person changes what `person` has."""
     whose = capitalized(person.possessive if person.speaker or draw.chance(0.3) else f"{person.name}'s")
     other = draw.pick([draw.person().name, "A friend", f"{whose} brother", f"{whose} mother"])
     if draw.chance(0.5):
@@ -130,7 +130,7 @@ def given(draw: Draw, sheet: Sheet, total: int, person: Person, thing: str, past
 
 
 def how_many_left(draw: Draw, person: Person, thing: str, past: bool) -> str:
-    """The closing question about what `person` has in the end."""
+    """Return the closing question about what `person` has in the end."""
     do = "did" if past and draw.chance(0.3) else "do" if person.plural else "does"
     noun = thing.split()[-1]
     does = "do" if person.speaker else "does"
@@ -161,7 +161,10 @@ def how_many_left(draw: Draw, person: Person, thing: str, past: bool) -> str:
 
 
 def story(draw: Draw, sheet: Sheet) -> tuple[str, int]:
-    """`Ava has 17 apples and buys 25 more. She gives away 9. How many apples are left?`"""
+    """Make a problem in which an amount changes step by step.
+
+    `Ava has 17 apples and buys 25 more. She gives away 9. How many apples are left?`
+    """
     person, thing, past = draw.subject(), draw.thing(), draw.chance(0.3)
     total = draw.number()
     text = _start(draw, total, person, thing, past)
@@ -188,7 +191,7 @@ def story(draw: Draw, sheet: Sheet) -> tuple[str, int]:
 
 
 def _start(draw: Draw, amount: int, person: Person, thing: str, past: bool) -> str:
-    """The first clause of a story, without its full stop."""
+    """Return the first clause of a story, without its full stop."""
     forms = [("has", "have", "had")] * 4 + [
         ("starts with", "start with", "started with"),
         ("buys", "buy", "bought"),
@@ -204,14 +207,17 @@ def _start(draw: Draw, amount: int, person: Person, thing: str, past: bool) -> s
 
 
 def reference(draw: Draw, person: Person) -> tuple[str, bool]:
-    """How a new sentence names a known person, and whether plain verbs follow."""
+    """Return the subject of a new sentence about a known person, and whether plain verbs follow."""
     opener = draw.pick(OPENERS)
     text = opener.format(S=capitalized(person.pronoun), s=person.pronoun, N=person.name)
     return capitalized(text), person.speaker or (person.plural and "{N}" not in opener)
 
 
 def condition(draw: Draw, sheet: Sheet) -> tuple[str, int]:
-    """`If Ava has 17 apples and buys 25 more, how many apples does she have?`"""
+    """Make a problem of a single sentence with a condition.
+
+    `If Ava has 17 apples and buys 25 more, how many apples does she have?`
+    """
     person, thing = draw.subject(), draw.thing()
     total = draw.number()
     have = "have" if person.speaker else "has"
@@ -224,7 +230,10 @@ def condition(draw: Draw, sheet: Sheet) -> tuple[str, int]:
 
 
 def days(draw: Draw, sheet: Sheet) -> tuple[str, int]:
-    """`Leo picks 12 plums each day for 5 days. Then he eats 8. How many plums are left?`"""
+    """Make a problem about the same amount on several days.
+
+    `Leo picks 12 plums each day for 5 days. Then he eats 8. How many plums are left?`
+    """
     person, thing, past = draw.person(), draw.thing(), draw.chance(0.2)
     each, count = draw.multiplicand(), draw.factor()
     unit = draw.pick(["day", "week", "hour", "month", "morning"])

@@ -13,7 +13,10 @@ WHERE = [
 
 
 def bare_sum(draw: Draw, sheet: Sheet) -> tuple[str, int]:
-    """`What is 17 + 25 - 9?`"""
+    """Make a problem without a story.
+
+    `What is 17 + 25 - 9?`
+    """
     total = draw.number()
     if draw.chance(0.3):
         factor = draw.factor()
@@ -37,7 +40,10 @@ def bare_sum(draw: Draw, sheet: Sheet) -> tuple[str, int]:
 
 
 def pile(draw: Draw, sheet: Sheet) -> tuple[str, int]:
-    """`There are 17 apples on the table. Ava takes 5 and Ben adds 12. How many apples are left?`"""
+    """Make a problem about a pile of things.
+
+    `There are 17 apples on the table. Ava takes 5 and Ben adds 12. How many apples are left?`
+    """
     thing = draw.thing()
     noun = thing.split()[-1]
     where = draw.pick(WHERE)

@@ -1,4 +1,4 @@
-"""What `ostinato eval` asks a model, whatever kind of question it is, and how an answer is judged."""
+"""Tasks of `ostinato eval`, whatever the kind of question, and the judging of answers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .problems import Problem, extract_result, held_out
 
 @dataclass(frozen=True)
 class Task:
-    """A question with its right answer, the parts of the message that asks it, and what judges an answer."""
+    """A question with its right answer, the parts of its message, and a judge of answers."""
 
     question: str
     answer: str
@@ -21,12 +21,12 @@ class Task:
 
 
 def word_problems(seed: int, count: int) -> list[Task]:
-    """Held-out arithmetic word problems. An answer is right if the number after #### is the result."""
+    """Return held-out arithmetic word problems. An answer is right if the number after #### is the result."""
     return [_word_problem(problem) for problem in held_out(seed, count)]
 
 
 def questions_about_drawings(seed: int, count: int) -> list[Task]:
-    """Held-out drawings with a question each. An answer is right if it is the expected one, word by word."""
+    """Return held-out drawings with a question each. An answer is right if it is the expected one, word by word."""
     return [_about_drawing(turn) for (turn,) in drawings.held_out(seed, count, "question")]
 
 

@@ -1,7 +1,7 @@
-"""The words that the problems are made of: people, things, places, and invented ones.
+"""Words of the problems: people, things, places, and invented ones.
 
-Common words become whole entries of the tokenizer; rare and invented ones are spelled in bytes, so that
-the model meets words it has no entry for.
+Common words become whole entries of the tokenizer; rare and invented ones are spelled in bytes, so that the model meets
+words it has no entry for.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ DAYS = _words("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
 
 @dataclass(frozen=True)
 class Person:
-    """Somebody in a problem, named as inside a sentence. `plural`: the pronoun takes plain verbs."""
+    """A person in a problem, named as inside a sentence. `plural`: the pronoun takes plain verbs."""
 
     name: str
     pronoun: str
@@ -91,7 +91,7 @@ class Person:
 
     @property
     def speaker(self) -> bool:
-        """Whether it is the one who asks, whose name takes plain verbs as well."""
+        """True for the person that asks, whose name takes plain verbs as well."""
         return self.name == "I"
 
 
@@ -99,14 +99,14 @@ PRONOUNS = [("she", "her", "her"), ("he", "him", "his"), ("they", "them", "their
 
 
 def invented_word(rng: random.Random) -> str:
-    """A pronounceable word that no vocabulary holds, of two or three syllables."""
+    """Return a pronounceable word that no vocabulary holds, of two or three syllables."""
     syllables = rng.randint(2, 3)
     parts = ["bcdfghjklmnprstvwz", "aeiou", ["", "", "l", "n", "r", "x"]]
     return "".join(rng.choice(part) for _ in range(syllables) for part in parts)
 
 
 def draw_person(rng: random.Random, unseen: float) -> Person:
-    """A person; with probability `unseen` one whose name the tokenizer has no entry for."""
+    """Draw a person; with probability `unseen` one whose name the tokenizer has no entry for."""
     if rng.random() < unseen:
         name = rng.choice(RARE_NAMES) if rng.random() < 0.6 else invented_word(rng).capitalize()
         return Person(name, *rng.choice(PRONOUNS))
@@ -116,7 +116,7 @@ def draw_person(rng: random.Random, unseen: float) -> Person:
 
 
 def draw_subject(rng: random.Random, unseen: float) -> Person:
-    """As `draw_person`, but sometimes `I` or somebody without a name, such as `the farmer`."""
+    """Draw a person as `draw_person`, but sometimes `I` or one without a name, such as `the farmer`."""
     roll = rng.random()
     if roll < 0.07:
         return Person("I", "I", "me", "my")
@@ -126,19 +126,19 @@ def draw_subject(rng: random.Random, unseen: float) -> Person:
 
 
 def capitalized(text: str) -> str:
-    """The text with its first letter large and the others as they are."""
+    """Return the text with its first letter large and the others unchanged."""
     return text[0].upper() + text[1:]
 
 
 def singular(thing: str) -> str:
-    """One of a thing, where dropping the last letter makes it; else the plural as it is."""
+    """Return one of a thing if dropping the last letter makes it; else the plural unchanged."""
     if not thing.endswith("s") or thing.endswith(("ies", "ves", "xes", "ches", "oes", "ses")):
         return thing
     return thing[:-1]
 
 
 def draw_thing(rng: random.Random, unseen: float) -> str:
-    """A countable thing in the plural; with probability `unseen` a rare or an invented one."""
+    """Draw a countable thing in the plural; with probability `unseen` a rare or an invented one."""
     if rng.random() < unseen:
         thing = rng.choice(RARE_THINGS) if rng.random() < 0.6 else invented_word(rng) + "s"
     else:

@@ -1,4 +1,4 @@
-"""The files beside an engine's prefix cache, opened as the plan says; and what such a directory holds, for people."""
+"""Files of an engine's prefix cache, opened according to the plan, and the contents of such a directory for people."""
 
 from __future__ import annotations
 
@@ -19,17 +19,22 @@ from ostinato.plan.cache_files import MOST_WAITING, CacheFilesPlan
 from ostinato.plan.device.rates import cache_directory
 
 SAMPLE = 2**20
-"""Bytes at the beginning of a file of weights, where its names stand."""
+"""Bytes hashed at the start of a weights file, which holds the tensor names."""
 PIECES, PIECE = 256, 4096
-"""So many pieces behind them, of so many bytes, equally far apart: two models may differ in their middle alone, and
-archives, images of containers and some systems give all files one time."""
+"""Number and bytes of further pieces that are hashed, equally far apart.
+
+Two models may differ in their middle alone, and archives, images of containers and some systems give all files one
+time.
+"""
 
 
 def open_files(
     plan: CacheFilesPlan, identity: Mapping[str, Any], model: str, weights: Sequence[Path], memory: CacheMemory
 ) -> FileTier:
-    """The files of a model with these `weights`, directories or files, in the layout of this `identity`. ConfigError
-    if the directory cannot be written to."""
+    """Return the cache files of a model with these `weights`, directories or files, in the layout of this `identity`.
+
+    ConfigError if the directory cannot be written to.
+    """
     about = {**identity, "weights": [each for path in weights for each in identity_of(path)]}
     root = hashlib.blake2b(json.dumps(about, sort_keys=True).encode(), digest_size=NAME_BYTES).digest()
     folder = default_directory() if plan.directory is None else Path(plan.directory).expanduser()
@@ -40,23 +45,26 @@ def open_files(
 
 
 def default_directory() -> Path:
-    """Of this user."""
+    """Return the directory of this user's cache files."""
     return cache_directory() / "prefixes"
 
 
 def identity_of(path: Path) -> list[list[Any]]:
-    """What tells a checkpoint's files from others: name, size, time of change, and a digest of their beginning and of
-    pieces all over them. Nothing but all bytes would tell all; reading those takes as long as loading."""
+    """Return what identifies a checkpoint's files: name, modification time, size and a digest.
+
+    The digest covers their start and pieces spread over them. Only all bytes would be certain; reading those takes as
+    long as loading.
+    """
     return [[file.name, file.stat().st_mtime_ns, *contents_of(file)] for file in checkpoint_files(path)]
 
 
 def checkpoint_files(path: Path) -> list[Path]:
-    """The files that decide what a checkpoint, a directory or a file, computes."""
+    """Return the files that decide what a checkpoint, a directory or a file, computes."""
     return sorted([*path.glob("*.safetensors"), *path.glob("*.json")]) if path.is_dir() else all_parts(path)
 
 
 def contents_of(file: Path) -> tuple[int, str]:
-    """The size of a file, and a digest of its beginning and of pieces all over it."""
+    """Return the size of a file, and a digest of its start and of pieces spread over it."""
     size = file.stat().st_size
     digest = hashlib.blake2b(digest_size=NAME_BYTES)
     with file.open("rb") as opened:
@@ -69,8 +77,10 @@ def contents_of(file: Path) -> tuple[int, str]:
 
 @dataclass(frozen=True)
 class Folder:
-    """What one model has in a directory of caches. `used`: when a file was last used, in seconds since 1970; 0 without
-    files."""
+    """One model's folder in a directory of caches.
+
+    `used` is when a file was last used, in seconds since 1970; 0 without files.
+    """
 
     path: Path
     model: str
@@ -81,7 +91,10 @@ class Folder:
 
 
 def folders(directory: Path) -> list[Folder]:
-    """All models' in a directory, by name. Other files and folders are passed over. OSError if it cannot be read."""
+    """Return the folders of all models in a directory, by name.
+
+    Other files and folders are skipped. OSError if the directory cannot be read.
+    """
     found = []
     for path in sorted(each for each in directory.iterdir() if each.is_dir() and _is_name(each.name)):
         stats = []
@@ -100,12 +113,12 @@ def folders(directory: Path) -> list[Folder]:
 
 
 def clear(folder: Folder) -> None:
-    """Removes the files of one model, and nothing that is not one. OSError for one that cannot be removed."""
+    """Remove the files of one model, and nothing else. OSError if a file cannot be removed."""
     for file in [*_files_in(folder.path), folder.path / ABOUT, *folder.path.glob(f"*{UNFINISHED}")]:
         file.unlink(missing_ok=True)
     try:
         folder.path.rmdir()
-    except OSError:  # somebody has put something else there
+    except OSError:  # it holds other files too
         return
 
 

@@ -1,4 +1,4 @@
-"""What is refused of a request before the scheduler sees it."""
+"""Checks of a request before the scheduler sees it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def check_priority(priority: int, scheduling_policy: str) -> None:
 
 
 def given_ids(prompt: Sequence[int]) -> list[int]:
-    """The token ids of a prompt that is no text."""
+    """Return the token ids of a prompt that is not text."""
     if isinstance(prompt, bytes):  # its items are integers, but no token ids
         raise RequestError("a prompt is text or a list of token ids, not bytes; decode it first")
     try:
@@ -46,8 +46,10 @@ def check_vocabulary(token_ids: Sequence[int], vocab_size: int) -> None:
 
 
 def check_length(prompt: str | Sequence[int], max_model_len: int, longest_token: int) -> None:
-    """Refuses at once what is too long in any case, since to find out by tokenizing it may take seconds. No token has
-    more than `longest_token` characters."""
+    """Refuse at once a prompt that is too long in any case, since tokenizing it first may take seconds.
+
+    No token has more than `longest_token` characters.
+    """
     most = max_model_len * longest_token if isinstance(prompt, str) else max_model_len
     if len(prompt) > most:
         unit = "characters" if isinstance(prompt, str) else "tokens"

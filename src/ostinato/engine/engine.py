@@ -50,7 +50,7 @@ from ostinato.sample.params import SamplingParams, check_token_ids
 class Engine:
     """Serves requests on one model. One thread calls it: `add` at any time, `step` while `has_unfinished`.
 
-    With `overlap`, a step may be on its way between two calls: the one ahead.
+    With `overlap`, a step may be in flight between two calls.
     """
 
     def __init__(
@@ -59,12 +59,13 @@ class Engine:
         progress: StartProgress = lambda what, done, total: None,
         phases: Phases | None = None,
     ) -> None:
-        """Plans, loads the weights, and captures the graphs of the plan, unless that is left to their first use.
+        """Plan, load the weights and capture the graphs of the plan, unless they are captured on first use.
+
         `phases` notes how long each part takes, as `plan.measured` does.
 
-        Raises ModelError, ConfigError or CapacityError, the latter two before any weight is read but where the graphs
-        take more memory than was planned; CaptureError if a step of the model cannot be captured. ForkError in
-        a fork of a process that has made an engine.
+        Raises ModelError, ConfigError or CapacityError. The latter two come before any weight is read, unless the
+        graphs take more memory than was planned. CaptureError if a step of the model cannot be captured. ForkError in a
+        fork of a process that has made an engine.
         """
         check_process()
         phases = phases or Phases()
@@ -89,7 +90,7 @@ class Engine:
         phases.end("scheduler")
 
     def _set_up(self, config: EngineConfig, plan: Plan) -> None:
-        """What goes around the model."""
+        """Set up everything around the model."""
         self.plan = plan
         self.speculation: Speculation | None = None
         if plan.speculative is not None:
@@ -115,7 +116,7 @@ class Engine:
 
     @property
     def has_unfinished(self) -> bool:
-        """Whether there is a request, or a step on its way, to be seen to, or an output to be told of."""
+        """True while there is an unfinished request, a step in flight or an output that was not returned yet."""
         return self.scheduler.has_unfinished or self._steps.is_running or self.unfinished.has_changed
 
     def add(
@@ -132,14 +133,14 @@ class Engine:
         client: str | None = None,
         pooling: PoolingKind | None = None,
     ) -> str:
-        """Takes in a request and returns its id.
+        """Add a request and return its id.
 
-        `prompt` is text or token ids, or the text that `media`, which has token ids of its own, was made of. Without
-        `params`, those of `default_params` apply. `add_special_tokens` is for text that already holds them, such as a
-        rendered chat template. Requests find in the prefix cache what requests of the same `cache_salt` have left
-        there, and nothing else. Waiting requests of different `client`s take turns. The guide of `params` is compiled
-        here, unless `grammar` is what `compile_guide` made of it. With `pooling`, the output's `embedding` is made of
-        the prompt's hidden states, and its text means nothing; `params` should be `POOLED`. Raises RequestError, and
+        `prompt` is text or token ids, or the text that `media` was made from; `media` has token ids of its own. Without
+        `params`, those of `default_params` apply. `add_special_tokens` is False for text that already holds them, such
+        as a rendered chat template. Requests share prefix cache entries only with requests of the same `cache_salt`.
+        Waiting requests of different `client`s are scheduled by fair share. The guide of `params` is compiled here,
+        unless `grammar` is what `compile_guide` made of it. With `pooling`, the output's `embedding` is made of the
+        prompt's hidden states, and its text means nothing; `params` should be `POOLED`. Raises RequestError, and
         changes nothing, if the request can never be served.
         """
         check_salt(cache_salt)
@@ -185,18 +186,20 @@ class Engine:
         return request_id
 
     def _enter(self, generation: Generation) -> None:
-        """Takes in a request. RequestError if it can never be served, or an id is in use; nothing is changed then."""
+        """Add a request. RequestError if it can never be served, or an id is in use; nothing is changed then."""
         self.unfinished.check_id(generation)
         if any(self.scheduler.is_ending(request.request_id) for request in generation.requests):
             self._steps.settle()
         self.unfinished.enter(generation)
 
     def export_request(self, request_id: str) -> bytes | None:
-        """Ends a request here, and returns what another engine of the same plan needs to go on with it: its tokens,
-        and what was computed of them. None if no such request is unfinished.
+        """End a request here and return its export, from which another engine of the same plan continues it.
 
-        Its memory is free when this returns; the next call of `step` tells of its output, whose end is `moved`. The
-        bytes hold the prompt. As long as no other engine has taken them in, this one may take them back.
+        The export has its tokens and what was computed for them. None if no such request is unfinished.
+
+        The request's memory is free when this returns. The next call of `step` returns its output, which ends with
+        `moved`. The bytes hold the prompt. As long as no other engine has imported them, this one may import them
+        again.
         """
         self._steps.settle()
         generation = self.unfinished.generations.get(request_id)
@@ -209,10 +212,11 @@ class Engine:
         return exported
 
     def import_request(self, exported: bytes, *, request_id: str | None = None, grammar: Grammar | None = None) -> str:
-        """Goes on with a request that another engine of the same plan has exported, where that left off; returns its
-        id, which is the one that it had unless `request_id` is given. `output` has what it has so far.
+        """Import a request that another engine of the same plan has exported, and continue where it stopped.
 
-        Where there is no room for it now, it waits, before those who have not begun. Its guide is compiled here, unless
+        Returns its id, which is the old one unless `request_id` is given. `output` has what was generated so far.
+
+        Without room for it now, it waits, ahead of the requests that have not begun. Its guide is compiled here, unless
         `grammar` is what `compile_guide` made of it. Raises DamagedExport or ForeignExport, which says what differs;
         RequestError if it can never be served here, or its id is in use. Nothing is changed then.
         """
@@ -238,26 +242,26 @@ class Engine:
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """What another engine must have in common with this one to go on with its requests."""
+        """Properties that another engine must share with this one to continue its requests."""
         return engine_identity(self.plan, self._weights)
 
     def step(self) -> list[RequestOutput]:
-        """Runs one step; returns the outputs that it changed.
+        """Run one step and return the outputs that it changed.
 
-        An exception while the batch is computed ends the requests of that batch, whose outputs then carry it; the
-        others go on, but after a RankError, which is raised too. What interrupts it (a KeyboardInterrupt) ends them
-        too, and is raised again. Logits that are not finite end only the request that they are for.
+        An exception while the batch is computed ends the requests of that batch, whose outputs then hold it. The other
+        requests continue, except after a RankError, which is raised too. An interrupt (a KeyboardInterrupt) ends the
+        batch's requests too, and is raised again. Logits that are not finite end only their own request.
         """
         self._steps.run()
         return self.unfinished.take_changed()
 
     def output(self, request_id: str) -> RequestOutput | None:
-        """The output of an unfinished request, which steps update in place; None if there is no such request."""
+        """Return the output of an unfinished request, which steps update in place; None if there is no such request."""
         generation = self.unfinished.generations.get(request_id)
         return None if generation is None else generation.output
 
     def abort(self, request_id: str) -> RequestOutput | None:
-        """Ends a request at once and returns what it has so far; None if no such request is unfinished."""
+        """End a request at once and return its output so far; None if no such request is unfinished."""
         generation = self.unfinished.generations.get(request_id)
         if generation is None:
             return None
@@ -267,13 +271,15 @@ class Engine:
         return generation.output
 
     def preempt(self, request_id: str) -> bool:
-        """Takes the memory of a running request or sample, as lack of memory would, so that it is computed again; False
-        if it is not running. No token changes by it."""
+        """Preempt a running request or sample, as lack of memory would, so that it is computed again.
+
+        False if it is not running. Its tokens do not change.
+        """
         self._steps.settle()
         return self.scheduler.preempt(request_id)
 
     def compile_guide(self, guide: Guide) -> Grammar:
-        """What `add` makes of a guide; any thread may call it, so that a large one holds up no step.
+        """Compile a guide for `add`. Any thread may call it, so that a large guide delays no step.
 
         The first one takes longer, up to some seconds for a large vocabulary. Raises RequestError if it cannot be
         compiled, or the checkpoint has no tokenizer that it could be compiled for.
@@ -281,8 +287,10 @@ class Engine:
         return self._grammars.compile(guide)
 
     def reset_prefix_cache(self) -> bool:
-        """Forgets every prefix and every encoded image that no running request holds. False if some prefixes are held,
-        and so can still be found."""
+        """Drop every prefix and every encoded image that no running request uses.
+
+        False if some prefixes are in use, and so can still be found.
+        """
         self._steps.settle()
         if self.scheduler.encoder_cache is not None:
             self.scheduler.encoder_cache.forget()
@@ -290,24 +298,26 @@ class Engine:
 
     @property
     def has_ranks(self) -> bool:
-        """Whether other processes share the model."""
+        """True if other processes share the model."""
         return self._leader is not None
 
     def check_ranks(self) -> None:
-        """RankError if one of the other ranks has ended, which a step would tell too."""
+        """Raise RankError if one of the other ranks has ended. A step would raise it too."""
         if self._leader is not None:
             self._leader.check()
 
     def check_files(self) -> None:
-        """ModelError if somebody has written to a file in which weights lie."""
+        """Raise ModelError if a file with weights was written to since it was loaded."""
         self._files_in_use.check()
 
     def close(self) -> None:
-        """Keeps in files what the prefix cache has, if the plan says so, and ends the threads and processes that it has
-        started. Nothing is computed afterwards."""
+        """Save the prefix cache to files, if the plan says so, and end the engine's threads and processes.
+
+        Nothing is computed afterwards.
+        """
         try:
             self._steps.settle()
-            with suppress(RankError):  # what a rank had that has ended is lost with it
+            with suppress(RankError):  # the part of a rank that has ended is lost
                 keep_in_files(self.scheduler.cache.store)
         finally:
             self._steps.close()
@@ -315,16 +325,19 @@ class Engine:
                 self._leader.close()
 
     def default_params(self) -> SamplingParams:
-        """What generation_config.json asks for; greedy where it does not ask for sampling."""
+        """Return the parameters of generation_config.json; greedy if it does not ask for sampling."""
         return self._default_params
 
     def render_chat(self, messages: Sequence[Message], **chat_template_kwargs: Any) -> str:
-        """The prompt that the checkpoint's chat template makes of a conversation, special tokens included."""
+        """Return the prompt that the checkpoint's chat template makes of a conversation, special tokens included."""
         return self.render_chat_media(messages, **chat_template_kwargs).text
 
     def render_chat_media(self, messages: Sequence[Message], **chat_template_kwargs: Any) -> RenderedChat:
-        """The prompt of a conversation, and what `add` needs of its images. Any thread may call it; loading images
-        takes its time. RequestError if one cannot be taken, or the template refuses the conversation."""
+        """Return the prompt of a conversation, and the media that `add` needs for its images.
+
+        Any thread may call it; loading images takes time. RequestError if one cannot be loaded, or the template refuses
+        the conversation.
+        """
 
         def render(plain: Sequence[Message]) -> str:
             return self.chat_template.render(plain, **chat_template_kwargs)
@@ -332,10 +345,10 @@ class Engine:
         return render_chat(messages, render, self.media, chat_template_kwargs)
 
     def traffic(self) -> Traffic:
-        """Shapes of steps and lengths of requests since the start. Samples of one request count as requests."""
+        """Return shapes of steps and lengths of requests since the start. Samples of one request count as requests."""
         steps = self.runner.graphs.counts.traffic
         return replace(steps, requests=self.request_lengths if self.request_lengths.num_requests else None)
 
     def stats(self) -> dict[str, Any]:
-        """Counts since the start, and the cache's present use, as plain data."""
+        """Return counts since the start, and the cache's present use, as plain data."""
         return engine_stats(self.counts, self.request_lengths, self.scheduler, self.runner, self.speculation)

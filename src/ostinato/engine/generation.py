@@ -20,7 +20,7 @@ from ostinato.schedule.request import FinishReason, Request, RequestUpdate, Stop
 
 
 class Generation:
-    """One request's life in the engine. `requests` are what the scheduler sees, `output` what the caller gets."""
+    """State of one request in the engine. `requests` are what the scheduler sees, `output` what the caller gets."""
 
     def __init__(
         self,
@@ -40,8 +40,11 @@ class Generation:
         client: str | None = None,
         pooling: PoolingKind | None = None,
     ) -> None:
-        """`default_seed` is for a request whose parameters bring none; `grammar` is that of its guide, `media` holds
-        its images. With `pooling`, the output is an embedding, and its tokens mean nothing."""
+        """Create the samples of a request and its empty output.
+
+        `default_seed` is for a request whose parameters bring none; `grammar` is that of its guide, `media` holds its
+        images. With `pooling`, the output is an embedding, and its tokens mean nothing.
+        """
         self.params, self.media, self.pooling = params, media, pooling
         stop = StopConditions(
             max_tokens=max_model_len if params.max_tokens is None else params.max_tokens,
@@ -51,7 +54,7 @@ class Generation:
             ignore_eos=params.ignore_eos,
         )
         self.seed = seed = default_seed if params.seed is None else params.seed
-        """The one in effect, of which each sample derives its own."""
+        """The seed in effect; each sample derives its own from it."""
         self.requests: list[Request] = []
         self._texts: dict[str, _Text] = {}
         self._pool: Pool | None = None
@@ -69,7 +72,7 @@ class Generation:
                 media=() if media is None else media.in_chain(cache_salt),
                 rope=None if media is None else media.rope,
                 client=client,
-                # What a mean is made of is not in the prefix cache.
+                # A mean needs all hidden states, which the prefix cache does not have.
                 computes_all=pooling == "mean",
             )
             request.payload = state = SamplingState(
@@ -97,9 +100,11 @@ class Generation:
             self.output.prompt_logprobs = [None]
 
     def take(self, update: RequestUpdate, now: float, meter: Meter) -> bool:
-        """Adds what a step gave to one sample at `now`. True if a stop string ends it, which the scheduler cannot
-        see."""
-        # All samples have the same prompt, and the first one tells what the cache gave to it.
+        """Add one sample's result of a step at time `now`.
+
+        Returns True if a stop string ends the sample, which the scheduler cannot see.
+        """
+        # All samples have the same prompt, and the first one has the report of its cache hit.
         self.output.cache = self.requests[0].cache_report
         if update.prompt_logprobs and self.output.prompt_logprobs is not None:
             self.output.prompt_logprobs.extend(update.prompt_logprobs)
@@ -113,7 +118,7 @@ class Generation:
         return text.take(update)
 
     def _note_tokens(self, text: _Text, count: int, now: float, meter: Meter) -> None:
-        """`count` tokens of a sample have come."""
+        """Note the time of `count` new tokens of a sample."""
         times = self.output.times
         times.last_token = now
         if times.first_token is None:
@@ -124,7 +129,7 @@ class Generation:
         text.last_token = now
 
     def measure(self, now: float, meter: Meter) -> None:
-        """The request has ended: how long it took, and how long it was."""
+        """Observe how long a request that has ended took, and its length."""
         times = self.output.times
         meter.whole.observe(now - times.arrival)
         meter.output_tokens.observe(sum(len(each.token_ids) for each in self.output.outputs))
@@ -133,16 +138,20 @@ class Generation:
             meter.decode.observe(times.last_token - times.first_token)
 
     def count_lengths(self, lengths: RequestLengths) -> None:
-        """Counts the samples of a request that has ended, each as a request; those behind the first find the prompt in
-        the cache."""
+        """Count the samples of a request that has ended, each as a request.
+
+        All samples after the first find the prompt in the cache.
+        """
         prompt, cached = len(self.output.prompt_token_ids), self.output.num_cached_tokens or 0
         for each in self.output.outputs:
             lengths.count(prompt, len(each.token_ids), cached)
             cached = prompt
 
     def resume(self, done: CompletionOutput) -> None:
-        """Takes over what another engine has given of one sample, before the first update. ValueError if its tokens
-        are not those of its text, or should have ended it."""
+        """Restore one sample's output from another engine, before the first update.
+
+        ValueError if its text is not that of its tokens, or its tokens should have ended it.
+        """
         text = self._texts[self.requests[done.index].request_id]
         if done.finished:
             text.output = self.output.outputs[done.index] = done
@@ -151,27 +160,26 @@ class Generation:
         due = None if text.output.logprobs is None else len(done.token_ids)
         if (None if logprobs is None else len(logprobs)) != due:
             raise ValueError("it has log-probabilities of other tokens than its own")
-        # Token by token, as they came: so what is held back of the text is as it was.
+        # The tokens are added one by one, as they came, so that the same text is held back.
         is_stopped = text.take(RequestUpdate("", tuple(done.token_ids), logprobs))
         if is_stopped or text.output.text != done.text:
             raise ValueError("its text is not that of its tokens")
         text.output.cumulative_logprob = done.cumulative_logprob
 
     def move(self) -> None:
-        """Marks every unfinished output as one that another engine goes on with: what is held back of its text is that
-        engine's to give."""
+        """Mark every unfinished output as moved to another engine, which also returns the text that is held back."""
         for text in self._texts.values():
             if not text.output.finished:
                 text.output.finish_reason = FinishReason.MOVED.value
 
     def abort(self) -> None:
-        """Marks every unfinished output as aborted; what it has stays."""
+        """Mark every unfinished output as aborted; its tokens and text stay."""
         for text in self._texts.values():
             text.finish(FinishReason.ABORT)
 
 
 class _Text:
-    """One sample's output: tokens to text, up to a stop string."""
+    """One sample's output: detokenized up to a stop string."""
 
     def __init__(
         self, output: CompletionOutput, params: SamplingParams, tokenizer: Tokenizer, prompt: Sequence[int]
@@ -183,7 +191,10 @@ class _Text:
         self.stop = StopChecker(params.stop, params.include_stop_str_in_output)
 
     def take(self, update: RequestUpdate) -> bool:
-        """Adds the update's tokens up to one that completes a stop string; True if there is one."""
+        """Add the update's tokens up to one that completes a stop string.
+
+        Returns True if one does and the scheduler has not ended the sample yet.
+        """
         output = self.output
         stop_string = None
         for token_id in update.token_ids:
@@ -206,7 +217,7 @@ class _Text:
         return False
 
     def finish(self, reason: FinishReason) -> None:
-        """Ends the output unless it has ended, and gives out the text that was held back."""
+        """End the output unless it has ended, and add the text that was held back."""
         if self.output.finished:
             return
         self.output.finish_reason = reason.value

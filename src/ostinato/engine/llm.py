@@ -42,10 +42,10 @@ if TYPE_CHECKING:
 
 
 class LLM:
-    """A model, ready to generate.
+    r"""A model, ready to generate.
 
         llm = LLM("demo")
-        [output] = llm.generate("Q: Ava has 17 apples and buys 25 more. How many has she?\\nA:")
+        [output] = llm.generate("Q: Ava has 17 apples and buys 25 more. How many has she?\nA:")
         print(output.outputs[0].text)
 
     Settings are those of EngineConfig. Any thread may call it, several at a time: their requests run in the same steps.
@@ -53,21 +53,21 @@ class LLM:
     """
 
     def __init__(self, model: str = "demo", **settings: Unpack[Settings]) -> None:
-        """Raises ModelError, ConfigError or CapacityError."""
+        """Load the model and capture its graphs. Raises ModelError, ConfigError or CapacityError."""
         with start_progress() as progress:
             engine = Engine(EngineConfig(model=model, **settings), progress)
         self.plan: Plan = engine.plan
-        """What was decided, and what was measured at start-up."""
+        """The plan, with what was measured at start-up."""
         self._model = model
         self._turns = Turns(engine)
 
     @property
     def engine(self) -> Engine:
-        """For one thread at a time. RequestError once the LLM is closed."""
+        """The engine, for one thread at a time. RequestError once the LLM is closed."""
         return self._turns.engine
 
     def close(self) -> None:
-        """Gives back its memory and its threads. Calls that wait, and later ones, raise RequestError."""
+        """Free the memory and end the threads. Calls that wait, and later ones, raise RequestError."""
         engine = self._turns.close()
         if engine is not None:
             engine.close()
@@ -86,11 +86,11 @@ class LLM:
         )
 
     def _repr_html_(self) -> str:
-        """In notebooks: itself, and its plan behind a click."""
+        """Return the notebook view: the LLM, and its plan behind a click."""
         return f"<code>{escape(repr(self))}</code>{folded('plan', self.plan._repr_html_())}"
 
     def get_tokenizer(self) -> Tokenizer:
-        """The checkpoint's, with `encode`, `decode` and `eos_token_ids`. Any thread may use it."""
+        """Return the checkpoint's tokenizer, with `encode`, `decode` and `eos_token_ids`. Any thread may use it."""
         return self.engine.tokenizer
 
     def generate(
@@ -101,13 +101,13 @@ class LLM:
         sampling_params: Params = None,
         cache_salt: str | None = None,
     ) -> list[RequestOutput]:
-        """Continues each prompt; outputs come in the order of the prompts.
+        """Continue each prompt. Outputs come in the order of the prompts.
 
-        A prompt is text, a list of token ids, or `{"prompt": text}` or `{"prompt_token_ids": ids}`, and one alone needs
-        no list around it. `params` (or `sampling_params`, as vLLM has it) is for all, or one for each; without it,
-        generation_config.json decides, and where that asks for no sampling the output is greedy. Only prompts of the
-        same `cache_salt` share what the prefix cache holds. Raises RequestError, before this call runs a step, if one
-        of the prompts cannot be served.
+        A prompt is text, a list of token ids, or `{"prompt": text}` or `{"prompt_token_ids": ids}`; a single one needs
+        no list around it. `params` (or `sampling_params`, as in vLLM) is for all, or one for each; without it,
+        generation_config.json decides, and if that asks for no sampling the output is greedy. Only prompts of the same
+        `cache_salt` share prefix cache entries. Raises RequestError, before this call runs a step, if one of the
+        prompts cannot be served.
         """
         given = [GivenPrompt.of(prompt) for prompt in listed_prompts(prompts)]
         return self._run(given, given_params(params, sampling_params), cache_salt)
@@ -121,13 +121,13 @@ class LLM:
         cache_salt: str | None = None,
         **chat_template_kwargs: Any,
     ) -> list[RequestOutput]:
-        """Answers one conversation, or each of several.
+        """Answer one conversation, or each of several.
 
         A message is `{"role": ..., "content": ...}`, its content a text, or a list of parts `{"type": "text", "text":
         ...}`, `{"type": "image", "image": ...}` (a path, a URL, bytes, a PIL image), `{"type": "image_url",
         "image_url": {"url": ...}}` and `{"type": "video", "video": [frames], "fps": ...}`. The checkpoint's chat
-        template makes the prompt; `chat_template_kwargs` are handed to it. Raises RequestError as `generate`, if the
-        template refuses, and if an image cannot be taken.
+        template makes the prompt, with `chat_template_kwargs` as its variables. Raises RequestError as `generate`, if
+        the template refuses, and if an image cannot be loaded.
         """
         prompts = [self._rendered(each, chat_template_kwargs) for each in listed_conversations(messages)]
         return self._run(prompts, given_params(params, sampling_params), cache_salt)
@@ -141,10 +141,10 @@ class LLM:
         dimensions: int | None = None,
         cache_salt: str | None = None,
     ) -> list[np.ndarray]:
-        """A vector [hidden] float32 of each prompt: its last final hidden state, or the mean of all.
+        """Return a vector [hidden] float32 for each prompt: its last final hidden state, or the mean of all.
 
-        `pooling` and `normalize` are what the checkpoint's modules.json asks for, else `last` and True: a vector of
-        length 1. `dimensions`: only so many of its first elements, of length 1 again. Raises RequestError as
+        `pooling` and `normalize` default to the checkpoint's modules.json, else to `last` and True: a vector of length
+        1. `dimensions` keeps that number of first elements, again as a vector of length 1. Raises RequestError as
         `generate`, which has the forms of prompts too; ModelError if modules.json asks for what is not implemented.
         """
         engine = self.engine
@@ -160,10 +160,10 @@ class LLM:
         sampling_params: SamplingParams | None = None,
         cache_salt: str | None = None,
     ) -> Generator[str, None, RequestOutput]:
-        """The output's text, piece by piece as it is generated, never cut inside a character.
+        """Return a generator of the output's text, piece by piece as it is generated, never cut inside a character.
 
-        Leaving the generator early aborts the request; its value is the whole output. Text needs a tokenizer;
-        `n` must be 1. Raises RequestError at once, not at the first piece, if the prompt cannot be served.
+        Leaving the generator early aborts the request; its value is the whole output. Text needs a tokenizer; `n` must
+        be 1. Raises RequestError at once, not at the first piece, if the prompt cannot be served.
         """
         return self._stream(GivenPrompt.of(prompt), alone(params, sampling_params), cache_salt)
 
@@ -176,19 +176,23 @@ class LLM:
         cache_salt: str | None = None,
         **chat_template_kwargs: Any,
     ) -> Generator[str, None, RequestOutput]:
-        """The answer to a conversation, piece by piece; see `chat` and `stream`."""
+        """Return a generator of the answer to a conversation, piece by piece; see `chat` and `stream`."""
         own_params = alone(params, sampling_params)
         return self._stream(self._rendered(messages, chat_template_kwargs), own_params, cache_salt)
 
     def reset_prefix_cache(self) -> bool:
-        """Forgets every prefix and every encoded image that no running request holds, so that what comes next begins
-        cold. False if some prefixes are held (by a stream that is not over), and so can still be found."""
+        """Drop every prefix and every encoded image that no running request uses, so that new requests begin cold.
+
+        False if some prefixes are in use (by a stream that is not over), and so can still be found.
+        """
         with self._turns.between_steps() as engine:
             return engine.reset_prefix_cache()
 
     def save_traffic(self, path: str | Path) -> None:
-        """Writes shapes of batches and lengths of requests since the start as JSON, for `ostinato plan --traffic`.
-        RequestError if the file cannot be written."""
+        """Write shapes of batches and lengths of requests since the start as JSON, for `ostinato plan --traffic`.
+
+        RequestError if the file cannot be written.
+        """
         try:
             with self._turns.between_steps() as engine:
                 engine.traffic().save(Path(path))
@@ -196,7 +200,7 @@ class LLM:
             raise RequestError(f"the traffic cannot be written to {path}: {error.strerror}") from None
 
     def stats(self) -> dict[str, Any]:
-        """What the engine has done since its start, as plain data."""
+        """Return the engine's counts since its start, as plain data."""
         with self._turns.between_steps() as engine:
             return engine.stats()
 
@@ -249,7 +253,7 @@ class LLM:
         return [call.finished[request_id] for request_id in ids]
 
     def _finish(self, call: Call) -> None:
-        """Waits for all requests of a call."""
+        """Wait for all requests of a call."""
         told: set[str] = set()
         with generation_progress(len(call.requests) + len(call.finished)) as advance:
             while call.requests:
@@ -264,12 +268,12 @@ class LLM:
         call = self._turns.call(wants_text=True)
         request_id = self._add(call, prompt, params, cache_salt)
         pieces = self._pieces(call, request_id)
-        # Up to its first, empty piece: a generator that has not begun would not abort its request when it is left.
+        # Run to the first, empty piece: a generator that has not begun would not abort its request when left.
         next(pieces)
         return pieces
 
     def _pieces(self, call: Call, request_id: str) -> Generator[str, None, RequestOutput]:
-        """The text of a call's one request, after an empty piece."""
+        """Yield an empty piece, then the text of a call's one request. The generator's value is the output."""
         given = 0
         try:
             yield ""

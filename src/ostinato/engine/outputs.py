@@ -1,4 +1,4 @@
-"""What a request gives back."""
+"""Outputs of requests."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ class CompletionOutput:
 
     index: int
     text: str = ""
-    """Empty where the checkpoint has no tokenizer. Never ends inside a character or a possible stop string."""
+    """Text so far. Empty without a tokenizer. It never ends inside a character or a possible stop string."""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] | None = None
-    """One per token, if `logprobs` was asked for."""
+    """Log-probabilities, one entry per token, if `logprobs` was asked for."""
     cumulative_logprob: float | None = None
     """Sum of the tokens' log-probabilities, if `logprobs` was asked for."""
     finish_reason: str | None = None
-    """`stop`, `length`, `abort`, `moved` (another engine goes on with it) or `error`; None while it goes on here."""
+    """`stop`, `length`, `abort`, `moved` (to another engine) or `error`; None while the request is unfinished here."""
     stop_reason: int | str | None = None
-    """With `stop`: the token id or the stop string that ended it."""
+    """Token id or stop string that ended the output, if `finish_reason` is `stop`."""
 
     @property
     def finished(self) -> bool:
         return self.finish_reason is not None
 
     def _repr_html_(self) -> str:
-        """In notebooks."""
+        """Return the notebook view."""
         return table(self._rows())
 
     def _rows(self) -> list[tuple[str, str]]:
-        """Its text, and how it ended."""
+        """Return its text, and how it ended, as rows of a table."""
         end = self.finish_reason or "unfinished"
         reason = "" if self.stop_reason is None else f" at {self.stop_reason!r}"
         return [(f"output {self.index}", self.text), ("", f"{len(self.token_ids):,} tokens; {end}{reason}")]
@@ -46,16 +46,16 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class RequestTimes:
-    """Moments in seconds of a monotonic clock."""
+    """Times of a request, in seconds of a monotonic clock."""
 
     arrival: float
     scheduled: float | None = None
-    """When the first step began that computes a part of it."""
+    """Start of the first step that computes a part of the request."""
     first_token: float | None = None
     last_token: float | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # One goes with every gain of every request: in a third of the time that a dataclass's own way takes.
+        # Every output delta has one. This takes a third of the time of a dataclass's own pickling.
         return RequestTimes, (self.arrival, self.scheduled, self.first_token, self.last_token)
 
 
@@ -65,21 +65,21 @@ class RequestOutput:
 
     request_id: str
     prompt: str | None
-    """The prompt's text; None if it was given as token ids."""
+    """Text of the prompt; None if it was given as token ids."""
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     times: RequestTimes
     prompt_logprobs: list[TokenLogprobs | None] | None = None
-    """One per prompt token, if asked for; None for the first, which follows nothing."""
+    """Log-probabilities, one entry per prompt token, if asked for; None for the first token, which follows nothing."""
     cache: CacheReport | None = None
-    """What the prefix cache gave to the prompt, and why not more. None until the first update."""
+    """Report on the prompt's prefix cache hit, and why it was not longer. None until the first update."""
     error: Exception | None = None
-    """Why, if an output ended with `error`."""
+    """The exception, if an output ended with `error`."""
     embedding: np.ndarray | None = None
-    """[hidden] float32, as the model gives it, if that was asked for: the outputs then mean nothing."""
+    """[hidden] float32, as the model gives it, if an embedding was asked for. The outputs then mean nothing."""
 
     def _repr_html_(self) -> str:
-        """In notebooks."""
+        """Return the notebook view."""
         prompt = f"{len(self.prompt_token_ids):,} token ids" if self.prompt is None else self.prompt
         cached = "" if self.cache is None else f", {self.cache.cached_tokens:,} of them cached"
         rows = [("prompt", prompt), ("", f"{len(self.prompt_token_ids):,} tokens{cached}")]
@@ -88,7 +88,7 @@ class RequestOutput:
 
     @property
     def num_cached_tokens(self) -> int | None:
-        """Tokens of the prompt that came from the prefix cache; None until the first update."""
+        """Prompt tokens that came from the prefix cache; None until the first update."""
         return None if self.cache is None else self.cache.cached_tokens
 
     @property

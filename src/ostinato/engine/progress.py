@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from html import escape
 
 _SECONDS_BETWEEN = 0.1
-"""Between two pictures of a notebook's bar."""
+"""Least time between two updates of a notebook's bar."""
 
 
 @contextmanager
 def start_progress() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar of tensors loaded, then of graphs captured; yields a function of (what is done, done, total)."""
+    """Show a bar of tensors loaded, then of graphs captured; yield a function of (what is done, done, total)."""
     if not sys.stderr.isatty():
         with _notebook_bar() as show:
             yield show
@@ -30,9 +30,9 @@ def start_progress() -> Iterator[Callable[[str, int, int], None]]:
 
 @contextmanager
 def generation_progress(num_requests: int) -> Iterator[Callable[[int], None]]:
-    """A bar of finished requests with the tokens per second; yields a function of a finished request's tokens.
+    """Show a bar of finished requests with the tokens per second; yield a function of a finished request's tokens.
 
-    One request alone gets no bar: it would be empty until it is full.
+    A single request gets no bar: it would be empty until it is full.
     """
     if num_requests < 2:
         yield lambda tokens: None
@@ -62,8 +62,8 @@ def generation_progress(num_requests: int) -> Iterator[Callable[[int], None]]:
 
 @contextmanager
 def _notebook_bar() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar below the running cell of a notebook, which goes with the work; nothing where there is none."""
-    # Only if the program that runs is a notebook's kernel, it has imported this and has a shell with a kernel.
+    """Show a bar below a notebook's running cell, and remove it after the work. Outside notebooks, show nothing."""
+    # Only a notebook's kernel has imported IPython and has a shell with a kernel.
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     if not hasattr(shell, "kernel"):
         yield lambda what, done, total: None

@@ -1,4 +1,4 @@
-"""What callers give as prompts and sampling parameters, in the forms that they may have."""
+"""Prompts and sampling parameters of callers, in all accepted forms."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ Prompt = str | Sequence[int] | Mapping[str, Any]
 Prompts = Prompt | Iterable[Prompt]
 Message = Mapping[str, Any]
 Conversations = Sequence[Message] | Sequence[Sequence[Message]]
-"""One, or several."""
+"""One conversation, or several."""
 Params = SamplingParams | Sequence[SamplingParams] | None
-"""For all prompts, or one for each."""
+"""Parameters for all prompts, or one for each."""
 
 _NO_VARIABLES = {
     "chat_template_kwargs": "give its entries themselves, chat(messages, enable_thinking=False)",
     "use_tqdm": "leave it out; progress is shown on terminals and in notebooks alone",
     "lora_request": "leave it out; adapters are not served",
 }
-"""What vLLM's chat takes by name -> what to do here, where any further name is a variable of the template."""
+"""Keywords of vLLM's chat -> advice what to do here, where any further keyword is a variable of the template."""
 
 
 class GivenPrompt(NamedTuple):
-    """What the engine is given of a prompt."""
+    """Arguments of `Engine.add` for one prompt."""
 
     prompt: str | Sequence[int]
     add_special_tokens: bool = True
@@ -44,7 +44,7 @@ class GivenPrompt(NamedTuple):
 
 
 def listed_conversations(messages: Conversations) -> Sequence[Sequence[Message]]:
-    """RequestError for a message without a list around it."""
+    """Return a list of conversations. RequestError for a message without a list around it."""
     if isinstance(messages, Mapping):
         raise RequestError("a conversation is a list of messages; put the one message into a list")
     alone = not messages or isinstance(messages[0], Mapping)
@@ -52,12 +52,12 @@ def listed_conversations(messages: Conversations) -> Sequence[Sequence[Message]]
 
 
 def of_several(error: RequestError, index: int, count: int) -> RequestError:
-    """The error of one prompt of several, which says which."""
+    """Return the error of one prompt of several, with the number of the prompt."""
     return error if count == 1 else RequestError(f"prompt {index + 1} of {count}: {error.message}", error.remedies)
 
 
 def listed_prompts(prompts: Prompts) -> list[Prompt]:
-    """One prompt is a string, a mapping, or token ids (of any integer type)."""
+    """Return a list of prompts. A single prompt is a string, a mapping, or token ids (of any integer type)."""
     if isinstance(prompts, str | Mapping):
         return [prompts]
     if isinstance(prompts, bytes) or not isinstance(prompts, Iterable):
@@ -67,14 +67,14 @@ def listed_prompts(prompts: Prompts) -> list[Prompt]:
     items: list[Any] = list(prompts)
     if not items:
         return []
-    # A row of an array has `__index__`, too, and is a prompt.
+    # An array's row has `__index__` too, but is a prompt.
     if all(isinstance(item, SupportsIndex) and getattr(item, "ndim", 0) == 0 for item in items):
         return [items]
     return items
 
 
 def _plain(prompt: Prompt) -> str | Sequence[int]:
-    """What a mapping holds, in the form that vLLM has for prompts."""
+    """Return the text or token ids of a prompt, which may be a mapping in vLLM's form."""
     if not isinstance(prompt, Mapping):
         return prompt
     known = [name for name in ("prompt", "prompt_token_ids") if prompt.get(name) is not None]
@@ -88,14 +88,14 @@ def _plain(prompt: Prompt) -> str | Sequence[int]:
 
 
 def given_params(params: Params, sampling_params: Params) -> Params:
-    """`sampling_params` is vLLM's name for the same. RequestError if both are given."""
+    """Return the given parameters; `sampling_params` is vLLM's name for the same. RequestError if both are given."""
     if params is not None and sampling_params is not None:
         raise RequestError("params and sampling_params are two names of one thing; give one of them")
     return sampling_params if params is None else params
 
 
 def alone(params: SamplingParams | None, sampling_params: SamplingParams | None) -> SamplingParams | None:
-    """The parameters of a stream. RequestError for several of them, and for more than one output."""
+    """Return the parameters of a stream. RequestError for several of them, and for more than one output."""
     given = given_params(params, sampling_params)
     if given is not None and not isinstance(given, SamplingParams):
         raise RequestError(f"params should be SamplingParams, not {given!r}")
@@ -105,7 +105,7 @@ def alone(params: SamplingParams | None, sampling_params: SamplingParams | None)
 
 
 def check_variables(chat_template_kwargs: Mapping[str, Any]) -> None:
-    """RequestError for names that are no variables of a template, which it would pass over in silence."""
+    """Raise RequestError for names that are not template variables, which a template would ignore in silence."""
     for name, advice in _NO_VARIABLES.items():
         if name in chat_template_kwargs:
             raise RequestError(f"{name} is no variable of a chat template: {advice}")

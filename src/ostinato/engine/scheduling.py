@@ -1,4 +1,4 @@
-"""The scheduler as the plan wants it."""
+"""Construction of the scheduler from the plan."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ostinato.schedule.scheduler import ChooseDrafts, Scheduler
 
 
 def make_scheduler(plan: Plan, choose_drafts: ChooseDrafts | None = None) -> Scheduler:
-    """A scheduler over an empty cache, with the plan's limits, counts and policies."""
+    """Return a scheduler over an empty cache, with the plan's limits, counts and policies."""
     settings, memory, state = plan.settings, plan.memory, plan.state_cache
     costs = EvictionCosts(
         flops_per_token=state.prefill_flops.per_token,
@@ -52,7 +52,7 @@ def make_scheduler(plan: Plan, choose_drafts: ChooseDrafts | None = None) -> Sch
 
 
 def _graph_tokens(plan: Plan) -> int:
-    """The step that the scheduler should prefer to one of `max_num_batched_tokens`, or 0."""
+    """Return the step size in tokens that the scheduler prefers to `max_num_batched_tokens` to fit a graph, or 0."""
     fitting = [size for size in plan.capture.tokens if size <= plan.settings.max_num_batched_tokens]
     largest = max(fitting, default=0)
     if not plan.settings.prefer_graph_sizes or largest == plan.settings.max_num_batched_tokens:

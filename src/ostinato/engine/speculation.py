@@ -1,4 +1,4 @@
-"""What the engine knows of its drafts: how many were right, what they cost, and whether the next step has some."""
+"""Measurements of the engine's drafts: how many were right, what they cost, and whether the next step drafts."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ostinato.speculate.controller import Controller
 
 
 class Speculation:
-    """Counts of drafts, and the controller that they steer."""
+    """Counts of drafts, and the controller that uses them."""
 
     def __init__(self, plan: SpeculativePlan, num_captured: Callable[[], int]) -> None:
-        """`num_captured` counts the graphs that were captured so far."""
+        """Create the counts and the controller. `num_captured` returns the number of graphs captured so far."""
         self._method = plan.method
         self.controller = Controller(plan.num_speculative_tokens, plan.adaptive)
         self.counters = SpeculationCounts(plan.num_speculative_tokens, plan.draft_numbers)
@@ -23,10 +23,10 @@ class Speculation:
         self._num_captured = 0
 
     def count_step(self, batch: Batch, result: StepResult, seconds: float) -> None:
-        """Takes in a step that succeeded."""
+        """Count a step that succeeded."""
         count_drafts(self.counters, batch, result)
         num_captured = self._count_captured()
-        # A step that captured a graph tells nothing of what such steps cost.
+        # The time of a step that captured a graph is not typical.
         is_typical, self._num_captured = num_captured == self._num_captured, num_captured
         decode = result.rows[: batch.num_decode_rows]
         has_drafts = batch.num_drafts > 0 and any(row.num_drafts for row in decode)
@@ -39,11 +39,11 @@ class Speculation:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data."""
+        """Return counts and controller as plain data."""
         return {"method": self._method, **self.counters.to_json(), "controller": self.controller.to_json()}
 
 
 def count_drafts(counts: SpeculationCounts, batch: Batch, result: StepResult) -> None:
-    """Adds a step that succeeded to the counts."""
+    """Add a step that succeeded to the counts."""
     decode = result.rows[: batch.num_decode_rows]
     counts.count(batch.num_drafts, [(row.num_drafts, len(row.token_ids)) for row in decode if row.error is None])

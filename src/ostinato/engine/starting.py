@@ -1,5 +1,4 @@
-"""What an engine starts with: the process that it may use, what the checkpoint asks for, and the model, on one rank or
-several."""
+"""Start of an engine: process check, the checkpoint's defaults, and the model, on one rank or several."""
 
 from __future__ import annotations
 
@@ -23,11 +22,11 @@ if TYPE_CHECKING:
     from ostinato.plan.model import ModelSpec
 
 _pid: int | None = None
-"""The process whose engines have threads."""
+"""Id of the process whose engines have threads."""
 
 
 def check_process() -> None:
-    """ForkError if the threads that torch and the kernels have started are another process's."""
+    """Raise ForkError if the threads that torch and the kernels have started are another process's."""
     global _pid
     if _pid is not None and _pid != os.getpid():
         raise ForkError(f"process {_pid} has made an engine, and process {os.getpid()} is a fork of it")
@@ -42,8 +41,10 @@ def start_model(
     progress: StartProgress,
     phases: Phases,
 ) -> tuple[Runner, Leader | None]:
-    """The model with its weights and the graphs that are captured at the start, and the leader of the other ranks,
-    where several share the model. Random weights without `directory`."""
+    """Return the model with its weights and the graphs captured at the start, and the leader of the other ranks.
+
+    The leader is None on a single rank. Without `directory`, weights are random.
+    """
     leader = _start_ranks(plan, spec, directory, draft_directory)
     try:
         runner = Runner(plan, spec, directory, progress, draft_directory, phases, leader)
@@ -67,13 +68,13 @@ def _start_ranks(plan: Plan, spec: ModelSpec, directory: Path | None, draft_dire
 
 
 def memory_of(plan: Plan, runner: Runner, leader: Leader | None) -> CacheMemory:
-    """The memory of blocks, panes and slots as bytes, of all ranks."""
+    """Return the memory of blocks, window blocks and slots of all ranks, as bytes."""
     own = CacheBytes(runner.memory, plan.settings.block_size)
     return own if leader is None else MemoryOfRanks(own, leader, plan.settings.tensor_parallel_size)
 
 
 def draft_directory_of(plan: Plan, tokenizer: Tokenizer) -> Path | None:
-    """That of the draft model, if there is one. ConfigError if its tokens stand for other texts."""
+    """Return the draft model's directory, if there is one. ConfigError if its tokens stand for other texts."""
     if plan.speculative is None or plan.speculative.model is None:
         return None
     directory = resolve_model_dir(plan.speculative.model, download_dir=plan.settings.download_dir)
@@ -88,7 +89,7 @@ def draft_directory_of(plan: Plan, tokenizer: Tokenizer) -> Path | None:
 
 
 def default_params_of(tokenizer: Tokenizer, directory: Path) -> SamplingParams:
-    """What generation_config.json asks for. ModelError if that cannot be done."""
+    """Return the parameters of generation_config.json. ModelError if they are not possible."""
     try:
         return SamplingParams(**tokenizer.sampling_defaults)
     except RequestError as error:

@@ -1,4 +1,4 @@
-"""What `Engine.stats` tells: the counts of every room, and the cache's present use, as plain data."""
+"""Statistics of `Engine.stats`: the counts of every part, and the cache's present use, as plain data."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def engine_stats(
     runner: Runner,
     speculation: Speculation | None,
 ) -> dict[str, Any]:
-    """Counts since the start."""
+    """Return the counts since the start."""
     of_drafts = None
     if speculation is not None and runner.drafting is not None:
         graphs = runner.drafting.graphs
@@ -47,7 +47,7 @@ def engine_stats(
 
 
 def _files_use(scheduler: Scheduler) -> dict[str, int] | None:
-    """What the files of the prefix cache have counted, and how many there are; None without any."""
+    """Return the counts of the prefix cache's files, and how many there are; None without any."""
     files = scheduler.cache.store.files
     if files is None:
         return None
@@ -56,7 +56,7 @@ def _files_use(scheduler: Scheduler) -> dict[str, int] | None:
 
 
 def _encoder_cache_use(scheduler: Scheduler) -> dict[str, int]:
-    """What the encoder cache has counted, and its present use in cells. A cell holds one token of an image."""
+    """Return the counts of the encoder cache, and its present use in cells. A cell holds one token of an image."""
     cache = scheduler.encoder_cache
     assert cache is not None, "only models that take images have one"
     return {

@@ -1,4 +1,4 @@
-"""The steps of an engine: each is scheduled, computed and taken in, one after the other or one ahead."""
+"""Steps of an engine: each is scheduled, computed and finished, one after the other or overlapped."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ostinato.schedule.scheduler import Scheduler
 
 
 class Steps:
-    """Holds the step that is on its way, if there is one, between two calls."""
+    """Step loop, which holds the step in flight, if there is one, between two calls."""
 
     def __init__(
         self,
@@ -32,11 +32,11 @@ class Steps:
 
     @property
     def is_running(self) -> bool:
-        """Whether a step is on its way."""
+        """True while a step is in flight."""
         return self._running is not None
 
     def run(self) -> None:
-        """Runs one step. See `Engine.step` for what it raises."""
+        """Run one step. See `Engine.step` for the errors raised."""
         begin = time.perf_counter()
         if self._running is None:
             self._running = self._start()
@@ -45,13 +45,12 @@ class Steps:
             self._finish(self._running, begin, scheduled - begin, goes_on=self._order.is_ahead)
 
     def settle(self) -> None:
-        """Waits for the step that is on its way, if there is one: then none is in flight. The next call of
-        `Engine.step` tells what it changed."""
+        """Finish the step in flight, if there is one. The next call of `Engine.step` returns what it changed."""
         if self._running is not None:
             self._finish(self._running, time.perf_counter(), 0.0, goes_on=False)
 
     def close(self) -> None:
-        """No step will follow."""
+        """Close the executor. No step will follow."""
         self._order.close()
 
     def _start(self) -> Started | None:
@@ -67,7 +66,7 @@ class Steps:
         return None if batch is None else self._order.start(batch)
 
     def _finish(self, running: Started, begin: float, bookkeeping: float, *, goes_on: bool) -> None:
-        """Starts the step ahead, if it `goes_on`, waits for the one that is running, and takes in its result."""
+        """Start the next step if the executor overlaps (`goes_on`), wait for the running one, and use its result."""
         batch, scheduler = running.batch, self._scheduler
         self._running = None
         following: Started | None = None
@@ -85,12 +84,12 @@ class Steps:
             raise
         except Exception as error:
             if not scheduler.is_in_flight(batch):
-                raise  # taking the result in went wrong: a bug, and no step to fail
+                raise  # processing the result failed: a bug, not a failed step
             result, following, updates = None, None, scheduler.fail(batch, error)
         except BaseException as error:
             if scheduler.is_in_flight(batch):
                 interrupted = RuntimeError(f"the step was interrupted: {error!r}")
-                self._unfinished.deliver(scheduler.fail(batch, interrupted), tells=False)  # the exception does
+                self._unfinished.deliver(scheduler.fail(batch, interrupted), tells=False)  # the exception reports it
             raise
         self._running = following
         bookkeeping += time.perf_counter() - finished

@@ -1,4 +1,4 @@
-"""One engine for several threads: one of them runs the steps, for all, and the others wait for what these give."""
+"""One engine shared by several threads: one thread runs the steps for all, and the others wait for their outputs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ostinato.errors import ForkError, RequestError
 
 
 class FairLock:
-    """A lock that threads get in the order in which they have asked for it. Python's own may pass one over for ever."""
+    """Lock that threads get in the order in which they asked for it. Python's own may starve a thread."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
@@ -22,7 +22,7 @@ class FairLock:
         self._is_held = False
 
     def try_acquire(self) -> bool:
-        """Whether the lock was free, and is the caller's now. Never waits."""
+        """Take the lock if it is free, and return whether it was. Never waits."""
         if not self._guard.acquire(blocking=False):
             return False
         try:
@@ -53,7 +53,7 @@ class FairLock:
             raise
 
     def release(self) -> None:
-        """Hands the lock to the thread that has waited longest, if one waits."""
+        """Hand the lock to the thread that has waited longest, if one waits."""
         with self._guard:
             if self._waiting:
                 self._waiting.popleft().release()
@@ -62,23 +62,26 @@ class FairLock:
 
 
 class Call:
-    """What one call on one thread waits for: requests that it added."""
+    """Requests that one call on one thread has added and waits for."""
 
     def __init__(self, monitor: threading.Lock, *, wants_text: bool) -> None:
-        """`wants_text`: each gain of its one request is news, and not its end alone."""
+        """Create a call without requests.
+
+        With `wants_text`, all new text of its one request is news, not only its end.
+        """
         self.requests: dict[str, RequestOutput] = {}
-        """By id, those that have not ended."""
+        """Unfinished requests by id."""
         self.finished: dict[str, RequestOutput] = {}
         self.text = ""
-        """Of its one request, as far as the last step has brought it."""
+        """Text of its one request, up to the last step."""
         self.has_news = False
         self.was_closed = False
-        """Whether the engine was closed while it waited."""
+        """True if the engine was closed while the call waited."""
         self.changed = threading.Condition(monitor)
         self._wants_text = wants_text
 
     def note(self, output: RequestOutput) -> None:
-        """A step has changed one of its outputs."""
+        """Note that a step has changed one of the call's outputs."""
         if self._wants_text and len(output.outputs[0].text) > len(self.text):
             self.text = output.outputs[0].text
             self.has_news = True
@@ -88,10 +91,10 @@ class Call:
 
 
 class Turns:
-    """Lets threads share an engine, which itself is for one at a time.
+    """Shares an engine, which can serve one thread at a time, between threads.
 
     What changes the engine is done `between_steps`. A thread that waits for its requests runs steps if no other one
-    does; each step serves the requests of all threads, and its gains are handed to the calls that wait for them. So the
+    does. Each step serves the requests of all threads, and its output deltas go to the calls that wait for them. So the
     steps run on one thread as long as its call lasts, and a step with requests of ten threads costs no more than one
     with ten requests of one.
     """
@@ -100,21 +103,21 @@ class Turns:
         self._engine: Engine | None = engine
         self._pid = os.getpid()
         self._access = FairLock()
-        """Held while the engine is used, in a step or between two."""
+        """Lock held while the engine is used, in a step or between two."""
         self._monitor = threading.Lock()
-        """Held while calls are looked at, never for long."""
+        """Lock held while calls are looked at, never for long."""
         self._stepping: Call | None = None
         """The call whose thread runs the steps."""
         self._waiting: list[Call] = []
-        """Calls whose threads wait for it."""
+        """Calls that wait for a thread to step."""
         self._calls: dict[str, Call] = {}
-        """By request."""
+        """Calls by request id."""
         self._left: deque[str] = deque()
-        """Requests that nobody waits for any more, to be aborted."""
+        """Ids of abandoned requests, to be aborted."""
 
     @property
     def engine(self) -> Engine:
-        """RequestError once it is closed; ForkError in a fork of the process that made it."""
+        """The engine. RequestError once it is closed; ForkError in a fork of the process that made it."""
         self._check_process()
         if self._engine is None:
             raise RequestError("this LLM was closed; make another one")
@@ -122,7 +125,7 @@ class Turns:
 
     @contextmanager
     def between_steps(self) -> Iterator[Engine]:
-        """The engine, of which no step runs meanwhile. Threads get it in the order in which they have asked."""
+        """Yield the engine, which runs no step meanwhile. Threads get it in the order in which they asked."""
         self._check_process()
         self._access.acquire()
         try:
@@ -133,7 +136,7 @@ class Turns:
             self._access.release()
 
     def add(self, call: Call, add: Callable[[Engine], str]) -> str:
-        """Adds a request, whose outputs are the call's from now on; returns its id."""
+        """Add a request, whose outputs are the call's from now on; return its id."""
         with self.between_steps() as engine:
             request_id = add(engine)
             output = engine.output(request_id)
@@ -147,8 +150,10 @@ class Turns:
         return Call(self._monitor, wants_text=wants_text)
 
     def wait(self, call: Call) -> None:
-        """Returns once the call has news: runs steps until then, or waits for another thread that does. Raises what
-        interrupts a step that it runs (a KeyboardInterrupt); what ends requests is in their outputs."""
+        """Wait until the call has news: run steps until then, or wait for another thread that does.
+
+        Raises what interrupts a step that it runs (a KeyboardInterrupt); errors that end requests are in their outputs.
+        """
         self._check_process()
         while True:
             with self._monitor:
@@ -174,8 +179,10 @@ class Turns:
             raise RequestError("the LLM was closed before the request had ended")
 
     def abandon(self, call: Call) -> None:
-        """Aborts what is left of a call: at once, or before the next step if the engine is in use. Never waits, since
-        the garbage collector may call it anywhere, also inside a step."""
+        """Abort what is left of a call: at once, or before the next step if the engine is in use.
+
+        Never waits, since the garbage collector may call it anywhere, also inside a step.
+        """
         if os.getpid() != self._pid:
             return
         self._left.extend(list(call.requests))
@@ -189,8 +196,10 @@ class Turns:
                 self._access.release()
 
     def close(self) -> Engine | None:
-        """Takes the engine out, so that calls raise RequestError from now on, those that wait among them. None if it is
-        closed already."""
+        """Remove and return the engine, so that calls raise RequestError from now on, also those that wait.
+
+        None if it is closed already.
+        """
         self._check_process()
         self._access.acquire()
         try:
@@ -208,7 +217,7 @@ class Turns:
             self._access.release()
 
     def _step(self, call: Call) -> None:
-        """Runs one step and hands out what it gave."""
+        """Run one step and hand out its outputs."""
         self._access.acquire()
         try:
             engine = self.engine
@@ -216,11 +225,11 @@ class Turns:
             try:
                 changed = engine.step()
             except BaseException:
-                # It tells of no output, yet may have ended some: of any call.
+                # The step returned no outputs, but may have ended some, of any call.
                 with self._monitor:
                     self._hand_out([output for each in set(self._calls.values()) for output in each.requests.values()])
                 raise
-            # An engine that has nothing left to do may have been told to abort by others than this.
+            # If the engine has nothing left to do, other code may have aborted the call's requests.
             own = [] if engine.has_unfinished else list(call.requests.values())
             with self._monitor:
                 self._hand_out([*changed, *own])
@@ -239,7 +248,7 @@ class Turns:
                 call.changed.notify()
 
     def _pass_on(self) -> None:
-        """Wakes a thread that waits, to run the steps if nobody does."""
+        """Wake a waiting thread to run the steps if no thread does."""
         if self._stepping is None and self._waiting:
             self._waiting[0].changed.notify()
 

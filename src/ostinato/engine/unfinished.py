@@ -1,4 +1,4 @@
-"""The requests of an engine that have not ended: how they enter, what steps give them, and how they leave."""
+"""Output processor: the unfinished requests of an engine, from their addition to their last output."""
 
 from __future__ import annotations
 
@@ -16,46 +16,49 @@ from ostinato.schedule.scheduler import Scheduler
 
 
 class Unfinished:
-    """Requests as their callers made them, while the scheduler has samples of theirs. Of each output that changes, it
-    keeps that nobody was told yet."""
+    """Unfinished requests as their callers made them, with the outputs that changed and were not returned yet."""
 
     def __init__(self, scheduler: Scheduler, meter: Meter, lengths: RequestLengths) -> None:
-        """`meter` and `lengths` are told of each request how long it took and was."""
+        """Create an empty table. `meter` and `lengths` record how long each finished request took and was."""
         self.generations: dict[str, Generation] = {}
-        """By the id of the request."""
+        """Request states by request id."""
         self.of_sample: dict[str, Generation] = {}
-        """By the id of each of its samples."""
+        """Request states by the id of each of their samples."""
         self._scheduler = scheduler
         self._meter, self._lengths = meter, lengths
         self._changed: dict[str, RequestOutput] = {}
-        """Of which no call of `take_changed` has told yet."""
+        """Outputs that no call of `take_changed` has returned yet."""
 
     @property
     def has_changed(self) -> bool:
-        """Whether there is an output to be told of."""
+        """True if an output has changed and was not returned yet."""
         return bool(self._changed)
 
     def take_changed(self) -> list[RequestOutput]:
-        """The outputs that have changed since the last call."""
+        """Return the outputs that have changed since the last call."""
         changed, self._changed = self._changed, {}
         return list(changed.values())
 
     def free_id(self, number: int) -> str:
-        """An id for a request that came without one, with this number or one behind it; a caller may have used the next
-        by name."""
+        """Return a free id for a request that came without one, with this number or the next free one.
+
+        A caller may already use an id of this form.
+        """
         numbered = (f"request-{each}" for each in itertools.count(number))
         return next(name for name in numbered if name not in self.generations)
 
     def check_id(self, generation: Generation) -> None:
-        """RequestError if the id of a request, or that of one of its samples, is in use."""
+        """Raise RequestError if the id of a request, or that of one of its samples, is in use."""
         # The scheduler forgets a sample that has ended; its id stays in use until its request has ended.
         request_id = generation.output.request_id
         if request_id in self.generations or any(r.request_id in self.of_sample for r in generation.requests):
             raise RequestError(f"a request with the id {request_id!r} is unfinished; choose another id")
 
     def enter(self, generation: Generation) -> None:
-        """Hands the unfinished samples of a request, whose id is free, to the scheduler. RequestError if one can never
-        be served; nothing is changed then."""
+        """Add the unfinished samples of a request, whose id is free, to the scheduler.
+
+        RequestError if one can never be served; nothing is changed then.
+        """
         added = []
         try:
             for request, output in zip(generation.requests, generation.output.outputs, strict=True):
@@ -70,7 +73,7 @@ class Unfinished:
         self.of_sample |= {request.request_id: generation for request in generation.requests}
 
     def note_first(self, request_ids: Sequence[str]) -> None:
-        """A step is about to compute the first part of these samples."""
+        """Note the time at which a step computes the first part of these samples."""
         now = time.monotonic()
         for request_id in request_ids:
             times = self.of_sample[request_id].output.times
@@ -79,7 +82,7 @@ class Unfinished:
                 self._meter.queue.observe(now - times.arrival)
 
     def deliver(self, updates: Sequence[RequestUpdate], *, tells: bool = True) -> None:
-        """Adds what a step gave to the outputs, and notes those that it changed, if it `tells` of them."""
+        """Add a step's results to the outputs, and note which changed unless `tells` is False."""
         ended: dict[str, Generation] = {}
         now = time.monotonic()
         for update in updates:
@@ -93,13 +96,13 @@ class Unfinished:
             if is_stopped or update.finish_reason is not None:
                 ended[output.request_id] = generation
         for generation in ended.values():
-            if generation.output.finished:  # all of its samples
+            if generation.output.finished:  # all its samples have ended
                 generation.measure(now, self._meter)
                 generation.count_lengths(self._lengths)
                 self._forget(generation)
 
     def move(self, generation: Generation) -> None:
-        """Ends a request here that another engine goes on with."""
+        """End a request that another engine continues."""
         for request in generation.requests:
             self._scheduler.finish(request.request_id, FinishReason.MOVED)
         generation.move()
@@ -107,7 +110,7 @@ class Unfinished:
         self._changed[generation.output.request_id] = generation.output
 
     def abort(self, generation: Generation) -> None:
-        """Ends a request that nobody wants any more, and is to be told of."""
+        """End an abandoned request without returning its output."""
         for request in generation.requests:
             self._scheduler.abort(request.request_id)
         generation.abort()

@@ -1,1 +1,1 @@
-"""The formats that checkpoints lie in."""
+"""Readers of checkpoint formats."""

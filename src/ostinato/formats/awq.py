@@ -14,7 +14,7 @@ from ostinato.plan.stored_weights import StoredWeights
 
 PARTS = ("qweight", "qzeros", "scales")
 NIBBLES = (0, 2, 4, 6, 1, 3, 5, 7)
-"""Which of eight elements lies in the lowest four bits, the next four and so on."""
+"""Index of the element in the lowest four bits of an int32, in the next four, and so on."""
 
 SUPPORTED = (
     "supported: quant_method awq with bits 4, group_size 32, 64, 128 or -1, zero_point true, version gemm, and the "
@@ -42,7 +42,7 @@ def read(given: Mapping[str, Any]) -> StoredWeights:
 
 
 def shape(part: str, rows: int, columns: int, stored: StoredWeights) -> list[int]:
-    """Of a tensor that belongs to a weight [rows, columns]."""
+    """Return the shape of a tensor that belongs to a weight [rows, columns]."""
     groups = 1 if stored.group_size is None else -(-columns // stored.group_size)
     return {
         "qweight": [columns, -(-rows // 8)],

@@ -1,10 +1,10 @@
 """compressed-tensors' config and tensors, as llm-compressor writes them. Imports no torch.
 
-Of integers, format `pack-quantized` has `weight_packed` int32 [out, in / 8 or 4], whose int32 hold neighbours of a
+For integers, format `pack-quantized` has `weight_packed` int32 [out, in / 8 or 4], whose int32 hold neighbours of a
 row, the first in the lowest bits, each with 8 or 128 added; `weight_scale` [out, groups]; `weight_zero_point` int32
 [out / 8, groups], packed alike along its columns; `weight_shape`; and with act-order `weight_g_idx` int32 [in].
-`int-quantized` has an int8 `weight` and its scale, and `float-quantized` a float8_e4m3 one with scales [1], [out, 1]
-or of blocks [out / high, in / wide].
+`int-quantized` has an int8 `weight` and its scale, and `float-quantized` a float8_e4m3 one with scales [1], [out, 1] or
+of blocks [out / high, in / wide].
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ SUPPORTED = (
     "dynamic (and left as they are)"
 )
 STACK = "GraniteMoeHybridParallelExpertsLinear"
-"""The class of experts that are quantised while they are stacked in one tensor."""
+"""Class of experts that are quantised while they are stacked in one tensor."""
 
 GROUP_MULTIPLE = 32
-"""Elements; what kernels multiply at once."""
+"""Divisor of group sizes, in elements: kernels multiply this many at once."""
 
 
 def read(given: Mapping[str, Any]) -> StoredWeights:
@@ -67,7 +67,7 @@ def _integers(config: Expectations, form: str, weights: Mapping[str, Any]) -> di
     config.expect("type", "int", inside=weights)
     is_symmetric = config.expect("symmetric", *((True, False) if bits == 4 else (True,)), inside=weights)
     strategy = config.expect("strategy", "channel", "group", inside=weights)
-    # With `group` elements are in another order than their groups; `dynamic` is its later name.
+    # `group` puts elements in another order than their groups; `dynamic` is its later name.
     orders = (None, False, "weight", "static", *(("group", "dynamic") if bits == 4 and strategy == "group" else ()))
     order = config.expect("actorder", *orders, inside=weights)
     size = weights.get("group_size")
@@ -115,7 +115,7 @@ def _ignored(config: Expectations) -> tuple[str, ...]:
 
 
 def shape(part: str, rows: int, columns: int, stored: StoredWeights) -> list[int]:
-    """Of a tensor that belongs to a weight [rows, columns], or to each of a stack."""
+    """Return the shape of a tensor that belongs to a weight [rows, columns], or to each of a stack."""
     groups = 1 if stored.group_size is None else -(-columns // stored.group_size)
     of_int32 = 8 if stored.numbers == "int4" else 4
     return {

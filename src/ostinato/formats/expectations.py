@@ -1,4 +1,4 @@
-"""What the readers of quantisation configs share: values that are expected, and linears that stay as they are."""
+"""Helpers of the readers of quantisation configs: expected values, and linears that are not quantised."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from typing import Any
 from ostinato.errors import ModelError
 
 GROUP_SIZES = (32, 64, 128)
-"""Of 4-bit weights, those that kernels read."""
+"""Group sizes of 4-bit weights that kernels read."""
 
 
 @dataclass(frozen=True)
 class Expectations:
-    """A quantisation config, and what is `supported` of its method."""
+    """A quantisation config, and the `supported` part of its method."""
 
     given: Mapping[str, Any]
     supported: str
 
     def expect(self, name: str, *values: Any, inside: Mapping[str, Any] | None = None, default: Any = None) -> Any:
-        """The value of `name`, which is to be one of `values`; of `True` and 1 only the one that is meant."""
+        """Return the value of `name`, which must be one of `values`; `True` and 1 are different values."""
         value = (self.given if inside is None else inside).get(name, default)
         if not any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in values):
             raise self.unsupported(name, value)
         return value
 
     def refuse(self, *names: str) -> None:
-        """Values that would mean something else, if they are there."""
+        """Raise ModelError if one of `names` has a value, which would change the meaning of the weights."""
         for name in names:
             if self.given.get(name):
                 raise self.unsupported(name, self.given[name])
@@ -37,8 +37,10 @@ class Expectations:
         return ModelError(f"the checkpoint is quantized with {name} = {value!r}; {self.supported}")
 
     def names(self, *spellings: str) -> tuple[str, ...]:
-        """The linears that a list names, as `Quantization.ignore` has them: an entry is a part of a module's name
-        between dots, or a pattern for one."""
+        """Return the linears that a list names, as patterns for `Quantization.ignore`.
+
+        An entry of the list is a part of a module's name between dots, or a pattern for one.
+        """
         found: list[str] = []
         for name in spellings:
             entries = self.given.get(name) or []

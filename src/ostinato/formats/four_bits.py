@@ -15,46 +15,51 @@ from ostinato.formats import awq
 from ostinato.plan.stored_weights import StoredWeights
 
 Parts = Mapping[str, torch.Tensor]
-"""The tensors that hold one weight, by what a format calls them."""
+"""Tensors that hold one weight, by the format's names for them."""
 
 MIDDLE = 8
-"""The zero point of symmetric weights."""
+"""Zero point of symmetric weights."""
 TOGETHER = 8
-"""Zero points of so many rows lie in one int32, so that rows are unpacked in multiples of it."""
+"""Number of rows whose zero points are in one int32, so that rows are unpacked in multiples of it."""
 
 
 @dataclass(frozen=True)
 class FourBits:
-    """Some rows of a matrix."""
+    """Some rows of a matrix, unpacked."""
 
     integers: torch.Tensor
-    """uint8 [rows, in], 0 to 15"""
+    """Stored integers, uint8 [rows, in], 0 to 15."""
     scale: torch.Tensor
-    """float32 [rows, groups]"""
+    """Scales, float32 [rows, groups]."""
     zero: torch.Tensor
-    """uint8 [rows, groups], 0 to 15"""
+    """Zero points, uint8 [rows, groups], 0 to 15."""
 
     def dequantized(self, group_size: int | None, group_of: torch.Tensor | None = None) -> torch.Tensor:
-        """[rows, in] float32. `group_of` int64 [in]: the group of each element, where they are no neighbours."""
+        """Return the weights, [rows, in] float32.
+
+        `group_of` int64 [in] is the group of each element, if the elements of a group are not neighbours.
+        """
         columns = self.integers.shape[1]
         if group_of is None:
             size = columns if group_size is None else group_size
             scale, zero = (each.repeat_interleave(size, dim=1)[:, :columns] for each in (self.scale, self.zero))
         else:
             scale, zero = self.scale[:, group_of], self.zero[:, group_of]
-        # The difference of two small integers, so that nothing is rounded but the product.
+        # The difference of two small integers is exact, so only the product is rounded.
         return scale * (self.integers.to(torch.int8) - zero.to(torch.int8))
 
 
 def unpack(stored: StoredWeights, parts: Parts, begin: int, end: int, columns: int) -> FourBits:
-    """Rows `begin`, a multiple of `TOGETHER`, to `end` of a weight with `columns` elements per row."""
+    """Unpack the rows `begin`, a multiple of `TOGETHER`, to `end` of a weight with `columns` elements per row."""
     unpacker = _compressed_tensors if stored.method == "compressed-tensors" else _columns_first
     return unpacker(stored, parts, begin, end, columns)
 
 
 def group_index(stored: StoredWeights, parts: Parts, name: str, columns: int) -> torch.Tensor | None:
-    """int64 [columns]: the group of each element of a row; None where groups are neighbours. ModelError where a
-    checkpoint has an order that its config does not tell of, or groups that there are no scales of."""
+    """Return the group of each element of a row, int64 [columns]; None if the elements of a group are neighbours.
+
+    Raises ModelError if a checkpoint has an order that its config does not mention, or groups without scales.
+    """
     index = parts.get("g_idx", parts.get("weight_g_idx"))
     if index is None or stored.group_size is None:
         return None
@@ -85,7 +90,7 @@ def _compressed_tensors(stored: StoredWeights, parts: Parts, begin: int, end: in
 
 
 def _columns_first(stored: StoredWeights, parts: Parts, begin: int, end: int, columns: int) -> FourBits:
-    """GPTQ and AWQ have inputs for rows and outputs for columns."""
+    """Unpack GPTQ's or AWQ's tensors, which have inputs for rows and outputs for columns."""
     some = slice(begin // TOGETHER, -(-end // TOGETHER))
     scale = parts["scales"][:, begin:end].t().float()
     zero = _nibbles(parts["qzeros"][:, some])
@@ -101,12 +106,12 @@ def _columns_first(stored: StoredWeights, parts: Parts, begin: int, end: int, co
 
 
 def _nibbles(packed: torch.Tensor) -> torch.Tensor:
-    """int32 [a, b] -> uint8 [a, b, 8], the lowest four bits first."""
+    """Unpack int32 [a, b] to uint8 [a, b, 8], the lowest four bits first."""
     halves = packed.contiguous().view(-1).view(torch.uint8).view(*packed.shape, 4)
     return torch.stack((halves & 15, halves >> 4), dim=-1).flatten(-2)
 
 
 def _in_awq_order(nibbles: torch.Tensor) -> torch.Tensor:
-    """The eight of AWQ's int32 in the order of the elements that they are."""
+    """Return the eight elements of each of AWQ's int32 in their logical order."""
     order = [awq.NIBBLES.index(i) for i in range(8)]
     return nibbles[..., order]

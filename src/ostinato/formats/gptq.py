@@ -19,7 +19,7 @@ SUPPORTED = (
     "checkpoint_format gptq or gptq_v2, and the same for all modules"
 )
 ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}
-"""By `checkpoint_format`."""
+"""Offsets of stored zero points, by `checkpoint_format`."""
 
 
 def read(given: Mapping[str, Any]) -> StoredWeights:
@@ -48,8 +48,10 @@ def read(given: Mapping[str, Any]) -> StoredWeights:
 
 
 def _skipped(config: Expectations) -> tuple[str, ...]:
-    """Linears that `dynamic` leaves out: its keys are patterns of names with `-:` before them. Others would give
-    modules bits or groups of their own."""
+    """Return the linears that `dynamic` leaves out: its keys are patterns of names with `-:` before them.
+
+    Raises ModelError for other keys, which would give modules bits or groups of their own.
+    """
     dynamic = config.given.get("dynamic") or {}
     if not isinstance(dynamic, Mapping) or not all(str(key).startswith("-:") for key in dynamic):
         raise config.unsupported("dynamic", dynamic)
@@ -57,7 +59,7 @@ def _skipped(config: Expectations) -> tuple[str, ...]:
 
 
 def shape(part: str, rows: int, columns: int, stored: StoredWeights) -> list[int]:
-    """Of a tensor that belongs to a weight [rows, columns]."""
+    """Return the shape of a tensor that belongs to a weight [rows, columns]."""
     groups = 1 if stored.group_size is None else -(-columns // stored.group_size)
     return {
         "qweight": [-(-columns // 8), rows],

@@ -1,4 +1,4 @@
-"""Files of a model in which weights lie while it is used: whether somebody has written to one."""
+"""Checks that a model's files were not written to while their mapped weights are in use."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from ostinato.formats.gguf.split import all_parts
 from ostinato.formats.shortened import ADVICE
 
 MAPS = Path("/proc/self/maps")
-"""Where Linux says what a process has mapped. On other systems nothing is noticed."""
+"""File in which Linux lists what a process has mapped. On other systems no write is noticed."""
 
 
 class FilesInUse:
-    """Those of some checkpoints (directories, GGUF files) that this process has mapped now. A file that was deleted or
-    replaced stays as it was for those who have it mapped; one that is written to changes under them."""
+    """Checkpoint files that this process has mapped, watched for changes.
+
+    They are files of directories or GGUF files. A file that was deleted or replaced stays unchanged for processes that
+    map it; one that is written to changes under them.
+    """
 
     def __init__(self, checkpoints: Iterable[Path]) -> None:
         mapped = set(_mapped())
@@ -24,7 +27,7 @@ class FilesInUse:
         self._seen = {file: file.stat() for file in files if str(file) in mapped}
 
     def check(self) -> None:
-        """ModelError if one was written to since."""
+        """Raise ModelError if a file was written to since."""
         for file, before in self._seen.items():
             try:
                 now = file.stat()

@@ -1,4 +1,4 @@
-"""The parts of a checkpoint that are JSON: files of its directory, or what the metadata of a GGUF file says."""
+"""The JSON parts of a checkpoint: files of its directory, or their equivalents from the metadata of a GGUF file."""
 
 from __future__ import annotations
 
@@ -21,21 +21,25 @@ _READERS = {
 
 
 def is_gguf(checkpoint: Path) -> bool:
-    """Whether it is one file, not a directory."""
+    """Return whether `checkpoint` is a GGUF file."""
     return checkpoint.suffix == ".gguf" and checkpoint.is_file()
 
 
 def read_part(checkpoint: Path, name: str) -> dict[str, Any]:
-    """The object in the file `name`; empty if the checkpoint has none. ModelError if it is damaged, or means something
-    that is not implemented."""
+    """Return the object in the file `name`; empty if the checkpoint has none.
+
+    Raises ModelError if it is damaged, or means something that is not implemented.
+    """
     if is_gguf(checkpoint):
         return _READERS[name](gguf_header(checkpoint)) if name in _READERS else {}
     return read_json(checkpoint / name)
 
 
 def gguf_header(path: Path) -> Header:
-    """The header of a GGUF file, with the tensors of all parts if it is one of several. It is read once while the files
-    stay as they are. ModelError as `read_whole`."""
+    """Return the header of a GGUF file, with the tensors of all parts if it is one of several.
+
+    It is read once while the files stay unchanged. Raises ModelError as `read_whole`.
+    """
     states = [part.stat() for part in parts_beside(path)]
     return _header(path, tuple((state.st_mtime_ns, state.st_size) for state in states))
 

@@ -1,5 +1,7 @@
-"""The `quantization_config` of a config.json, in each spelling: which quantised weights can be read. Imports no
-torch."""
+"""The `quantization_config` of a config.json, in each spelling, and the quantised weights that can be read.
+
+Imports no torch.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,14 @@ READERS = {
     "awq": awq.read,
     "fp8": fp8.read,
 }
-"""By `quant_method`."""
+"""Readers by `quant_method`."""
 
 
 def stored_weights(config: Mapping[str, Any]) -> StoredWeights | None:
-    """How the weights of a checkpoint are quantised; None where they are not. ModelError for what cannot be read."""
+    """Return the quantization of a checkpoint's weights; None if there is none.
+
+    Raises ModelError for what cannot be read.
+    """
     given = config.get("quantization_config") or config.get("compression_config")
     if not given:
         return None

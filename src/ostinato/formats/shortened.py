@@ -1,4 +1,4 @@
-"""What SIGBUS means for a process that reads mapped files of a model: such a file is not as long any more as it was."""
+"""The meaning of SIGBUS for a process that reads mapped files of a model: a file has become shorter."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ ADVICE = "replace files of models by others of the same name (mv), and never wri
 
 
 def shortened(models: str) -> str:
-    """What happened, and what to do. `models` names the model, or several."""
+    """Return the message for a SIGBUS: a file of `models` was shortened while it was mapped.
+
+    `models` may be several.
+    """
     return (
         f"a file of model {models} could not be read: it was shortened while it was in use, or its disk fails. Compare "
         f"its size with that at its source, or download it again; {ADVICE}"

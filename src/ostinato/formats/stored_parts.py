@@ -14,25 +14,25 @@ PARTS = {
     "awq": awq.PARTS,
     "fp8": fp8.PARTS,
 }
-"""Behind the name of a linear, by `quant_method`."""
+"""Suffixes of a linear's name, by `quant_method`."""
 
 PACKED = ("weight_packed", "qweight")
-"""Those with the integers."""
+"""Parts with the integers."""
 
 FLOATS = ("F32", "F16", "BF16")
-"""What safetensors calls the types of numbers that are not quantised."""
+"""Types of numbers that are not quantised, in safetensors' words."""
 TYPES = {"weight_shape": ("I64", "I32"), "weight_scale_inv": FLOATS, "weight_scale": FLOATS, "scales": FLOATS}
-"""By part, in safetensors' words; of all others I32."""
+"""Types of parts, in safetensors' words; all others are I32."""
 
 
 def split(stored: StoredWeights, name: str, values: str) -> tuple[str, str]:
-    """The name of the weight that a tensor belongs to, and which part of it that is; `values` for the weight itself."""
+    """Return the weight that a tensor belongs to, and the name of its part; `values` for the weight itself."""
     parent, _, last = name.rpartition(".")
     return (f"{parent}.weight", last) if last in PARTS[stored.method] else (name, values)
 
 
 def name_of(weight: str, part: str) -> str:
-    """The tensor that is a part of a weight."""
+    """Return the name of the tensor that is a part of a weight."""
     return f"{weight.removesuffix('.weight')}.{part}"
 
 
@@ -41,13 +41,15 @@ def types(part: str) -> tuple[str, ...]:
 
 
 def type_of_values(stored: StoredWeights) -> str | None:
-    """Of a quantised tensor that stands under the weight's own name."""
+    """Return the type of a quantised tensor that has the weight's own name; None if there is none."""
     return None if stored.is_packed else {"int8": "I8", "float8": "F8_E4M3"}.get(stored.numbers)
 
 
 def complete(stored: StoredWeights, parts: Collection[str], is_quantised: bool) -> tuple[list[str], list[str]]:
-    """Of a weight that has these parts: those that are missing, and those that should not be there. `is_quantised`:
-    the tensor under the weight's own name is."""
+    """Return the parts that are missing for a weight that has `parts`, and those that should not be there.
+
+    `is_quantised`: the tensor with the weight's own name is quantised.
+    """
     beside = [part for part in parts if part in PARTS[stored.method]]
     has_values = len(beside) < len(parts)
     if has_values and not is_quantised:
@@ -67,11 +69,13 @@ def complete(stored: StoredWeights, parts: Collection[str], is_quantised: bool) 
 
 
 def shape(stored: StoredWeights, part: str, of_weight: list[int], found: list[int]) -> list[int]:
-    """The shape that a part should have beside a weight, or a stack of them, of the shape `of_weight`. Where several
-    are meant alike it is the one that was `found`."""
+    """Return the shape that a part should have for a weight, or a stack of them, of the shape `of_weight`.
+
+    If several shapes mean the same, it is `found` if that is one of them.
+    """
     *outer, columns = of_weight
     if part == "weight_shape":
-        # Of a stack it may be that of one matrix of all rows.
+        # A stack may have the shape of one matrix of all rows.
         return of_weight if len(found) > 2 else [math.prod(outer), columns]
     *stack, rows = outer
     if stored.numbers == "float8":

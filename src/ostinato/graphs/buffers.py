@@ -1,4 +1,4 @@
-"""Persistent buffers: where inputs lie when a model or a graph reads them. Allocated once, as the plan says."""
+"""Persistent buffers: fixed memory that models and graphs read their inputs from. Allocated once, as planned."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from ostinato.ops.step import (
 class Inputs(Protocol):
     """Inputs of a forward pass: a dataclass whose tensors are views of persistent buffers.
 
-    Padding is added behind the `length` real entries (tokens, patches) of each tensor that is indexed by them.
+    Padding is added after the `length` real entries (tokens, patches) of each tensor that is indexed by them.
     """
 
     buffers: ClassVar[str]
-    """What the buffers of such inputs are called."""
+    """Name of the buffers of such inputs."""
 
     @property
     def length(self) -> int: ...
@@ -39,15 +39,15 @@ class Inputs(Protocol):
 class Buffers:
     """Memory for the inputs of a table, in one piece, at addresses that never change.
 
-    Inputs are written into `arrays`, on the host, and read from `tensors`, on the device. On a CPU both are the same
-    memory; on a GPU `pad` copies what was written.
+    Inputs are written into `arrays` on the host, and read from `tensors` on the device. On a CPU both are the same
+    memory; on a GPU `pad` copies them to the device.
     """
 
     def __init__(self, table: Table, sizes: Mapping[str, int], device: torch.device) -> None:
         self.table = table
         num_bytes = table_bytes(table, sizes)
         self._host = torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
-        self._bytes = self._host.numpy()  # which asks no other thread for so little
+        self._bytes = self._host.numpy()  # numpy fills small ranges without waking torch's threads
         self._memory = self._host if device.type == "cpu" else torch.zeros_like(self._host, device=device)
         self._offsets: dict[str, int] = {}
         self.arrays: dict[str, np.ndarray] = {}
@@ -66,21 +66,21 @@ class Buffers:
 
     @property
     def storage(self) -> int:
-        """Address of the memory that all inputs lie in."""
+        """Address of the memory that holds all inputs."""
         return self._memory.untyped_storage().data_ptr()
 
     def clear(self) -> None:
-        """Padding everywhere."""
+        """Fill everything with padding."""
         self._bytes.fill(0)
         if self._memory is not self._host:
             self._memory.zero_()
 
     def _views(self, lengths: Mapping[str, int]) -> dict[str, torch.Tensor]:
-        """The first entries of every buffer, as many of each kind as `lengths` says."""
+        """Return the first entries of every buffer; `lengths` has the number of entries of each kind."""
         return {name: self.tensors[name][: lengths[each.per] + each.ends] for name, each in self.table.items()}
 
     def _pad(self, per: str, real: int, padded: int, end: int) -> None:
-        """Padding in the entries `real` to `padded - 1` of one kind. `end` is where the last real row ends."""
+        """Write padding into the entries `real` to `padded - 1` of one kind. `end` is where the last real row ends."""
         if real == padded:
             return
         for name, each in self.table.items():
@@ -89,7 +89,7 @@ class Buffers:
 
 
 class StepBuffers(Buffers):
-    """The inputs of one step, for `max_rows` rows and `max_tokens` tokens at the most."""
+    """Inputs of one step, for up to `max_rows` rows and `max_tokens` tokens."""
 
     def __init__(
         self,
@@ -105,12 +105,12 @@ class StepBuffers(Buffers):
         super().__init__(step_table(takes_images, max_panes > 0), sizes, device)
         self.takes_images, self.has_panes = takes_images, max_panes > 0
         self.written_tables: list[Sequence[int]] = [()] * max_rows
-        """The block tables that stand in the rows, behind which there are zeros."""
+        """Block tables that the rows hold now. Zeros follow them."""
         self.written_panes: list[Sequence[int]] = [()] * max_rows
-        """The same of panes, in a model that has some."""
+        """Tables of window blocks that the rows hold now, in a model that has some."""
         self._decode_views: dict[tuple[int, int], StepInputs] = {}
         self.incoming: torch.Tensor | None = None
-        """Tokens of the first rows of the step that is written, on the device: `pad` puts them into their places."""
+        """Token ids of the first rows of the step being written, on the device; `pad` copies them into the buffer."""
 
     def view(
         self,
@@ -120,8 +120,8 @@ class StepBuffers(Buffers):
         num_decode_rows: int,
         checkpoints: Sequence[tuple[int, int, int]] = (),
     ) -> StepInputs:
-        """The first `rows` rows and `tokens` tokens as a step, whose rows write `tokens_per_row` slots each."""
-        # Steps that only decode have few shapes, and none of them a checkpoint on its way.
+        """Return the first `rows` rows and `tokens` tokens as a step whose rows write `tokens_per_row` slots each."""
+        # Decode-only steps have few shapes and no checkpoints inside, so their views are reused.
         is_decode = num_decode_rows == rows and tokens == rows * tokens_per_row
         step = self._decode_views.get((rows, tokens_per_row)) if is_decode else None
         if step is None:
@@ -133,29 +133,34 @@ class StepBuffers(Buffers):
         return step
 
     def write_tables(self, tables: Sequence[Sequence[int]]) -> None:
-        """Writes the block table of each row. One that stands there already is not written again, however long it is:
-        steps of long contexts would spend their time in copying."""
+        """Write the block table of each row.
+
+        A table that is already in its row is not written again: steps of long contexts would spend their time in
+        copying.
+        """
         self._write_tables(self.arrays["block_tables"], self.written_tables, tables)
 
     def write_panes(self, tables: Sequence[Sequence[int]]) -> None:
-        """The same for panes."""
+        """Write the table of window blocks of each row, as `write_tables` does."""
         self._write_tables(self.arrays["pane_tables"], self.written_panes, tables)
 
     @staticmethod
     def _write_tables(array: np.ndarray, written: list[Sequence[int]], tables: Sequence[Sequence[int]]) -> None:
         for row, table in enumerate(tables):
             before = written[row]
-            # `is` first: to compare two tuples takes time, also where they are one.
+            # `is` first: comparing two tuples takes time even if they are the same object.
             if table is not before and table != before:
-                first = bisect_left(table, 1)  # a long pane table is null up to its window, which numpy fills faster
+                first = bisect_left(table, 1)  # a long table is null before the window; numpy fills that faster
                 array[row, :first] = 0
                 array[row, first : len(table)] = table[first:]
                 array[row, len(table) : len(before)] = 0
                 written[row] = table
 
     def pad(self, rows: int, tokens: int, to_rows: int, to_tokens: int) -> None:
-        """Makes what was written, `rows` and `tokens`, a step of `to_rows` rows and `to_tokens` tokens: with null cells
-        per token, and with null slots, null blocks and a context length of 0 per row."""
+        """Pad the written step of `rows` rows and `tokens` tokens to `to_rows` rows and `to_tokens` tokens.
+
+        Padding tokens have null cells; padding rows have null slots, null blocks and a context length of 0.
+        """
         assert rows <= to_rows, "a step has more rows than it is padded to"
         assert tokens <= to_tokens, "a step has more tokens than it is padded to"
         self._pad("token", tokens, to_tokens, 0)
@@ -163,7 +168,7 @@ class StepBuffers(Buffers):
         for written in (self.written_tables, self.written_panes):
             written[rows:to_rows] = [()] * (to_rows - rows)
         if self._memory is not self._host:
-            # The tables, by far the largest part, come last.
+            # The tables come last and are by far the largest part, so only the rows in use are sent.
             begin = 0
             for name in ("block_tables", "pane_tables") if self.has_panes else ("block_tables",):
                 end = self._offsets[name] + to_rows * self.arrays[name].strides[0]
@@ -174,22 +179,22 @@ class StepBuffers(Buffers):
             self.incoming = None
 
     def _send(self, begin: int, end: int) -> None:
-        """Copies these bytes to the device."""
-        # From a copy, so that the next step can be written while the device has not come so far. Its memory is used
-        # again when it has.
+        """Copy these bytes to the device."""
+        # Sent from a staging copy, so that the next step can be written before the device has read this one. torch
+        # reuses the staging memory after the transfer.
         staged = torch.empty(end - begin, dtype=torch.uint8, pin_memory=self._host.is_pinned())
         staged.copy_(self._host[begin:end])
         self._memory[begin:end].copy_(staged, non_blocking=True)
 
     def clear(self) -> None:
-        """Padding everywhere: a step of it reads and writes nothing but the null block and the null slot."""
+        """Fill everything with padding: such a step reads and writes only the null block and the null slot."""
         super().clear()
         self.written_tables = [()] * len(self.written_tables)
         self.written_panes = [()] * len(self.written_panes)
 
     @contextmanager
     def cleared(self) -> Iterator[None]:
-        """Padding everywhere for a while; then what stood there before."""
+        """Fill everything with padding for the duration of the context, and restore the content afterwards."""
         content, tables, panes = self._bytes.copy(), self.written_tables, self.written_panes
         self.clear()
         yield
@@ -198,18 +203,20 @@ class StepBuffers(Buffers):
 
 
 class EncoderBuffers(Buffers):
-    """The inputs of one pack of images: `max_patches` patches and `max_images` images at the most."""
+    """Inputs of one pack of up to `max_images` images with up to `max_patches` patches."""
 
     def __init__(self, max_patches: int, max_images: int, patch_elements: int, device: torch.device) -> None:
         super().__init__(ENCODER_TABLE, encoder_sizes(max_patches, max_images, patch_elements), device)
 
     def view(self, patches: int) -> EncoderInputs:
-        """The first `patches` patches, with the segments of all images that there is room for."""
+        """Return the first `patches` patches, with the segments of all images that there is room for."""
         return EncoderInputs(**self._views({"patch": patches, "image": len(self.arrays["starts"]) - 1}))
 
     def pad(self, patches: int, images: int, to_patches: int) -> None:
-        """Makes what was written, `patches` of so many images, a pack of `to_patches` patches: the positions of the
-        others exist, and images for which there is room have none of them."""
+        """Pad the written pack of `images` images with `patches` patches to `to_patches` patches.
+
+        Padding patches have valid positions. Padding images have no patches.
+        """
         starts = self.arrays["starts"]
         assert patches <= to_patches, "a pack has more patches than it is padded to"
         assert images < len(starts), "a pack has more images than there is room for"
@@ -222,14 +229,14 @@ class EncoderBuffers(Buffers):
 
 
 class Addresses:
-    """Where the tensors of captured inputs lie. Those that were absent are not looked at."""
+    """Addresses of the tensors of captured inputs. Absent tensors are not checked."""
 
     def __init__(self, captured: Inputs) -> None:
         self._names = tuple(name for name, value in vars(captured).items() if isinstance(value, torch.Tensor))
         self._captured = self._of(captured)
 
     def check(self, inputs: Inputs) -> None:
-        """CaptureError if `inputs` do not lie where the captured ones did: they would not be what a graph reads."""
+        """Raise CaptureError if `inputs` are at other addresses than the captured ones: a graph would not read them."""
         now = self._of(inputs)
         if now == self._captured:
             return
@@ -245,7 +252,7 @@ class Addresses:
 
 
 def check_unmoved(captured: Mapping[int, str], now: Mapping[int, str]) -> None:
-    """CaptureError if a persistent buffer is not where it was. Both map a storage to the name of its buffer."""
+    """Raise CaptureError if a persistent buffer has moved. Both arguments map a storage to the name of its buffer."""
     places = {name: pointer for pointer, name in now.items()}
     moved = sorted(name for pointer, name in captured.items() if places.get(name) != pointer)
     if moved:

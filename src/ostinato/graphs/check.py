@@ -1,4 +1,4 @@
-"""check_replay: every replayed step is run eagerly as well, and the results are compared."""
+"""The option `check_replay`: every replayed step also runs eagerly, and the results are compared."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ from ostinato.ops.step import LayerMemory, StepInputs
 Run = Callable[[StepInputs], torch.Tensor]
 
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
-"""Of the largest value, by the model's dtype: padding changes the order in which matrix products add up, and so their
-rounding, which goes into states of any dtype."""
+"""Tolerance by the model's dtype, relative to the largest value.
+
+Padding changes the order in which matmuls add up, and so their rounding, which enters states of any dtype.
+"""
 
 
 def compare_replay(
     name: str, replay: Run, forward: Run, step: StepInputs, memory: Sequence[LayerMemory]
 ) -> torch.Tensor:
-    """Runs `step` both ways from the same states -> the hidden states of `replay`.
+    """Run `step` both ways from the same states, and return the hidden states of `replay`.
 
     CaptureError if they differ by more than rounding: in hidden states, or in the states that were written.
     """
@@ -39,12 +41,12 @@ def compare_replay(
 
 
 def compare_encoding(name: str, replayed: torch.Tensor, eager: torch.Tensor) -> None:
-    """CaptureError if what a graph of the vision encoder gave differs from `eager` by more than rounding."""
+    """Raise CaptureError if the result of a vision encoder graph differs from `eager` by more than rounding."""
     _compare(name, "encoded images", replayed, eager, TOLERANCE[eager.dtype])
 
 
 def _slots(step: StepInputs) -> torch.Tensor:
-    """Every slot that the step reads or writes, but the null one."""
+    """Return every slot that the step reads or writes, except the null slot."""
     checkpoints = torch.tensor([slot for _, _, slot in step.checkpoints], dtype=torch.int32)
     named = torch.cat((step.read_slots.flatten().cpu(), step.write_slots.flatten().cpu(), checkpoints))
     return named[named != 0].unique().long()
@@ -63,8 +65,11 @@ def _restore(step: StepInputs, memory: Sequence[LayerMemory], states: list[dict[
 
 
 def _compare(name: str, what: str, given: torch.Tensor, right: torch.Tensor, tolerance: float) -> None:
-    """What is NaN or infinite on both sides is equal: a slot that the step names and neither run writes holds whatever
-    its memory held before."""
+    """Raise CaptureError if the arrays differ by more than `tolerance` times the largest value of `right`.
+
+    Values that are NaN on both sides, or the same infinity, are equal: a slot that the step names and neither run
+    writes keeps whatever its memory held before.
+    """
     unequal = (given != right) & ~(given.isnan() & right.isnan())
     if not unequal.any():
         return

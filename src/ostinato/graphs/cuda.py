@@ -2,9 +2,9 @@
 
 Written from the documentation of torch.cuda.CUDAGraph; not yet run on a GPU.
 
-All graphs of a model share one memory pool. What a capture frees, the next one uses again: replays follow one another
-on one stream, and no graph needs what another one computed. So nothing here keeps a tensor of the pool: what has to be
-read or written between replays is reached by its address, in memory that the pool keeps while its graphs live.
+All graphs of a model share one memory pool. Memory that one capture frees is used again by the next: replays follow one
+another on one stream, and no graph needs the results of another. So nothing here keeps a tensor of the pool. Values
+that are read or written between replays are reached by address, in memory that the pool keeps while its graphs live.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Play = Callable[[Inputs], None]
 
 
 class Segment(Protocol):
-    """One graph of the device: what is called between `begin` and `end` is not run but kept."""
+    """One CUDA graph: calls between `begin` and `end` are not run but recorded."""
 
     def begin(self) -> None: ...
 
@@ -38,20 +38,20 @@ class Segment(Protocol):
 
 
 class Driver(Protocol):
-    """What is asked of the device."""
+    """Device operations that a capture needs."""
 
     def aside(self) -> AbstractContextManager[None]:
-        """Work on the stream of captures, after all that was asked for before, and before all that comes after."""
+        """Run the work inside on the stream of captures, ordered after all earlier work and before all later work."""
         ...
 
     def new_segment(self) -> Segment: ...
 
     def memory_at(self, pointer: int, num_bytes: int) -> torch.Tensor:
-        """[num_bytes] uint8: memory at an address, which it does not own."""
+        """Return memory at an address as a view that does not own it: [num_bytes] uint8."""
         ...
 
     def reserved_bytes(self) -> int:
-        """What torch holds of the device's memory."""
+        """Return the bytes of device memory that torch has reserved."""
         ...
 
 
@@ -64,7 +64,7 @@ class CudaGraph:
         self._addresses = Addresses(captured)
 
     def replay(self, step: Inputs) -> torch.Tensor:
-        """See `graphs.Graph`. CaptureError if a step buffer has moved since the capture."""
+        """Replay the step as `graphs.Graph` does. CaptureError if a step buffer has moved since the capture."""
         self._addresses.check(step)
         for play in self._plays:
             play(step)
@@ -72,9 +72,9 @@ class CudaGraph:
 
 
 class CudaBackend:
-    """Captures CUDA graphs of one model; they share a memory pool.
+    """Backend that captures CUDA graphs of one model; they share a memory pool.
 
-    `persistent` maps the storage of each buffer that stays where it is to its name.
+    `persistent` maps the storage of each buffer that never moves to its name.
     """
 
     name = "cuda"
@@ -87,11 +87,13 @@ class CudaBackend:
         self._device = device
         self._driver = driver or CudaDriver(device)
         self.num_bytes = 0
-        """What the pool of the graphs took. The CUDA driver's own memory per graph is not in it."""
+        """Bytes of the graphs' memory pool, without the CUDA driver's own memory per graph."""
 
     def capture(self, forward: Forward, step: Inputs, splits: Collection[str]) -> CudaGraph:
-        """Runs `forward(step)` to note and to warm up, then captures it. CaptureError if it cannot be captured, or
-        if a replay could not repeat it."""
+        """Run `forward(step)` to record it and to warm up, then capture it.
+
+        CaptureError if it cannot be captured, or if a replay could not repeat it.
+        """
         with torch.inference_mode(), self._driver.aside():
             shapes = self._record(forward, step, splits)
             forward(step)  # Kernels that choose among variants do so at their second call at the latest.
@@ -112,7 +114,10 @@ class CudaBackend:
             return CudaGraph(segments.plays(step), _reach(self._driver, result), step)
 
     def _record(self, forward: Forward, step: Inputs, splits: Collection[str]) -> Iterator[Place]:
-        """Refuses what a replay could not repeat -> shapes and dtypes of what the parts left out return, in order."""
+        """Refuse what a replay could not repeat.
+
+        Returns shapes and dtypes of the results of the parts left out, in order.
+        """
         recorder = Recorder(self._persistent, splits, kernels_may_read=False)
         self._tap.recorder = recorder
         try:
@@ -124,7 +129,7 @@ class CudaBackend:
 
 
 class _Segments:
-    """Stands in the tap during a capture: ends a segment where a part is left out, and begins the next."""
+    """Recorder in the model's tap during a capture. It ends a segment at each part left out, and begins the next."""
 
     def __init__(self, driver: Driver, splits: Collection[str], shapes: Iterator[Place], device: torch.device) -> None:
         self._driver = driver
@@ -146,15 +151,15 @@ class _Segments:
         self._plays.append(lambda captured: lambda step: segment.replay())
 
     def abandon(self) -> None:
-        """After a failure: leaves the stream as it was."""
+        """Close an open segment after a failure, so that the stream is as it was."""
         if self._open is not None:
             segment, self._open = self._open, None
-            # That the capture is not valid was said by the first error.
+            # The first error has already reported that the capture is invalid.
             with suppress(RuntimeError):
                 segment.end()
 
     def plays(self, captured: Inputs) -> list[Play]:
-        """What a replay does, in order. Only after the last `end`."""
+        """Return the calls of a replay, in order. Only valid after the last `end`."""
         return [play(captured) for play in self._plays]
 
     def kernel(
@@ -164,19 +169,19 @@ class _Segments:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> torch.Tensor:
-        """See `ops.kernels.Recorder`."""
+        """Run the kernel, which the open segment records. Implements `ops.kernels.Recorder`."""
         return kernel(*args, **kwargs)
 
     def split(
         self, name: str, function: Kernel, tensors: tuple[torch.Tensor, ...], others: tuple[Any, ...]
     ) -> torch.Tensor:
-        """See `ops.kernels.Recorder`."""
+        """Leave a part out if it is in the splits, else run it. Implements `ops.kernels.Recorder`."""
         if name not in self._splits:
             return function(*tensors, *others)
         self.end()
         self.begin()
-        # Made in the segment that reads it, while the inputs live: so it lies apart from both. The part itself is not
-        # run, as its inputs hold nothing yet.
+        # Allocated in the segment that reads it, while the inputs live, so it overlaps neither. The part itself does
+        # not run, because its inputs hold no values yet.
         shape = next(self._shapes)
         out = torch.empty(shape.shape, dtype=shape.dtype, device=self._device)
         inputs, output = tuple(map(_locate, tensors)), _locate(out)
@@ -190,7 +195,7 @@ class _Segments:
 
 
 class CudaDriver:
-    """The device as torch gives it: one stream and one memory pool for all captures."""
+    """Device operations of torch: one stream and one memory pool for all captures."""
 
     def __init__(self, device: torch.device) -> None:
         index = torch.cuda.current_device() if device.index is None else device.index
@@ -200,7 +205,7 @@ class CudaDriver:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        # A pool whose graphs are all gone cannot be captured into; when its memory is given back it is made anew.
+        # A pool whose graphs are all gone cannot be captured into; after its memory is freed, torch creates it anew.
         torch.cuda.empty_cache()
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
@@ -209,7 +214,7 @@ class CudaDriver:
                 yield
         finally:
             current.wait_stream(self._stream)
-            # What warming up has left is kept for this stream, where nobody else could use it.
+            # Memory left from the warm-up is cached for this stream, where no other stream could use it.
             torch.cuda.empty_cache()
 
     def new_segment(self) -> Segment:
@@ -246,7 +251,7 @@ class _CudaSegment:
 
 
 class _Address:
-    """Memory of the device, described in the protocol by which torch views memory that it does not own."""
+    """Device memory in the array interface through which torch views memory that it does not own."""
 
     def __init__(self, pointer: int, num_bytes: int) -> None:
         self.__cuda_array_interface__ = {
@@ -259,19 +264,19 @@ class _Address:
 
 
 def _locate(tensor: torch.Tensor) -> tuple[Place, int]:
-    """Where a tensor lies, its storage named by the address, and the bytes of that storage."""
+    """Return a tensor's place, with the address as its storage's name, and the bytes of that storage."""
     return place_of(tensor, pointer_of(tensor)), tensor.untyped_storage().nbytes()
 
 
 def _reach(driver: Driver, located: tuple[Place, int]) -> torch.Tensor:
-    """A tensor at a place that `_locate` gave. Not during a capture."""
+    """Return a tensor at a place that `_locate` returned. Not to be called during a capture."""
     place, num_bytes = located
     return place.of(driver.memory_at(place.storage, num_bytes))
 
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Collecting old tensors and graphs may free device memory, which a capture forbids."""
+    """Turn garbage collection off: freeing old tensors and graphs may free device memory, which a capture forbids."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""The vision encoder's graphs, one per token budget: capture as planned, the measured choice, and packs of images."""
+"""Graphs of the vision encoder, one per token budget: capture as planned, the measured choice, and packs of images."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ostinato.units import format_bytes
 
 Encode = Callable[[EncoderInputs], torch.Tensor]
 WriteImages = Callable[[EncoderBuffers, Sequence[MediaItem]], EncoderInputs]
-"""Writes images into buffers, side by side -> the views of what was written."""
+"""Function that writes images into buffers, one after the other -> views of the written part."""
 
 OFF = "encoder graphs are off"
 TOO_LARGE = "larger than the largest budget"
@@ -31,18 +31,21 @@ LOSES = "eager was faster when both were timed"
 
 MOST_ROUNDS = 5
 ENOUGH_SECONDS = 0.2
-"""Of a budget's timing. The round that is under way is finished, so large budgets get one."""
+"""Time limit of a budget's timing. A round that has begun is finished, so large budgets get one."""
 
 
 class EncoderGraph(Protocol):
     def replay(self, inputs: EncoderInputs) -> torch.Tensor:
-        """The encoder again, on what stands in the buffers now. `inputs` is the same without padding. -> [padded
-        tokens, rows, hidden], valid until the next replay."""
+        """Run the captured encoder on the current content of the buffers.
+
+        `inputs` is the same content without padding. Returns [padded tokens, rows, hidden], valid until the next
+        replay.
+        """
         ...
 
 
 class EncoderBackend(Protocol):
-    """As `graphs.Backend`, for the encoder."""
+    """Backend that captures the encoder, like `graphs.Backend`."""
 
     @property
     def num_bytes(self) -> int: ...
@@ -52,7 +55,7 @@ class EncoderBackend(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BudgetTimes:
-    """Seconds of one pack that fills a budget, the shortest of each way; None where nobody had to know."""
+    """Seconds of one pack that fills a budget, the shortest with the graph and eagerly; None where not measured."""
 
     budget: int
     graph_seconds: float | None = None
@@ -74,8 +77,11 @@ class BudgetTimes:
 
 
 class EncoderGraphs:
-    """Encodes images: packs of them replayed where a budget holds them and its graph pays, else eagerly; counted either
-    way."""
+    """Runner of the vision encoder.
+
+    Packs of images are replayed if a budget holds them and its graph is faster, else they run eagerly. Both are
+    counted.
+    """
 
     def __init__(
         self,
@@ -89,12 +95,15 @@ class EncoderGraphs:
         *,
         check_replay: bool = False,
     ) -> None:
-        """`encode` is the model's. `make_backend` gets the storages that have to stay where they are, with their names;
-        `weights` looks up those that are not buffers."""
+        """Allocate buffers and the backend; capture nothing yet.
+
+        `encode` is the model's. `make_backend` gets the storages that must not move, with their names; `weights`
+        returns those that are not buffers.
+        """
         self.counts = EncoderCounts()
         self.capture_seconds = 0.0
         self.times: dict[int, BudgetTimes] = {}
-        """Budget -> what the choice was made by."""
+        """Budget -> times that decided between graph and eager."""
         self._plan = plan
         self._vision = vision
         self._encode = encode
@@ -113,14 +122,14 @@ class EncoderGraphs:
 
     @property
     def num_bytes(self) -> int:
-        """Buffers and graphs."""
+        """Bytes of buffers and graphs."""
         if self._buffers is None or self._backend is None:
             return 0
         return self._buffers.num_bytes + self._backend.num_bytes
 
     @property
     def planned(self) -> tuple[int, ...]:
-        """The budgets that have a graph, or get one when they are first used."""
+        """Budgets that have a graph, or get one when they are first used."""
         return self._budgets
 
     @property
@@ -128,8 +137,10 @@ class EncoderGraphs:
         return len(self._graphs)
 
     def figures(self) -> dict[str, Any]:
-        """Graphs captured so far, the time that took, their memory beside the planned, and, in the decision on
-        `encoder_graph_mode`, the times by which each budget's way was chosen."""
+        """Return statistics of the graphs: number captured, capture time, and observed and planned memory.
+
+        They include the decision on `encoder_graph_mode` and the times that decided each budget.
+        """
         return {
             "captured": self.num_captured,
             "capture_seconds": round(self.capture_seconds, 3),
@@ -141,8 +152,7 @@ class EncoderGraphs:
         }
 
     def capture_all(self, progress: CaptureProgress = lambda what, done, total: None) -> None:
-        """Captures, and times, every budget that has no graph yet; the largest first, which makes the arena large
-        enough."""
+        """Capture and time every budget without a graph, the largest first, which makes the arena large enough."""
         missing = [budget for budget in reversed(self._budgets) if budget not in self._graphs]
         for done, budget in enumerate(missing):
             name = f"{budget} tokens; {format_bytes(self.num_bytes)}"
@@ -153,8 +163,10 @@ class EncoderGraphs:
             progress("Capturing encoder graphs", len(missing), len(missing))
 
     def run(self, items: Sequence[MediaItem]) -> list[torch.Tensor]:
-        """Encodes images -> for each, all of its output tokens, also those that are not kept: [tokens, rows, hidden],
-        in memory of their own."""
+        """Encode images and return all output tokens of each, also those that are not kept.
+
+        Each result is [tokens, rows, hidden] in newly allocated memory.
+        """
         results: dict[int, torch.Tensor] = {}
         sizes = [self._tokens_of(item) for item in items]
         for pack in pack_items(sizes, self._budgets, self._plan.max_items_per_batch):
@@ -164,7 +176,7 @@ class EncoderGraphs:
         return [results[index] for index in range(len(items))]
 
     def _run_pack(self, pack: Pack, items: Sequence[MediaItem]) -> torch.Tensor:
-        """-> [tokens, rows, hidden] of the pack's images, one behind the other."""
+        """Return the hidden states of the pack's images, one after the other: [tokens, rows, hidden]."""
         if pack.budget is not None and pack.budget not in self._graphs:
             self._capture(pack.budget)
         begin = time.perf_counter()
@@ -181,7 +193,7 @@ class EncoderGraphs:
         return encoded
 
     def _run_eagerly(self, items: Sequence[MediaItem]) -> torch.Tensor:
-        """On buffers as large as the images, which may be larger than any budget."""
+        """Encode in buffers as large as the images, which may be larger than any budget."""
         buffers = self._make_buffers(sum(self._tokens_of(item) for item in items), len(items))
         inputs = self._write(buffers, items)
         buffers.pad(inputs.length, len(items), inputs.length)
@@ -205,7 +217,7 @@ class EncoderGraphs:
         return self._graphs[budget].replay(inputs)
 
     def _capture(self, budget: int) -> None:
-        """Captures the graph of a budget, and times it against eager unless it is used always."""
+        """Capture the graph of a budget, and time it against eager unless graphs are always used."""
         assert self._buffers is not None, "a budget has buffers"
         assert self._backend is not None, "a budget has a backend"
         begin = time.perf_counter()
@@ -224,7 +236,7 @@ class EncoderGraphs:
             )
 
     def _filling(self, budget: int) -> MediaItem:
-        """An image, a band of black, of as many output tokens as the budget has."""
+        """Return a black image with as many output tokens as the budget."""
         merge = self._vision.merge_size
         patches = np.zeros((budget * merge**2, self._vision.patch_elements), dtype=np.float32)
         return MediaItem(patches, (merge, merge * budget), budget, "")
@@ -244,7 +256,7 @@ def time_both(
     wait: Callable[[], None],
     clock: Callable[[], float] = time.perf_counter,
 ) -> BudgetTimes:
-    """Runs a pack both ways in turns. `wait` returns when the device has done all that was asked of it."""
+    """Time a pack with the graph and eagerly, alternately. `wait` returns when the device has finished all its work."""
     graphs: list[float] = []
     eagers: list[float] = []
     begin = clock()

@@ -22,40 +22,49 @@ from ostinato.units import format_bytes
 
 Forward = Callable[[StepInputs], torch.Tensor]
 CaptureProgress = Callable[[str, int, int], None]
-"""(what is being captured, graphs captured, graphs in all)"""
+"""Progress callback: (what is being captured, graphs captured, graphs in all)."""
 
 
 class Graph(Protocol):
     """One captured step."""
 
     def replay(self, step: StepInputs) -> torch.Tensor:
-        """The step again, on what stands in the persistent buffers now. `step` is the same without padding, for the
-        parts that were left out. -> [padded tokens, hidden], valid until the next replay."""
+        """Run the captured step on the current content of the persistent buffers.
+
+        `step` is the same without padding, for the parts that were left out. Returns [padded tokens, hidden], valid
+        until the next replay.
+        """
         ...
 
 
 class Backend(Protocol):
-    """How steps are captured on a kind of device."""
+    """Capture of steps on one kind of device."""
 
     name: str
 
     @property
     def num_bytes(self) -> int:
-        """What all graphs take, beside the persistent buffers."""
+        """Bytes of all graphs, without the persistent buffers."""
         ...
 
     def capture(self, forward: Forward, step: StepInputs, splits: Collection[str]) -> Graph:
-        """Runs `forward(step)`, whose tensors lie in persistent buffers, and keeps what it does. Parts of the model
-        named in `splits` are left out and run anew in each replay. CaptureError if a replay could not repeat it."""
+        """Run `forward(step)`, whose tensors are in persistent buffers, and record it as a graph.
+
+        Parts of the model named in `splits` are left out and run anew in each replay. CaptureError if a replay could
+        not repeat the step.
+        """
         ...
 
 
 Shape = tuple[int | None, int]
-"""Of a step: tokens per row and rows of uniform decode; None and tokens of a mixed batch."""
+"""Shape of a step: (tokens per row, rows) of uniform decode, (None, tokens) of a mixed batch."""
 
 
 class GraphKey(NamedTuple):
-    """A graph: `size` is in rows for a full one, with `tokens_per_row` tokens each, in tokens for a piecewise one."""
+    """Key of a graph.
+
+    `size` is the rows of a full graph, with `tokens_per_row` tokens each, or a piecewise graph's tokens.
+    """
 
     mode: StepMode
     size: int
@@ -72,7 +81,7 @@ class GraphKey(NamedTuple):
 
 
 class Graphs:
-    """Runs every step: replayed where the plan has a graph for it, else eagerly, and counted either way."""
+    """Runner of every step: replayed if the plan has a graph for it, else eager, and counted either way."""
 
     def __init__(
         self,
@@ -87,8 +96,11 @@ class Graphs:
         check_replay: bool = False,
         check_size: Callable[[], object] = lambda: None,
     ) -> None:
-        """`persistent` looks up the storages that have to stay where they are, with their names. `check_size` is called
-        after each capture that a step has to wait for."""
+        """Prepare to run steps; capture nothing yet.
+
+        `persistent` returns the storages that must not move, with their names. `check_size` is called after each
+        capture that a step has to wait for.
+        """
         self.counts = StepCounts()
         self.capture_seconds = 0.0
         self._plan = plan
@@ -96,7 +108,7 @@ class Graphs:
         self._backend = backend
         self._forward = forward
         self.buffers = buffers
-        """Where each step is written before `run`."""
+        """Buffers that each step is written into before `run`."""
         self._memory = memory
         self._strict = strict
         self._check_replay = check_replay
@@ -108,7 +120,7 @@ class Graphs:
 
     @property
     def num_bytes(self) -> int:
-        """Persistent buffers and graphs."""
+        """Bytes of persistent buffers and graphs."""
         return self.buffers.num_bytes + self._backend.num_bytes
 
     @property
@@ -116,13 +128,13 @@ class Graphs:
         return len(self._graphs)
 
     def planned(self) -> list[GraphKey]:
-        """Every graph of the plan, largest first, so that the first one makes the arena large enough."""
+        """Return every graph of the plan, largest first, so that the first one makes the arena large enough."""
         piecewise = [GraphKey("piecewise", size) for size in self._ladders.tokens]
         full = [GraphKey("full", rows, count) for rows in self._ladders.rows for count in self._plan.tokens_per_row]
         return sorted(piecewise + full, key=lambda key: (-key.tokens, key.mode))
 
     def capture_all(self, progress: CaptureProgress = lambda what, done, total: None) -> None:
-        """Captures every planned graph that there is not yet."""
+        """Capture every planned graph that does not exist yet."""
         missing = [key for key in self.planned() if key not in self._graphs]
         for done, key in enumerate(missing):
             progress(f"Capturing graphs ({key}; {format_bytes(self.num_bytes)})", done, len(missing))
@@ -131,8 +143,10 @@ class Graphs:
         progress("Capturing graphs", len(missing), len(missing))
 
     def run(self, step: StepInputs) -> torch.Tensor:
-        """Computes the step that was written into the buffers -> hidden states of its tokens and then of padding,
-        [padded tokens, hidden]."""
+        """Compute the step that was written into the buffers.
+
+        Returns the hidden states of its tokens and then of padding, [padded tokens, hidden].
+        """
         rows, tokens = step.read_slots.shape[0], step.token_ids.shape[0]
         tokens_per_row = step.write_slots.shape[1] if step.num_decode_rows == rows else None
         shape = (tokens_per_row, tokens if tokens_per_row is None else rows)
@@ -152,7 +166,7 @@ class Graphs:
         return graph.replay(step)
 
     def _choose(self, rows: int, tokens_per_row: int | None, tokens: int) -> GraphKey | None:
-        """The graph that serves steps of a shape, kept for the next ones; None if they run eagerly."""
+        """Return the graph that serves steps of a shape, and cache it for later steps; None if they run eagerly."""
         mode, size = dispatch(self._ladders, self._plan.graph_mode, rows, tokens_per_row, tokens)
         key = None if size is None else GraphKey(mode, size, (tokens_per_row or 0) if mode == "full" else 0)
         self._serving[tokens_per_row, tokens if tokens_per_row is None else rows] = key
@@ -194,7 +208,7 @@ class Graphs:
 
 
 def persistent_storages(buffers: StepBuffers, model: Module, memory: Sequence[LayerMemory]) -> Mapping[int, str]:
-    """Storage pointer -> name, of everything that stays where it is: step buffers, weights and constants, cache."""
+    """Return storage pointer -> name of all memory that never moves: step buffers, weights and constants, cache."""
     return {
         buffers.storage: StepInputs.buffers,
         **weight_storages(model),
@@ -207,7 +221,7 @@ def persistent_storages(buffers: StepBuffers, model: Module, memory: Sequence[La
 
 
 def weight_storages(model: Module) -> Mapping[int, str]:
-    """Storage pointer -> name, of a model's weights and constants."""
+    """Return storage pointer -> name of a model's weights and constants."""
     return _storages(
         (f"weights.{path}.{name}", value)
         for path, module in model.named_modules()
@@ -243,7 +257,7 @@ class StepCounts:
 
     @property
     def traffic(self) -> Traffic:
-        """The shapes of all steps, as ladders are made from them."""
+        """Shapes of all steps, in the form from which capture sizes are planned."""
         traffic = Traffic()
         for (tokens_per_row, size), steps in self.shapes.items():
             traffic.count(size, tokens_per_row, size, steps)
@@ -262,7 +276,7 @@ class StepCounts:
         self.unplanned += not was_planned
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data: steps per mode, per graph, and the reasons of eager ones."""
+        """Return the counts as plain data: steps per mode and per graph, and the reasons of eager steps."""
         graphs: list[dict[str, Any]] = [
             {
                 "mode": key.mode,

@@ -1,4 +1,4 @@
-"""What a replay could not repeat: values that are read on the host, and memory that is handed to native code."""
+"""Detection of what a replay could not repeat: values read on the host, and memory handed to native code."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from ostinato.graphs.places import shape_of, tensors_in
 UNTAGGED_READS = frozenset({"is_nonzero", "tensor_split.tensor_indices_or_sections", "where.default"})
 """Operations that read values and that torch does not mark as such, by name or by name and overload."""
 CONVERSIONS = frozenset({"resolve_conj", "resolve_neg"})
-"""What tolist() and numpy() do first, and what a model for real numbers has no other use for."""
+"""Operations that tolist() and numpy() call first, and that a model of real numbers has no other use for."""
 INDEXING = frozenset({"index", "index_put", "index_put_", "_index_put_impl_"})
-"""Marked as depending on values, which they do for masks only."""
+"""Operations that torch marks as depending on values, although only masks make them depend."""
 
 READS = {torch.Tensor.tolist: "tolist", torch.Tensor.numpy: "numpy", torch.Tensor.__array__: "numpy"}
 NATIVE = {torch.Tensor.data_ptr: "data_ptr", torch.Tensor.__dlpack__: "__dlpack__"}
 
 
 def reads_on_host(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether the result of an operation, or its shape, is known on the host only when the values are."""
+    """Return whether the host must read values to know an operation's result or its shape."""
     name = func.overloadpacket.__name__
     if name in INDEXING:
         return any(tensor.dtype in (torch.bool, torch.uint8) for tensor in tensors_in(args[1]))
     if name in UNTAGGED_READS or f"{name}.{func._overloadname}" in UNTAGGED_READS or name in CONVERSIONS:
         return True
     if torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags:
-        # With a size that is given, the shape is known without the values.
+        # With an explicit size, the shape is known without the values.
         sized = {"one_hot": len(args) > 1 and args[1] != -1, "repeat_interleave": "output_size" in kwargs}
         return not sized.get(name, False)
     return False
 
 
 def changes_device(arguments: Any, result: Any) -> bool:
-    """Whether values were copied from the device to the host or back, for which one waits for the other."""
+    """Return whether values were copied between device and host, so that one waits for the other."""
     devices = {tensor.device for tensor in tensors_in(arguments)}
     return bool(devices) and any(tensor.device not in devices for tensor in tensors_in(result))
 
@@ -50,7 +50,7 @@ def refuse_read(name: str, tensor: Any) -> CaptureError:
 
 
 class HostGuard(TorchFunctionMode):
-    """Refuses what passes by torch's operations: conversion to Python values, and the address of a tensor."""
+    """Guard against conversions to Python values and reads of a tensor's address, which bypass torch's operations."""
 
     def __init__(self, is_inside_kernel: Callable[[], bool]) -> None:
         super().__init__()

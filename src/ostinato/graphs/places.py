@@ -1,4 +1,4 @@
-"""Places: computed tensors without their memory. Calls name them, so that nothing is kept alive while recording."""
+"""Places: computed tensors without their memory. Calls name them, so that recording keeps no memory alive."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 @dataclass(frozen=True)
 class Place:
-    """A view of a piece of memory, which `storage` names; `offset` and `stride` are in elements."""
+    """Description of a view of memory that `storage` names; `offset` and `stride` are in elements."""
 
     storage: int
     dtype: torch.dtype
@@ -20,7 +20,10 @@ class Place:
     offset: int
 
     def of(self, memory: torch.Tensor, begin: int = 0) -> torch.Tensor:
-        """The tensor, in `memory` (bytes) where its storage begins at byte `begin`, a multiple of the element size."""
+        """Return the tensor in `memory` (bytes).
+
+        Its storage begins at byte `begin`, a multiple of the element size.
+        """
         assert begin % self.dtype.itemsize == 0, "a storage is not aligned to its elements"
         tensor = torch.empty(0, dtype=self.dtype, device=memory.device)
         first = (memory.storage_offset() + begin) // self.dtype.itemsize + self.offset
@@ -28,22 +31,22 @@ class Place:
 
 
 def place_of(tensor: torch.Tensor, storage: int) -> Place:
-    """`tensor` as a view of the memory that is called `storage`."""
+    """Return `tensor` as a view of the memory that is called `storage`."""
     return Place(storage, tensor.dtype, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
 
 
 def pointer_of(tensor: torch.Tensor) -> int:
-    """Address of the memory that `tensor` is a view of."""
+    """Return the address of the memory that `tensor` is a view of."""
     return tensor.untyped_storage().data_ptr()
 
 
 def has_memory(tensor: torch.Tensor) -> bool:
-    """False for tensors without elements, whose address says nothing."""
+    """Return whether `tensor` has memory. The address of a tensor without elements means nothing."""
     return tensor.untyped_storage().nbytes() > 0
 
 
 def items_in(value: Any, kind: type) -> Iterator[Any]:
-    """All values of type `kind` in `value`, also in lists, tuples and dicts in it."""
+    """Yield all values of type `kind` in `value`, also those in nested lists, tuples and dicts."""
     if isinstance(value, kind):
         yield value
     elif isinstance(value, list | tuple):
@@ -58,7 +61,7 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 
 def map_items(value: Any, kind: type, function: Callable[[Any], Any]) -> Any:
-    """`value` with `function` of every value of type `kind` in it; searched as by `items_in`."""
+    """Return `value` with `function` applied to every value of type `kind` in it; the search is that of `items_in`."""
     if isinstance(value, kind):
         return function(value)
     if isinstance(value, dict):

@@ -1,11 +1,11 @@
-"""The recorder: notes every call that a model makes during one step, and refuses what a replay could not repeat.
+"""The recorder: records every call that a model makes during one step, and refuses what a replay could not repeat.
 
-A replay makes the same calls on the same addresses. So a tensor that a call reads must be one that another noted call
-wrote, or a buffer that stays where it is; and no value may be read on the host, since what was decided by it would be
-decided for ever. Both mistakes are found when the step is captured, and named.
+A replay makes the same calls on the same addresses. So a tensor that a call reads must be one that another recorded
+call wrote, or a buffer that never moves. And no value may be read on the host, since every replay would repeat the
+decision made by it. Both mistakes are found when the step is captured, and named.
 
-What no recorder sees: native code that gets an address without torch's knowledge and writes to a tensor that a noted
-call has written as well; and a Python number that changes from step to step. `check_replay` finds both.
+A recorder does not see two things: native code that gets an address without torch's knowledge and writes to a tensor
+that a recorded call has written as well; and a Python number that changes from step to step. `check_replay` finds both.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ostinato.ops.kernels import Kernel, NativeKernel
 
 UNWRITTEN = frozenset({"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted"})
 OVERWRITES = frozenset({"copy_", "fill_", "zero_", "index_copy_", "index_fill_", "index_put_", "scatter_"})
-"""In-place operations that do not use what stood there. One that writes a part counts as writing all."""
+"""In-place operations that do not use the old content. One that writes a part counts as writing all."""
 READS_SHAPE = UNWRITTEN | {"zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"}
 REPLACES_MEMORY = frozenset({"resize_", "resize_as_", "set_"})
 
@@ -35,9 +35,9 @@ CallKind = Literal["torch", "kernel", "split"]
 
 @dataclass(frozen=True)
 class Call:
-    """One noted call. Computed tensors in `args` and `kwargs` are Places; all others are persistent.
+    """One recorded call. Computed tensors in `args` and `kwargs` are Places; all others are persistent.
 
-    `writes` has one entry per tensor of the result: where it goes, or None if it is a view of an argument.
+    `writes` has one entry per tensor of the result: its place, or None if it is a view of an argument.
     """
 
     kind: CallKind
@@ -50,11 +50,11 @@ class Call:
 
 
 class Recorder(TorchDispatchMode):
-    """Notes calls while it is active (`with recorder: ...`) and stands in the tap of the model's kernels.
+    """Recorder of the calls made while it is active (`with recorder: ...`).
 
-    `persistent` maps the storage of each buffer that stays where it is to its name. Parts of a layer whose name is
-    in `splits` are left out: each is one call, made with the step of the time when it is replayed. With
-    `kernels_may_read` False a kernel outside of such parts must not read values on the host either.
+    It also serves the tap of the model's kernels. `persistent` maps the storage of each buffer that never moves to its
+    name. Parts of a layer whose name is in `splits` are left out: each is one call, which a replay makes with its own
+    step. With `kernels_may_read` False, a kernel outside of such parts must not read values on the host either.
     """
 
     def __init__(
@@ -63,11 +63,11 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self.calls: list[Call] = []
         self.sizes: dict[int, int] = {}
-        """Storage of what the step computed, by number -> bytes."""
+        """Number of a storage that the step computed -> bytes."""
         self._persistent = persistent
         self._splits = splits
         self._kernels_may_read = kernels_may_read
-        self._live: dict[int, tuple[StorageWeakRef, int]] = {}  # address -> number; addresses are given out again
+        self._live: dict[int, tuple[StorageWeakRef, int]] = {}  # address -> number; freed addresses are reused
         self._constants: dict[int, torch.Tensor] = {}  # numbers that torch made tensors of, by address
         self._unwritten: set[int] = set()
         self._kernel: str | None = None  # the kernel or part that runs
@@ -76,7 +76,7 @@ class Recorder(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Nothing here is compiled. If true, the first call would import torch's compiler, which takes two seconds."""
+        """Return False: nothing here is compiled, and True would import torch's compiler, which takes two seconds."""
         return False
 
     def __enter__(self) -> Recorder:
@@ -91,11 +91,11 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        with torch._C.DisableTorchFunction():  # the guard looks at each attribute of a tensor; ours it need not
+        with torch._C.DisableTorchFunction():  # the guard need not see the recorder's own accesses
             return self._operation(func, func.overloadpacket.__name__, args, kwargs or {})
 
     def _operation(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """One of torch's."""
+        """Run and record one of torch's operations."""
         if self._kernel is not None:
             return self._call_inside(func, name, args, kwargs)
         if reads_on_host(func, args, kwargs):
@@ -122,8 +122,11 @@ class Recorder(TorchDispatchMode):
         return result
 
     def kernel(self, name: str, kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-        """See `ops.kernels.Recorder`. A native kernel does not run: it reads nothing on the host that a recorder
-        could see, and what it computes is of no use before the first replay."""
+        """Record a kernel's call. Implements `ops.kernels.Recorder`.
+
+        A native kernel does not run: it reads nothing on the host that a recorder could see, and its result is not
+        needed before the first replay.
+        """
         run = kernel.outline if isinstance(kernel, NativeKernel) else kernel
         if self._kernel is not None:
             return run(*args, **kwargs)
@@ -140,7 +143,7 @@ class Recorder(TorchDispatchMode):
     def split(
         self, name: str, function: Kernel, tensors: tuple[torch.Tensor, ...], others: tuple[Any, ...]
     ) -> torch.Tensor:
-        """See `ops.kernels.Recorder`."""
+        """Record a part in the splits as one call, or run another part. Implements `ops.kernels.Recorder`."""
         if name not in self._splits or self._kernel is not None:
             return function(*tensors, *others)
         self._check_known(name, tensors, {})
@@ -160,7 +163,7 @@ class Recorder(TorchDispatchMode):
         return result
 
     def result_place(self, result: torch.Tensor) -> Place:
-        """Where the step's result lies. CaptureError if the step did not compute it."""
+        """Return the place of the step's result. CaptureError if the step did not compute it."""
         number = self._number(result)
         if number is None:
             raise CaptureError("the result of the step is no tensor that the step computed")
@@ -176,7 +179,7 @@ class Recorder(TorchDispatchMode):
             self._kernel = None
 
     def _call_inside(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """An operation that a kernel or a part makes."""
+        """Run an operation inside a kernel or a part."""
         if self._may_read:
             return func(*args, **kwargs)
         reads = reads_on_host(func, args, kwargs)
@@ -189,14 +192,14 @@ class Recorder(TorchDispatchMode):
         return result
 
     def _change_view(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Changes the shape of the tensor itself: later calls see it as it is then, so there is nothing to note."""
+        """Change the shape of the tensor itself. Later calls see the new shape, so there is nothing to record."""
         if name in REPLACES_MEMORY:
             raise CaptureError(f"{name} gives a tensor of shape {shape_of(args[0])} other memory during capture")
         self._check_known(name, args, kwargs)
         return func(*args, **kwargs)
 
     def _number(self, tensor: torch.Tensor) -> int | None:
-        """Of the computed storage that `tensor` is a view of, None for others."""
+        """Return the number of the computed storage that `tensor` is a view of, None for other tensors."""
         known = self._live.get(pointer_of(tensor))
         return None if known is None or not has_memory(tensor) or known[0].expired() else known[1]
 
@@ -208,8 +211,11 @@ class Recorder(TorchDispatchMode):
         return map_items(value, torch.Tensor, place)
 
     def _place_results(self, name: str, arguments: Any, result: Any) -> tuple[Place | None, ...]:
-        """Numbers for new storages. What is no view of an argument is new, also where a kernel gives the same memory
-        twice: each call's result is a value of its own."""
+        """Assign numbers to new storages, and return the place of each new tensor, None for views of an argument.
+
+        A tensor that is no view of an argument is new, even if a kernel returns the same memory twice: each call's
+        result is a separate value.
+        """
         if changes_device(arguments, result):
             raise refuse_read(name, result)
         old = {pointer_of(tensor) for tensor in tensors_in(arguments)}
@@ -228,7 +234,7 @@ class Recorder(TorchDispatchMode):
         return tuple(writes)
 
     def _check_known(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """CaptureError for a tensor that is neither computed nor persistent."""
+        """Raise CaptureError for a tensor that is neither computed nor persistent."""
         arguments: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
         for place, argument in arguments:
             for tensor in tensors_in(argument):
@@ -238,7 +244,7 @@ class Recorder(TorchDispatchMode):
                     raise self._refuse_stranger(name, tensor, place)
 
     def _check_written(self, name: str, arguments: Any, overwritten: Iterable[torch.Tensor] = ()) -> None:
-        """CaptureError for a tensor that is read and that no noted call has written."""
+        """Raise CaptureError for a tensor that is read and that no recorded call has written."""
         unread = set(map(self._number, overwritten))
         for tensor in tensors_in(arguments):
             number = self._number(tensor)
@@ -262,14 +268,14 @@ class Recorder(TorchDispatchMode):
 
 
 def check_captured_step(others: Iterable[Any], captured: Inputs) -> None:
-    """A part that is left out must get the step itself: another one would be the same in every replay."""
+    """Raise CaptureError if a part that is left out gets a copy of the step: it would be the same in every replay."""
     for other in others:
         if isinstance(other, type(captured)) and other is not captured:
             raise CaptureError("a part that is left out gets a copy of the step, which a replay could not replace")
 
 
 def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    """The arguments that an in-place operation writes."""
+    """Return the arguments that an in-place operation writes."""
     return [
         args[index] if index < len(args) else kwargs.get(argument.name)
         for index, argument in enumerate(func._schema.arguments)
@@ -284,9 +290,9 @@ def left_out(
     out: torch.Tensor,
     captured: Inputs,
 ) -> Callable[[Inputs], None]:
-    """`function` on the real tokens alone, with the step of now in place of the captured one; zeros for padding.
+    """Return a call of `function` on the real tokens alone, with the replay's step in place of the captured one.
 
-    `tensors` and `out` have one entry per padded token in their first dimension.
+    The call writes zeros for padding. `tensors` and `out` have one entry per padded token in their first dimension.
     """
     check_captured_step(others, captured)
 

@@ -1,5 +1,8 @@
-"""The tape: a graph for the CPU. It is the list of a step's calls, with addresses and Python scalars baked in. All
-tapes of a model compute in one piece of memory, the arena."""
+"""The tape: a graph for the CPU.
+
+It is the list of a step's calls, with addresses and Python scalars baked in. All tapes of a model compute in one piece
+of memory, the arena.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +20,19 @@ from ostinato.ops.kernels import NativeKernel, Tap
 from ostinato.plan.graphs.first_fit import ALIGNMENT, Layout, first_fit
 
 WRITES_INTO = frozenset({"add", "mul", "sub", "neg", "exp", "silu", "cat", "embedding", "cos", "sin"})
-"""Operations that are replayed by their form with an output; the results of others are copied to their place."""
+"""Operations that are replayed in their variant with an output; the results of others are copied to their place."""
 
 Play = Callable[[Inputs], None]
 Profile = Callable[[Inputs], list[tuple[str, float]]]
-"""Plays calls -> (name, seconds) of each."""
+"""Function that runs calls -> (name, seconds) of each."""
 Forward = Callable[[Any], torch.Tensor]
 
 
 class Tape:
-    """A captured step. `replay` makes its calls again and returns the step's result, which the next replay of any
-    tape overwrites."""
+    """A captured step.
+
+    `replay` makes its calls again and returns the step's result, which the next replay of any tape overwrites.
+    """
 
     def __init__(self, calls: Sequence[Call], layout: Layout, result: Place, captured: Inputs) -> None:
         self.num_calls = len(calls)
@@ -39,8 +44,10 @@ class Tape:
         self._addresses = Addresses(captured)
 
     def bind(self, memory: torch.Tensor) -> None:
-        """Puts what the calls compute into `memory`, as laid out. To be done before the first replay, and again when
-        the arena has grown."""
+        """Bind the calls to `memory`, with the offsets of the layout.
+
+        Call it before the first replay, and again when the arena has grown.
+        """
         self._plays: list[Play] = []
         self._profiles: list[Profile] = []
         self.programs: list[Any] = []
@@ -55,20 +62,26 @@ class Tape:
         self._result: torch.Tensor = bind(self._result_place, self._layout, memory)
 
     def replay(self, step: Inputs) -> torch.Tensor:
-        """`step`, the real part of what stands in the buffers, is given to the parts that were left out, as they
-        depend on its rows. -> [padded tokens, hidden]. CaptureError if a step buffer has moved since the capture."""
+        """Run the calls and return the step's result, [padded tokens, hidden].
+
+        `step`, the real part of the buffers' content, is passed to the parts that were left out, as they depend on its
+        rows. CaptureError if a step buffer has moved since the capture.
+        """
         self._addresses.check(step)
         for play in self._plays:
             play(step)
         return self._result
 
     def profile(self, step: Inputs) -> list[tuple[str, float]]:
-        """As `replay`, but -> the name of every call and the seconds that it took, in order."""
+        """Replay the step, and return the name of every call and the seconds that it took, in order."""
         self._addresses.check(step)
         return [call for profile in self._profiles for call in profile(step)]
 
     def _add_programs(self, calls: Iterable[Call], memory: torch.Tensor) -> None:
-        """Adjacent native kernels: one call of the extension for those of as many tokens, which leaves padding out."""
+        """Add adjacent native kernels as programs: one call of the extension per run of kernels with as many tokens.
+
+        A program leaves padding out.
+        """
         program, of_program = None, 0
         for call in calls:
             args, kwargs, writes = bind((call.args, call.kwargs, call.writes), self._layout, memory)
@@ -79,7 +92,7 @@ class Tape:
             getattr(program, call.name)(tokens, arguments)
 
     def _add_program(self, program: Any, tokens: int) -> None:
-        """`tokens` is what its kernels count, padding included."""
+        """Add a program; `tokens` is the number of tokens of its kernels, padding included."""
         self.programs.append(program)
         real = _real_tokens(tokens, self._length)
         self._plays.append(lambda step: program.run(real(step)))
@@ -110,32 +123,32 @@ class Tape:
 
 
 class Arena:
-    """Memory for tapes of which one runs at a time. When it grows, tapes must be bound to it again."""
+    """Memory shared by tapes that run one at a time. When it grows, tapes must be bound to it again."""
 
     def __init__(self, device: torch.device) -> None:
         self.memory = torch.zeros(0, dtype=torch.uint8, device=device)
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Size in bytes."""
         return self.memory.numel()
 
     def reserve(self, size: int) -> bool:
-        """Makes room for `size` bytes -> whether it had to grow, and so lies elsewhere now."""
+        """Reserve `size` bytes, and return whether the arena had to grow, and so has moved."""
         if size <= self.size:
             return False
         self.memory = torch.zeros(size, dtype=torch.uint8, device=self.memory.device)
         return True
 
     def poison(self) -> None:
-        """NaN everywhere, whatever the dtype, and -1 in integers: what reads before it writes shows it."""
+        """Fill the memory with NaN for any float dtype, and -1 for integers, so that a read before a write shows."""
         self.memory.fill_(0xFF)
 
 
 class TapeBackend:
-    """Captures tapes of one model; they share an arena.
+    """Backend that captures tapes of one model; they share an arena.
 
-    `persistent` maps the storage of each buffer that stays where it is to its name.
+    `persistent` maps the storage of each buffer that never moves to its name.
     """
 
     name = "tape"
@@ -149,11 +162,11 @@ class TapeBackend:
 
     @property
     def num_bytes(self) -> int:
-        """What the graphs take beside the persistent buffers."""
+        """Bytes of the graphs, without the persistent buffers."""
         return self.arena.size
 
     def capture(self, forward: Forward, step: Inputs, splits: Collection[str]) -> Tape:
-        """Runs `forward(step)` once and notes what it does. CaptureError if a replay could not repeat it."""
+        """Run `forward(step)` once and record it. CaptureError if a replay could not repeat it."""
         recorder = Recorder(self._persistent, splits)
         self._tap.recorder = recorder
         try:
@@ -173,11 +186,13 @@ class TapeBackend:
 
 
 def plan_layout(calls: Sequence[Call], sizes: Mapping[int, int], results: Sequence[Place], entries: int = 1) -> Layout:
-    """Offsets for the storages that the calls name (`sizes`: number -> bytes), so that no two that live at once
-    overlap. Each takes as many whole cache lines for every one of the step's `entries`, so that steps of any number of
-    them are laid out alike, and the arena grows with the largest: the plan counts on it.
+    """Return offsets for the storages that the calls name, so that no two that live at once overlap.
 
-    A storage lives from the first call that names it to the last; those of `results` to the end. First fit in the
+    `sizes` maps a storage's number to its bytes. Each takes the same whole number of cache lines for every one of the
+    step's `entries`. So steps of any number of entries have the same layout, and the arena grows with the largest,
+    which the plan relies on.
+
+    A storage lives from the first call that names it to the last; those of `results` live to the end. First fit in the
     order of the calls.
     """
     lives: dict[int, tuple[int, int]] = {}
@@ -189,13 +204,16 @@ def plan_layout(calls: Sequence[Call], sizes: Mapping[int, int], results: Sequen
 
 
 def bind(value: Any, layout: Layout, memory: torch.Tensor) -> Any:
-    """`value` with every Place in it as a tensor in `memory`."""
+    """Return `value` with every Place in it as a tensor in `memory`."""
     return map_items(value, Place, lambda place: place.of(memory, layout.offsets[place.storage]))
 
 
 def _real_tokens(tokens: int, length: int) -> Callable[[Inputs], int]:
-    """How many of a kernel's `tokens` are real, for inputs padded to `length` entries: one of them may stand for
-    several entries (patches that were merged), or several for one. All, where the two do not divide."""
+    """Return a function from a replay's inputs to the real ones of a kernel's `tokens`, for inputs padded to `length`.
+
+    One token may represent several entries (merged patches), or several tokens one entry. All tokens count as real
+    where neither number divides the other.
+    """
     if tokens == length:
         return lambda inputs: inputs.length
     if tokens and (length % tokens == 0 or tokens % length == 0):

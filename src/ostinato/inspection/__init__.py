@@ -1,1 +1,1 @@
-"""What a checkpoint is, and whether and how it would run here: `ostinato inspect`."""
+"""Checkpoint inspection for `ostinato inspect`: contents of a checkpoint, and how it would run here, if it does."""

@@ -1,4 +1,4 @@
-"""Whether a checkpoint has the tensors that its model needs, by their names and types. Imports no torch."""
+"""Comparison of a checkpoint's tensors, by name and type, with those that its model needs. Imports no torch."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from ostinato.plan.weights import of_all_experts
 
 _SHOWN = 5
 _VALUES = "values"
-"""The part of a weight that is the tensor of its own name."""
+"""The part of a weight that is the tensor with the weight's name."""
 
 
 def mismatches(spec: ModelSpec, tensors: Iterable[Stored], of_gguf: bool) -> list[str]:
-    """What keeps these tensors from being loaded, in sentences. Shapes are compared when weights are loaded."""
+    """Return sentences on what keeps these tensors from being loaded. Shapes are compared when weights are loaded."""
     model = make_model(Sketch(), spec)
     expected = {name for _, _, row in model.weights() for name in row.names}
     if of_gguf:
@@ -34,7 +34,7 @@ def mismatches(spec: ModelSpec, tensors: Iterable[Stored], of_gguf: bool) -> lis
             continue
         known = checkpoint_name(spec, tensor.name) if of_gguf else tensor.name
         name = None if known is None else model.checkpoint_name(known)
-        if known is not None and name is None:  # known, and not loaded
+        if known is not None and name is None:  # it is known, but not loaded
             continue
         place, part = re.sub(f"({GATE}|{UP})$", "", name or ""), _VALUES
         if stored is not None:

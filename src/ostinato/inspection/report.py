@@ -22,7 +22,7 @@ from ostinato.serve.chat.detection import detect_formats, takes_tools
 
 @dataclass(frozen=True)
 class OfType:
-    """All tensors of one type."""
+    """Tensors of one type, all of them together."""
 
     type: str
     tensors: int
@@ -32,22 +32,22 @@ class OfType:
 
 @dataclass
 class Report:
-    """Whatever of a checkpoint can be read. `refused` says why it cannot run; without such reasons it can."""
+    """All that can be read of a checkpoint. `refused` says why it cannot run; without such reasons it can."""
 
     path: str
     files: list[str] = field(default_factory=list)
     architecture: str | None = None
-    """The `model_type`; for a GGUF file whose architecture is not read, the file's own word for it."""
+    """The `model_type`; for a GGUF file with an unknown architecture, the file's own word for it."""
     context_length: int | None = None
     tensors: list[OfType] = field(default_factory=list)
     tokenizer: dict[str, Any] | None = None
     template: dict[str, Any] | None = None
     layers: dict[str, int] = field(default_factory=dict)
     kernels: dict[str, str] = field(default_factory=dict)
-    """By operation, which implementation the plan takes."""
+    """Implementation that the plan chooses, by operation."""
     dtype: str | None = None
     weights: list[str] = field(default_factory=list)
-    """What becomes of stored weights, in the plan's words."""
+    """Decisions on the stored weights, in the plan's words."""
     refused: list[str] = field(default_factory=list)
 
     @property
@@ -56,7 +56,7 @@ class Report:
 
 
 def inspect_checkpoint(path: Path, device: DeviceSpec) -> Report:
-    """The report of a GGUF file or a directory; what cannot be read or run is a sentence in it."""
+    """Return the report of a GGUF file or a directory; what cannot be read or run is a sentence in it."""
     report = Report(str(path), _files(path))
     tensors = _told(report, lambda: stored_tensors(path)) or []
     report.tensors = _by_type(tensors)
@@ -87,7 +87,7 @@ def inspect_checkpoint(path: Path, device: DeviceSpec) -> Report:
 
 
 def _told(report: Report, read: Any) -> Any:
-    """What `read` gives; None if it is an error, which the report then tells once."""
+    """Return the result of `read`; on an error, add its message once to the report and return None."""
     try:
         return read()
     except OstinatoError as error:
@@ -117,7 +117,7 @@ def _word(path: Path) -> str | None:
 
 
 def _by_type(tensors: list[Stored]) -> list[OfType]:
-    """Those of the most bytes first."""
+    """Return the totals by type, those with most bytes first."""
     types = dict.fromkeys(tensor.type for tensor in tensors)
     found = []
     for kind in types:
@@ -128,7 +128,7 @@ def _by_type(tensors: list[Stored]) -> list[OfType]:
 
 
 def _tokenizer(path: Path) -> dict[str, Any] | None:
-    """None where prompts can be given as token ids alone."""
+    """Return facts about the tokenizer; None if prompts can be given as token ids alone."""
     parts = read_part(path, "tokenizer.json")
     if not parts:
         return None
@@ -145,7 +145,7 @@ def _tokenizer(path: Path) -> dict[str, Any] | None:
 
 
 def _template(path: Path) -> dict[str, Any] | None:
-    """None where the model cannot chat."""
+    """Return facts about the chat template; None if the model cannot chat."""
     template = load_chat_template(path)
     if not template.text:
         return None

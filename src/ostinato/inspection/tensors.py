@@ -30,7 +30,10 @@ class Stored:
 
 
 def stored_tensors(checkpoint: Path) -> list[Stored]:
-    """Of a GGUF file, or of all safetensors files of a directory. ModelError for one that is damaged."""
+    """Return the tensors of a GGUF file, or of all safetensors files of a directory.
+
+    Raises ModelError for a file that is damaged.
+    """
     if is_gguf(checkpoint):
         places = gguf_header(checkpoint).tensors.values()
         return [Stored(place.name, place.type.name, place.shape, place.num_bytes) for place in places]
@@ -38,7 +41,10 @@ def stored_tensors(checkpoint: Path) -> list[Stored]:
 
 
 def _safetensors(file: Path) -> Iterator[Stored]:
-    """The format (github.com/huggingface/safetensors): 8 bytes of length, then JSON of that length."""
+    """Yield the tensors of a safetensors file (github.com/huggingface/safetensors).
+
+    The format is 8 bytes of length, then JSON of that length.
+    """
     try:
         with file.open("rb") as data:
             length = int.from_bytes(data.read(8), "little")

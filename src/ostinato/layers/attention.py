@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 class Attention(Module):
     """q, k, v projections, optional norm of queries and keys, rotation, attention, output projection, residual.
 
-    `bias` is that of the projections, `out_bias` that of the output's, where it differs. `scale` multiplies the scores
-    (default head_dim ** -0.5); `in_multiplier`, `key_multiplier` and `out_multiplier` the input, the keys and the
-    output before the residual (Falcon-H1, Granite); keys before position `first_key` are not attended to (a prediction
-    head has none for a text's first token). If it `is_gated`, q_proj gives each head a query and a gate, whose sigmoid
-    multiplies what the head attends to (Qwen3.5). `out_size` is that of the result, where it is not the input's
-    (Zamba2).
+    `bias` is that of the projections, `out_bias` that of the output projection, if it differs. `scale` multiplies the
+    scores (default head_dim ** -0.5). `in_multiplier`, `key_multiplier` and `out_multiplier` multiply the input, the
+    keys and the output before the residual (Falcon-H1, Granite). Keys before position `first_key` are not attended to
+    (a prediction head has none for a request's first token). If it `is_gated`, q_proj gives each head a query and a
+    gate, whose sigmoid multiplies the head's output (Qwen3.5). `out_size` is the size of the result, if it differs from
+    the input's (Zamba2).
     """
 
     def __init__(
@@ -77,11 +77,14 @@ class Attention(Module):
         memory: LayerMemory,
         residual: torch.Tensor | None,
     ) -> torch.Tensor:
-        """`x` and `residual` [tokens, hidden] -> [tokens, hidden]; without `angles` attention has no positions."""
+        """Return attention over `x`, added to `residual`, both [tokens, hidden] -> [tokens, hidden].
+
+        Without `angles` attention has no positions.
+        """
         return self.attend(*self.project(x), angles, step, memory, residual)
 
     def project(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """[tokens, hidden] -> queries (with their gates), keys and values, each [tokens, its size]"""
+        """Project [tokens, hidden] to queries (with their gates), keys and values, each [tokens, its size]."""
         q, k, v = self.qkv(x).split((self.q_out_size, self.kv_size, self.kv_size), dim=-1)
         return q, k, v
 
@@ -95,12 +98,12 @@ class Attention(Module):
         memory: LayerMemory,
         residual: torch.Tensor | None,
     ) -> torch.Tensor:
-        """`forward` behind the projections -> [tokens, hidden]"""
+        """Compute the part of `forward` after the projections -> [tokens, hidden]."""
         if self.qk_norm_whole and self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k, v = (part.unflatten(-1, (-1, self.spec.head_dim)) for part in (q, k, v))
         if self.is_gated:
-            # Of each head first the query, then the gate.
+            # Each head has first the query, then the gate.
             q, gate = q.unflatten(1, (-1, 2)).unbind(2)
         if not self.qk_norm_whole and self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
@@ -111,7 +114,7 @@ class Attention(Module):
         return self.o_proj(out.flatten(1), residual)
 
     def store(self, x: torch.Tensor, step: StepInputs, memory: LayerMemory, angles: torch.Tensor | None = None) -> None:
-        """Writes the keys and values of `x` [tokens, hidden], and does not attend. `angles` as in `forward`."""
+        """Write the keys and values of `x` [tokens, hidden] without attending. `angles` are those of `forward`."""
         assert not self.qk_norm_whole, "no prediction head has norms of all heads together"
         parts = self.qkv.part(x, self.q_out_size, self.q_out_size + 2 * self.kv_size).split(self.kv_size, dim=-1)
         k, v = (part.unflatten(-1, (-1, self.spec.head_dim)) for part in parts)
@@ -128,14 +131,16 @@ class Attention(Module):
         step: StepInputs,
         memory: LayerMemory,
     ) -> torch.Tensor:
-        """Rotates, and writes keys and values. In a graph padding has its cells in the null block, which nobody reads.
-        -> the queries to attend with"""
+        """Rotate queries and keys, write keys and values, and return the queries to attend with.
+
+        In a graph padding has its cells in the null block, which no request reads.
+        """
         cells, _ = step.places(self.spec.window)
         caches = (memory.k_cache, memory.v_cache, cells, memory.k_scales, memory.v_scales)
         return self.ops.rotary(q, k, v, angles, self.key_multiplier, *caches)
 
     def _attend(self, q: torch.Tensor, step: StepInputs, memory: LayerMemory) -> torch.Tensor:
-        """-> [tokens, heads, head_dim]"""
+        """Attend to the cached keys -> [tokens, heads, head_dim]."""
         _, tables = step.places(self.spec.window)
         return self.ops.attention(
             q,

@@ -1,4 +1,4 @@
-"""The memory of a model: what its weights are allocated with, and where a checkpoint's tensors go."""
+"""Memory of a model: the allocation of its weights, and the targets of a checkpoint's tensors."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ from ostinato.plan.weights import Weight
 
 @dataclass(frozen=True)
 class QuantizedView:
-    """Rows of a quantised weight, int8 [rows, in], and of its scales, float32 [rows] or [rows, groups]; or a stack of
-    such, with one more dimension before these."""
+    """Rows of a quantised weight, int8 [rows, in], and of its scales, float32 [rows] or [rows, groups].
+
+    A stack of such weights has one more dimension before these.
+    """
 
     weight: torch.Tensor
     scale: torch.Tensor
@@ -34,27 +36,29 @@ class QuantizedView:
         return self.weight.shape
 
     def flat(self) -> QuantizedView:
-        """The rows of a stack, one behind the other."""
+        """Return the concatenated rows of a stack."""
         stacked = self.weight.dim() - 2
         return QuantizedView(self.weight.flatten(0, stacked), self.scale.flatten(0, stacked), self.group_size)
 
     def of(self, i: int) -> QuantizedView:
-        """One weight of a stack."""
+        """Return one weight of a stack."""
         return QuantizedView(self.weight[i], self.scale[i], self.group_size)
 
     def rows(self, begin: int, end: int) -> QuantizedView:
         return QuantizedView(self.weight[begin:end], self.scale[begin:end], self.group_size)
 
     def put(self, values: torch.Tensor, quantizers: Quantizers) -> None:
-        """Quantises `values` [rows, in] into these rows."""
+        """Quantise `values` [rows, in] into these rows."""
         quantizers.int8(values, self.weight, self.scale, self.group_size)
 
 
 @dataclass(frozen=True)
 class BlockView:
-    """Rows of a weight in blocks of the format `name`: uint8 [rows, bytes of a row], or a stack of such, with one more
-    dimension before these. They stand for `in_size` elements each, which belong to the inputs of `order` int32
-    [in_size], or each to its own. Until that is known, it is `NO_ORDER`."""
+    """Rows of a weight in blocks of the format `name`: uint8 [rows, bytes of a row].
+
+    A stack of such weights has one more dimension before these. A row has `in_size` elements. `order` int32 [in_size]
+    maps them to inputs; without it, element i belongs to input i. Until the order is known, it is `NO_ORDER`.
+    """
 
     bytes: torch.Tensor
     name: str
@@ -63,37 +67,37 @@ class BlockView:
 
     @property
     def shape(self) -> torch.Size:
-        """Of the elements."""
+        """Shape in elements."""
         return torch.Size((*self.bytes.shape[:-1], self.in_size))
 
     def flat(self) -> BlockView:
-        """The rows of a stack, one behind the other."""
+        """Return the concatenated rows of a stack."""
         return replace(self, bytes=self.bytes.flatten(0, -2))
 
     def of(self, i: int) -> BlockView:
-        """One weight of a stack."""
+        """Return one weight of a stack."""
         return replace(self, bytes=self.bytes[i])
 
     def rows(self, begin: int, end: int) -> BlockView:
         return replace(self, bytes=self.bytes[begin:end])
 
     def put(self, values: torch.Tensor, quantizers: Quantizers) -> None:
-        """Quantises `values` [rows, in] into these rows, if blocks of the format can be made."""
+        """Quantise `values` [rows, in] into these rows, if the format can be quantised to."""
         quantizers.into_blocks(values, self.bytes, self.name)
 
 
 NO_ORDER = -1
 
 Target = torch.Tensor | QuantizedView | BlockView
-"""The part of a weight where the values of a checkpoint's tensor go."""
+"""Part of a weight that receives the values of a checkpoint's tensor."""
 
 
 @dataclass(frozen=True)
 class Build:
-    """Kernels to call, and where and in which dtype to allocate weights.
+    """Kernels to call, and the device and dtype of weights.
 
-    With `defers_matrices`, matrices that may be quantised, or lie in blocks, get their memory from `place_matrices`;
-    or from the loader, where they stay in their file's pages.
+    With `defers_matrices`, matrices that may be quantised, or stored in blocks, get their memory from `place_matrices`,
+    or from the loader if they stay in their file's pages.
     """
 
     ops: Ops
@@ -104,7 +108,7 @@ class Build:
     float32 = torch.float32
 
     def weight(self, row: Weight) -> torch.Tensor:
-        """An unwritten weight; loading fills it, or has it lie where the file is mapped."""
+        """Allocate an unwritten weight; loading fills it, or replaces it by the mapped file's pages."""
         dtype = torch.float32 if row.in_float32 else self.dtype
         if self.defers_matrices and (row.can_be_quantised or row.can_be_blocks):
             return torch.empty(row.shape, dtype=dtype, device="meta")
@@ -129,7 +133,7 @@ class Build:
         return replace(self, defers_matrices=True)
 
     def place_matrices(self, model: Module, quantization: AnyQuantization) -> None:
-        """Gives the deferred matrices of `model` their memory, quantised or in the model's dtype."""
+        """Allocate the deferred matrices of `model`, quantised or in the model's dtype."""
         for module, attribute, row in model.weights():
             if not (row.can_be_quantised or row.can_be_blocks):
                 continue
@@ -162,8 +166,10 @@ class Build:
 
 
 def checkpoint_views(module: Module, prefix: str = "", found: Container[str] = ()) -> Iterator[tuple[str, Target]]:
-    """Every tensor that a checkpoint of `module` holds, by its name, as a view into the weight where its values go.
-    `found` are names that are in the checkpoint: where it may have several, it has those."""
+    """Yield every tensor of a checkpoint of `module`: its name, and a view into the weight that receives its values.
+
+    `found` are names that are in the checkpoint: of several forms that it may have, these are used.
+    """
     for owner, attribute, row in module.weights(prefix):
         if row.whole_name and row.whole_name in found:
             row = replace(row, names=(row.whole_name,), sizes=(), is_stack=row.role == "experts")
@@ -179,7 +185,7 @@ def checkpoint_views(module: Module, prefix: str = "", found: Container[str] = (
 
 
 def _parts(row: Weight, target: torch.Tensor | QuantizedView) -> Iterator[Target]:
-    """The part of each of the row's names."""
+    """Yield the part of each of the row's names."""
     if row.role == "experts" and not row.is_stack:
         yield from _of_each_expert(row, target)
         return
@@ -197,8 +203,10 @@ def _parts(row: Weight, target: torch.Tensor | QuantizedView) -> Iterator[Target
 
 
 def _of_each_expert(row: Weight, stack: Target) -> Iterator[Target]:
-    """The part of each of the names of a stack that a checkpoint has in pieces: an expert's inward matrix may be two
-    tensors, one behind the other."""
+    """Yield the part of each of the names of a stack that a checkpoint has in pieces.
+
+    An expert's inward matrix may be two consecutive tensors.
+    """
     parts = len(row.names) // row.shape[0]
     size = row.shape[1] // parts
     for i, part in product(range(row.shape[0]), range(parts)):
@@ -207,7 +215,7 @@ def _of_each_expert(row: Weight, stack: Target) -> Iterator[Target]:
 
 
 def _shape_in_blocks(blocks: Blocks, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Of the bytes of a weight that has this shape."""
+    """Return the shape of the bytes of a weight with this shape."""
     *outer, in_size = shape
     if len(blocks) > 1:
         return (num_bytes(blocks, in_size),)
@@ -215,7 +223,7 @@ def _shape_in_blocks(blocks: Blocks, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _parts_in_blocks(row: Weight, weight: torch.Tensor, blocks: Blocks) -> Iterator[BlockView]:
-    """The part of each of the row's names in a weight in blocks."""
+    """Yield the part of each of the row's names in a weight in blocks."""
     name, in_size = blocks[0][0], row.in_size
     if row.role == "experts":
         stack = BlockView(weight, name, in_size)

@@ -1,4 +1,4 @@
-"""The short convolution of a state layer, along the rows of a step."""
+"""Short convolution of a state layer, along the rows of a step."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class CausalConv(Module):
-    """A state layer's depthwise convolution. Its weights lie time first in memory; in checkpoints [channels, 1, width].
+    """A state layer's depthwise convolution. Weights are time first in memory; in checkpoints [channels, 1, width].
 
-    `parts` are names and numbers of channels of convolutions that a checkpoint may have beside it, in place of it, side
-    by side; then `name` is its own.
+    `parts` are names and numbers of channels of the separate convolutions, siblings of this module, that a checkpoint
+    may have in its place, concatenated along the channels. `name` is then the name of the whole one.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class CausalConv(Module):
         self.bias = self.own(build, "bias", channels, role="bias", segments=segments) if bias else None
 
     def forward(self, x: torch.Tensor, step: StepInputs, memory: LayerMemory) -> torch.Tensor:
-        """Along each row. [tokens, channels] -> [tokens, channels]"""
+        """Convolve along each row, [tokens, channels] -> [tokens, channels]."""
         return self.op(
             x,
             self.weight,

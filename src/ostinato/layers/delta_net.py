@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class DeltaMixer(Module):
-    """What mixers with the delta rule share: the convolution and the recurrence, along each row."""
+    """Base of mixers with the delta rule: the convolution and the recurrence, along each row."""
 
     ops: Ops
     spec: GatedDeltaSpec
@@ -32,14 +32,17 @@ class DeltaMixer(Module):
 
     @property
     def decay(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """`A_log` and `dt_bias` as the operations take them."""
+        """Tensors `A_log` and `dt_bias`, in the shapes that the operations take."""
         return self.A_log, self.dt_bias
 
     def _mix(
         self, conv_in: torch.Tensor, a: torch.Tensor, b: torch.Tensor, step: StepInputs, memory: LayerMemory
     ) -> torch.Tensor:
-        """`conv_in` [tokens, channels] of queries, keys and values, and the decays and betas before their functions ->
-        [tokens, heads, value_dim]"""
+        """Convolve, and apply the delta rule along each row -> [tokens, heads, value_dim].
+
+        `conv_in` [tokens, channels] are queries, keys and values; `a` and `b` are the decays and betas before their
+        functions.
+        """
         spec = self.spec
         convolved = self.conv1d(conv_in, step, memory)
         q, k, v = convolved.split((spec.key_size, spec.key_size, spec.value_size), dim=-1)
@@ -100,14 +103,17 @@ class DeltaMixer(Module):
 
 
 class GatedDeltaNet(DeltaMixer):
-    """One state layer's mixer. The norm behind the recurrence has one weight for all heads.
+    """One state layer's mixer. The norm after the recurrence has one weight for all heads.
 
-    `beta_scale` multiplies the sigmoid of beta: it stays below 1, or 2 where that is allowed. In checkpoints that have
-    it `apart` (Qwen3.5), queries, keys and values come out of one projection, the output's gate, beta and decay out of
-    one each. `by_key_head` (Qwen3-Next) two projections give all of them, those of a key head side by side: its query,
-    its key, the values of its heads, their gates; and betas, decays. Loading takes these apart. `beta_by_key_head`
-    (Qwen3-Next's GGUF files) only betas and decays are so. `one_by_one` (OLMo Hybrid) each has a projection of its own,
-    and queries, keys and values a convolution.
+    `beta_scale` multiplies the sigmoid of beta: beta stays below 1, or below 2 if that is allowed. `stored` is the
+    layout in checkpoints, which loading converts:
+
+    - `apart` (Qwen3.5): queries, keys and values come out of one projection; the output's gate, beta and decay come out
+      of one each.
+    - `by_key_head` (Qwen3-Next): two projections. In the first, the parts of a key head are adjacent: its query, its
+      key, the values of its heads, their gates. The second has betas and decays by key head.
+    - `beta_by_key_head` (Qwen3-Next's GGUF files): only betas and decays are stored by key head.
+    - `one_by_one` (OLMo Hybrid): each has a separate projection, and queries, keys and values a convolution each.
     """
 
     def __init__(
@@ -140,7 +146,7 @@ class GatedDeltaNet(DeltaMixer):
             small = (("b_proj", heads), ("a_proj", heads))
             convolutions = (("q_conv1d", keys), ("k_conv1d", keys), ("v_conv1d", values))
             self.names = {"norm": "o_norm", "out_proj": "o_proj"}
-        # Where key heads take turns, ranks have their heads of each turn.
+        # If key heads are interleaved, a rank has its heads of each period.
         turns = heads // spec.num_key_heads if spec.keys_take_turns else 1
         of_values, of_heads = (values // turns,) * turns, (heads // turns,) * turns
         of_conv = (keys, keys, *of_values)
@@ -158,7 +164,7 @@ class GatedDeltaNet(DeltaMixer):
         self.out_proj = Linear(build, spec.value_size, hidden_size, cuts_inputs=True, segments=of_values)
 
     def forward(self, x: torch.Tensor, step: StepInputs, memory: LayerMemory, residual: torch.Tensor) -> torch.Tensor:
-        """`x` and `residual` [tokens, hidden] -> [tokens, hidden]"""
+        """Apply the mixer to `x` and add `residual`, both [tokens, hidden] -> [tokens, hidden]."""
         conv_in, gate = self.in_proj(x).split((self.spec.conv_dim, self.spec.value_size), dim=-1)
         b, a = self.in_proj_ba(x).split((self.spec.num_heads, self.spec.num_heads), dim=-1)
         y = self.ops.tap.split("state", self._mix, (conv_in, a, b), step, memory).flatten(1)

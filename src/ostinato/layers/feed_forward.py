@@ -24,12 +24,12 @@ class MLP(Module):
         self.down_proj = Linear(build, intermediate_size, hidden_size, bias, cuts_inputs=True)
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """Both [tokens, hidden] -> [tokens, hidden]"""
+        """Apply the MLP to `x` and add `residual`, both [tokens, hidden] -> [tokens, hidden]."""
         return self.down_proj(self.up_proj(x, activation=self.activation), residual)
 
 
 class GatedMLP(Module):
-    """down_proj(silu(gate_proj(x)) * up_proj(x)) + residual; the activation `geglu` has GELU by tanh in place of SiLU.
+    """down_proj(silu(gate_proj(x)) * up_proj(x)) + residual; the activation `geglu` has tanh GELU in place of SiLU.
 
     `gate_multiplier` and `down_multiplier` scale the gate before its activation and the result (Falcon-H1). `names` are
     the checkpoint's for gate, up and down.
@@ -58,18 +58,21 @@ class GatedMLP(Module):
     def forward(
         self, x: torch.Tensor, residual: torch.Tensor | None, share: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """`x` and `residual` [tokens, hidden] -> [tokens, hidden]; `share` [tokens, 1] multiplies what is added."""
+        """Apply the MLP to `x` and add `residual`, both [tokens, hidden] -> [tokens, hidden].
+
+        `share` [tokens, 1] multiplies the MLP's output before it is added.
+        """
         inner = self.gate_up(x, activation=self.activation)
         return self.down_proj(inner if share is None else inner * share, residual)
 
 
 class Experts(Module):
-    """The experts of a layer, stacked: [experts, out, in] each, inward (of a gated activation the gates first) and
-    outward.
+    """Stacked experts of a layer: inward and outward matrices, [experts, out, in] each.
 
-    In the checkpoint each expert has its own tensors, `{i}.up_proj.weight`, `{i}.down_proj.weight` and, of a gated
-    activation, `{i}.gate_proj.weight`, or others that `names` are for gate, up and down; or it has two stacks as these
-    are, with the names `stacked_as`. If it `may_be_stacked`, it has the one or the other.
+    With a gated activation, the gates come first in the inward matrix. In the checkpoint each expert has its own
+    tensors, `{i}.up_proj.weight`, `{i}.down_proj.weight` and, with a gated activation, `{i}.gate_proj.weight`, or
+    others by the `names` for gate, up and down. Or it has two stacks like these, with the names `stacked_as`. If it
+    `may_be_stacked`, it has either form.
     """
 
     def __init__(
@@ -102,11 +105,14 @@ class Experts(Module):
         )
 
     def forward(self, x: torch.Tensor, choices: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """`x` and `residual` [tokens, in], `choices` [tokens, 2, k] as `ops.route` gives them -> [tokens, in]"""
+        """Apply the chosen experts to `x` and add `residual`, both [tokens, in] -> [tokens, in].
+
+        `choices` [tokens, 2, k] is the result of `ops.route`.
+        """
         tensors = (x, choices) if residual is None else (x, choices, residual)
         if self.rank.of == 1:
             return self.ops.tap.split("moe", self._run, tensors)
-        # Each has a part of every expert's width, and the first the residual.
+        # Each rank has a part of every expert's width, and the first rank adds the residual.
         part = self.ops.tap.split("moe", self._run, tensors if self.rank.leads else (x, choices))
         return self.ops.all_reduce(part)
 

@@ -1,5 +1,7 @@
-"""Kimi Delta Attention (arXiv 2510.26692): a delta net with one decay for each key channel and a sigmoid gate, both of
-low rank."""
+"""Kimi Delta Attention (arXiv 2510.26692): a delta net with one decay per key channel and a sigmoid gate.
+
+Decays and gate come out of projections of low rank.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,12 @@ if TYPE_CHECKING:
 
 
 class KimiDeltaAttention(DeltaMixer):
-    """One state layer's mixer. Queries, keys and values have as many heads, a projection and a convolution each.
+    """One state layer's mixer.
+
+    Queries, keys and values have the same number of heads, a projection and a convolution each.
 
     The decays of a head's key channels come out of `f_a_proj` and `f_b_proj`, and the output's gate out of `g_a_proj`
-    and `g_b_proj`, with as many channels as a head has in between.
+    and `g_b_proj`, with a head's number of channels in between.
     """
 
     beta_scale = 1.0
@@ -55,7 +59,7 @@ class KimiDeltaAttention(DeltaMixer):
         return self.A_log.flatten(0), self.dt_bias.view(-1, self.spec.key_dim)
 
     def forward(self, x: torch.Tensor, step: StepInputs, memory: LayerMemory, residual: torch.Tensor) -> torch.Tensor:
-        """`x` and `residual` [tokens, hidden] -> [tokens, hidden]"""
+        """Apply the mixer to `x` and add `residual`, both [tokens, hidden] -> [tokens, hidden]."""
         b, of_decay, of_gate = self.in_proj_small(x).split(self.sizes, dim=-1)
         a = self.f_b_proj(of_decay).unflatten(-1, (-1, self.spec.key_dim))
         y = self.ops.tap.split("state", self._mix, (self.in_proj(x), a, b), step, memory).flatten(1)

@@ -1,8 +1,8 @@
-"""Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1), without positions: the cache keeps one
-latent vector per token, of which the keys and values of all heads are products.
+"""Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1), without positions.
 
-With a head's key being K c of the latent c, the score q (K c) is (K^T q) c. So queries are multiplied by K^T instead of
-all keys by K, and heads attend to latents; and what a head attends to is multiplied by V behind it.
+The cache keeps one latent vector per token; the keys and values of all heads are projections of it. If a head's key is
+K c for the latent c, the score q (K c) is (K^T q) c. So queries are multiplied by K^T instead of all keys by K, and
+heads attend to latents; a head's output is then multiplied by V.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 class HeadProjections(Module):
-    """Each head's matrices from latents to keys and to values, as `kv_b_proj` of a checkpoint: head by head the rows of
-    its key, then those of its value.
+    """Each head's matrices from latents to keys and to values, `kv_b_proj` of a checkpoint.
 
-    They are kept in the model's dtype: those of keys lie transposed, so that scales of their rows would be others.
+    The checkpoint stores, head by head, the rows of its key, then those of its value. They are kept in the model's
+    dtype: the key matrices are used transposed, so that scales of their rows would not apply.
     """
 
     def __init__(self, build: Builder, num_heads: int, sizes: LatentSizes) -> None:
@@ -37,23 +37,23 @@ class HeadProjections(Module):
         self.weight = self.own(build, "weight", rows, sizes.rank, role="linear", **turns)
 
     def to_latents(self, q: torch.Tensor) -> torch.Tensor:
-        """Queries [tokens, heads, key] -> [tokens, heads, rank]"""
+        """Map queries [tokens, heads, key] to latent space, [tokens, heads, rank]."""
         weight = self.weight[: self.key_rows].view(-1, self.sizes.key)
         return self._by_head(q, weight, self.sizes.rank)
 
     def to_values(self, latents: torch.Tensor) -> torch.Tensor:
-        """[tokens, heads, rank] -> [tokens, heads, value]"""
+        """Map latents [tokens, heads, rank] to values, [tokens, heads, value]."""
         return self._by_head(latents, self.weight[self.key_rows :], self.sizes.value)
 
     def _by_head(self, x: torch.Tensor, weight: torch.Tensor, size: int) -> torch.Tensor:
-        """`x` [tokens, heads, in], `weight` [heads * size, in] -> [tokens, heads, size]"""
+        """Multiply `x` [tokens, heads, in] by each head's `weight` [heads * size, in] -> [tokens, heads, size]."""
         return self.stack([self.op(x[:, i], weight[i * size : (i + 1) * size]) for i in range(x.shape[1])])
 
 
 class LatentAttention(Module):
     """Projections to queries and to the latent, its norm, attention, the values' and the output's projection, residual.
 
-    A token's entry in the cache is its normed latent, and behind it `shared` elements of a key that all heads share.
+    A token's entry in the cache is its normed latent, followed by `shared` elements of a key that all heads share.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class LatentAttention(Module):
     def forward(
         self, x: torch.Tensor, _: None, step: StepInputs, memory: LayerMemory, residual: torch.Tensor
     ) -> torch.Tensor:
-        """`x` and `residual` [tokens, hidden] -> [tokens, hidden]"""
+        """Apply attention to `x` and add `residual`, both [tokens, hidden] -> [tokens, hidden]."""
         sizes, heads, width = self.sizes, self.spec.num_heads, self.spec.head_dim
         q, latent, shared = self.in_proj(x).split((self.q_size, sizes.rank, sizes.shared), dim=-1)
         key = self.ops.concat(self.kv_a_layernorm(latent), shared).unflatten(-1, (1, width))
@@ -87,7 +87,7 @@ class LatentAttention(Module):
         return self.o_proj(self.kv_b_proj.to_values(seen[:, :, : sizes.rank]).flatten(1), residual)
 
     def _attend(self, q: torch.Tensor, step: StepInputs, memory: LayerMemory) -> torch.Tensor:
-        """[tokens, heads, rank + shared] -> as it, the latents that each head sees first"""
+        """Attend with `q` [tokens, heads, rank + shared] -> like `q`, each head's attended latents first."""
         return self.ops.attention(
             q,
             memory.k_cache,

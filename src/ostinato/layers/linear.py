@@ -1,4 +1,4 @@
-"""Matrices that may be quantised, and linear layers: plain ones, several packed into one product, the embedding."""
+"""Matrices that may be quantised, and linear layers: plain ones, several packed into one matmul, the embedding."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 class Matrix(Module):
-    """A module with one weight, or a stack of them, that may be quantised: as integers of 8 bits, or as `blocks`.
+    """Module with one weight, or a stack of them, that may be quantised: as integers of 8 bits, or as `blocks`.
 
-    `order` int32 [in] says which input each element of a row in blocks belongs to; None: its own. Where ranks share the
-    inputs, these are those of all ranks.
+    `order` int32 [in] maps each element of a row in blocks to its input; None means element i belongs to input i. If
+    the inputs are sharded, these are the inputs of all ranks.
 
-    `weight_scale` and `group_size` are those of integers, `group_size` being None where all of a row has one scale.
-    `blocks` says how the rows of a weight in blocks lie, or those of each in a stack. Such a weight is uint8
-    [out, bytes of a row], or [bytes] where rows have different formats.
+    `weight_scale` and `group_size` are those of integers; `group_size` is None if a whole row has one scale. `blocks`
+    are the formats of the rows of a weight in blocks, or of each weight in a stack. Such a weight is uint8 [out, bytes
+    of a row], or [bytes] if rows have different formats.
     """
 
     def __init__(self, build: Builder, *shape: int, role: Role, **facts: Any) -> None:
@@ -42,8 +42,10 @@ class Matrix(Module):
 
     @property
     def quantization(self) -> tuple[Any, ...]:
-        """What a product takes behind its other arguments: the scales, how many elements share one, the blocks, and the
-        order of the inputs if they have one."""
+        """Last arguments of a matmul: the scales, their group size, the blocks, and the order of the inputs.
+
+        The order is left out if there is none. The tuple is empty if the weight is not quantised.
+        """
         if self.weight_scale is None and self.blocks is None:
             return ()
         of_weight = self.weight_scale, self.group_size, self.blocks
@@ -53,8 +55,8 @@ class Matrix(Module):
 class Linear(Matrix):
     """y = (x W^T + b) * multiplier.
 
-    `multiplier` is one number, or one for each output. `in_multiplier` multiplies x. With `cuts_inputs`, ranks share
-    the inputs, and y is the sum of what each has; bias and residual are the first's part. `facts` are fields of the
+    `multiplier` is one number, or one for each output. `in_multiplier` multiplies x. With `cuts_inputs`, the inputs are
+    sharded, and y is the sum over ranks; bias and residual are the first rank's part. `facts` are fields of the
     weight's row in the weight table.
     """
 
@@ -77,7 +79,7 @@ class Linear(Matrix):
         self.leads, self.all_reduce = build.rank.leads, build.ops.all_reduce
         self.gather_inputs = build.ops.gather_inputs
         self.bias = self._own_bias(build, out_size) if bias else None
-        # Without a bias a multiple of the input is one of the outputs, which costs nothing there.
+        # Without a bias, multiplying the input equals multiplying the outputs, which costs nothing there.
         self.in_multiplier = in_multiplier if bias else 1.0
         self.scale = build.scale(multiplier, out_size, 1.0 if bias else in_multiplier)
 
@@ -91,8 +93,10 @@ class Linear(Matrix):
     def forward(
         self, x: torch.Tensor, residual: torch.Tensor | None = None, activation: str | None = None
     ) -> torch.Tensor:
-        """[tokens, in] -> [tokens, out], or half as many with an activation that has gates. `residual` is added last,
-        and gives the result its dtype."""
+        """Return [tokens, in] -> [tokens, out], or half as many outputs with a gated activation.
+
+        `residual` is added last, and gives the result its dtype.
+        """
         if self.in_multiplier != 1.0:
             x = x * self.in_multiplier
         out_dtype = residual.dtype if residual is not None and residual.dtype != x.dtype else None
@@ -101,7 +105,7 @@ class Linear(Matrix):
         bias, residual = (self.bias, residual) if self.leads else (None, None)
         quantization = self.quantization
         if self.order is not None:
-            # Its groups have inputs of every rank, and come to the product in their order.
+            # Its groups have inputs of every rank, so they are gathered from all ranks in the groups' order.
             x, quantization = self.gather_inputs(x, self.order), quantization[:-1]
         part = self.op(x, self.weight, bias, residual, activation, self.scale, out_dtype, *quantization)
         return self.all_reduce(part)
@@ -110,7 +114,7 @@ class Linear(Matrix):
 class PackedLinear(Linear):
     """Linears of one input, stored as one matrix; each part keeps its own name in the checkpoint.
 
-    An instance called `attn.qkv` with parts `q_proj`, `k_proj` holds the tensors `attn.q_proj.weight` and so on.
+    An instance called `attn.qkv` with parts `q_proj`, `k_proj` stores the tensors `attn.q_proj.weight` and so on.
     """
 
     is_in_checkpoint = False
@@ -129,7 +133,7 @@ class PackedLinear(Linear):
         super().__init__(build, in_size, sum(facts["sizes"]), bias, multiplier, in_multiplier, **facts)
 
     def part(self, x: torch.Tensor, begin: int, end: int) -> torch.Tensor:
-        """[tokens, in] -> [tokens, end - begin]: these outputs alone."""
+        """Return only the outputs `begin` to `end`, [tokens, in] -> [tokens, end - begin]."""
         assert self.in_multiplier == 1.0, "a part takes its input as it is"
         bias, scale = (None if each is None else each[begin:end] for each in (self.bias, self.scale))
         if self.blocks is not None:
@@ -143,8 +147,10 @@ class PackedLinear(Linear):
 
 
 class Embedding(Matrix):
-    """Token embedding times `multiplier`. If it `is_tied`, its weight is the LM head's, and may be quantised. It may
-    lie in blocks anyway. Ranks share its rows."""
+    """Token embedding times `multiplier`, sharded by rows.
+
+    If it `is_tied`, its weight is the LM head's, and may be quantised. It may be in blocks anyway.
+    """
 
     def __init__(
         self, build: Builder, vocab_size: int, hidden_size: int, multiplier: float = 1.0, is_tied: bool = False
@@ -156,10 +162,10 @@ class Embedding(Matrix):
         self.is_shared = build.rank.of > 1
         self.multiplier = multiplier
         self.dtype = build.dtype
-        """Of its vectors."""
+        """Dtype of the embedding's vectors."""
 
     def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """[tokens] -> [tokens, hidden]"""
+        """Return the vectors of token ids, [tokens] -> [tokens, hidden]."""
         how: tuple[Any, ...] = ()
         if self.quantization:
             scale, group_size, blocks = self.quantization

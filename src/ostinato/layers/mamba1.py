@@ -1,5 +1,7 @@
-"""The Mamba-1 mixer (Gu and Dao 2023, arXiv 2312.00752, section 3): projection, convolution, selective recurrence,
-gate."""
+"""Mamba-1 mixer (Gu and Dao 2023, arXiv 2312.00752, section 3).
+
+It has a projection, a convolution, the selective recurrence and a gate.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,11 @@ if TYPE_CHECKING:
     from ostinato.ops.step import LayerMemory, StepInputs
 
 InnerNorms = Literal["none", "plain", "weighted"]
-"""Of time steps, B and C: none (Mamba), RMS norms without weights (Falcon-Mamba) or with (Jamba)."""
+"""Norms of time steps, B and C: none (Mamba), RMS norms without weights (Falcon-Mamba) or with weights (Jamba)."""
 
 
 class PlainRMSNorm(Module):
-    """RMS norm over the last dimension, without a weight of its own."""
+    """RMS norm over the last dimension, without a weight."""
 
     def __init__(self, build: Builder, size: int, eps: float) -> None:
         super().__init__()
@@ -33,13 +35,15 @@ class PlainRMSNorm(Module):
         self.eps = eps
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[tokens, size] -> [tokens, size]"""
+        """Normalise [tokens, size] -> [tokens, size]."""
         return self.op(x, self.ones, self.eps)
 
 
 class Mamba1Mixer(Module):
-    """One state layer's mixer. `bias` is for the projections of input and output. Time steps come out of a projection
-    of low rank, whose bias the recurrence adds in float32."""
+    """One state layer's mixer. `bias` is for the projections of input and output.
+
+    Time steps come out of a projection of low rank, whose bias the recurrence adds in float32.
+    """
 
     def __init__(
         self,
@@ -74,7 +78,7 @@ class Mamba1Mixer(Module):
         self.out_proj = Linear(build, channels, hidden_size, bias, cuts_inputs=True)
 
     def forward(self, x: torch.Tensor, step: StepInputs, memory: LayerMemory, residual: torch.Tensor) -> torch.Tensor:
-        """`x` and `residual` [tokens, hidden] -> [tokens, hidden]"""
+        """Apply the mixer to `x` and add `residual`, both [tokens, hidden] -> [tokens, hidden]."""
         spec = self.spec
         conv_in, gate = self.in_proj(x).split((spec.channels, spec.channels), dim=-1)
         x = self.ops.tap.split("state", self.conv1d, (conv_in,), step, memory)
@@ -93,7 +97,7 @@ class Mamba1Mixer(Module):
         step: StepInputs,
         memory: LayerMemory,
     ) -> torch.Tensor:
-        """Along each row. -> [tokens, channels]"""
+        """Apply the recurrence along each row -> [tokens, channels]."""
         return advance_rows(step, (x, dt, B, C), partial(self._update, memory), partial(self._scan, memory))
 
     def _update(

@@ -1,4 +1,4 @@
-"""The Mamba-2 mixer (Dao and Gu 2024, arXiv 2405.21060): projection, convolution, recurrence, gated norm."""
+"""Mamba-2 mixer (Dao and Gu 2024, arXiv 2405.21060): projection, convolution, recurrence, gated norm."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Mamba2Mixer(Module):
 
     The gated norm averages over the channels of a group; without `has_norm` only the gate is applied. `proj_bias` is
     for both projections, unless `out_bias` is given for the output's. `dt_limit` clamps the time step, in prefill and
-    decode alike. `in_multiplier` multiplies the input, `in_scale` what is projected from it (Falcon-H1),
-    `out_multiplier` the output before the residual.
+    decode alike. `in_multiplier` multiplies the input, `in_scale` its projection (Falcon-H1), `out_multiplier` the
+    output before the residual.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Mamba2Mixer(Module):
         self.out_proj = Linear(build, spec.intermediate_size, hidden_size, out_bias, out_multiplier, cuts_inputs=True)
 
     def forward(self, x: torch.Tensor, step: StepInputs, memory: LayerMemory, residual: torch.Tensor) -> torch.Tensor:
-        """`x` and `residual` [tokens, hidden] -> [tokens, hidden]"""
+        """Apply the mixer to `x` and add `residual`, both [tokens, hidden] -> [tokens, hidden]."""
         spec = self.spec
         projected = self.in_proj(x)
         gate, conv_in, dt = projected.split((spec.intermediate_size, spec.conv_dim, spec.num_heads), dim=-1)
@@ -75,11 +75,11 @@ class Mamba2Mixer(Module):
         return self.out_proj(self.norm(y, gate), residual)
 
     def _mix(self, conv_in: torch.Tensor, dt: torch.Tensor, step: StepInputs, memory: LayerMemory) -> torch.Tensor:
-        """Convolution and recurrence, along each row. -> [tokens, heads, head_dim]"""
+        """Apply convolution and recurrence along each row -> [tokens, heads, head_dim]."""
         return self._recur(self.conv1d(conv_in, step, memory), dt, step, memory)
 
     def _recur(self, convolved: torch.Tensor, dt: torch.Tensor, step: StepInputs, memory: LayerMemory) -> torch.Tensor:
-        """Decode rows by the recurrence, prefill rows by the chunked scan. -> [tokens, heads, head_dim]"""
+        """Apply the recurrence to decode rows and the chunked scan to prefill rows -> [tokens, heads, head_dim]."""
         spec = self.spec
         bc_size = spec.num_groups * spec.state_size
         x, B, C = convolved.split((spec.intermediate_size, bc_size, bc_size), dim=-1)

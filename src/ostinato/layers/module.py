@@ -1,5 +1,7 @@
-"""What layers and models are made of: modules that own weights and other modules. No torch, so that a model can be
-sketched: built without memory, to read its weight table and its calls."""
+"""Base of layers and models: modules that own weights and other modules.
+
+No torch, so that a model can be sketched: built without memory, to read its weight table and its calls.
+"""
 
 from __future__ import annotations
 
@@ -15,20 +17,20 @@ if TYPE_CHECKING:
     from ostinato.ops.kernels import Ops
 
 Multiplier = float | tuple[tuple[float, int], ...]
-"""One number for all outputs, or (number, for how many outputs), one behind the other."""
+"""One number for all outputs, or (number, count of outputs) for consecutive outputs."""
 
 
 class Builder(Protocol):
-    """What modules are built with: a `Build`, which gives them memory, or a `Sketch`, which gives shapes alone."""
+    """Builder of modules: a `Build`, which gives them memory, or a `Sketch`, which gives only shapes."""
 
     @property
     def ops(self) -> Ops:
-        """The kernels to call."""
+        """Kernels to call."""
         ...
 
     @property
     def dtype(self) -> torch.dtype:
-        """The model's."""
+        """Dtype of the model."""
         ...
 
     @property
@@ -36,41 +38,44 @@ class Builder(Protocol):
 
     @property
     def rank(self) -> Rank:
-        """Whose part of the model it is."""
+        """Rank that gets this part of the model."""
         ...
 
     def weight(self, row: Weight) -> torch.Tensor:
-        """An unwritten weight; loading fills it."""
+        """Allocate an unwritten weight; loading fills it."""
         ...
 
     def scale(self, multiplier: Multiplier, size: int, factor: float) -> torch.Tensor | None:
-        """What `ops.linear` takes to multiply `size` outputs: [size] float32, or None where that is 1 throughout."""
+        """Return the argument of `ops.linear` that multiplies `size` outputs, [size] float32.
+
+        None means that the multiplier is 1 throughout.
+        """
         ...
 
     def rounded(self, value: float) -> float:
-        """As it is in the model's dtype."""
+        """Return `value` rounded to the model's dtype."""
         ...
 
     def constant(self, values: Sequence[float], dtype: str | torch.dtype) -> torch.Tensor: ...
 
     def stack(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-        """[tokens, ...] each -> [tokens, tensors, ...]"""
+        """Stack tensors, [tokens, ...] each -> [tokens, tensors, ...]."""
         ...
 
 
 class Module:
-    """Owns what its attributes hold: weights that it declares with `own`, and other modules.
+    """Base class of layers and models: owns weights declared with `own`, and submodules.
 
-    The checkpoint calls them as the attributes are called, but for those that `names` calls otherwise. Where
-    `is_in_checkpoint` is false, the module's weights stand in the checkpoint beside it, not under its name.
-    What it `borrowed` are modules, by their names in it, that it calls and another module owns.
+    A checkpoint uses the names of the attributes, except those that `names` replaces. If `is_in_checkpoint` is false,
+    the module's weights are in the checkpoint under its parent's name, not under its own. `borrowed` are modules, by
+    their names in this one, that it calls and another module owns.
     """
 
     is_in_checkpoint = True
 
     def __init__(self) -> None:
         self.rows: dict[str, Weight] = {}
-        """By the attribute that holds the weight."""
+        """Rows of the weight table, by the attribute that holds the weight."""
         self.names: dict[str, str] = {}
         self.borrowed: Mapping[str, Module] = {}
 
@@ -78,37 +83,37 @@ class Module:
         return self.forward(*args, **kwargs)  # type: ignore[attr-defined]
 
     def own(self, build: Builder, attribute: str, *shape: int, role: Role, **facts: Any) -> torch.Tensor:
-        """Declares the weight that `attribute` is to hold; `facts` are further fields of its row."""
+        """Declare and allocate the weight of `attribute`; `facts` are further fields of its row."""
         row = Weight(shape, role, **({"names": (attribute,)} | facts))
         self.rows[attribute] = row
         return build.weight(row)
 
     def children(self) -> Iterator[tuple[str, Module]]:
-        """(name, module) of those that it owns, in the order in which they were made."""
+        """Yield (name, module) of the owned submodules, in the order in which they were made."""
         for attribute, value in vars(self).items():
             if isinstance(value, Module):
                 yield self.names.get(attribute, attribute), value
 
     def named_modules(self, path: str = "") -> Iterator[tuple[str, Module]]:
-        """It and all modules within, by their paths."""
+        """Yield this module and all modules within, with their paths."""
         yield path, self
         for name, child in self.children():
             yield from child.named_modules(joined(path, name))
 
     def name_of(self, module: Module) -> str:
-        """The path of a module within."""
+        """Return the path of a module within."""
         return next(path for path, found in self.named_modules() if found is module)
 
     def modules(self) -> Iterator[Module]:
         return (module for _, module in self.named_modules())
 
     def own_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """(attribute, tensor) of the weights that are its own."""
+        """Yield (attribute, tensor) of the module's own weights."""
         for attribute in self.rows:
             yield attribute, getattr(self, attribute)
 
     def named_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """(path, tensor) of all weights."""
+        """Yield (path, tensor) of all weights."""
         for path, module in self.named_modules():
             for attribute, tensor in module.own_tensors():
                 yield joined(path, attribute), tensor
@@ -117,8 +122,10 @@ class Module:
         return (tensor for _, tensor in self.named_parameters())
 
     def weights(self, prefix: str = "", without: Iterable[Module] = ()) -> Iterator[tuple[Module, str, Weight]]:
-        """(module, attribute, row) of all weights, their names as in a checkpoint that calls this module `prefix`;
-        not those of the modules `without`."""
+        """Yield (module, attribute, row) of all weights, except those of the modules `without`.
+
+        Names are those of a checkpoint that calls this module `prefix`.
+        """
         for attribute, row in self.rows.items():
             yield self, attribute, row.under(f"{prefix}." if prefix else "")
         for name, child in self.children():
@@ -130,7 +137,7 @@ M = TypeVar("M", bound=Module)
 
 
 class ModuleList(Module, Sequence[M]):
-    """Modules by their numbers."""
+    """List of modules, named by their numbers."""
 
     def __init__(self, modules: Iterable[M]) -> None:
         super().__init__()

@@ -11,9 +11,12 @@ if TYPE_CHECKING:
 
 
 class RMSNorm(Module):
-    """RMS norm over the last dimension. `plus_one`: the checkpoint has its weight less 1 (Gemma, Qwen3-Next); the
-    kernel adds it in float32, since the sum would be rounded in the model's dtype. `spans_ranks`: the mean is over as
-    many channels of each other rank too."""
+    """RMS norm over the last dimension.
+
+    `plus_one`: the checkpoint has its weight less 1 (Gemma, Qwen3-Next); the kernel adds the 1 in float32, since the
+    sum would be rounded in the model's dtype. `spans_ranks`: the mean is over the channels of all ranks, which have
+    equally many.
+    """
 
     def __init__(
         self, build: Builder, size: int, eps: float, plus_one: bool = False, spans_ranks: bool = False
@@ -28,7 +31,7 @@ class RMSNorm(Module):
         self.offset = (1.0,) if plus_one else ()
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """[..., size] -> [..., size] in the weight's dtype; `residual`, which is as the result, is added to it"""
+        """Normalise [..., size] -> [..., size] in the weight's dtype, and add `residual`, of the result's shape."""
         if self.ranks > 1:
             assert residual is None, "no residual is added to what ranks share"
             return self.of_ranks(x, self.weight, self.eps, self.ranks)
@@ -37,7 +40,7 @@ class RMSNorm(Module):
 
 
 class LayerNorm(Module):
-    """Mean 0 and variance 1 over the last dimension, then weight and bias."""
+    """Norm to mean 0 and variance 1 over the last dimension, then weight and bias."""
 
     def __init__(self, build: Builder, size: int, eps: float) -> None:
         super().__init__()
@@ -47,13 +50,16 @@ class LayerNorm(Module):
         self.eps = eps
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[tokens, size] -> [tokens, size]"""
+        """Normalise [tokens, size] -> [tokens, size]."""
         return self.op(x, self.weight, self.bias, self.eps)
 
 
 class GatedRMSNorm(Module):
-    """RMS norm over groups of channels with a gate, as state mixers end with: SiLU, or the sigmoid if
-    `gate_is_sigmoid`. `group_size` None: the gate alone, which has no weight."""
+    """RMS norm over groups of channels with a gate, the end of state mixers.
+
+    The gate is SiLU, or the sigmoid if `gate_is_sigmoid`. With `group_size` None there is only the gate, which has no
+    weight.
+    """
 
     def __init__(
         self,
@@ -66,8 +72,11 @@ class GatedRMSNorm(Module):
         gate_is_sigmoid: bool = False,
         spans_ranks: bool = False,
     ) -> None:
-        """`shares_weight`: one weight of `group_size` serves all groups. `spans_ranks`: the one group has further
-        channels, as many on each other rank."""
+        """Declare the weight of the norm.
+
+        `shares_weight`: one weight of `group_size` serves all groups. `spans_ranks`: the single group spans all ranks,
+        which have equally many channels.
+        """
         super().__init__()
         self.ranks = build.rank.of if spans_ranks and group_size is not None else 1
         self.of_ranks = build.ops.rms_norm_of_ranks
@@ -81,7 +90,7 @@ class GatedRMSNorm(Module):
         self.gate_is_sigmoid = gate_is_sigmoid
 
     def forward(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-        """Both [tokens, size] -> [tokens, size] in the gate's dtype"""
+        """Normalise and gate `x`, both [tokens, size] -> [tokens, size] in the gate's dtype."""
         if self.ranks > 1:
             return self.of_ranks(x, self.weight, self.eps, self.ranks, gate, self.norm_before_gate)
         how = (self.eps, self.group_size, self.norm_before_gate, self.gate_is_sigmoid)

@@ -1,5 +1,7 @@
-"""How an operating system's pages back tensors on a CPU: huge ones for what is read in every step, none for what was
-read once. All of it is advice: where a system has no such thing, the tensors are the same."""
+"""Operating system pages of tensors on a CPU: huge ones for data read in every step, none for data read once.
+
+All of it is advice: on a system without such pages, the tensors are the same.
+"""
 
 from __future__ import annotations
 
@@ -15,27 +17,30 @@ from pathlib import Path
 import torch
 
 HUGE_PAGE = 2**21
-"""bytes, where ordinary pages have 4 KiB"""
+"""Bytes of a huge page; ordinary pages have 4 KiB."""
 
 _POPULATE_READ = 22
-"""MADV_POPULATE_READ of Linux 5.14, which Python does not name; an older system does nothing."""
+"""MADV_POPULATE_READ of Linux 5.14, which Python does not name; an older system ignores it."""
 
 CACHE_LINE = 64
-"""bytes; vectors that lie across two lines are read more slowly"""
+"""Bytes of a cache line; vectors across two lines are read more slowly."""
 
 
 def empty(*shape: int, dtype: torch.dtype, device: torch.device, fills_slowly: bool = False) -> torch.Tensor:
-    """An unwritten tensor. On a CPU a page of it takes memory when it is first used; large tensors begin at a huge
-    page and use such pages as far as they fill them, so that none takes more memory than it is large. What
-    `fills_slowly`, from its beginning, has ordinary pages there: a huge one takes all its memory, and the time to clear
-    it, for the first byte that is written."""
+    """Return an unwritten tensor.
+
+    On a CPU a page of it takes memory when it is first used. Large tensors begin at a huge page and use huge pages as
+    far as they fill them, so that no tensor takes more memory than its size. A tensor that `fills_slowly`, from its
+    beginning, has ordinary pages there: the first byte written to a huge page takes all its memory, and the time to
+    clear it.
+    """
     count = math.prod(shape)
     size = count * dtype.itemsize
     if device.type != "cpu" or sys.platform != "linux" or size < HUGE_PAGE:
         return torch.empty(shape, dtype=dtype, device=device)
     region = mmap.mmap(-1, size + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     begin = -torch.frombuffer(region, dtype=torch.uint8).data_ptr() % HUGE_PAGE
-    with suppress(OSError):  # a kernel without huge pages
+    with suppress(OSError):  # The system may have no huge pages.
         ordinary = HUGE_PAGE if fills_slowly else 0
         if size - ordinary >= HUGE_PAGE:
             region.madvise(mmap.MADV_HUGEPAGE, begin + ordinary, size - size % HUGE_PAGE - ordinary)
@@ -43,15 +48,17 @@ def empty(*shape: int, dtype: torch.dtype, device: torch.device, fills_slowly: b
 
 
 def read_ahead(file: Path) -> None:
-    """Has the system begin to read `file`, without waiting for it."""
+    """Have the system begin to read `file`, without waiting for it."""
     if sys.platform == "linux":
         with file.open("rb") as opened:
             os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
 
 
 def fetch(mapped: torch.Tensor) -> None:
-    """Has the system put a contiguous part of a mapped file into this process's pages at once, which takes a small part
-    of the time that it takes page by page."""
+    """Have the system map a contiguous part of a mapped file into this process's pages at once.
+
+    That takes a small part of the time that it takes page by page.
+    """
     if sys.platform == "linux":
         begin = mapped.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
         size = mapped.data_ptr() + mapped.nbytes - begin
@@ -59,8 +66,10 @@ def fetch(mapped: torch.Tensor) -> None:
 
 
 def drop(mapped: torch.Tensor) -> None:
-    """Gives back the memory of a contiguous part of a mapped file, which would be read from the file again. Nothing
-    may have been written to it."""
+    """Free the memory of a contiguous part of a mapped file; a later access reads it from the file again.
+
+    The part must not have been written to.
+    """
     if sys.platform != "linux":
         return
     begin = -(-mapped.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE

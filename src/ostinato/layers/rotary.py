@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Rotary(Module):
-    """cos and sin of every token's angles, already multiplied by the embedding's attention scaling."""
+    """Cosine and sine of every token's angles, already multiplied by the embedding's attention scaling."""
 
     def __init__(self, build: Builder, rope: RopeSpec) -> None:
         super().__init__()
@@ -22,12 +22,15 @@ class Rotary(Module):
         self.frequencies = build.constant(frequencies, "float32")
 
     def forward(self, positions: torch.Tensor) -> torch.Tensor:
-        """[tokens] -> [2, tokens, rotary_dim / 2] float32"""
+        """Return the angles of positions, [tokens] -> [2, tokens, rotary_dim / 2] float32."""
         return self.op(positions, self.frequencies, self.scaling)
 
 
 class AxialRotary(Module):
-    """The same of tokens that stand in more than a line: angle i is that of their position on axis `axes[i]`."""
+    """Cosine and sine of tokens whose positions have several axes.
+
+    Angle i is that of the position on axis `axes[i]`.
+    """
 
     def __init__(self, build: Builder, axes: Sequence[int], frequencies: Sequence[float], scaling: float) -> None:
         super().__init__()
@@ -36,5 +39,5 @@ class AxialRotary(Module):
         self.frequencies = build.constant(frequencies, "float32")
 
     def forward(self, positions: torch.Tensor) -> torch.Tensor:
-        """[tokens, axes] -> [2, tokens, angles] float32"""
+        """Return the angles of positions, [tokens, axes] -> [2, tokens, angles] float32."""
         return self.op(positions, self.axes, self.frequencies, self.scaling)

@@ -1,4 +1,4 @@
-"""The short convolution as a layer of its own (LFM2): projection, gate, convolution, gate, projection."""
+"""Short convolution as a layer (LFM2): projection, gate, convolution, gate, projection."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ShortConv(Module):
         self.out_proj = Linear(build, spec.channels, hidden_size, bias, cuts_inputs=True)
 
     def forward(self, x: torch.Tensor, step: StepInputs, memory: LayerMemory, residual: torch.Tensor) -> torch.Tensor:
-        """`x` and `residual` [tokens, hidden] -> [tokens, hidden]"""
+        """Apply the convolution to `x` and add `residual`, both [tokens, hidden] -> [tokens, hidden]."""
         before, after, inner = self.in_proj(x).split(self.spec.channels, dim=-1)
         gated = self.ops.multiply(before, inner)
         convolved = self.ops.tap.split("state", self.conv, (gated,), step, memory)

@@ -1,4 +1,4 @@
-"""A model without memory: shapes in place of tensors, to read its weight table from, and the calls of its forward."""
+"""Model without memory: shapes in place of tensors, to read its weight table and the calls of its forward pass."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from ostinato.plan.weights import Weight
 
 @dataclass(frozen=True, eq=False)
 class Shape:
-    """What stands for a tensor: its shape, its dtype by name, `model` being the model's own, and the `call` that
-    computed it: None for weights, inputs and cache memory."""
+    """Stand-in for a tensor: shape, dtype name and the call that computed it.
+
+    The dtype `model` is the model's own. `call` is None for weights, inputs and cache memory.
+    """
 
     shape: tuple[int, ...]
     dtype: str
@@ -86,7 +88,7 @@ class Shape:
 
 
 class Trace:
-    """Notes the calls of a forward pass. It stands for the tap of the model's kernels."""
+    """Record of the calls of a forward pass, in place of the tap of the model's kernels."""
 
     def __init__(self) -> None:
         self._calls: list[Call] = []
@@ -94,24 +96,24 @@ class Trace:
         self._parts = 0
 
     def input(self, shape: tuple[int, ...], dtype: str) -> Shape:
-        """What a pass reads that none of its calls computes."""
+        """Return an input of the pass, which none of its calls computes."""
         return Shape(shape, dtype, self)
 
     def run(self, forward: Callable[[], Shape]) -> Calls:
-        """The calls of `forward`, and which gives its result."""
+        """Return the calls of `forward`, and which of them gives its result."""
         self._calls = []
         result = forward()
         assert result.call is not None, "a pass computes its result"
         return Calls(tuple(self._calls), result.call)
 
     def kernel(self, name: str, *args: Any, **kwargs: Any) -> Shape:
-        """The result of an operation, by what its row says."""
+        """Return the result of an operation, by the rule of its row."""
         result = OPERATIONS[name].result(*args, **kwargs)
         given = (*args, *kwargs.values())
         return self.note(name, given, *((result,) if isinstance(result, Shape) else result))
 
     def split(self, name: str, function: Callable[..., Shape], tensors: tuple[Shape, ...], *others: Any) -> Shape:
-        """Notes the calls of a part of a layer as such."""
+        """Record the calls of a part of a layer as such."""
         self._part, self._parts = name, self._parts + 1
         result = function(*tensors, *others)
         self._part = None
@@ -125,7 +127,7 @@ class Trace:
         dtype: str = "model",
         casts_from: str | None = None,
     ) -> Shape:
-        """Notes a call -> its result: `result` itself if that is an argument, or else a new one of that shape."""
+        """Record a call and return its result: `result` itself if that is an argument, else a new one of that shape."""
         reads = tuple(dict.fromkeys(arg.call for arg in args if isinstance(arg, Shape) and arg.call is not None))
         elements = 0 if isinstance(result, Shape) else prod(result)
         self._calls.append(Call(operation, elements, dtype, reads, self._part, self._parts, casts_from))
@@ -133,7 +135,7 @@ class Trace:
 
 
 class SketchedOps(Operations):
-    """What stands for the kernels: each call is noted."""
+    """Stand-in for the kernels that records each call."""
 
     def __init__(self, trace: Trace) -> None:
         vars(self).update({name: partial(trace.kernel, name) for name in OPERATIONS})
@@ -141,7 +143,7 @@ class SketchedOps(Operations):
 
 
 class Sketch:
-    """What a model is built with that has no memory."""
+    """Builder of a model without memory."""
 
     dtype: Any = "model"
     float32: Any = "float32"

@@ -1,4 +1,4 @@
-"""The rows of a step in a layer that keeps states: decode rows and prefill rows differ in how they advance theirs."""
+"""Rows of a step in a layer with states: decode rows and prefill rows differ in how they advance their states."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DecodeRows:
-    """What the update of a recurrence needs to know of decode rows."""
+    """Slots and positions of decode rows, for the update of a recurrence."""
 
     read_slots: torch.Tensor
-    """[rows]"""
+    """Slots to read, [rows]."""
     write_slots: torch.Tensor
-    """[rows, tokens of a row]: the state after each token."""
+    """Slots for the state after each token, [rows, tokens of a row]."""
     start_positions: torch.Tensor
-    """[rows]"""
+    """Position of each row's first token, [rows]."""
 
 
 @dataclass(frozen=True)
 class PrefillRows:
-    """What the scan of a recurrence needs to know of prefill rows, whose tokens alone it gets."""
+    """Slots and positions of prefill rows, for the scan of a recurrence, which gets only their tokens."""
 
     row_starts: torch.Tensor
-    """[rows + 1], among these tokens."""
+    """First token of each row among these tokens, and the end of the last one, [rows + 1]."""
     start_positions: torch.Tensor
-    """[rows]"""
+    """Position of each row's first token, [rows]."""
     read_slots: torch.Tensor
-    """[rows]"""
+    """Slots to read, [rows]."""
     write_slots: torch.Tensor
-    """[rows]: the state after the last token."""
+    """Slots for the state after the last token, [rows]."""
     checkpoints: list[tuple[int, int, int]]
-    """(row, offset, slot): further states to keep."""
+    """Further states to keep: (row, offset, slot)."""
 
 
 def advance_rows(
@@ -46,8 +46,10 @@ def advance_rows(
     update: Callable[..., torch.Tensor],
     scan: Callable[..., torch.Tensor],
 ) -> torch.Tensor:
-    """`update(DecodeRows, *parts)` for the decode rows, which come first, `scan(PrefillRows, *parts)` for the others,
-    each with their own tokens of `parts` [tokens, ...]. -> [tokens, ...]"""
+    """Call `update(DecodeRows, *parts)` for the decode rows and `scan(PrefillRows, *parts)` for the others.
+
+    Decode rows come first. Each call gets its rows' tokens of `parts` [tokens, ...]. -> [tokens, ...].
+    """
     rows, tokens = step.num_decode_rows, step.num_decode_tokens
     if rows == step.read_slots.shape[0]:
         return update(DecodeRows(step.read_slots, step.write_slots, step.start_positions), *parts)

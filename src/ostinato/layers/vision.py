@@ -1,6 +1,6 @@
-"""The vision encoder of Qwen3-VL (arXiv 2511.21631): a transformer over patches, of which neighbours become a token.
+"""Vision encoder of Qwen3-VL (arXiv 2511.21631): a transformer over patches, whose neighbours become a token.
 
-Every computation is row by row but for attention, which stays within an image, so that padding reaches nothing.
+Every computation is row by row except attention, which stays within an image, so padding affects nothing.
 """
 
 from __future__ import annotations
@@ -22,12 +22,15 @@ NORM_EPS = 1e-6
 
 
 def linear(build: Builder, in_size: int, out_size: int, stored_shape: tuple[int, ...] = ()) -> Linear:
-    """The encoder's weights stay in the model's dtype where the text part's are quantised."""
+    """Return a linear layer with a bias.
+
+    The encoder's weights stay in the model's dtype even if the text part's are quantised.
+    """
     return Linear(build, in_size, out_size, bias=True, can_be_quantised=False, stored_shape=stored_shape)
 
 
 class PatchEmbedding(Module):
-    """A product with the patch as one vector; in checkpoints a convolution [hidden, channels, time, height, width]."""
+    """Matmul with the patch as one vector; in checkpoints a convolution [hidden, channels, time, height, width]."""
 
     def __init__(self, build: Builder, vision: VisionSpec) -> None:
         super().__init__()
@@ -35,12 +38,12 @@ class PatchEmbedding(Module):
         self.proj = linear(build, vision.patch_elements, vision.hidden_size, (vision.hidden_size, *kernel))
 
     def forward(self, patches: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """`patches` [patches, elements] and the embeddings of their positions -> [patches, hidden]"""
+        """Embed `patches` [patches, elements] and add the embeddings of their `positions` -> [patches, hidden]."""
         return self.proj(patches, positions)
 
 
 class PositionEmbedding(Module):
-    """Learned embeddings of a square grid, of which a patch takes a weighted sum: four neighbours, bilinearly."""
+    """Learned embeddings of a square grid; a patch takes a bilinear sum of four neighbours."""
 
     def __init__(self, build: Builder, count: int, hidden_size: int) -> None:
         super().__init__()
@@ -48,7 +51,7 @@ class PositionEmbedding(Module):
         self.weight = self.own(build, "weight", count, hidden_size, role="embedding")
 
     def forward(self, taps: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """`taps` [patches, 4] int64, `weights` [patches, 4] float32 -> [patches, hidden], added up in float32"""
+        """Sum embeddings in float32: `taps` [patches, 4] int64, `weights` [patches, 4] float32 -> [patches, hidden]."""
         return self.op(taps, weights, self.weight)
 
 
@@ -65,7 +68,7 @@ class EncoderAttention(Module):
     def forward(
         self, x: torch.Tensor, angles: torch.Tensor, starts: torch.Tensor, residual: torch.Tensor
     ) -> torch.Tensor:
-        """`x` and `residual` [patches, hidden] -> [patches, hidden]"""
+        """Attend within each image and add `residual`, both [patches, hidden] -> [patches, hidden]."""
         heads = self.num_heads
         parts = self.qkv(x).unflatten(-1, (3 * heads, -1))
         q, k = self.ops.rotate(parts[:, : 2 * heads], angles).split(heads, dim=1)
@@ -83,7 +86,7 @@ class EncoderMLP(Module):
         self.linear_fc2 = linear(build, inner_size, size)
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """Both [patches, hidden] -> [patches, hidden]"""
+        """Apply the MLP to `x` and add `residual`, both [patches, hidden] -> [patches, hidden]."""
         return self.linear_fc2(self.linear_fc1(x, activation=self.activation), residual)
 
 
@@ -99,14 +102,16 @@ class EncoderBlock(Module):
         self.mlp = EncoderMLP(build, size, vision.intermediate_size, activation)
 
     def forward(self, x: torch.Tensor, angles: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
-        """[patches, hidden] -> [patches, hidden]"""
+        """Apply the block, [patches, hidden] -> [patches, hidden]."""
         x = self.attn(self.norm1(x), angles, starts, x)
         return self.mlp(self.norm2(x), x)
 
 
 class Merger(Module):
-    """Neighbouring patches, side by side, become one token of the text part. `norms_merged`: the norm is over all of
-    them together, as in DeepStack's."""
+    """Merger of neighbouring patches, side by side, into one token of the text part.
+
+    `norms_merged`: the norm is over all of them together, as in DeepStack's.
+    """
 
     def __init__(self, build: Builder, vision: VisionSpec, norms_merged: bool) -> None:
         super().__init__()
@@ -116,14 +121,16 @@ class Merger(Module):
         self.linear_fc2 = linear(build, self.size, vision.out_hidden_size)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[patches, hidden] -> [tokens, out]"""
+        """Merge patches, [patches, hidden] -> [tokens, out]."""
         merged = self.norm(x.view(-1, self.size)) if self.norms_merged else self.norm(x).view(-1, self.size)
         return self.linear_fc2(self.linear_fc1(merged, activation="gelu"))
 
 
 class VisionEncoder(Module):
-    """Patch and position embeddings, blocks, and the mergers of the last block's output and of those that DeepStack
-    takes."""
+    """Patch and position embeddings, blocks, and mergers.
+
+    The mergers take the output of the last block and of the blocks for DeepStack.
+    """
 
     def __init__(self, build: Builder, vision: VisionSpec, theta: float, activation: str) -> None:
         super().__init__()
@@ -134,13 +141,16 @@ class VisionEncoder(Module):
         self.blocks = ModuleList(EncoderBlock(build, vision, activation) for _ in range(vision.num_layers))
         self.merger = Merger(build, vision, norms_merged=False)
         self.deepstack_merger_list = ModuleList(Merger(build, vision, True) for _ in vision.deepstack_layers)
-        # A quarter of a head is rotated with another by the rows, and a quarter with another by the columns.
+        # One pair of a head's quarters is rotated by the rows, the other pair by the columns.
         quarter = vision.hidden_size // vision.num_heads // 4
         frequencies = [theta ** (-i / quarter) for i in range(quarter)]
         self.rotary = AxialRotary(build, [0] * quarter + [1] * quarter, 2 * frequencies, 1.0)
 
     def forward(self, inputs: EncoderInputs) -> torch.Tensor:
-        """-> [patches / merge ** 2, rows, hidden of the text part]: the merged last block's output, then DeepStack's"""
+        """Encode images -> [patches / merge ** 2, rows, hidden of the text part].
+
+        The first row is the merged last block's output, the others are DeepStack's.
+        """
         positions = self.pos_embed(inputs.taps, inputs.tap_weights)
         x = self.patch_embed(inputs.patches.to(self.dtype), positions)
         angles = self.rotary(inputs.positions)

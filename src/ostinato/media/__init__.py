@@ -1,1 +1,1 @@
-"""Images and videos: from what a request brings to patches for the encoder and places in the prompt. No torch."""
+"""Images and videos: from a request's content to patches for the encoder and places in the prompt. No torch."""

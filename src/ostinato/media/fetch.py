@@ -1,7 +1,7 @@
-"""Images from other machines: nothing but public addresses, a limited size, and a limited time.
+"""Images from other machines: only from public addresses, with limits on size and time.
 
-The address that was looked at is the one that is connected to, for the first URL and for each that it leads to, so
-that a name that changes its address in between leads nowhere else.
+The address that was checked is the one that is connected to, for the first URL and for each redirect, so that a name
+that changes its address in between leads nowhere else.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ostinato.errors import RequestError
 
 MAX_BYTES = 20 * 2**20
 SECONDS = 10.0
-"""For all of it, redirects among it."""
+"""Time limit in seconds for a whole fetch, redirects included."""
 MAX_REDIRECTS = 3
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -27,9 +27,9 @@ _TRANSLATED = ipaddress.IPv6Network("64:ff9b::/96")
 
 
 def is_public(address: Address) -> bool:
-    """Whether an address is one of the open internet, and not of this machine or of networks around it."""
+    """Return whether an address belongs to the open internet, not to this machine or networks around it."""
     if isinstance(address, ipaddress.IPv6Address):
-        # Forms that carry an IPv4 address, which is where they lead.
+        # These forms embed an IPv4 address, which is their destination.
         inner = address.ipv4_mapped or address.sixtofour or (address.teredo[1] if address.teredo else None)
         if inner is None and address in _TRANSLATED:
             inner = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
@@ -47,11 +47,12 @@ def fetch(
     max_bytes: int = MAX_BYTES,
     seconds: float = SECONDS,
 ) -> bytes:
-    """What `url` holds. RequestError if it is not there, too large, too slow, or at an address that is not `allowed`.
+    """Return the bytes at `url`.
 
-    Blocks its thread, and may be called from one that runs an event loop.
+    RequestError if there are none, or if they are too large, too slow, or at an address that is not `allowed`. Blocks
+    its thread, and may be called from one that runs an event loop.
     """
-    # A thread of its own: only an event loop can bound the time of the whole.
+    # A separate thread: only an event loop can limit the total time.
     with ThreadPoolExecutor(1, "fetch-image") as executor:
         return executor.submit(lambda: asyncio.run(_within(url, allowed, max_bytes, seconds))).result()
 
@@ -84,10 +85,10 @@ def _checked(url: str) -> httpx2.URL:
 
 
 async def _addresses(target: httpx2.URL, allowed: Callable[[Address], bool]) -> list[Address]:
-    """Those of the host, all of which are allowed."""
+    """Return the addresses of the host, all of them allowed."""
     host = target.host[:100]
     port = target.port or (443 if target.scheme == "https" else 80)
-    # A thread of its own, which nobody waits for when the time is over: a look-up cannot be cut short.
+    # A separate thread, since a look-up cannot be cut short: it is left behind when the time is over.
     executor = ThreadPoolExecutor(1, "look-up-host")
     look_up = partial(socket.getaddrinfo, target.host, port, type=socket.SOCK_STREAM)
     try:
@@ -105,7 +106,7 @@ async def _addresses(target: httpx2.URL, allowed: Callable[[Address], bool]) -> 
 
 
 async def _ask(client: httpx2.AsyncClient, target: httpx2.URL, addresses: list[Address], max_bytes: int) -> bytes | str:
-    """What is there, or where it leads on to."""
+    """Return the content at `target`, or the URL that it redirects to."""
     headers = {"Host": target.netloc.decode("ascii"), "Accept": "image/*", "Accept-Encoding": "identity"}
     # Certificates are checked against the name, not against the address.
     extensions = {"sni_hostname": target.raw_host.decode("ascii")}

@@ -1,18 +1,18 @@
-"""How large an image is, read off the first bytes of its file: before a library takes memory for it.
+"""Image sizes, read from the first bytes of a file before a library allocates memory for the image.
 
-The layouts are those of the formats' specifications: PNG (W3C, 11.2.2), GIF89a (18), BMP (BITMAPINFOHEADER), WebP
-(RFC 9649, 2.4 to 2.7) and JPEG (ITU T.81, B.2.2).
+The layouts are those of the formats' specifications: PNG (W3C, 11.2.2), GIF89a (18), BMP (BITMAPINFOHEADER), WebP (RFC
+9649, 2.4 to 2.7) and JPEG (ITU T.81, B.2.2).
 """
 
 from __future__ import annotations
 
 _WITHOUT_LENGTH = frozenset({0x01, *range(0xD0, 0xD9)})
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-"""Markers of JPEG: those that stand alone, and those of a frame's header."""
+"""JPEG markers without a length, and those of a frame's header."""
 
 
 def size_of(content: bytes) -> tuple[int, int] | None:
-    """Width and height as the file's header has them; None for what is none of the formats, or is cut off."""
+    """Return width and height from the file's header; None for an unknown format or a truncated file."""
     try:
         if content.startswith(b"\x89PNG\r\n\x1a\n"):
             return _big(content, 16, 4), _big(content, 20, 4)

@@ -1,4 +1,4 @@
-"""From a conversation to the prompt of a model, with its images: what LLM, the commands and the server share."""
+"""Conversion of a conversation with images into a model's prompt, shared by LLM, the commands and the server."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from ostinato.plan.plan import Plan
 from ostinato.plan.vision import VisionSpec
 
 Render = Callable[[Sequence[Message]], str]
-"""A conversation, in which images have no content, to its text."""
+"""Function from a conversation, whose images have no content, to its text."""
 
 SizeOf = Callable[[PixelSettings], tuple[int, int]]
-"""Settings to the height and width that something is resized to."""
+"""Function from settings to the height and width of a resized item."""
 
 
 class TextTokens(Protocol):
-    """What is needed of a tokenizer."""
+    """Methods that this module needs of a tokenizer."""
 
     @property
     def has_text(self) -> bool: ...
@@ -41,17 +41,17 @@ class TextTokens(Protocol):
 
 
 class RenderedChat(NamedTuple):
-    """A conversation as the model gets it."""
+    """A conversation in the model's form."""
 
     text: str
-    """As the chat template made it, with special tokens, one placeholder for each image and video"""
+    """Output of the chat template, with special tokens and one placeholder for each image and video."""
     media: MediaPrompt | None
     """None for a conversation without images: its prompt is the text."""
 
 
 @dataclass(frozen=True)
 class MediaInput:
-    """How a model takes in images and videos, and which it takes."""
+    """Settings by which a model takes in images and videos, and limits of what it accepts."""
 
     vision: VisionSpec
     settings: MediaSettings
@@ -59,16 +59,16 @@ class MediaInput:
     encode: Encode
     sources: Sources
     max_item_tokens: int
-    """Of an image, or of one temporal patch of a video, without pruning"""
+    """Largest number of tokens of an image, or of one temporal patch of a video, without pruning."""
     max_prompt_tokens: int
     pruning_rate: float = 0.0
     max_images: int | None = None
-    """In a conversation, frames of videos among them"""
+    """Largest number of images in a conversation, frames of videos included."""
     max_pixels: int | None = None
-    """Of all these images together, as they come"""
+    """Largest number of pixels of all these images together, before resizing."""
 
     def prepare(self, parts: Sequence[MediaPart]) -> list[MediaItem | Video]:
-        """Loads and cuts up the images. RequestError, with the place of one that cannot be taken."""
+        """Load the images and cut them into patches. RequestError names the place of one that cannot be taken."""
         count = sum(len(part.sources) for part in parts)
         if self.max_images is not None and count > self.max_images:
             raise RequestError(
@@ -103,7 +103,7 @@ class MediaInput:
         settings = part.limits(self.settings.video)
 
         def frames() -> Iterator[Image.Image]:
-            # One after the other: frames that were not made smaller yet may be many times larger.
+            # Load one after the other: frames before resizing may be many times larger.
             for i, source in enumerate(part.sources):
                 frame = load_image(source, self.sources)
                 if i == 0:
@@ -114,7 +114,7 @@ class MediaInput:
         return process_video(frames(), len(part.sources), part.fps, settings, self.pruning_rate)
 
     def _check_tokens(self, settings: PixelSettings, size: SizeOf, num_frames: int) -> None:
-        """Before anything is resized: an image, or a video, of absurd size is never made."""
+        """Check the numbers of tokens before resizing, so that an image or video of absurd size is never made."""
         height, width = size(settings)
         tokens = height * width // settings.factor**2
         if tokens <= self.max_item_tokens:
@@ -134,7 +134,7 @@ class MediaInput:
         )
 
     def _fitting(self, settings: PixelSettings, size: SizeOf) -> list[int]:
-        """The limit of pixels, if there is one, under which it has no more tokens than it may have."""
+        """Return the pixel limit that keeps the item within `max_item_tokens`, or nothing if there is none."""
         pixels = min(settings.max_pixels, self.max_item_tokens * settings.factor**2)
         while pixels >= 1:
             limited = MediaPart(settings.kind, (), "", max_pixels=pixels).limits(settings)
@@ -148,10 +148,10 @@ class MediaInput:
 def load_media_input(
     directory: Path, vision: VisionSpec | None, tokenizer: TextTokens, plan: Plan, remote: bool
 ) -> MediaInput | None:
-    """How the model of a checkpoint directory takes in images, from files among others; `remote`: also from URLs.
+    """Return how a checkpoint's model takes in images from files and, if `remote`, from URLs.
 
-    None for a model of text alone, or one whose text is not known either. ModelError if its files are damaged or
-    contradict each other.
+    None for a text-only model, and for one whose text is unknown too. ModelError if the directory's files are damaged
+    or contradict each other.
     """
     if vision is None or plan.encoder is None or not tokenizer.has_text:
         return None
@@ -178,11 +178,11 @@ def render_chat(
     others: Any = None,
     places: Sequence[str] | None = None,
 ) -> RenderedChat:
-    """The prompt of a conversation; `media` is None for a model of text alone.
+    """Return the prompt of a conversation; `media` is None for a text-only model.
 
-    `others` is whatever else the template writes out, such as tools; `places` are what errors call the messages. A
-    text of the request that holds a placeholder of images is refused, since it would be taken for one. RequestError for
-    images that cannot be taken, and if the template refuses the conversation.
+    `others` is whatever else the template writes out, such as tools; `places` are the names of the messages in errors.
+    A text of the request that holds a placeholder of images is refused, since it would be taken for one. RequestError
+    for images that cannot be taken, and if the template refuses the conversation.
     """
     plain, parts = split_media(messages, places)
     if media is None:

@@ -1,4 +1,4 @@
-"""An image as the encoder gets it, and where the tokens of a prompt with images stand (M-RoPE)."""
+"""An image in the encoder's form, and the positions of tokens in a prompt with images (M-RoPE)."""
 
 from __future__ import annotations
 
@@ -14,43 +14,45 @@ from ostinato.media.patches import Patches
 class MediaItem:
     """One image, or one temporal patch of a video, ready for the encoder.
 
-    `num_tokens` tokens of the prompt stand for it: one for each `merge_size ** 2` patches, of which those in `kept`
-    alone if tokens were pruned.
+    `num_tokens` tokens of the prompt stand for it: one for each `merge_size ** 2` patches, or only those in `kept` if
+    tokens were pruned.
     """
 
     patches: np.ndarray | Patches
-    """[patches, patch_elements] float32, in the order of merging, or what `np.asarray` makes that of"""
+    """Patches [patches, patch_elements] float32 in merge order, or an object that `np.asarray` turns into them."""
     grid: tuple[int, int]
-    """Height and width, in patches"""
+    """Height and width, in patches."""
     num_tokens: int
     digest: str
-    """A cryptographic one of pixels, grid, processing and `kept`"""
+    """Cryptographic digest of pixels, grid, processing and `kept`."""
     kept: np.ndarray | None = None
-    """[num_tokens] int64: the output tokens that are kept, ascending; None: all of them"""
+    """Output tokens that are kept, ascending, [num_tokens] int64; None: all of them."""
 
 
 @dataclass(frozen=True, eq=False)
 class RopePositions:
-    """Where a request's tokens stand in time, height and width (M-RoPE): those of the prompt as listed, all that
-    follow it at their position plus `delta`, in all three."""
+    """Positions of a request's tokens in time, height and width (M-RoPE).
+
+    Those of the prompt are listed; all later tokens are at their index plus `delta`, in all three.
+    """
 
     prompt: np.ndarray
-    """[prompt tokens, 3] int64"""
+    """Positions of the prompt's tokens, [prompt tokens, 3] int64."""
     delta: int
 
     def of(self, start: int, end: int) -> np.ndarray:
-        """[end - start, 3] int64: of the tokens at positions `start` to `end - 1`."""
+        """Return the positions of tokens `start` to `end - 1`, [end - start, 3] int64."""
         known = self.prompt[start:end]
         following = np.arange(start + len(known), end, dtype=np.int64) + self.delta
         return np.concatenate((known, np.repeat(following[:, None], 3, axis=1)))
 
 
 def rope_positions(num_tokens: int, spans: Sequence[tuple[int, int, MediaItem]], merge_size: int) -> RopePositions:
-    """Positions of a prompt whose tokens `start` to `end - 1` stand for `item`, for each (start, end, item).
+    """Compute the positions of a prompt whose tokens `start` to `end - 1` stand for `item`, for each span.
 
-    A token of text is one step after what stands before it, in time, height and width alike. The tokens of an item
-    share a time, and stand at their row and column; what follows it comes after its longer side. An item of which only
-    some tokens are kept takes the room of the whole, and its tokens stand where they stood.
+    A span is (start, end, item). A token of text is one step after its predecessor, in time, height and width alike.
+    The tokens of an item share a time, and are at their row and column; the next token comes after the item's longer
+    side. A pruned item takes the room of the whole item, and its tokens stay at their places.
     """
     pieces: list[np.ndarray] = []
     position = begin = 0

@@ -1,4 +1,4 @@
-"""An image from wherever it comes, decoded: upright, of mode RGB, and of a size that was looked at first."""
+"""Loading of images from any source: decoded, upright, of mode RGB, and of a size that is checked first."""
 
 from __future__ import annotations
 
@@ -22,31 +22,34 @@ from ostinato.media.sizes import check_proportions
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 MAX_PIXELS = 2**26
-"""Of an image as it comes, 8192x8192: what decoding it takes follows from them, whatever the file's size."""
+"""Largest number of pixels of an image before resizing, 8192x8192.
+
+They bound the cost of decoding, whatever the file's size.
+"""
 MAX_FILE_BYTES = 2**26
 _KNOWN = f"{', '.join(FORMATS[:-1])} and {FORMATS[-1]}"
 _DEEP_GRAYS = ("I;16", "I;16L", "I;16B", "I;16N")
 
 
 def _fetch(url: str) -> bytes:
-    from ostinato.media.fetch import fetch  # here, as its client takes long to import
+    from ostinato.media.fetch import fetch  # imported here, since its client takes long to import
 
     return fetch(url)
 
 
 @dataclass
 class PixelMeter:
-    """Counts the pixels of all images that are decoded."""
+    """Counter of the pixels of all images that are decoded."""
 
     count: int = 0
     until: int | None = None
 
     def begin(self, most: int | None) -> None:
-        """A request begins, whose images may have so many pixels."""
+        """Begin a request whose images may have `most` pixels together; None: any number."""
         self.until = None if most is None else self.count + most
 
     def add(self, pixels: int) -> None:
-        """An image is about to be decoded. RequestError if that is more than the request may have."""
+        """Count an image that is about to be decoded. RequestError if the request then has too many pixels."""
         if self.until is not None and self.count + pixels > self.until:
             raise RequestError(
                 f"the images up to this one have {pixels - (self.until - self.count)} pixels more than a request may "
@@ -57,24 +60,24 @@ class PixelMeter:
 
 @dataclass(frozen=True)
 class Sources:
-    """Where images may come from, besides what the request itself holds."""
+    """Places that images may come from, besides the request itself."""
 
     files: bool
-    """Paths on this machine"""
+    """True if paths on this machine are allowed."""
     remote: bool
-    """http and https"""
+    """True if http and https URLs are allowed."""
     fetch: Callable[[str], bytes] = _fetch
     max_pixels: int = MAX_PIXELS
-    """Of an image as it comes"""
+    """Largest number of pixels of an image before resizing."""
     meter: PixelMeter = field(default_factory=PixelMeter)
 
 
 def load_image(source: Any, sources: Sources) -> Image.Image:
-    """The image of a path, a `data:`, `http(s):` or `file:` URL, the bytes of a file, a PIL image, or an array
-    [height, width, 3] of uint8.
+    """Load an image from a path, a URL, the bytes of a file, a PIL image or an array.
 
-    Transparent parts become white, 16-bit grays 8-bit ones, and the orientation of a photograph is followed.
-    RequestError if there is no such image, it cannot be decoded, is too large, or `sources` does not allow it.
+    URLs are `data:`, `http(s):` or `file:`; arrays are [height, width, 3] uint8. Transparent parts become white, 16-bit
+    grays 8-bit ones, and the orientation of a photograph is applied. RequestError if there is no such image, it cannot
+    be decoded, is too large, or `sources` does not allow it.
     """
     if isinstance(source, Image.Image):
         return _decoded(source, sources)
@@ -102,7 +105,7 @@ def load_image(source: Any, sources: Sources) -> Image.Image:
 
 
 def check_size(width: int, height: int, max_pixels: int = MAX_PIXELS) -> None:
-    """RequestError for more pixels than are decoded, and for proportions that no model sees."""
+    """Raise RequestError for more pixels than are decoded, and for proportions that no model sees."""
     if width * height > max_pixels:
         side = math.isqrt(max_pixels)
         raise RequestError(
@@ -113,7 +116,7 @@ def check_size(width: int, height: int, max_pixels: int = MAX_PIXELS) -> None:
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """The image in mode RGB, on white where it is transparent. RequestError for pixels of no known range."""
+    """Convert the image to mode RGB, on white where it is transparent. RequestError for pixels of no known range."""
     if image.mode in _DEEP_GRAYS:
         image = Image.fromarray((np.asarray(image).astype(np.uint16) >> 8).astype(np.uint8))
     if image.mode in ("I", "F"):

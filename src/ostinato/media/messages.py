@@ -10,9 +10,9 @@ from ostinato.errors import Remedy, RequestError
 from ostinato.media.settings import PixelSettings
 
 LOW_PIXELS = 512 * 512
-"""Of an image with the detail `low`, at most."""
+"""Largest number of pixels of an image with the detail `low`."""
 MOST_PIXELS = 2**50
-"""That a message may name as a limit: more than any image has, and few enough to reckon with."""
+"""Largest limit that a message may name: more pixels than any image has, and few enough to compute with."""
 _DETAILS = ("auto", "high", "low")
 _KEYS: dict[str, tuple[str, ...]] = {
     "image_url": ("image_url", "detail", "min_pixels", "max_pixels"),
@@ -24,7 +24,7 @@ Message = Mapping[str, Any]
 
 
 class MediaError(RequestError):
-    """An image of a conversation cannot be taken."""
+    """Raised for an image of a conversation that cannot be taken."""
 
     def __init__(self, where: str, reason: str, remedies: Iterable[Remedy] = ()) -> None:
         super().__init__(f"{where}: {reason}", remedies)
@@ -36,11 +36,11 @@ class MediaError(RequestError):
 
 @dataclass(frozen=True)
 class MediaPart:
-    """An image, or a video as a list of frames, and what its message says of it."""
+    """An image, or a video as a list of frames, with the settings in its message."""
 
     kind: Literal["image", "video"]
     sources: tuple[Any, ...]
-    """What `load_image` takes: one image, or the frames"""
+    """Sources that `load_image` takes: one image, or the frames."""
     where: str
     fps: Any = None
     detail: str = "auto"
@@ -48,7 +48,7 @@ class MediaPart:
     max_pixels: int | None = None
 
     def limits(self, settings: PixelSettings) -> PixelSettings:
-        """`settings` with the limits that the part asks for."""
+        """Return `settings` with the limits that the part asks for."""
         low, high = settings.min_pixels, settings.max_pixels
         if self.detail == "low":
             low, high = min(low, LOW_PIXELS), min(high, LOW_PIXELS)
@@ -62,11 +62,11 @@ class MediaPart:
 def split_media(
     messages: Sequence[Message], places: Sequence[str] | None = None
 ) -> tuple[list[Message], list[MediaPart]]:
-    """The messages with nothing of an image but that it is there, as chat templates take them, and the images.
+    """Split messages into messages that only mark each image, as chat templates take them, and the images.
 
     A part of a message's content is an image as `{"type": "image_url", "image_url": {"url": ..., "detail": ...}}` or
-    `{"type": "image", "image": ...}`, a video as `{"type": "video", "video": [frames], "fps": ...}`; `min_pixels` and
-    `max_pixels` may stand beside. MediaError, which names the place, for what has no such form.
+    `{"type": "image", "image": ...}`, a video as `{"type": "video", "video": [frames], "fps": ...}`; each may also have
+    `min_pixels` and `max_pixels`. MediaError, which names the place, for a part without such a form.
     """
     found: list[MediaPart] = []
     places = places or [f"messages[{i}]" for i in range(len(messages))]
@@ -74,7 +74,7 @@ def split_media(
 
 
 def texts(value: Any) -> Iterable[str]:
-    """All strings in plain data."""
+    """Yield all strings in plain data."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -101,7 +101,7 @@ def _without_media(message: Message, where: str, found: list[MediaPart]) -> Mess
 
 
 def _kind(part: Any) -> str | None:
-    """Templates look at the type, or else for a key of the same name."""
+    """Return the kind of a part as templates find it: by its type, or else by a key of the same name."""
     if not isinstance(part, Mapping):
         return None
     kind = part.get("type")
@@ -137,7 +137,7 @@ def _part(part: Mapping[str, Any], kind: str, where: str) -> MediaPart:
 
 
 def _url(value: Any, where: str) -> tuple[Any, Any]:
-    """What an `image_url` holds: the URL and the detail."""
+    """Return the URL and the detail of an `image_url`."""
     if isinstance(value, str):
         return value, None
     if not isinstance(value, Mapping) or not isinstance(value.get("url"), str):

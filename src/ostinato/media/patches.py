@@ -1,4 +1,4 @@
-"""Patches, kept as the pixels that they are made of until the encoder wants them."""
+"""Patches, kept as the pixels that they are made of until the encoder needs them."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from ostinato.media.settings import PixelSettings
 
 @dataclass(frozen=True, eq=False)
 class Patches:
-    """An array [patches, channels * temporal_patch_size * patch_size ** 2] float32, patches in the order of merging,
-    which `np.asarray` makes anew each time.
+    """Patches that `np.asarray` computes anew each time, in the order of merging.
 
-    A request may wait long with its images, and may be sent to another process: pixels are a fourth of their patches,
-    and an image's an eighth, as its patches hold it in each frame of a temporal patch.
+    The array is [patches, channels * temporal_patch_size * patch_size ** 2] float32. A request may wait long with its
+    images, and may be sent to another process: pixels take a fourth of their patches' bytes, and an image's an eighth,
+    since its patches repeat it in each frame of a temporal patch.
     """
 
     frames: np.ndarray
-    """[1 or temporal_patch_size, height, width, channels] uint8, both sides whole tokens"""
+    """Pixels [1 or temporal_patch_size, height, width, channels] uint8, both sides whole tokens."""
     settings: PixelSettings
 
     def __len__(self) -> int:
@@ -47,7 +47,7 @@ def _patches(frames: np.ndarray, settings: PixelSettings) -> np.ndarray:
 
 
 def _normalised(settings: PixelSettings) -> np.ndarray:
-    """[channels, 256] float32: what each value of a pixel becomes, rounded where transformers rounds.
+    """Return the normalised value of each pixel value, [channels, 256] float32, rounded where transformers rounds.
 
     Its video processor normalises unscaled pixels, with mean and deviation scaled instead.
     """

@@ -1,5 +1,8 @@
-"""Images and frames to patches: resized, normalised and cut up as transformers does it, images as by its processor with
-Pillow and NumPy, frames as by its video processor, which uses torch. And which tokens of a video are left out."""
+"""Conversion of images and frames to patches, and the choice of the video tokens to prune.
+
+Pixels are resized, normalised and cut as in transformers: images as in its processor with Pillow and NumPy, frames as
+in its video processor, which uses torch.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +26,9 @@ from ostinato.media.sizes import image_size, video_size
 
 
 def kept_tokens(pixels: np.ndarray, rate: float) -> list[np.ndarray]:
-    """The tokens that are kept of each temporal patch: ascending numbers from 0 to tokens - 1, int64.
+    """Choose the tokens that are kept of each temporal patch: ascending numbers from 0 to tokens - 1, int64.
 
-    `pixels`: [temporal patches, tokens, elements] uint8, what each token stands for. Of all `n` tokens,
+    `pixels`: [temporal patches, tokens, elements] uint8, the pixels that each token stands for. Of all `n` tokens,
     `ceil(n * (1 - rate))` are kept, and at least those of the first temporal patch, which stays whole. Of the others,
     those are kept that differ most, by the sum of absolute differences, from the same place in the temporal patch
     before; of equals, the earlier. A temporal patch may keep none.
@@ -42,28 +45,28 @@ def kept_tokens(pixels: np.ndarray, rate: float) -> list[np.ndarray]:
 
 @dataclass(frozen=True, eq=False)
 class Video:
-    """A video as the encoder gets it: one item per temporal patch, and when each is seen."""
+    """A video in the encoder's form: one item per temporal patch, with its time."""
 
     items: tuple[MediaItem, ...]
     timestamps: tuple[float, ...]
-    """Seconds from the first frame: the mean of those of a temporal patch's first and last frame"""
+    """Seconds from the first frame: for each temporal patch, the mean of its first and last frame's times."""
 
 
 def process_image(image: Image.Image, settings: PixelSettings) -> MediaItem:
-    """The patches of an image of mode RGB. RequestError for proportions that no model sees."""
+    """Convert an image of mode RGB to patches. RequestError for proportions that no model sees."""
     height, width = image_size(image.height, image.width, settings)
     pixels = np.asarray(image.resize((width, height), resample=settings.resample))
-    # An image is a video of one frame, which stands in a temporal patch as often as it has places.
+    # An image is a video of one frame, which fills all places of a temporal patch.
     return _item(pixels[None], None, settings)
 
 
 def process_video(
     frames: Iterable[Image.Image], count: int, fps: float, settings: PixelSettings, pruning_rate: float = 0.0
 ) -> Video:
-    """The patches of a video, given as `count` frames of mode RGB and of one size, `fps` of them per second.
+    """Convert a video to patches, given `count` frames of mode RGB and of one size, `fps` of them per second.
 
     A last temporal patch that is not full repeats the last frame. `pruning_rate` of the tokens are left out where the
-    picture does not change. RequestError for no such video.
+    picture does not change. RequestError for a video that does not conform.
     """
     if not _is_rate(fps, count):
         raise RequestError(f"fps {str(fps)[:100]!r} of a video should be a number above 0: its frames per second")
@@ -86,13 +89,13 @@ def process_video(
 
 
 def _is_rate(fps: Any, count: int) -> bool:
-    """Whether so many frames per second give each of `count` frames a time."""
+    """Return whether `fps` frames per second give each of `count` frames a time."""
     is_number = isinstance(fps, int | float) and not isinstance(fps, bool)
     return is_number and 0 < fps < math.inf and math.isfinite(count / fps)
 
 
 def _resized(frames: Iterable[Image.Image], count: int, settings: PixelSettings) -> list[np.ndarray]:
-    """[height, width, channels] uint8 each. RequestError if they are not of one size."""
+    """Resize the frames, [height, width, channels] uint8 each. RequestError if they are not of one size."""
     made: list[np.ndarray] = []
     first, size = (0, 0), (0, 0)
     for frame in frames:
@@ -109,7 +112,7 @@ def _resized(frames: Iterable[Image.Image], count: int, settings: PixelSettings)
 
 
 def _item(frames: np.ndarray, kept: np.ndarray | None, settings: PixelSettings) -> MediaItem:
-    """`frames`: [1 or temporal_patch_size, height, width, channels] uint8, both sides whole tokens."""
+    """Make an item of `frames` [1 or temporal_patch_size, height, width, channels] uint8, both sides whole tokens."""
     grid = (frames.shape[1] // settings.patch_size, frames.shape[2] // settings.patch_size)
     tokens = grid[0] * grid[1] // settings.merge_size**2
     if kept is not None and len(kept) == tokens:
@@ -119,7 +122,7 @@ def _item(frames: np.ndarray, kept: np.ndarray | None, settings: PixelSettings) 
 
 
 def _tokens(frames: np.ndarray, settings: PixelSettings) -> np.ndarray:
-    """[tokens, elements] uint8: the pixels that each token of a temporal patch stands for."""
+    """Return the pixels that each token of a temporal patch stands for, [tokens, elements] uint8."""
     count, height, width, channels = frames.shape
     side = settings.factor
     tiles = frames.reshape(count, height // side, side, width // side, side, channels)
@@ -127,7 +130,10 @@ def _tokens(frames: np.ndarray, settings: PixelSettings) -> np.ndarray:
 
 
 def digest_of(frames: np.ndarray, kept: np.ndarray | None, settings: PixelSettings) -> str:
-    """Of all that the patches are made from: equal digests mean equal patches of an equal grid, and the same kept."""
+    """Return a digest of everything that the patches are made from.
+
+    Equal digests mean equal patches of an equal grid, and the same kept tokens.
+    """
     made = (settings.kind, settings.scale, settings.mean, settings.std)
     cut = (settings.patch_size, settings.temporal_patch_size, settings.merge_size)
     left = None if kept is None else kept.tolist()

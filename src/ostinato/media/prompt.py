@@ -1,4 +1,4 @@
-"""The prompt of a conversation with images: its token ids, what stands for which image, and where."""
+"""The prompt of a conversation with images: its token ids, and the image and position of each placeholder."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ostinato.media.processor import Video
 from ostinato.plan.vision import VisionSpec
 
 Encode = Callable[[str], list[int]]
-"""Text, with special tokens written out, to token ids."""
+"""Function from text, with special tokens written out, to token ids."""
 TokenText = Callable[[int], str | None]
-"""Token id to its text."""
+"""Function from a token id to its text."""
 
 
 class PlacedItem(NamedTuple):
-    """Tokens `start` to `end - 1` of a prompt stand for an item."""
+    """An item, and the tokens `start` to `end - 1` of a prompt that stand for it."""
 
     start: int
     end: int
@@ -33,14 +33,16 @@ class MediaPrompt:
     """A prompt with images, ready for the engine."""
 
     token_ids: list[int]
-    """One token for each that an item has"""
+    """Token ids of the prompt, with one token for each token of an item."""
     spans: tuple[PlacedItem, ...]
-    """By position. Items without tokens have none."""
+    """Items by position. Items without tokens are left out."""
     rope: RopePositions
 
     def in_chain(self, cache_salt: str | None) -> list[MediaSpan]:
-        """The spans as the prefix index knows them. Their digests are of the salt too: nor are encoded images found by
-        requests of another one."""
+        """Return the spans for the prefix index.
+
+        Digests include the salt, so requests with another salt do not find the encoded images either.
+        """
         return [_in_chain(placed, cache_salt) for placed in self.spans]
 
 
@@ -53,7 +55,7 @@ def _in_chain(placed: PlacedItem, cache_salt: str | None) -> MediaSpan:
 
 @dataclass(frozen=True)
 class Placeholders:
-    """The texts that a chat template writes for an image and for a video, each of one token, and those around them."""
+    """Texts that a chat template writes for an image and for a video, each of one token, and those around them."""
 
     image: str
     video: str
@@ -61,7 +63,7 @@ class Placeholders:
     end: str
 
     def check_absent(self, text: str) -> None:
-        """RequestError if a text that is not the template's own holds one: it would be taken for an image."""
+        """Raise RequestError if a text that is not the template's own holds one: it would be taken for an image."""
         for placeholder in (self.image, self.video):
             if placeholder in text:
                 raise RequestError(
@@ -71,7 +73,7 @@ class Placeholders:
 
 
 def placeholders(token_text: TokenText, encode: Encode, vision: VisionSpec) -> Placeholders:
-    """Those of a model. ModelError if its tokenizer does not have their tokens."""
+    """Return a model's placeholders. ModelError if its tokenizer does not have their tokens."""
     texts = []
     for token_id in (vision.image_token_id, vision.video_token_id, vision.start_token_id, vision.end_token_id):
         text = token_text(token_id)
@@ -87,11 +89,11 @@ def placeholders(token_text: TokenText, encode: Encode, vision: VisionSpec) -> P
 def media_prompt(
     text: str, media: Sequence[MediaItem | Video], own: Placeholders, encode: Encode, vision: VisionSpec
 ) -> MediaPrompt:
-    """What a rendered conversation and its images, in their order, become.
+    """Make the prompt of a rendered conversation and its images, in their order.
 
-    An image's placeholder becomes as many tokens as the image has. A video's becomes, for each temporal patch, its
-    time and its tokens, enclosed as an image's are; as in transformers, what the template writes around a video's
-    placeholder stays. RequestError if the text has other placeholders than there are images.
+    An image's placeholder becomes one token for each of the image's tokens. A video's becomes, for each temporal patch,
+    its time and its tokens, enclosed as an image's are; as in transformers, the text that the template writes around a
+    video's placeholder stays. RequestError if the text's placeholders do not match the images.
     """
     expanded, items = _expanded(text, media, own)
     token_ids: list[int] = []
@@ -110,7 +112,7 @@ def media_prompt(
 
 
 def _expanded(text: str, media: Sequence[MediaItem | Video], own: Placeholders) -> tuple[str, list[MediaItem]]:
-    """The text with one placeholder per item, and the items in the order of their placeholders."""
+    """Return the text with one placeholder per item, and the items in the order of their placeholders."""
     images = [each for each in media if isinstance(each, MediaItem)]
     videos = [each for each in media if isinstance(each, Video)]
     for kind, placeholder, given in (("images", own.image, images), ("videos", own.video, videos)):

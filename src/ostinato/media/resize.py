@@ -1,5 +1,8 @@
-"""Resizing as torch resizes uint8 with antialiasing, which is how transformers' video processor does it: to the bit,
-and without torch. Pillow weighs by the same filters, but more finely and at times in another order."""
+"""Resizing, identical to the bit to torch's for uint8 with antialiasing, and without torch.
+
+transformers' video processor resizes like this. Pillow uses the same filters, but with finer weights and at times in
+another order.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +14,16 @@ NEAREST, LANCZOS, BILINEAR, BICUBIC = 0, 1, 2, 3
 """Pillow's numbers of the filters that torch has too."""
 
 ROWS = 16
-"""That are made at a time: few enough for a core's own cache, many enough to be worth the calls."""
+"""Rows that are computed together: few enough for a core's own cache, many enough to be worth the calls."""
 
 MOST_BITS = 22
-"""Of the fraction of a weight, at most: a weighted pixel, and a sum of them, fit into int32."""
+"""Most fractional bits of a weight: a weighted pixel, and a sum of them, fit into int32."""
 
 
 def resize(pixels: np.ndarray, height: int, width: int, resample: int) -> np.ndarray:
-    """[h, w, 3] uint8 -> [height, width, 3] uint8, in Pillow's filter number `resample`, one of those above.
+    """Resize [h, w, 3] uint8 to [height, width, 3] uint8, with Pillow's filter number `resample`, one of those above.
 
-    First along the rows, then along the columns; between the two, pixels are whole numbers again.
+    Rows are resized first, then columns; between the two, pixels are rounded to whole numbers.
     """
     if resample == NEAREST:
         rows, columns = _nearest(pixels.shape[0], height), _nearest(pixels.shape[1], width)
@@ -33,19 +36,19 @@ def resize(pixels: np.ndarray, height: int, width: int, resample: int) -> np.nda
 
 
 def _nearest(size: int, new_size: int) -> np.ndarray:
-    """[new_size] int64: which of `size` pixels is the nearest to the middle of each new one, computed in float32."""
+    """Return the pixel of `size` nearest to the middle of each new one, [new_size] int64, computed in float32."""
     places = (np.arange(new_size, dtype=np.float32) + np.float32(0.5)) * (np.float32(size) / np.float32(new_size))
     return np.minimum(places.astype(np.int64), size - 1)
 
 
 def _transposed(pixels: np.ndarray) -> np.ndarray:
-    """[h, w, 3] -> [w, h, 3], contiguous. A pixel moves as one element, which takes half the time."""
+    """Transpose [h, w, 3] to [w, h, 3], contiguous. A pixel moves as one element, which takes half the time."""
     whole = np.ascontiguousarray(pixels).view(f"V{pixels.shape[2]}")[..., 0]
     return np.ascontiguousarray(whole.T).view(np.uint8).reshape(pixels.shape[1], pixels.shape[0], -1)
 
 
 def _resized_rows(pixels: np.ndarray, count: int, resample: int) -> np.ndarray:
-    """[h, w, 3] -> [count, w, 3]: each new row is a weighted sum of old ones, in integers."""
+    """Resize [h, w, 3] to [count, w, 3]: each new row is a weighted sum of old ones, in integers."""
     starts, weights, bits = _taps(len(pixels), count, resample)
     rows = np.ascontiguousarray(pixels).reshape(len(pixels), -1)
     made = np.empty((count, rows.shape[1]), dtype=np.uint8)
@@ -56,7 +59,7 @@ def _resized_rows(pixels: np.ndarray, count: int, resample: int) -> np.ndarray:
         num = end - begin
         sums[:num] = 1 << bits >> 1  # one half, so that what is cut off below was rounded
         for tap in range(weights.shape[1]):
-            # Taps of weight 0 may lie behind the last row.
+            # Taps of weight 0 may be behind the last row.
             np.take(rows, starts[begin:end] + tap, axis=0, mode="clip", out=taken[:num])
             np.multiply(taken[:num], weights[begin:end, tap, None], out=weighted[:num])
             sums[:num] += weighted[:num]
@@ -67,11 +70,11 @@ def _resized_rows(pixels: np.ndarray, count: int, resample: int) -> np.ndarray:
 
 
 def _taps(size: int, new_size: int, resample: int) -> tuple[np.ndarray, np.ndarray, int]:
-    """Which of `size` old pixels make each new one, and by which weights.
+    """Compute which of `size` old pixels make each new one, and their weights.
 
-    -> the first of them [new_size] int64, the weights of it and those that follow [new_size, taps] int32, and the
-    number of bits that a weight has behind the point: the most with which none takes more than 15, sign aside.
-    Where there are fewer new pixels than old ones, the filter is as much wider (antialiasing).
+    Returns the first of them [new_size] int64, the weights from it on [new_size, taps] int32, and the number of
+    fractional bits of a weight: the most with which no weight takes more than 15 bits, sign aside. If there are fewer
+    new pixels than old ones, the filter is wider by that ratio (antialiasing).
     """
     half_width, filter_of = FILTERS[resample]
     scale = size / new_size
@@ -86,7 +89,7 @@ def _taps(size: int, new_size: int, resample: int) -> tuple[np.ndarray, np.ndarr
     largest, bits = float(weights.max()), 0
     while bits < MOST_BITS and int(0.5 + largest * (2 << bits)) < 1 << 15:
         bits += 1
-    # Halves away from zero.
+    # Round halves away from zero.
     return starts, np.trunc(weights * (1 << bits) + np.copysign(0.5, weights)).astype(np.int32), bits
 
 
@@ -95,14 +98,17 @@ def _triangle(x: np.ndarray) -> np.ndarray:
 
 
 def _cubic(x: np.ndarray) -> np.ndarray:
-    """Keys 1981 (Cubic convolution interpolation for digital image processing), with a = -1/2."""
+    """Evaluate the cubic filter of Keys 1981, with a = -1/2.
+
+    The paper is Cubic convolution interpolation for digital image processing.
+    """
     x = np.abs(x)
     near, far = (1.5 * x - 2.5) * x * x + 1, ((-0.5 * x + 2.5) * x - 4) * x + 2
     return np.where(x < 1, near, np.where(x < 2, far, 0.0))
 
 
 def _windowed_sinc(x: np.ndarray) -> np.ndarray:
-    """sinc(x) sinc(x / 3), Lanczos's window of three."""
+    """Compute sinc(x) sinc(x / 3), Lanczos's window of three."""
     return np.where(np.abs(x) < 3, np.sinc(x) * np.sinc(x / 3), 0.0)
 
 
@@ -111,4 +117,4 @@ FILTERS: dict[int, tuple[float, Callable[[np.ndarray], np.ndarray]]] = {
     BILINEAR: (1.0, _triangle),
     BICUBIC: (2.0, _cubic),
 }
-"""Number -> how far the filter reaches to either side, in pixels, and its value at a distance."""
+"""Number -> reach of the filter to either side, in pixels, and its value at a distance."""

@@ -1,4 +1,4 @@
-"""How a checkpoint wants its images and videos prepared: the pixel settings of its processor's files."""
+"""Pixel settings of a checkpoint's processor files: how it wants images and videos prepared."""
 
 from __future__ import annotations
 
@@ -20,44 +20,47 @@ _RESAMPLES = {"image": _OF_VIDEOS | {4: "box", 5: "hamming"}, "video": _OF_VIDEO
 
 @dataclass(frozen=True)
 class PixelSettings:
-    """How images, or the frames of videos, become patches. What is left out of a checkpoint's files is as in
-    transformers' `Qwen2VLImageProcessor` and `Qwen3VLVideoProcessor`."""
+    """Settings that turn images, or the frames of videos, into patches.
+
+    Defaults of settings that a checkpoint's files leave out are those of transformers' `Qwen2VLImageProcessor` and
+    `Qwen3VLVideoProcessor`.
+    """
 
     kind: Literal["image", "video"]
     min_pixels: int
-    """Of an image, or of all frames of a video together, after resizing"""
+    """Least pixels of an image, or of all frames of a video together, after resizing."""
     max_pixels: int
     resample: int
-    """Pillow's number of a filter, also of those that frames are resized by"""
+    """Pillow's number of a filter, also used for frames."""
     scale: float
-    """What a pixel's value from 0 to 255 is multiplied with"""
+    """Factor of a pixel's value from 0 to 255."""
     mean: tuple[float, ...]
-    """Per channel, taken off what was scaled"""
+    """Mean per channel, subtracted after scaling."""
     std: tuple[float, ...]
     patch_size: int
     temporal_patch_size: int
     merge_size: int
     max_frames: int = 768
     cap_pixels_per_frame: bool = False
-    """Whether a frame has at most `max_video_tokens` tokens, and at most its share of `max_pixels`"""
+    """True if a frame has at most `max_video_tokens` tokens, and at most its share of `max_pixels`."""
     max_video_tokens: int = 768
 
     @property
     def factor(self) -> int:
-        """Pixels along a side of what one token stands for."""
+        """Pixels along a side of the square that one token stands for."""
         return self.patch_size * self.merge_size
 
 
 @dataclass(frozen=True)
 class MediaSettings:
-    """Of a checkpoint's images and of its videos."""
+    """Pixel settings of a checkpoint's images and of its videos."""
 
     image: PixelSettings
     video: PixelSettings
 
 
 def load_media_settings(directory: Path, vision: VisionSpec) -> MediaSettings:
-    """From `processor_config.json`, or else `preprocessor_config.json` and `video_preprocessor_config.json`.
+    """Read `processor_config.json`, or else `preprocessor_config.json` and `video_preprocessor_config.json`.
 
     ModelError if a file is damaged, contradicts the encoder or asks for what is not implemented.
     """
@@ -78,7 +81,7 @@ def load_media_settings(directory: Path, vision: VisionSpec) -> MediaSettings:
 
 @dataclass(frozen=True)
 class _Reader:
-    """One processor's settings, and the file that they are from."""
+    """Reader of one processor's settings from their file."""
 
     values: Mapping[str, Any]
     path: Path

@@ -1,5 +1,8 @@
-"""The size that an image or a video is resized to: whole tokens along both sides, within limits of pixels, and nearly
-the same proportions. As `smart_resize` of transformers' processors for Qwen2-VL (images) and Qwen3-VL (videos)."""
+"""Size that an image or a video is resized to: whole tokens along both sides, within limits of pixels.
+
+Proportions stay nearly the same. The rule is `smart_resize` of transformers' processors for Qwen2-VL (images) and
+Qwen3-VL (videos).
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,13 @@ MAX_ASPECT_RATIO = 200
 
 
 def image_size(height: int, width: int, settings: PixelSettings) -> tuple[int, int]:
-    """Height and width that an image is resized to. RequestError if one side is too long for the other."""
+    """Return the height and width that an image is resized to. RequestError if one side is too long for the other."""
     check_proportions(height, width)
     return _fitted(height, width, settings.factor, 1, 1, settings.min_pixels, settings.max_pixels)
 
 
 def video_size(num_frames: int, height: int, width: int, settings: PixelSettings) -> tuple[int, int]:
-    """Height and width that the frames of a video are resized to; the limits hold for all of them together.
+    """Return the height and width of a video's resized frames; the limits hold for all of them together.
 
     RequestError if one side is too long for the other, or for fewer frames than a temporal patch has.
     """
@@ -53,7 +56,7 @@ def _fitted(
 
 
 def check_proportions(height: int, width: int) -> None:
-    """RequestError for an image without pixels, or with one side too long for the other."""
+    """Raise RequestError for an image without pixels, or with one side too long for the other."""
     if min(height, width) < 1:
         raise RequestError(f"an image of {width}x{height} pixels is empty; both sides need at least 1 pixel")
     if max(height, width) / min(height, width) > MAX_ASPECT_RATIO:

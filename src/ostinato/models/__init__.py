@@ -1,1 +1,1 @@
-"""One file per architecture, a registry of them, and the weight loader."""
+"""Models: one file per architecture, a registry of them, and the weight loader."""

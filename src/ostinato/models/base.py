@@ -1,4 +1,4 @@
-"""What the runner needs of a model, whatever its architecture."""
+"""Interface of models of any architecture, as the runner needs it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Backbone(Module):
-    """Embedding, blocks and final norm. `names` are the checkpoint's for the attributes, where they differ."""
+    """Embedding, blocks and final norm. `names` are the checkpoint's for the attributes, if they differ."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Backbone(Module):
         self.rotary = Rotary(build, spec.rope) if spec.rope is not None and spec.rope.sections is None else None
 
     def forward(self, step: StepInputs, memory: Sequence[LayerMemory]) -> torch.Tensor:
-        """-> [tokens, hidden]"""
+        """Compute the final normed hidden states of a step, [tokens, hidden]."""
         x = self.embed_tokens(step.token_ids)
         angles = self.rotary(step.positions) if self.rotary is not None else None
         for block, layer_memory in zip(self.layers, memory, strict=True):
@@ -53,15 +53,15 @@ class Backbone(Module):
 
 
 class PredictionHead(Module, ABC):
-    """Predicts the token after next from a hidden state of the model (after its final norm) and the next token.
+    """Predictor of the token after next, from a hidden state of the model (after its final norm) and the next token.
 
-    Its entry for token p is made of the hidden state at p - 1 and token p, and its keys and values stand at position
-    p; position 0 has none. `memory` is that of its layers, and behind them one whose state `hidden` [slots, 1, hidden]
-    keeps the model's last hidden state.
+    Its entry for token p is computed from the hidden state at p - 1 and token p, and its keys and values are at
+    position p; position 0 has none. `memory` is that of its layers, followed by one whose state `hidden` [slots, 1,
+    hidden] keeps the model's last hidden state.
     """
 
     blocks: ModuleList[Module]
-    """Its layers."""
+    """Layers of the head."""
 
     def __init__(self, build: Builder) -> None:
         super().__init__()
@@ -71,20 +71,28 @@ class PredictionHead(Module, ABC):
     def forward(
         self, hidden: torch.Tensor, embedded: torch.Tensor, step: StepInputs, memory: Sequence[LayerMemory]
     ) -> torch.Tensor:
-        """The hidden states before the step's tokens, and the tokens' embeddings, each [tokens, hidden], -> what the
-        LM head turns into logits of the tokens after them, and what stands for the model's hidden state in the next,
-        deeper draft."""
+        """Return the input of the LM head, and the hidden state for the next, deeper draft.
+
+        `hidden` are the hidden states before the step's tokens, `embedded` the tokens' embeddings, each [tokens,
+        hidden]. The LM head turns the result into logits of the tokens after them. For the next draft it takes the
+        place of the model's hidden state.
+        """
 
     @abstractmethod
     def follow(
         self, hidden: torch.Tensor, embedded: torch.Tensor, step: StepInputs, memory: Sequence[LayerMemory]
     ) -> None:
-        """Writes what belongs to the step's tokens: their keys and values, from the hidden state that the model has
-        just computed before each (and from the read slot before the first), and the last hidden state of each row."""
+        """Update the head's cache for the step's tokens from the model's new hidden states.
+
+        It writes their keys and values, computed from the hidden state before each token (from the read slot for the
+        first), and the last hidden state of each row.
+        """
 
     def before(self, hidden: torch.Tensor, step: StepInputs, memory: LayerMemory) -> torch.Tensor:
-        """The model's hidden state before each token, of those that it has just computed; the last of each row goes to
-        `memory`. Both [tokens, hidden]"""
+        """Return the model's hidden state before each token, from those that it has just computed.
+
+        Both are [tokens, hidden]. The last hidden state of each row goes to `memory`.
+        """
         return self.tap.split("state", self._shift, (hidden,), step, memory)
 
     def _shift(self, hidden: torch.Tensor, step: StepInputs, memory: LayerMemory) -> torch.Tensor:
@@ -102,12 +110,12 @@ class PredictionHead(Module, ABC):
 class CausalLM(Module, ABC):
     """A language model over paged blocks and slots.
 
-    An architecture's class adds its layers and `forward`. Its weights carry the names that the checkpoint has;
-    where they differ, `checkpoint_name` translates.
+    An architecture's class adds its layers and `forward`. Its weights have the names of the checkpoint; if they differ,
+    `checkpoint_name` translates.
     """
 
     transposable: tuple[str, ...] = ()
-    """Ends of the names of stacks of matrices that a checkpoint may hold with rows for columns. Their shape says so."""
+    """Name suffixes of stacks of matrices that a checkpoint may store transposed. Their shape tells it."""
 
     def __init__(self, build: Builder, spec: ModelSpec, logits_multiplier: float = 1.0) -> None:
         super().__init__()
@@ -120,7 +128,7 @@ class CausalLM(Module, ABC):
         self.starts = [
             vocabulary_part(spec.vocab_size, Rank(number, build.rank.of)).first for number in range(build.rank.of)
         ]
-        """Of each rank's rows of the LM head."""
+        """First row of the LM head on each rank."""
 
     @property
     @abstractmethod
@@ -133,20 +141,26 @@ class CausalLM(Module, ABC):
 
     @property
     def head(self) -> PredictionHead | None:
-        """What makes drafts, if the model was built to make them itself."""
+        """Prediction head that makes drafts, if the model was built with one."""
         return None
 
     @property
     def encoder(self) -> VisionEncoder | None:
-        """What encodes images, for models that take them."""
+        """Encoder of images, for models that take them."""
         return None
 
     @abstractmethod
     def forward(self, step: StepInputs, memory: Sequence[LayerMemory]) -> torch.Tensor:
-        """One step: writes keys, values and states of all layers, -> final normed hidden states [tokens, hidden]."""
+        """Compute one step -> final normed hidden states [tokens, hidden].
+
+        It writes keys, values and states of all layers.
+        """
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[positions, hidden] -> [positions, vocab] float32, where several ranks share the model on the first"""
+        """Return the logits of hidden states, [positions, hidden] -> [positions, vocab] float32.
+
+        If the model is sharded, only the first rank gets all columns.
+        """
         head: Matrix = self.embedding if self.spec.tied_embeddings else self.lm_head
         scale, out_dtype = self.logits_scale, self.build.float32
         own = self.build.ops.linear(hidden, head.weight, None, None, None, scale, out_dtype, *head.quantization)
@@ -155,10 +169,10 @@ class CausalLM(Module, ABC):
         return self.build.ops.gather_columns(own, self.starts, self.spec.vocab_size)
 
     def checkpoint_name(self, name: str) -> str | None:
-        """The name under which this model knows the checkpoint's tensor `name`; None: known, and not loaded."""
+        """Return this model's name of the checkpoint's tensor `name`; None for a known tensor that is not loaded."""
         if self.spec.tied_embeddings and name.startswith("lm_head."):
             return None
-        # Older checkpoints hold the rotary frequencies of each layer, which follow from config.json.
+        # Older checkpoints store the rotary frequencies of each layer, which follow from config.json.
         if name.endswith(".rotary_emb.inv_freq"):
             return None
         return name

@@ -1,4 +1,4 @@
-"""Where a model comes from, and which architecture its config.json names."""
+"""Location of a model's checkpoint, and the architecture that its config.json names."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from ostinato.plan.vision import VisionSpec
 
 CHECKPOINT_FILES = ("*.json", "*.safetensors", "*.jinja")
 TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "*.jinja")
-"""All that a tokenizer and chat templates stand in."""
+"""Files of a tokenizer and its chat templates."""
 PLANNED_FROM = ("config.json", "processor_config.json", "preprocessor_config.json")
-"""All that a plan reads of a checkpoint."""
+"""Files of a checkpoint that a plan reads."""
 _HUB_ID = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(:(?P<file>(?:\w[\w.+-]*/)*\w[\w.+-]*\.gguf))?")
-"""OWNER/NAME, or with a file OWNER/NAME:FILE.gguf."""
+"""Hub id OWNER/NAME, or with a file OWNER/NAME:FILE.gguf."""
 
 
 def resolve_model_dir(
@@ -47,11 +47,11 @@ def resolve_model_dir(
     files: tuple[str, ...] = CHECKPOINT_FILES,
     download_dir: str | None = None,
 ) -> Path:
-    """The directory or the GGUF file of `model`: an embedded one or a named one by its name, a directory, a file, or a
-    hub id, which is fetched, with `:FILE.gguf` behind it that file alone.
+    """Return the directory or the GGUF file of `model`.
 
-    `files` are the patterns to fetch from a hub, into `download_dir`. ModelError if there is no such directory or
-    model; ConfigError if a `revision` is given for what is not a hub id.
+    `model` is the name of an embedded or named model, a directory, a file, or a hub id, which is fetched. A hub id with
+    `:FILE.gguf` fetches only that file. `files` are the patterns to fetch from a hub, into `download_dir`. ModelError
+    if there is no such directory or model; ConfigError if a `revision` is given for anything but a hub id.
     """
     if not model.strip():
         raise ModelError(f"there is no directory {model!r}: it names nothing; `demo` is a model that is always here")
@@ -70,7 +70,7 @@ def resolve_model_dir(
             f"{model!r} is a file and does not end in .gguf; give a GGUF file, or the directory of a checkpoint, with "
             "its config.json"
         )
-    # A word alone is rather one that was left over on a command line.
+    # A single word is more likely a leftover argument of a command line.
     found = _HUB_ID.fullmatch(model)
     if found is None:
         message = f"there is no directory {str(directory)!r}"
@@ -97,13 +97,15 @@ def resolve_model_dir(
 
 
 def checkpoint_of(config: EngineConfig, files: tuple[str, ...] = CHECKPOINT_FILES) -> Path:
-    """The directory or the GGUF file of a configuration's model; see `resolve_model_dir`."""
+    """Return the directory or the GGUF file of a configuration's model; see `resolve_model_dir`."""
     return resolve_model_dir(config.model, config.revision, files, config.download_dir)
 
 
 def texts_of(config: EngineConfig, checkpoint: Path) -> Path:
-    """Where a configuration's tokenizer and chat template stand: in its `checkpoint`, unless it names another place.
-    ModelError if that is not there."""
+    """Return the directory or file with the tokenizer and chat template.
+
+    It is the `checkpoint`, unless `config` names another. ModelError if that does not exist.
+    """
     if config.tokenizer is None:
         return checkpoint
     try:
@@ -113,12 +115,12 @@ def texts_of(config: EngineConfig, checkpoint: Path) -> Path:
 
 
 def load_spec(config: EngineConfig) -> ModelSpec:
-    """The model that `config` names, or one rank's part of it, with what makes its drafts attached. Reads the
-    config.json of each, what an image processor's file says of the smallest image, and the vocabulary of a tokenizer
-    that `config` names, no more.
+    """Return the spec of the model that `config` names, or of one rank's part of it, with its drafter attached.
 
-    ModelError as `resolve_model_dir`, `read_config`, `model_spec` and `with_smallest_item`; ConfigError as
-    `with_drafter`, `with_quantization`, `with_given_tokens`, `share_of` and `check_quantized_cut`.
+    It reads only the config.json of each, the size of the smallest image from an image processor's file, and the
+    vocabulary of a tokenizer that `config` names. ModelError as `resolve_model_dir`, `read_config`, `model_spec` and
+    `with_smallest_item`; ConfigError as `with_drafter`, `with_quantization`, `with_given_tokens`, `share_of` and
+    `check_quantized_cut`.
     """
     directory = checkpoint_of(config, PLANNED_FROM)
     model = _spec_of(directory)
@@ -143,8 +145,10 @@ def load_spec(config: EngineConfig) -> ModelSpec:
 
 
 def _with_draft(config: EngineConfig, model: ModelSpec, draft: ModelSpec | None) -> ModelSpec:
-    """`model` with what makes its drafts, quantised as `config` asks. Ranks share a draft model where it can be cut;
-    where it cannot, each has all of it."""
+    """Return `model` with its drafter, quantised as `config` asks.
+
+    A draft model is sharded if that is possible; else each rank has all of it.
+    """
 
     def attached(draft: ModelSpec | None) -> ModelSpec:
         return with_quantization(config, with_drafter(config, model, draft))
@@ -169,8 +173,10 @@ def _spec_of(directory: Path) -> ModelSpec:
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """The config.json of a checkpoint directory, or what a GGUF file says in its place. ModelError if it is missing or
-    broken."""
+    """Return the config.json of a checkpoint directory, or the equivalent from a GGUF file's header.
+
+    ModelError if it is missing or broken.
+    """
     if is_gguf(directory):
         return read_part(directory, "config.json")
     path = directory / "config.json"
@@ -184,7 +190,7 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 
 def _stored_blocks(path: Path) -> tuple[tuple[str, int], ...]:
-    """Bytes of a GGUF file's tensors by type, the most first."""
+    """Return the bytes of a GGUF file's tensors by type, largest first."""
     sizes: Counter[str] = Counter()
     for tensor in gguf_header(path).tensors.values():
         sizes[tensor.type.name] += tensor.num_bytes
@@ -192,8 +198,10 @@ def _stored_blocks(path: Path) -> tuple[tuple[str, int], ...]:
 
 
 def _stored_formats(path: Path, model: ModelSpec) -> tuple[tuple[str, str], ...]:
-    """The matrices of a GGUF file that lie in blocks which kernels know, as the checkpoint names them, with their
-    formats. Of a matrix that is two tensors there, both have one format."""
+    """Return the matrices of a GGUF file that are in block formats known to kernels, with their formats.
+
+    They have the checkpoint's names. If a matrix is two tensors in the file, both have one format.
+    """
     formats: dict[str, set[str]] = {}
     for tensor in gguf_header(path).tensors.values():
         name = checkpoint_name(model, tensor.name)
@@ -205,9 +213,10 @@ def _stored_formats(path: Path, model: ModelSpec) -> tuple[tuple[str, str], ...]
 
 
 def with_smallest_item(vision: VisionSpec, directory: Path) -> VisionSpec:
-    """The encoder with the size of its smallest image as the checkpoint's image processor makes it, if that says so.
+    """Return the encoder spec with the smallest image size that the checkpoint's image processor makes, if it is given.
 
-    An image is enlarged to whole tokens and at least so many pixels. ModelError if the processor's file is damaged.
+    An image is enlarged to whole tokens and at least that number of pixels. ModelError if the processor's file is
+    damaged.
     """
     nested = read_json(directory / "processor_config.json").get("image_processor")
     path = directory / ("processor_config.json" if isinstance(nested, dict) else "preprocessor_config.json")
@@ -222,8 +231,11 @@ def with_smallest_item(vision: VisionSpec, directory: Path) -> VisionSpec:
 
 
 def model_spec(config: dict[str, Any]) -> ModelSpec:
-    """What config.json describes. ModelError for a missing or unknown architecture, for weights that are quantized in a
-    way that cannot be read, and for values that no such model can have."""
+    """Return the spec of the model that config.json describes.
+
+    ModelError for a missing or unknown architecture, for weights in a quantization that cannot be read, and for values
+    that no such model can have.
+    """
     known = ", ".join(sorted(MODELS))
     architecture = config.get("model_type")
     if not architecture:
@@ -243,13 +255,13 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
     if stored is None:
         return spec
     if spec.tied_embeddings:
-        # What a checkpoint quantises is linears; one that shares the embedding's matrix is stored as that.
+        # A checkpoint quantises linears; an LM head that shares the embedding's matrix is stored as the embedding.
         stored = replace(stored, ignore=(*stored.ignore, "lm_head"))
     return replace(spec, stored_quantization=stored, quantization=stored.quantization(read=()))
 
 
 def _check_sizes(spec: ModelSpec) -> None:
-    """ModelError for sizes that do not go together."""
+    """Raise ModelError for inconsistent sizes."""
     longest = spec.max_position_embeddings
     if longest is not None and (isinstance(longest, bool) or not isinstance(longest, int) or longest < 2):
         raise ModelError(f"config.json has max_position_embeddings = {longest!r}; it should be a whole number above 1")

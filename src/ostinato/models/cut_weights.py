@@ -1,5 +1,4 @@
-"""Cuts of stored weights: between which elements a quantised matrix may be cut, and what of a file ranks read where it
-lies."""
+"""Sharding of stored weights: legal splits of a quantised matrix, and tensors that ranks use from the mapped file."""
 
 from __future__ import annotations
 
@@ -15,8 +14,11 @@ from ostinato.plan.weights import Weight
 
 
 def check_quantized_cut(model: ModelSpec, cut: Callable[[ModelSpec, int], ModelSpec]) -> None:
-    """ConfigError, with numbers of ranks that work, if a rank's part of a matrix is not quantised as it is in the whole
-    model: the cut must be between groups of elements that share a scale. `cut` makes one rank's part of a model."""
+    """Raise ConfigError if a rank's part of a matrix is quantised differently from the whole matrix.
+
+    The split must be between groups of elements that share a scale. The error lists numbers of ranks that work. `cut`
+    makes one rank's part of a model.
+    """
     chosen, whole = model.quantization, model.whole
     if chosen is None or whole is None:
         return
@@ -52,12 +54,12 @@ def check_quantized_cut(model: ModelSpec, cut: Callable[[ModelSpec, int], ModelS
 
 
 def is_cut_between_groups(model: ModelSpec) -> bool:
-    """Whether a rank's part of each matrix is quantised as it is in the whole model."""
+    """Return whether a rank's part of each matrix is quantised as in the whole model."""
     return model.quantization is None or model.whole is None or _divided(model.quantization, model) is None
 
 
 def _divided(chosen: AnyQuantization, model: ModelSpec) -> tuple[Weight, Weight] | None:
-    """The first matrix of which a rank's part is quantised in another way than the whole: (part, whole)."""
+    """Return the first matrix whose part on a rank is quantised differently from the whole, as (part, whole)."""
     for own, shared in _pairs(model):
         if own.shape == shared.shape and own.segments == shared.segments:
             continue
@@ -72,7 +74,7 @@ def _divided(chosen: AnyQuantization, model: ModelSpec) -> tuple[Weight, Weight]
 
 
 def _pairs(model: ModelSpec) -> Iterator[tuple[Weight, Weight]]:
-    """Each matrix of one rank, and of the whole model: its own, and those of its prediction head."""
+    """Yield each matrix of one rank with that of the whole model, those of the prediction head included."""
     assert model.whole is not None, "it is one rank's part"
     yield from zip(model.table, model.whole.table, strict=True)
     if model.head is not None and model.whole.head is not None:
@@ -80,18 +82,18 @@ def _pairs(model: ModelSpec) -> Iterator[tuple[Weight, Weight]]:
 
 
 def _of_rows(weight: Weight) -> tuple[int, ...]:
-    """Elements of a row that are cut as one, for each such part."""
+    """Return the lengths of the parts of a row that are split separately, in elements."""
     return weight.segments if sum(weight.segments) == weight.in_size else (weight.in_size,)
 
 
 def _blocks(chosen: AnyQuantization, weight: Weight) -> tuple[str, ...] | bool:
-    """How a matrix lies: the formats of its blocks, or whether it is quantised."""
+    """Return the formats of a matrix's blocks, or without blocks whether it is quantised."""
     blocks = chosen.blocks_of(weight) if isinstance(chosen, BlockQuantization) else None
     return chosen.quantises(weight) if blocks is None else tuple(name for name, _ in blocks)
 
 
 def _group_size(chosen: AnyQuantization, weight: Weight) -> int | None:
-    """Elements of a row with one scale; None: all."""
+    """Return the number of elements of a row with one scale; None for all."""
     if isinstance(chosen, Quantization):
         return chosen.group_size if chosen.quantises(weight) else None
     blocks = chosen.blocks_of(weight)
@@ -99,8 +101,10 @@ def _group_size(chosen: AnyQuantization, weight: Weight) -> int | None:
 
 
 def with_runs_of_rank(model: ModelSpec) -> ModelSpec:
-    """`model`, of whose file (`stored_runs`) a rank reads where they lie alone: tensors of weights that are whole on
-    each, and those of which it has rows that lie together."""
+    """Return `model` with the runs of its file (`stored_runs`) that a rank uses directly from the mapped file.
+
+    They are the tensors of weights that are whole on each rank, and those whose rows on a rank are contiguous.
+    """
     whole: set[str] = set()
     apart: set[str] = set()
     for own, shared in _pairs(model):

@@ -1,4 +1,4 @@
-"""What plain decoders share: blocks of a mixer and an MLP, and the way of a token through them."""
+"""Shared parts of plain decoders: blocks of a mixer and an MLP, and the forward pass through them."""
 
 from __future__ import annotations
 
@@ -21,9 +21,11 @@ if TYPE_CHECKING:
 
 
 class Block(Module):
-    """Attention, a state mixer or both, then an MLP, experts or both: each part of a pair works on one norm of the
-    residual stream and is added to it. `names` are the checkpoint's for the attributes, where they differ; with
-    `norm_plus_one` it has the norms less 1."""
+    """Attention, a state mixer or both, then an MLP, experts or both.
+
+    Each part of a pair works on one norm of the residual stream and is added to it. `names` are the checkpoint's for
+    the attributes, if they differ; with `norm_plus_one` it stores the norms less 1.
+    """
 
     def __init__(
         self,
@@ -50,7 +52,7 @@ class Block(Module):
     def forward(
         self, x: torch.Tensor, angles: torch.Tensor | None, step: StepInputs, memory: LayerMemory
     ) -> torch.Tensor:
-        """[tokens, hidden] -> [tokens, hidden]"""
+        """Apply the block, [tokens, hidden] -> [tokens, hidden]."""
         y = self.input_layernorm(x)
         if self.mamba is not None:
             x = self.mamba(y, step, memory, x)
@@ -62,8 +64,10 @@ class Block(Module):
 
 
 class MixerBlock(Module):
-    """x + mixer(norm(x)), all that a layer of a pure state-space model is. The sum is in float32 whatever the model's
-    dtype is, if `residual_in_float32`."""
+    """x + mixer(norm(x)), the whole layer of a pure state-space model.
+
+    The sum is in float32 whatever the model's dtype, if `residual_in_float32`.
+    """
 
     def __init__(
         self, build: Builder, hidden_size: int, norm_eps: float, mixer: Module, residual_in_float32: bool
@@ -75,13 +79,13 @@ class MixerBlock(Module):
         self.mixer = mixer
 
     def forward(self, x: torch.Tensor, _: None, step: StepInputs, memory: LayerMemory) -> torch.Tensor:
-        """[tokens, hidden] -> [tokens, hidden] in the dtype of the residual stream"""
+        """Apply the block, [tokens, hidden] -> [tokens, hidden] in the dtype of the residual stream."""
         # Norms see the residual rounded to the model's dtype; only the sum is kept in float32.
         return self.mixer(self.norm(x.to(self.dtype)), step, memory, x.to(self.residual_dtype))
 
 
 class Decoder(CausalLM):
-    """A language model that is a backbone and an LM head. An architecture adds its blocks."""
+    """A language model of a backbone and an LM head. An architecture adds its blocks."""
 
     def __init__(
         self,
@@ -102,10 +106,13 @@ class Decoder(CausalLM):
 
     @abstractmethod
     def make_block(self, layer: LayerSpec) -> Module:
-        """A block of the kind that `layer` says, for x [tokens, hidden], angles, step and the layer's memory."""
+        """Make a block of the kind of `layer`.
+
+        It is called with x [tokens, hidden], angles, step and the layer's memory.
+        """
 
     def make_head(self, layers: Sequence[LayerSpec]) -> PredictionHead:
-        """The prediction head of these layers, in architectures that have one."""
+        """Make the prediction head of these layers, in architectures that have one."""
         raise NotImplementedError
 
     @property
@@ -125,12 +132,12 @@ class Decoder(CausalLM):
 
 
 class StateSpaceDecoder(Decoder):
-    """A pure state-space model, whose parts the checkpoints of such call otherwise than those of transformers."""
+    """A pure state-space model, whose checkpoints name the parts differently from those of transformers."""
 
     def __init__(self, build: Builder, spec: ModelSpec, *, norm_eps: float) -> None:
         super().__init__(build, spec, norm_eps=norm_eps, names={"embed_tokens": "embeddings", "norm": "norm_f"})
         self.names = {"model": "backbone"}
 
     def checkpoint_name(self, name: str) -> str | None:
-        """The original checkpoints have the embedding in the singular."""
+        """Translate the embedding's name, which the original checkpoints have in the singular."""
         return super().checkpoint_name(name.replace("backbone.embedding.", "backbone.embeddings."))

@@ -1,5 +1,7 @@
-"""Weights from a GGUF file into a model: blocks where they lie or copied, or expanded, or quantised anew, as the plan
-says."""
+"""Loading of weights from a GGUF file into a model, in the form that the plan chose.
+
+Blocks stay in the mapped file or are copied; others are dequantized, or quantised anew.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +24,16 @@ from ostinato.models.shares import Share, shares_of
 from ostinato.ops.blocks.quantizers import BY_TORCH, Quantizers
 
 PIECE = 2**21
-"""Weights that are expanded at once."""
+"""Weights that are dequantized at once."""
 
 
 def load_gguf(
     model: CausalLM, path: Path, progress: Callable[[int, int], None], quantizers: Quantizers = BY_TORCH
 ) -> None:
-    """Puts every tensor of the file, and of those that it was split into, in its place. ModelError, before anything is
-    read, as `tensors_of_places`."""
+    """Load every tensor of the file, and of the files that it was split into, into its target.
+
+    ModelError, before anything is read, as `tensors_of_places`.
+    """
     header = gguf_header(path)
     tensors, places, shares = tensors_of_places(model, header, dict(checkpoint_views(model)), shares_of(model))
     files = {file: _mapped(file) for file in {tensor.file for tensor in tensors.values()}}
@@ -63,8 +67,10 @@ def _map_matrices(
     files: Mapping[Path, mmap.mmap],
     shares: Mapping[str, Share],
 ) -> None:
-    """Has the weights that the plan left without memory lie where their tensors are mapped, the file staying so as long
-    as they are used; of a tensor that ranks share, its own rows."""
+    """Point the weights that the plan left without memory at their mapped tensors.
+
+    The file stays mapped while they are used. With a sharded tensor, a weight gets its rank's rows.
+    """
     for module, attribute, row in model.weights():
         weight: torch.Tensor = getattr(module, attribute)
         if weight.is_meta:
@@ -82,19 +88,22 @@ def _is_mapped(place: Place) -> bool:
 
 
 def _mapped(path: Path) -> mmap.mmap:
-    """The file, mapped as long as a tensor lies in it. What is written to it stays in this process."""
+    """Map the file; it stays mapped while a tensor uses it. Writes to it stay in this process."""
     pages.read_ahead(path)
     with path.open("rb") as file:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
 
 
 def _bytes(data: mmap.mmap, begin: int, count: int) -> torch.Tensor:
-    """[count] uint8, where the file is mapped; the tensor keeps it so."""
+    """Return [count] uint8 of the mapped file, without a copy; the tensor keeps it mapped."""
     return torch.frombuffer(data, dtype=torch.uint8, count=count, offset=begin)
 
 
 def _rows(data: mmap.mmap, tensor: TensorPlace) -> torch.Tensor:
-    """[rows, bytes] uint8, where the file is mapped; a vector is one row, experts lie one behind the other."""
+    """Return a tensor's rows in the mapped file, [rows, bytes] uint8.
+
+    A vector is one row; the rows of experts are concatenated.
+    """
     rows = tensor.num_elements // tensor.shape[-1] if len(tensor.shape) > 1 else 1
     return _bytes(data, tensor.begin, tensor.num_bytes).view(rows, -1)
 
@@ -107,8 +116,10 @@ def _put(
     quantizers: Quantizers,
     share: Share | None,
 ) -> None:
-    """Copies or expands rows piece by piece into their place, or the part that is its `share`. `heads`: whose rows are
-    put in the order of checkpoints."""
+    """Copy or dequantize rows piece by piece into their target, or only the part of `share`.
+
+    With `heads`, the rows of each head are put in the order of checkpoints.
+    """
     if len(tensor.shape) < 2:
         assert isinstance(place, torch.Tensor), "vectors are not quantised"
         values = dequantize(tensor.type, rows)[0]
@@ -119,7 +130,7 @@ def _put(
         rows, share = share.read(rows), None
     stays = isinstance(place, BlockView) and place.name == tensor.type.name
     if share is not None and not stays and not isinstance(place, torch.Tensor):
-        # The scale of a row is that of the whole row.
+        # A row's scale comes from the whole row.
         whole = share.whole_place(place)
         _put(rows, tensor, whole, heads, quantizers, None)
         share.cut(whole, place)

@@ -1,4 +1,4 @@
-"""Where the tensors of a GGUF file go: the places of a model by the names that `formats.gguf.names` gives them."""
+"""Targets of the tensors of a GGUF file, by the names that `formats.gguf.names` gives them."""
 
 from __future__ import annotations
 
@@ -23,9 +23,11 @@ Place = Target | list[Target]
 def tensors_of_places(
     model: CausalLM, header: Header, views: Mapping[str, Target], shares: Mapping[str, Share]
 ) -> tuple[dict[str, TensorPlace], dict[str, Place], dict[str, Share]]:
-    """The tensor of each place, the places, and which part those hold that a rank has a part of: of experts, of each
-    one's matrix. `shares` as of `shares_of`. ModelError that lists all tensors missing, left over or of the wrong
-    shape, or those of types that are not supported."""
+    """Return the tensor of each target, the targets, and the shares of sharded ones.
+
+    The share of experts is that of each expert's matrix. `shares` are those of `shares_of`. ModelError that lists all
+    tensors missing, left over or of the wrong shape, or tensors of types that are not supported.
+    """
     unknown = {each.type.name for each in header.tensors.values() if not each.type.is_supported}
     if unknown:
         known = ", ".join(SUPPORTED)
@@ -38,7 +40,7 @@ def tensors_of_places(
     for tensor in header.tensors.values():
         stored_as = named[tensor.name]
         name = None if stored_as is None else model.checkpoint_name(stored_as)
-        if tensor.name == ROPE_FACTORS or (stored_as is not None and name is None):  # known, and not loaded
+        if tensor.name == ROPE_FACTORS or (stored_as is not None and name is None):  # It is known, and not loaded.
             continue
         if name is None or name not in places or name in found:
             unexpected.append(tensor.name)
@@ -53,7 +55,7 @@ def tensors_of_places(
 
 
 def _places(views: Mapping[str, Target], names: set[str]) -> dict[str, Place]:
-    """With halves where the file has `names` for them, and experts together."""
+    """Return the targets, with halves if the file has `names` for them, and experts together."""
     places: dict[str, Place] = {}
     for name, view in views.items():
         together = of_all_experts(name)
@@ -85,7 +87,7 @@ def _of(view: Target, i: int) -> Target:
 
 
 def _shape(place: Place, part: Share | None) -> tuple[int, ...]:
-    """Of all of the tensor of which the place holds a part."""
+    """Return the shape of the whole tensor; `place` may be one rank's part."""
     first = place[0] if isinstance(place, list) else place
     shape = tuple(first.shape) if part is None else part.shape
     return (len(place), *shape) if isinstance(place, list) else shape
@@ -100,6 +102,6 @@ def _share_of(name: str, place: Place, shares: Mapping[str, Share]) -> Share | N
 
 
 def heads_of(model: CausalLM, name: str) -> int:
-    """Heads of the queries or keys that a tensor makes."""
+    """Return the number of heads of the queries or keys that a tensor makes."""
     attention = next(layer.attention for layer in model.spec.layers if layer.attention is not None)
     return attention.num_heads if ".q_proj." in name else attention.num_kv_heads

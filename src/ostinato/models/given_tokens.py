@@ -1,4 +1,4 @@
-"""Whether a tokenizer that was given in place of the checkpoint's fits the model. Imports no torch."""
+"""Check of a tokenizer that replaces the checkpoint's against the model. Imports no torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ostinato.plan.model import ModelSpec
 
 
 def with_given_tokens(model: ModelSpec, tokenizer: str, place: Path) -> ModelSpec:
-    """The model with the number of token ids that have a text in `tokenizer`, whose files are in `place`.
+    """Return the model with the number of token ids that have a text in `tokenizer`, whose files are in `place`.
 
     ConfigError if there is no tokenizer, or it has ids that the model does not know; ModelError if it is damaged.
     """
@@ -35,8 +35,10 @@ def with_given_tokens(model: ModelSpec, tokenizer: str, place: Path) -> ModelSpe
 
 
 def _ids(parts: dict[str, Any]) -> set[int]:
-    """All token ids of a tokenizer.json: its vocabulary is text -> id, or a list of (text, score) in the order of the
-    ids."""
+    """Return all token ids of a tokenizer.json.
+
+    Its vocabulary maps text to id, or is a list of (text, score) in the order of the ids.
+    """
     vocabulary = (parts.get("model") or {}).get("vocab") or {}
     ids = set(vocabulary.values()) if isinstance(vocabulary, dict) else set(range(len(vocabulary)))
     return ids | {token["id"] for token in parts.get("added_tokens") or ()}

@@ -1,7 +1,7 @@
-"""Fetching checkpoints from a hub, by its own client and into its own cache. Imports no torch.
+"""Download of checkpoints from a hub, by its own client and into its own cache. Imports no torch.
 
-The client is huggingface_hub: HF_ENDPOINT, HF_HOME, HF_TOKEN and HF_HUB_OFFLINE mean what they mean to it, and what it
-has fetched is listed and removed by its commands.
+The client is huggingface_hub: HF_ENDPOINT, HF_HOME, HF_TOKEN and HF_HUB_OFFLINE have their usual meaning, and its
+commands list and remove what it has fetched.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from ostinato.errors import ConfigError, ModelError, Remedy, reason
 from ostinato.models.hub_parts import fetch_large
 
 SECOND_COPIES = ("original/*", "consolidated*")
-"""The same weights in their author's own format, which some repositories hold beside those that are read."""
+"""Patterns of second copies of the weights in their author's own format, which some repositories have."""
 
 
 def fetch(model: str, revision: str | None, files: tuple[str, ...], download_dir: str | None) -> Path:
-    """The directory with those files of the hub id `model` that fit the patterns `files`: from the cache, as far as
-    they are there, and else from the hub, with bars on a terminal.
+    """Return the directory with the files of the hub id `model` that match the patterns `files`.
 
-    ModelError if they cannot be had: the message says which of no such model, no permission, no network, no room it
-    is. ConfigError if the model has no such `revision`.
+    Files that are not in the cache are fetched from the hub, with progress bars on a terminal. ModelError if that
+    fails: the message names the cause (no such model, no permission, no network, no room). ConfigError if the model has
+    no such `revision`.
     """
     try:
         from huggingface_hub import snapshot_download
@@ -37,7 +37,7 @@ def fetch(model: str, revision: str | None, files: tuple[str, ...], download_dir
         ) from None
 
     class Bar(tqdm):  # type: ignore[misc]
-        """Shown on a terminal alone."""
+        """Progress bar that is shown only on a terminal."""
 
         def __init__(self, *args: Any, **options: Any) -> None:
             super().__init__(*args, **options | {"disable": not sys.stderr.isatty()})
@@ -48,12 +48,12 @@ def fetch(model: str, revision: str | None, files: tuple[str, ...], download_dir
         if any(pattern.endswith((".safetensors", ".gguf")) for pattern in files):
             fetch_large(model, revision, patterns, cache, Bar)
         return Path(snapshot_download(model, revision=revision, cache_dir=cache, tqdm_class=Bar, **patterns))
-    except Exception as error:  # the hub's client raises many kinds, from HTTP errors to failed look-ups
+    except Exception as error:  # The hub's client raises many kinds, from HTTP errors to failed look-ups.
         raise _explained(error, model, revision, download_dir) from error
 
 
 def gguf_files(model: str, revision: str | None) -> list[str]:
-    """The GGUF files of a repository, for a message; none if the hub cannot be asked."""
+    """Return the GGUF files of a repository, for a message; none if the hub cannot be asked."""
     with suppress(Exception):
         from huggingface_hub import list_repo_files
 
@@ -64,8 +64,8 @@ def gguf_files(model: str, revision: str | None) -> list[str]:
 def _explained(
     error: Exception, model: str, revision: str | None, download_dir: str | None
 ) -> ModelError | ConfigError:
-    """What to do about a failed fetch."""
-    # By name: some of these kinds came with later versions of the client.
+    """Return the error for a failed fetch, with advice."""
+    # They are compared by name, since some of these kinds came with later versions of the client.
     kinds = {kind.__name__ for kind in type(error).__mro__}
     status = getattr(getattr(error, "response", None), "status_code", None)
     in_cache = "hf cache ls" + ("" if download_dir is None else f" --cache-dir {download_dir}")
@@ -105,7 +105,7 @@ def _explained(
 
 
 def _root(error: BaseException) -> str:
-    """The innermost cause in one line, which says more than what was made of it."""
+    """Return the innermost cause in one line, which is more precise than the errors raised from it."""
     *_, last = _causes(error)
     return " ".join(str(last).split()) or type(last).__name__
 

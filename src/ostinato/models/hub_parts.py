@@ -1,9 +1,9 @@
-"""Large files of a hub, whose fetching goes on where an earlier process was interrupted. Imports no torch.
+"""Resumed downloads of large files of a hub, after an earlier process was interrupted. Imports no torch.
 
-huggingface_hub takes a connection up again where it broke; but since version 2 what a process had fetched of a file is
-lost when that process ends. So a large file is fetched here, by the client's own means, into a file of its own in the
-client's cache. When it is whole, it becomes the blob that the client then finds. Files of Xet storage are left to the
-client's own package for these, where it is used: that fetches pieces in any order.
+huggingface_hub resumes a broken connection. Since version 2, however, the data that a process had fetched of a file is
+lost when that process ends. So this module fetches a large file, with the client's functions, into a separate file in
+the client's cache. A complete file becomes the blob that the client then finds. Files of Xet storage are left to the
+client's own package for these, if it is used: that fetches pieces in any order.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 from urllib.parse import urlsplit
 
 LARGE = 2**23
-"""bytes; less is fetched anew in a moment"""
+"""Smallest size of a large file in bytes; smaller ones are fetched anew in a moment."""
 
 _PIECE = 2**20
 
@@ -29,7 +29,7 @@ _PIECE = 2**20
 class _File:
     name: str
     place: str
-    """Its address, which may be another host's than the hub's."""
+    """Address of the file, which may be on another host than the hub."""
     is_of_hub: bool
     size: int
     checksum: str
@@ -37,15 +37,17 @@ class _File:
 
 
 def fetch_large(model: str, revision: str | None, patterns: dict[str, Any], cache: str | None, bar: type) -> None:
-    """Fetches the large files of the hub id `model` that fit the patterns and are not in the cache, with a `bar` for
-    each. Where the hub does not tell of them nothing happens: the client, which is asked next, says why. Errors with a
-    file are the client's; what was fetched of it stays for the next call."""
+    """Fetch the large files of the hub id `model` that match the patterns and are not in the cache, with a `bar` each.
+
+    If the hub does not list them, it does nothing: the client, which is asked next, raises the error. Errors with a
+    file are the client's; the data fetched of it stays for the next call.
+    """
     from huggingface_hub import constants
     from huggingface_hub.file_download import http_get, repo_folder_name
     from huggingface_hub.utils import build_hf_headers
 
     if "tqdm_class" not in inspect.signature(http_get).parameters:
-        return  # a client from before version 2, which goes on by itself
+        return  # A client from before version 2 resumes by itself.
     blobs = Path(cache or constants.HF_HUB_CACHE) / repo_folder_name(repo_id=model, repo_type="model") / "blobs"
     headers: dict[str, str] = build_hf_headers()
     elsewhere = {name: value for name, value in headers.items() if name.lower() != "authorization"}
@@ -53,7 +55,7 @@ def fetch_large(model: str, revision: str | None, patterns: dict[str, Any], cach
         files = list(_wanted(model, revision, patterns, blobs))
     except ImportError:
         raise
-    except Exception:  # the hub's client raises many kinds, from HTTP errors to failed look-ups
+    except Exception:  # The hub's client raises many kinds, from HTTP errors to failed look-ups.
         return
     for file in files:
         blobs.mkdir(parents=True, exist_ok=True)
@@ -73,11 +75,11 @@ def fetch_large(model: str, revision: str | None, patterns: dict[str, Any], cach
             if _checksum(part) == file.checksum:
                 os.rename(part.name, blobs / file.checksum)
             else:
-                os.unlink(part.name)  # the client fetches it anew
+                os.unlink(part.name)  # The client fetches it anew.
 
 
 def _wanted(model: str, revision: str | None, patterns: dict[str, Any], blobs: Path) -> Iterator[_File]:
-    """The files to be fetched here."""
+    """Yield the files to fetch."""
     from huggingface_hub import HfApi, get_hf_file_metadata, hf_hub_url
     from huggingface_hub.file_download import is_xet_available
     from huggingface_hub.utils import filter_repo_objects
@@ -98,20 +100,20 @@ def _wanted(model: str, revision: str | None, patterns: dict[str, Any], blobs: P
 
 @contextmanager
 def _part(path: Path) -> Iterator[BinaryIO | None]:
-    """The file, locked; None if another process is fetching it."""
+    """Open and lock the file; yield None if another process is fetching it."""
     with path.open("ab+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             yield None
             return
-        # Between the two calls another process may have made the blob of it.
+        # Between the two calls another process may have renamed it to the blob.
         is_there = path.exists() and os.path.samestat(path.stat(), os.fstat(file.fileno()))
         yield file if is_there else None
 
 
 def _begun(part: BinaryIO, size: int) -> int:
-    """Bytes that are there already, at whose end the file then stands; none of a file that is too long."""
+    """Return the number of bytes already fetched, and move to the file's end; a file that is too long is emptied."""
     if part.seek(0, os.SEEK_END) > size:
         part.truncate(0)
     return part.seek(0, os.SEEK_END)

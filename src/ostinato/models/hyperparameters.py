@@ -14,7 +14,7 @@ from ostinato.plan.model import DTYPE_BYTES
 
 
 def require(config: Mapping[str, Any], name: str) -> Any:
-    """The value of `name`; ModelError if config.json has no such key or has null there."""
+    """Return the value of `name`; ModelError if config.json has no such key, or null for it."""
     value = config.get(name)
     if value is None:
         raise ModelError(f"config.json has no {name!r}, which a {config.get('model_type')} model needs")
@@ -22,7 +22,7 @@ def require(config: Mapping[str, Any], name: str) -> Any:
 
 
 def integer(config: Mapping[str, Any], name: str, default: int | None = None) -> int:
-    """A whole number of at least 0. Without a default the key is required; null counts as absent."""
+    """Return a whole number of at least 0. Without a default the key is required; null counts as absent."""
     value = _value(config, name, default)
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise _malformed(name, value, "a whole number of at least 0")
@@ -30,7 +30,7 @@ def integer(config: Mapping[str, Any], name: str, default: int | None = None) ->
 
 
 def number(config: Mapping[str, Any], name: str, default: float | None = None) -> float:
-    """A number, as float. Without a default the key is required; null counts as absent."""
+    """Return a number, as float. Without a default the key is required; null counts as absent."""
     value = _value(config, name, default)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise _malformed(name, value, "a number")
@@ -38,7 +38,7 @@ def number(config: Mapping[str, Any], name: str, default: float | None = None) -
 
 
 def flag(config: Mapping[str, Any], name: str, default: bool | None = None) -> bool:
-    """True or false. Without a default the key is required; null counts as absent."""
+    """Return True or False. Without a default the key is required; null counts as absent."""
     value = _value(config, name, default)
     if not isinstance(value, bool):
         raise _malformed(name, value, "true or false")
@@ -46,7 +46,7 @@ def flag(config: Mapping[str, Any], name: str, default: bool | None = None) -> b
 
 
 def text(config: Mapping[str, Any], name: str, default: str | None = None) -> str:
-    """A string. Without a default the key is required; null counts as absent."""
+    """Return a string. Without a default the key is required; null counts as absent."""
     value = _value(config, name, default)
     if not isinstance(value, str):
         raise _malformed(name, value, "a string")
@@ -54,7 +54,7 @@ def text(config: Mapping[str, Any], name: str, default: str | None = None) -> st
 
 
 def flag_is(config: Mapping[str, Any], name: str, value: bool) -> None:
-    """ModelError if a flag that is there is another one."""
+    """Raise ModelError if a flag that is set has another value."""
     if flag(config, name, value) is not value:
         raise ModelError(f"config.json has {name} = {config[name]!r}; supported: {str(value).lower()}")
 
@@ -62,8 +62,10 @@ def flag_is(config: Mapping[str, Any], name: str, value: bool) -> None:
 def layer_kinds(
     config: Mapping[str, Any], kinds: Mapping[str, str], names: tuple[str, ...] = ("layer_types",)
 ) -> tuple[str, ...] | None:
-    """The kind of each layer by its word, under the first of `names` that is there; None without any. ModelError for a
-    word that `kinds` does not have, and for another number of them than of layers."""
+    """Return the kind of each layer, mapped from the words under the first of `names` that is set; None without any.
+
+    ModelError for a word that `kinds` does not have, and if there is not one word per layer.
+    """
     name = next((name for name in names if config.get(name)), None)
     if name is None:
         return None
@@ -79,7 +81,7 @@ def layer_kinds(
 
 
 def time_step_limit(config: Mapping[str, Any], name: str = "time_step_limit") -> tuple[float, float]:
-    """The range of a state layer's time step; infinity is null, a word, or the dict transformers writes."""
+    """Return the range of a state layer's time step; infinity is null, a word, or the dict transformers writes."""
     limit = config.get(name)
     if limit is None:
         return 0.0, math.inf
@@ -88,7 +90,7 @@ def time_step_limit(config: Mapping[str, Any], name: str = "time_step_limit") ->
 
 
 def activation(config: Mapping[str, Any], name: str, default: str, supported: tuple[str, ...]) -> str:
-    """The name of an activation function; ModelError unless it is one of `supported`."""
+    """Return the name of an activation function; ModelError unless it is one of `supported`."""
     value = text(config, name, default)
     if value not in supported:
         raise ModelError(f"config.json has {name} = {value!r}; supported: {', '.join(supported)}")
@@ -96,10 +98,10 @@ def activation(config: Mapping[str, Any], name: str, default: str, supported: tu
 
 
 def expanded_mamba2_spec(config: Mapping[str, Any], inner_size: int | None = None) -> Mamba2Spec:
-    """The mixer as Bamba, Granite and Falcon-H1 spell it, in `mamba_*` keys.
+    """Return the mixer from the `mamba_*` keys of Bamba, Granite and Falcon-H1.
 
-    `inner_size` is Falcon-H1's `mamba_d_ssm`; without it, `mamba_expand` times the hidden size. ModelError if
-    heads and head size do not multiply to it.
+    `inner_size` is Falcon-H1's `mamba_d_ssm`; without it, `mamba_expand` times the hidden size. ModelError if heads and
+    head size do not multiply to it.
     """
     name = "mamba_d_ssm"
     if inner_size is None:
@@ -124,8 +126,10 @@ def expanded_mamba2_spec(config: Mapping[str, Any], inner_size: int | None = Non
 
 
 def attention_spec(config: Mapping[str, Any], head_dim: int | None = None) -> AttentionSpec:
-    """The attention of the usual keys. `head_dim` is that of a config.json that names none; by default the heads part
-    the hidden size."""
+    """Return the attention of the usual keys.
+
+    `head_dim` is the default for a config.json without one; else it is the hidden size divided by the heads.
+    """
     num_heads = integer(config, "num_attention_heads")
     if head_dim is None:
         head_dim = integer(config, "hidden_size") // num_heads
@@ -138,7 +142,7 @@ def attention_spec(config: Mapping[str, Any], head_dim: int | None = None) -> At
 
 @dataclass(frozen=True)
 class HybridHyperparameters:
-    """What models build attention and mixers from that Bamba, Granite and Falcon-H1 spell alike."""
+    """Hyperparameters of attention and mixers that Bamba, Granite and Falcon-H1 have in common."""
 
     attention_bias: bool
     mamba_proj_bias: bool
@@ -148,7 +152,7 @@ class HybridHyperparameters:
 
 
 def hybrid_fields(config: Mapping[str, Any], norm_eps: float) -> dict[str, Any]:
-    """The fields of HybridHyperparameters; `norm_eps` is that of a config.json that names none."""
+    """Return the fields of HybridHyperparameters; `norm_eps` is the default for a config.json without one."""
     return {
         "attention_bias": flag(config, "attention_bias", False),
         "mamba_proj_bias": flag(config, "mamba_proj_bias", False),
@@ -159,7 +163,7 @@ def hybrid_fields(config: Mapping[str, Any], norm_eps: float) -> dict[str, Any]:
 
 
 def top_k(config: Mapping[str, Any], num_experts: int, default: int | None = None) -> int:
-    """How many experts a router chooses; ModelError if there are not so many."""
+    """Return the number of experts that a router chooses; ModelError if the model has fewer."""
     chosen = integer(config, "num_experts_per_tok", default)
     if not 1 <= chosen <= num_experts:
         raise ModelError(f"config.json has num_experts_per_tok = {chosen}, which should be 1 to {num_experts}")
@@ -171,8 +175,10 @@ def grouped_top_k(
     num_experts: int,
     names: tuple[str, str, str] = ("num_experts_per_tok", "n_group", "topk_group"),
 ) -> tuple[int, int, int]:
-    """How many experts a router chooses, the groups that they are in, and from how many of those it chooses; ModelError
-    if it could not choose as many. `names` are those of the three in config.json."""
+    """Return (experts that a router chooses, groups of experts, groups that it chooses from).
+
+    ModelError if these groups have fewer experts. `names` are the names of the three in config.json.
+    """
     of_chosen, of_groups, of_top = names
     groups, top_groups = integer(config, of_groups, 1), integer(config, of_top, 1)
     if groups < 1 or num_experts % groups or (groups > 1 and num_experts < 2 * groups):
@@ -191,7 +197,7 @@ def grouped_top_k(
 
 
 def shared_fields(config: Mapping[str, Any], default_tied: bool = False) -> dict[str, Any]:
-    """The fields of a ModelSpec that every architecture has under the same keys."""
+    """Return the fields of a ModelSpec that every architecture has under the same keys."""
     return {
         "dtype": checkpoint_dtype(config),
         "vocab_size": integer(config, "vocab_size"),
@@ -203,8 +209,7 @@ def shared_fields(config: Mapping[str, Any], default_tied: bool = False) -> dict
 
 
 def checkpoint_dtype(config: Mapping[str, Any]) -> str:
-    """What config.json names as `dtype` or `torch_dtype`; float32 where it names neither, as in
-    transformers."""
+    """Return config.json's `dtype` or `torch_dtype`; float32 if it has neither, as in transformers."""
     dtype = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
     if dtype not in DTYPE_BYTES:
         raise ModelError(f"config.json has dtype {dtype!r}; the supported ones are {', '.join(DTYPE_BYTES)}")

@@ -1,4 +1,4 @@
-"""Rows of a weight that take turns in the checkpoint, brought together once they are loaded."""
+"""De-interleaving of a weight's rows, which the checkpoint stores in alternation, after loading."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from ostinato.layers.module import Module
 
 
 def bring_together(model: Module) -> None:
-    """Orders the rows of each weight that is `interleaved` as its row of the weight table says. A row's scales, or its
-    blocks, go with it. One weight at a time takes its memory twice."""
+    """Reorder the rows of each `interleaved` weight as its row of the weight table says.
+
+    A row's scales, or its blocks, move with it. One weight at a time takes its memory twice.
+    """
     for module, attribute, row in model.weights():
         if not row.interleaved:
             continue
@@ -30,14 +32,16 @@ def bring_together(model: Module) -> None:
 
 
 def transpose_first(ordered: torch.Tensor, sizes: Sequence[int]) -> None:
-    """Transposes each matrix [sizes[0], columns] of the first part, in place; a matrix takes the memory that it had."""
+    """Transpose each matrix [sizes[0], columns] of the first part, in place; a matrix stays in its memory."""
     turns = ordered.shape[0] // sum(sizes)
     for matrix in ordered[: turns * sizes[0]].split(sizes[0]):
         matrix.view(-1).copy_(matrix.t().flatten())
 
 
 def together(rows: int, sizes: Sequence[int]) -> torch.Tensor:
-    """Where each of `rows` rows stood, of which parts of these `sizes` take turns: those of the first part first.
-    [rows] int64"""
+    """Return the old index of each of `rows` rows when interleaved parts of these `sizes` are grouped, [rows] int64.
+
+    The rows of the first part come first.
+    """
     turns = torch.arange(rows).view(-1, sum(sizes))
     return torch.cat([part.flatten() for part in turns.split(list(sizes), dim=1)])

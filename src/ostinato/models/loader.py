@@ -1,4 +1,4 @@
-"""Weights from safetensors files into a model, with one error for everything that does not match."""
+"""Loading of weights from safetensors files into a model, with one error for everything that does not match."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 
 PIECE = 2**23
-"""bytes that are copied from a mapped file before their pages are dropped"""
+"""Bytes that are copied from a mapped file before their pages are dropped."""
 
 Parameters = Mapping[int, torch.Tensor]
-"""Weights by the address at which they begin."""
+"""Weights by their start address."""
 
 
 def build_model(build: Build, spec: ModelSpec) -> CausalLM:
-    """The model of `spec`, its weights allocated on `build.device` and not yet written."""
+    """Build the model of `spec`, with weights allocated on `build.device` and not yet written."""
     if spec.quantization is None:
         return make_model(build, spec)
     model = make_model(build.deferring(), spec)
@@ -51,13 +51,12 @@ def load_weights(
     progress: Callable[[int, int], None] = lambda done, total: None,
     quantizers: Quantizers = BY_TORCH,
 ) -> None:
-    """Puts every tensor of the checkpoint, a directory or a GGUF file, in its place, in the model's dtypes, quantised
-    where the place is.
+    """Load every tensor of the checkpoint, a directory or a GGUF file, into its target, in the target's dtype.
 
-    On a CPU the memory taken at any time is that of the weights and a few MiB. The files must not be changed
-    while the model is in use, for weights may lie in them; they may be deleted or replaced.
-    `progress` is called with (tensors done, tensors in all). Raises ModelError, before anything is read, that
-    lists all tensors missing, left over or of the wrong shape.
+    A tensor is quantised if its target is. On a CPU the memory in use is at any time that of the weights and a few MiB.
+    The files must not be changed while the model is in use, since weights may be mapped from them; they may be deleted
+    or replaced. `progress` is called with (tensors done, tensors in all). Raises ModelError, before anything is read,
+    that lists all tensors missing, left over or of the wrong shape.
     """
     if is_gguf(directory):
         load_gguf(model, directory, progress, quantizers)
@@ -89,7 +88,7 @@ def load_weights(
                     continue
                 tensor = tensors.get_tensor(source_name)
                 if share is not None:
-                    # The scale of a row is that of the whole row.
+                    # A row's scale comes from the whole row.
                     whole = share.whole_place(place)
                     _put(source, tensor, name, whole, stored, parameters, quantizers)
                     share.cut(whole, place)
@@ -117,7 +116,7 @@ def _put(
     parameters: Parameters,
     quantizers: Quantizers,
 ) -> None:
-    """Puts a tensor of a mapped file, the values of a source, in its place, in whatever form the place has."""
+    """Load a tensor of a mapped file, the values of a source, into its target, in whatever form the target has."""
     if source.is_transposed:
         _put_transposed(tensor, place, quantizers)
     elif stored is None or not source.is_quantised:
@@ -134,15 +133,17 @@ def _put(
 
 
 def _quantize(tensor: torch.Tensor, place: QuantizedView | BlockView, quantizers: Quantizers) -> None:
-    """Quantises a tensor of a mapped file, or a stack of such, into its place."""
+    """Quantise a tensor of a mapped file, or a stack of such, into its target."""
     rows = place.flat()
     for begin, end, source in _pieces(_flat(tensor), PIECE):
         rows.rows(begin, end).put(source, quantizers)
 
 
 def _convert(tensor: torch.Tensor, place: torch.Tensor) -> None:
-    """Copies a tensor of a mapped file into a place of another dtype or order of dimensions, piece by piece: a file
-    of which all was read once would take as much memory as the weights."""
+    """Copy a tensor of a mapped file into a target of another dtype or dimension order, piece by piece.
+
+    A file that was read completely would take the memory of the weights once more.
+    """
     if tensor.nbytes <= PIECE:
         place.copy_(tensor)
         pages.drop(tensor)
@@ -152,20 +153,20 @@ def _convert(tensor: torch.Tensor, place: torch.Tensor) -> None:
 
 
 def _has_its_bytes(tensor: torch.Tensor, place: torch.Tensor) -> bool:
-    """Whether the place is to hold a tensor as it stands in the file."""
+    """Return whether the target is to hold a tensor with the file's bytes."""
     return place.device.type == "cpu" and tensor.dtype == place.dtype and place.is_contiguous()
 
 
 def _copied(tensors: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> Iterator[None]:
-    """Copies tensors of a mapped file into places that hold the same bytes; one item for each that is done.
+    """Copy tensors of a mapped file into targets that hold the same bytes, yielding once after each.
 
-    Threads share the pieces: a processor copies faster than one core does. The threads of torch would do so too, but
-    they wait for each other at every piece.
+    Threads share the pieces: a processor copies faster than one core does. torch's threads would do so too, but they
+    wait for each other at every piece.
     """
     threads = torch.get_num_threads()
 
     def copy(source: np.ndarray, target: np.ndarray, piece: torch.Tensor) -> None:
-        np.copyto(target, source)  # lets other threads run meanwhile
+        np.copyto(target, source)  # It releases the GIL.
         pages.drop(piece)
 
     with ThreadPoolExecutor(threads) as pool:
@@ -187,7 +188,7 @@ def _bytes_of(tensor: torch.Tensor) -> np.ndarray:
 
 
 def _put_transposed(tensor: torch.Tensor, place: Target, quantizers: Quantizers) -> None:
-    """Puts a stack [matrices, columns, rows] of a mapped file in its place [matrices, rows, columns]."""
+    """Load a stack [matrices, columns, rows] of a mapped file into its target [matrices, rows, columns]."""
     for i, matrix in enumerate(tensor):
         if isinstance(place, torch.Tensor):
             place[i].copy_(matrix.t())
@@ -199,7 +200,7 @@ def _put_transposed(tensor: torch.Tensor, place: Target, quantizers: Quantizers)
 def _put_integers(
     tensor: torch.Tensor, scale: torch.Tensor, group_size: int | None, place: Target, parameters: Parameters
 ) -> None:
-    """Puts a weight of a mapped file, which is quantised there, in its place, which may be so too.
+    """Load a quantised weight of a mapped file into its target, which may be quantised too.
 
     `tensor` is int8 [rows, in], or int32 [rows, in / 4] of packed ones, or a stack of such; `scale` is that of
     `ops.int8` for all rows.
@@ -223,40 +224,47 @@ def _put_integers(
 
 
 def _flat(stack: torch.Tensor) -> torch.Tensor:
-    """[..., in] -> [rows, in], where they lie."""
+    """Return a view [rows, in] of [..., in]."""
     return stack.view(-1, stack.shape[-1])
 
 
 def _unpack(packed: torch.Tensor, columns: int) -> torch.Tensor:
-    """int32 [rows, columns / 4] -> int8 [rows, columns]: each byte, the lowest first, is a value and 128; what is left
-    of the last int32 is padding."""
+    """Unpack int32 [rows, columns / 4] to int8 [rows, columns].
+
+    Each byte, the lowest first, is a value plus 128; the rest of the last int32 is padding.
+    """
     return (packed.contiguous().view(torch.uint8)[:, :columns] ^ 128).view(torch.int8)
 
 
 def _scale(source: tuple[Path, str]) -> torch.Tensor:
-    """Scales of a checkpoint as float32, [rows, groups] or a stack of such. They may lie in another file than their
-    weight."""
+    """Return scales of a checkpoint as float32, [rows, groups] or a stack of such.
+
+    They may be in another file than their weight.
+    """
     file, name = source
     with opened(file) as tensors:
         return tensors.get_tensor(name).float()
 
 
 def _pieces(tensor: torch.Tensor, size: int) -> Iterator[tuple[int, int, torch.Tensor]]:
-    """Rows of a mapped tensor, of about `size` bytes: (first, end, values), dropped when the next are asked for."""
+    """Yield rows of a mapped tensor, of about `size` bytes: (first, end, values).
+
+    Their pages are dropped before the next rows are yielded.
+    """
     for begin, piece in _parts(tensor, size):
         yield begin, begin + len(piece), piece
         pages.drop(piece)
 
 
 def _parts(tensor: torch.Tensor, size: int) -> Iterator[tuple[int, torch.Tensor]]:
-    """Rows of a tensor, of about `size` bytes: (first, values)."""
+    """Yield rows of a tensor, of about `size` bytes: (first, values)."""
     rows = max(1, size * len(tensor) // max(1, tensor.nbytes))
     for begin in range(0, len(tensor), rows):
         yield begin, tensor[begin : begin + rows]
 
 
 def _stays_mapped(tensor: torch.Tensor, place: torch.Tensor, parameters: Parameters) -> bool:
-    """Has a weight lie where the file is mapped, if it can."""
+    """Replace a weight by its mapped tensor, if that can serve, and return whether it did."""
     parameter = parameters.get(place.data_ptr())
     if parameter is None or not _serves_as(tensor, place, parameter):
         return False
@@ -265,9 +273,11 @@ def _stays_mapped(tensor: torch.Tensor, place: torch.Tensor, parameters: Paramet
 
 
 def _serves_as(tensor: torch.Tensor, place: torch.Tensor, parameter: torch.Tensor) -> bool:
-    """Whether a mapped tensor can be the weight itself. Most files place tensors anywhere, and decoding reads all
-    weights in every step: across cache lines that takes 5 to 10 % longer, which one copy saves for good. Small pages
-    cost 1 to 2 %."""
+    """Return whether a mapped tensor can be the weight itself.
+
+    Most files align tensors arbitrarily, and decoding reads all weights in every step: across cache lines that takes 5
+    to 10 % longer, which one copy saves for good. Small pages cost 1 to 2 %.
+    """
     return (
         place.device.type == "cpu"
         and tensor.dtype == place.dtype
@@ -277,7 +287,7 @@ def _serves_as(tensor: torch.Tensor, place: torch.Tensor, parameter: torch.Tenso
 
 
 def checkpoint_files(directory: Path) -> list[Path]:
-    """The safetensors files of a checkpoint, by its index if it is sharded."""
+    """Return the safetensors files of a checkpoint, by its index if it has several."""
     if (directory / INDEX).exists():
         names = _indexed_files(directory / INDEX)
         absent = [name for name in names if not (directory / name).exists()]

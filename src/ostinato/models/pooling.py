@@ -1,4 +1,4 @@
-"""How a checkpoint makes one vector of a text, as sentence-transformers describe it beside the weights."""
+"""Pooling of a checkpoint: one vector per text, as sentence-transformers files next to the weights describe it."""
 
 from __future__ import annotations
 
@@ -11,22 +11,24 @@ from ostinato.errors import ModelError, reason
 
 PoolingKind = Literal["last", "mean"]
 _MODES = {"lasttoken": "last", "mean": "mean", "mean_tokens": "mean"}
-"""Names of the modes in 1_Pooling/config.json -> what is done."""
+"""Pooling kinds by the names of the modes in 1_Pooling/config.json."""
 
 
 @dataclass(frozen=True)
 class Pooling:
-    """Of the final normed hidden states of a text's tokens: the last one, or their mean. The vector has length 1 if
-    `normalize`."""
+    """Pooling of the final normed hidden states of a text's tokens: the last one, or their mean.
+
+    The vector has length 1 if `normalize`.
+    """
 
     kind: PoolingKind = "last"
     normalize: bool = True
 
 
 def load_pooling(directory: Path) -> Pooling:
-    """What modules.json and the files that it names ask for; the defaults of Pooling for a checkpoint without it.
+    """Return the pooling of modules.json and the files that it names, or the defaults if a checkpoint has none.
 
-    ModelError for what is not implemented, and for damaged files.
+    ModelError for pooling that is not implemented, and for damaged files.
     """
     if not (directory / "modules.json").is_file():
         return Pooling()
@@ -48,7 +50,7 @@ def load_pooling(directory: Path) -> Pooling:
 def _kind(config: Any, name: str) -> Any:
     if not isinstance(config, dict):
         raise ModelError(f"{name} should be an object")
-    # One name in newer files, a flag for each mode in older ones.
+    # Newer files have one name, older ones a flag for each mode.
     prefix = "pooling_mode_"
     modes = [key.removeprefix(prefix) for key, value in config.items() if key.startswith(prefix) and value is True]
     given = config.get("pooling_mode")

@@ -13,16 +13,19 @@ from ostinato.models.shares import Share, shares_of
 from ostinato.ops.blocks.quantizers import BY_TORCH, Quantizers
 
 PERIOD = 1_000_003
-"""Normal values that are drawn; all matrices are made of them, each from another on, for drawing every value would take
-seconds. A prime, so that no two rows of a matrix are equal."""
+"""Number of normal values that are generated.
+
+All matrices repeat them, each from another offset, since generating every value would take seconds. It is a prime, so
+that no two rows of a matrix are equal.
+"""
 
 
 def randomize_weights(model: CausalLM, seed: int, quantizers: Quantizers = BY_TORCH) -> None:
-    """Fills every weight so that activations stay finite and of ordinary size at any depth and length.
+    """Fill every weight so that activations stay finite and of ordinary size at any depth and length.
 
-    Matrices are normal with variance 1 / inputs, norms are 1, biases 0; a state layer's decay and time step lie in
-    the ranges that Mamba-2 is initialised in (Dao and Gu 2024, appendix D). Of what ranks share, each has its part of
-    what one process would have.
+    Matrices are normal with variance 1 / inputs, norms are 1, biases 0; a state layer's decay and time step are in the
+    ranges that Mamba-2 is initialised in (Dao and Gu 2024, appendix D). With a sharded model, each rank has its part of
+    the values that a single process would have.
     """
     device = model.embedding.weight.device
     generator = torch.Generator(device=device).manual_seed(seed)
@@ -31,7 +34,7 @@ def randomize_weights(model: CausalLM, seed: int, quantizers: Quantizers = BY_TO
     shares = shares_of(model)
 
     def uniform(view: torch.Tensor, share: Share | None, low: float, high: float) -> torch.Tensor:
-        """For all of the tensor, so that what is drawn next is the same on all ranks."""
+        """Generate values for the whole tensor, so that the random state stays the same on all ranks."""
         values = view.new_empty(view.shape if share is None else share.shape).uniform_(low, high, generator=generator)
         return values if share is None else share.read(values)
 
@@ -53,14 +56,14 @@ def randomize_weights(model: CausalLM, seed: int, quantizers: Quantizers = BY_TO
                 _fill(view, drawn[begin : begin + min(PERIOD, view.numel())] * view.shape[-1] ** -0.5)
             else:
                 _fill_part(view, share, drawn * share.shape[-1] ** -0.5, begin)
-    # Parts are those of a checkpoint's rows, as its loader leaves them.
+    # The rows are in a checkpoint's order here, as after its loader.
     bring_together(model)
 
 
 def _quantize(
     place: QuantizedView | BlockView, share: Share | None, drawn: torch.Tensor, begin: int, quantizers: Quantizers
 ) -> None:
-    """Fills `place` with the values from `begin` on, as often as it takes; or with a rank's part of them."""
+    """Fill `place` with the values from offset `begin`, repeated as needed, or with a rank's part of them."""
     whole = place if share is None else share.whole_place(place)
     assert not isinstance(whole, torch.Tensor), "it is of the same kind"
     if isinstance(whole, BlockView) and whole.order is not None:
@@ -82,7 +85,7 @@ def _quantize_rows(view: QuantizedView | BlockView, drawn: torch.Tensor, begin: 
 
 
 def _fill(view: torch.Tensor, values: torch.Tensor) -> None:
-    """Fills `view` with `values`, repeated as often as it takes."""
+    """Fill `view` with `values`, repeated as needed."""
     if view.is_contiguous():
         for piece in view.view(-1).split(len(values)):
             piece.copy_(values[: len(piece)])
@@ -91,8 +94,10 @@ def _fill(view: torch.Tensor, values: torch.Tensor) -> None:
 
 
 def _fill_part(view: torch.Tensor, share: Share, drawn: torch.Tensor, begin: int) -> None:
-    """Fills `view` with the part that `share` says of a tensor that the values from `begin` on fill, row by row: each
-    of the dimensions before the one that is cut, of all behind them."""
+    """Fill `view` with its `share` of a tensor that the values from offset `begin` fill.
+
+    It works row by row: a row is an index of the dimensions before the sharded one, with all dimensions after it.
+    """
     rows, columns = prod(share.shape[: share.dim]), prod(share.shape[share.dim :])
     inner = columns // share.shape[share.dim]
     own = view.new_empty(rows, view.numel() // rows)

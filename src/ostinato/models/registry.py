@@ -1,4 +1,4 @@
-"""The architectures. A new one is one line here and one folder beside this file."""
+"""Registry of architectures. A new one is one line here and one folder next to this file."""
 
 from __future__ import annotations
 
@@ -37,18 +37,21 @@ MODELS = {
     "smollm3": "llama.model:Llama",
     "zamba2": "zamba2.model:Zamba2",
 }
-"""`model_type` of a config.json, which is also the folder of its `spec.py` -> where the class of its model is."""
+"""Module and class of each architecture's model, by the `model_type` of config.json.
+
+The `model_type` is also the folder of its `spec.py`.
+"""
 
 
 NOT_IMPLEMENTED = {
     "gemma3": "Gemma 3 with images is not implemented; its text models, whose model_type is gemma3_text, are",
     "zamba": "Zamba of the first generation is not implemented; the second, whose model_type is zamba2, is",
 }
-"""`model_type` of what is no architecture here -> what to take in its place."""
+"""Advice for each `model_type` that is not implemented."""
 
 
 def make_model(build: Builder, spec: ModelSpec) -> CausalLM:
-    """The model of `spec`, with the weights that `build` gives."""
+    """Build the model of `spec`, with the weights that `build` allocates."""
     module, name = MODELS[spec.architecture].split(":")
     model: CausalLM = getattr(import_module(f"ostinato.models.{module}"), name)(build, spec)
     return model

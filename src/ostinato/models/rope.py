@@ -1,7 +1,7 @@
-"""Rotary position embedding: what a config.json asks for.
+"""Rotary position embedding of a config.json.
 
-Two spellings exist: `rope_theta`, `rope_scaling` and `partial_rotary_factor` side by side, and one dict
-`rope_parameters` that holds all of them.
+Two spellings exist: `rope_theta`, `rope_scaling` and `partial_rotary_factor` as separate keys, and one dict
+`rope_parameters` with all of them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _OPTIONAL = {"yarn": ("factor", "attention_factor", "beta_fast", "beta_slow", "m
 def parse_rope(
     config: Mapping[str, Any], head_dim: int, default_partial: float = 1.0, default_theta: float = DEFAULT_THETA
 ) -> RopeSpec:
-    """The rotary embedding of a model with heads of `head_dim` elements, `default_partial` of them rotated.
+    """Return the rotary embedding of a model with heads of `head_dim` elements, `default_partial` of them rotated.
 
     ModelError for a kind that is not supported, for one that differs between layers, for a missing factor.
     """
@@ -57,7 +57,10 @@ def parse_rope(
 
 
 def _factors(scaling: Mapping[str, Any], count: int) -> list[float]:
-    """What each frequency is divided by, as GGUF files say it; ModelError unless there is one above 0 for each."""
+    """Return the divisors of the frequencies, as GGUF files store them.
+
+    ModelError unless there is one above 0 for each frequency.
+    """
     factors = scaling.get("factors")
     if not isinstance(factors, list) or len(factors) != count or not all(factor > 0 for factor in factors):
         raise ModelError(f"rope type 'factors' has {factors!r}, which should be {count} numbers above 0")
@@ -65,9 +68,9 @@ def _factors(scaling: Mapping[str, Any], count: int) -> list[float]:
 
 
 def with_sections(rope: RopeSpec, scaling: Mapping[str, Any], default: tuple[int, int, int]) -> RopeSpec:
-    """`rope` with the sections that `scaling`, a config.json's dict on it, gives time, height and width.
+    """Return `rope` with the sections of time, height and width from `scaling`, config.json's dict on it.
 
-    ModelError for sections that are not three, and for those that do not take turns.
+    ModelError if there are not three sections, and if they are not interleaved.
     """
     if not flag(scaling, "mrope_interleaved", True):
         raise ModelError("config.json has mrope_interleaved = false; supported: true")
@@ -81,10 +84,12 @@ def with_sections(rope: RopeSpec, scaling: Mapping[str, Any], default: tuple[int
 
 
 def _original_max_position(config: Mapping[str, Any], scaling: Mapping[str, Any], kind: str) -> int:
-    """The length that the unscaled frequencies were trained for; 0 where the kind does not depend on it and
-    config.json does not say."""
+    """Return the length that the unscaled frequencies were trained for.
+
+    It is 0 if the kind does not depend on it and config.json does not give it.
+    """
     if kind in ("llama3", "yarn"):
-        # transformers lets the outer spelling win over the one among the scaling's own keys.
+        # As in transformers, the outer key overrides the one in the scaling's dict.
         for source in (config, scaling):
             if source.get("original_max_position_embeddings") is not None:
                 return integer(source, "original_max_position_embeddings")

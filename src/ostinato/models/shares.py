@@ -1,4 +1,7 @@
-"""Which part of each of a checkpoint's tensors a rank has: the sizes of its model are compared with the whole's."""
+"""Shares of a checkpoint's tensors that a rank has.
+
+They follow from the sizes of its model and of the whole model.
+"""
 
 from __future__ import annotations
 
@@ -19,21 +22,25 @@ from ostinato.plan.weights import Weight
 
 @dataclass(frozen=True)
 class Share:
-    """The parts of a tensor of `shape` that a rank has, one behind the other along `dim`: (first, end) each."""
+    """Parts of a tensor of `shape` that a rank has, concatenated along `dim`: (first, end) each."""
 
     shape: tuple[int, ...]
     dim: int
     parts: tuple[tuple[int, int], ...]
 
     def read(self, tensor: Any) -> torch.Tensor:
-        """`tensor` may be a slice of safetensors, of which no more is read. One part of a tensor is a view of it."""
+        """Return the rank's part of `tensor`.
+
+        `tensor` may be a slice of safetensors, from which only that part is read. A single part of a tensor is a view
+        of it.
+        """
         before = (slice(None),) * self.dim
         if len(self.parts) == 1 and isinstance(tensor, torch.Tensor):
             return tensor[(*before, slice(*self.parts[0]))]
         return torch.cat([tensor[(*before, slice(first, end))] for first, end in self.parts], self.dim)
 
     def whole_place(self, place: Target) -> Target:
-        """Memory for all of the tensor, of which `place` holds the rank's part."""
+        """Allocate a target for the whole tensor; `place` is the rank's part."""
         *rows, columns = self.shape
         if isinstance(place, torch.Tensor):
             return torch.empty(self.shape, dtype=place.dtype)
@@ -48,13 +55,13 @@ class Share:
         return QuantizedView(weight, torch.empty((*rows, *groups), dtype=torch.float32), place.group_size)
 
     def cut(self, whole: Target, place: Target) -> None:
-        """Puts the rank's part of `whole`, which is of the same kind, in its place."""
+        """Copy the rank's part of `whole`, a target of the same kind, to `place`."""
         if isinstance(place, torch.Tensor) and isinstance(whole, torch.Tensor):
             place.copy_(self.read(whole))
         elif isinstance(place, BlockView) and isinstance(whole, BlockView):
             place.bytes.copy_(self.of_blocks(place.name).read(whole.bytes))
             if self.cuts_rows and place.order is not None and whole.order is not None:
-                # Groups lie side by side in a row, so that a part of it has whole ones, of inputs of all ranks.
+                # Groups are adjacent in a row, so a part of it has whole groups, with inputs of all ranks.
                 assert len(self.parts) == 1, "inputs that have an order are cut into one part for each rank"
                 place.order.copy_(whole.order[slice(*self.parts[0])])
         elif isinstance(place, QuantizedView) and isinstance(whole, QuantizedView):
@@ -65,12 +72,14 @@ class Share:
                 place.scale.copy_(self._in_units(place.group_size or 1).read(whole.scale))
 
     def of_one(self) -> Share:
-        """Of one matrix of a stack."""
+        """Return the share of one matrix of a stack."""
         return replace(self, shape=self.shape[1:], dim=self.dim - 1)
 
     def of_half(self, half: int) -> Share:
-        """Of the first or the second half of a matrix's rows, each of which a tensor of its own holds. What ranks share
-        of both are two parts."""
+        """Return the share of the first or the second half of a matrix's rows, which are separate tensors.
+
+        A rank's share of both halves has two parts.
+        """
         *outer, rows, columns = self.shape
         if self.cuts_rows:
             return replace(self, shape=(*outer, rows // 2, columns))
@@ -78,17 +87,17 @@ class Share:
         return Share((*outer, rows // 2, columns), self.dim, ((first - half * rows // 2, end - half * rows // 2),))
 
     def of_blocks(self, name: str) -> Share:
-        """The same of the bytes of rows that lie in blocks of the format `name`."""
+        """Return the share of the bytes of rows in blocks of the format `name`."""
         kind = BLOCK_FORMATS[name]
         return self._in_units(kind.elements, kind.num_bytes)
 
     @property
     def cuts_rows(self) -> bool:
-        """Whether each rank has some elements of every row."""
+        """True if each rank has some elements of every row."""
         return self.dim == len(self.shape) - 1
 
     def _in_units(self, elements: int, size: int = 1) -> Share:
-        """The same where so many elements of a row are `size` of what a tensor holds."""
+        """Return the share of a tensor that stores each `elements` elements of a row as `size` of its own."""
         if not self.cuts_rows:
             return self
         assert not any(edge % elements for part in self.parts for edge in part), "which the plan has checked"
@@ -97,12 +106,15 @@ class Share:
 
 
 def shares_of(model: CausalLM, found: Container[str] = ()) -> dict[str, Share]:
-    """By name, those tensors of a checkpoint of which `model` has a part alone. `found` as for `checkpoint_views`."""
+    """Return, by name, the checkpoint tensors that this rank holds only a shard of.
+
+    `found` as for `checkpoint_views`.
+    """
     whole_spec = model.spec.whole
     if whole_spec is None:
         return {}
     rank = model.build.rank
-    # With the prediction head, where the model has one.
+    # The whole model has the prediction head if this one has it.
     drafter = None if model.head is None else whole_spec.head
     build = Build(model.build.ops, torch.float32, torch.device("meta"))
     whole = make_model(build, replace(whole_spec, drafter=drafter))
@@ -127,7 +139,7 @@ def shares_of(model: CausalLM, found: Container[str] = ()) -> dict[str, Share]:
 
 
 def _parts(own: tuple[int, ...], whole: tuple[int, ...], rank: Rank) -> list[tuple[int, int]]:
-    """Of each segment, the rank's part; where there are fewer parts than ranks, neighbours have the same one."""
+    """Return the rank's part of each segment; if there are fewer parts than ranks, neighbours have the same one."""
     parts, begin = [], 0
     for have, size in zip(own, whole, strict=True):
         count = size // have
@@ -139,7 +151,7 @@ def _parts(own: tuple[int, ...], whole: tuple[int, ...], rank: Rank) -> list[tup
 
 
 def _segments(model: CausalLM) -> dict[str, tuple[int, ...]]:
-    """By name, those of each tensor."""
+    """Return the segments of each tensor, by name."""
     return {name: own for _, _, row in model.weights() for name, own in _segments_of(row)}
 
 

@@ -1,4 +1,4 @@
-"""The router of DeepSeek-V3 (arXiv 2412.19437, section 2.1.2), which Nemotron-H and Kimi Linear have too."""
+"""Router of DeepSeek-V3 (arXiv 2412.19437, section 2.1.2), which Nemotron-H and Kimi Linear have too."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Routing(Protocol):
-    """How experts are chosen, by the sigmoids of their scores: `ops.route` has what the fields mean."""
+    """Parameters of the choice of experts by the sigmoids of their scores, as `ops.route` defines them."""
 
     @property
     def experts(self) -> ExpertsSpec: ...
@@ -27,7 +27,7 @@ class Routing(Protocol):
 
 
 class Router(Module):
-    """Scores experts in float32; its correction bias influences the choice, not the weights."""
+    """Router that scores experts in float32; its correction bias influences the choice, not the weights."""
 
     def __init__(self, build: Builder, hidden_size: int, moe: Routing) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Router(Module):
         self.e_score_correction_bias = self.own(build, bias, experts, role="bias", in_float32=True)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[tokens, hidden] -> numbers of experts and their weights, [tokens, 2, top_k]"""
+        """Return the ids of experts and their weights, [tokens, hidden] -> [tokens, 2, top_k]."""
         moe = self.moe
         how = (moe.experts.top_k, moe.num_groups, moe.top_groups, moe.normalize, moe.scaling)
         return self.op(x, self.weight, self.e_score_correction_bias, *how)

@@ -1,4 +1,4 @@
-"""Where in a checkpoint's files the values of each weight stand, and whether they are quantised there."""
+"""Sources of weights in a checkpoint's files: the tensors with their values, and whether these are quantised."""
 
 from __future__ import annotations
 
@@ -20,28 +20,30 @@ from ostinato.models.shares import Share
 from ostinato.plan.stored_weights import StoredWeights
 
 VALUES = "values"
-"""The part of a source that is the tensor of the weight's own name."""
+"""Part of a source that is the tensor of the weight's own name."""
 
 
 @dataclass
 class Source:
-    """The tensors that hold one weight: part -> (file, name there). The part is `VALUES`, or what the checkpoint's
-    format calls it."""
+    """Tensors of one weight: part -> (file, name there).
+
+    The part is `VALUES`, or the name that the checkpoint's format gives it.
+    """
 
     parts: dict[str, tuple[Path, str]] = field(default_factory=dict)
     is_transposed: bool = False
-    """Whether it has rows for columns."""
+    """True if the tensor is stored transposed."""
     is_quantised: bool = False
 
     @property
     def main(self) -> tuple[Path, str]:
-        """The file and the name of the tensor with the values."""
+        """File and name of the tensor with the values."""
         return next(self.parts[part] for part in (*stored_parts.PACKED, VALUES) if part in self.parts)
 
 
 @dataclass(frozen=True)
 class Mismatch:
-    """What keeps a checkpoint from being loaded: names of tensors, and sentences on their shapes and types."""
+    """Reasons why a checkpoint cannot be loaded: names of tensors, and sentences on their shapes and types."""
 
     missing: list[str]
     unexpected: list[str]
@@ -69,7 +71,7 @@ class Mismatch:
 
 
 def names_in(model: CausalLM, files: list[Path]) -> set[str]:
-    """The names under which `model` knows the tensors in the files."""
+    """Return `model`'s names of the tensors in the files."""
     names: set[str | None] = set()
     for file in files:
         with opened(file) as tensors:
@@ -80,8 +82,10 @@ def names_in(model: CausalLM, files: list[Path]) -> set[str]:
 def find_sources(
     model: CausalLM, files: list[Path], places: Mapping[str, Target], shares: Mapping[str, Share]
 ) -> tuple[dict[str, Source], Mismatch]:
-    """The source of each place, and what is missing, left over or of another shape or type. `shares` are those of
-    which a place is a part."""
+    """Return the source of each target, and what is missing, left over or of another shape or type.
+
+    `shares` are those of the targets that are a part of a tensor.
+    """
     stored = model.spec.stored_quantization
     sources: dict[str, Source] = {}
     unexpected, misshapen, mistyped, differing = [], [], [], []
@@ -133,12 +137,12 @@ def find_sources(
 
 
 def is_as_stored(stored: StoredWeights, place: Target) -> bool:
-    """Whether a place takes a checkpoint's quantised weights without a change of their values."""
+    """Return whether a target takes a checkpoint's quantised weights without a change of their values."""
     return not isinstance(place, torch.Tensor) and stored.fits(place.name if isinstance(place, BlockView) else None)
 
 
 def _equal(first: tuple[Path, str], second: torch.Tensor) -> bool:
-    """Whether a tensor of a file, which may be the same one, holds the same as another."""
+    """Return whether a tensor of a file, which may be the same one, equals another."""
     file, name = first
     with opened(file) as tensors:
         return torch.equal(tensors.get_tensor(name), second)
@@ -146,7 +150,7 @@ def _equal(first: tuple[Path, str], second: torch.Tensor) -> bool:
 
 @contextmanager
 def opened(file: Path) -> Iterator[Any]:
-    """A safetensors file, mapped. ModelError if it cannot be read."""
+    """Open a safetensors file, mapped. ModelError if it cannot be read."""
     try:
         with safe_open(file, framework="pt", device="cpu") as tensors:
             yield tensors

@@ -1,4 +1,4 @@
-"""Weights of 4 bits and of float8 from a checkpoint into their places."""
+"""Loading of a checkpoint's 4-bit and float8 weights into their targets."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PIECE = 2**20
 
 
 def tensors_of(source: Source) -> dict[str, torch.Tensor]:
-    """The tensors of a source by part, each where its file is mapped. They may lie in several files."""
+    """Return the tensors of a source by part, mapped from their files, which may be several."""
     tensors = {}
     for part, (file, name) in source.parts.items():
         with opened(file) as mapped:
@@ -32,8 +32,11 @@ def tensors_of(source: Source) -> dict[str, torch.Tensor]:
 def put_stored(
     stored: StoredWeights, parts: Mapping[str, torch.Tensor], name: str, place: Target, quantizers: Quantizers
 ) -> None:
-    """Puts a weight, or a stack of them, in its place: as it is where the place takes such weights, or else expanded,
-    and quantised anew where the place is quantised. `parts` are its tensors. ModelError as `four_bits.group_index`."""
+    """Load a weight, or a stack of them, into its target; `parts` are its tensors.
+
+    It is unchanged if the target takes such weights, else dequantized, and quantised anew if the target is quantised.
+    ModelError as `four_bits.group_index`.
+    """
     if len(place.shape) > 2:
         for i in range(place.shape[0]):
             of_matrix = {part: _of_matrix(tensor, part, i) for part, tensor in parts.items()}
@@ -75,8 +78,11 @@ def put_stored(
 
 
 def _put_order(group_of: torch.Tensor | None, group_size: int, place: BlockView, name: str) -> torch.Tensor | None:
-    """The order in which the elements of a row lie in their groups, int32 [in], for all tensors of a product; None: as
-    they are. ModelError if another tensor of the product has another order, or a group more elements than others."""
+    """Return the order in which the elements of a row are in their groups, int32 [in], for all tensors of a matmul.
+
+    None means that they are in the order of inputs. ModelError if another tensor of the matmul has another order, or a
+    group has more elements than others.
+    """
     if place.order is None:
         return None
     columns = torch.arange(place.in_size, dtype=torch.int32)
@@ -102,8 +108,10 @@ def _put_order(group_of: torch.Tensor | None, group_size: int, place: BlockView,
 def _put_blocks(
     unpacked: four_bits.FourBits, place: BlockView, group_size: int, name: str, order: torch.Tensor | None
 ) -> None:
-    """In blocks, each with the scale of the group that it lies in. ModelError for scales that leave no room for a zero
-    point, as those of 16 bits do."""
+    """Write the weights in blocks, each with the scale of its group.
+
+    ModelError for scales that leave no room for a zero point, which 16-bit scales do.
+    """
     elements = BLOCK_FORMATS[place.name].elements
     groups = place.in_size // elements
     if (unpacked.scale.view(torch.int32) & ZERO_BITS).any():
@@ -119,7 +127,7 @@ def _put_blocks(
 
 
 def _put_integers(unpacked: four_bits.FourBits, place: QuantizedView) -> None:
-    """As 8-bit integers with the same scales."""
+    """Write the weights as 8-bit integers with the same scales."""
     columns = place.weight.shape[1]
     size = columns if place.group_size is None else place.group_size
     zero = unpacked.zero.repeat_interleave(size, dim=1)[:, :columns]
@@ -128,12 +136,15 @@ def _put_integers(unpacked: four_bits.FourBits, place: QuantizedView) -> None:
 
 
 def _of_matrix(tensor: torch.Tensor, part: str, i: int) -> torch.Tensor:
-    """What belongs to the `i`th matrix of a stack; all of them share their shape and the order of their groups."""
+    """Return the part of a tensor that belongs to the `i`th matrix of a stack.
+
+    All matrices share their shape and the order of their groups.
+    """
     return tensor if part in ("weight_shape", "weight_g_idx") or tensor.dim() < 2 else tensor[i]
 
 
 def _pieces(rows: int, columns: int) -> Iterator[tuple[int, int]]:
-    """(first, end) of rows with about `PIECE` elements, as `four_bits.unpack` takes them."""
+    """Yield (first, end) of rows with about `PIECE` elements, as `four_bits.unpack` takes them."""
     step = max(1, PIECE // max(1, columns) // four_bits.TOGETHER) * four_bits.TOGETHER
     for begin in range(0, rows, step):
         yield begin, min(begin + step, rows)

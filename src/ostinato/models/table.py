@@ -1,5 +1,4 @@
-"""What the plan knows of a model: its weight table and its calls, both read off a sketch, which is the model without
-memory."""
+"""Weight table and calls of a model for the plan, both read off a sketch, a model without memory."""
 
 from __future__ import annotations
 
@@ -31,13 +30,13 @@ from ostinato.plan.vision import VisionSpec
 from ostinato.plan.weights import Weight
 
 NO_MEMORY = LayerMemory(states=defaultdict(lambda: None))  # type: ignore[arg-type, return-value]
-"""Of a sketch's layer: every array that it asks for is absent."""
+"""Memory of a sketch's layer: every array that it asks for is absent."""
 
 
 def with_table(spec: ModelSpec) -> ModelSpec:
-    """`spec` with the weights, operations and calls of its model, its encoder and its prediction head."""
+    """Return `spec` with the weights, operations and calls of its model, its encoder and its prediction head."""
     sketch = Sketch(spec.ranks)
-    # Layers of one kind are alike, so that one of each is enough.
+    # Layers of one kind are alike, so one of each is enough.
     kinds = tuple(dict.fromkeys(spec.layers))
     model = make_model(sketch, replace(spec, layers=kinds, drafter=spec.head))
     backbone, head, encoder = model.backbone, model.head, model.encoder
@@ -66,13 +65,16 @@ def with_table(spec: ModelSpec) -> ModelSpec:
 
 
 def _head(sketch: Sketch, model: CausalLM, head: PredictionHead, spec: DrafterSpec, step: Calls) -> DrafterSpec:
-    """A prediction head; `step` has the model's calls and behind them those with which the head follows it."""
+    """Return the spec of a prediction head with its weights and calls.
+
+    `step` has the model's calls, followed by those with which the head follows it.
+    """
     inputs = _step_inputs(sketch, model, decodes=True)
     hidden = sketch.trace.input((1, spec.hidden_elements), sketch.dtype)
     memory = [NO_MEMORY] * (len(head.blocks) + 1)
     draft = sketch.trace.run(lambda: head(hidden, model.embedding(inputs.token_ids), inputs, memory))
     follows = step.calls[step.result + 1 :]
-    ops = _names(Calls((*follows, *draft.calls))) - {"embedding", "embedding_of_ranks"}  # the model's
+    ops = _names(Calls((*follows, *draft.calls))) - {"embedding", "embedding_of_ranks"}  # These belong to the model.
     rows = zip(spec.layers, head.blocks, strict=True)
     return replace(
         spec,
@@ -85,20 +87,22 @@ def _head(sketch: Sketch, model: CausalLM, head: PredictionHead, spec: DrafterSp
 
 
 def _layer(sketch: Sketch, model: CausalLM, layer: LayerSpec, block: Module) -> LayerSpec:
-    """A layer with its weights, and what its calls hold at once: in a step of a row that decodes and one of a prompt,
-    which takes more than either alone."""
+    """Return a layer with its weights and the most memory that its calls hold at once.
+
+    The calls are those of a step with a decode row and a prompt row, which takes more than either alone.
+    """
     step = StepInputs(**_step_buffers(sketch, model, rows=2), num_decode_rows=1)
     x = sketch.trace.input((2, model.spec.hidden_size), sketch.dtype)
     angles = None if model.spec.rope is None else sketch.trace.input((2, 2, 1), sketch.float32)
     calls = replace(sketch.trace.run(lambda: block(x, angles, step, NO_MEMORY)), entries=2)
     borrowed = tuple(row for name, module in block.borrowed.items() for row in _rows(module, name))
-    # The normed form of the residual stream is counted beside the layers.
+    # The normed residual stream is counted separately from the layers.
     widest = calls.widest_elements - model.spec.hidden_size
     return replace(layer, weights=_rows(block), borrowed=borrowed, activation_elements=widest)
 
 
 def encoder_calls(sketch: Sketch, encoder: VisionEncoder, spec: VisionSpec) -> Calls:
-    """For one output token."""
+    """Return the encoder's calls for one output token."""
     patches = spec.patches_per_token
     inputs = EncoderInputs(**_inputs(sketch, ENCODER_TABLE, encoder_sizes(patches, 1, spec.patch_elements)))
     return replace(sketch.trace.run(lambda: encoder(inputs)), entries=patches)
@@ -109,12 +113,12 @@ def _rows(module: Module, name: str = "", without: Iterable[Module] = ()) -> tup
 
 
 def _names(calls: Calls) -> set[str]:
-    """Of the operations among the calls; others are torch's."""
+    """Return the operations among the calls; other calls are torch's."""
     return {call.operation for call in calls.calls} & OPERATIONS.keys()
 
 
 def _step(sketch: Sketch, model: CausalLM, decodes: bool) -> Calls:
-    """The calls for one token, of a row that `decodes` or of a prompt."""
+    """Return the calls for one token, of a row that `decodes` or of a prompt."""
     head, vision = model.head, model.encoder
     behind = (0 if head is None else len(head.blocks) + 1) + (0 if vision is None else 1)
     memory = [NO_MEMORY] * (len(model.backbone.layers) + behind)
@@ -122,7 +126,7 @@ def _step(sketch: Sketch, model: CausalLM, decodes: bool) -> Calls:
 
 
 def _own(step: Calls) -> Calls:
-    """Without those with which a head follows the model."""
+    """Return the calls without those with which a head follows the model."""
     return Calls(step.calls[: step.result + 1], step.result)
 
 
@@ -131,7 +135,7 @@ def _step_inputs(sketch: Sketch, model: CausalLM, decodes: bool) -> StepInputs:
 
 
 def _step_buffers(sketch: Sketch, model: CausalLM, rows: int) -> dict[str, Any]:
-    """Of a step of one token in each of its rows."""
+    """Return the buffers of a step with one token in each of its rows."""
     table = step_table(takes_images=model.encoder is not None)
     return _inputs(sketch, table, step_sizes(rows=rows, tokens=rows, blocks=1, slots=1))
 

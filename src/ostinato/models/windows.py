@@ -1,6 +1,6 @@
-"""Sliding windows: how many positions each layer of a config.json sees.
+"""Sliding windows of the layers of a config.json.
 
-Layers are named in `layer_types`, or each architecture has a rule of its own for which have the one `sliding_window`.
+Layers are named in `layer_types`, or each architecture has a rule for the layers with the one `sliding_window`.
 """
 
 from __future__ import annotations
@@ -15,11 +15,14 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 def layer_windows(config: Mapping[str, Any], slides: Sequence[bool], window: int | None) -> tuple[int | None, ...]:
-    """The window of each layer, None where it sees all: the layers that `layer_types` names, or else those that
-    `slides` says, see the last `sliding_window` positions, their own among them. `window` is that of a config.json that
-    names none. One that is no shorter than the context is none.
+    """Return the window of each layer, None for layers that see all positions.
 
-    ModelError for other kinds of layers, and for layers with a window where none is given."""
+    The sliding layers are those that `layer_types` names, or else those of `slides`. They see the last `sliding_window`
+    positions, their own included. `window` is the default for a config.json without `sliding_window`. A window that is
+    no shorter than the context is None.
+
+    ModelError for other kinds of layers, and for sliding layers without a window.
+    """
     kinds = window_kinds(config)
     slides = slides if kinds is None else [kind == SLIDING for kind in kinds]
     if not any(slides):
@@ -37,13 +40,15 @@ def layer_windows(config: Mapping[str, Any], slides: Sequence[bool], window: int
 
 
 def window_kinds(config: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """`layer_types`, if there are any: `FULL` or `SLIDING` of each layer."""
+    """Return `layer_types`, if it is set: `FULL` or `SLIDING` for each layer."""
     return layer_kinds(config, {FULL: FULL, SLIDING: SLIDING})
 
 
 def switched_windows(config: Mapping[str, Any], slides: Sequence[bool], window: int | None) -> tuple[int | None, ...]:
-    """As `layer_windows`, where `use_sliding_window` says whether layers have windows at all (Qwen2, Qwen3, SmolLM3).
-    ModelError if `layer_types` says otherwise."""
+    """Return `layer_windows` if `use_sliding_window` is true, else no windows (Qwen2, Qwen3, SmolLM3).
+
+    ModelError if `layer_types` contradicts it.
+    """
     is_on = flag(config, "use_sliding_window", False)
     if not is_on and SLIDING in (window_kinds(config) or ()):
         raise ModelError(
@@ -54,6 +59,6 @@ def switched_windows(config: Mapping[str, Any], slides: Sequence[bool], window: 
 
 
 def qwen_windows(config: Mapping[str, Any]) -> tuple[int | None, ...]:
-    """Of Qwen2 and Qwen3: without `layer_types`, layers from `max_window_layers` on have windows."""
+    """Return the windows of Qwen2 and Qwen3: without `layer_types`, layers from `max_window_layers` on have them."""
     first, num_layers = integer(config, "max_window_layers", 28), integer(config, "num_hidden_layers")
     return switched_windows(config, [number >= first for number in range(num_layers)], 4096)

@@ -1,1 +1,4 @@
-"""What can be seen of an engine from outside: counts, latencies, metrics, logs, traces. Imports no other room."""
+"""Counts, latencies, metrics, logs and traces: the outside view of an engine.
+
+Imports no other package of the project.
+"""

@@ -1,4 +1,4 @@
-"""What is counted of HTTP answers."""
+"""Counts of HTTP answers."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ UNKNOWN = "none"
 
 
 class AnswerCounts:
-    """HTTP answers, by endpoint, method and status. Whatever clients ask for, the number of labels is bounded."""
+    """HTTP answers by endpoint, method and status. The number of labels is bounded, whatever paths clients request."""
 
     def __init__(self) -> None:
         self.paths: set[str] = set()
         """The endpoints, each counted by its path."""
         self.families: dict[str, str] = {}
-        """The beginning of paths that are counted together -> their name."""
+        """Start of a path -> name under which all paths with this start are counted."""
         self._counts: Counter[tuple[str, str, int]] = Counter()
         self._by_key: dict[str, Counter[str]] = {}
 
     def count(self, method: str, path: str, status: int | None) -> None:
-        """A request has ended. Without a status it ended before it had an answer, and is not counted."""
+        """Count a request that ended. A request without a status ended before its answer and is not counted."""
         if status is not None:
             self._counts[self._handler(path), method if method in METHODS else UNKNOWN, status] += 1
 
     def count_client(self, record: RequestRecord) -> None:
-        """A request has ended, of a client with a key: names of keys are few."""
+        """Count a request that ended under its client's key, if it had one. There are few key names."""
         if record.key is None or record.status is None:
             return
         counts = self._by_key.setdefault(record.key, Counter())
@@ -39,11 +39,14 @@ class AnswerCounts:
             counts[name] += figures.get(name, 0)
 
     def key_rows(self, what: str) -> list[tuple[dict[str, str], float]]:
-        """(labels, count) by key: `requests`, those `refused` with status 429, `prompt_tokens`, `completion_tokens`."""
+        """Return (labels, count) for each key.
+
+        `what` is `requests`, `refused` (status 429), `prompt_tokens` or `completion_tokens`.
+        """
         return [({"key": key}, float(counts[what])) for key, counts in sorted(self._by_key.items())]
 
     def rows(self) -> list[tuple[dict[str, str], float]]:
-        """(labels, count): `status` is the class, such as 4xx, and `code` the status itself."""
+        """Return (labels, count) of all answers; `status` is the class, such as 4xx, and `code` the status itself."""
         return [
             ({"handler": handler, "method": method, "status": f"{code // 100}xx", "code": str(code)}, float(count))
             for (handler, method, code), count in sorted(self._counts.items())

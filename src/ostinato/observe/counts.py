@@ -1,8 +1,8 @@
-"""What is counted of requests and steps, by the engine and the scheduler. Each room increments its own counts.
+"""Counts of requests and steps. The engine and the scheduler increment their own.
 
-Beside it stand the counts of cached memory, of drafts, of images and of answers, and the histograms. A graph's steps
-count beside the graphs that they name (`graphs/graphs.py`). `observe/metrics.py` gives every count its name, and
-imports none of those rooms: they hand figures up.
+The other files of this package hold the counts of cached memory, drafts, images and answers, and the histograms. The
+steps of each graph are counted in `graphs/graphs.py`. `observe/metrics.py` names every count. It imports none of the
+packages that count: they pass their statistics to it.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ class EngineCounts:
     prompt_tokens: int = 0
     generated_tokens: int = 0
     computed_tokens: int = 0
-    """Tokens that went through the model, including those that a preemption made it compute again."""
+    """Tokens that went through the model, including those recomputed after a preemption."""
     decode_rows: int = 0
     prefill_rows: int = 0
     step_seconds: float = 0.0
     bookkeeping_seconds: float = 0.0
-    """The part of step_seconds that the scheduler took: requests, blocks, slots, the prefix index."""
+    """The scheduler's part of step_seconds: requests, blocks, slots and the prefix index."""
 
     def count_step(
         self, rows: int, decode_rows: int, computed: int, generated: int, seconds: float, bookkeeping: float
     ) -> None:
-        """Adds a step: its rows, the tokens that it computed and generated, and its seconds."""
+        """Add a step: its rows, its computed and generated tokens, and its seconds."""
         self.generated_tokens += generated
         self.computed_tokens += computed
         self.decode_rows += decode_rows
@@ -40,7 +40,7 @@ class EngineCounts:
 
 @dataclass(slots=True)
 class SchedulerCounts:
-    """What happened since the scheduler was made."""
+    """Events of the scheduler since it was made."""
 
     finished: dict[str, int]
     """Reason (a FinishReason) -> outputs that ended for it."""
@@ -48,20 +48,20 @@ class SchedulerCounts:
     failed_steps: int = 0
     preemptions: int = 0
     recomputed_tokens: int = 0
-    """Computed tokens that preemptions threw away."""
+    """Computed tokens that preemptions discarded."""
     cut_recomputations: int = 0
-    """Without chunked prefill: preempted requests that were computed again in more than one step."""
+    """Preempted requests that took more than one step to recompute, without chunked prefill."""
     steps_ahead: int = 0
-    """The part of `steps` that were scheduled before the step in front of them was over."""
+    """The part of `steps` that was scheduled before the preceding step was over."""
     void_rows: int = 0
-    """Rows of steps ahead whose request had ended: they computed nothing that anybody wants."""
+    """Rows of overlapped steps whose request had already ended, so that their result was discarded."""
     steps_not_ahead: dict[str, int] = field(default_factory=dict)
-    """Cause (a WaitCause) -> steps that had to wait, though steps may be scheduled ahead."""
+    """Cause (a WaitCause) -> steps that had to wait for the preceding step although overlap is on."""
 
 
 @dataclass(slots=True)
 class PrefixCounts:
-    """Sums over the prompts that were admitted, one for each of n samples. They add up to the prompts' tokens."""
+    """Sums over the admitted prompts, one for each of n samples. They add up to the prompts' tokens."""
 
     misses: dict[str, int]
     """Cause (a MissCause) -> tokens that were computed for it."""
@@ -69,10 +69,10 @@ class PrefixCounts:
     restored_tokens: int = 0
     """Tokens that preempted requests found again in the cache."""
     file_tokens: int = 0
-    """Of the cached tokens, those that files brought back."""
+    """The part of `cached_tokens` that was read from files."""
 
     def count(self, cached_tokens: int, misses: Mapping[str, int], from_files: int = 0) -> None:
-        """Adds one prompt's report."""
+        """Add one prompt's report."""
         self.cached_tokens += cached_tokens
         self.file_tokens += from_files
         for cause, tokens in misses.items():
@@ -81,18 +81,20 @@ class PrefixCounts:
 
 @dataclass(slots=True)
 class MoveCounts:
-    """Requests that went to other engines and came from them, since the start. Those that came are not counted among
-    `EngineCounts.requests`."""
+    """Requests exported to other engines and imported from them since the start.
+
+    Imported requests are not counted in `EngineCounts.requests`.
+    """
 
     exported: int = 0
     exported_bytes: int = 0
     imported: int = 0
     imported_bytes: int = 0
     refused: int = 0
-    """Exports of others that could not be taken in."""
+    """Exports of other engines that could not be imported."""
     carried_tokens: int = 0
-    """Tokens, of all outputs, that were computed elsewhere and are not computed again."""
+    """Tokens of all outputs that were computed elsewhere and are not computed again."""
     carried_bytes: int = 0
-    """Blocks and states that came with them."""
+    """Bytes of the imported blocks and states."""
     recomputed_tokens: int = 0
-    """Tokens that were computed elsewhere and are computed again, since they came without blocks and state."""
+    """Tokens computed elsewhere that are computed again, because they came without blocks and state."""

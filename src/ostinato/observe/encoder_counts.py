@@ -1,4 +1,4 @@
-"""What is counted of the images that the vision encoder encoded, with a graph or without one."""
+"""Counts of the images that the vision encoder encoded, with a graph or eagerly."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(slots=True)
 class PackCounts:
-    """Packs of images that the vision encoder took together, all by one graph or for one reason without a graph."""
+    """Packs of images that the vision encoder encoded together, all by one graph or for one reason without a graph."""
 
     packs: int = 0
     items: int = 0
@@ -16,10 +16,10 @@ class PackCounts:
     """Output tokens, without padding."""
     padding: int = 0
     seconds: float = 0.0
-    """Time of the host."""
+    """Wall time on the host."""
 
     def add(self, items: int, tokens: int, padding: int, seconds: float) -> None:
-        """Adds one pack."""
+        """Add one pack."""
         self.packs += 1
         self.items += items
         self.tokens += tokens
@@ -32,7 +32,7 @@ class PackCounts:
 
 @dataclass(slots=True)
 class EncoderCounts:
-    """Packs of images, by what encoded them."""
+    """Packs of images, by the graph that encoded them or by the reason why none did."""
 
     by_budget: dict[int, PackCounts] = field(default_factory=dict)
     """Token budget of the graph -> its packs."""
@@ -50,8 +50,11 @@ class EncoderCounts:
         self.eager.clear()
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data: images that a graph served (`hits`) and that ran eagerly (`misses`), tokens, padding and
-        seconds of all, and the packs of each budget and of each reason."""
+        """Return the counts as plain data.
+
+        `hits` are images that a graph encoded, `misses` those that ran eagerly. Tokens, padding and seconds are sums
+        over all. The packs are listed by budget and by reason.
+        """
         replayed, eager = list(self.by_budget.values()), list(self.eager.values())
         return {
             "hits": sum(one.items for one in replayed),

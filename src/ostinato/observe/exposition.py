@@ -1,4 +1,4 @@
-"""Metrics as Prometheus reads them. Counters get its suffix `_total`."""
+"""Metrics in Prometheus' text format. Counters get its suffix `_total`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Rows = list[tuple[dict[str, str], float]]
 
 
 def family(kind: str, name: str, text: str, rows: Rows, labels: Mapping[str, str]) -> Metric:
-    """A counter or gauge, as `kind` says; every sample has `labels` beside its own."""
+    """Return a counter or gauge, according to `kind`; every sample gets `labels` in addition to its own."""
     is_counter = kind == "counter"
     found: Metric = CounterMetricFamily(name, text) if is_counter else GaugeMetricFamily(name, text)
     for own, value in rows:
@@ -25,7 +25,7 @@ def family(kind: str, name: str, text: str, rows: Rows, labels: Mapping[str, str
 
 
 def histogram(name: str, text: str, of: Histogram, labels: Mapping[str, str]) -> Metric:
-    """What `of` has counted."""
+    """Return the counts of histogram `of` as a metric."""
     found = HistogramMetricFamily(name, text, labels=list(labels))
     bounds = [*(str(float(bound)) for bound in of.bounds), "+Inf"]
     buckets = list(zip(bounds, map(float, of.cumulative()), strict=True))
@@ -34,7 +34,7 @@ def histogram(name: str, text: str, of: Histogram, labels: Mapping[str, str]) ->
 
 
 def together(of_engines: Iterable[Iterable[Metric]]) -> list[Metric]:
-    """The metrics of several engines: each once, with the samples of all."""
+    """Merge the metrics of several engines: one metric per name, with the samples of all."""
     found: dict[str, Metric] = {}
     for metrics in of_engines:
         for metric in metrics:
@@ -46,12 +46,12 @@ def together(of_engines: Iterable[Iterable[Metric]]) -> list[Metric]:
 
 
 def exposition(metrics: Iterable[Metric]) -> bytes:
-    """Metrics in Prometheus' text format."""
+    """Render metrics in Prometheus' text format."""
     return generate_latest(_Collected(metrics))  # type: ignore[arg-type]
 
 
 class _Collected:
-    """What `generate_latest` reads: metrics that were collected before."""
+    """Collector for `generate_latest` that returns metrics collected before."""
 
     def __init__(self, metrics: Iterable[Metric]) -> None:
         self._metrics = list(metrics)

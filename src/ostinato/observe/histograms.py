@@ -1,4 +1,4 @@
-"""Histograms, and those that the engine keeps of its requests and steps."""
+"""Histograms, and the set of them that the engine keeps of its requests and steps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TOKENS = tuple(2**power for power in range(18))
 
 
 class Histogram:
-    """Counts of values up to each of some bounds, and above the last."""
+    """Counts of values in buckets: one up to each bound, and one above the last."""
 
     __slots__ = ("bounds", "counts", "total")
 
@@ -30,7 +30,7 @@ class Histogram:
         self.total += value * times
 
     def cumulative(self) -> list[int]:
-        """Values up to each bound, and all values, as Prometheus wants them."""
+        """Return the number of values up to each bound, then of all values, as Prometheus expects."""
         sums, total = [], 0
         for count in self.counts:
             total += count
@@ -38,8 +38,10 @@ class Histogram:
         return sums
 
     def quantile(self, share: float) -> float | None:
-        """The smallest bound that at least `share` of the values do not exceed. None if there are no values, or no such
-        bound."""
+        """Return the smallest bound that at least `share` of the values do not exceed.
+
+        None if there are no values or no such bound.
+        """
         sums = self.cumulative()
         if not sums[-1]:
             return None
@@ -47,7 +49,7 @@ class Histogram:
         return self.bounds[place] if place < len(self.bounds) else None
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data."""
+        """Return the histogram as plain data."""
         return {"bounds": list(self.bounds), "counts": list(self.counts), "sum": self.total}
 
 
@@ -61,24 +63,24 @@ def _tokens() -> Histogram:
 
 @dataclass(slots=True)
 class Meter:
-    """What the engine measures of its requests. Times are in seconds, without the time that a server adds."""
+    """Histograms of an engine's requests and steps. Times are in seconds, without the time that a server adds."""
 
     queue: Histogram = field(default_factory=_seconds)
-    """From a request's arrival to its first step."""
+    """Time from a request's arrival to its first step."""
     first_token: Histogram = field(default_factory=_seconds)
-    """From the arrival to the first token of its first output."""
+    """Time from the arrival to the first token of the first output."""
     inter_token: Histogram = field(default_factory=_seconds)
-    """Between two tokens of an output. Tokens of one step share the time since the token before them."""
+    """Time between two tokens of an output. Tokens of one step share the time since the token before them."""
     prefill: Histogram = field(default_factory=_seconds)
-    """From the first step to the first token."""
+    """Time from the first step to the first token."""
     decode: Histogram = field(default_factory=_seconds)
-    """From the first token to the last."""
+    """Time from the first token to the last."""
     whole: Histogram = field(default_factory=_seconds)
-    """From the arrival to the end."""
+    """Time from the arrival to the end."""
     prompt_tokens: Histogram = field(default_factory=_tokens)
     output_tokens: Histogram = field(default_factory=_tokens)
-    """Of all outputs of a request."""
+    """Tokens of all outputs of a request."""
     step_tokens: Histogram = field(default_factory=_tokens)
     """Tokens that a step computes, without padding."""
     step: Histogram = field(default_factory=_seconds)
-    """A step with its bookkeeping."""
+    """Time of a step, its bookkeeping included."""

@@ -19,9 +19,9 @@ AccessLog = Literal["text", "json", "none"]
 
 
 QUIET = frozenset({"/", "/health", "/health/live", "/version", "/metrics", "/live", "/about", "/prefixes"})
-"""Paths that are asked again and again: logged at level debug, unless they fail."""
+"""Paths that are requested periodically. They are logged at level debug, unless they fail."""
 PROBES = frozenset({"/health", "/health/live"})
-"""Of these, what they answer is no failure of theirs. The server says itself how it is."""
+"""Health paths, where status 503 is no failure of the request. The server logs its own state."""
 
 _requests = logging.getLogger("ostinato.requests")
 CONFIGURED = ("ostinato", "ostinato.requests", "uvicorn", "asyncio")
@@ -31,13 +31,15 @@ CONFIGURED = ("ostinato", "ostinato.requests", "uvicorn", "asyncio")
 def configure_logs(
     form: LogFormat, level: LogLevel, stream: TextIO | None = None, access: AccessLog | None = None
 ) -> None:
-    """Sends the logs of this package and of the web server to `stream` (default: stderr), a line each. `access` is the
-    form of the lines of requests, where it differs."""
+    """Send the logs of this package and of the web server to `stream` (default: stderr), one line per event.
+
+    `access` is the format of request lines, if it differs from `form`.
+    """
     handler = _handler(form, stream)
     _requests.handlers[:] = [] if access in (None, "none") else [_handler(access, stream)]
     _requests.propagate = access is None
     _requests.setLevel(logging.CRITICAL if access == "none" else logging.NOTSET)
-    # The web server's ordinary events are of no interest.
+    # The web server's ordinary events would only repeat the request lines.
     of_server = level if level in ("debug", "error") else "warning"
     for name, wanted in (("ostinato", level), ("uvicorn", of_server), ("asyncio", "warning")):
         logger = logging.getLogger(name)
@@ -50,7 +52,7 @@ def configure_logs(
 def logs_to(
     form: LogFormat, level: LogLevel, stream: TextIO | None = None, access: AccessLog | None = None
 ) -> Iterator[None]:
-    """As `configure_logs`, and in the end all loggers are as they were: the stream may be closed then."""
+    """Call `configure_logs`, and restore all loggers at the end, so that the stream may be closed then."""
     loggers = [logging.getLogger(name) for name in CONFIGURED]
     before = [(logger.handlers[:], logger.propagate, logger.level) for logger in loggers]
     configure_logs(form, level, stream, access)
@@ -69,21 +71,21 @@ def _handler(form: str, stream: TextIO | None) -> logging.Handler:
 
 
 def log_request(record: RequestRecord) -> None:
-    """Logs a request that has ended."""
+    """Log a request that has ended."""
     told = record.path in PROBES and record.status == 503
     failed = record.status is None or (record.status >= 500 and not told)
     quiet = told or (record.status == 200 and (record.path in QUIET or record.path.startswith("/page/")))
     level = logging.WARNING if failed else logging.DEBUG if quiet else logging.INFO
     if _requests.isEnabledFor(level):
         fields = request_fields(record)
-        # Not made by `log`, which would search the stack for the place of the call.
+        # `log` would search the stack for the caller, so the record is made directly.
         line = _requests.makeRecord(_requests.name, level, __file__, 0, _sentence(fields), (), None)
         line.fields = fields
         _requests.handle(line)
 
 
 def request_fields(record: RequestRecord) -> dict[str, Any]:
-    """The fields of a request: counts in tokens, times in seconds since it came. Unknown fields are left out."""
+    """Return the fields of a request: counts in tokens, times in seconds since its arrival, without unknown fields."""
     figures = record.figures()
     fields = {
         "request_id": record.request_id,
@@ -151,5 +153,5 @@ class _Json(logging.Formatter):
 
 
 def _trace(formatter: logging.Formatter, record: logging.LogRecord) -> str | None:
-    """The traceback of a record's exception. The engine's process sends it as text."""
+    """Return the traceback of a record's exception. The engine's process sends it as text."""
     return record.exc_text or (formatter.formatException(record.exc_info) if record.exc_info else None)

@@ -1,4 +1,4 @@
-"""Every metric of an engine once: kind, name, help, label, and where in the counts its value stands.
+"""Table of every metric of an engine: kind, name, help, label, and the path of its value in the statistics.
 
 Names are those of vLLM where both engines have the metric.
 """
@@ -91,7 +91,10 @@ def _accepted_by_position(stats: Mapping[str, Any]) -> Rows:
 
 
 def _packs(key: str) -> Callable[[Mapping[str, Any]], Rows]:
-    """Images by what served them: the graph of a budget, or no graph for a reason."""
+    """Return a function that lists the packs by budget of the graph, or by reason without one.
+
+    `key` names the value.
+    """
 
     def rows(stats: Mapping[str, Any]) -> Rows:
         counts = stats["encoder"]["graphs"]
@@ -228,13 +231,13 @@ _HISTOGRAMS = (
     ("iteration_tokens_total", "Tokens that a step computes, without padding", "step_tokens"),
     ("step_duration_seconds", "A step with its bookkeeping", "step"),
 )
-"""(name, help, attribute of Meter)"""
+"""Rows of (name, help, attribute of Meter)."""
 
 
 def families(
     stats: Mapping[str, Any], meter: Meter, memory: Mapping[str, int], prefix: str, labels: Mapping[str, str]
 ) -> Iterator[Metric]:
-    """The metrics of one engine.
+    """Yield the metrics of one engine.
 
     `stats` is `Engine.stats()`, `memory` the plan's memory in bytes by part (`weights`, `graphs`, ...). Names begin
     with `prefix`, such as `ostinato:`, and every sample has `labels`.

@@ -1,4 +1,4 @@
-"""What is noted of one HTTP request, for its log line and its trace. Never its content."""
+"""The record of one HTTP request for its log line and its trace. It never holds the content."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(slots=True)
 class RequestRecord:
-    """From the arrival to the last byte of the answer; times in seconds of a monotonic clock."""
+    """One request from its arrival to the last byte of the answer; times in seconds of a monotonic clock."""
 
     request_id: str
     method: str
@@ -22,14 +22,17 @@ class RequestRecord:
     client: str | None = None
     """The client's address; `unix` on a Unix socket."""
     sent_bytes: int = 0
-    """Those of the answer's body, as far as they were sent."""
+    """Bytes of the answer's body that were sent."""
     key: str | None = None
     """The name of the client's key."""
     error: str | None = None
-    """What ended a stream early, after its status was sent."""
+    """Reason why a stream ended early, after its status was sent."""
     figures: Callable[[], dict[str, Any]] = dict
-    """What the engine did for it, as far as it is known: prompt_tokens, completion_tokens, cached_tokens; the moments
-    scheduled, first_token and last_token; finish, the reasons why its outputs ended. Empty if it never got there."""
+    """Function that returns the engine's measurements of the request, as far as they are known.
+
+    Keys: prompt_tokens, completion_tokens, cached_tokens; the moments scheduled, first_token and last_token; finish,
+    the reasons why its outputs ended. Empty if the request never reached the engine.
+    """
 
     def end(self) -> None:
         self.ended = time.monotonic()

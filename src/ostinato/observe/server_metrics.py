@@ -1,4 +1,4 @@
-"""The metrics of what stands before an engine: connections, answers, the event loop, keys, replicas that end."""
+"""Metrics of the server before an engine: connections, answers, the event loop, keys, draining replicas."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from ostinato.observe.histograms import Histogram
 
 
 def heartbeat(age: float, prefix: str, labels: Mapping[str, str]) -> Metric:
-    """How long ago the engine has given its last sign of life, in seconds."""
+    """Return the seconds since the engine's last sign of life as a metric."""
     text = "Seconds since the engine's last sign of life"
     return family("gauge", f"{prefix}engine_heartbeat_age_seconds", text, [({}, age)], labels)
 
 
 def connections(open_now: int, refused: int, prefix: str, labels: Mapping[str, str]) -> Iterator[Metric]:
-    """The connections of clients."""
+    """Yield the metrics of client connections."""
     yield family("gauge", f"{prefix}connections", "Connections that are open", [({}, open_now)], labels)
     text = "Connections that were turned away because there were too many"
     yield family("counter", f"{prefix}connections_refused", text, [({}, refused)], labels)
 
 
 def refusals(counts: Mapping[str, int], prefix: str, labels: Mapping[str, str]) -> Metric:
-    """What was refused below the application, by the error's code."""
+    """Return the requests and connections that were refused below the application, by the error's code."""
     text = "Requests and connections that were refused before they were read, by reason"
     rows = [({"reason": reason}, float(count)) for reason, count in sorted(counts.items())]
     return family("counter", f"{prefix}requests_refused", text, rows, labels)
 
 
 def drains(moved: int, stayed: Mapping[str, int], prefix: str, labels: Mapping[str, str]) -> Metric:
-    """What became of requests whose replicas were to end."""
+    """Return the outcomes of requests that were running on draining replicas."""
     text = "Requests that a replica had begun when it was to end, by what became of them, and why they stayed"
     rows: Rows = [({"result": "moved", "reason": ""}, float(moved))]
     rows += [({"result": "stayed", "reason": reason}, float(count)) for reason, count in sorted(stayed.items())]
@@ -39,13 +39,16 @@ def drains(moved: int, stayed: Mapping[str, int], prefix: str, labels: Mapping[s
 
 
 def answers(rows: Rows, labels: Mapping[str, str]) -> Metric:
-    """HTTP answers as (labels, count). The name has no prefix: dashboards of web servers know it, vLLM's too."""
+    """Return HTTP answers as (labels, count).
+
+    The name has no prefix, since dashboards of web servers and vLLM use it.
+    """
     text = "Requests that were answered, by status; 499: the client left before the end"
     return family("counter", "http_requests", text, rows, labels)
 
 
 def loop_delay(delay: Histogram, stalls: int, prefix: str, labels: Mapping[str, str]) -> Iterator[Metric]:
-    """How late the server's event loop is, in seconds, and how often it was so late that it counts as stalled."""
+    """Yield the delay of the server's event loop in seconds, and the number of delays that count as stalls."""
     text = "How late the server's event loop is, looked at every 50 ms"
     yield histogram(f"{prefix}event_loop_delay_seconds", text, delay, labels)
     text = "Looks at the event loop that came more than 20 ms late"
@@ -53,7 +56,7 @@ def loop_delay(delay: Histogram, stalls: int, prefix: str, labels: Mapping[str, 
 
 
 def workers(done: int, ended_early: int, running: int, prefix: str, labels: Mapping[str, str]) -> Iterator[Metric]:
-    """The processes that read large bodies and images."""
+    """Yield the metrics of the processes that read large bodies and images."""
     rows: Rows = [({"end": "done"}, done), ({"end": "early"}, ended_early)]
     text = "Large bodies that were read, and those given up: the client left, it took too long, or the process ended"
     yield family("counter", f"{prefix}body_reads", text, rows, labels)
@@ -76,7 +79,7 @@ def of_keys(
     prefix: str,
     labels: Mapping[str, str],
 ) -> Iterator[Metric]:
-    """What clients with the keys `seen` have used; `rows` are `AnswerCounts.key_rows`. And these keys' weights."""
+    """Yield the weights of the keys `seen`, and the usage of their clients; `rows` is `AnswerCounts.key_rows`."""
     text = "Turns that a key's client gets for one of a key of weight 1"
     weighted = [({"key": name}, float(weight)) for name, weight in sorted(weights.items()) if name in seen]
     yield family("gauge", prefix + "key_weight", text, weighted, labels)

@@ -1,4 +1,4 @@
-"""What is counted of drafts: how many were proposed, and how many were accepted at each position."""
+"""Counts of drafts: how many were proposed, and how many were accepted at each position."""
 
 from __future__ import annotations
 
@@ -9,39 +9,41 @@ from typing import Any
 
 @dataclass(slots=True)
 class SpeculationCounts:
-    """Drafts of decode rows. A row that ended with an error counts nowhere.
+    """Counts of the drafts of decode rows. A row that ended with an error is not counted.
 
-    Tokens count as they were verified: also those after an output's end, which are dropped.
+    Tokens count as they were verified, including those after an output's end, which are dropped.
     """
 
     num_speculative_tokens: int
     draft_numbers: tuple[int, ...]
     """The numbers of drafts that a step may have."""
     steps: dict[int, int] = field(init=False)
-    """Number of drafts per row, as it was run -> steps with decode rows."""
+    """Number of drafts per row that ran -> steps with decode rows."""
     steps_without_draft: int = 0
     """Steps that asked for drafts and ran with 0, because no row had one."""
     rows_with_drafts: int = 0
     rows_without_draft: int = 0
     """Rows without a draft in steps that asked for drafts."""
     tokens: int = 0
-    """Tokens that decode rows gained."""
+    """New tokens of decode rows."""
     tokens_with_drafts: int = 0
-    """The part of `tokens` that rows with drafts gained: the accepted drafts, and one more token for each row."""
+    """The part of `tokens` from rows with drafts: the accepted drafts, and one more token for each row."""
     proposed: list[int] = field(init=False)
-    """For each position 1 to k: rows that had a draft there."""
+    """Rows that had a draft at each position 1 to k."""
     reached: list[int] = field(init=False)
     """The part of `proposed` whose earlier drafts were all accepted."""
     accepted: list[int] = field(init=False)
-    """The part of `reached` whose draft there was accepted too."""
+    """The part of `reached` whose draft at that position was accepted too."""
 
     def __post_init__(self) -> None:
         self.steps = dict.fromkeys(self.draft_numbers, 0)
         self.proposed, self.reached, self.accepted = ([0] * self.num_speculative_tokens for _ in range(3))
 
     def count(self, num_drafts: int, rows: Sequence[tuple[int, int]]) -> None:
-        """Adds a step that succeeded and asked for `num_drafts`. `rows`: the (drafts, tokens gained) of each decode row
-        without an error."""
+        """Add a step that succeeded and asked for `num_drafts`.
+
+        `rows` has (drafts, new tokens) of each decode row without an error.
+        """
         if not rows:
             return
         drafts_run = num_drafts if any(drafts for drafts, _ in rows) else 0
@@ -55,7 +57,7 @@ class SpeculationCounts:
                 self.rows_without_draft += 1
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data, with the rates that follow; a rate of nothing is None."""
+        """Return the counts and the rates that follow from them as plain data; a rate without a denominator is None."""
         proposed, accepted = sum(self.proposed), sum(self.accepted)
         return {
             "num_speculative_tokens": self.num_speculative_tokens,
@@ -75,7 +77,7 @@ class SpeculationCounts:
         }
 
     def _count_drafts(self, num_drafts: int, num_tokens: int) -> None:
-        """Adds a row with drafts. All but the last of its `num_tokens` tokens are accepted drafts."""
+        """Add a row with drafts. All but the last of its `num_tokens` tokens are accepted drafts."""
         self.rows_with_drafts += 1
         self.tokens_with_drafts += num_tokens
         num_accepted = num_tokens - 1

@@ -1,4 +1,4 @@
-"""Traces of requests for OpenTelemetry: a span for each, which holds spans for queue, prefill and decode."""
+"""Traces of requests for OpenTelemetry: one span per request, with child spans for queue, prefill and decode."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ from ostinato.observe.record import RequestRecord
 
 
 class Tracing:
-    """Makes the spans of requests that have ended, and gives them to `exporter`, one of OpenTelemetry's."""
+    """Creator of the spans of requests that have ended; they go to `exporter`, an OpenTelemetry span exporter."""
 
     def __init__(self, exporter: Any, model_name: str, *, batched: bool = True) -> None:
-        """ConfigError if OpenTelemetry is not installed. Without `batched`, each span is exported at once."""
+        """Set up the tracer. Without `batched`, each span is exported at once.
+
+        ConfigError if OpenTelemetry is not installed.
+        """
         try:
             from opentelemetry import trace
             from opentelemetry.sdk.resources import Resource
@@ -30,11 +33,11 @@ class Tracing:
         self._model_name = model_name
 
     def trace(self, record: RequestRecord, headers: Mapping[str, str]) -> None:
-        """Makes the spans of a request that has ended, as children of the client's span if `traceparent` names one."""
+        """Create the spans of a request that has ended, as children of the client's span if `traceparent` names one."""
         figures = record.figures()
         if not figures or record.ended is None:
             return
-        # A record's clock has no date. The clock that has one may be set meanwhile, so it is read once.
+        # A record's clock is monotonic and has no date. The wall clock may be set meanwhile, so it is read once.
         offset = time.time() - time.monotonic()
 
         def nanoseconds(moment: float) -> int:
@@ -59,13 +62,15 @@ class Tracing:
         span.end(nanoseconds(record.ended))
 
     def end(self) -> None:
-        """Exports what is left, which may take long: for a thread of its own."""
+        """Export the remaining spans. This may take long, so call it from a separate thread."""
         self._provider.shutdown()
 
 
 def make_tracing(endpoint: str, model_name: str) -> Tracing:
-    """Traces for an OpenTelemetry collector at `endpoint`, an OTLP/HTTP address. ConfigError if OpenTelemetry is not
-    installed."""
+    """Return the tracing for an OpenTelemetry collector at `endpoint`, an OTLP/HTTP address.
+
+    ConfigError if OpenTelemetry is not installed.
+    """
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     except ImportError:

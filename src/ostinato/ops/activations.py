@@ -1,4 +1,4 @@
-"""The elementwise functions between the two matrices of an MLP, which `linear` and `moe` end with."""
+"""Elementwise functions between the two matrices of an MLP, applied to the outputs of `linear` and `moe`."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ def _relu2(x: torch.Tensor) -> torch.Tensor:
 
 
 def _swiglu(x: torch.Tensor) -> torch.Tensor:
-    """`x` [..., 2 * size], gates first -> [..., size] (Shazeer 2020, arXiv 2002.05202)."""
+    """Return silu(gates) * values (Shazeer 2020, arXiv 2002.05202).
+
+    `x` [..., 2 * size], gates first -> [..., size].
+    """
     gate, up = x.chunk(2, dim=-1)
     return F.silu(gate) * up
 
 
 def _geglu(x: torch.Tensor) -> torch.Tensor:
-    """As `_swiglu`, the gates with GELU by tanh."""
+    """Return the result of `_swiglu` with the tanh approximation of GELU in place of SiLU."""
     gate, up = x.chunk(2, dim=-1)
     return F.gelu(gate, approximate="tanh") * up
 
@@ -33,6 +36,9 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu": F.gelu,
     "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
 }
-"""By name. `relu2` is the squared ReLU; `swiglu` and `geglu` halve the last dimension (`results.GATED`); `gelu` is x
-times the normal distribution's integral up to x (Hendrycks and Gimpel 2016, arXiv 1606.08415), `gelu_pytorch_tanh` its
-approximation by tanh there."""
+"""Activation functions by name.
+
+`relu2` is the squared ReLU. `swiglu` and `geglu` halve the last dimension (`results.GATED`). `gelu` is x times the
+normal distribution's integral up to x (Hendrycks and Gimpel 2016, arXiv 1606.08415); `gelu_pytorch_tanh` is the tanh
+approximation given there.
+"""

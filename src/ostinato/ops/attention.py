@@ -22,18 +22,20 @@ def reference(
     k_scales: torch.Tensor | None = None,
     v_scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Attends from each token to its row's whole context, whose keys and values, the tokens' own too, are in the cache.
-    With a `window` (at least 1) a token sees so many positions, of which its own is the last.
+    """Attend from each token to its row's whole context, whose keys and values are all in the cache.
 
-    `q` [tokens, heads, head_dim]; `k_cache`, `v_cache` [blocks, block_size, kv_heads, head_dim].
-    Row r owns the tokens `row_starts[r]:row_starts[r + 1]`, at positions `start_positions[r]` to `kv_lens[r] - 1`;
-    what it owns beyond them is padding and gives zeros, as all of a row with a `kv_len` of 0 does. `block_tables`
-    [rows, max_blocks]. Keys before position `first_key` are left out. With `k_scales`, `v_scales`
-    [blocks, block_size, kv_heads] float32 the caches are int8: each token's head times its scale is a key or a value,
-    and what follows is in float32. -> [tokens, heads, head_dim].
+    The cache includes the keys and values of the step's own tokens. With a `window` (at least 1) a token sees only the
+    last `window` positions, its own included.
 
-    Only positions of a row that a token of it sees are read, so what stands elsewhere does not matter, nor do the
-    entries of `block_tables` for blocks without any.
+    `q` [tokens, heads, head_dim]; `k_cache`, `v_cache` [blocks, block_size, kv_heads, head_dim]. Row r owns the tokens
+    `row_starts[r]:row_starts[r + 1]`, at positions `start_positions[r]` to `kv_lens[r] - 1`. Tokens beyond them are
+    padding and give zeros, as does a whole row with a `kv_len` of 0. `block_tables` [rows, max_blocks]. Keys before
+    position `first_key` are left out. With `k_scales`, `v_scales` [blocks, block_size, kv_heads] float32 the caches are
+    int8: a token's head times its scale is a key or a value, and the arithmetic after that is in float32. -> [tokens,
+    heads, head_dim].
+
+    Only the positions that a token of the row sees are read. The contents of other positions do not matter, nor do the
+    entries of `block_tables` for blocks that no token sees.
     """
     out = torch.zeros_like(q)
     block_size = k_cache.shape[1]
@@ -55,7 +57,7 @@ def reference(
 
 
 def _read(cache: torch.Tensor, scales: torch.Tensor | None, blocks: torch.Tensor, here: slice) -> torch.Tensor:
-    """[kv_heads, length, head_dim]: what lies at `here` of the tokens of `blocks`, one behind the other."""
+    """Return the positions `here` of the concatenated `blocks` of a cache, [kv_heads, length, head_dim]."""
     found = cache.index_select(0, blocks).flatten(0, 1)[here]
     if scales is not None:
         found = found.float().mul_(scales.index_select(0, blocks).flatten(0, 1)[here].unsqueeze(-1))
@@ -65,8 +67,10 @@ def _read(cache: torch.Tensor, scales: torch.Tensor | None, blocks: torch.Tensor
 def _attend(
     q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float, window: int | None
 ) -> torch.Tensor:
-    """`q` [new, heads, head_dim] at the end of `keys`, `values` [kv_heads, length, head_dim], which begin with what the
-    first of them sees -> like `q`."""
+    """Attend from `q` [new, heads, head_dim], the last tokens of `keys`, `values` [kv_heads, length, head_dim].
+
+    The keys begin with the first one that the first token sees. -> like `q`.
+    """
     new, heads, head_dim = q.shape
     kv_heads, length, _ = keys.shape
     if new == 1:
@@ -93,7 +97,10 @@ def _attend(
 def _masked(
     q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, scale: float
 ) -> torch.Tensor:
-    """As `_attend`; `mask` [new, length] is true where a token sees a key, None: each sees those up to its own."""
+    """Attend like `_attend` with a `mask` [new, length] that is true where a token sees a key.
+
+    Without a mask, each token sees the keys up to its own.
+    """
     out = F.scaled_dot_product_attention(
         q.transpose(0, 1).unsqueeze(0),
         keys.unsqueeze(0),

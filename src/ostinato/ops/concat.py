@@ -1,4 +1,4 @@
-"""concat: two vectors of each token, one behind the other."""
+"""concat: two vectors of each token, concatenated."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import torch
 
 
 def reference(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    """`first` [tokens, a], `second` [tokens, b] in one dtype -> [tokens, a + b]"""
+    """Concatenate `first` [tokens, a] and `second` [tokens, b], in one dtype -> [tokens, a + b]."""
     return torch.cat((first, second), dim=-1)

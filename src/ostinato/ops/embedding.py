@@ -19,12 +19,11 @@ def reference(
     out_dtype: torch.dtype | None = None,
     blocks: Blocks | None = None,
 ) -> torch.Tensor:
-    """`token_ids` [tokens] int64, `weight` [vocab, hidden] -> their rows times `multiplier`, [tokens, hidden] in the
-    dtype of `weight`.
+    """Return the rows of `weight` [vocab, hidden] for `token_ids` [tokens] int64, times `multiplier`.
 
-    With `weight_scale` float32 [vocab] or [vocab, groups], `weight` is int8 (see `ops.int8`), and the result is in
-    `out_dtype`. With `blocks`, `weight` is uint8 [vocab, bytes of a row] in one format (see `ops.blocks`), and so is
-    the result.
+    -> [tokens, hidden] in the dtype of `weight`. With `weight_scale` float32 [vocab] or [vocab, groups], `weight` is
+    int8 (see `ops.int8`), and the result is in `out_dtype`. With `blocks`, `weight` is uint8 [vocab, bytes of a row] in
+    one block format (see `ops.blocks`), and the result is in `out_dtype` too.
     """
     if blocks is not None:
         ((name, _),) = blocks

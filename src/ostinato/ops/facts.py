@@ -1,8 +1,8 @@
-"""The operations' facts, one row each: all that the plan, the choice of kernels and graphs know of them, without torch.
+"""Facts of the operations, one row each, for the plan, the choice of kernels and graphs; without torch.
 
 The file of an operation's name holds its `reference`, which is the definition. Operations that only a vision encoder
-calls lie in `ops/encoder/`, those of the part "state" in `ops/state/`, those in which ranks wait for each other in
-`ops/ranks/`. Native kernels have the names of their operations, and lie in native/kernels/; Triton's lie in
+calls are in `ops/encoder/`, those of the part "state" in `ops/state/`, those in which ranks wait for each other in
+`ops/ranks/`. Native kernels have the names of their operations and are in native/kernels/. Triton kernels are in
 `ops/triton/`, in files of their operations' names, those of the part "state" in `ops/triton/state/`.
 """
 
@@ -30,80 +30,89 @@ from ostinato.ops.sizes import (
 from ostinato.ops.work import KernelWork
 
 Backend = Literal["tape", "cuda"]
-"""How a graph is captured: on a CPU, or on a GPU."""
+"""Kind of graph capture: a tape on a CPU, or a CUDA graph on a GPU."""
 
 Part = Literal["attention", "state", "moe"]
 """A part of a model that a piecewise graph may leave out."""
 
 Caller = Literal["every step", "prefill", "encoder"]
-"""Who calls an operation: only a step with a prompt in it, only a vision encoder, or any step."""
+"""Caller of an operation: any step, only a step with a prompt in it, or only a vision encoder."""
 
 Limited = Literal["elements of a head", "taps of a convolution"]
-"""Sizes of models that kernels may have a limit for."""
+"""Sizes of models that kernels may limit."""
 
 Result = Callable[..., Any]
-"""Called like the operation, with anything that has a `shape` and a `dtype` in place of tensors.
+"""Rule for an operation's result, called like the operation.
 
--> (shape, dtype) of the result. The dtype is that of an argument, or a name. An operation that works in place gives the
-argument itself."""
+In place of tensors it takes anything that has a `shape` and a `dtype`. -> (shape, dtype) of the result. The dtype is
+that of an argument, or a name. For an operation that works in place the rule returns the argument itself.
+"""
 
 
 @dataclass(frozen=True)
 class Implementation:
-    """What is known of an operation's implementation in one backend."""
+    """Facts of an operation's implementation in one backend."""
 
     reads_on_host: bool = False
-    """It looks at values on the host while it runs."""
+    """True if it reads tensor values on the host while it runs."""
 
     deterministic: tuple[str, ...] = ()
-    """Options that are on with `deterministic=True`, so that a token's bits depend on nothing but its own row. Without
-    such options they never depend on more."""
+    """Options that are on with `deterministic=True`, so that a token's bits depend only on its own row.
+
+    An implementation without such options has that property always.
+    """
 
     matrix_units: str | None = None
-    """What of it runs on matrix units, where the processor has them and no option of `deterministic` is on."""
+    """Cases that run on matrix units, on processors with such units and with no option of `deterministic` on."""
 
     in_integers: str | None = None
-    """What of it is multiplied in 16-bit integers, where the processor has AVX2 and no more and no option of
-    `deterministic` is on."""
+    """Cases multiplied in 16-bit fixed-point (i16), if no option of `deterministic` is on.
+
+    This holds for processors that have AVX2 but not AVX-512.
+    """
 
     few_in_integers: str | None = None
-    """The same where the processor has AVX-512."""
+    """Cases multiplied in 16-bit fixed-point (i16) on processors with AVX-512."""
 
     block_formats: frozenset[str] = frozenset()
-    """Those of weights in blocks that it reads."""
+    """Block formats of weights that it reads."""
 
     most: Mapping[Limited, int] = field(default_factory=dict)
-    """Sizes that it takes no more of; any of others."""
+    """Largest supported sizes; a size without an entry has no limit."""
 
     scratch: Callable[..., Scratch] | None = None
-    """Its memory, where that counts."""
+    """Rule for its scratch memory; None if that is negligible."""
 
     launches: Callable[..., tuple[Launch, ...]] | None = None
-    """Of a Triton kernel: what a call launches, by plain sizes and the GPU's compute capability."""
+    """Rule for the launches of a Triton kernel's call, by plain sizes and the GPU's compute capability."""
 
     def is_capturable(self, backend: Backend) -> bool:
-        """A tape calls what reads on the host anew in each replay; a CUDA graph cannot hold it."""
+        """Return whether a graph of this kind can hold the implementation.
+
+        A tape can always: it calls implementations that read on the host anew in each replay. A CUDA graph cannot hold
+        those.
+        """
         return backend == "tape" or not self.reads_on_host
 
 
 @dataclass(frozen=True)
 class Operation:
-    """One operation: its implementations by name, and what is the same for all of them."""
+    """One operation: its implementations by name, and the facts that all of them share."""
 
     result: Result
     reference: Implementation = Implementation()
     native: Implementation | None = Implementation()
     triton: Implementation | None = None
-    """It never reads on the host, so every graph can hold it."""
+    """Triton implementation. It never reads on the host, so every graph can hold it."""
     part: Part | None = None
     caller: Caller = "every step"
     in_prompts: str | None = None
-    """What takes its place for the rows of prompts, where another operation does."""
+    """Operation that computes prompt rows in place of this one, or None."""
     work: Callable[..., KernelWork] | None = None
-    """What it does in a step, by a `StepShape` and plain numbers. None: it passes over activations and no more."""
+    """Rule for its work in a step, by a `StepShape` and plain numbers. None if it only passes over activations."""
 
     def implementation(self, name: str) -> Implementation | None:
-        """`name` is `reference`, `native` or `triton`; None: there is none."""
+        """Return the implementation `name` (`reference`, `native` or `triton`), or None if there is none."""
         return {"reference": self.reference, "native": self.native, "triton": self.triton}.get(name)
 
     @overload
@@ -111,7 +120,10 @@ class Operation:
     @overload
     def __get__(self, ops: object, owner: type) -> Callable[..., Any]: ...
     def __get__(self, ops: object | None, owner: type) -> Any:
-        """Of the class `Operations` the row; an object of it (`ops.kernels.Ops`) has the chosen kernel in its place."""
+        """Return the row, when read from the class `Operations`.
+
+        An instance (`ops.kernels.Ops`) has the chosen kernel in its place.
+        """
         assert ops is None, f"{type(ops).__name__} was made without all kernels"
         return self
 
@@ -122,9 +134,9 @@ TRITON_BLOCKS = frozenset(("int4_g32", "int4_g64", "int4_g128", "Q8_0"))
 
 
 class Operations:
-    """All rows. The files of the operations say what each computes."""
+    """Rows of all operations. The files of the operations say what each computes."""
 
-    # Between ranks: no kernel of this machine, but what the process group does (`ops/ranks/between.py`).
+    # Operations between ranks have no kernel; the process group computes them (`ops/ranks/between.py`).
     all_reduce = Operation(lambda x: x, Implementation(reads_on_host=True), native=None)
     attention = Operation(
         results.like_first,
@@ -152,7 +164,7 @@ class Operations:
     delta_scan = Operation(
         results.delta_rule,
         Implementation(reads_on_host=True, scratch=scratch.reference_delta_scan),
-        # Token by token, with the bits of delta_update: no option makes it deterministic.
+        # It works token by token, with the bits of delta_update, so it needs no deterministic option.
         Implementation(scratch=scratch.native_delta_scan),
         Implementation(launches=state.delta_scan),
         part="state",
@@ -275,20 +287,20 @@ class Operations:
 
 
 OPERATIONS: dict[str, Operation] = {name: row for name, row in vars(Operations).items() if isinstance(row, Operation)}
-"""By name."""
+"""All operations by name."""
 
 
 BETWEEN_RANKS = ("all_reduce", "embedding_of_ranks", "gather_columns", "gather_inputs", "rms_norm_of_ranks")
-"""Those in which ranks wait for each other."""
+"""Operations in which ranks wait for each other."""
 
 
 def in_prompts(operation: str) -> str:
-    """What computes the rows of prompts where `operation` computes those that decode: another one, or itself."""
+    """Return the operation that computes prompt rows in place of `operation`, or `operation` itself."""
     return OPERATIONS[operation].in_prompts or operation
 
 
 def with_asked(rule: Callable[..., Any], sizes: Mapping[str, Any]) -> Any:
-    """The result of a row's rule (work, scratch memory, launches), with those of `sizes` that it asks for."""
+    """Call a row's `rule` (work, scratch memory, launches) with those of `sizes` that its parameters name."""
     return rule(**{name: sizes[name] for name in _asked_by(rule) if name in sizes})
 
 
@@ -298,12 +310,12 @@ def _asked_by(rule: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def called_by(*callers: Caller) -> frozenset[str]:
-    """The names of the operations that none but these call."""
+    """Return the names of the operations that only these callers call."""
     return frozenset(name for name, row in OPERATIONS.items() if row.caller in callers)
 
 
 def parts() -> dict[Part, tuple[str, ...]]:
-    """The parts of a model that piecewise graphs may leave out and the operations in each."""
+    """Return the parts of a model that piecewise graphs may leave out, with the operations in each."""
     found: dict[Part, tuple[str, ...]] = {}
     for name, row in OPERATIONS.items():
         if row.part is not None:

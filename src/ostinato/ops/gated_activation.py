@@ -1,4 +1,4 @@
-"""gated_activation: the second half of each token's values, gated by the first."""
+"""gated_activation: the second half of each token's values, gated by the first half."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from ostinato.ops.activations import ACTIVATIONS
 
 
 def reference(x: torch.Tensor, activation: str) -> torch.Tensor:
-    """`x` [tokens, 2 * size], the gates first -> [tokens, size]: activation(gates) * values (Shazeer 2020, arXiv
-    2002.05202), computed in float32.
+    """Return activation(gates) * values for `x` [tokens, 2 * size], the gates first -> [tokens, size].
 
-    `activation` is one of `ACTIVATIONS` that halves nothing. `linear` ends with it where nothing is added to its result
-    first.
+    Computed in float32 (Shazeer 2020, arXiv 2002.05202). `activation` is one of `ACTIVATIONS` that does not halve the
+    last dimension. `linear` applies a gated activation itself if nothing is added to its result first.
     """
     gates, values = x.float().chunk(2, dim=-1)
     return (ACTIVATIONS[activation](gates) * values).to(x.dtype)

@@ -1,4 +1,4 @@
-"""gated_rms_norm: the norm behind a recurrence, with a gate before or after it."""
+"""gated_rms_norm: the norm after a recurrence, with a gate before or after it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ def reference(
     norm_before_gate: bool = False,
     gate_is_sigmoid: bool = False,
 ) -> torch.Tensor:
-    """RMS norm over each group of `group_size` channels, gated by silu(`gate`), or by its sigmoid if
-    `gate_is_sigmoid` (Kimi Linear); computed in float32.
+    """Normalise each group of `group_size` channels by its root mean square, with a gate.
+
+    The gate is silu(`gate`), or sigmoid(`gate`) if `gate_is_sigmoid` (Kimi Linear). Computed in float32.
 
     `x` and `gate` [tokens, size], `weight` [size], or [group_size] for all groups -> [tokens, size] in the dtype of
     `gate`. The gate multiplies the input of the norm, or with `norm_before_gate` its output. Without a weight there is
-    no norm: only the gate.
+    no norm, only the gate.
     """
     by = gate.float().sigmoid() if gate_is_sigmoid else F.silu(gate.float())
     if weight is None:

@@ -1,4 +1,4 @@
-"""inject_media: what an encoder gave for the tokens of images takes its place among the hidden states of text."""
+"""inject_media: encoder outputs for the tokens of images, placed among the hidden states of text."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import torch
 
 
 def reference(x: torch.Tensor, media_cells: torch.Tensor, media: torch.Tensor, row: int, add: bool) -> torch.Tensor:
-    """Row `row` of each token's cell replaces its hidden state in place, or with `add` is added to it; tokens with cell
-    0 keep theirs.
+    """Replace each token's hidden state by row `row` of its cell, in place, or with `add` add that row to it.
 
-    `x` [tokens, hidden]; `media_cells` [tokens] int64; `media` [cells, rows, hidden] in the dtype of `x`. -> `x`.
+    Tokens with cell 0 keep their hidden state. `x` [tokens, hidden]; `media_cells` [tokens] int64; `media` [cells,
+    rows, hidden] in the dtype of `x`. -> `x`.
 
-    Cell 0 may hold anything, NaN too.
+    Cell 0 may contain anything, including NaN.
     """
     rows = media.select(1, row).index_select(0, media_cells)
     return x.copy_(torch.where(media_cells.unsqueeze(1) > 0, x + rows if add else rows, x))

@@ -1,7 +1,7 @@
-"""8-bit weights: integers from -127 to 127, and a float32 scale for each row or each group of elements of one.
+"""8-bit weights: integers from -127 to 127, with a float32 scale per row or per group of elements of a row.
 
-`group_size` is the number of elements in a group, the last of a row having fewer where that does not divide it; None:
-the row. Scales are [rows], or [rows, groups].
+`group_size` is the number of elements in a group; the last group of a row is smaller if that does not divide the row.
+None means one scale per row. Scales are [rows], or [rows, groups].
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ import torch.nn.functional as F
 
 LARGEST = 127
 SLAB = 2**19
-"""Values that torch quantises at a time."""
+"""Values that torch quantises in one call."""
 
 Quantize = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int | None], None]
-"""(values [rows, in], weight int8 [rows, in], scale, group size): writes what `quantize` makes of the values into the
-weight and its scale."""
+"""Function (values [rows, in], weight int8 [rows, in], scale, group size) -> None.
+
+It writes the result of `quantize` for the values into the weight and its scale.
+"""
 
 
 def num_groups(in_size: int, group_size: int) -> int:
@@ -26,8 +28,10 @@ def num_groups(in_size: int, group_size: int) -> int:
 
 
 def quantize(values: torch.Tensor, group_size: int | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """`values` [rows, in] -> int8 [rows, in] and scales: the largest magnitude becomes 127, the rest is rounded to the
-    nearest, so that the error is at most half a scale."""
+    """Quantise `values` [rows, in] -> int8 [rows, in] and scales.
+
+    The largest magnitude becomes 127 and the rest is rounded to nearest, so the error is at most half a scale.
+    """
     grouped = _grouped(values.float(), group_size)
     scale = grouped.abs().amax(dim=-1, keepdim=True) / LARGEST
     whole = (grouped / torch.where(scale > 0, scale, 1.0)).round_().clamp_(-LARGEST, LARGEST).to(torch.int8)
@@ -36,8 +40,10 @@ def quantize(values: torch.Tensor, group_size: int | None) -> tuple[torch.Tensor
 
 
 def quantize_into(values: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, group_size: int | None) -> None:
-    """`Quantize` by torch, on the device of `weight`. It takes several times the memory of its values, so it does a
-    slab of rows after the other."""
+    """Quantise by torch on the device of `weight`, as a `Quantize` function.
+
+    It takes several times the memory of its values, so it works in slabs of rows.
+    """
     rows = max(1, SLAB // max(1, values.shape[1]))
     for begin in range(0, len(values), rows):
         end = begin + rows
@@ -45,7 +51,7 @@ def quantize_into(values: torch.Tensor, weight: torch.Tensor, scale: torch.Tenso
 
 
 def native_quantize(extension: Any) -> Quantize:
-    """`Quantize` by the kernel of an extension, which reads the values once, where they lie."""
+    """Return a `Quantize` function that calls an extension's kernel, which reads the values once and in place."""
 
     def quantize_by_kernel(
         values: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, group_size: int | None
@@ -59,7 +65,7 @@ def native_quantize(extension: Any) -> Quantize:
 
 
 def dequantize(weight: torch.Tensor, scale: torch.Tensor, group_size: int | None) -> torch.Tensor:
-    """`weight` int8 [rows, in] and its scales -> [rows, in] in the dtype of the scales."""
+    """Return the values of `weight` int8 [rows, in] with its scales, [rows, in] in the dtype of the scales."""
     if group_size is None:
         return weight * scale[:, None]
     spread = scale.repeat_interleave(group_size, dim=1)[:, : weight.shape[1]]
@@ -67,7 +73,7 @@ def dequantize(weight: torch.Tensor, scale: torch.Tensor, group_size: int | None
 
 
 def _grouped(values: torch.Tensor, group_size: int | None) -> torch.Tensor:
-    """[rows, in] -> [rows, groups, group_size], zeros behind the last element."""
+    """Split [rows, in] into [rows, groups, group_size], padding the last group with zeros."""
     if group_size is None:
         return values.unsqueeze(1)
     missing = num_groups(values.shape[1], group_size) * group_size - values.shape[1]

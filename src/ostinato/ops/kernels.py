@@ -1,9 +1,9 @@
-"""The kernels that a model calls: chosen by the plan, native, Triton or reference, and each call seen in one place.
+"""Kernels that a model calls, as the plan chose them (native, Triton or reference), with one place that sees each call.
 
 A native kernel is a function of the extension, called with its arguments by name: the number of tokens, the arguments
-of its operation's reference, and `out`, the tensor that it writes. The number comes first, since a replay leaves
-padding at the end out. The kernel's struct in C++ says what each argument is and how it must lie: a missing or unknown
-name is a TypeError, another dtype or layout an AssertionError, before anything runs. C++ notes where tensors lie and
+of its operation's reference, and `out`, the tensor that it writes. The number comes first, since a replay leaves out
+padding at the end. The kernel's struct in C++ declares each argument's meaning and layout. A missing or unknown name is
+a TypeError, another dtype or layout an AssertionError, before anything runs. C++ notes the addresses of tensors and
 copies all else.
 """
 
@@ -25,27 +25,27 @@ Kernel = Callable[..., torch.Tensor]
 
 
 class Recorder(Protocol):
-    """Notes what a model does, so that it can be done again without the model's Python."""
+    """Recorder of a model's calls, so that they can be repeated without the model's Python."""
 
     def kernel(self, name: str, kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-        """Calls a kernel and notes the call as one."""
+        """Call a kernel and record the call."""
         ...
 
     def split(
         self, name: str, function: Kernel, tensors: tuple[torch.Tensor, ...], others: tuple[Any, ...]
     ) -> torch.Tensor:
-        """Calls a part of a layer, and notes it as one if parts of that name are left out."""
+        """Call a part of a layer; record it as one call if parts of that name are left out of the graph."""
         ...
 
 
 class Tap:
-    """One model's connection to a recorder. Nothing is recorded while `recorder` is None."""
+    """Connection of one model's kernels to a recorder. It records nothing while `recorder` is None."""
 
     def __init__(self) -> None:
         self.recorder: Recorder | None = None
 
     def wrap(self, name: str, kernel: Kernel) -> Kernel:
-        """`kernel`, passing through the recorder."""
+        """Return a function that calls `kernel` through the recorder."""
 
         def call(*args: Any, **kwargs: Any) -> torch.Tensor:
             if self.recorder is None:
@@ -55,11 +55,11 @@ class Tap:
         return call
 
     def split(self, name: str, function: Kernel, tensors: tuple[torch.Tensor, ...], *others: Any) -> torch.Tensor:
-        """`function(*tensors, *others)`: a part that piecewise graphs may leave out.
+        """Call `function(*tensors, *others)`, a part that piecewise graphs may leave out.
 
-        It is `attention` or `state`, whose work depends on the rows of a step, or `moe`, whose kernel may not be
+        The part is `attention` or `state`, whose work depends on the rows of a step, or `moe`, whose kernel may not be
         capturable. `tensors` and the result have one entry per token in their first dimension; `others` are the step
-        and what belongs to the layer.
+        and objects that belong to the layer.
         """
         if self.recorder is None:
             return function(*tensors, *others)
@@ -67,7 +67,7 @@ class Tap:
 
 
 class NativeKernel:
-    """A kernel of the extension, to be called like its reference."""
+    """A kernel of the extension, called like its reference."""
 
     def __init__(
         self,
@@ -77,7 +77,11 @@ class NativeKernel:
         result: Result,
         options: Mapping[str, Any],
     ) -> None:
-        """`result` is the rule for what the kernel writes (`ops/facts.py`), `options` what it gets in each call."""
+        """Make the kernel `name` of `extension` callable.
+
+        `result` is the rule for the tensor that the kernel writes (`ops/facts.py`); `options` are arguments passed in
+        each call.
+        """
         self.extension = extension
         self.name = name
         self._run = getattr(extension, name)
@@ -94,15 +98,20 @@ class NativeKernel:
         return written
 
     def outline(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """What a call would write, without the call: a new tensor of zeros, or the argument that is the result as it
-        stands. What comes next can read zeros, also as indices."""
+        """Return zeros in the shape and dtype of a call's result, or the argument that the kernel writes in place.
+
+        It runs nothing. The calls that follow can read zeros, also as indices.
+        """
         return self._result_tensor(torch.zeros, args, kwargs)
 
     def lowered(
         self, out: torch.Tensor | None, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[int, dict[str, Any]]:
-        """The call, for the extension's function of the kernel's name, or for the method of a `Program`, which notes
-        it. Without `out`, the kernel writes a new tensor, or the argument that is the result."""
+        """Return a call's number of tokens and arguments by name.
+
+        They fit the extension's function of the kernel's name, and the method of a `Program` that records the call.
+        Without `out`, the kernel writes a new tensor, or the argument that is the result.
+        """
         arguments = self._given | dict(zip(self._names, args, strict=False)) | kwargs
         arguments["out"] = self._result_tensor(torch.empty, args, kwargs) if out is None else out
         return arguments[self._names[0]].shape[0], arguments
@@ -110,7 +119,7 @@ class NativeKernel:
     def _result_tensor(
         self, make: Callable[..., torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> torch.Tensor:
-        """The argument that is the result, or a new tensor, which `make` gives."""
+        """Return the argument that is the result, or a new tensor created by `make`."""
         result = self._result(*args, **kwargs)
         if isinstance(result, torch.Tensor):
             return result
@@ -119,9 +128,9 @@ class NativeKernel:
 
 
 class Ops(Operations):
-    """The chosen implementation of every operation. The file of an operation's name documents its function.
+    """Chosen implementation of every operation. The file of an operation's name documents its function.
 
-    `tap` is where a recorder listens; parts of a layer that depend on which rows a step has go through its `split`.
+    A recorder listens at `tap`. Parts of a layer that depend on a step's rows go through its `split`.
     """
 
     def __init__(self, kernels: Mapping[str, Kernel], tap: Tap) -> None:
@@ -136,11 +145,12 @@ def select_ops(
     deterministic: bool = False,
     ranks: Ranks | None = None,
 ) -> Ops:
-    """The kernels that the plan chose: `choices` maps an operation's name to `reference`, `native` or `triton`.
+    """Return the kernels that the plan chose.
 
-    An operation that is not named (the model does not use it) is its reference. `isa` is the instruction set of the
-    extension that has the native ones; if `deterministic`, all are native but those between `ranks`, which share the
-    model; without them there is one.
+    `choices` maps an operation's name to `reference`, `native` or `triton`. An operation without an entry (the model
+    does not use it) is its reference. `isa` is the instruction set of the extension with the native kernels. With
+    `deterministic`, all kernels are native except those between `ranks`. `ranks` are those that share the model; None
+    for one rank.
     """
     extension = load_extension(isa) if isa is not None else None
     tap = Tap()
@@ -168,7 +178,7 @@ def select_ops(
 
 
 def native_kernel(extension: Any, name: str, *, deterministic: bool = False) -> NativeKernel:
-    """The operation's kernel in `extension`, called like its reference."""
+    """Return the operation's kernel in `extension`, which is called like its reference."""
     row = OPERATIONS[name]
     assert row.native is not None, f"{name} has no native kernel"
     options = dict.fromkeys(row.native.deterministic, deterministic)
@@ -176,9 +186,10 @@ def native_kernel(extension: Any, name: str, *, deterministic: bool = False) -> 
 
 
 def triton_kernel(name: str) -> Kernel:
-    """The function of the operation's name in its file of `ops/triton/`, which takes what its reference takes.
+    """Return the operation's Triton kernel, which takes the arguments of its reference.
 
-    The file is imported here: where no Triton kernel is chosen, Triton need not be installed.
+    It is the function of the operation's name in its file of `ops/triton/`. The file is imported in this function, so
+    Triton need not be installed if no Triton kernel is chosen.
     """
     assert OPERATIONS[name].triton is not None, f"{name} has no Triton kernel"
     folder = ".state" if OPERATIONS[name].part == "state" else ""
@@ -187,7 +198,7 @@ def triton_kernel(name: str) -> Kernel:
 
 
 def module_of(name: str) -> Any:
-    """The operation's file, with its `reference`."""
+    """Import and return the operation's module, which has its `reference`."""
     row = OPERATIONS[name]
     folder = ".encoder" if row.caller == "encoder" else ".state" if row.part == "state" else ""
     folder = ".ranks" if name in BETWEEN_RANKS else folder
@@ -195,9 +206,10 @@ def module_of(name: str) -> Any:
 
 
 def load_extension(isa: str) -> Any:
-    """The module of kernels for an instruction set. torch, imported above, brings the OpenMP runtime that both use.
+    """Import and return the module of kernels for an instruction set.
 
-    ImportError if it uses matrix units, which each process must ask for, and this one may not.
+    torch, imported above, loads the OpenMP runtime that both use. ImportError if the module uses matrix units, which
+    each process must request, and the operating system refuses them.
     """
     extension = importlib.import_module(f"ostinato._native_{isa}")
     if extension.tiles == "amx" and (refusal := request_matrix_units()) is not None:

@@ -1,4 +1,4 @@
-"""linear: y = x W^T + b, with what a layer does to its outputs: scale, activation, residual."""
+"""linear: y = x W^T + b, followed by a layer's steps on its outputs: scale, activation, residual."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ def reference(
     blocks: Blocks | None = None,
     order: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """activation((x W^T + bias) * scale) + residual.
+    """Return activation((x W^T + bias) * scale) + residual.
 
-    `x` [tokens, in] and `weight` [out, in] in one dtype, `bias` [out]; `scale` [out] float32; `activation` is one of
-    `ops.activations`; with those of `results.GATED` the first half of the outputs are the gates and the result has half
-    as many.
-    `residual` is as the result: [tokens, out or out / 2], in the dtype of `x` or in `out_dtype` where that is given.
-    With `weight_scale` float32 [out] or [out, groups], `weight` is int8 (see `ops.int8`), and multiplied exactly.
-    With `blocks`, `weight` is uint8, its rows one behind the other in these formats (see `ops.blocks`), and multiplied
-    exactly too. `order` int32 [in] says which input each element of a row belongs to; without it, its own.
+    `x` [tokens, in] and `weight` [out, in] in one dtype, `bias` [out]; `scale` [out] float32. `activation` is one of
+    `ops.activations`; with those of `results.GATED` the first half of the outputs are the gates, and the result has
+    half as many columns. `residual` has the shape of the result, [tokens, out or out / 2], in the dtype of `x`, or in
+    `out_dtype` if that is given. With `weight_scale` float32 [out] or [out, groups], `weight` is int8 (see `ops.int8`)
+    and multiplied exactly. With `blocks`, `weight` is uint8, with its rows in these formats one after the other (see
+    `ops.blocks`), and multiplied exactly too. `order` int32 [in] maps each element of a weight row to its input;
+    without it, element i belongs to input i.
     """
     if order is not None:
         x = x.index_select(1, order)
@@ -61,7 +61,7 @@ def _quantized_product(
     group_size: int | None,
     bias: torch.Tensor | None,
 ) -> torch.Tensor:
-    """x W^T + bias in the dtype of `x`."""
+    """Return x W^T + bias in the dtype of `x`."""
     wide = torch.promote_types(x.dtype, torch.float32)
     rows = max(1, EXPANDED_ELEMENTS // weight.shape[1])
     parts = zip(weight.split(rows), weight_scale.to(wide).split(rows), strict=True)
@@ -69,7 +69,7 @@ def _quantized_product(
 
 
 def _product(x: torch.Tensor, slabs: Iterable[torch.Tensor], bias: torch.Tensor | None) -> torch.Tensor:
-    """x W^T + bias in the dtype of `x`; computed in float32 at least, a slab of rows at a time."""
+    """Return x W^T + bias in the dtype of `x`, computed in at least float32, one slab of rows at a time."""
     wide = torch.promote_types(x.dtype, torch.float32)
     y = torch.cat([F.linear(x.to(wide), slab.to(wide)) for slab in slabs], dim=1)
     return (y if bias is None else y + bias).to(x.dtype)

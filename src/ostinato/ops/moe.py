@@ -21,15 +21,14 @@ def reference(
     up_blocks: Blocks | None = None,
     down_blocks: Blocks | None = None,
 ) -> torch.Tensor:
-    """Sum over each token's experts of weight * down(activation(up(x))), plus `residual`.
+    """Sum weight * down(activation(up(x))) over each token's experts, plus `residual`.
 
-    `x` and `residual` [tokens, in]; `choices` [tokens, 2, k] float32 as `route` gives them: the numbers of experts, and
-    their weights; `up` [experts, inner, in] (for a gated activation twice as many rows, gates first); `down`
-    [experts, in, inner]. With `up_scale` float32 [experts, inner] or [experts, inner, groups], and `down_scale` alike,
-    the weights are int8 (see `ops.int8`), and multiplied exactly. With `up_blocks` and
-    `down_blocks`, which say how the rows of one expert lie, they are uint8 [experts, rows, bytes of a row] (see
-    `ops.blocks`). Experts are added up in float32, in ascending order.
-    -> [tokens, in] in the dtype of `x`.
+    `x` and `residual` [tokens, in]; `choices` [tokens, 2, k] float32 as returned by `route`: the ids of experts and
+    their weights; `up` [experts, inner, in] (for a gated activation twice as many rows, gates first); `down` [experts,
+    in, inner]. With `up_scale` float32 [experts, inner] or [experts, inner, groups], and `down_scale` alike, the
+    weights are int8 (see `ops.int8`) and multiplied exactly. With `up_blocks` and `down_blocks`, the row formats of one
+    expert, they are uint8 [experts, rows, bytes of a row] (see `ops.blocks`). Experts are added up in float32, in
+    ascending order. -> [tokens, in] in the dtype of `x`.
     """
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     expert_ids, expert_weights = choices.unbind(1)

@@ -6,5 +6,5 @@ import torch
 
 
 def reference(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    """`first`, `second` [tokens, size] in one dtype -> their products, [tokens, size], each rounded once."""
+    """Multiply `first` and `second` [tokens, size], in one dtype -> [tokens, size], each product rounded once."""
     return first * second

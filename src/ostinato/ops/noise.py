@@ -2,7 +2,7 @@
 
 A token is sampled as the argmax of `logits / temperature + gumbel`. As the noise of one token at one position
 of one request depends on nothing else, the sampled tokens do not depend on the rest of the batch, on how the
-prompt was cut, on which tokens were ruled out before, or on whether a token was first guessed by a proposer.
+prompt was split, on which tokens were ruled out before, or on whether a token was first guessed by a proposer.
 
 `key(seed, position)` is two 32-bit words from the splitmix64 finaliser (`ops/seeds.py`). Each token id is mixed with
 both by 32-bit integer steps (the constants are those of Wellons' `lowbias32`), which wrap around and are the same on
@@ -33,13 +33,13 @@ _SHIFT = (16, 15, 16)
 
 
 def key(seed: int, position: int) -> tuple[int, int]:
-    """The two words that make the noise of one position, as signed 32-bit integers."""
+    """Return the two words that make the noise of one position, as signed 32-bit integers."""
     [(low, high)] = keys([(seed, position)]).tolist()
     return low, high
 
 
 def keys(seeds_and_positions: list[tuple[int, int]], device: torch.device | str = "cpu") -> torch.Tensor:
-    """`key` of each (seed, position): [rows, 2] int32."""
+    """Return `key` of each (seed, position), [rows, 2] int32."""
     words = [mix64((_mixed(seed) + (position + 1) * GOLDEN) & MASK64) for seed, position in seeds_and_positions]
     # The low half of each comes first.
     return torch.from_numpy(np.array(words, dtype="<u8").view("<i4").reshape(-1, 2)).to(device)
@@ -47,22 +47,21 @@ def keys(seeds_and_positions: list[tuple[int, int]], device: torch.device | str 
 
 @lru_cache(2**12)
 def _mixed(seed: int) -> int:
-    """The part of a key that all positions of a request share."""
+    """Return the part of a key that all positions of a request share."""
     return mix64((seed + GOLDEN) & MASK64)
 
 
 def gumbel(row_keys: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
-    """Standard Gumbel noise, float32.
+    """Return standard Gumbel noise, float32.
 
-    `row_keys` is [..., 2] int32 (from `keys`) and `token_ids` int32; the result has the shape of
-    `row_keys[..., 0]` broadcast with `token_ids`: for [rows, 2], give tokens as [vocab] through `row_keys[:,
-    None]`, or one pair each.
+    `row_keys` is [..., 2] int32 (from `keys`) and `token_ids` int32. The result has the shape of `row_keys[..., 0]`
+    broadcast with `token_ids`: for [rows, 2], pass tokens as [vocab] with `row_keys[:, None]`, or one pair each.
     """
     return _to_gumbel(mix(mix(token_ids ^ row_keys[..., 0]).add_(row_keys[..., 1])))
 
 
 def mix(x: torch.Tensor) -> torch.Tensor:
-    """A bijection of the 32-bit integers that spreads every input bit, in place on int32."""
+    """Apply a bijection of the 32-bit integers that spreads every input bit, in place on int32."""
     scratch = torch.empty_like(x)
     for step, shift in enumerate(_SHIFT):
         # torch shifts signed integers arithmetically: the mask takes the copies of the sign bit away.
@@ -74,7 +73,7 @@ def mix(x: torch.Tensor) -> torch.Tensor:
 
 
 def _to_gumbel(bits: torch.Tensor) -> torch.Tensor:
-    """Gumbel variates from uniform 32-bit integers; a sign bit of 1 is the half with E above log 2."""
+    """Return Gumbel variates from uniform 32-bit integers; a sign bit of 1 selects the half with E above log 2."""
     far = bits.lt(0).to(torch.float32)
     distance = (bits & 0x7FFFFFFF).to(torch.float32).add_(0.5).mul_(2.0**-32)
     # Both logarithms are finite, so products with 0 and 1 select exactly; torch.where is several times

@@ -1,4 +1,4 @@
-"""The rules for the results of operations, of which `ops.facts.Result` says what they take and give."""
+"""Rules for the shapes and dtypes of operations' results (`ops.facts.Result`)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from ostinato.ops.blocks.formats import BLOCK_FORMATS, Blocks
 
 GATED = ("swiglu", "geglu")
-"""The activations (`ops/activations.py`) whose inputs are gates, and behind them as many values that they let pass."""
+"""Activations (`ops/activations.py`) whose inputs are gates followed by an equal number of values to gate."""
 
 
 def like_first(x: Any, /, *_: Any, **__: Any) -> Any:

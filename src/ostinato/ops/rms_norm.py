@@ -9,9 +9,11 @@ import torch.nn.functional as F
 def reference(
     x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float = 0.0, residual: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """`x` [..., size], `weight` [size] -> [..., size] in the dtype of `weight`; the mean is taken in float32. What
-    multiplies is `offset` and the weight, added in float32: Gemma and Qwen3-Next store it less 1. `residual`,
-    which is as the result, is added last."""
+    """Normalise `x` [..., size] by its root mean square and multiply by `weight` [size] plus `offset`.
+
+    -> [..., size] in the dtype of `weight`; the mean is taken in float32. `offset` and weight are added in float32:
+    Gemma and Qwen3-Next store the weight less 1. `residual`, which has the result's shape, is added last.
+    """
     size = (x.shape[-1],)
     if x.dtype == weight.dtype == torch.float32:
         y = F.rms_norm(x, size, weight + offset if offset else weight, eps)

@@ -1,5 +1,7 @@
-"""rotary: rotary position embedding, in the half-split layout of Hugging Face checkpoints (Su et al. 2021), and with it
-the write of keys and values into the cache."""
+"""rotary: rotary position embedding, and the write of keys and values into the cache.
+
+It uses the half-split layout of Hugging Face checkpoints (Su et al. 2021).
+"""
 
 from __future__ import annotations
 
@@ -21,16 +23,16 @@ def reference(
     k_scales: torch.Tensor | None = None,
     v_scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Rotates queries and keys, and writes keys and values where `kv_cells` says.
+    """Rotate queries and keys, and write keys and values to the cells `kv_cells` of the cache.
 
-    `q` [tokens, heads, head_dim], of no heads where only keys and values count; `k`, `v` [tokens, kv_heads, head_dim];
-    `angles` [2, tokens, half] float32, as `rotary_angles` gives them, or None for attention without positions. Of
-    every head the first `2 * half` elements are rotated, the rest pass through; keys are multiplied by
-    `key_multiplier` before. `k_cache`, `v_cache` [blocks, block_size, kv_heads, head_dim]; `kv_cells` [tokens] int64:
-    block id * block_size + offset, 0 for padding. Without `v` and `v_cache` keys alone are written, of which values
-    are a part. With `k_scales`, `v_scales` [blocks, block_size, kv_heads] float32 the caches are int8, and each head of
-    a token is rounded as a row of weights is (`ops/int8.py`), after its rotation. -> the rotated queries, in the
-    dtype of `q`; without angles `q` itself.
+    `q` [tokens, heads, head_dim], with no heads if only keys and values count; `k`, `v` [tokens, kv_heads, head_dim];
+    `angles` [2, tokens, half] float32, as returned by `rotary_angles`, or None for attention without positions. The
+    first `2 * half` elements of every head are rotated, the rest pass through; keys are multiplied by `key_multiplier`
+    before. `k_cache`, `v_cache` [blocks, block_size, kv_heads, head_dim]; `kv_cells` [tokens] int64: block id *
+    block_size + offset, 0 for padding. Without `v` and `v_cache` only keys are written, and values are a part of them.
+    With `k_scales`, `v_scales` [blocks, block_size, kv_heads] float32 the caches are int8, and each head of a token is
+    rounded like a row of weights (`ops/int8.py`), after its rotation. -> the rotated queries, in the dtype of `q`;
+    without angles `q` itself.
     """
     if key_multiplier != 1.0:
         k = k * key_multiplier

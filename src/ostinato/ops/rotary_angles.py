@@ -1,4 +1,4 @@
-"""rotary_angles: by which angles the heads of each token are rotated (Su et al. 2021), once for all layers."""
+"""rotary_angles: rotation angles of each token's heads (Su et al. 2021), computed once for all layers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 
 def reference(positions: torch.Tensor, frequencies: torch.Tensor, scaling: float) -> torch.Tensor:
-    """Cosine and sine of position times frequency, each times `scaling`.
+    """Return cosine and sine of position times frequency, each times `scaling`.
 
     `positions` [tokens] int64, `frequencies` [half] float32 -> [2, tokens, half] float32, the cosines first.
     """

@@ -1,4 +1,4 @@
-"""route: which experts each token goes to, and with what weights."""
+"""route: the experts of each token, and their weights."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ def reference(
     over_all: bool = False,
     least_sum: float = 1e-20,
 ) -> torch.Tensor:
-    """The `top_k` best experts by the scores x W^T, which are computed in float32; of equal ones the lowest.
+    """Select the `top_k` best experts of each token by the scores x W^T, of equal ones the lowest.
 
-    `x` [tokens, hidden], `weight` [experts, hidden]. With a `correction_bias` [experts] float32 it is sigmoid routing
-    (DeepSeek-V3, arXiv 2412.19437, section 2.1.2): the sigmoids of the scores are the weights, over their sum plus
-    `least_sum` if `normalize`; the bias is added for the choice alone, in which only the `top_groups` groups take part
-    whose two best have the greatest sum. Without, the weights are the softmax over the chosen scores, or those of the
-    chosen in the softmax `over_all`. All are multiplied by `scaling`.
+    Scores are computed in float32. `x` [tokens, hidden], `weight` [experts, hidden]. A `correction_bias` [experts]
+    float32 means sigmoid routing (DeepSeek-V3, arXiv 2412.19437, section 2.1.2): the weights are the sigmoids of the
+    scores, divided by their sum plus `least_sum` if `normalize`. The bias is added for the selection alone, which
+    considers only the `top_groups` groups with the greatest sums of their two best scores. Without a bias, the weights
+    are the softmax over the chosen scores, or with `over_all` the chosen entries of the softmax over all. All are
+    multiplied by `scaling`.
 
-    -> [tokens, 2, top_k] float32: the numbers of the experts, best first, and their weights.
+    -> [tokens, 2, top_k] float32: the ids of the experts, best first, and their weights.
     """
     scores = F.linear(x.float(), weight.float())
     if correction_bias is None:
@@ -42,12 +43,12 @@ def reference(
 
 
 def _best(values: torch.Tensor, count: int) -> torch.Tensor:
-    """The places of the greatest values of each row, of equal ones the first. -> [rows, count] int64"""
+    """Return the indices of each row's greatest values, of equal ones the first -> [rows, count] int64."""
     return values.sort(dim=-1, descending=True, stable=True).indices[:, :count]
 
 
 def _allowed(choice: torch.Tensor, num_groups: int, top_groups: int) -> torch.Tensor:
-    """-inf outside of the `top_groups` best groups."""
+    """Return `choice` with -inf outside the `top_groups` best groups."""
     if num_groups == 1:
         return choice
     grouped = choice.unflatten(-1, (num_groups, -1))

@@ -1,8 +1,8 @@
-"""sample: the next token of each row, the best one or one drawn from its distribution; it stands in no graph.
+"""sample: the next token of each row, either the best one or a sample from its distribution; no graph contains it.
 
-A token is drawn as the argmax of the restricted logits plus the Gumbel noise of `ops.noise`. `settings` [rows, 4]
+A token is sampled as the argmax of the restricted logits plus the Gumbel noise of `ops.noise`. `settings` [rows, 4]
 float64 are a row's temperature (0: its best token), top_k (0: all tokens), top_p (1: all) and min_p (0: all); `keys`
-[rows, 2] int32 are those of its noise. Both are in the CPU's memory.
+[rows, 2] int32 are the keys of its noise. Both are in the CPU's memory.
 """
 
 from __future__ import annotations
@@ -15,23 +15,24 @@ import torch
 
 from ostinato.ops import noise
 
-# A token so far below the best one cannot win, whatever their noise; 1 is room for rounding.
+# A token this far below the best one cannot win, whatever their noise; 1 is room for rounding.
 _HOPELESS = noise.GUMBEL_MIN - noise.GUMBEL_MAX - 1
-# Noise for whole rows is made for so many tokens at a time, to stay in a core's cache.
+# Noise for whole rows is made for this number of tokens at a time, to stay in a core's cache.
 _NOISE_SLAB = 2**17
-# How many of the best tokens top-p looks at first; eight times more, and so on, while they do not reach top_p.
+# Top-p reads this number of best tokens first, then eight times more, and so on, until they reach top_p.
 _TOP_P_WINDOW = 256
-# Divisors of logits, within what float32 holds; below the least nothing but the best tokens survives anyway, and
-# above the greatest all tokens are alike.
+# Divisors of logits, within float32's range. Below the least only the best tokens survive anyway, and above the
+# greatest all tokens are alike.
 MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-30, 1e30
 
 
 def reference(
     logits: torch.Tensor, settings: torch.Tensor | None = None, keys: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """`logits` [rows, vocab] float32, left unchanged -> tokens [rows] int32; -1 for a row without a finite best logit.
+    """Select a token of each row of `logits` [rows, vocab] float32, which stay unchanged.
 
-    Of equal ones the lowest token is the best. Without `settings`, every row takes its best token.
+    -> tokens [rows] int32; -1 for a row without a finite best logit. Of equal ones the lowest token is the best.
+    Without `settings`, every row gets its best token.
     """
     if settings is None or keys is None:
         return _best(logits)
@@ -51,12 +52,12 @@ def reference(
 def restrict(logits: torch.Tensor, settings: torch.Tensor) -> torch.Tensor:
     """Apply temperature, top-k, top-p and min-p, in this order: new logits [rows, vocab], the best of each row 0.
 
-    What is not to be sampled is -inf. Where tokens tie at the threshold of top-k or top-p, all of them are kept, so
-    that what is kept does not depend on any order. A row whose best logit is not finite becomes NaN.
+    Excluded tokens are -inf. Tokens that tie at the threshold of top-k or top-p are all kept, so that the result does
+    not depend on any order. A row whose best logit is not finite becomes NaN.
     """
     temperature, top_k, top_p, min_p = settings.unbind(1)
     temperature = temperature.clamp(MIN_TEMPERATURE, MAX_TEMPERATURE).float().to(logits.device)
-    # The best logit is taken off first, so that no temperature makes it overflow.
+    # The best logit is subtracted first, so that no temperature makes it overflow.
     scaled = (logits - logits.amax(dim=-1, keepdim=True)).div_(temperature[:, None])
     vocab_size = logits.shape[-1]
     _apply(scaled, [(row, k) for row, k in enumerate(top_k.tolist()) if 0 < k < vocab_size], _top_k_threshold)
@@ -70,7 +71,7 @@ def _apply(
     settings: list[tuple[int, float]],
     threshold_of: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
 ) -> None:
-    """Set to -inf, in the rows that have the setting, what lies below the row's threshold."""
+    """Set the logits below a row's threshold to -inf, in the rows that have the setting."""
     if not settings:
         return
     values = torch.tensor([value for _, value in settings], dtype=torch.float64, device=logits.device)
@@ -83,14 +84,14 @@ def _apply(
 
 
 def _top_k_threshold(logits: torch.Tensor, top_k: torch.Tensor) -> torch.Tensor:
-    """The k-th largest value of each row."""
+    """Return the k-th largest value of each row."""
     places = top_k.long()[:, None] - 1
     best = logits.topk(int(places.max()) + 1, dim=-1).values
     return best.gather(1, places).squeeze(1)
 
 
 def _top_p_threshold(logits: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """The smallest value of each row that is needed to reach probability `top_p`.
+    """Return the smallest value of each row that is needed to reach probability `top_p`.
 
     Sums are in float64, which makes them the same in a batch of one row and of many.
     """
@@ -112,14 +113,17 @@ def _top_p_threshold(logits: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
 
 
 def _min_p_threshold(_: torch.Tensor, log_min_p: torch.Tensor) -> torch.Tensor:
-    """log(min_p), as the best logit of each row is 0."""
+    """Return log(min_p), since the best logit of each row is 0."""
     return log_min_p.float()
 
 
 def _best(values: torch.Tensor) -> torch.Tensor:
-    """The best token of each row, of equal ones the lowest; NaN counts as the best. -1 where it is not finite."""
+    """Return the best token of each row, of equal ones the lowest; -1 if its logit is not finite.
+
+    NaN counts as the best.
+    """
     if values.device.type == "cpu":
-        # NumPy's argmax uses vector instructions, which torch's does not: a tenth of the time.
+        # NumPy's argmax uses vector instructions, torch's does not. It takes a tenth of the time.
         array = values.numpy()
         tokens = array.argmax(axis=-1)
         finite = np.isfinite(array[np.arange(len(array)), tokens])

@@ -1,7 +1,7 @@
-"""The memory that kernels use while they run, beside their arguments and results, as functions of plain numbers.
+"""Memory that kernels use while they run, besides their arguments and results, as functions of plain numbers.
 
-A native kernel keeps its scratch from call to call, as much as the greediest call needed. All threads share some of it,
-and each has some of its own. A reference frees what it allocates.
+A native kernel keeps its scratch from call to call, at the size of the largest call so far. Some of it is shared by all
+threads, some is per thread. A reference frees what it allocates.
 """
 
 from __future__ import annotations
@@ -41,34 +41,35 @@ from ostinato.ops.sizes import (
 )
 
 FLOAT = 4
-"""Bytes."""
+"""Bytes of a float."""
 
 TILE_INPUTS = 2 * VECTOR
-"""bfloat16 of a tile's row."""
+"""Bfloat16 values of a tile's row."""
 
 TILE_WORK = PANEL_ROWS * TILE_SPAN + 4 * VECTOR * VECTOR
 """Floats of a thread that uses matrix units: a panel of 32 rows as bfloat16, and four tiles of sums."""
 
 
 class Scratch(NamedTuple):
-    """Bytes: of all threads together, and of each thread."""
+    """Bytes shared by all threads, and bytes of each thread."""
 
     shared: int
     own: int = 0
 
 
 def native_linear(*, tokens: int, in_size: int, in_order: bool) -> Scratch:
-    """Of all threads: the tokens that are packed, or copied, at a time. Of each: their sums with a panel of each of
-    four streams, and a row of each that is made wide, or a panel of rows; or, below LEAST_PANEL_TOKENS, also the
-    vectors that become such sums, and a span of eight rows; and with `in_order` tokens in the order of the weights'
-    inputs.
+    """Return the scratch of the native `linear`, counted as if every processor used all of its variants.
 
-    With AVX2 alone: tokens in whole spans, and of each thread their sums with a panel, and that panel; or all that with
-    16-bit integers in pairs, of which each 32 have a scale and a sum in tokens, and in panels two scales and a minimum.
-    Of a few such tokens each thread has its own.
+    Shared: the tokens that are packed, or copied, at a time. Per thread: their sums with a panel of each of four
+    streams, and a dequantized row of each, or a panel of rows; or, below LEAST_PANEL_TOKENS, also the vectors that
+    become such sums, and a span of eight rows; and with `in_order` tokens in the order of the weights' inputs.
 
-    On matrix units: tokens packed as bfloat16 in whole tiles, and of each thread their sums with 32 rows. Every
-    processor is counted as if it worked in all these ways."""
+    With AVX2 alone: tokens in whole spans, and per thread their sums with a panel, and that panel; or the same in
+    16-bit fixed-point (i16) pairs, with a scale and a sum for each 32 in tokens, and two scales and a minimum in
+    panels. For small m, each thread has its own tokens.
+
+    On matrix units: tokens packed as bfloat16 in whole tiles, and per thread their sums with 32 rows.
+    """
     at_once = min(tokens, max(_grouped_tokens(in_size), GROUP_TOKENS))
     inputs = padded(in_size, TILE_INPUTS)
     packed = min(padded(tokens), _tiled_tokens(in_size))
@@ -88,14 +89,17 @@ def native_linear(*, tokens: int, in_size: int, in_order: bool) -> Scratch:
 
 
 def native_moe(*, tokens: int, size: int, inner: int, num_experts: int, experts_per_token: int) -> Scratch:
-    """Of all threads: the tokens, once for every choice; what is between the two products, and where tokens become
-    16-bit integers both these and what they are made of; the sums of each token. (The router needs less.) Of each
-    thread: the order of all choices, the sums of those that it multiplies at a time, and four rows that are made wide.
+    """Return the scratch of the native `moe`.
 
-    Matrix units take no more for all threads: they run if there are 16 choices or more for each expert, so that whole
-    tiles hold at most twice the choices, and each in half the bytes."""
+    Shared: the tokens, once for every choice; the values between the two matmuls, and in 16-bit fixed-point (i16) both
+    these and the values that they are made from; the sums of each token. (The router needs less.) Per thread: the order
+    of all choices, the sums of those that it multiplies at a time, and four dequantized rows.
+
+    Matrix units take no more shared memory: they run if there are 16 choices or more for each expert, so that whole
+    tiles contain at most twice the choices, and each choice takes half the bytes.
+    """
     places = tokens * experts_per_token
-    apart = 3 * VECTOR * 2  # whole vectors, and an odd number of cache lines
+    apart = 3 * VECTOR * 2  # Whole vectors, and an odd number of cache lines.
     as_integers = _fixed_floats(size) + (inner + apart) // 2 + _fixed_floats(inner)
     shared = tokens * (size + apart) + places * max(size + inner + 2 * apart, as_integers)
     scores = tokens * padded(num_experts)
@@ -108,7 +112,10 @@ def native_moe(*, tokens: int, size: int, inner: int, num_experts: int, experts_
 
 
 def native_attention(*, num_heads: int, num_kv_heads: int, head_dim: int, max_model_len: int, threads: int) -> Scratch:
-    """Of all threads: the sums of units that several of them share. Of each: as for an encoder's attention."""
+    """Return the scratch of the native `attention`.
+
+    Shared: the sums of units that several threads share. Per thread: as for an encoder's attention.
+    """
     dim, rows = padded(head_dim), padded(max(UNIT_ROWS, num_heads // num_kv_heads))
     shared = threads * (max_model_len // ATTENTION_TILE + 1) * CUT_ROWS * (dim + 2)
     own = rows * (3 * dim + ATTENTION_TILE + 4) + 2 * ATTENTION_TILE * dim
@@ -116,16 +123,17 @@ def native_attention(*, num_heads: int, num_kv_heads: int, head_dim: int, max_mo
 
 
 def native_encoder_attention(*, head_dim: int) -> Scratch:
-    """A thread's queries with their scores and sums, and a tile of keys and values."""
+    """Return the scratch of a thread: its queries with their scores and sums, and a tile of keys and values."""
     dim = padded(head_dim)
     return Scratch(0, FLOAT * (UNIT_ROWS * (3 * dim + ATTENTION_TILE + 2) + 2 * ATTENTION_TILE * dim))
 
 
 def native_ssd_scan(*, chunk_size: int, head_dim: int, state_size: int) -> Scratch:
-    """A thread's states of some heads and one more, and what it makes of a chunk.
+    """Return the scratch of a thread: its states of some heads and one more, and its intermediate values of a chunk.
 
-    On matrix units: a chunk's operands as bfloat16, and the sums of a panel of 32 columns. Every processor is counted
-    as if it had them."""
+    On matrix units it also has a chunk's operands as bfloat16, and the sums of a panel of 32 columns. Every processor
+    is counted as if it had matrix units.
+    """
     chunk = padded(min(chunk_size, TILED_SCAN_CHUNK), TILE_INPUTS)
     dim, state = padded(head_dim), padded(state_size, TILE_INPUTS)
     floats = (SCAN_HEADS + 1) * state * dim + chunk * (2 * state + 3 * chunk + 3 * dim + 4) + state + dim
@@ -134,72 +142,87 @@ def native_ssd_scan(*, chunk_size: int, head_dim: int, state_size: int) -> Scrat
 
 
 def native_delta_scan(*, key_dim: int, value_dim: int) -> Scratch:
-    """A thread's state of one head, and what it makes of the tokens of a span."""
+    """Return the scratch of a thread: its state of one head, and its intermediate values for the tokens of a span."""
     token = 4 * padded(key_dim) + padded(value_dim, DELTA_COLUMNS) + VECTOR
     return Scratch(0, FLOAT * (DELTA_SPAN * token + key_dim * padded(value_dim, DELTA_COLUMNS)))
 
 
 def native_sample(*, positions: int, vocab_size: int) -> Scratch:
-    """The maxima of all blocks of logits; and for each thread a row, ordered."""
+    """Return the maxima of all blocks of logits as shared scratch, and one row in order for each thread."""
     return Scratch(FLOAT * positions * -(-vocab_size // SAMPLE_BLOCK), FLOAT * 3 * vocab_size)
 
 
 def reference_attention(*, tokens: int, kv_elements: int, kv_bytes: int, max_model_len: int) -> Scratch:
-    """Of one row at a time: its gathered keys and values, `kv_elements` of `kv_bytes` each per token; and a slab's
-    causal mask, as bool and as float32."""
+    """Return the memory of one row: its gathered keys and values, and the causal mask of a slab.
+
+    A token has `kv_elements` elements of `kv_bytes` each. The mask exists as bool and as float32.
+    """
     gathered = max_model_len * kv_elements * kv_bytes
     return Scratch(gathered + min(tokens, ATTENTION_SLAB, max_model_len) * max_model_len * (1 + FLOAT))
 
 
 def reference_gather_inputs(*, tokens: int, elements: int) -> Scratch:
-    """The inputs of all ranks, `elements` of each token: as each sent them, and side by side. In float32, whatever the
-    dtype."""
+    """Return the memory of all ranks' inputs, `elements` per token: as each rank sent them, and concatenated.
+
+    They are counted in float32, whatever the dtype.
+    """
     return Scratch(2 * FLOAT * tokens * elements)
 
 
 def reference_ssd_scan(
     *, num_heads: int, num_groups: int, chunk_size: int, state_elements: int, states: int
 ) -> Scratch:
-    """Of one chunk: decay and weights [heads, chunk, chunk] and scores [groups, chunk, chunk]; and three copies of
-    `states` SSM states (before, added, after); all in float32."""
+    """Return the memory of one chunk and three copies of `states` SSM states (before, added, after), all in float32.
+
+    The chunk has decay and weights [heads, chunk, chunk] and scores [groups, chunk, chunk].
+    """
     chunk = (2 * num_heads + num_groups) * chunk_size**2
     return Scratch(FLOAT * (chunk + 3 * states * state_elements))
 
 
 def reference_delta_scan(*, num_heads: int, key_dim: int, value_dim: int, per_channel: bool) -> Scratch:
-    """Of one chunk: decays, their logarithms in float64, and scores, for each pair of tokens, per head or key channel;
-    keys, queries and values, decayed and not; and three copies of a state (before, added, after)."""
+    """Return the memory of one chunk and three copies of a state (before, added, after).
+
+    For each pair of tokens, per head or key channel, the chunk has decays, their logarithms in float64, and scores. It
+    also has keys, queries and values, decayed and not.
+    """
     chunk = DELTA_CHANNEL_CHUNK if per_channel else DELTA_CHUNK
     pairs = chunk**2 * (4 * (key_dim if per_channel else 1) + 2)
     return Scratch(FLOAT * num_heads * (pairs + 4 * chunk * (key_dim + value_dim) + 3 * key_dim * value_dim))
 
 
 def reference_selective_scan(*, tokens: int, channels: int, state_elements: int, states: int) -> Scratch:
-    """Of all tokens: x, steps, products of both and sums; and four copies of `states` states (before, decays, outputs
-    and as they are kept); all in float32."""
+    """Return the memory of all tokens and four copies of `states` states, all in float32.
+
+    Tokens have x, steps, products of both and sums. The copies are states before the step, decays, outputs, and states
+    rounded for the slots.
+    """
     return Scratch(FLOAT * (4 * tokens * channels + 4 * states * state_elements))
 
 
 def reference_quantized(*, elements: int) -> Scratch:
-    """Of 8-bit weights of so many elements: a slab, and its scales spread out, in float32."""
+    """Return the memory of a slab of 8-bit weights with `elements` elements, and its expanded scales, in float32."""
     return Scratch(2 * FLOAT * min(EXPANDED_ELEMENTS, elements))
 
 
 def padded(size: int, unit: int = VECTOR) -> int:
-    """`size` floats in whole vectors, or in other units."""
+    """Round `size` up to whole vectors, or to another `unit`."""
     return -(-size // unit) * unit
 
 
 def _fixed_floats(size: int) -> int:
-    """Floats that a token of 16-bit integers takes, with a scale and a sum for each 32 of them (`native/fixed.h`)."""
+    """Return the floats that a token takes in 16-bit fixed-point (i16), padded to whole groups.
+
+    Each 32 values have a scale and a sum (`native/fixed.h`).
+    """
     return padded(size, FIXED_GROUP) * 9 // 16
 
 
 def _grouped_tokens(in_size: int) -> int:
-    """Tokens that a product takes together, where an element of them may have as little as two bytes."""
+    """Return the number of tokens that a matmul takes together, if an element may have as little as two bytes."""
     return max(GROUP_BYTES // (2 * in_size), LEAST_GROUP_TOKENS)
 
 
 def _tiled_tokens(in_size: int) -> int:
-    """Tokens that matrix units take together, at the most."""
+    """Return the largest number of tokens that matrix units take together."""
     return max(TILE_GROUP_BYTES // (2 * padded(in_size, TILE_INPUTS)) // VECTOR, 2) * VECTOR

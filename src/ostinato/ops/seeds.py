@@ -11,20 +11,21 @@ GOLDEN = 0x9E3779B97F4A7C15
 
 
 def mix64(value: int) -> int:
-    """The finaliser of splitmix64: a bijection of the 64-bit integers."""
+    """Apply the finaliser of splitmix64, a bijection of the 64-bit integers."""
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & MASK64
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & MASK64
     return value ^ (value >> 31)
 
 
 def derive_seed(seed: int, index: int) -> int:
-    """The seed of sample `index` of a request; sample 0 uses the request's own."""
+    """Return the seed of sample `index` of a request; sample 0 uses the request's own seed."""
     return seed & MASK64 if index == 0 else mix64((mix64(seed & MASK64) + index * GOLDEN) & MASK64)
 
 
 def seed_of_request(seed: int, number: int) -> int:
-    """The seed of request `number`, from 0, of those that an engine with this `seed` is given, if it brings none.
+    """Return the seed of request `number` of an engine with this `seed`, for a request without a seed.
 
-    Derived twice: a request's samples derive theirs from its own, and none may be another request's.
+    Requests are numbered from 0. The seed is derived twice: a request's samples derive theirs from its own, and none
+    may be another request's.
     """
     return derive_seed(derive_seed(seed, 1), number + 1)

@@ -1,7 +1,7 @@
-"""What kernels and layers read in a step: its inputs, and each layer's part of the cache memory.
+"""Inputs that kernels and layers read in a step, and each layer's part of the cache memory.
 
-The fields of `StepInputs` and `EncoderInputs` are the table of inputs: from it come the persistent buffers, their bytes
-in the plan, and the views that layers read. No torch is imported, so that the plan can read it.
+The fields of `StepInputs` and `EncoderInputs` are the table of inputs. The persistent buffers, their bytes in the plan,
+and the views that layers read come from it. No torch is imported, so that the plan can read it.
 """
 
 from __future__ import annotations
@@ -24,21 +24,24 @@ class Input:
     """Facts of one input, a tensor with an entry per token, row, patch or image. Padding entries are 0."""
 
     per: str
-    """token, row, patch or image"""
+    """Dimension with an entry each: token, row, patch or image."""
     dtype: str
     width: int | str | None = None
     """Elements of an entry, or the name of a size; None for an entry that is a single number."""
     ends: bool = False
-    """Entry i is where row i begins, and one more entry is where the last one ends. Padding entries are that end."""
+    """True if entry i is the start of row i, and one more entry is the end of the last row.
+
+    Padding entries are that end.
+    """
     of_images: bool = False
-    """Only models that take images have it."""
+    """True if only models that take images have it."""
     of_panes: bool = False
-    """Only models that have panes have it."""
+    """True if only models that have window blocks have it."""
     is_padded: bool = True
-    """False where padding may keep what stood there: no other entry depends on it."""
+    """False if padding may keep its old values: no other entry depends on it."""
 
     def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
-        """Of a tensor with `sizes["token"]` tokens, `sizes["row"]` rows and so on."""
+        """Return the shape of a tensor with `sizes["token"]` tokens, `sizes["row"]` rows and so on."""
         entries = sizes[self.per] + self.ends
         if self.width is None:
             return (entries,)
@@ -53,7 +56,7 @@ Table = Mapping[str, Input]
 
 
 def _of(per: str, dtype: str, width: int | str | None = None, **facts: bool) -> Mapping[str, Input]:
-    """Metadata of a field that is an input."""
+    """Return the metadata of a field that is an input."""
     return {"input": Input(per, dtype, width, **facts)}
 
 
@@ -62,7 +65,7 @@ def _table(inputs: type) -> Table:
 
 
 def table_bytes(table: Table, sizes: Mapping[str, int]) -> int:
-    """Bytes of buffers for all inputs of a table."""
+    """Return the bytes of buffers for all inputs of a table."""
     return sum(each.num_bytes(sizes) for each in table.values())
 
 
@@ -70,50 +73,55 @@ def table_bytes(table: Table, sizes: Mapping[str, int]) -> int:
 class StepInputs:
     """One batch, as the kernels read it. Decode rows come first, `write_slots.shape[1]` tokens each.
 
-    Row r owns the tokens `row_starts[r]:row_starts[r + 1]`, of which those beyond position `kv_lens[r] - 1` are
-    padding. Slot 0, block 0 and pane 0 are null: padding rows and tokens point at them, and a padding row has a
-    `kv_len` of 0.
+    Row r owns the tokens `row_starts[r]:row_starts[r + 1]`; those beyond position `kv_lens[r] - 1` are padding. Slot 0,
+    block 0 and window block 0 are null: padding rows and tokens point at them, and a padding row has a `kv_len` of 0.
     """
 
     buffers: ClassVar[str] = "step buffers"
 
     token_ids: torch.Tensor = field(metadata=_of("token", "int64"))
-    """[tokens]"""
+    """Token ids, [tokens]."""
     positions: torch.Tensor = field(metadata=_of("token", "int64"))
-    """[tokens], counted from the request's first token"""
+    """Positions [tokens], counted from the request's first token."""
     kv_cells: torch.Tensor = field(metadata=_of("token", "int64"))
-    """[tokens]: block id * block_size + offset in the block, where a token's key and value go"""
+    """Cells [tokens] for each token's key and value: block id * block_size + offset in the block."""
     rope_positions: torch.Tensor | None = field(default=None, metadata=_of("token", "int64", 3, of_images=True))
-    """[tokens, 3]: where each token stands in time, height and width, for models with images"""
+    """Positions [tokens, 3] of each token in time, height and width, for models with images."""
     media_cells: torch.Tensor | None = field(default=None, metadata=_of("token", "int64", of_images=True))
-    """[tokens]: the cell of the encoder cache that a token takes, 0 for tokens of text; for models with images"""
+    """Encoder cache cell of each token, [tokens], 0 for tokens of text; for models with images."""
     pane_cells: torch.Tensor | None = field(default=None, metadata=_of("token", "int64", of_panes=True))
-    """[tokens]: as `kv_cells`, in the panes of layers with a window"""
+    """Cells [tokens] like `kv_cells`, in the window blocks of layers with a window."""
     row_starts: torch.Tensor = field(metadata=_of("row", "int32", ends=True))
-    """[rows + 1]"""
+    """First token of each row, and the end of the last one, [rows + 1]."""
     start_positions: torch.Tensor = field(metadata=_of("row", "int32"))
-    """[rows]: position of each row's first token"""
+    """Position of each row's first token, [rows]."""
     kv_lens: torch.Tensor = field(metadata=_of("row", "int32"))
-    """[rows]: each row's context length after the step"""
+    """Context length of each row after the step, [rows]."""
     read_slots: torch.Tensor = field(metadata=_of("row", "int32"))
-    """[rows], 0 being the zero state"""
+    """Slot that each row reads, [rows]; 0 is the zero state."""
     write_slots: torch.Tensor = field(metadata=_of("row", "int32", "slots"))
-    """[rows, 1 + k]"""
+    """Slots that each row writes, [rows, 1 + k]."""
     block_tables: torch.Tensor = field(metadata=_of("row", "int32", "blocks"))
-    """[rows, max_blocks]"""
+    """Blocks of each row, [rows, max_blocks]."""
     pane_tables: torch.Tensor | None = field(default=None, metadata=_of("row", "int32", "panes", of_panes=True))
-    """As `block_tables`, for layers with a window; null where no token of the row sees any position"""
+    """Window blocks of each row, like `block_tables`, for layers with a window.
+
+    A block is null if no token of the row sees any of its positions.
+    """
     num_decode_rows: int
     checkpoints: Sequence[tuple[int, int, int]] = ()
-    """(row, offset, slot): the state after `offset` tokens of a prefill row also goes to `slot`."""
+    """Checkpoints (row, offset, slot): the state after `offset` tokens of a prefill row also goes to `slot`."""
 
     @cached_property
     def length(self) -> int:
-        """Tokens."""
+        """Number of tokens."""
         return self.token_ids.shape[0]
 
     def places(self, window: int | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """(cells, tables) of a layer whose attention has this window: where its keys and values go and are found."""
+        """Return (cells, block tables) of a layer with this attention window.
+
+        They locate the layer's keys and values for writing and reading.
+        """
         if window is None or self.pane_cells is None or self.pane_tables is None:
             return self.kv_cells, self.block_tables
         return self.pane_cells, self.pane_tables
@@ -125,63 +133,69 @@ class StepInputs:
 
 @dataclass(frozen=True)
 class LayerMemory:
-    """The part of the cache that belongs to one layer; absent parts are None."""
+    """Part of the cache memory that belongs to one layer; absent parts are None."""
 
     k_cache: torch.Tensor | None = None
-    """[blocks, block_size, kv_heads, head_dim]; panes where `is_paned`"""
+    """Keys, [blocks, block_size, kv_heads, head_dim]; in window blocks if `is_paned`."""
     v_cache: torch.Tensor | None = None
-    """As `k_cache`; None where a token's values are part of its keys"""
+    """Values, like `k_cache`; None if a token's values are part of its keys."""
     k_scales: torch.Tensor | None = None
-    """[blocks, block_size, kv_heads] float32, where keys and values are 8-bit integers (`ops/int8.py`)"""
+    """Scales [blocks, block_size, kv_heads] float32 of keys that are 8-bit integers (`ops/int8.py`).
+
+    `v_scales` are the same for values.
+    """
     v_scales: torch.Tensor | None = None
     states: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """[slots, *shape] each: the arrays of the layer's state, by their names in its `StateSpec`"""
+    """Arrays of the layer's state, [slots, *shape] each, by their names in its `StateSpec`."""
     is_paned: bool = False
-    """Whether its keys and values are in panes: it has a window, and the model has panes."""
+    """True if its keys and values are in window blocks: it has a window, and the model has window blocks."""
     noise: int | None = None
-    """What makes this layer's noise another one than that of others, where states are rounded stochastically."""
+    """Number that makes this layer's noise differ from other layers', if states are rounded stochastically."""
     media: torch.Tensor | None = None
-    """[cells, rows, hidden]: what the vision encoder gave for each token of an image. Row 0 takes the place of the
-    token's embedding, row i is added behind layer i - 1 (DeepStack). Not a layer's: it stands behind the layers'."""
+    """Outputs of the vision encoder for each token of an image, [cells, rows, hidden].
+
+    Row 0 replaces the token's embedding, row i is added after layer i - 1 (DeepStack). It belongs to no layer: it is
+    stored after the layers' parts.
+    """
 
     @property
     def in_blocks(self) -> dict[str, torch.Tensor]:
-        """What lies in blocks, or in panes where `is_paned`, by name: [blocks, block_size, ...] each."""
+        """Tensors in blocks, or in window blocks if `is_paned`, by name: [blocks, block_size, ...] each."""
         whole = {"k_cache": self.k_cache, "v_cache": self.v_cache, "k_scales": self.k_scales, "v_scales": self.v_scales}
         return {name: tensor for name, tensor in whole.items() if tensor is not None}
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
-        """All that it has, by name."""
+        """All tensors of the layer, by name."""
         of_images = {} if self.media is None else {"media": self.media}
         return {**self.in_blocks, **of_images, **self.states}
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderInputs:
-    """Images side by side, as the vision encoder reads them. Patches lie in the order of merging: the
-    `merge_size ** 2` patches of an output token are neighbours.
+    """Images side by side, as the vision encoder reads them.
 
-    Segment s, one image or one temporal patch of a video, owns the patches `starts[s]:starts[s + 1]`; those from
-    `starts[-1]` on are padding, and so are segments without patches.
+    Patches are in the order of merging: the `merge_size ** 2` patches of an output token are neighbours. Segment s, one
+    image or one temporal patch of a video, owns the patches `starts[s]:starts[s + 1]`; those from `starts[-1]` on are
+    padding, and so are segments without patches.
     """
 
     buffers: ClassVar[str] = "encoder buffers"
 
     taps: torch.Tensor = field(metadata=_of("patch", "int64", 4))
-    """[patches, 4]: the learned position embeddings that a patch's own is made of"""
+    """Learned position embeddings that a patch's own is computed from, [patches, 4]."""
     positions: torch.Tensor = field(metadata=_of("patch", "int64", 2))
-    """[patches, 2]: row and column, in patches"""
+    """Row and column of each patch, in patches, [patches, 2]."""
     patches: torch.Tensor = field(metadata=_of("patch", "float32", "patch_elements", is_padded=False))
-    """[patches, patch_elements]"""
+    """Pixels of the patches, [patches, patch_elements]."""
     tap_weights: torch.Tensor = field(metadata=_of("patch", "float32", 4))
-    """[patches, 4]"""
+    """Weights of the `taps`, [patches, 4]."""
     starts: torch.Tensor = field(metadata=_of("image", "int32", ends=True))
-    """[segments + 1]"""
+    """First patch of each segment, and the end of the last one, [segments + 1]."""
 
     @cached_property
     def length(self) -> int:
-        """Patches."""
+        """Number of patches."""
         return self.patches.shape[0]
 
 
@@ -189,7 +203,7 @@ ENCODER_TABLE = _table(EncoderInputs)
 
 
 def step_table(takes_images: bool, has_panes: bool = False) -> Table:
-    """The inputs of a step of a model; of every model, or of one that takes images, or has panes."""
+    """Return the inputs of a step, with those of models that take images or have window blocks only if asked for."""
     return {
         name: each
         for name, each in _table(StepInputs).items()
@@ -198,11 +212,14 @@ def step_table(takes_images: bool, has_panes: bool = False) -> Table:
 
 
 def step_sizes(rows: int, tokens: int, blocks: int, slots: int, panes: int = 0) -> dict[str, int]:
-    """Sizes of buffers for steps of so many rows and tokens, with `blocks` blocks, `panes` panes and `slots` write
-    slots per row. A model without blocks has a column of null blocks."""
+    """Return the sizes of buffers for steps of `rows` rows and `tokens` tokens.
+
+    A row has `blocks` blocks, `panes` window blocks and `slots` write slots. A model without blocks has a column of
+    null blocks.
+    """
     return {"row": rows, "token": tokens, "blocks": max(blocks, 1), "slots": slots, "panes": panes}
 
 
 def encoder_sizes(patches: int, images: int, patch_elements: int) -> dict[str, int]:
-    """Sizes of buffers for packs of so many patches and images."""
+    """Return the sizes of buffers for packs of `patches` patches and `images` images."""
     return {"patch": patches, "image": images, "patch_elements": patch_elements}

@@ -1,1 +1,1 @@
-"""What will happen and why: pure functions from config, model and device to one Plan. Imports no torch."""
+"""Pure functions from config, model and device to one Plan: what the engine will do, and why. Imports no torch."""

@@ -1,4 +1,4 @@
-"""The cache beyond memory: what goes to files, how much of it, and when reading one takes less time than computing."""
+"""The cache on disk: what goes to files, how much of it, and when reading a file is faster than computing."""
 
 from __future__ import annotations
 
@@ -16,23 +16,29 @@ from ostinato.units import GiB, format_bytes
 
 DEFAULT_LIMIT = 8 * GiB
 READ_RATE = 500e6
-"""Bytes per second of a disk, as assumed: a slow one of those without moving parts. What was written lately is read
-from memory, ten times as fast."""
+"""Assumed bytes per second of a disk: a slow one without moving parts.
+
+Files written lately are read from memory, ten times as fast.
+"""
 CORE_RATE = 256e9
-"""FLOP/s of a CPU's core, as assumed where nothing was measured: more than any computes prompts with, so that reading
-pays sooner than the plan says, and never later."""
+"""Assumed FLOP/s of a CPU core, where nothing was measured.
+
+No core computes prompts faster, so reading may pay sooner than the plan says, but never later.
+"""
 MOST_WAITING = 256 * 2**20
 """Bytes that may wait in memory to be written."""
 
 
 @dataclass(frozen=True)
 class CacheFilesPlan:
-    """Evicted blocks, panes and checkpoints go to files in `directory`, at most `limit` bytes of them, and come back
-    where that takes less time than computing at these rates. From `pays_from` tokens on a cold prefix is rather read
-    (None: no prefix is)."""
+    """Plan of the files for evicted blocks, window blocks and checkpoints: up to `limit` bytes in `directory`.
+
+    They are read back where that takes less time than computing at these rates. A cold prefix of `pays_from` tokens or
+    more is read rather than computed (None: no prefix is).
+    """
 
     directory: str | None
-    """None: the user's own, `~/.cache/ostinato/prefixes`."""
+    """Directory of the files. None: the user's own, `~/.cache/ostinato/prefixes`."""
     limit: int
     block_bytes: int
     pane_bytes: int
@@ -45,7 +51,11 @@ class CacheFilesPlan:
 def plan_cache_files(
     config: EngineConfig, fitted: Fit, device: DeviceSpec, flops: PrefillFlops
 ) -> tuple[CacheFilesPlan | None, list[Decision]]:
-    """None where neither `cache_offload` nor `cache_dir` is given. ConfigError where no prompt could hit a file."""
+    """Return the plan of cache files and the decisions on it; None if neither `cache_offload` nor `cache_dir` is given.
+
+    ConfigError if no prompt could hit a file, if the device is not a CPU, or if `cache_offload` is too small for two
+    files.
+    """
     if config.cache_offload is None and config.cache_dir is None:
         return None, []
     settled, memory = fitted.settled, fitted.memory
@@ -65,7 +75,7 @@ def plan_cache_files(
         limit = DEFAULT_LIMIT
         reason = f"cache_dir is given; at most {format_bytes(limit)} of files are kept there"
         decisions.append(Decision("cache_offload", None, limit, reason))
-    # A file has what all ranks have of a block, a pane or a slot.
+    # A file has all ranks' shards of a block, a window block or a slot.
     block_bytes, pane_bytes, slot_bytes = (
         config.tensor_parallel_size * each for each in (memory.kv_block, memory.pane, memory.state_slot)
     )

@@ -1,4 +1,4 @@
-"""The calls of a forward pass as plain numbers: what each computes, and so the arena that a tape of them takes."""
+"""The calls of a forward pass as plain numbers: the size of each result, and so the arena that a tape of them takes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ FIXED_BYTES = {"float32": 4, "int32": 4, "int64": 8}
 
 @dataclass(frozen=True)
 class Call:
-    """One call, as a recorder notes it. A kernel is one, whichever implementation runs: what it allocates meanwhile is
-    its own. Views are none.
+    """One call, as a recorder records it. Views are not calls.
 
-    `elements` are those of its result, 0 where that is an argument. `dtype` is the result's, `model` being the model's
-    own. `reads` are the numbers of the calls whose results it reads, beside weights, inputs and cache memory.
+    A kernel is one call, whichever implementation runs; its own scratch memory does not count. `elements` are those of
+    its result, 0 where the result is an argument. `dtype` is the result's, with `model` for the model's own. `reads`
+    are the numbers of the calls whose results it reads, besides weights, inputs and cache memory.
     """
 
     operation: str
@@ -26,20 +26,22 @@ class Call:
     dtype: str
     reads: tuple[int, ...]
     part: str | None = None
-    """The part of a layer that it belongs to, which piecewise graphs may leave out: `attention`, `state` or `moe`."""
+    """Part of a layer that the call belongs to, which piecewise graphs may leave out: `attention`, `state` or `moe`."""
     part_number: int = 0
     casts_from: str | None = None
-    """The dtype that it only turns into another. Where both are the same, there is no call."""
+    """Dtype that the call only converts from. If both dtypes are the same, there is no call."""
 
 
 @dataclass(frozen=True)
 class Calls:
-    """The calls of one pass over `entries` entries of its inputs, tokens or patches. Of n times as many entries each
-    result is n times as large."""
+    """Calls of one pass over `entries` entries of its inputs, which are tokens or patches.
+
+    For n times as many entries each result is n times as large.
+    """
 
     calls: tuple[Call, ...] = ()
     result: int = 0
-    """The number of the call that gives the result of all, which is there until the next pass."""
+    """Number of the call with the result of the whole pass, which stays alive until the next pass."""
     entries: int = 1
 
     @cached_property
@@ -50,13 +52,15 @@ class Calls:
         return self._hash
 
     def arena_bytes(self, dtype_bytes: int, entries: int, leaves_out: frozenset[str] = frozenset()) -> int:
-        """Bytes of the arena of a tape of these calls for so many entries. Parts that the tape `leaves_out` are one
-        call each; what they compute on the way is theirs."""
+        """Return the bytes of the arena of a tape of these calls for `entries` entries.
+
+        Parts that the tape `leaves_out` are one call each; their intermediate results are not in the arena.
+        """
         return _arena_bytes(self, dtype_bytes, leaves_out) * entries // self.entries
 
     @property
     def widest_elements(self) -> int:
-        """Elements for one entry of the results that are needed at once, at the most, whatever their dtypes."""
+        """Largest number of elements, for one entry, of the results that are alive at once, whatever their dtypes."""
         steps = _steps(self, dict.fromkeys((*FIXED_BYTES, "model"), 1), frozenset())
         sizes, lives = _lives(steps, self.result)
         at_once = (
@@ -71,7 +75,7 @@ NO_CALLS = Calls()
 
 @dataclass(frozen=True)
 class _Step:
-    """One call of a tape: `result` is the number of the call that gives what it computes, `size` the bytes."""
+    """One call of a tape: `result` is the number of the call whose result it returns, `size` its bytes."""
 
     result: int
     size: int
@@ -80,14 +84,17 @@ class _Step:
 
 @lru_cache(maxsize=256)
 def _arena_bytes(calls: Calls, dtype_bytes: int, leaves_out: frozenset[str]) -> int:
-    """For `calls.entries` entries. A tape gives each result a multiple of `ALIGNMENT` bytes for every entry, so that it
-    is laid out in the same way for any number of them."""
+    """Return the arena's bytes for `calls.entries` entries.
+
+    A tape gives each result a multiple of `ALIGNMENT` bytes for every entry, so that the layout is the same for any
+    number of entries.
+    """
     steps = _steps(calls, FIXED_BYTES | {"model": dtype_bytes}, leaves_out)
     return first_fit(*_lives(steps, calls.result), ALIGNMENT * calls.entries).size
 
 
 def _lives(steps: list[_Step], result: int) -> tuple[dict[int, int], dict[int, tuple[int, int]]]:
-    """Of each call's result: its size, and the first and the last step that needs it; `result` is needed behind all."""
+    """Return each result's size, and the first and the last step that needs it; `result` is needed until the end."""
     sizes = {step.result: step.size for step in steps if step.size}
     lives: dict[int, tuple[int, int]] = {}
     for moment, step in enumerate(steps):
@@ -102,7 +109,7 @@ def _lives(steps: list[_Step], result: int) -> tuple[dict[int, int], dict[int, t
 
 def _steps(calls: Calls, widths: Mapping[str, int], leaves_out: frozenset[str]) -> list[_Step]:
     steps: list[_Step] = []
-    lies_in: dict[int, int | None] = {}  # call -> the one whose result it gives, None for what is no result
+    lies_in: dict[int, int | None] = {}  # call -> the call whose result it returns, None if it returns none
     parts: dict[int, list[int]] = {}
     for number, call in enumerate(calls.calls):
         if call.part in leaves_out:

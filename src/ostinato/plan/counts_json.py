@@ -1,4 +1,4 @@
-"""Counts in a file of traffic: objects whose keys are whole numbers as strings."""
+"""Counts in a traffic file: objects whose keys are whole numbers as strings."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ from ostinato.errors import ConfigError
 
 
 def json_object(name: str, data: Any) -> dict[str, Any]:
-    """`data` if it is an object, else a ConfigError that names it."""
+    """Return `data` if it is an object, else raise a ConfigError that names it."""
     if not isinstance(data, dict):
         raise ConfigError(f"{name} = {_short(data)}: it is an object")
     return data
 
 
 def read_counts(name: str, data: Any) -> Counter[int]:
-    """`{number: times}` from an object whose keys are numbers as strings; else a ConfigError that names the entry."""
+    """Return `{number: times}` from an object whose keys are numbers as strings.
+
+    ConfigError, which names the entry, for anything else.
+    """
     counts: Counter[int] = Counter()
     for key, count in json_object(name, data).items():
         number = read_number(name, key)
@@ -29,15 +32,15 @@ def read_counts(name: str, data: Any) -> Counter[int]:
 
 
 def read_number(name: str, key: Any) -> int:
-    """The number that a key of the object `name` stands for; else a ConfigError."""
-    # In one way of writing only, so that no two keys are one number.
+    """Return the number that a key of the object `name` represents, or raise a ConfigError."""
+    # Only one spelling is accepted, so that no two keys are the same number.
     if not isinstance(key, str) or re.fullmatch("[1-9][0-9]{0,17}", key) is None:
         raise ConfigError(f"{name} has the key {_short(key)}: its keys are whole numbers of at least 1")
     return int(key)
 
 
 def with_string_keys(counts: Mapping[int, int]) -> dict[str, int]:
-    """As it stands in a file: keys ascending."""
+    """Return the counts in the form of a file: keys ascending, as strings."""
     return {str(number): count for number, count in sorted(counts.items())}
 
 

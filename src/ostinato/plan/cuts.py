@@ -1,4 +1,4 @@
-"""Cuts: what of a model each rank has where several share it, and which numbers of ranks can."""
+"""Sharding of models among ranks: each rank's part of a model, and the numbers of ranks that can share it."""
 
 from __future__ import annotations
 
@@ -46,8 +46,10 @@ WIDTHS: dict[str, tuple[str, ...]] = {
     "smollm3": ("intermediate_size",),
     "zamba2": ("intermediate_size",),
 }
-"""Architecture -> the hyperparameters that are widths of MLPs and experts, which ranks share. Layers say the rest.
-Models of other architectures cannot be shared."""
+"""Architecture -> the hyperparameters that are widths of MLPs and experts, which are sharded among ranks.
+
+The specs of the layers say the rest. Models of other architectures cannot be sharded.
+"""
 
 COUNTS: dict[type, dict[str, str]] = {
     GatedDeltaSpec: {"num_heads": "heads of delta nets", "num_key_heads": "key heads of delta nets"},
@@ -55,50 +57,57 @@ COUNTS: dict[type, dict[str, str]] = {
     Mamba2Spec: {"num_heads": "state heads", "num_groups": "groups of state heads"},
     ShortConvSpec: {"channels": "channels of short convolutions"},
 }
-"""Kind of mixer -> what of it ranks share, and what messages call that. One group of state heads is on every rank."""
+"""Kind of mixer -> its sharded attributes, and their names in messages.
+
+A single group of state heads is replicated on every rank.
+"""
 
 MOST = 64
-"""Ranks that are looked for when a number does not work."""
+"""Largest number of ranks that is tried when a number does not work."""
 
 
 @dataclass(frozen=True)
 class Rank:
-    """One of the processes that share a model."""
+    """One rank of a tensor-parallel group."""
 
     number: int = 0
     of: int = 1
 
     @property
     def leads(self) -> bool:
-        """Whether it schedules, samples, and adds what is to be added once."""
+        """True if this rank schedules, samples, and adds what is to be added once."""
         return self.number == 0
 
 
 ALONE = Rank()
-"""The one that has all of a model."""
+"""The single rank that has the whole model."""
 
 
 @dataclass(frozen=True)
 class VocabularyPart:
-    """What a rank has of a vocabulary: all have as many rows, and where these do not divide, the last ones reach back
-    to rows that other ranks have too."""
+    """A rank's rows of the vocabulary.
+
+    All ranks have equally many; the last ones overlap with others if the size does not divide.
+    """
 
     first: int
     rows: int
     own: tuple[int, int]
-    """(first, end) of the tokens whose vectors it gives."""
+    """The range (first, end) of the tokens whose vectors this rank contributes."""
 
 
 def vocabulary_part(size: int, rank: Rank) -> VocabularyPart:
-    """Of a vocabulary of `size` tokens."""
+    """Return the part of `rank` in a vocabulary of `size` tokens."""
     rows = -(-size // rank.of)
     begin, end = (min(number * rows, size) for number in (rank.number, rank.number + 1))
     return VocabularyPart(min(begin, size - rows), rows, (begin, end))
 
 
 def share_of(spec: ModelSpec, ranks: int) -> ModelSpec:
-    """The model as one of `ranks` has it, without its weight table, which is read off it. All have the same sizes; the
-    norms and routers are whole on each. ConfigError if it cannot be cut so."""
+    """Return one rank's part of the model, without a weight table, which is derived from the model.
+
+    All ranks have the same sizes; norms and routers are whole on each. ConfigError if the model cannot be sharded so.
+    """
     found = problems(spec, ranks)
     if found:
         working = [count for count in range(1, MOST + 1) if not problems(spec, count)]
@@ -127,7 +136,7 @@ def share_of(spec: ModelSpec, ranks: int) -> ModelSpec:
 
 
 def problems(spec: ModelSpec, ranks: int) -> list[str]:
-    """What keeps `ranks` processes from sharing a model, each as a clause; nothing where there is one."""
+    """Return the reasons why `ranks` processes cannot share a model, each as a clause; an empty list if they can."""
     if ranks == 1:
         return []
     if spec.architecture not in WIDTHS:
@@ -156,7 +165,7 @@ def _problems(spec: ModelSpec, ranks: int) -> Iterator[str]:
 
 
 def _layers(spec: ModelSpec) -> Iterable[LayerSpec]:
-    """All kinds of layers, a prediction head's among them."""
+    """Return all kinds of layers, including those of a prediction head."""
     return dict.fromkeys((*spec.layers, *(() if spec.head is None else spec.head.layers)))
 
 
@@ -174,7 +183,7 @@ def _layer(layer: LayerSpec, ranks: int) -> LayerSpec:
 
 
 def _attention(spec: AttentionSpec, ranks: int) -> AttentionSpec:
-    """Where there are fewer heads of keys and values than ranks, several ranks have the same one."""
+    """Return one rank's attention. With fewer KV heads than ranks, several ranks have the same KV head."""
     return replace(spec, num_heads=spec.num_heads // ranks, num_kv_heads=max(1, spec.num_kv_heads // ranks))
 
 
@@ -190,7 +199,7 @@ def _is_one_group(mixer: Mixer, name: str) -> bool:
 
 
 def _mixer(mixer: Mixer, ranks: int) -> Any:
-    """One group is on every rank, with a part of its heads; of all else each rank has its part."""
+    """Return one rank's mixer. A single group is on every rank, with some of its heads; all else is sharded."""
     names = [name for name in COUNTS[type(mixer)] if not _is_one_group(mixer, name)]
     own: dict[str, Any] = {name: getattr(mixer, name) // ranks for name in names}
     if isinstance(mixer, Mamba2Spec):
@@ -199,7 +208,7 @@ def _mixer(mixer: Mixer, ranks: int) -> Any:
 
 
 def _value(hyper: Any, path: list[str]) -> int | None:
-    """None where the model has no such part."""
+    """Return the hyperparameter at `path`, or None where the model has no such part."""
     value: int | None = hyper
     for name in path:
         value = None if value is None else getattr(value, name)
@@ -215,8 +224,11 @@ def _with_part(hyper: Any, path: list[str], ranks: int) -> Any:
 
 
 def without_graphs_of_ranks(config: EngineConfig, backend: Backend) -> tuple[GraphMode, list[Decision]] | None:
-    """Of several ranks on GPUs: no graphs, whose capture across ranks has not been tried; ConfigError where they were
-    asked for. None where that does not apply: a tape calls what is between ranks anew in each replay."""
+    """Return graph mode `none` for several ranks on GPUs, since capture across ranks has not been tried.
+
+    ConfigError if graphs were asked for. None where this does not apply: with one rank, without graphs, or for a tape,
+    which calls the operations between ranks anew in each replay.
+    """
     if config.tensor_parallel_size == 1 or backend == "tape" or config.graph_mode == "none":
         return None
     reason = f"no graph of backend {backend} holds {' and '.join(BETWEEN_RANKS)} yet"
@@ -229,7 +241,7 @@ def without_graphs_of_ranks(config: EngineConfig, backend: Backend) -> tuple[Gra
 
 
 def rank_decisions(model: ModelSpec, device: DeviceSpec) -> list[Decision]:
-    """What each rank has, as the plan tells it."""
+    """Return the decisions that describe each rank's part of the model."""
     if model.whole is None:
         return []
     where = "a device each" if device.kind == "cuda" else "all on this machine, whose memory and cores they share"
@@ -251,7 +263,7 @@ def rank_decisions(model: ModelSpec, device: DeviceSpec) -> list[Decision]:
 
 
 def _whole_drafts(model: ModelSpec) -> list[Decision]:
-    """Why each rank has all of a draft model, if it has."""
+    """Return the decision that explains why each rank has the whole draft model, if it has."""
     draft = None if model.drafter is None else model.drafter.model
     if draft is None or draft.ranks == model.ranks:
         return []

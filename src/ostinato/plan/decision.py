@@ -1,4 +1,4 @@
-"""Decision: one thing that the engine decided or changed, and why."""
+"""Decisions: each is one thing that the engine decided or changed, and why."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from ostinato.config import EngineConfig
 
 @dataclass(frozen=True)
 class Decision:
-    """`topic` is a setting or a part of the plan; `requested` is what the user gave, else the default, if
-    any."""
+    """One decision and its reason.
+
+    `topic` is a setting or a part of the plan; `requested` is the value that the user gave, else the default, if any.
+    """
 
     topic: str
     requested: Any
@@ -20,7 +22,7 @@ class Decision:
 
 
 def without_effect(config: EngineConfig, setting: str, why: str) -> Decision:
-    """That a setting, kept as it is, changes nothing."""
+    """Return the decision that a setting keeps its value but changes nothing."""
     value = getattr(config, setting)
     value = list(value) if isinstance(value, tuple) else value
     return Decision(setting, value, value, f"without effect: {why}")

@@ -1,4 +1,7 @@
-"""What two engines must have in common for the bytes of a block, a pane or a slot to mean the same in both."""
+"""Properties that two engines must share to use each other's blocks, window blocks and slots.
+
+Only then do the bytes mean the same in both.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,11 @@ if TYPE_CHECKING:
     from ostinato.plan.plan import Plan
 
 LAYOUT = 1
-"""Of what their bytes mean. A change of a layer's arrays or of their order makes it another one."""
+"""Version of the meaning of the bytes. It changes with a layer's arrays or their order."""
 
 
 def cache_identity(plan: Plan) -> dict[str, Any]:
-    """Of a plan, besides the weights: plain data, ready for `json.dumps`."""
+    """Return a plan's part of the identity, besides the weights, as plain data for `json.dumps`."""
     settings, memory = plan.settings, plan.memory
     return {
         "layout": LAYOUT,

@@ -1,5 +1,7 @@
-"""What Triton's kernels launch in the steps of a plan: the launch tables of the operations' rows, asked with the sizes
-of a model's layers."""
+"""Launches of Triton kernels in the steps of a plan.
+
+They come from the operations' launch tables, called with the sizes of a model's layers.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,15 @@ StepSize = tuple[int, int]
 """Tokens and rows of a step."""
 
 IN_DECODE = {"causal_conv1d": 1, "token_shift": 1, "sample": 2, "linear": 1}
-"""Launches of one call in a decode step, where that is not what a table lists: others are for prompts, for tokens that
-are drawn, or follow some products; and a product of unquantised weights is cuBLAS's, which no table has."""
+"""Operation -> launches of one call in a decode step, where that is not the number of launches that its table lists.
+
+Other launches of the table are for prompts, for sampled tokens, or follow some matmuls. A matmul of unquantised weights
+is cuBLAS's, which no table lists.
+"""
 
 
 def step_sizes(capture: CapturePlan, limits: Limits, tokens_per_row: int) -> list[StepSize]:
-    """Those of all graphs, and the largest step: decode steps first, from one row on."""
+    """Return the sizes of all graphs and of the largest step: decode steps first, from one row on."""
     rows = sorted({1, *capture.rows, limits.max_num_seqs})
     decode = [(count * width, count) for width in sorted({1, tokens_per_row}) for count in rows]
     prompts = [(tokens, 1) for tokens in sorted({*capture.tokens, limits.max_num_batched_tokens})]
@@ -44,8 +49,10 @@ def with_launches(
     max_model_len: int,
     block_size: int,
 ) -> dict[str, KernelChoice]:
-    """`kernels`, those of Triton with the distinct launches that steps of these sizes start. The first size says how
-    many one call starts."""
+    """Return `kernels`, with the distinct launches of steps of these sizes added to Triton's.
+
+    The first size determines the number of launches per call.
+    """
     if capability is None or not any(choice.implementation == "triton" for choice in kernels.values()):
         return dict(kernels)
     steps = list(sizes)
@@ -76,7 +83,7 @@ def _distinct(found: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def _sizes_of(op: str, model: ModelSpec) -> Iterator[dict[str, Any]]:
-    """The sizes of each kind of layer that calls the operation, by the names that launch tables have for them."""
+    """Yield the sizes of each kind of layer that calls the operation, under the names that launch tables use."""
     vision, drafter = model.vision, model.drafter
     if op in ENCODER_OPS - {"axial_angles", "linear"} and vision is not None:
         head_dim = vision.hidden_size // vision.num_heads
@@ -95,7 +102,7 @@ def _sizes_of(op: str, model: ModelSpec) -> Iterator[dict[str, Any]]:
             yield {**asdict(layer.attention), "rotated": 0 if rope is None else rope.rotary_dim}
         elif op == "rms_norm" and layer.attention is not None:
             if layer.attention.values_in_keys:
-                # Of the latents, in place of heads.
+                # Norms are over the latents, not over heads.
                 yield from ({"size": weight.shape[-1]} for weight in layer.weights if weight.role == "norm")
             else:
                 yield {"size": layer.attention.head_dim}
@@ -116,8 +123,10 @@ def _sizes_of(op: str, model: ModelSpec) -> Iterator[dict[str, Any]]:
 
 
 def _group_sizes(model: ModelSpec, of_experts: bool) -> list[int | None]:
-    """How many inputs have one scale, of experts' weights or of the others; None: all. Of weights in blocks those of
-    each format."""
+    """Return the numbers of inputs that share one scale, of experts' weights or of the others; None: all of a row.
+
+    For weights in blocks it is the block size of each format.
+    """
     quantization = model.quantization
     if not isinstance(quantization, BlockQuantization):
         return [None if quantization is None else quantization.group_size]
@@ -131,6 +140,6 @@ def _group_sizes(model: ModelSpec, of_experts: bool) -> list[int | None]:
 
 
 def _groups(model: ModelSpec) -> dict[str, int]:
-    """Of experts, where a router chooses groups of them first."""
+    """Return the group sizes of experts, for routers that choose groups of experts first."""
     given = getattr(model.hyperparameters, "moe", None)
     return {name: getattr(given, name, 1) for name in ("num_groups", "top_groups")}

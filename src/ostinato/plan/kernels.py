@@ -1,4 +1,4 @@
-"""Kernels: which implementation of each operation runs, and whether a graph can hold it."""
+"""Choice of the implementation of each operation, and whether a graph can hold it."""
 
 from __future__ import annotations
 
@@ -19,30 +19,31 @@ KernelSetting = Literal["auto", "native", "triton", "reference"]
 
 @dataclass(frozen=True)
 class KernelChoice:
-    """`implementation` is `reference`, `native` or `triton`; `capturable`: whether a graph can hold it."""
+    """Chosen implementation: `reference`, `native` or `triton`. `capturable` is true if a graph can hold it."""
 
     implementation: str
     reason: str
     capturable: bool = True
     launches: tuple[Launch, ...] = ()
-    """Of a Triton kernel: what the plan's steps start, each distinct launch once."""
+    """Launches of a Triton kernel in the plan's steps, each distinct launch once."""
     launches_per_call: int = 1
-    """In a decode step of one row. Of a reference, which is as many operations of torch as it needs, one is counted."""
+    """Launches in a decode step of one row. A reference counts as one, although it is several operations of torch."""
 
 
 def backend_of(device_kind: str) -> Backend:
-    """How steps are captured on a device of this kind."""
+    """Return the backend that captures steps on a device of this kind."""
     return "cuda" if device_kind == "cuda" else "tape"
 
 
 def choose_kernels(
     model: ModelSpec, device: DeviceSpec, setting: KernelSetting = "auto", deterministic: bool = False
 ) -> dict[str, KernelChoice]:
-    """The implementation of each operation that the model or its drafter calls, and of sampling, which no graph has.
+    """Return the implementation of each operation that the model or its drafter calls, and of sampling.
 
-    ConfigError if `setting` is `native` or `triton` and an operation has no such kernel here; or if `deterministic` is
-    wanted and one has no native kernel: others may add in another order for other numbers of tokens. What ranks give
-    each other is no kernel, and never asked for; with `deterministic` they add in their order.
+    Sampling is in no graph. ConfigError if `setting` is `native` or `triton` and an operation has no such kernel here;
+    or if `deterministic` is set and an operation has no native kernel, since others may add in another order for other
+    numbers of tokens. Communication between ranks is no kernel and never required to be one; with `deterministic` ranks
+    add in their order.
     """
     ops = dict.fromkeys((*model.ops, *(model.drafter.ops if model.drafter is not None else ()), "sample"))
     if model.gathers_inputs:
@@ -68,13 +69,13 @@ def choose_kernels(
 
 
 def _block_formats(model: ModelSpec) -> frozenset[str]:
-    """Of the weights in blocks, a draft model's too."""
+    """Return the formats of the weights in blocks, including a draft model's."""
     chosen = model.quantizations
     return frozenset().union(*(each.used for each in chosen if isinstance(each, BlockQuantization)))
 
 
 def _limited_sizes(model: ModelSpec) -> dict[Limited, int]:
-    """The most that the model has of each, a draft model's too."""
+    """Return the largest size of each limited kind in the model and a draft model."""
     draft = None if model.drafter is None else model.drafter.model
     layers = [*model.layers, *(() if draft is None else draft.layers)]
     return {
@@ -124,7 +125,7 @@ def _choose(
 
 
 def _instructions(facts: Implementation, isa: str, deterministic: bool) -> list[str]:
-    """What products are computed with, where that is more than vectors of floats; in a fixed order, without what."""
+    """Describe the instructions of the matmuls beyond float vectors, or those that a fixed order leaves out."""
     used = {}
     if facts.matrix_units is not None and has_matrix_units(isa):
         used["matrix units"] = f"on matrix units: {facts.matrix_units}"
@@ -137,19 +138,21 @@ def _instructions(facts: Implementation, isa: str, deterministic: bool) -> list[
 
 
 def ops_of(kernels: Mapping[str, KernelChoice], implementation: str) -> list[str]:
-    """The operations that run in this implementation."""
+    """Return the operations that run in this implementation."""
     return [op for op, choice in kernels.items() if choice.implementation == implementation]
 
 
 def not_capturable_in_decode(kernels: Mapping[str, KernelChoice]) -> list[str]:
-    """Operations of a decode step that no graph can hold; where there are any, there are no full graphs."""
+    """Return the operations of a decode step that no graph can hold. If there are any, there are no full graphs."""
     not_called = called_by("prefill", "encoder")
     return [op for op, choice in kernels.items() if not choice.capturable and op not in not_called]
 
 
 def splits_of(kernels: Mapping[str, KernelChoice]) -> tuple[str, ...]:
-    """The parts that piecewise graphs leave out: attention and state, whose work depends on the rows, and experts if no
-    graph can hold them."""
+    """Return the parts that piecewise graphs leave out.
+
+    These are attention and state, whose work depends on the rows, and experts if no graph can hold them.
+    """
     return tuple(
         part
         for part, ops in parts().items()

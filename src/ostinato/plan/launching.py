@@ -1,5 +1,7 @@
-"""What launching kernels on a GPU takes, eagerly and while graphs are captured. The seconds here are estimates: nobody
-has measured them with Ostinato yet."""
+"""Times of launching kernels on a GPU, eagerly and during capture.
+
+The seconds here are estimates: they have not been measured with Ostinato yet.
+"""
 
 from __future__ import annotations
 
@@ -13,28 +15,32 @@ from ostinato.plan.kernels import KernelChoice
 from ostinato.plan.model import ModelSpec
 
 LAUNCH_SECONDS = 5e-6
-"""Of the host, for one launch: torch's dispatcher or Triton's launcher, and the driver. Public reports on hosts beside
-an H100 give 4 to 10 microseconds."""
+"""Host time of one launch: torch's dispatcher or Triton's launcher, and the driver.
+
+Public reports on hosts with an H100 give 4 to 10 microseconds.
+"""
 
 NOTE_SECONDS = 50e-6
-"""Of the host, for one call that the recorder notes before a capture."""
+"""Host time of one call that the recorder records before a capture."""
 
 NODE_SECONDS = 10e-6
-"""Of the host, for one launch that a graph keeps: its node made, checked and made ready."""
+"""Host time of one launch that a graph keeps: its node is created, checked and instantiated."""
 
 SEGMENT_SECONDS = 200e-6
-"""Of the host, for one graph of the driver, however few its launches: to begin, end and instantiate it. A piecewise
-graph is one between every two parts that it leaves out."""
+"""Host time to begin, end and instantiate one graph of the driver, however few its launches.
+
+A piecewise graph consists of one between every two parts that it leaves out.
+"""
 
 WITHOUT_LAUNCH = frozenset({"new_empty"})
-"""What torch does on the host alone."""
+"""Operations that torch does on the host alone."""
 
 RUNS_BEFORE_CAPTURE = 2
-"""Eager runs of a step before the one that is captured: one is noted, one warms up."""
+"""Eager runs of a step before its capture: one to record it, one to warm up."""
 
 
 def launches_of(calls: Calls, kernels: Mapping[str, KernelChoice], leaves_out: Collection[str] = ()) -> int:
-    """Launches of one pass over `calls`, without the parts that a graph `leaves_out`."""
+    """Return the launches of one pass over `calls`, without the parts that a graph `leaves_out`."""
     return sum(
         launches_of_call(call.operation, kernels)
         for call in calls.calls
@@ -43,17 +49,17 @@ def launches_of(calls: Calls, kernels: Mapping[str, KernelChoice], leaves_out: C
 
 
 def step_launches(model: ModelSpec, kernels: Mapping[str, KernelChoice], *, decodes: bool) -> int:
-    """Launches of a step of rows that decode, or of a prompt, with the logits and sampling behind it."""
+    """Return the launches of a decode step or of a prompt's step, including the logits and sampling."""
     own = launches_of(model.calls, kernels)
     if not decodes:
-        # The calls are those of a decode step; a prompt's scan takes the place of the recurrence.
+        # The calls are those of a decode step; in a prompt a scan replaces the recurrence.
         named = [call.operation for call in model.calls.calls if call.operation in OPERATIONS]
         own += sum(launches_of_call(in_prompts(name), kernels) - launches_of_call(name, kernels) for name in named)
     return own + launches_of_call("linear", kernels) + launches_of_call("sample", kernels)
 
 
 def launches_of_call(operation: str, kernels: Mapping[str, KernelChoice]) -> int:
-    """Launches of one call of an operation, or of torch."""
+    """Return the launches of one call of an operation of ours or of torch."""
     return kernels[operation].launches_per_call if operation in kernels else 1
 
 
@@ -64,7 +70,7 @@ def capture_time(
     encoder_budgets: int,
     kernels: Mapping[str, KernelChoice],
 ) -> CaptureTime:
-    """Of all CUDA graphs: the model's, those of what makes drafts (`of_drafts`), and the encoder's."""
+    """Return the capture time of all CUDA graphs: the model's, the drafter's (`of_drafts`), and the encoder's."""
     drafter = model.drafter
     own = model.calls if drafter is None or drafter.method != "mtp" else drafter.step_calls
     graphs = _graphs(capture, own, kernels)
@@ -87,7 +93,7 @@ def capture_time(
 
 
 class _Graph(NamedTuple):
-    """Launches that it keeps, those of the whole step, and its segments."""
+    """Launches that a graph keeps, launches of the whole step, and the graph's segments."""
 
     kept: int
     run: int

@@ -1,4 +1,4 @@
-"""LayerSpec: one layer of a model as the plan sees it, with its attention and its experts."""
+"""LayerSpec: one layer of a model in the plan, with its attention and its experts."""
 
 from __future__ import annotations
 
@@ -11,30 +11,38 @@ from ostinato.plan.weights import Weight, num_elements
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """The attention of one layer; its keys and values live in blocks."""
+    """Attention of one layer; its keys and values are stored in blocks."""
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
     rotates: bool = True
-    """Whether it has the positions of the model's rotary embedding, if there is one."""
+    """True if it uses the model's rotary embedding, if there is one."""
     window: int | None = None
-    """How many positions a token sees, of which its own is the last; None: all up to it."""
+    """Number of positions that a token attends to, its own included; None: all up to its own."""
 
     values_in_keys: bool = False
-    """Whether a token's values are the first elements of its keys, as in multi-head latent attention, so that the cache
-    keeps keys alone."""
+    """True if a token's values are the first elements of its keys, as in multi-head latent attention.
+
+    Then the cache stores keys alone.
+    """
 
     @property
     def kv_elements_per_token(self) -> int:
-        """Elements that one token adds to the cache in this layer: its keys, and its values where they are others."""
+        """Elements that one token adds to the cache in this layer.
+
+        They are its keys, and its values unless these are part of the keys.
+        """
         return (1 if self.values_in_keys else 2) * self.num_kv_heads * self.head_dim
 
 
 @dataclass(frozen=True)
 class LatentSizes:
-    """Of multi-head latent attention: elements of a token's latent (`rank`), of the key that all heads share, and of
-    each head's own key and value, which are products of the latent."""
+    """Sizes of multi-head latent attention, in elements.
+
+    `rank` is that of a token's latent, `shared` that of the key part that all heads share. `key` and `value` are those
+    of each head's own key and value, which are computed from the latent by a matmul.
+    """
 
     rank: int
     shared: int
@@ -44,8 +52,10 @@ class LatentSizes:
 
 @dataclass(frozen=True)
 class ExpertsSpec:
-    """The experts of one layer, of which a router chooses `top_k` for each token. `size` is that of their input and
-    result; an activation with a gate takes `intermediate_size` twice."""
+    """Experts of one layer. A router chooses `top_k` of them for each token.
+
+    `size` is that of their input and result. An activation with a gate takes `intermediate_size` twice.
+    """
 
     num_experts: int
     top_k: int
@@ -55,7 +65,7 @@ class ExpertsSpec:
 
     @property
     def inner_size(self) -> int:
-        """Of what an expert's inward product gives."""
+        """Size of the result of an expert's first matmul."""
         return (2 if self.is_gated else 1) * self.intermediate_size
 
     @property
@@ -64,44 +74,44 @@ class ExpertsSpec:
 
     @property
     def activation_elements(self) -> int:
-        """Per token, of the chosen experts: between their two products, with a gate's, and behind them."""
+        """Elements per token of the chosen experts: between their two matmuls, with a gate's, and after them."""
         return self.top_k * (self.inner_size + self.size + self.intermediate_size)
 
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """One layer of the stack. A layer may hold attention, a state mixer, both (Falcon-H1) or neither (an MLP).
+    """One layer of the stack. A layer may have attention, a state mixer, both (Falcon-H1) or neither (an MLP).
 
-    Of the weight table it has its rows, `weights`, their names counted from the layer; and from its calls
-    `activation_elements`: elements per token of its intermediate results that are there at once at the most, without
-    the residual stream, its normed form and the experts' own.
+    `weights` are its rows of the weight table, with names relative to the layer. `activation_elements` is derived from
+    its calls: the largest number of elements per token of its intermediate results that are alive at once, without the
+    residual stream, its normed form and the experts' results.
     """
 
     kind: str
     attention: AttentionSpec | None = None
     mixer: Mixer | None = None
-    """What keeps a state in slots, if it has one."""
+    """Mixer that keeps a state in slots, if the layer has one."""
     experts: ExpertsSpec | None = None
     activation_elements: int = 0
     weights: tuple[Weight, ...] = ()
     borrowed: tuple[Weight, ...] = ()
-    """Rows of what it uses and another layer has, named as if it stood here too."""
+    """Rows of weights that it uses and another layer has, named as if they were in this layer too."""
     use: int | None = None
-    """Of a layer with a block that others have too, which of their uses it is."""
+    """Index of this use, for a layer whose block is shared with other layers."""
 
     @cached_property
     def parameters(self) -> int:
-        """Stored in the model's dtype."""
+        """Parameters stored in the model's dtype."""
         return num_elements(self.weights, in_float32=False)
 
     @cached_property
     def float32_parameters(self) -> int:
-        """Stored in float32 whatever that dtype is."""
+        """Parameters stored in float32, whatever the model's dtype is."""
         return num_elements(self.weights, in_float32=True)
 
     @cached_property
     def used_parameters(self) -> int:
-        """Those of `parameters`, and those that it borrows."""
+        """Number of `parameters` and of those that it borrows."""
         return self.parameters + num_elements(self.borrowed, in_float32=False)
 
     @cached_property
@@ -110,17 +120,17 @@ class LayerSpec:
 
     @property
     def inactive_parameters(self) -> int:
-        """Those that a token does not meet: of experts that its router does not choose."""
+        """Parameters that a token does not use: those of experts that its router does not choose."""
         experts = self.experts
         return 0 if experts is None else (experts.num_experts - experts.top_k) * experts.parameters_of_each
 
     @cached_property
     def linears(self) -> tuple[Weight, ...]:
-        """The matrices that it multiplies with and that can be quantised, but for the experts'."""
+        """Matrices that it multiplies with and that can be quantised, except the experts'."""
         used = (*self.weights, *self.borrowed)
         return tuple(weight for weight in used if weight.can_be_quantised and weight.role != "experts")
 
     @cached_property
     def expert_weights(self) -> tuple[Weight, ...]:
-        """Of all experts: inward, and outward."""
+        """Matrices of all experts: inward, and outward."""
         return tuple(weight for weight in self.weights if weight.role == "experts")

@@ -1,5 +1,4 @@
-"""Limits: rows, tokens of a step and tokens of a request; as asked for or by default, and lowered to what
-fits."""
+"""Limits: rows, tokens of a step and tokens of a request. They are given or default, and lowered to what fits."""
 
 from __future__ import annotations
 
@@ -15,9 +14,9 @@ from ostinato.plan.search import largest
 DEFAULT_MAX_NUM_SEQS = {"cuda": 256, "cpu": 32}
 DEFAULT_MAX_NUM_BATCHED_TOKENS = {"cuda": 8192, "cpu": 1024}
 DEFAULT_MAX_MODEL_LEN = 32768
-"""Where config.json names no maximum."""
+"""Default where config.json names no maximum."""
 LOWEST_BATCHED_TOKENS = 256
-"""Below this an open `max_num_batched_tokens` is not lowered, since prefill would become slow."""
+"""Bound below which an open `max_num_batched_tokens` is not lowered, since prefill would become slow."""
 
 
 @dataclass(frozen=True)
@@ -30,20 +29,22 @@ class Limits:
 
 
 def least_batched_tokens(max_num_seqs: int, slots_per_request: int, block_size: int) -> int:
-    """The least `max_num_batched_tokens`: a full decode step, and a block's worth of prefill beside it."""
+    """Return the smallest `max_num_batched_tokens`: a full decode step and one block of prefill tokens."""
     return max_num_seqs * slots_per_request + block_size
 
 
 def lowest_batched_tokens(max_num_seqs: int, slots_per_request: int, block_size: int) -> int:
-    """The least that an open `max_num_batched_tokens` is lowered to."""
+    """Return the smallest value that an open `max_num_batched_tokens` is lowered to."""
     return max(LOWEST_BATCHED_TOKENS, least_batched_tokens(max_num_seqs, slots_per_request, block_size))
 
 
 def wanted_limits(
     config: EngineConfig, model: ModelSpec, kind: str, slots_per_request: int
 ) -> tuple[Limits, list[Decision]]:
-    """The given values, defaults of a device of `kind` for open ones. ConfigError if given ones
-    contradict."""
+    """Return the given values, and for open ones the defaults of a device of `kind`.
+
+    ConfigError if given values contradict each other or the model.
+    """
     max_model_len, decisions = _wanted_model_len(config, model)
     prefix = config.expected_prefix_tokens
     if prefix is not None and prefix > max_model_len:
@@ -55,14 +56,17 @@ def wanted_limits(
 
 
 def least_model_len(config: EngineConfig) -> int:
-    """The least `max_model_len` that goes with the other settings: room for the expected prefix; and for a token of
-    prompt, the token that drafts follow, the drafts and the token behind them."""
+    """Return the smallest `max_model_len` that is compatible with the other settings.
+
+    It has room for the expected prefix. With drafts it has room for a prompt token, the token that drafts follow, the
+    drafts and the token after them.
+    """
     least = 2 if config.speculative is None else config.num_speculative_tokens + 3
     return max(least, config.expected_prefix_tokens or 0)
 
 
 def _check_drafts(config: EngineConfig, max_model_len: int) -> None:
-    """ConfigError if no request could ever have so many drafts."""
+    """Raise ConfigError if no request could ever have this number of drafts."""
     count, most = config.num_speculative_tokens, max_model_len - 3
     if config.speculative is None or count <= most:
         return
@@ -82,12 +86,12 @@ def lower_limits(
     slots_per_request: int,
     fits: Callable[[Limits, int], bool],
 ) -> tuple[Limits, bool]:
-    """(limits, whether they fit): open values are lowered, only as far as needed, given ones are kept.
+    """Return (limits, whether they fit). Open values are lowered, only as far as needed; given ones are kept.
 
-    `fits(limits, rows)` tells whether activations of `limits`, the slots of `rows` rows and the blocks of
-    one request fit. Lowered are `max_num_seqs`, then `max_num_batched_tokens`, then `max_model_len`; the
-    last two only while one request with the slots of one row does not fit. What lowering one of them turns
-    out not to need of those before it is then given back.
+    `fits(limits, rows)` returns whether activations of `limits`, the slots of `rows` rows and the blocks of one request
+    fit. First `max_num_seqs` is lowered, then `max_num_batched_tokens`, then `max_model_len`; the last two only while
+    one request with the slots of one row does not fit. Then the earlier ones are raised again as far as the later
+    reductions allow.
     """
     if fits(wanted, wanted.max_num_seqs):
         return wanted, True
@@ -109,7 +113,7 @@ def lower_limits(
 def _lower_for_one_request(
     config: EngineConfig, wanted: Limits, slots_per_request: int, fits: Callable[[Limits, int], bool]
 ) -> Limits:
-    """`wanted` with the open ones of its two token limits lowered until one request fits, if it ever does."""
+    """Return `wanted` with the open ones of its two token limits lowered until one request fits, if it ever does."""
     block_size, limits = config.block_size, wanted
     floor = lowest_batched_tokens(wanted.max_num_seqs, slots_per_request, block_size)
     if not config.is_given("max_num_batched_tokens"):

@@ -1,4 +1,4 @@
-"""The kinds of state layers: each a `Mixer` (`states.py`), a frozen dataclass of its sizes."""
+"""Kinds of state layers: each is a `Mixer` (`states.py`), a frozen dataclass of its sizes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ostinato.plan.states import StateArray, StateSpec
 
 @dataclass(frozen=True)
 class Mamba2Spec:
-    """The Mamba-2 mixer of one layer; its conv and SSM state live in slots."""
+    """Mamba-2 mixer of one layer; its conv and SSM state are stored in slots."""
 
     num_heads: int
     head_dim: int
@@ -22,7 +22,7 @@ class Mamba2Spec:
     chunk_size: int
     scan_writes_states: bool = True
     norm_spans_ranks: bool = False
-    """Whether the one group of the norm is shared among ranks, each with some of its channels."""
+    """True if the norm's single group is sharded among ranks, each with some of its channels."""
 
     kind: ClassVar[str] = "Mamba-2"
     operations: ClassVar[Mapping[str, str | None]] = {
@@ -67,7 +67,7 @@ class Mamba2Spec:
             "chunk_size": self.chunk_size,
             "channels": self.conv_dim,
             "width": self.conv_kernel,
-            # Of the norm.
+            # Size of the norm.
             "size": self.intermediate_size // self.num_groups,
         }
 
@@ -95,7 +95,7 @@ class Mamba2Spec:
 
 @dataclass(frozen=True)
 class Mamba1Spec:
-    """The Mamba-1 mixer of one layer: each channel has a state of its own."""
+    """Mamba-1 mixer of one layer: each channel has a separate state."""
 
     channels: int
     state_size: int
@@ -126,7 +126,7 @@ class Mamba1Spec:
             "state_size": self.state_size,
             "state_elements": self.state["ssm"].num_elements,
             "width": self.conv_kernel,
-            # Of what stands in a norm's place, the gate alone.
+            # Size of the gate, which replaces a norm here.
             "size": self.channels,
         }
 
@@ -145,14 +145,16 @@ class Mamba1Spec:
 
 
 StoredDeltaNet = Literal["apart", "by_key_head", "beta_by_key_head", "one_by_one"]
-"""How a checkpoint has a delta net: see `layers/delta_net.py`."""
+"""Layout of a delta net's weights in a checkpoint, as `layers/delta_net.py` describes."""
 
 
 @dataclass(frozen=True)
 class GatedDeltaSpec:
-    """The gated delta net of one layer: each head has a matrix, from keys to values. Adjacent heads share a key head,
-    or head i has key head i % `num_key_heads`, where `keys_take_turns`. A head has one decay, or one `per_channel` of
-    its keys (Kimi's)."""
+    """Gated delta net of one layer: each head has a matrix from keys to values.
+
+    Adjacent heads share a key head; with `keys_take_turns`, head i has key head i % `num_key_heads`. A head has one
+    decay, or with `per_channel` one per channel of its keys (Kimi's).
+    """
 
     num_heads: int
     num_key_heads: int
@@ -175,7 +177,7 @@ class GatedDeltaSpec:
 
     @property
     def key_size(self) -> int:
-        """Of the keys of all heads, and of the queries."""
+        """Size of the keys of all heads, and of the queries."""
         return self.num_key_heads * self.key_dim
 
     @property
@@ -202,7 +204,7 @@ class GatedDeltaSpec:
             "state_elements": self.state["delta"].num_elements,
             "channels": self.conv_dim,
             "width": self.conv_kernel,
-            # Of the norm.
+            # Size of the norm.
             "size": self.value_dim,
         }
 
@@ -224,7 +226,7 @@ class GatedDeltaSpec:
 
 @dataclass(frozen=True)
 class ShortConvSpec:
-    """A short convolution alone, between two gates: its last inputs are the whole state."""
+    """Short convolution between two gates: its last inputs are the whole state."""
 
     channels: int
     width: int

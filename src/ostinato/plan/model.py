@@ -21,30 +21,29 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 @dataclass(frozen=True)
 class DrafterSpec:
-    """What makes drafts with weights of its own, as the plan sees it: its layers are appended to the model's in block
-    and slot.
+    """Drafter with its own weights; its layers follow the model's in blocks and slots.
 
-    `mtp`: a prediction head, whose outer `weights` join a token with a hidden state; slots hold `hidden_elements` of
-    the model's hidden state beside the states. `draft`: a second `model`, `hidden_elements` 0.
+    `mtp`: a prediction head, whose outer `weights` join a token with a hidden state; slots store `hidden_elements` of
+    the model's hidden state in addition to the states. `draft`: a second `model`, `hidden_elements` 0.
     """
 
     method: Literal["mtp", "draft"]
     layers: tuple[LayerSpec, ...]
     hidden_elements: int = 0
     weights: tuple[Weight, ...] = ()
-    """Outside the layers."""
+    """Weights outside the layers."""
     ops: tuple[str, ...] = ()
     model: ModelSpec | None = None
     quantization: AnyQuantization | None = None
-    """Of a prediction head."""
+    """Quantization of a prediction head."""
     calls: Calls = NO_CALLS
-    """For one token of a prediction head's draft."""
+    """Calls for one token of a prediction head's draft."""
     step_calls: Calls = NO_CALLS
-    """For one token of the model that it follows, and of what follows."""
+    """Calls for one token of the target model and of the head that follows it."""
 
     @property
     def state(self) -> StateSpec:
-        """Its own part of a slot, beside those of its layers: the model's last hidden state."""
+        """A prediction head's part of a slot besides those of its layers: the model's last hidden state."""
         if not self.hidden_elements:
             return NO_STATE
         return StateSpec((StateArray("hidden", (1, self.hidden_elements), "model"),))
@@ -58,7 +57,10 @@ class DrafterSpec:
         return self.outer_parameters + _in_layers(self.layers)
 
     def weight_bytes(self, dtype: str) -> int:
-        """Bytes of its own weights when it runs in `dtype`; a head's embedding and LM head are the model's."""
+        """Return the bytes of the drafter's weights when it runs in `dtype`.
+
+        A head's embedding and LM head are the model's, and not counted.
+        """
         if self.model is not None:
             return self.model.weight_bytes(dtype)
         whole = _plain_bytes(self.weights, dtype) + sum(_plain_bytes(layer.weights, dtype) for layer in self.layers)
@@ -66,7 +68,7 @@ class DrafterSpec:
 
     @property
     def mapped_bytes(self) -> int:
-        """Of `weight_bytes`, those that stay in the pages of a file: of a prediction head, the model's own file."""
+        """The part of `weight_bytes` that stays in the pages of a file; for a prediction head, the model's own file."""
         if self.model is not None:
             return self.model.mapped_bytes
         chosen = self.quantization
@@ -74,14 +76,14 @@ class DrafterSpec:
 
     @property
     def table(self) -> Iterator[Weight]:
-        """All weights of a prediction head, as the checkpoint names them."""
+        """All weights of a prediction head, under the checkpoint's names."""
         yield from self.weights
         yield from _under(self.layers, "mtp.")
 
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A model as the plan sees it. `hyperparameters` is the architecture's own dataclass, for its models/ file."""
+    """A model in the plan. `hyperparameters` is the architecture's own dataclass, for its file in models/."""
 
     architecture: str
     dtype: str
@@ -91,39 +93,39 @@ class ModelSpec:
     tied_embeddings: bool
     layers: tuple[LayerSpec, ...]
     ssm_state_dtype: str | None
-    """`mamba_ssm_cache_dtype` of the checkpoint, where it names one."""
+    """`mamba_ssm_cache_dtype` of the checkpoint, if it names one."""
     rope: RopeSpec | None
     hyperparameters: Any
     ops: tuple[str, ...] = ()
     """Names of the ops/ functions that the model calls."""
     calls: Calls = NO_CALLS
-    """For one token of a decode row."""
+    """Calls for one token of a decode row."""
     weights: tuple[Weight, ...] = ()
-    """Outside the layers: embedding, final norm and, when not tied, the LM head."""
+    """Weights outside the layers: embedding, final norm and, if not tied, the LM head."""
     head: DrafterSpec | None = None
-    """The prediction head that the checkpoint has."""
+    """Prediction head of the checkpoint."""
     drafter: DrafterSpec | None = None
-    """What makes drafts, where something with weights does."""
+    """Drafter, if drafts are made by something with weights."""
     stored_quantization: StoredWeights | None = None
-    """How the checkpoint's weights are quantised, where they are."""
+    """Quantization of the checkpoint's weights, if they are quantised."""
     stored_blocks: tuple[tuple[str, int], ...] = ()
-    """Of a GGUF file, the bytes of its tensors by type."""
+    """Bytes of a GGUF file's tensors by type."""
     stored_formats: tuple[tuple[str, str], ...] = ()
-    """Of a GGUF file, the tensors that lie in blocks, as the checkpoint names them, and the format of each."""
+    """Names of a GGUF file's tensors in blocks, as the checkpoint names them, and the format of each."""
     stored_runs: tuple[tuple[str, ...], ...] = ()
-    """Of a GGUF file, those of them that lie one directly behind the other, their rows in the checkpoint's order."""
+    """Runs of these tensors that directly follow one another in the file, with rows in the checkpoint's order."""
     quantization: AnyQuantization | None = None
-    """How they are while the model runs, a prediction head's among them."""
+    """Quantization of the weights while the model runs, including a prediction head's."""
     vision: VisionSpec | None = None
-    """The encoder of images, for models that have one."""
+    """Encoder of images, for models that have one."""
     ranks: int = 1
-    """How many processes share the model; the sizes above are those of one."""
+    """Number of processes that share the model; the sizes above are those of one."""
     whole: ModelSpec | None = None
-    """The model that is shared, where it is."""
+    """The whole model, if it is sharded."""
     given_tokens: int | None = None
-    """Token ids that have a text in the tokenizer that was given in place of the checkpoint's, where one was."""
+    """Number of token ids that have a text in the tokenizer given in place of the checkpoint's, if one was given."""
     backbone: str = "model."
-    """What the checkpoint puts before the names of the layers."""
+    """Prefix of the names of the layers in the checkpoint."""
 
     @property
     def num_layers(self) -> int:
@@ -131,48 +133,51 @@ class ModelSpec:
 
     @property
     def cached_layers(self) -> tuple[LayerSpec, ...]:
-        """All layers with a part in blocks and slots: the model's, and behind them the drafter's."""
+        """All layers with a part in blocks and slots: the model's, followed by the drafter's."""
         return self.layers if self.drafter is None else self.layers + self.drafter.layers
 
     @property
     def attention_layers(self) -> tuple[AttentionSpec, ...]:
-        """Those of `cached_layers`."""
+        """Attention of `cached_layers`."""
         return tuple(layer.attention for layer in self.cached_layers if layer.attention is not None)
 
     @property
     def state_layers(self) -> tuple[Mixer, ...]:
-        """Those of `cached_layers`."""
+        """Mixers of `cached_layers`."""
         return tuple(layer.mixer for layer in self.cached_layers if layer.mixer is not None)
 
     @property
     def states(self) -> tuple[StateSpec, ...]:
-        """All parts of a slot: those of the state layers, and what a prediction head keeps."""
+        """All parts of a slot: those of the state layers, and the hidden state that a prediction head needs."""
         hidden = NO_STATE if self.drafter is None else self.drafter.state
         return (*(mixer.state for mixer in self.state_layers), *([hidden] if hidden.arrays else []))
 
     @property
     def keeps_state(self) -> bool:
-        """Whether a request needs slots, so that its prefix can only be found again at a checkpoint."""
+        """True if a request needs slots, so that its prefix can only be found again at a checkpoint."""
         return bool(self.states)
 
     @property
     def has_recurrence(self) -> bool:
-        """Whether any state has the dtype that `ssm_state_dtype` says."""
+        """True if any state has the dtype of `ssm_state_dtype`."""
         return any(state.recurrent_elements for state in self.states)
 
     @property
     def supports_all_checkpoints(self) -> bool:
-        """Whether every state layer can give its state at any block boundary of a prompt, as mode `all` needs."""
+        """True if every state layer can export its state at any block boundary of a prompt, as mode `all` needs."""
         return all(mixer.scan_writes_states for mixer in self.state_layers)
 
     @cached_property
     def num_parameters(self) -> int:
-        """All of the model's own parameters, its encoder's too, each counted once; a drafter has its own."""
+        """Number of the model's parameters, its encoder's included and its drafter's not, each counted once."""
         vision = 0 if self.vision is None else self.vision.parameters
         return num_elements(self.weights) + _in_layers(self.layers) + vision
 
     def weight_bytes(self, dtype: str) -> int:
-        """Bytes of the model's own weights, its encoder's too, when it runs in `dtype`; a drafter has its own."""
+        """Return the bytes of the weights when the model runs in `dtype`.
+
+        Its encoder's are included, its drafter's are not.
+        """
         whole = _plain_bytes(self.weights, dtype) + sum(_plain_bytes(layer.weights, dtype) for layer in self.layers)
         if self.vision is not None:
             whole += _plain_bytes(self.vision.weights, dtype)
@@ -180,31 +185,31 @@ class ModelSpec:
 
     @property
     def quantizations(self) -> list[AnyQuantization]:
-        """Its own, and that of a draft model, where they are quantised."""
+        """Quantizations of the model and of a draft model, if they are quantised."""
         draft = None if self.drafter is None else self.drafter.model
         return [each.quantization for each in (self, draft) if each is not None and each.quantization is not None]
 
     @property
     def is_in_order(self) -> bool:
-        """Whether products put their inputs in another order first."""
+        """True if matmuls must reorder their inputs first (act-order)."""
         return any(each.in_order for each in self.quantizations)
 
     @property
     def gathers_inputs(self) -> bool:
-        """Whether ranks give each other the inputs that they share, whose groups have an order of their own."""
+        """True if ranks must gather the inputs that are sharded among them, because groups are in act-order."""
         draft = None if self.drafter is None else self.drafter.model
         shared = [each.quantization for each in (self, draft) if each is not None and each.ranks > 1]
         return any(each is not None and each.in_order for each in shared)
 
     @property
     def mapped_bytes(self) -> int:
-        """Of `weight_bytes`, those that stay in the pages of the checkpoint's file."""
+        """The part of `weight_bytes` that stays in the pages of the checkpoint's file."""
         chosen = self.quantization
         return chosen.mapped_bytes(self.table) if isinstance(chosen, BlockQuantization) else 0
 
     @property
     def table(self) -> Iterator[Weight]:
-        """All of the model's own weights, as the checkpoint names them."""
+        """All of the model's own weights, under the checkpoint's names."""
         yield from self.weights
         yield from _under(self.layers, self.backbone)
         if self.vision is not None:
@@ -212,20 +217,22 @@ class ModelSpec:
 
     @property
     def lm_head(self) -> Weight:
-        """The LM head's matrix, which may be the embedding."""
+        """Matrix of the LM head, which may be the embedding."""
         return next(weight for weight in self.weights if weight.is_lm_head)
 
     @property
     def linears(self) -> Iterator[Weight]:
-        """The matrices that can be quantised, as the checkpoint names them: those of the layers, but for experts, and
-        the LM head."""
+        """Matrices that can be quantised, under the checkpoint's names.
+
+        They are those of the layers except experts, and the LM head.
+        """
         in_layers = _under(self.layers, self.backbone)
         yield from (weight for weight in in_layers if weight.can_be_quantised and weight.role != "experts")
         yield self.lm_head
 
     @property
     def experts(self) -> Iterator[Weight]:
-        """Those of the layers' experts, which can be quantised too."""
+        """Matrices of the layers' experts, which can be quantised too."""
         yield from (weight for weight in _under(self.layers, self.backbone) if weight.role == "experts")
 
 
@@ -240,12 +247,15 @@ def _in_layers(layers: tuple[LayerSpec, ...]) -> int:
 
 
 def _plain_bytes(weights: Iterable[Weight], dtype: str) -> int:
-    """Without quantisation."""
+    """Return the bytes without quantisation."""
     return sum(weight.num_elements * (4 if weight.in_float32 else DTYPE_BYTES[dtype]) for weight in weights)
 
 
 def saved_bytes(weights: Iterable[Weight], quantization: AnyQuantization | None, dtype: str) -> int:
-    """What quantisation saves of `weights`, which are named as in the checkpoint, in a model that runs in `dtype`."""
+    """Return the bytes that quantisation saves in a model that runs in `dtype`.
+
+    `weights` have the checkpoint's names.
+    """
     if quantization is None:
         return 0
     return sum(

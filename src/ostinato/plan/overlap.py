@@ -1,4 +1,4 @@
-"""Whether steps are scheduled one ahead, and why."""
+"""Choice of the overlap executor, which schedules each step while the one before it runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from ostinato.plan.device.catalogue import DeviceSpec
 
 
 def choose_overlap(config: EngineConfig, device: DeviceSpec) -> tuple[Literal["on", "off"], list[Decision]]:
-    """As asked, else where it can hide the host's work. ConfigError if it is asked for with speculation."""
+    """Return the given setting, else `on` where overlap can hide the host's work.
+
+    ConfigError if it is `on` with speculation or with several ranks.
+    """
     asked, drafts = config.overlap, config.speculative is not None
     ranks = config.tensor_parallel_size
     if asked == "on" and ranks > 1:

@@ -1,4 +1,4 @@
-"""Plan: all that the engine will do, decided before any weight is loaded, and why."""
+"""Plan: everything that the engine will do, decided before any weight is loaded, and why."""
 
 from __future__ import annotations
 
@@ -45,8 +45,11 @@ from ostinato.plan.words.html import plan_html
 
 @dataclass(frozen=True)
 class VisionSummary:
-    """A vision encoder in figures. An output token stands for `token_side` pixels along both sides, and takes
-    `hidden_rows` vectors of the text model's size; the model's smallest image has `smallest_item` tokens."""
+    """Sizes of a vision encoder.
+
+    An output token represents `token_side` pixels along both sides, and takes `hidden_rows` vectors of the text model's
+    size. The model's smallest image has `smallest_item` tokens.
+    """
 
     parameters: int
     layers: int
@@ -58,7 +61,7 @@ class VisionSummary:
 
 @dataclass(frozen=True)
 class StateSummary:
-    """What one array of a state layer of this kind takes of a slot. `dtype` is that with which it runs."""
+    """One array of a kind of state layer and its bytes in a slot. `dtype` is the one it runs with."""
 
     layer: str
     array: str
@@ -69,8 +72,10 @@ class StateSummary:
 
 @dataclass(frozen=True)
 class ModelSummary:
-    """The model in figures, without what makes drafts. `layers` counts those of the text part by kind; the byte counts
-    are in the dtypes that it runs with."""
+    """Sizes of the model, without its drafter.
+
+    `layers` counts the layers of the text part by kind; the byte counts are in the dtypes that it runs with.
+    """
 
     architecture: str
     checkpoint_dtype: str
@@ -82,14 +87,16 @@ class ModelSummary:
     kv_bytes_per_token: int
     state_bytes_per_request: int
     states: tuple[StateSummary, ...]
-    """The arrays of each kind of state layer."""
+    """Arrays of each kind of state layer."""
     vision: VisionSummary | None
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What the engine does. `measured` is empty until start-up has measured; nothing else changes
-    afterwards."""
+    """Everything that the engine does.
+
+    `measured` is empty until start-up has measured; nothing else changes afterwards.
+    """
 
     model: ModelSummary
     device: DeviceSpec
@@ -98,47 +105,48 @@ class Plan:
     memory: MemoryPlan
     state_cache: StateCachePlan
     cache_files: CacheFilesPlan | None
-    """The cache beyond memory; None without one."""
+    """The cache on disk; None without one."""
     speculative: SpeculativePlan | None
     encoder: EncoderPlan | None
-    """None for models that take text alone."""
+    """Plan of the vision encoder; None for models that take text alone."""
     kernels: dict[str, KernelChoice]
     prediction: Prediction
-    """How long steps will take."""
+    """Predicted times of steps."""
     decisions: tuple[Decision, ...]
     measured: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """The plan as plain data, ready for `json.dumps`. A section that the engine does not have is null."""
+        """Return the plan as plain data, ready for `json.dumps`. A section that the engine does not have is null."""
         data: dict[str, Any] = to_plain(self)
         return data
 
     def _repr_html_(self) -> str:
-        """In notebooks."""
+        """Return the plan as HTML, for notebooks."""
         return plan_html(self.to_json())
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Plan:
-        """The plan that `to_json` gave."""
+        """Return the plan from the result of `to_json`."""
         return from_plain(cls, data)
 
     def save(self, path: Path) -> None:
-        """Writes the plan as JSON."""
+        """Write the plan as JSON."""
         save_json(self, path)
 
     @classmethod
     def load(cls, path: Path) -> Plan:
-        """Reads what `save` wrote."""
+        """Read a plan that `save` wrote."""
         return load_json(cls, path)
 
 
 def make_plan(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Plan:
-    """The plan for a model on a device: pure, without weights, GPU or torch.
+    """Return the plan for a model on a device. The function is pure: it needs no weights, GPU or torch.
 
-    `model` may be as `models.checkpoint.load_spec` gives it; only a draft model must have been attached to it, and it
-    must be one rank's part where several share it. All bytes are those of one rank.
-    Raises CapacityError if what was given does not fit, with the nearest value of each setting that alone
-    would do; ConfigError if what was given contradicts itself or the model.
+    `model` may be the unchanged result of `models.checkpoint.load_spec`; only a draft model must have been attached to
+    it, and it must be one rank's part if several share it. All bytes are those of one rank.
+
+    CapacityError if the given settings do not fit, with the nearest value of each setting that alone would do.
+    ConfigError if they contradict each other or the model.
     """
     assert model.ranks == config.tensor_parallel_size, "the model is one rank's part"
     try:
@@ -200,7 +208,7 @@ def make_plan(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Pla
     )
     return Plan(
         model=_summary(fitted),
-        # The rates that the figures are from stand beside them.
+        # The prediction contains the rates that it is based on.
         device=replace(device, rates=()),
         settings=EffectiveSettings.of(
             config,
@@ -302,7 +310,7 @@ def _capture(fitted: Fit) -> CapturePlan:
 
 
 def _timed(fitted: Fit, planned: CapturePlan, kernels: Mapping[str, KernelChoice]) -> CapturePlan:
-    """With the time that capturing takes on a GPU."""
+    """Return the capture plan with the time that capturing takes on a GPU."""
     settled, limits = fitted.settled, fitted.limits
     budgets = 0 if fitted.encoder is None else len(fitted.encoder.token_budgets)
     if planned.backend == "tape" or not (planned.max_tokens or budgets):

@@ -1,4 +1,4 @@
-"""How long a step will take: from the work of its kernels and the rates of the machine."""
+"""Prediction of the time of a step, from the work of its kernels and the rates of the machine (a roofline)."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from ostinato.plan.memory.kernel_work import LOGITS, Part, kernel_parts
 from ostinato.plan.model import DTYPE_BYTES, ModelSpec
 
 ROWS = {"cpu": (1, 8, 32), "cuda": (1, 8, 32, 128, 256)}
-"""By kind of device, rows of the decode steps that the plan shows, as far as it has so many; and its most."""
+"""Kind of device -> rows of the decode steps that the plan shows, up to its maximum, and the maximum itself."""
 CONTEXT = 512
 """Tokens before each row of them, and tokens of the prompt."""
 ENGINE = "engine"
-"""The part of a step that is no kernel."""
+"""Name of the part of a step outside kernels."""
 PASSES = ("rms_norm", "gated_rms_norm", "rotary")
-"""Operations that pass over activations and whose rate is measured; others are taken to be as fast as the first."""
+"""Operations over activations whose rate is measured; others are assumed to be as fast as the first."""
 HOW_TO_MEASURE = "`ostinato plan MODEL --measure` measures it, in seconds, and keeps it"
 
 STORED_BYTES = DTYPE_BYTES | {"int8": 1}
@@ -36,8 +36,11 @@ Bound = Literal["memory", "arithmetic"]
 
 @dataclass(frozen=True)
 class PredictedStep:
-    """A step of `rows` rows, each of `tokens_per_row` tokens behind `context` others; one with more than one token is a
-    prompt's. `seconds` are shared out among kernels by name and the `engine` around them."""
+    """A step of `rows` rows, each of `tokens_per_row` tokens after `context` others.
+
+    With more than one token per row it is a prompt's step. `parts` divides `seconds` among kernels by name and the
+    `engine` around them.
+    """
 
     rows: int
     tokens_per_row: int
@@ -45,13 +48,13 @@ class PredictedStep:
     seconds: float
     parts: dict[str, float]
     bound: Bound
-    """What the largest part waits for: memory, where moving its bytes alone would take longer than its operations."""
+    """Bound of the largest part: memory, if moving its bytes alone would take longer than its arithmetic."""
     launches: int | None = None
-    """Kernels that a GPU is given, those of the logits and of sampling among them; None on a CPU."""
+    """Kernel launches on a GPU, including those of the logits and of sampling; None on a CPU."""
 
     @property
     def eager_seconds(self) -> float | None:
-        """The same without graphs: the device waits for the host where launching takes longer than computing."""
+        """Seconds without graphs: the device waits for the host where launching takes longer than computing."""
         return None if self.launches is None else max(self.seconds, self.launches * LAUNCH_SECONDS)
 
     @property
@@ -60,31 +63,37 @@ class PredictedStep:
 
     @property
     def largest(self) -> str:
-        """The largest part's name."""
+        """Name of the largest part."""
         return max(self.parts, key=lambda name: self.parts[name])
 
     @property
     def model_seconds(self) -> float:
-        """Up to the hidden states: without logits, and without the engine."""
+        """Seconds up to the hidden states, without logits and without the engine."""
         return self.seconds - self.parts[LOGITS] - self.parts.get(ENGINE, 0.0)
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """`steps` is empty where nothing can be predicted; `reason` says why, or what the figures are from."""
+    """Predicted steps.
+
+    `steps` is empty if nothing can be predicted; `reason` says why, or where the rates come from.
+    """
 
     reason: str
     is_lower_bound: bool = False
-    """Whether every kernel is taken to reach the rates of the catalogue, with nothing around it."""
+    """True if every kernel is assumed to reach the catalogue's rates, with no time between kernels."""
     rates: Rates | None = None
-    """What was measured, where the figures are from that."""
+    """Measured rates, if the prediction is based on them."""
     steps: tuple[PredictedStep, ...] = ()
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What predicts: a model with its dtypes, on a machine with `rates`, or of which no more is known than its
-    `bandwidth` and `product_rate`."""
+    """Predictor of step times for a model with its dtypes on a machine.
+
+    It uses measured `rates`, or without them only the machine's `bandwidth` (bytes per second) and `product_rate`
+    (FLOP/s).
+    """
 
     model: ModelSpec
     dtype: str
@@ -93,10 +102,10 @@ class Machine:
     product_rate: float
     rates: Rates | None = None
     kv_cache_dtype: str | None = None
-    """Of keys and values; None: the model's."""
+    """Dtype of keys and values; None: the model's."""
 
     def predict(self, step: StepShape) -> PredictedStep:
-        """The time of a step."""
+        """Return the predicted time of a step and of its parts."""
         parts: defaultdict[str, float] = defaultdict(float)
         works: dict[str, KernelWork] = {}
         for part in kernel_parts(self.model, self.dtype, self.ssm_state_dtype, step, self.kv_cache_dtype):
@@ -105,7 +114,7 @@ class Machine:
         if self.rates is not None:
             way: Way = "decode" if step.decodes else "prompt"
             for name, (calls, elements) in self._calls.items():
-                # The calls are those of a decode step; a prompt's scan takes the place of the recurrence.
+                # The calls are those of a decode step; in a prompt a scan replaces the recurrence.
                 instead = name if step.decodes else in_prompts(name)
                 parts[instead] += calls * self.rates.call_seconds
                 if OPERATIONS[name].work is None and elements:
@@ -126,7 +135,7 @@ class Machine:
 
     @cached_property
     def _calls(self) -> dict[str, tuple[int, int]]:
-        """By operation, of a decode step: its calls, and the elements of their results for one token."""
+        """Operation -> its calls in a decode step, and the elements of their results for one token."""
         found: dict[str, tuple[int, int]] = {}
         for call in self.model.calls.calls:
             if call.operation in OPERATIONS:
@@ -138,7 +147,7 @@ class Machine:
         if self.rates is None:
             return max(part.work.num_bytes / self.bandwidth, part.work.flops / self.product_rate)
         if part.operation == "moe":
-            # Products of the tokens that come to one expert.
+            # The m of each expert's matmul is the mean number of tokens routed to it.
             elements = part.work.num_bytes / STORED_BYTES[part.storage]
             return seconds_at(self._points("linear", part.storage), part.work, part.work.flops / (2 * elements))
         if part.operation == "linear":
@@ -148,7 +157,7 @@ class Machine:
         return seconds_at(self._points(part.operation, part.storage, way), part.work, step.tokens)
 
     def _points(self, operation: str, storage: str, way: Way | None = None) -> list[KernelRate]:
-        """What was measured of a kernel, by number of tokens; `way` None: however they belong to rows."""
+        """Return the measurements of a kernel, by number of tokens; `way` None: however the tokens belong to rows."""
         assert self.rates is not None, "only what was measured has points"
         found = [
             each
@@ -159,11 +168,11 @@ class Machine:
 
 
 def seconds_at(points: Sequence[KernelRate], work: KernelWork, tokens: float) -> float:
-    """The time of `work` with `tokens` tokens, by what was measured with other numbers of them: by its bytes or by its
-    operations, whichever take longer.
+    """Return the time of `work` with `tokens` tokens, interpolated from measurements with other numbers of tokens.
 
-    Between two numbers of tokens the time per byte is taken to grow evenly, and so is the time per operation and
-    token, so that one matrix takes as long by both. Beyond them rates stay as they are.
+    The result is the larger of the times for its bytes and for its arithmetic. Between two numbers of tokens the time
+    per byte is assumed to be linear, and so is the time per operation times tokens, so that one matrix takes the same
+    time by both. Outside the measured range rates stay constant.
     """
     assert points, "what the plan predicts with has every kernel"
     at = bisect_left([each.tokens for each in points], tokens)
@@ -196,7 +205,7 @@ def plan_prediction(
     deterministic: bool,
     limits: Limits,
 ) -> Prediction:
-    """What the plan says of the time of its steps, or why it says nothing."""
+    """Return the plan's prediction of the time of its steps, or the reason why there is none."""
     rates: Rates | None = None
     if device.kind == "cpu":
         found = find_rates(device, kernels, dtype, threads, deterministic)
@@ -233,7 +242,7 @@ def make_machine(
     ssm_state_dtype: str,
     kv_cache_dtype: str,
 ) -> Machine | None:
-    """What predicts with measured rates, or without them with the device's own; None where it has none."""
+    """Return a predictor with measured rates, or without them with the device's own; None if it has none."""
     if rates is not None:
         return Machine(model, dtype, ssm_state_dtype, rates.bandwidth, rates.product_rate, rates, kv_cache_dtype)
     if device.bandwidth is None or device.peak_rates is None:
@@ -246,7 +255,7 @@ def make_machine(
 def find_rates(
     device: DeviceSpec, kernels: Mapping[str, KernelChoice], dtype: str, threads: int | None, deterministic: bool
 ) -> Rates | str:
-    """What was measured of the planned kernels; or why there is nothing, and what helps."""
+    """Return the measured rates of the planned kernels; or a text that says why there are none, and what helps."""
     if device.native.isa is None or any(choice.implementation != "native" for choice in kernels.values()):
         return "only the speed of native kernels is measured"
     if deterministic:

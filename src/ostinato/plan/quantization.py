@@ -1,4 +1,4 @@
-"""Quantised weights: which matrices are 8-bit integers or lie in blocks, and what they take."""
+"""Quantised weights: which matrices are 8-bit integers or in blocks, and their bytes."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ INT4 = ("int4_g128", "int4_g64", "int4_g32")
 """Formats of 4 bits, each with groups that divide those of the one before."""
 
 FLOAT8 = ("fp8_g128", "fp8_g64", "fp8_g32")
-"""Formats of float8 likewise."""
+"""Formats of float8, in the same order."""
 
 SCALE_BYTES = 4
-"""Scales are float32."""
+"""Bytes of a scale, which is float32."""
 
 ORDER_BYTES = 4
-"""Numbers of inputs are int32."""
+"""Bytes of an input's index, which is int32."""
 
 
 @dataclass(frozen=True)
 class Quantization:
-    """Weights as 8-bit integers times a scale, one for each row, or for every `group_size` elements of a row, the last
-    group being shorter where that does not divide it.
+    """Weights as 8-bit integers times a scale, one for each row or for every `group_size` elements of a row.
 
-    `ignore` names linears that stay as they are, each by its name or by `re:` and a pattern that its name begins with.
-    With `ignores_stacks` experts do that are stacked in the checkpoint.
+    The last group of a row is shorter where `group_size` does not divide it. `ignore` names linears that stay
+    unquantised, each by its name, or by `re:` and a pattern that its name begins with. With `ignores_stacks`, experts
+    that are stacked in the checkpoint stay unquantised too.
     """
 
     group_size: int | None = None
@@ -41,12 +41,12 @@ class Quantization:
 
     @property
     def name(self) -> str:
-        """As the setting has it."""
+        """Name that the setting uses."""
         return "int8" if self.group_size is None else f"int8_g{self.group_size}"
 
     @property
     def in_order(self) -> bool:
-        """As `BlockQuantization` has it."""
+        """False: only weights in blocks may be in act-order."""
         return False
 
     @property
@@ -57,13 +57,13 @@ class Quantization:
         return weight.can_be_quantised and self.covers(weight.linears, weight.is_stack)
 
     def covers(self, names: Iterable[str], is_stack: bool = False) -> bool:
-        """Whether linears that share a weight are quantised: only if none of them is to stay as it is."""
+        """Return whether linears that share a weight are quantised: only if none of them is ignored."""
         if is_stack and self.ignores_stacks:
             return False
         return not self.ignore or not any(self._ignores(name) for name in names)
 
     def num_bytes(self, weight: Weight) -> int:
-        """Of a quantised weight with its scales."""
+        """Return the bytes of a quantised weight with its scales."""
         groups = 1 if self.group_size is None else -(-weight.in_size // self.group_size)
         return weight.out_size * (weight.in_size + SCALE_BYTES * groups)
 
@@ -73,19 +73,20 @@ class Quantization:
 
 @dataclass(frozen=True)
 class BlockQuantization:
-    """Weights that lie in blocks (`ops/blocks/formats.py`).
+    """Weights in blocks (`ops/blocks/formats.py`).
 
-    `formats` are those of a file, by its tensors' names in the checkpoint's spelling (of experts that lie together
-    there, as `Weight.names_of_all_experts` has them): what is not named there is no block. Or every matrix that may be
-    quantised has the `format`, or the one with the next smaller groups whose blocks fill its rows; but for those to
-    `ignore`, as `Quantization` has it, for those whose rows no blocks fill, and for those with fewer than `least_rows`.
-    The LM head has the format `head`, where that is given.
+    `formats` are those of a file, by its tensors' names in the checkpoint's spelling (stacked experts as in
+    `Weight.names_of_all_experts`): tensors that are not named there are not in blocks.
 
-    With `in_order` the elements of a row are sorted by their groups, and a product has the order of its inputs beside
-    it, in `ORDER_BYTES` each; experts are not in blocks then, as one input goes to several.
+    Alternatively every matrix that may be quantised has the `format`, or the one with the next smaller groups whose
+    blocks fill its rows. Exceptions are the names in `ignore`, as in `Quantization`, matrices whose rows no blocks
+    fill, and those with fewer than `least_rows` rows. The LM head has the format `head`, if that is given.
 
-    `runs` are tensors of the file that lie one directly behind the other, as kernels read them: a weight whose tensors
-    are a part of one may be read where the file is mapped (`is_mapped`).
+    With `in_order` the elements of a row are sorted by their groups, and a matmul also reads the order of its inputs,
+    `ORDER_BYTES` for each. Experts are not in blocks then, as one input goes to several.
+
+    `runs` are tensors that directly follow one another in the file, in the layout that kernels read: a weight whose
+    tensors are a part of one run may be read from the mapped file (`is_mapped`).
     """
 
     formats: tuple[tuple[str, str], ...] = ()
@@ -100,7 +101,7 @@ class BlockQuantization:
 
     @property
     def name(self) -> str:
-        """As the setting has it, or the formats, the most frequent first."""
+        """Name that the setting uses, or the formats, the most frequent first."""
         if self.format is not None:
             return self.format
         kinds = [name for _, name in self.formats]
@@ -108,14 +109,14 @@ class BlockQuantization:
 
     @property
     def used(self) -> frozenset[str]:
-        """The names of all formats."""
+        """Names of all formats."""
         if self.format is None:
             return frozenset(kind for _, kind in self.formats)
         return frozenset((*_with_smaller(self.format), *(() if self.head is None else (self.head,))))
 
     @property
     def group_size(self) -> None:
-        """Scales lie in the blocks."""
+        """None: the blocks contain the scales."""
         return
 
     @property
@@ -129,21 +130,23 @@ class BlockQuantization:
         return self.blocks_of(weight) is not None
 
     def covers(self, names: Iterable[str], is_stack: bool = False) -> bool:
-        """Whether linears that share a weight are to be in blocks."""
+        """Return whether linears that share a weight are to be in blocks."""
         if self.format is None:
             return all(self._formats.get(f"{name}.weight") is not None for name in names)
         return not (is_stack and self.ignores_stacks) and not any(is_named(name, self.ignore) for name in names)
 
     def num_bytes(self, weight: Weight) -> int:
-        """Of a weight in blocks."""
+        """Return the bytes of a weight in blocks."""
         blocks = self.blocks_of(weight)
         assert blocks is not None, "it is in blocks"
         of_order = ORDER_BYTES * weight.in_size if self.in_order else 0
         return bytes_of_blocks(blocks, weight.in_size) * (weight.out_size // sum(rows for _, rows in blocks)) + of_order
 
     def blocks_of(self, weight: Weight) -> Blocks | None:
-        """How its rows lie, or those of each matrix in a stack; None for what stays in the model's dtype: what the file
-        has so, even if in part; gated matrices whose parts have different formats, and the other one of such experts.
+        """Return the blocks of its rows, or of those of each matrix in a stack.
+
+        None for weights that stay in the model's dtype: those that the file has so, even in part; gated matrices whose
+        parts have different formats, and the other matrix of such experts.
         """
         if self.in_order and weight.role == "experts":
             return None
@@ -164,8 +167,11 @@ class BlockQuantization:
         return None if weight.is_gated and len(blocks) > 1 else blocks
 
     def is_mapped(self, weight: Weight) -> bool:
-        """Whether it stays in the file's pages, which all processes share. The plan, the memory and the loader ask
-        here: what is to be laid out anew while loading, for whatever reason, is not to be named."""
+        """Return whether it stays in the file's pages, which all processes share.
+
+        The plan, the memory split and the loader call this: a weight that must be laid out anew while loading, for
+        whatever reason, must return False here.
+        """
         if weight.role == "experts" or weight.interleaved or not self.quantises(weight):
             return False
         places = [self._places.get(name) for name in weight.names]
@@ -173,11 +179,11 @@ class BlockQuantization:
         return first is not None and places == list(range(first, first + len(places)))
 
     def mapped_bytes(self, weights: Iterable[Weight]) -> int:
-        """Of the weights that are mapped."""
+        """Return the bytes of the weights that are mapped."""
         return sum(self.num_bytes(weight) for weight in weights if self.is_mapped(weight))
 
     def _fitting(self, weight: Weight) -> str | None:
-        """The format whose blocks fill the rows of a weight, and of what is quantised together with it."""
+        """Return the format whose blocks fill the rows of a weight and of the weights quantised together with it."""
         assert self.format is not None, "it is for all matrices"
         if weight.is_lm_head and self.head is not None:
             names: tuple[str, ...] = (self.head,)
@@ -188,13 +194,15 @@ class BlockQuantization:
 
     @cached_property
     def _formats(self) -> dict[str, str]:
-        """Under each spelling of the tensors' names."""
+        """Formats under each spelling of the tensors' names."""
         return {spelling: kind for name, kind in self.formats for spelling in spellings(name)}
 
     @cached_property
     def _places(self) -> dict[str, int]:
-        """Of the tensors of `runs`, under each spelling of their names: numbers, one higher from each to the next in
-        its run, two higher between runs."""
+        """Position numbers of the tensors of `runs`, under each spelling of their names.
+
+        Numbers increase by one within a run, and by two between runs.
+        """
         numbers: dict[str, int] = {}
         number = 0
         for run in self.runs:
@@ -206,17 +214,17 @@ class BlockQuantization:
 
 
 def _with_smaller(name: str) -> tuple[str, ...]:
-    """A format, and those of smaller groups that are alike otherwise, the largest first."""
+    """Return a format, followed by those that differ only in smaller groups, the largest first."""
     kin = next((kin for kin in (INT4, FLOAT8) if name in kin), (name,))
     return kin[kin.index(name) :]
 
 
 AnyQuantization = Quantization | BlockQuantization
-"""Both say which weights are quantised (`quantises`), what these take (`num_bytes`), and what they are called."""
+"""Both kinds. They say which weights are quantised (`quantises`), their bytes (`num_bytes`) and their names."""
 
 
 def is_named(name: str, entries: Iterable[str]) -> bool:
-    """Whether one of the entries is this name, or `re:` and a pattern that it begins with."""
+    """Return whether one of the entries is this name, or `re:` and a pattern that it begins with."""
     for entry in entries:
         if entry.startswith("re:"):
             if any(re.match(entry.removeprefix("re:"), spelling) for spelling in spellings(name)):
@@ -227,5 +235,5 @@ def is_named(name: str, entries: Iterable[str]) -> bool:
 
 
 def spellings(name: str) -> tuple[str, ...]:
-    """The backbone of a hybrid has two names among checkpoints."""
+    """Return the spellings of a name: checkpoints use two names for the backbone of a hybrid."""
     return name, re.sub(r"^model\.", "backbone.", name), re.sub(r"^backbone\.", "model.", name)

@@ -1,4 +1,4 @@
-"""The setting `quantization`: what it makes of a model, and what the plan says of it."""
+"""The setting `quantization`: its effect on a model, and the plan's decisions about it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ from ostinato.plan.stored_weights import StoredWeights
 from ostinato.units import format_bytes
 
 LEAST_ROWS = 128
-"""Of a matrix that is made 4-bit: smaller projections, such as those of time steps, take next to no time and are the
-first to suffer."""
+"""Minimum rows of a matrix that is quantised to 4 bits.
+
+Smaller projections, such as those of time steps, take almost no time and are the first to suffer.
+"""
 
 HEAD = "Q8_0"
-"""What the LM head becomes where others become 4-bit: 8 bits, one scale per 32 elements."""
+"""Format of the LM head where other matrices become 4-bit: 8 bits, one scale per 32 elements."""
 
 GIVEN: dict[str, AnyQuantization | None] = {
     "none": None,
@@ -32,13 +34,13 @@ GIVEN: dict[str, AnyQuantization | None] = {
     "int4_g64": BlockQuantization((), "int4_g64", head=HEAD, least_rows=LEAST_ROWS),
     "int4_g32": BlockQuantization((), "int4_g32", head=HEAD, least_rows=LEAST_ROWS),
 }
-"""By the setting's value."""
+"""Value of the setting -> quantization."""
 
 
 def with_quantization(config: EngineConfig, model: ModelSpec, device_kind: str = "cpu") -> ModelSpec:
-    """`model`, and what makes its drafts, with their weights quantised as `config` asks, or as each checkpoint is.
+    """Return `model` and its drafter with weights quantised as `config` asks, or as each checkpoint is.
 
-    ConfigError if a checkpoint's weights are quantised already, in another way.
+    ConfigError if a checkpoint's weights are already quantised in another way.
     """
     chosen = _choose(config, model, "the checkpoint", device_kind)
     drafter = model.drafter
@@ -53,7 +55,7 @@ def with_quantization(config: EngineConfig, model: ModelSpec, device_kind: str =
 def quantization_decisions(
     config: EngineConfig, model: ModelSpec, dtype: str, kernels: Mapping[str, KernelChoice], device_kind: str
 ) -> list[Decision]:
-    """What is quantised and what is not, of the model and of a draft model."""
+    """Return the decisions on what is quantised and what is not, of the model and of a draft model."""
     decisions = _decisions("quantization", config, model, dtype, kernels, device_kind)
     if model.drafter is not None and model.drafter.model is not None:
         decisions += _decisions("draft.quantization", config, model.drafter.model, dtype, kernels, device_kind)
@@ -64,7 +66,7 @@ def _choose(config: EngineConfig, model: ModelSpec, whose: str, device_kind: str
     stored = model.stored_quantization
     runs_as = None if stored is None else stored.quantization(_read_formats(config, model, device_kind))
     if config.quantization == "auto" and model.stored_formats and not _expands_because(config, model, device_kind):
-        # A GPU reads none of a file's pages.
+        # A GPU cannot read the file's pages, so runs do not matter.
         return BlockQuantization(model.stored_formats, runs=model.stored_runs if device_kind == "cpu" else ())
     if config.quantization == "auto":
         return runs_as
@@ -81,7 +83,7 @@ def _choose(config: EngineConfig, model: ModelSpec, whose: str, device_kind: str
 
 
 def _read_formats(config: EngineConfig, model: ModelSpec, device_kind: str) -> frozenset[str]:
-    """Formats of weights in blocks that the kernels for all products read."""
+    """Return the formats of weights in blocks that the kernels of all matmuls read."""
     kind: Literal["reference", "native", "triton"] = "triton" if device_kind == "cuda" else "native"
     if config.kernels == "reference":
         kind = "reference"
@@ -90,7 +92,7 @@ def _read_formats(config: EngineConfig, model: ModelSpec, device_kind: str) -> f
 
 
 def _expands_because(config: EngineConfig, model: ModelSpec, device_kind: str) -> str | None:
-    """Why the blocks of a GGUF file are expanded; None: they run as they lie."""
+    """Return why the blocks of a GGUF file are dequantized; None: they run in the file's layout."""
     if config.quantization != "auto":
         return f"quantization is {config.quantization}"
     if config.random_weights:
@@ -106,7 +108,7 @@ def _expands_because(config: EngineConfig, model: ModelSpec, device_kind: str) -
 def expansion_decisions(
     config: EngineConfig, model: ModelSpec, dtype: str, kernels: Mapping[str, KernelChoice], device_kind: str
 ) -> list[Decision]:
-    """What becomes of the blocks of a GGUF file."""
+    """Return the decision on the blocks of a GGUF file: dequantized, or run in the file's layout."""
     if not model.stored_blocks:
         return []
     stored = ", ".join(f"{name} {format_bytes(size)}" for name, size in model.stored_blocks)
@@ -166,7 +168,7 @@ def _decisions(
 ) -> list[Decision]:
     chosen, stored = model.quantization, model.stored_quantization
     if isinstance(chosen, BlockQuantization) and chosen.format is None:
-        return []  # which `expansion_decisions` tells
+        return []  # `expansion_decisions` reports these
     if stored is not None:
         read = _read_formats(config, model, device_kind)
         runs_as, expands_because = stored.quantization(read), stored.expands_because(read)
@@ -185,7 +187,7 @@ def _decisions(
     covered = sum(chosen.quantises(linear) for linear in linears)
     shared = "which is the embedding too" if model.tied_embeddings else "the embedding stays"
     head = f"with the LM head ({shared})" if chosen.quantises(linears[-1]) else "without the LM head"
-    experts = list(model.experts)[::2]  # a layer's inward matrices; its outward ones go with them
+    experts = list(model.experts)[::2]  # a layer's inward matrices; the outward ones are quantised together with them
     of_experts = sum(chosen.quantises(linear) for linear in experts)
     also = f" and the experts of {of_experts} of {len(experts)} layers" if experts else ""
     kept = "routers, norms and convolutions" if experts else "norms and convolutions"
@@ -228,7 +230,7 @@ def _too_small(chosen: BlockQuantization) -> str:
 def _expansion(
     topic: str, config: EngineConfig, model: ModelSpec, stored: StoredWeights, dtype: str, why: str
 ) -> Decision:
-    """What becomes of a checkpoint's quantised weights where nothing is quantised."""
+    """Return the decision on a checkpoint's quantised weights that are dequantized."""
     whole = model.weight_bytes(dtype)
     in_files = whole - sum(
         weight.num_elements * DTYPE_BYTES[dtype] - stored.num_bytes(weight)

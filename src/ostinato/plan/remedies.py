@@ -25,7 +25,7 @@ CACHE_STEPS = 32
 """Sizes of the cache that are tried before bisecting between two of them."""
 
 MOST_MEMORY = 2**50
-"""Bytes up to which the memory of a device is searched that would do."""
+"""Upper bound, in bytes, of the search for a device memory that would do."""
 
 LOWEST: dict[str, Callable[[EngineConfig], int]] = {
     "max_num_seqs": lambda _: 1,
@@ -34,16 +34,16 @@ LOWEST: dict[str, Callable[[EngineConfig], int]] = {
     "encoder_max_items_per_batch": lambda _: 1,
     "encoder_cache_tokens": lambda _: 1,
 }
-"""Settings of which less always fits where more does, with the least that they may be."""
+"""Settings whose smaller values always fit where larger ones do, with their minimum."""
 
 LOWERED_IF_GIVEN = ("expected_prefix_tokens", "encoder_max_items_per_batch", "encoder_cache_tokens")
-"""Those of them that, left open, are no reason why something does not fit."""
+"""Settings among them that are no reason why something does not fit, if they are left open."""
 
 
 def working_remedies(
     remedies: Iterable[Remedy], config: EngineConfig, model: ModelSpec, device: DeviceSpec
 ) -> list[Remedy]:
-    """`remedies` with values that also fit: each the nearest one that does, left out if there is none."""
+    """Return `remedies` with values that also fit: each the nearest one that does, left out if there is none."""
     works = _works_with(config, model, device)
     found: list[Remedy] = []
     for remedy in remedies:
@@ -60,11 +60,10 @@ def working_remedies(
 
 
 def capacity_remedies(failure: DoesNotFit, config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> list[Remedy]:
-    """One remedy for each setting that has a value that works, all else being as the user gave it or left
-    it."""
+    """Return one remedy for each setting that has a working value, with all other settings unchanged."""
     works = _works_with(config, model, device)
     found: dict[str, Any] = {
-        # An open one was lowered to 1 already, so only a given one can be.
+        # An open value was lowered to 1 already, so only a given one can be lowered.
         "max_num_seqs": _less_of_given("max_num_seqs", config, works),
         "max_num_batched_tokens": _max_num_batched_tokens(failure, config, works),
         "max_model_len": _largest_below(failure.limits.max_model_len, "max_model_len", config, works),
@@ -83,7 +82,10 @@ def capacity_remedies(failure: DoesNotFit, config: EngineConfig, model: ModelSpe
 
 
 def least_memory(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> int | None:
-    """The least memory in whole MiB, more than the device has, with which it fits, in bytes; None if none does."""
+    """Return the smallest device memory in bytes with which it fits, or None if none is enough.
+
+    It is in whole MiB, and more than the device has.
+    """
 
     def fits(mebibytes: int) -> bool:
         try:
@@ -97,8 +99,10 @@ def least_memory(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> 
 
 
 def advice(failure: DoesNotFit, remedies: list[Remedy], least: int | None) -> str:
-    """The remedies as one sentence, such as "lower max_num_seqs to at most 512, or raise ...". Where there are none,
-    `least` is the memory that a device needs."""
+    """Return the remedies as one sentence, such as "lower max_num_seqs to at most 512, or raise ...".
+
+    Without remedies it names `least`, the memory that a device needs.
+    """
     tried = {
         "max_num_seqs": failure.limits.max_num_seqs,
         "max_num_batched_tokens": failure.limits.max_num_batched_tokens,
@@ -142,14 +146,14 @@ def _less_of_given(setting: str, config: EngineConfig, works: Works) -> int | No
 
 
 def _smaller_budgets(config: EngineConfig, works: Works) -> list[int] | None:
-    """Given ones without the largest, as few of these as need be."""
+    """Return the given budgets without the largest, dropping as few of them as needed."""
     budgets = list(config.encoder_token_budgets or ())
     kept = largest(1, len(budgets) - 1, lambda count: works("encoder_token_budgets", budgets[:count]))
     return None if kept is None else budgets[:kept]
 
 
 def _without_budgets(config: EngineConfig, works: Works) -> list[Remedy]:
-    """Open ones, if given ones stand in the way: at most one remedy."""
+    """Return the remedy to leave the budgets open, if given ones prevent a fit: at most one."""
     is_given = config.encoder_token_budgets is not None
     return [Remedy("encoder_token_budgets", None)] if is_given and works("encoder_token_budgets", None) else []
 
@@ -168,14 +172,14 @@ def _max_num_batched_tokens(failure: DoesNotFit, config: EngineConfig, works: Wo
 
 
 def _max_capture_size(failure: DoesNotFit, config: EngineConfig, works: Works) -> int | None:
-    """Given sizes have their largest already."""
+    """Return the largest capture size that works; None with given sizes, which contain their largest already."""
     if config.capture_sizes is not None or config.graph_mode not in PIECEWISE_MODES:
         return None
     return largest(1, failure.captured_tokens - 1, partial(works, "max_capture_size"))
 
 
 def fewer_drafts(config: EngineConfig, works: Works) -> list[Remedy]:
-    """Fewer drafts of the same method; or none, if that alone works; at most one remedy."""
+    """Return a remedy with fewer drafts of the same method, or none if only that works: at most one remedy."""
     speculative = config.speculative
     if speculative is None:
         return []
@@ -190,17 +194,17 @@ def fewer_drafts(config: EngineConfig, works: Works) -> list[Remedy]:
 
 
 def _memory_utilization(config: EngineConfig, device: DeviceSpec, works: Works) -> float | None:
-    """In whole percents, since nobody tunes it finer."""
+    """Return the utilization in whole percents, since finer tuning is not useful."""
     current = config.memory_utilization or DEFAULT_MEMORY_UTILIZATION[device.kind]
     percent = smallest(int(current * 100) + 1, 100, lambda value: works("memory_utilization", value / 100))
     return None if percent is None else percent / 100
 
 
 def _cache_memory(failure: DoesNotFit, config: EngineConfig, works: Works) -> int | None:
-    """The least that works, if it is more than now; else the most that leaves room for the rest."""
+    """Return the smallest size that works, if it is more than now; else the largest that leaves room for the rest."""
     budget, rows = failure.budget, config.max_num_seqs or 1
-    # An open max_model_len is lowered where one request does not fit, but not to make room for slots: so what
-    # works begins somewhere between the shortest and the longest request.
+    # An open max_model_len is lowered if one request does not fit, but not to make room for slots: so the smallest
+    # working size is between the needs of the shortest and the longest request.
     lengths = (config.max_model_len or budget.block_size, failure.wanted.max_model_len)
     tokens = (config.max_num_batched_tokens or 1, failure.wanted.max_num_batched_tokens)
     needs = (cache_need(budget, rows, *each) for each in zip(lengths, tokens, strict=True))
@@ -215,15 +219,17 @@ def _cache_memory(failure: DoesNotFit, config: EngineConfig, works: Works) -> in
         return None
     if budget.cache_size is None or budget.cache_size < need:
         return _round_size(need, works, up=True)
-    # A default shrinks to what is left, so the same size may work when it is given.
+    # A default shrinks to the memory that is left, so the same size may work when it is given.
     highest = budget.cache_size - 1 if budget.cache_is_given else budget.cache_size
     most = largest(need, highest, partial(works, "cache_memory"))
     return None if most is None else _round_size(most, works, up=False)
 
 
 def _round_size(size: int, works: Works, *, up: bool) -> int:
-    """The size in the largest unit of which it has a hundred, or in KiB: short to type, and next to what is needed. As
-    it is, if only that works."""
+    """Return the size in the largest unit with a count of at least 100, or in KiB, rounded towards the side that works.
+
+    Such a size is short to type and close to what is needed. It is returned unrounded if only that works.
+    """
     for unit in (GiB, MiB, KiB):
         count = -(-size // unit) if up else size // unit
         if count >= (100 if unit > KiB else 1) and works("cache_memory", count * unit):

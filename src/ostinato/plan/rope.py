@@ -1,4 +1,4 @@
-"""RopeSpec: rotary position embedding, and the frequencies that one means, fixed for the longest request."""
+"""RopeSpec: rotary position embedding, and its frequencies, fixed for the longest request."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ostinato.plan.decision import Decision
 
 @dataclass(frozen=True)
 class RopeSpec:
-    """Rotary position embedding as the checkpoint asks for it.
+    """Rotary position embedding of the checkpoint.
 
     `kind` is one of `default`, `linear`, `llama3`, `yarn`, `dynamic`, `factors`; `parameters` holds that kind's own
     factors under the names that config.json uses. `rotary_dim` is the number of rotated elements of each head.
@@ -24,15 +24,17 @@ class RopeSpec:
     original_max_position: int
     parameters: dict[str, Any]
     sections: tuple[int, int, int] | None = None
-    """How many of the angles belong to time, height and width (M-RoPE), which take turns (see `plan.rope.axes`);
-    None: tokens stand in a line."""
+    """Numbers of angles for time, height and width (M-RoPE), which are interleaved (see `plan.rope.axes`).
+
+    None: tokens have one position each.
+    """
 
 
 def axes(rope: RopeSpec) -> list[int]:
-    """Which of a token's positions each angle is of: 0 time, 1 height, 2 width.
+    """Return, for each angle, which of a token's positions it uses: 0 time, 1 height, 2 width.
 
-    With sections height and width have every third angle, until they have as many as their section says, or there
-    are no more (the interleaved M-RoPE of Qwen3-VL, arXiv 2511.21631, section 2.1); all others are time's.
+    With sections, height and width have every third angle, until they have as many as their section says, or there are
+    no more (the interleaved M-RoPE of Qwen3-VL, arXiv 2511.21631, section 2.1); all others are time's.
     """
     if rope.sections is None:
         return [0] * (rope.rotary_dim // 2)
@@ -40,11 +42,11 @@ def axes(rope: RopeSpec) -> list[int]:
 
 
 def resolve_rope(rope: RopeSpec, max_model_len: int) -> tuple[RopeSpec, Decision | None]:
-    """The embedding that serves requests of up to `max_model_len` tokens, with frequencies that stay fixed.
+    """Return the embedding that serves requests of up to `max_model_len` tokens, with frequencies that stay fixed.
 
-    Only `dynamic` depends on length. Up to its original length it equals `default`; beyond that, theta is
-    enlarged for the longest request and kept for all: theta * (factor * length / original - (factor - 1)) **
-    (dim / (dim - 2)), the NTK-aware scaling that transformers computes for a sequence of that length.
+    Only `dynamic` depends on length. Up to its original length it equals `default`; beyond that, theta is enlarged for
+    the longest request and used for all: theta * (factor * length / original - (factor - 1)) ** (dim / (dim - 2)), the
+    NTK-aware scaling that transformers computes for a sequence of that length.
     """
     if rope.kind != "dynamic":
         return rope, None
@@ -62,7 +64,7 @@ def resolve_rope(rope: RopeSpec, max_model_len: int) -> tuple[RopeSpec, Decision
 
 
 def inverse_frequencies(rope: RopeSpec) -> tuple[list[float], float]:
-    """(radians per position for each pair of rotated elements, factor on cosine and sine).
+    """Return (radians per position for each pair of rotated elements, factor on cosine and sine).
 
     `dynamic` must have been resolved. The definitions are those of transformers: linear divides all frequencies; llama3
     (Llama 3.1) divides the low ones and blends in between by wavelength; yarn (Peng et al. 2023, arXiv 2309.00071,
@@ -106,7 +108,7 @@ def _yarn_frequencies(plain: list[float], rope: RopeSpec) -> list[float]:
 
 
 def _yarn_ramp(rope: RopeSpec) -> tuple[float, float]:
-    """The pairs between which extrapolation gives way to interpolation: those that make beta rotations."""
+    """Return the pairs between which extrapolation turns into interpolation: those that make beta rotations."""
 
     def pair_with(rotations: float) -> float:
         wavelength_ratio = rope.original_max_position / (rotations * 2 * math.pi)
@@ -117,7 +119,7 @@ def _yarn_ramp(rope: RopeSpec) -> tuple[float, float]:
     if rope.parameters.get("truncate", True):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, rope.rotary_dim - 1)
-    # A ramp of no width would divide by zero.
+    # A ramp of width 0 would divide by zero.
     return low, high + 0.001 if low == high else high
 
 

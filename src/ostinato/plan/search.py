@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 
 def largest(low: int, high: int, works: Callable[[int], bool]) -> int | None:
-    """The largest of `low` to `high` that works, if all smaller ones work too; None if not even `low`
-    does."""
+    """Return the largest of `low` to `high` that works, if all smaller ones work too; None if not even `low` does."""
     if low > high or not works(low):
         return None
     if works(high):
@@ -22,7 +21,6 @@ def largest(low: int, high: int, works: Callable[[int], bool]) -> int | None:
 
 
 def smallest(low: int, high: int, works: Callable[[int], bool]) -> int | None:
-    """The smallest of `low` to `high` that works, if all larger ones work too; None if not even `high`
-    does."""
+    """Return the smallest of `low` to `high` that works, if all larger ones work too; None if not even `high` does."""
     found = largest(-high, -low, lambda value: works(-value))
     return None if found is None else -found

@@ -1,4 +1,4 @@
-"""EffectiveSettings: what the engine runs with, after every open setting has its value."""
+"""EffectiveSettings: the settings that the engine runs with, after every open one has its value."""
 
 from __future__ import annotations
 
@@ -18,12 +18,11 @@ from ostinato.plan.rope import RopeSpec
 
 
 class EffectiveSettings(EngineConfig):
-    """The config with its open settings decided, as far as a single value says what was decided: a setting that is
-    None is still open, and the plan's sections tell what came of it.
+    """Config after planning. A setting that is None has its outcome in another section of the plan.
 
-    `device` is `cpu` or `cuda`; `quantization` is how the weights are while the model runs; `kv_cache_dtype` is `int8`
-    or the model's dtype; `threads` is None where it is left to torch (on a GPU); `rope` is resolved for
-    `max_model_len`, and None for a model without rotary embedding.
+    `device` is `cpu` or `cuda`; `quantization` is that of the weights while the model runs; `kv_cache_dtype` is `int8`
+    or the model's dtype; `threads` is None where torch chooses it (on a GPU); `rope` is resolved for `max_model_len`,
+    and None for a model without rotary embedding.
     """
 
     model_config = ConfigDict(strict=False)
@@ -42,10 +41,10 @@ class EffectiveSettings(EngineConfig):
     def of(
         cls, config: EngineConfig, *, rope: RopeSpec | None, quantization: AnyQuantization | None, **decided: Any
     ) -> Self:
-        """`config` with values for its open settings. A value that was given is never another one here."""
+        """Return `config` with values for its open settings. Given values never change here."""
         asked = {name: getattr(config, name) for name in EngineConfig.model_fields}
         for name, value in decided.items():
-            # A model without state layers has no state to keep, whatever the mode.
+            # A model without state layers plans mode `none`, whatever mode was given.
             is_open = (
                 not config.is_given(name) or asked[name] == "auto" or (name, value) == ("state_cache_mode", "none")
             )
@@ -54,7 +53,7 @@ class EffectiveSettings(EngineConfig):
 
 
 def choose_dtype(config: EngineConfig, model: ModelSpec) -> tuple[str, list[Decision]]:
-    """The dtype of weights and activations: the given one, else the checkpoint's."""
+    """Return the dtype of weights and activations: the given one, else the checkpoint's."""
     if config.dtype in ("auto", model.dtype):
         return model.dtype, []
     reason = f"as given, though the checkpoint's weights are {model.dtype}: they are converted while loading"
@@ -62,9 +61,9 @@ def choose_dtype(config: EngineConfig, model: ModelSpec) -> tuple[str, list[Deci
 
 
 def choose_ssm_state_dtype(config: EngineConfig, model: ModelSpec) -> tuple[str, list[Decision]]:
-    """The dtype of SSM states in slots: the given one, else the checkpoint's wish, else float32.
+    """Return the dtype of SSM states in slots: the given one, else the checkpoint's, else float32.
 
-    ModelError if the checkpoint wishes for one that is not supported.
+    ModelError if the checkpoint asks for one that is not supported.
     """
     given = config.ssm_state_dtype != "auto"
     dtype = config.ssm_state_dtype if given else model.ssm_state_dtype or "float32"
@@ -86,7 +85,7 @@ def choose_ssm_state_dtype(config: EngineConfig, model: ModelSpec) -> tuple[str,
 
 
 def _check_width(model: ModelSpec, dtype: str) -> None:
-    """ConfigError where a state layer's operations take states of 32 bits alone."""
+    """Raise ConfigError if a state layer's operations only take states of 32 bits."""
     wide = sorted({mixer.kind for mixer in model.state_layers if mixer.needs_float32})
     if wide:
         raise ConfigError(
@@ -97,7 +96,7 @@ def _check_width(model: ModelSpec, dtype: str) -> None:
 
 
 def _check_rounding(model: ModelSpec, dtype: str) -> None:
-    """ConfigError where a state layer's operations round states of 16 bits to nearest alone."""
+    """Raise ConfigError if a state layer's operations only round states of 16 bits to nearest."""
     others = {mixer.kind for mixer in model.state_layers if mixer.state.recurrent_elements} - {
         mixer.kind for mixer in model.state_layers if mixer.rounds_stochastically
     }
@@ -110,8 +109,10 @@ def _check_rounding(model: ModelSpec, dtype: str) -> None:
 
 
 def choose_threads(config: EngineConfig, device: DeviceSpec) -> int | None:
-    """CPU threads of a rank: the given number, else its part of the cores that the process may use; on a GPU torch's
-    own choice."""
+    """Return the CPU threads of a rank: the given number, else its part of the cores that the process may use.
+
+    On a GPU it is None, which means torch's own choice.
+    """
     if config.threads is not None:
         return config.threads
     return max(1, device.cores // config.tensor_parallel_size) if device.kind == "cpu" else None

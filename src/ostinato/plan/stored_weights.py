@@ -1,4 +1,4 @@
-"""How a checkpoint holds quantised weights, whatever its format: what its config.json says, and what it may run as."""
+"""Quantised weights as a checkpoint stores them, in any format: what its config.json says, and what they may run as."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ Numbers = Literal["int8", "int4", "float8"]
 class StoredWeights:
     """Weights of `numbers` times scales, as `method` (a `quant_method` of config.json) writes them.
 
-    A scale is for a row, or for `group_size` elements of one; of float8 it may also be for the whole matrix
-    (`block` is (0, 0)) or for a `block` of (rows, elements of a row). `ignore` and `ignores_stacks` are those of
-    `Quantization`.
+    A scale is for a row, or for `group_size` elements of one; for float8 it may also be for the whole matrix (`block`
+    is (0, 0)) or for a `block` of (rows, elements of a row). `ignore` and `ignores_stacks` are those of `Quantization`.
     """
 
     method: str
@@ -28,22 +27,22 @@ class StoredWeights:
     ignore: tuple[str, ...] = ()
     ignores_stacks: bool = False
     is_packed: bool = True
-    """Whether several integers lie in one int32."""
+    """True if several integers are packed into one int32."""
     has_zeros: bool = False
-    """Whether each group has a zero point; without one it is the middle, 8 of 0 to 15."""
+    """True if each group has a zero point; without one it is the middle, 8 of 0 to 15."""
     zero_offset: int = 0
-    """What is added to the zero points of the file."""
+    """Number that is added to the zero points of the file."""
     in_groups_by_index: bool = False
-    """Whether a tensor beside the weight says which group each element of a row belongs to (act-order)."""
+    """True if a second tensor says which group each element of a row belongs to (act-order)."""
     block: tuple[int, int] | None = None
     wants_small_activations: bool = False
-    """Whether its config asks for activations of few bits too, which are left as they are here."""
+    """True if its config also asks for quantised activations, which stay unquantised here."""
 
     def quantization(self, read: Collection[str]) -> AnyQuantization | None:
-        """What such weights run as, without a change of their values, where kernels read blocks of the formats `read`;
-        None: they are expanded.
+        """Return the quantization that such weights run as without a change of their values.
 
-        Where theirs is not among them, 4-bit integers less their zero points are 8-bit integers with the same scales.
+        None: they are dequantized. `read` are the block formats that kernels read. If their format is not among them,
+        4-bit integers minus their zero points become 8-bit integers with the same scales.
         """
         if self.expands_because(read) is not None:
             return None
@@ -53,8 +52,10 @@ class StoredWeights:
 
     @property
     def block_format(self) -> str | None:
-        """In which the weights lie where kernels read blocks; None: there is none. One scale for a row, or for all
-        rows, is the same for each of its groups."""
+        """Block format of the weights, where kernels read blocks; None: there is none.
+
+        One scale for a row, or for all rows, is repeated for each of its groups.
+        """
         if self.numbers == "int4":
             return f"int4_g{self.group_size or 128}"
         if self.numbers == "float8":
@@ -63,7 +64,7 @@ class StoredWeights:
         return None
 
     def expands_because(self, read: Collection[str]) -> str | None:
-        """Why no kernel reads such weights; None: they run as `quantization`."""
+        """Return why no kernel reads such weights; None: they run as `quantization`."""
         if self.numbers == "float8" and not {*FLOAT8} & {*read}:
             return "no kernel here reads float8 weights"
         if self.numbers == "float8" and self.block_format is None:
@@ -74,12 +75,17 @@ class StoredWeights:
 
     @property
     def has_order(self) -> bool:
-        """Whether elements with one scale are no neighbours. Where all of a row have one, no order matters."""
+        """True if elements with one scale are not adjacent.
+
+        If a whole row shares one scale, the order does not matter.
+        """
         return self.in_groups_by_index and self.group_size is not None
 
     def fits(self, blocks: str | None) -> bool:
-        """Whether a place takes the weights without a change of their values: one in blocks of this format, or one of
-        8-bit integers with a scale for each row or group (None)."""
+        """Return whether the weights can be stored in this form without a change of their values.
+
+        `blocks` is a block format, or None for 8-bit integers with a scale for each row or group.
+        """
         if blocks is None and self.has_order:
             return False
         alike = {"int4": (*INT4, None), "float8": FLOAT8, "int8": (None,)}[self.numbers]
@@ -99,11 +105,14 @@ class StoredWeights:
         return "one scale per row" if self.group_size is None else f"one scale per {self.group_size} elements of a row"
 
     def covers(self, weight: Weight) -> bool:
-        """Whether a row of the weight table is quantised in the checkpoint."""
+        """Return whether a row of the weight table is quantised in the checkpoint."""
         return Quantization(None, self.ignore, self.ignores_stacks).quantises(weight)
 
     def num_bytes(self, weight: Weight) -> int:
-        """About what a quantised weight takes in the checkpoint, with scales of 16 bits and zero points of 4."""
+        """Return the approximate bytes of a quantised weight in the checkpoint.
+
+        Scales count as 16 bits and zero points as 4.
+        """
         per_weight = 0.5 if self.numbers == "int4" else 1.0
         rows, columns = weight.out_size, weight.in_size
         if self.block is not None:

@@ -1,4 +1,4 @@
-"""Decisions on whose tokenizer and chat template are used."""
+"""Decisions on which tokenizer and chat template are used."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ostinato.plan.model import ModelSpec
 
 
 def text_decisions(config: EngineConfig, model: ModelSpec) -> Iterator[Decision]:
-    """Those that were given, in place of the checkpoint's own."""
+    """Yield the decisions on a tokenizer or template that was given in place of the checkpoint's own."""
     if config.tokenizer is not None:
         reason = "as given, in place of the checkpoint's, and its chat template too"
         if model.given_tokens is not None:

@@ -1,4 +1,4 @@
-"""VisionSpec: the encoder of images as the plan sees it."""
+"""VisionSpec: the encoder of images in the plan."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from ostinato.plan.weights import Weight, num_elements
 
 @dataclass(frozen=True)
 class VisionSpec:
-    """A vision encoder, as the plan sees it: a transformer over patches of images, whose outputs stand in for tokens.
+    """Vision encoder in the plan: a transformer over patches of images, whose outputs replace token embeddings.
 
-    An item is one image, or one temporal patch (`temporal_patch_size` frames) of a video. Each of its
-    `merge_size ** 2` neighbouring patches give one output token, of `hidden_rows` vectors of `out_hidden_size`: one
-    that takes the place of the token's embedding, and one for each of the first layers of the text model (DeepStack),
-    taken behind the encoder's layers `deepstack_layers`.
+    An item is one image, or one temporal patch (`temporal_patch_size` frames) of a video. Each of its `merge_size ** 2`
+    neighbouring patches give one output token, of `hidden_rows` vectors of `out_hidden_size`: one that replaces the
+    token's embedding, and one for each of the first layers of the text model (DeepStack), taken after the encoder's
+    layers `deepstack_layers`.
     """
 
     hidden_size: int
@@ -28,19 +28,21 @@ class VisionSpec:
     in_channels: int
     out_hidden_size: int
     num_positions: int
-    """Learned position embeddings, of a square grid."""
+    """Number of learned position embeddings, which form a square grid."""
     deepstack_layers: tuple[int, ...]
     image_token_id: int
     video_token_id: int
     start_token_id: int
-    """Stands before an image's tokens."""
+    """Token before an image's tokens."""
     end_token_id: int
     weights: tuple[Weight, ...] = ()
     calls: Calls = NO_CALLS
-    """For one output token."""
+    """Calls for one output token."""
     smallest_item: int = 64
-    """Output tokens of the smallest image, as the checkpoint's image processor makes it: 64 are 256 x 256 pixels in
-    patches of 16."""
+    """Output tokens of the smallest image, as the checkpoint's image processor makes it.
+
+    64 tokens are 256 x 256 pixels in patches of 16.
+    """
 
     @property
     def parameters(self) -> int:
@@ -57,7 +59,7 @@ class VisionSpec:
 
     @property
     def token_side(self) -> int:
-        """Pixels along a side of what an output token stands for."""
+        """Pixels along a side of the area that an output token represents."""
         return self.merge_size * self.patch_size
 
     @property

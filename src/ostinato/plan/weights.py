@@ -1,4 +1,4 @@
-"""The weight table: one row for each tensor of a model, with all that is to be known of it before it is read."""
+"""The weight table: one row for each tensor of a model, with everything that is known of it before it is read."""
 
 from __future__ import annotations
 
@@ -12,23 +12,22 @@ from typing import Literal
 Role = Literal["linear", "router", "experts", "embedding", "norm", "bias", "convolution", "per_head"]
 
 EACH = "*"
-"""In place of an expert's number in the name of a checkpoint's tensor, where a file has those of all experts as one."""
+"""Placeholder for an expert's number in a tensor's name, where a file has the tensors of all experts as one."""
 
 _EXPERT = re.compile(r"(?<=\.experts\.)\d+(?=\.)")
 
 
 def of_all_experts(name: str) -> str:
-    """`mlp.experts.3.up_proj.weight` -> `mlp.experts.*.up_proj.weight`; other names as they are."""
+    """Return `mlp.experts.*.up_proj.weight` for `mlp.experts.3.up_proj.weight`; other names are unchanged."""
     return _EXPERT.sub(EACH, name)
 
 
 @dataclass(frozen=True)
 class Weight:
-    """One tensor of a model, which may hold several of a checkpoint's.
+    """One tensor of a model, which may consist of several of a checkpoint's.
 
-    `names` are the checkpoint's tensors that lie in it, one behind the other along the first dimension that they have
-    there. `sizes` says how much each takes of it; without it all take the same. Experts are stacked:
-    [experts, out, in].
+    `names` are the checkpoint's tensors that it consists of, concatenated along their first dimension. `sizes` are
+    their parts of this dimension; without it all parts are equal. Experts are stacked: [experts, out, in].
     """
 
     shape: tuple[int, ...]
@@ -36,38 +35,42 @@ class Weight:
     names: tuple[str, ...] = ("weight",)
     sizes: tuple[int, ...] = ()
     in_float32: bool = False
-    """Whether it is float32 whatever the model's dtype is."""
+    """True if it is float32 whatever the model's dtype is."""
     is_less_one: bool = False
-    """Whether it is a norm's that multiplies by it and 1."""
+    """True for a norm's weight w that multiplies by 1 + w."""
     can_be_quantised: bool = False
     beside: tuple[str, ...] = ()
-    """Names of tensors that lie elsewhere and are quantised only together with this one: the experts' other matrix."""
+    """Names of other tensors that are quantised only together with this one: the experts' other matrix."""
     in_size_beside: int = 0
     """Elements of a row of these."""
     is_lm_head: bool = False
-    """Whether it gives the logits, as its own matrix or as the embedding that is tied to it."""
+    """True if it computes the logits, as a separate matrix or as the embedding that is tied to it."""
     is_stack: bool = False
-    """Whether the checkpoint too has experts as one tensor, which is no linear there."""
+    """True if the checkpoint has experts as one tensor too, which is no linear there."""
     whole_name: str = ""
-    """The name under which a checkpoint may have one tensor in place of those of `names`."""
+    """Name under which a checkpoint may have one tensor in place of those of `names`."""
     is_gated: bool = False
-    """Whether the first half of its outputs are the gates of the others, so that both are read at a time."""
+    """True if the first half of its outputs are the gates of the second, so that a kernel reads both together."""
     interleaved: tuple[int, ...] = ()
-    """Sizes of parts whose rows take turns in the checkpoint: so many of the first, of the second, and so on, and then
-    again. Here all rows of a part lie together."""
+    """Sizes of parts whose rows are interleaved in the checkpoint: this many rows of each part in turn, repeatedly.
+
+    In this tensor all rows of a part are contiguous.
+    """
     turns_first: bool = False
-    """Whether the first part of those is a stack of matrices, one for each turn, that lie transposed here."""
+    """True if the first of these parts is a stack of matrices, one per repetition, that are transposed here."""
     segments: tuple[int, ...] = ()
-    """Sizes of the parts that are each cut for themselves among ranks: of what all of its tensors have of the dimension
-    that is cut, one behind the other, or each of them. Without segments a tensor is cut as one."""
+    """Sizes of the parts that are sharded separately among ranks. Without segments a tensor is sharded as one.
+
+    They divide the sharded dimension of all its tensors together, or of each of them.
+    """
     stored_shape: tuple[int, ...] = ()
-    """In the checkpoint, where that differs."""
+    """Shape in the checkpoint, if it differs."""
     stored_transposed: bool = False
-    """Whether the checkpoint has the first dimension last."""
+    """True if the checkpoint has the first dimension last."""
 
     @property
     def can_be_blocks(self) -> bool:
-        """Whether it may lie in blocks: what can be quantised can, and the embedding, of which rows are looked up."""
+        """True if it may be in blocks: all that can be quantised, and the embedding, whose rows are looked up."""
         return (self.can_be_quantised or self.role == "embedding") and not self.stored_shape
 
     @property
@@ -86,12 +89,12 @@ class Weight:
 
     @property
     def names_of_all_experts(self) -> tuple[str, ...]:
-        """`names`, those of all experts as one."""
+        """Names like `names`, with those of all experts as one."""
         return self._of_all_experts(self.names)
 
     @property
     def beside_of_all_experts(self) -> tuple[str, ...]:
-        """`beside` likewise."""
+        """Names like `beside`, with those of all experts as one."""
         return self._of_all_experts(self.beside)
 
     def _of_all_experts(self, names: tuple[str, ...]) -> tuple[str, ...]:
@@ -107,11 +110,11 @@ class Weight:
         return tuple(name.removesuffix(".weight") for name in (*self.names, *self.beside))
 
     def under(self, prefix: str) -> Weight:
-        """The same with a prefix before each name."""
+        """Return the weight with a prefix before each name."""
         names, beside = (tuple(prefix + name for name in each) for each in (self.names, self.beside))
         return replace(self, names=names, beside=beside, whole_name=self.whole_name and prefix + self.whole_name)
 
 
 def num_elements(weights: Iterable[Weight], in_float32: bool | None = None) -> int:
-    """Of all weights together, or of those that are float32 whatever the model's dtype is, or of the others."""
+    """Return the number of elements of all weights, or of those with (without) `in_float32`."""
     return sum(weight.num_elements for weight in weights if in_float32 in (None, weight.in_float32))

@@ -1,4 +1,4 @@
-"""Layers whose attention has a window: whether their keys and values have panes, and what the plan says of it."""
+"""Window blocks for layers with sliding-window attention, and the plan's decisions about them."""
 
 from __future__ import annotations
 
@@ -15,26 +15,28 @@ if TYPE_CHECKING:
 
 
 def pane_window(model: ModelSpec, max_model_len: int) -> int:
-    """The window by which all layers with one let go of panes: the longest of theirs. 0 if there is none, or if no
-    request can be longer: all layers are in blocks then."""
+    """Return the longest attention window, which decides when window blocks of all layers with a window are freed.
+
+    0 if there is none, or if no request can be longer: then all layers are in blocks.
+    """
     longest = max((layer.window for layer in model.attention_layers if layer.window is not None), default=0)
     return longest if longest < max_model_len else 0
 
 
 def pane_rules(memory: MemoryPlan, block_size: int, step_tokens: int) -> PaneRules | None:
-    """Of a plan; None without panes. `step_tokens`: its `max_num_batched_tokens`."""
+    """Return a plan's rules for window blocks, or None without them. `step_tokens` is its `max_num_batched_tokens`."""
     return PaneRules(memory.pane_window, block_size, step_tokens) if memory.pane_window else None
 
 
 def pane_bytes(model: ModelSpec, block_size: int, dtype: str) -> int:
-    """Bytes of one pane: keys and values of `block_size` tokens in all layers with a window."""
+    """Return the bytes of one window block: keys and values of `block_size` tokens in all layers with a window."""
     return block_size * sum(bytes_per_token(each, dtype) for each in model.attention_layers if each.window is not None)
 
 
 def window_decisions(
     model: ModelSpec, memory: MemoryPlan, max_model_len: int, block_size: int, step_tokens: int
 ) -> list[Decision]:
-    """What panes save of the longest request, and how many of it there is room for."""
+    """Return the decision that says what window blocks save for the longest request, and how many such requests fit."""
     rules = pane_rules(memory, block_size, step_tokens)
     if rules is None:
         return []

@@ -1,1 +1,4 @@
-"""Which of several engines gets a request: pure functions and their state. Imports neither torch nor a cluster."""
+"""Choice of the engine for a request, among several: pure functions and their state.
+
+Imports neither torch nor a cluster.
+"""

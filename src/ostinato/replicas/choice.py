@@ -1,4 +1,4 @@
-"""The choice of a replica for one prompt: where it is computed soonest, hit and queue counted in seconds."""
+"""Choice of a replica for one prompt: the one that computes it soonest, with hit and queue counted in seconds."""
 
 from __future__ import annotations
 
@@ -11,49 +11,52 @@ from typing import Literal
 from ostinato.cache.eviction import EvictionCosts
 
 MOST_SHARE = 1.25
-"""A busy replica that was given more than so many times the mean of the work is passed over."""
+"""Largest ratio of a busy replica's work to the mean work. A busy replica above it gets no further request."""
 
 
 class ChoiceReason(StrEnum):
-    """Why a replica was chosen."""
+    """Reason why a replica was chosen."""
 
     LONGEST_HIT = "longest_hit"
-    """No other replica has more of the prompt, and this one has something of it."""
+    """No other replica has more of the prompt cached, and this one has a part."""
     SHORTER_QUEUE = "shorter_queue"
-    """Another one has more of it, and its queue would take longer than that saves."""
+    """Another replica has more of the prompt, but waiting in its queue would cost more time than that saves."""
     LESS_LOADED = "less_loaded"
-    """Another one would be sooner, and was given more than its share of the work."""
+    """Another replica would be sooner, but was given more than its share of the work."""
     NOTHING_CACHED = "nothing_cached"
-    """None has anything of it."""
+    """No replica has any of the prompt cached."""
     TWO_CHOICES = "two_choices"
-    """Of two drawn at random, it had fewer requests."""
+    """The replica had fewer requests than another one, both drawn at random."""
 
 
 Policy = Literal["prefix", "two_choices"]
-"""How a replica is chosen: by what it has cached (`choose`), or the less busy one of two random ones
-(`less_busy_of_two`), which is there to be compared with."""
+"""Rule for choosing a replica.
+
+`prefix` chooses by the cached prefix (`choose`). `two_choices` takes the less busy of two random replicas
+(`less_busy_of_two`), and serves as a baseline.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class PromptTimes:
-    """How long prompts take: their FLOPs at a constant rate, in FLOPs per second."""
+    """Estimate of prompt times: the FLOPs of a prompt at a constant rate, in FLOPs per second."""
 
     costs: EvictionCosts
     flops_per_second: float
 
     @classmethod
     def of_step(cls, costs: EvictionCosts, num_tokens: int, seconds: float) -> PromptTimes:
-        """At the rate of a step that computes a prompt of `num_tokens` tokens in `seconds`, as a plan predicts it."""
+        """Return times at the rate of a planned step, which computes a prompt of `num_tokens` tokens in `seconds`."""
         return cls(costs, costs.flops(0, num_tokens) / seconds)
 
     def seconds(self, hit: int, num_tokens: int) -> float:
-        """Of a prompt of `num_tokens` tokens, the first `hit` of them cached."""
+        """Return the time of a prompt of `num_tokens` tokens, the first `hit` of them cached."""
         return self.costs.flops(hit, num_tokens) / self.flops_per_second
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A replica that may be given the request. Times in seconds."""
+    """A replica that may get the request. Times are in seconds."""
 
     name: str
     hit: int = 0
@@ -63,9 +66,9 @@ class Candidate:
     recent: float = 0.0
     """Work that it was given lately."""
     is_own: bool = False
-    """Whether the request's session was here last."""
+    """True if the request's session was here last."""
     num_requests: int = 0
-    """Those that it has."""
+    """Number of its unfinished requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +81,10 @@ class Choice:
 
 
 def choose(candidates: Sequence[Candidate], num_tokens: int, times: PromptTimes) -> Choice:
-    """The replica that has computed a prompt of `num_tokens` tokens first, after its queue.
+    """Choose the replica that finishes a prompt of `num_tokens` tokens first, after its queue.
 
-    Among equals: the session's own, then the longest hit, the one given the least work, the first by name. The order
-    of `candidates` does not matter; there is one at least.
+    Among equals: the session's own, then the longest hit, the one given the least work, the first by name. The order of
+    `candidates` does not matter; there is at least one.
     """
     assert candidates, "a request needs a replica to go to"
     mean = sum(each.recent for each in candidates) / len(candidates)
@@ -102,7 +105,7 @@ def choose(candidates: Sequence[Candidate], num_tokens: int, times: PromptTimes)
 
 
 def less_busy_of_two(candidates: Sequence[Candidate], draws: Random) -> Choice:
-    """The one with fewer requests of two that `draws` picks, whatever they have cached."""
+    """Choose the replica with fewer requests of two that `draws` picks, whatever they have cached."""
     pair = draws.sample(list(candidates), min(2, len(candidates)))
     best = min(pair, key=lambda each: each.num_requests)
     return Choice(best.name, best.hit, ChoiceReason.TWO_CHOICES)

@@ -1,4 +1,4 @@
-"""What the router is asked about a request: its prompt's chain, its conversation, and the answer to be expected."""
+"""Inputs of the router for a request: its prompt's block hashes, its conversation, and the expected answer length."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ostinato.replicas.choice import PromptTimes
 from ostinato.replicas.router import MOST_SESSIONS
 
 FADING = 0.02
-"""What the length of one answer counts in the mean of all."""
+"""Weight of one answer's length in the running mean."""
 
 
 def times_of(plan: Plan) -> tuple[PromptTimes, float]:
-    """How long prompts take, and what a token of an answer takes of a replica in seconds, as the plan predicts both.
+    """Return the plan's predictions of prompt times, and of a replica's seconds per token of an answer.
 
-    Where it predicts nothing, FLOPs stand for both: seconds are then of a machine with one FLOP per second.
+    Without predictions, FLOPs take the place of both: seconds are then those of a machine with one FLOP per second.
     """
     flops = plan.state_cache.prefill_flops
     costs = EvictionCosts(
@@ -34,16 +34,16 @@ def times_of(plan: Plan) -> tuple[PromptTimes, float]:
 
 
 def chain_of(token_ids: Sequence[int], block_size: int, salt: str | None, media: Iterable[MediaSpan] = ()) -> Chain:
-    """A prompt's full blocks, as the replicas' index has them."""
+    """Return the block hashes of a prompt's full blocks, as in the replicas' index."""
     chain = Chain(block_size, salt, tuple(media))
     chain.extend(lambda start, end: tuple(token_ids[start:end]), len(token_ids))
     return chain
 
 
 class Conversations:
-    """Tells which prompt goes on from which: a turn of a conversation begins with the turn before it.
+    """Recognizes conversations: the prompt of a turn begins with the prompt of the turn before.
 
-    No client has to say so. A chain's hash holds the salt, so conversations of two salts are two.
+    Clients need not name them. A block hash includes the salt, so conversations of two salts differ.
     """
 
     def __init__(self, most: int = MOST_SESSIONS) -> None:
@@ -52,7 +52,10 @@ class Conversations:
         self._num_made = 0
 
     def session(self, chain: Chain) -> str:
-        """The conversation whose last prompt this one begins with, or a new one; the prompt is its last from now on."""
+        """Return the conversation whose last prompt is a prefix of this one, or a new one.
+
+        This prompt is the conversation's last one from now on.
+        """
         found = next((key for key in reversed(chain.keys) if key in self._of_key), None)
         if found is None:
             self._num_made += 1
@@ -70,16 +73,16 @@ class Conversations:
 
 
 class AnswerLengths:
-    """The mean length of answers, those of lately counting more."""
+    """Mean length of answers, in which recent ones count more."""
 
     def __init__(self) -> None:
         self._mean: float | None = None
 
     def note(self, num_tokens: int) -> None:
-        """An answer has ended."""
+        """Count an answer that has ended."""
         self._mean = num_tokens if self._mean is None else self._mean + FADING * (num_tokens - self._mean)
 
     def expected(self, most: int | None) -> int:
-        """Of an answer that may have `most` tokens; 0 before any has ended."""
+        """Return the expected length of an answer that may have `most` tokens; 0 before any has ended."""
         mean = round(self._mean or 0)
         return mean if most is None else min(mean, most)

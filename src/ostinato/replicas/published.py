@@ -1,4 +1,4 @@
-"""What a replica tells of its prefix index: the chain hashes at which a prompt may hit, as changes."""
+"""Reports of a replica's prefix index: the block hashes at which a prompt may hit, sent as changes."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from heapq import nlargest
 from ostinato.cache.index import Entry, PrefixIndex
 
 MOST_KEYS = 2**14
-"""Chain hashes that one replica tells of; 8 bytes each on their way."""
+"""Most block hashes that one replica reports; 8 bytes each in a message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Number `number` of one replica, from 0. Where `is_whole`, `added` is everything and nothing from before holds."""
+    """Changes of one replica's index, numbered from 0.
+
+    If `is_whole`, `added` is everything and replaces what was before.
+    """
 
     number: int
     added: tuple[int, ...] = ()
@@ -23,8 +26,11 @@ class Changes:
 
 
 def hit_keys(index: PrefixIndex, has_state: bool, most: int = MOST_KEYS) -> frozenset[int]:
-    """The hashes of the chains up to which a prompt can be taken from the index: those with a checkpoint, or without
-    state layers all. Of more than `most`, those used last. O(entries)."""
+    """Return the block hashes at which a prompt may hit the index.
+
+    These are the hashes with a checkpoint, or all without state layers. If there are more than `most`, those used last.
+    O(entries).
+    """
     entries: list[Entry] = [each.entry for each in index.checkpoints] if has_state else list(index)
     if len(entries) > most:
         entries = nlargest(most, entries, key=_last_use)
@@ -32,19 +38,19 @@ def hit_keys(index: PrefixIndex, has_state: bool, most: int = MOST_KEYS) -> froz
 
 
 def _last_use(entry: Entry) -> tuple[int, int]:
-    """Of two that one request used, the one further on saves more."""
+    """Return the sort key by last use. Of two entries that one request used, the longer prefix saves more."""
     return max(entry.last_use, -1 if entry.checkpoint is None else entry.checkpoint.last_use), entry.end
 
 
 class Publisher:
-    """The replica's side: remembers what it has told."""
+    """The replica's side, which remembers what it has reported."""
 
     def __init__(self) -> None:
         self._told: frozenset[int] | None = None
         self._number = 0
 
     def changes(self, keys: frozenset[int], whole: bool = False) -> Changes | None:
-        """What is new since the last call, or everything at first and where `whole`; None where nothing is."""
+        """Return the changes since the last call, or everything at first and if `whole`; None without changes."""
         told = self._told
         if told is None or whole:
             message = Changes(self._number, tuple(sorted(keys)), is_whole=True)
@@ -58,7 +64,7 @@ class Publisher:
 
 
 class Published:
-    """The router's side, of one replica."""
+    """The router's side, for one replica."""
 
     def __init__(self) -> None:
         self._keys: set[int] = set()
@@ -69,11 +75,11 @@ class Published:
 
     @property
     def is_known(self) -> bool:
-        """Whether everything that the replica told has arrived. If not, nothing of it counts as cached."""
+        """True if all reports of the replica have arrived. If not, nothing counts as cached there."""
         return self._next is not None
 
     def apply(self, changes: Changes) -> bool:
-        """Take in a message. False if one before it is missing: then the replica is to tell everything anew."""
+        """Apply a report. Returns False if one before it is missing: then the replica must report everything anew."""
         if changes.is_whole:
             self._keys = set(changes.added)
         elif changes.number == self._next:
@@ -87,7 +93,7 @@ class Published:
         return True
 
     def depth(self, keys: Sequence[int]) -> int:
-        """How many blocks of the chain `keys` the replica has up to its last checkpoint in it."""
+        """Return how many of the blocks with hashes `keys` the replica has, up to its last checkpoint among them."""
         for depth in range(len(keys), 0, -1):
             if keys[depth - 1] in self._keys:
                 return depth

@@ -1,4 +1,4 @@
-"""The router: what it knows of every replica, and what it has sent where."""
+"""The router: its knowledge of every replica, and the requests that it has sent."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ HALF_LIFE = 60.0
 """Seconds after which work that was given counts half."""
 
 UNPUBLISHED_SECONDS = 60.0
-"""How long the prompt that a session sent counts as cached, though its replica has not told of it. It may have been
-evicted since, so what is published decides later."""
+"""Seconds for which a session's last prompt counts as cached before its replica has reported it.
+
+It may be evicted meanwhile, so reports decide later.
+"""
 
 MOST_SESSIONS = 2**16
 
@@ -43,7 +45,7 @@ class _Replica:
 
 @dataclass(slots=True)
 class _Sent:
-    """A request that has not ended: where it is, and its work there in seconds."""
+    """An unfinished request: its replica, and its work there in seconds."""
 
     replica: str
     prompt: float
@@ -52,8 +54,10 @@ class _Sent:
 
 @dataclass(frozen=True, slots=True)
 class _Session:
-    """Where it was last, and the chain hash of its last prompt's blocks there: they will be cached before they are
-    published. `since`: when."""
+    """Last replica of a session, and the depth and block hash of its last prompt there.
+
+    The blocks will be cached before they are reported. `since` is when the prompt was sent.
+    """
 
     replica: str
     depth: int
@@ -62,9 +66,10 @@ class _Session:
 
 
 class Router:
-    """Chooses a replica for every request, and follows it to its end. Times are in seconds, `now` on any clock.
+    """Chooses a replica for every request, and tracks the request to its end. Times are in seconds, `now` on any clock.
 
-    `seconds_per_output` is what a token of an answer takes of a replica, a step's time shared among its rows.
+    `seconds_per_output` is the time that a token of an answer takes of a replica: a step's time divided by its batch
+    rows.
     """
 
     def __init__(
@@ -81,12 +86,12 @@ class Router:
         self._sessions: OrderedDict[tuple[str | None, str], _Session] = OrderedDict()
 
     def add(self, name: str) -> None:
-        """A replica has come, or has come back with an empty cache."""
+        """Add a replica that has joined, or has come back with an empty cache."""
         self.remove(name)
         self._replicas[name] = _Replica()
 
     def remove(self, name: str) -> list[str]:
-        """A replica is gone. -> the requests that it had, which are forgotten."""
+        """Remove a replica, and return its requests, which are forgotten."""
         self._replicas.pop(name, None)
         lost = [request_id for request_id, sent in self._sent.items() if sent.replica == name]
         for request_id in lost:
@@ -96,11 +101,11 @@ class Router:
         return lost
 
     def drain(self, name: str) -> None:
-        """A replica takes no new requests from now on."""
+        """Send no new requests to a replica from now on."""
         self._replicas[name].takes_new = False
 
     def apply(self, name: str, changes: Changes) -> bool:
-        """Take in what a replica told of its index. False if it is to tell everything anew."""
+        """Apply a replica's report of its index. Returns False if it must report everything anew."""
         return self._replicas[name].published.apply(changes)
 
     def route(
@@ -113,10 +118,10 @@ class Router:
         session: str | None = None,
         among: Collection[str] | None = None,
     ) -> Choice | None:
-        """Where the request goes, which is then counted as sent there; None if no replica takes new ones, or none of
-        those that it may go to (`among`; None: to all).
+        """Choose a replica for the request, and count the request as sent there.
 
-        `chain` holds the prompt's `num_tokens` tokens, `num_outputs` are expected. Sessions of two salts are two.
+        None if no replica of `among` (None: of all) takes new requests. `chain` holds the prompt's `num_tokens` tokens,
+        `num_outputs` are expected. Sessions of two salts differ.
         """
         assert request_id not in self._sent, f"request {request_id} has been sent already"
         # A hit ends before the last token.
@@ -153,21 +158,21 @@ class Router:
         return choice
 
     def begun(self, request_id: str) -> None:
-        """The request's first token has come: its prompt is no work any more."""
+        """Note the request's first token: its prompt is no work any more."""
         sent = self._sent.get(request_id)
         if sent is not None:
             self._less(sent.replica, sent.prompt)
             sent.prompt = 0.0
 
     def ended(self, request_id: str) -> None:
-        """The request has ended in any way. One that is not known is passed over."""
+        """Note that the request has ended in any way. An unknown request is ignored."""
         sent = self._sent.pop(request_id, None)
         if sent is not None:
             self._replicas[sent.replica].num_sent -= 1
             self._less(sent.replica, sent.prompt + sent.output)
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless queues are what was sent and has not ended."""
+        """Raise AssertionError unless every queue equals the unfinished work that was sent."""
         for name, replica in self._replicas.items():
             own = [sent for sent in self._sent.values() if sent.replica == name]
             queue = sum(sent.prompt + sent.output for sent in own)
@@ -180,11 +185,11 @@ class Router:
 
     def _less(self, name: str, work: float) -> None:
         replica = self._replicas[name]
-        # An empty queue is exactly 0, whatever rounding left of its sum: the choice asks for that.
+        # An empty queue is exactly 0, without rounding errors: the choice compares it with 0.
         replica.queue = max(0.0, replica.queue - work) if replica.num_sent else 0.0
 
 
 def _goes_on(before: _Session, keys: Sequence[int], now: float) -> bool:
-    """Whether the prompt with these chain hashes begins with the one that its session sent lately."""
+    """Return whether the prompt with these block hashes begins with the one that its session sent lately."""
     is_late = now - before.since > UNPUBLISHED_SECONDS
     return not is_late and before.depth <= len(keys) and keys[before.depth - 1] == before.key

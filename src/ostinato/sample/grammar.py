@@ -1,4 +1,7 @@
-"""Grammars: a guide, compiled for one tokenizer, says which tokens may come next. The library is imported when used."""
+"""Grammars: a guide compiled for one tokenizer, which decides the tokens that may come next.
+
+The library is imported when it is used.
+"""
 
 from __future__ import annotations
 
@@ -20,20 +23,20 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _NUM_CACHED = 16
-# Only what is used of it takes memory; a guide of the greatest length needs less than a quarter.
+# Only the used part takes memory; a guide of the greatest length needs less than a quarter.
 _STACK_BYTES = 2**28
 _STACK_LOCK = threading.Lock()
-# So many tokens a matcher takes in one step, at most.
+# Most tokens that a matcher takes in one step.
 _PIECE = 16
 _MAX_REASON = 500
-# Where the library repeats the lines of a grammar around what it found.
+# The library's excerpt of the grammar's lines around an error.
 _EXCERPT = re.compile(r"\n\s*\d+ \| ")
-# Where in a grammar that nobody wrote the library found it.
+# The library's position of an error in a generated grammar.
 _PLACE = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")
 
 
 class TokenizerSource(Protocol):
-    """What is needed of a tokenizer."""
+    """The parts of a tokenizer that a grammar needs."""
 
     @property
     def max_token_id(self) -> int: ...
@@ -41,31 +44,36 @@ class TokenizerSource(Protocol):
 
 
 class Grammar:
-    """A guide, compiled. It serves any number of outputs, of one engine."""
+    """A compiled guide. It serves any number of outputs, of one engine."""
 
     def __init__(self, guide: Guide, eos_token_ids: Collection[int], make: Callable[[], LLMatcher]) -> None:
-        """`make` compiles it; what that raises, this raises."""
+        """Compile the guide with `make`, and raise what that raises."""
         self.guide = guide
         self.eos_token_ids = frozenset(eos_token_ids)
         self._make = make
         self._first = _on_a_deep_stack(make)
 
     def start(self) -> LLMatcher:
-        """A matcher before the first token. All share the automaton that their texts build, as far as it is built."""
+        """Return a matcher before the first token.
+
+        All matchers share the automaton that their tokens have built so far.
+        """
         return self._first.deep_copy()
 
     def renew(self) -> LLMatcher:
-        """As `start`, with an automaton of its own, which those that start later share: the last one grew too large."""
+        """Return a matcher with a new automaton, which later matchers share, after the last one grew too large."""
         self._first = _on_a_deep_stack(self._make)
         return self.start()
 
 
 class GrammarCompiler:
-    """Compiles guides for one tokenizer, and keeps the last few. Any thread may call it."""
+    """Compiler of guides for one tokenizer; it keeps the last few. Any thread may call it."""
 
     def __init__(self, tokenizer: TokenizerSource, vocab_size: int, eos_token_ids: Collection[int]) -> None:
-        """`vocab_size` is the model's, which may be padded. Those of `eos_token_ids` that the tokenizer knows end an
-        output where its grammar may end."""
+        """Set up the compiler. `vocab_size` is the model's, which may be padded.
+
+        Those of `eos_token_ids` that the tokenizer knows end an output where its grammar may end.
+        """
         self._source = tokenizer
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
@@ -75,7 +83,7 @@ class GrammarCompiler:
         self._tokenizer_lock = threading.Lock()
 
     def compile(self, guide: Guide) -> Grammar:
-        """The grammar of a guide; a new one takes from a millisecond to about a second, without the interpreter's lock.
+        """Return the grammar of a guide. Compiling takes from a millisecond to about a second, without the GIL.
 
         Raises RequestError, with the library's reason, if it cannot be compiled, or not for this tokenizer.
         """
@@ -92,7 +100,7 @@ class GrammarCompiler:
         return grammar
 
     def prepare(self) -> LLTokenizer:
-        """The tokenizer's texts as a tree of bytes; made once, in up to some seconds for a large vocabulary."""
+        """Return the tokenizer's tokens as a tree of bytes; made once, in up to some seconds for a large vocabulary."""
         with self._tokenizer_lock:
             if self._tokenizer is None:
                 self._tokenizer = _read_tokenizer(self._source, self._vocab_size, self._eos_token_ids)
@@ -118,7 +126,7 @@ def _read_tokenizer(source: TokenizerSource, vocab_size: int, eos_token_ids: Col
 
 
 def _make_matcher(guide: Guide, tokenizer: LLTokenizer) -> LLMatcher:
-    """A matcher before the first token; RequestError if the guide cannot be compiled."""
+    """Return a matcher before the first token. Raises RequestError if the guide cannot be compiled."""
     from llguidance import LLMatcher
 
     try:
@@ -126,7 +134,7 @@ def _make_matcher(guide: Guide, tokenizer: LLTokenizer) -> LLMatcher:
     except ValueError as error:
         raise RequestError(_refused(str(error))) from None
     if not matcher.is_error():
-        # It shows a grammar that no text follows, and what it computes serves every copy.
+        # This finds grammars that no text follows, and its results serve every copy.
         matcher.compute_bitmask()
     if matcher.is_error():
         reason = _reason(matcher)
@@ -137,8 +145,10 @@ def _make_matcher(guide: Guide, tokenizer: LLTokenizer) -> LLMatcher:
 
 
 def _on_a_deep_stack(work: Callable[[], T]) -> T:
-    """What `work` gives, in a thread of its own: the library recurses as deep as references and rules lead, and a stack
-    that is too small for that is the end of the process."""
+    """Return the result of `work`, run in a thread with a large stack.
+
+    The library recurses as deep as references and rules lead, and a stack that is too small ends the process.
+    """
     result: Future[T] = Future()
 
     def run() -> None:
@@ -161,7 +171,7 @@ def _refused(reason: str) -> str:
 
 
 def _reason(matcher: LLMatcher) -> str:
-    """Why a matcher has failed, in the library's words."""
+    """Return the reason why a matcher has failed, in the library's words."""
     said = _EXCERPT.split(matcher.get_error().replace("<non-verbose/>", ""))[0]
     reason = " ".join(said.split())
     if reason == "NoExtensionBias":
@@ -170,7 +180,7 @@ def _reason(matcher: LLMatcher) -> str:
 
 
 def _limits() -> LLParserLimits:
-    """What one grammar may take: some 25 MB for its automaton, and some ten milliseconds for a token."""
+    """Return the limits of one grammar: some 25 MB for its automaton, and some ten milliseconds for a token."""
     from llguidance import LLParserLimits
 
     return LLParserLimits(
@@ -183,31 +193,34 @@ def _limits() -> LLParserLimits:
 
 
 class Guidance:
-    """How far one output is within its grammar: a function of its tokens alone, brought up to date at O(new tokens).
+    """Progress of one output within its grammar: a function of its tokens alone, updated at O(new tokens).
 
-    `ahead` are tokens guessed behind the output. What is asked with them changes nothing for those who ask without.
+    `ahead` are tokens guessed after the output. Queries with them change nothing for queries without.
     """
 
     def __init__(self, grammar: Grammar, output_token_ids: Sequence[int]) -> None:
-        """`output_token_ids` is the request's own list, which grows; its tokens are ones that `allowed` allowed."""
+        """Start before the first token of `output_token_ids`, the request's list, which grows.
+
+        Its tokens are ones that `allowed` allowed.
+        """
         self._grammar = grammar
         self._output = output_token_ids
         self._matcher: LLMatcher | None = None
         self._num_taken = 0
         """Output tokens that the matcher has taken."""
         self._beyond: tuple[int, ...] = ()
-        """Tokens that it has taken behind them."""
+        """Tokens after those of the output that the matcher has taken."""
         self._allowed: dict[tuple[int, ...], bytes | None] = {}
-        """`allowed` behind the first `_num_known` tokens of output, by what is ahead of these."""
+        """Results of `allowed` after the first `_num_known` tokens of output, by the tokens ahead of these."""
         self._num_known = 0
         self.error: str | None = None
-        """The library's reason, if the grammar became too much for it behind the output."""
+        """Reason of the library, if the grammar became too much for it at this output."""
 
     def allowed(self, ahead: tuple[int, ...] = ()) -> bytes | None:
-        """The tokens that may follow, a bit each, lowest first: bit i % 8 of byte i // 8.
+        """Return the tokens that may follow, a bit each, lowest first: bit i % 8 of byte i // 8.
 
-        None where nothing may: the grammar has ended, or does not allow `ahead`, or is too much for the library.
-        Each is computed once, though a draft asks for it when it is made and when it is verified.
+        None if nothing may: the grammar has ended, or does not allow `ahead`, or is too much for the library. Each mask
+        is computed once, though a draft needs it when it is made and when it is verified.
         """
         if gained := tuple(self._output[self._num_known :]):
             num = len(gained)
@@ -218,20 +231,22 @@ class Guidance:
         return self._allowed[ahead]
 
     def ends_with(self, ahead: tuple[int, ...]) -> bool:
-        """Whether all of the grammar is there with `ahead`, which it allows, so that nothing can follow.
+        """Return whether the grammar is complete with `ahead`, which it allows, so that nothing can follow.
 
-        False behind an end token, which ends the output itself.
+        False after an end token, which ends the output itself.
         """
         return ahead[-1] not in self._grammar.eos_token_ids and self._ask(ahead, _is_stopped, certain=True) is True
 
     def _ask(self, ahead: tuple[int, ...], question: Callable[[LLMatcher], T], certain: bool = False) -> T | None:
-        """The matcher's answer behind the output and `ahead`; None if it does not go there, which is `certain` to be
-        allowed if so said."""
+        """Return the matcher's answer after the output and `ahead`; None if the matcher does not accept them.
+
+        `certain`: `ahead` is known to be allowed.
+        """
         if self.error is not None:
             return None
         reason = ""
-        # An automaton grows with all that is asked of it and those that share it: if it grew too large, one that has
-        # seen nothing but this output may do.
+        # An automaton grows with all queries of the matchers that share it. If it grew too large, a new one that sees
+        # only this output may do.
         for start in (self._grammar.start, self._grammar.renew):
             if self._matcher is None:
                 self._matcher, self._num_taken, self._beyond = start(), 0, ()
@@ -242,12 +257,12 @@ class Guidance:
             if not (lost or matcher.is_error()):
                 return answer
             reason, self._matcher = _reason(matcher), None
-        if not ahead or certain:  # else perhaps the output never goes there
+        if not ahead or certain:  # else the output may never contain `ahead`
             self.error = reason or "its automaton grows too large"
         return None
 
     def _move(self, matcher: LLMatcher, ahead: tuple[int, ...]) -> bool:
-        """Bring the matcher behind the output and `ahead`; whether it goes there."""
+        """Advance the matcher to the end of the output and `ahead`; return whether it accepts them."""
         gained, beyond = tuple(self._output[self._num_taken :]), self._beyond
         target = (*gained, *ahead)
         common = 0
@@ -258,7 +273,7 @@ class Guidance:
         taken = common
         for place in range(common, len(target), _PIECE):
             if place > common:
-                matcher.compute_bitmask()  # which begins a step, with fuel of its own
+                matcher.compute_bitmask()  # this begins a step, with new fuel
             piece = list(target[place : place + _PIECE])
             taken += (num := matcher.try_consume_tokens(piece))
             if num < len(piece):

@@ -1,5 +1,7 @@
-"""What the text of an output has to be: `Guide`, checked when it is made, and its grammar, in llguidance's dialect of
-Lark. Imports no torch and no grammar library."""
+"""Guides: rules for the text of an output (`Guide`), checked when made, and their grammars.
+
+Grammars are in llguidance's dialect of Lark. Imports no torch and no grammar library.
+"""
 
 from __future__ import annotations
 
@@ -19,38 +21,40 @@ if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
 MAX_CHARACTERS = {"json_schema": 65536, "regex": 4096, "choice": 16384, "lark": 65536}
-"""The longest text of each kind: the time and memory that a grammar can take grow with it, up to about a second."""
+"""Most characters of each kind: time and memory of a grammar grow with them, up to about a second."""
 MAX_MULTIPLE = 10_000
-"""Telling multiples of m takes an automaton of m states."""
+"""Largest common multiple for `multipleOf`: telling multiples of m takes an automaton of m states."""
 _MAX_DEPTH = 100
 _DECODER = json.JSONDecoder()
 
-# A slash, or a pair of which the first character escapes the second, or a line break.
+# A slash, or an escaped character with its backslash, or a line break.
 _TO_ESCAPE = re.compile(r"\\.|/|\n|\r", re.DOTALL)
 _ESCAPES = {"/": r"\/", "\n": r"\n", "\r": r"\r"}
-# A space, or a line break and what indents the line: without a bound, a model that likes blanks puts them out for ever.
+# A space, or a line break with an indent. Without a bound, a model that likes blanks would write them for ever.
 _WHITESPACE = r"( |\n( {0,32}|\t{0,8}))"
 JSON_OPTIONS: JsonCompileOptions = {
     "whitespace_pattern": _WHITESPACE,
     "whitespace_flexible": True,
     "item_separator": ",",
     "key_separator": ":",
-    # Nothing of a schema is passed over in silence.
+    # No part of a schema is ignored silently.
     "lenient": False,
     "coerce_one_of": False,
 }
-"""All that a schema itself could ask of the library, so that none can."""
+"""All options that a schema itself could set in the library, so that none can."""
 _ANY_SPELLING = '%llguidance {"no_forcing": true}'
-"""Where the next characters are certain, the library by itself allows only one way to cut them into tokens. A model may
-know them by other tokens."""
+"""Option that allows any tokens where the next characters are certain.
+
+By default the library allows only one way to cut them into tokens then. A model may know them by other tokens.
+"""
 
 
 @describe_fields
 class Guide(BaseModel):
-    """What the text of an output has to be: exactly one of the fields is given.
+    """Rule for the text of an output: exactly one of the fields is given.
 
-    Every output that its guide ends is of that form. One that `max_tokens`, `stop` or `stop_token_ids` ends is only a
-    beginning of it. Anything illegal is a RequestError.
+    Every output that its guide ends is of that form. An output that `max_tokens`, `stop` or `stop_token_ids` ends is
+    only a prefix of it. Anything illegal is a RequestError.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
@@ -64,8 +68,10 @@ class Guide(BaseModel):
     choice: tuple[str, ...] = Field(())
     """The output is one of these strings."""
     lark: str | None = None
-    """The output follows this grammar, in llguidance's dialect of Lark. It is for grammars that a program makes: time
-    and memory are bounded less tightly than those of the others."""
+    """The output follows this grammar, in llguidance's dialect of Lark.
+
+    It is for grammars that a program makes: time and memory are bounded less tightly than those of the others.
+    """
 
     def __init__(self, **settings: Any) -> None:
         try:
@@ -129,18 +135,18 @@ def _check_schema(text: str) -> None:
 
 
 def _schemas_in(lark: str) -> Iterator[Any]:
-    """The JSON values that stand behind %json in a Lark grammar."""
+    """Yield the JSON values after %json in a Lark grammar."""
     for place in re.finditer(r"%json\s+", lark):
         try:
             yield _DECODER.raw_decode(lark, place.end())[0]
         except ValueError:
-            continue  # in a string, or for the library to refuse
+            continue  # it is in a string, or the library will refuse it
         except RecursionError:
             raise ValueError(f"a schema is nested more than {_MAX_DEPTH} deep") from None
 
 
 def _check_cost(schemas: list[Any]) -> None:
-    """Raise ValueError for what the library itself does not bound of the cost of schemas."""
+    """Raise ValueError if schemas cost too much in parts that the library itself does not bound."""
     patterns, multiples = 0, set[Decimal]()
     for part in _objects(schemas):
         pattern, several, multiple = part.get("pattern"), part.get("patternProperties"), part.get("multipleOf")
@@ -158,7 +164,7 @@ def _check_cost(schemas: list[Any]) -> None:
 
 
 def _objects(schemas: list[Any]) -> Iterator[dict[str, Any]]:
-    """Every object in schemas."""
+    """Yield every object in the schemas."""
     level = schemas
     for _ in range(_MAX_DEPTH):
         yield from (value for value in level if isinstance(value, dict))
@@ -174,7 +180,7 @@ def _objects(schemas: list[Any]) -> Iterator[dict[str, Any]]:
 
 
 def _common_multiple(values: set[Decimal]) -> int:
-    """The least common multiple of decimal numbers, in units of the last digit that any of them has."""
+    """Return the least common multiple of decimal numbers, in units of the last digit that any of them has."""
     exponents = [int(value.normalize().as_tuple().exponent) for value in values]
     last = min(0, *exponents)
     if last < -9 or max(values) > MAX_MULTIPLE:
@@ -192,11 +198,11 @@ def _problems(error: ValidationError, known: list[str]) -> Iterator[str]:
 
 
 def lark_grammar(guide: Guide) -> str:
-    """The grammar of a guide. It allows every sequence of tokens whose text follows the guide."""
+    """Return the grammar of a guide. It allows every sequence of tokens whose text follows the guide."""
     if guide.lark is not None:
         rules = guide.lark
     elif guide.choice:
-        # As one terminal: an automaton, however many there are.
+        # One terminal for all makes one automaton, however many there are.
         rules = f"start: CHOICE\nCHOICE: {lark_term(guide)}"
     else:
         rules = f"start: {lark_term(guide)}"
@@ -204,7 +210,7 @@ def lark_grammar(guide: Guide) -> str:
 
 
 def lark_term(guide: Guide) -> str:
-    """What stands for a guide within a rule. The guide is of any kind but `lark`."""
+    """Return the term for a guide within a rule. The guide is of any kind but `lark`."""
     if guide.json_object or guide.json_schema is not None:
         schema = {"type": "object"} if guide.json_schema is None else json.loads(guide.json_schema)
         return f"%json {json.dumps({**schema, 'x-guidance': JSON_OPTIONS}, ensure_ascii=False)}"
@@ -214,5 +220,5 @@ def lark_term(guide: Guide) -> str:
 
 
 def escaped(regex: str) -> str:
-    """A regular expression as it stands between slashes."""
+    """Return a regular expression escaped for use between slashes."""
     return _TO_ESCAPE.sub(lambda found: _ESCAPES.get(found[0], found[0]), regex)

@@ -8,18 +8,16 @@ import torch
 
 from ostinato.schedule.batch import TokenLogprobs
 
-# So many logits are normalised at a time, as their log-probabilities are a copy.
+# Number of logits that are normalised at a time, as their log-probabilities are a copy.
 _SLAB = 2**22
 
 
 def score(
     logits: torch.Tensor, logits_rows: Sequence[int], token_ids: Sequence[int], num_top: Sequence[int]
 ) -> list[TokenLogprobs]:
-    """Score `token_ids[i]` by row `logits_rows[i]` of `logits` [positions, vocab], with the `num_top[i]` best
-    tokens.
+    """Score `token_ids[i]` by row `logits_rows[i]` of `logits` [positions, vocab], with the `num_top[i]` best tokens.
 
-    The best come first, of equal ones the lowest id; the rank is 1 plus the number of tokens that are more
-    likely.
+    The best come first, of equal ones the lowest id; the rank is 1 plus the number of tokens that are more likely.
     """
     scored: list[TokenLogprobs] = []
     slab = max(1, _SLAB // logits.shape[-1])
@@ -33,11 +31,11 @@ def score(
 def _score_slab(logits: torch.Tensor, token_ids: Sequence[int], num_top: Sequence[int]) -> list[TokenLogprobs]:
     logprobs = logits.log_softmax(dim=-1)
     ids = torch.tensor(token_ids, device=logits.device)[:, None]
-    # In int32, as torch makes a copy of what it adds up in the dtype of the sum.
+    # The sum is in int32, as torch copies its input to the dtype of the sum.
     ranks = ((logits > logits.gather(1, ids)).sum(dim=-1, dtype=torch.int32) + 1).tolist()
     own = logprobs.gather(1, ids).squeeze(1).tolist()
     vocab_size = logits.shape[-1]
-    # One more than asked for, to see whether the last place is shared.
+    # One more than asked for shows whether the last place is shared.
     most = min(max(num_top) + 1, vocab_size) if max(num_top) > 0 else 0
     best = logits.topk(most, dim=-1)
     best_ids, best_logits = best.indices.tolist(), best.values.tolist()
@@ -57,7 +55,7 @@ def _score_slab(logits: torch.Tensor, token_ids: Sequence[int], num_top: Sequenc
 def _top_with_ties(
     logits: torch.Tensor, logprobs: torch.Tensor, wanted: int, threshold: float
 ) -> list[tuple[int, float]]:
-    """The best `wanted` of one row where several tokens share the last place."""
+    """Return the best `wanted` tokens of one row if several tokens share the last place."""
     ids = (logits >= threshold).nonzero().squeeze(1)
     order = logits[ids].sort(descending=True, stable=True).indices[:wanted]
     ids = ids[order]

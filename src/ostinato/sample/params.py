@@ -1,4 +1,4 @@
-"""What a request asks of sampling: `SamplingParams`, checked when it is made. Imports no torch."""
+"""Sampling parameters of a request: `SamplingParams`, checked when made. Imports no torch."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from ostinato.sample.guide import Guide
 
 @describe_fields
 class SamplingParams(BaseModel):
-    """How the tokens of one request are chosen and when it ends.
+    """Settings for sampling the tokens of one request, and for its end.
 
-    An unknown name or an illegal value is a RequestError. The order in which the settings act on the logits
-    is in `sample.processing`.
+    An unknown name or an illegal value is a RequestError. The order in which the settings act on the logits is in
+    `sample.processing`.
     """
 
     model_config = ConfigDict(
@@ -43,31 +43,35 @@ class SamplingParams(BaseModel):
     logit_bias: dict[int, float] = Field(default_factory=dict)
     """Token id -> a number from -100 to 100 that is added to its logit."""
     seed: int | None = Field(None, ge=-(2**63), lt=2**64)
-    """Same seed, same tokens, whatever else is in the batch. Without one it is made of the engine's seed and the number
-    of the request."""
+    """Same seed, same tokens, whatever else is in the batch.
+
+    Without one it is derived from the engine's seed and the number of the request.
+    """
     stop: tuple[str, ...] = ()
     """Strings that end the output; also given as one string."""
     stop_token_ids: tuple[int, ...] = ()
     """Token ids that end the output, besides the model's end tokens."""
     min_tokens: int = Field(0, ge=0)
-    """Before so many tokens, neither end tokens nor `stop_token_ids` nor `stop` end the output."""
+    """Tokens before which neither end tokens nor `stop_token_ids` nor `stop` end the output."""
     max_tokens: int | None = Field(256, ge=1)
     """Most tokens of output; None is as many as `max_model_len` leaves."""
     ignore_eos: bool = False
     """Go on after the model's end tokens."""
     guide: Guide | None = None
-    """What the text of the output has to be: JSON of a schema, a regular expression, one of some strings; see `Guide`.
-    The output ends where nothing can follow, and may end, with an end token, where it is complete."""
+    """Rule for the text of the output: JSON of a schema, a regular expression, one of some strings; see `Guide`.
+
+    The output ends where nothing can follow, and may end, with an end token, where it is complete.
+    """
     n: int = Field(1, ge=1, le=1024)
-    """How many outputs to sample for the prompt."""
+    """Number of outputs to sample for the prompt."""
     logprobs: int | None = Field(None, ge=0)
-    """Give the log-probability of each output token and of so many most likely ones."""
+    """Give the log-probability of each output token and of this many most likely ones."""
     prompt_logprobs: int | None = Field(None, ge=0)
-    """The same for the tokens of the prompt."""
+    """Give the log-probability of each prompt token and of this many most likely ones."""
     skip_special_tokens: bool = True
     """Leave special tokens out of the text."""
     include_stop_str_in_output: bool = False
-    """Whether the text ends with the stop string that ended it."""
+    """Keep the stop string that ended the output at the end of its text."""
 
     def __init__(self, **settings: Any) -> None:
         try:
@@ -104,7 +108,7 @@ class SamplingParams(BaseModel):
     @field_validator("logit_bias", mode="before")
     @classmethod
     def _read_json_keys(cls, value: Any) -> Any:
-        """JSON objects have string keys, so `"17"` is token 17."""
+        """Convert string keys to token ids, since JSON objects have string keys: `"17"` is token 17."""
         if value is None:
             return {}
         if not isinstance(value, dict):
@@ -144,22 +148,24 @@ class SamplingParams(BaseModel):
 
     @property
     def draw_settings(self) -> tuple[float, float, float, float]:
-        """A row of what the kernel `sample` takes."""
+        """Settings of one row for the kernel `sample`."""
         return self.temperature, self.top_k, self.top_p, self.min_p
 
     @property
     def has_penalties(self) -> bool:
-        """Whether the tokens seen so far change the logits."""
+        """True if the tokens seen so far change the logits."""
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
     def replace(self, **changes: Any) -> SamplingParams:
-        """A checked copy with `changes`; what was not set stays not set."""
+        """Return a checked copy with `changes`; what was not set stays not set."""
         return SamplingParams(**{**self.model_dump(exclude_unset=True), **changes})
 
 
 def check_token_ids(params: SamplingParams, vocab_size: int, eos_token_ids: Collection[int] = ()) -> None:
-    """Raise RequestError if `logit_bias` or `stop_token_ids` names a token that the model does not have, or if
-    `min_tokens` would rule out all tokens."""
+    """Raise RequestError if a setting names a token that the model does not have, or rules out all tokens.
+
+    `logit_bias` and `stop_token_ids` name tokens; `min_tokens` may rule out all.
+    """
     for setting, ids in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
         outside = sorted(token for token in ids if not 0 <= token < vocab_size)
         if outside:
@@ -181,7 +187,7 @@ def _shortened(ids: list[int]) -> str:
 
 
 def _request_error(error: ValidationError, known: Iterable[str]) -> RequestError:
-    """One error for everything that is wrong, with the nearest legal value of each number out of range."""
+    """Return one error for everything that is wrong, with the nearest legal value of each number out of range."""
     problems: list[str] = []
     remedies: list[Remedy] = []
     known = list(known)

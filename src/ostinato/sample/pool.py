@@ -1,4 +1,4 @@
-"""What a request that asks for an embedding gathers, chunk by chunk; and the vector that it becomes."""
+"""Pooling for an embedding, chunk by chunk, and the vector that it becomes."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ostinato.models.pooling import PoolingKind, load_pooling
 from ostinato.sample.params import SamplingParams
 
 POOLED = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
-"""Of a request for an embedding: the step that ends its prompt ends it."""
+"""Sampling parameters of a request for an embedding: the step that ends its prompt ends it."""
 
 
 class Pool:
-    """The last hidden state of a prompt, or the sum of all."""
+    """The last hidden state of a prompt, or the sum of all hidden states."""
 
     def __init__(self, kind: PoolingKind) -> None:
         self.kind = kind
@@ -25,9 +25,11 @@ class Pool:
         self._count = 0
 
     def add(self, vector: np.ndarray, start: int, count: int) -> None:
-        """[hidden] float32: of kind `mean` the sum over the tokens at positions `start` to `start + count - 1`, else
-        the last hidden state."""
-        if self.kind == "last" or start == 0:  # a request that was preempted begins anew
+        """Add a vector of [hidden] float32 for the tokens at positions `start` to `start + count - 1`.
+
+        It is the sum over these tokens for the kind `mean`, else the last hidden state.
+        """
+        if self.kind == "last" or start == 0:  # a preempted request starts again
             self._sum, self._count = np.zeros(vector.shape, np.float64), 0
         assert self._sum is not None
         assert self.kind == "last" or start == self._count, "every token is counted once, in order"
@@ -35,14 +37,16 @@ class Pool:
         self._count += 1 if self.kind == "last" else count
 
     def vector(self) -> np.ndarray:
-        """-> [hidden] float32"""
+        """Return the pooled vector, [hidden] float32."""
         assert self._sum is not None, "the whole prompt is computed"
         return (self._sum / self._count).astype(np.float32)
 
 
 def shaped(vector: np.ndarray, normalize: bool, dimensions: int | None = None) -> np.ndarray:
-    """The first `dimensions` elements of [hidden] float32, of length 1 if `normalize`. A vector of zeros stays one.
-    ValueError if an element is not finite."""
+    """Return the first `dimensions` elements of [hidden] float32, of length 1 if `normalize`.
+
+    A vector of zeros stays one. Raises ValueError if an element is not finite.
+    """
     if not np.isfinite(vector).all():
         raise ValueError("the model gave a hidden state that is not finite")
     vector = vector[:dimensions].astype(np.float64)
@@ -54,7 +58,7 @@ def shaped(vector: np.ndarray, normalize: bool, dimensions: int | None = None) -
 
 @dataclass(frozen=True)
 class Embedding:
-    """How the vectors of a request are made."""
+    """Settings for the vectors of a request."""
 
     kind: PoolingKind
     normalize: bool
@@ -69,10 +73,10 @@ class Embedding:
         normalize: bool | None,
         dimensions: int | None,
     ) -> Embedding:
-        """As a caller says; where he does not, as the checkpoint in `directory` does.
+        """Return the pooling from the request, else from the checkpoint's configuration in `directory`.
 
-        RequestError for what is no kind, and for dimensions that a vector of [hidden_size] does not have; ModelError if
-        the checkpoint asks for what is not implemented.
+        Raises RequestError for an unknown kind, and for dimensions that a vector of [hidden_size] does not have;
+        ModelError if the checkpoint asks for what is not implemented.
         """
         if kind is None or normalize is None:
             of_checkpoint = load_pooling(directory)
@@ -86,6 +90,6 @@ class Embedding:
         return cls(kind, normalize, dimensions)
 
     def vector(self, pooled: np.ndarray | None) -> np.ndarray:
-        """Of what the engine gave for a prompt."""
+        """Return the embedding of a prompt from the engine's pooled vector."""
         assert pooled is not None, "an embedding was asked for"
         return shaped(pooled, self.normalize, self.dimensions)

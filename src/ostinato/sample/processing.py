@@ -1,10 +1,10 @@
-"""From the model's logits to those that a token is drawn from.
+"""Logits processing: from the model's logits to those that a token is sampled from.
 
-The order: logit bias, `min_tokens` (end tokens are ruled out), repetition penalty, frequency and presence
-penalty, the guide (what its grammar does not allow is ruled out); then, unless greedy, temperature, top-k, top-p,
-min-p. The first five are `adjust`, the others `restrict`. The guide is the last of the five, so that nothing lifts what
-it rules out, and before the others, so that these choose among what it allows. Where tokens tie at the threshold of
-top-k or top-p, all of them are kept, so that what is kept does not depend on any order.
+The order: logit bias, `min_tokens` (end tokens are ruled out), repetition penalty, frequency and presence penalty, the
+guide (what its grammar does not allow is ruled out); then, unless greedy, temperature, top-k, top-p, min-p. The first
+five are `adjust`, the others `restrict`. The guide is the last of the five, so that nothing lifts what it rules out,
+and before the others, so that these select among what it allows. If tokens tie at the threshold of top-k or top-p, all
+of them are kept, so that the result does not depend on any order.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ostinato.sample.state import Pick
 _OFFSETS_OF_BYTES = torch.from_numpy(
     np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), 0, -np.inf)
 ).float()
-"""[256, 8]: of each byte's bits, lowest first, 0 where it is set and -inf elsewhere."""
+"""[256, 8]: for each byte's bits, lowest first, 0 if the bit is set and -inf otherwise."""
 
 
 def adjust(logits: torch.Tensor, picks: Sequence[Pick]) -> None:
@@ -37,13 +37,13 @@ def adjust(logits: torch.Tensor, picks: Sequence[Pick]) -> None:
 def restrict(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
     """Apply temperature, top-k, top-p and min-p: new logits [rows, vocab], the best of each row 0.
 
-    What is not to be sampled is -inf. A row whose best logit is not finite becomes NaN.
+    Logits of tokens that must not be sampled are -inf. A row whose best logit is not finite becomes NaN.
     """
     return sample.restrict(logits, torch.tensor([each.draw_settings for each in params], dtype=torch.float64))
 
 
 def guide_refusal(pick: Pick) -> RequestError | None:
-    """Why a pick's guide leaves no token to choose; None if it is not the guide."""
+    """Return the reason why a pick's guide leaves no token to sample; None if it is not the guide."""
     state, guidance = pick.state, pick.state.guidance
     if guidance is None:
         return None
@@ -86,8 +86,10 @@ def _rule_out_ends(logits: torch.Tensor, picks: Sequence[Pick]) -> None:
 
 
 def _penalise(logits: torch.Tensor, picks: Sequence[Pick]) -> None:
-    """Repetition penalty as in CTRL (arXiv 1909.05858), with negative logits multiplied; the others as
-    OpenAI's."""
+    """Apply the repetition penalty of CTRL (arXiv 1909.05858), and frequency and presence penalties as OpenAI's.
+
+    The repetition penalty multiplies negative logits.
+    """
     rows = [row for row, pick in enumerate(picks) if pick.state.params.has_penalties]
     if not rows:
         return
@@ -114,13 +116,13 @@ def _rule_out_the_unguided(logits: torch.Tensor, picks: Sequence[Pick]) -> None:
     if not guided:
         return
     vocab_size = logits.shape[-1]
-    # Tokens that the model's vocabulary has beyond a mask's end are ruled out, and all of them where there is no mask.
+    # Tokens of the model's vocabulary beyond a mask's end are ruled out, and all tokens if there is no mask.
     allowed = np.zeros((len(guided), (vocab_size + 7) // 8), dtype=np.uint8)
     for place, (_, mask) in enumerate(guided):
         if mask is not None:
             bits = np.frombuffer(mask, dtype=np.uint8)[: allowed.shape[1]]
             allowed[place, : len(bits)] = bits
-    # Added, and not filled in: that takes the same time for any mask, and what is not finite does not vanish.
+    # Adding takes the same time for any mask, unlike filling, and values that are not finite do not vanish.
     looked_up = torch.nn.functional.embedding(_on(logits, allowed).int(), _OFFSETS_OF_BYTES.to(logits.device))
     offsets = looked_up.view(len(guided), -1)[:, :vocab_size]
     if len(guided) == len(picks):

@@ -1,4 +1,4 @@
-"""The tokens that each row of a step gains, drafts verified, and the log-probabilities that its request asked for."""
+"""Sampling of a step: the tokens of each row, verified drafts, and the requested log-probabilities."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from ostinato.sample.state import Pick, SamplingState
 from ostinato.schedule.batch import Row, RowResult, TokenLogprobs
 
 Project = Callable[[list[int]], torch.Tensor]
-"""Places among the batch's positions with logits -> their logits [places, vocab] float32."""
+"""Function (places among the batch's positions with logits) -> their logits [places, vocab] float32."""
 Draw = Callable[..., torch.Tensor]
-"""The kernel `sample` (`ops/sample.py`)."""
+"""Type of the kernel `sample` (`ops/sample.py`)."""
 
 
 class _Due(NamedTuple):
-    """One token that a row gains, if what is guessed ahead of it is right; its logits stand at `place`."""
+    """One token of a row's output, if the drafts before it are right; its logits are at `place`."""
 
     row_index: int
     place: int
@@ -43,16 +43,21 @@ class _Known:
 
 @dataclass(frozen=True)
 class Sampled:
-    """What the rows of a step have got. `tokens` [rows] are on the model's device: the last of each row, or a negative
-    number, if it has none. `results` reads them, which may wait for the device."""
+    """Sampled tokens of a step.
+
+    `tokens` [rows] are on the model's device: the last of each row, or a negative number if it has none. `results`
+    reads them, which may wait for the device.
+    """
 
     tokens: torch.Tensor
     results: Callable[[], list[RowResult]]
 
 
 def sample_later(project: Project, rows: Sequence[Row], *, draw: Draw, device: torch.device) -> Sampled:
-    """`sample` for a step without drafts, whose results are read when they are asked for: where each row just gains one
-    token, which is most steps, nothing waits for the device before."""
+    """Sample a step without drafts, as `sample` does, but read the results only when they are asked for.
+
+    If each row needs just one token, as in most steps, nothing waits for the device before that.
+    """
     if not all(row.num_logits == 1 and row.payload.is_simple for row in rows):
         results = sample(project, rows, draw=draw)
         last = [each.token_ids[-1] if each.token_ids else -1 for each in results]
@@ -76,22 +81,22 @@ def sample_later(project: Project, rows: Sequence[Row], *, draw: Draw, device: t
 def sample(
     project: Project, rows: Sequence[Row], drafts: Sequence[tuple[int, ...]] = (), *, draw: Draw
 ) -> list[RowResult]:
-    """Sample the next tokens of each row that `samples`, as far as its drafts are right, and score what is asked for.
+    """Sample the next tokens of each row that `samples`, verify its drafts, and score what is asked for.
 
     `drafts[i]` are the tokens proposed for `rows[i]`, none for a row that does not sample; `()` for no drafts at all.
     Places count the positions with logits, rows in order: of each row the `num_logits - num_drafts` trailing ones of
     its known tokens, then those of the drafts that it was really given, which may be fewer than `num_drafts`. The
     payload of every row with logits is its SamplingState.
 
-    The place of the last known token and those of the drafts sample the tokens at `row.end`, `row.end + 1`, ...,
-    each with the noise of its own position and with logits processed as if the drafts before it had been put out. A
-    draft is kept if it is the token sampled at its position and all drafts before it are kept. A row gains its kept
-    drafts and the token sampled behind them: the tokens that one step each would have sampled, whatever the drafts.
-    Log-probabilities are those of the model itself, before any processing.
+    The place of the last known token and those of the drafts sample the tokens at `row.end`, `row.end + 1`, ..., each
+    with the noise of its position and with logits processed as if the output contained the drafts before it. A draft is
+    accepted if it is the token sampled at its position and all drafts before it are accepted. A row's result is its
+    accepted drafts and the token sampled after them: the tokens that one step each would have sampled, whatever the
+    drafts. Log-probabilities are those of the model itself, before any processing.
 
-    A row that has no finite best logit behind its known tokens gets a ModelError, and nothing else, as its result, or a
-    RequestError, if it is its guide that leaves no token; the others are not disturbed. Behind a draft, its tokens end
-    there, and its next step will tell.
+    A row that has no finite best logit after its known tokens gets a ModelError, and nothing else, as its result, or a
+    RequestError if its guide leaves no token; the other rows are not disturbed. If that happens after a draft, the
+    row's tokens end there, and its next step reports the error.
     """
     if not any(drafts) and all(row.num_logits == 1 and row.payload.is_simple for row in rows):
         return _one_each(rows, _draw_next(project, rows, draw).tolist())
@@ -130,12 +135,12 @@ def sample(
 
 
 def choose(logits: torch.Tensor, picks: Sequence[Pick], draw: Draw) -> dict[int, int]:
-    """Index of a pick in `picks`, and of its row in `logits` [picks, vocab], left unchanged -> its token: processed as
-    its request asks, with the noise of its seed and position.
+    """Sample a token for each of `picks` from its row of `logits` [picks, vocab], which stay unchanged.
 
-    A pick's token depends on its own logits and itself alone: a proposer that chooses a draft for the same pick, by
-    logits of its own, therefore shares the noise with the target, and often the token. Picks without a finite best
-    logit are left out.
+    Returns {index of the pick: token}. Logits are processed as the request asks, with the noise of its seed and
+    position. A pick's token depends on its own logits and itself alone: a proposer that samples a draft for the same
+    pick, from its own logits, therefore shares the noise with the target, and often the token. Picks without a finite
+    best logit are left out.
     """
     if not all(pick.state.is_plain or pick.plain for pick in picks):
         logits = logits.clone()
@@ -145,8 +150,10 @@ def choose(logits: torch.Tensor, picks: Sequence[Pick], draw: Draw) -> dict[int,
 
 
 def _drawn(logits: torch.Tensor, states: Sequence[SamplingState], positions: Sequence[int], draw: Draw) -> torch.Tensor:
-    """[rows] int32: the token of each row of `logits`, which need no more processing before temperature; -1 where no
-    best logit is finite."""
+    """Return the token of each row of `logits`, [rows] int32; -1 if no best logit is finite.
+
+    The logits need no more processing before temperature.
+    """
     if all(state.is_greedy for state in states):
         return draw(logits)
     settings = torch.from_numpy(np.array([state.draw_settings for state in states], dtype=np.float64))
@@ -155,13 +162,13 @@ def _drawn(logits: torch.Tensor, states: Sequence[SamplingState], positions: Seq
 
 
 def _draw_next(project: Project, rows: Sequence[Row], draw: Draw) -> torch.Tensor:
-    """The tokens of rows that each gain one, and whose requests want nothing else: most steps."""
+    """Return the tokens of rows that need one each, and whose requests want nothing else, as in most steps."""
     logits = project(list(range(len(rows))))
     return _drawn(logits, [row.payload for row in rows], [row.start + len(row.token_ids) for row in rows], draw)
 
 
 def _one_each(rows: Sequence[Row], tokens: Sequence[int]) -> list[RowResult]:
-    """Their results."""
+    """Return the results of rows with one token each."""
     return [
         RowResult(row.request_id, (token,))
         if token >= 0
@@ -173,8 +180,11 @@ def _one_each(rows: Sequence[Row], tokens: Sequence[int]) -> list[RowResult]:
 def _tokens_ahead(
     project: Project, rows: Sequence[Row], drafts: Sequence[tuple[int, ...]], draw: Draw
 ) -> list[RowResult]:
-    """The same for rows with drafts: of the tokens drawn behind each one's known token and drafts, those as far as the
-    drafts before them are right."""
+    """Sample rows with drafts whose requests want nothing else.
+
+    A row's tokens are sampled after its known token and each draft, and kept as far as the drafts before them are
+    right.
+    """
     due = [(row, count) for row, ahead in zip(rows, drafts, strict=True) for count in range(1 + len(ahead))]
     logits = project(list(range(len(due))))
     tokens = _drawn(logits, [row.payload for row, _ in due], [row.end + count for row, count in due], draw).tolist()
@@ -185,7 +195,7 @@ def _tokens_ahead(
         place += len(drawn)
         count = 1 + next((i for i, draft in enumerate(ahead) if draft != drawn[i]), len(ahead))
         if drawn[count - 1] < 0:
-            count -= 1  # behind a draft, the next step will tell
+            count -= 1  # after a draft, the next step reports the error
         results.append(
             RowResult(row.request_id, tuple(drawn[:count]), num_drafts=len(ahead))
             if count
@@ -197,7 +207,7 @@ def _tokens_ahead(
 def _sample_due(
     project: Project, due: Sequence[_Due], draw: Draw
 ) -> tuple[dict[int, tuple[int, ...]], dict[int, tuple[TokenLogprobs, ...]]]:
-    """The tokens that each row gains, and their log-probabilities where they are asked for, by index of the row."""
+    """Return the output tokens of each row, and their log-probabilities if asked for, by index of the row."""
     if not due:
         return {}, {}
     logits = project([each.place for each in due])
@@ -205,7 +215,7 @@ def _sample_due(
     tokens: dict[int, tuple[int, ...]] = {each.row_index: () for each in due}
     num_top: dict[int, int] = {}
     for i, (row_index, _, pick) in enumerate(due):
-        # Other logits are those of a text that the row does not have.
+        # Other logits are of tokens that the row does not have.
         if i in chosen and tokens[row_index] == pick.ahead:
             tokens[row_index] += (chosen[i],)
             if pick.state.params.logprobs is not None:
@@ -220,7 +230,7 @@ def _sample_due(
 
 
 def _score_prompts(project: Project, known: list[_Known]) -> dict[int, list[TokenLogprobs]]:
-    """The log-probabilities of known prompt tokens, by index of the row."""
+    """Return the log-probabilities of known prompt tokens, by index of the row."""
     of_prompt: dict[int, list[TokenLogprobs]] = {}
     for start in range(0, len(known), PROMPT_POSITIONS):
         slab = known[start : start + PROMPT_POSITIONS]
@@ -232,7 +242,7 @@ def _score_prompts(project: Project, known: list[_Known]) -> dict[int, list[Toke
 
 
 def _known_tokens(row_index: int, row: Row, first: int) -> list[_Known]:
-    """The prompt tokens that follow the row's known tokens with logits; `first` is the place of the first of these."""
+    """Return the prompt tokens after the row's known tokens with logits; `first` is the place of the first of these."""
     state: SamplingState = row.payload
     num_top = state.params.prompt_logprobs
     assert num_top is not None, "somebody wants to know them"
@@ -242,12 +252,12 @@ def _known_tokens(row_index: int, row: Row, first: int) -> list[_Known]:
 
 
 def _ends(state: SamplingState, tokens: tuple[int, ...]) -> bool:
-    """Whether all that the request's guide asks for is there with `tokens`."""
+    """Return whether `tokens` complete the grammar of the request's guide."""
     return state.guidance is not None and state.guidance.ends_with(tokens)
 
 
 def _no_token(row: Row) -> RequestError | ModelError:
-    """Why no token can follow the known ones."""
+    """Return the reason why no token can follow the known ones."""
     reason = guide_refusal(Pick(row.payload, row.end))
     return _not_finite(row.request_id) if reason is None else reason
 

@@ -1,4 +1,4 @@
-"""What sampling has to know of one request: the payload of its rows."""
+"""Sampling state of one request, as its rows have it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ostinato.sample.pool import Pool
 
 
 class TokenCounts:
-    """Which tokens a request has seen, and how often each was put out; brought up to date at O(new tokens).
+    """Tokens that a request has seen, with the number of times in its output; updated at O(new tokens).
 
     It depends on the prompt and the output alone, so preemption does not disturb it.
     """
@@ -40,9 +40,9 @@ class TokenCounts:
         self._num_output = len(output_token_ids)
 
     def seen(self, ahead: Sequence[int] = ()) -> tuple[np.ndarray, np.ndarray]:
-        """The distinct tokens of prompt and output, [seen] int64, and how often each is in the output, [seen] float32.
+        """Return the distinct tokens of prompt and output, [seen] int64, and their output counts, [seen] float32.
 
-        `ahead` counts as output in what is returned; what is kept does not change.
+        `ahead` counts as output in the result; the stored counts do not change.
         """
         index, num_seen = self._index, len(self._index)
         ids, counts = self._ids[:num_seen], self._counts[:num_seen]
@@ -57,12 +57,11 @@ class TokenCounts:
 
 
 class SamplingState:
-    """The parameters, the seed and the tokens of one request, as `Row.payload` carries them.
+    """Parameters, seed and tokens of one request, as in `Row.payload`.
 
-    `prompt_token_ids` and `output_token_ids` are the request's own lists, read and never written here.
-    `eos_token_ids` are the model's end tokens, which `min_tokens` holds back. For `n` outputs there are n
-    requests, the i-th with `sample_index` i and all with the same `seed`, which is the one of `params` where
-    these bring one.
+    `prompt_token_ids` and `output_token_ids` are the request's own lists, read and never written here. `eos_token_ids`
+    are the model's end tokens, which `min_tokens` holds back. For `n` outputs there are n requests, the i-th with
+    `sample_index` i and all with the same `seed`, which is the one of `params` if these contain one.
     """
 
     __slots__ = (
@@ -95,7 +94,7 @@ class SamplingState:
     ) -> None:
         self.params = params
         self.pool = pool
-        """Of a request for an embedding."""
+        """Pooling of a request for an embedding."""
         self.prompt_token_ids = prompt_token_ids
         self.output_token_ids = output_token_ids
         self.seed = derive_seed(seed, sample_index)
@@ -103,18 +102,18 @@ class SamplingState:
         self.guidance = None if grammar is None else Guidance(grammar, output_token_ids)
         guided = self.guidance is not None
         self.is_plain = not (params.logit_bias or params.has_penalties or self.held_back_token_ids or guided)
-        """Whether no step has to process its logits before temperature."""
+        """True if no step has to process its logits before temperature."""
         self.is_simple = self.is_plain and params.logprobs is None and params.prompt_logprobs is None
-        """Whether every token is simply drawn from the logits, and no log-probability is asked for."""
+        """True if every token is simply sampled from the logits, and no log-probability is asked for."""
         always = guided or params.has_penalties
         self.looks_back = sys.maxsize if always else params.min_tokens if self.held_back_token_ids else 0
-        """How many outputs are chosen with a look at those before them."""
+        """Number of outputs that are sampled depending on those before them."""
         self.is_greedy = params.greedy
         self.draw_settings = params.draw_settings
         self._counts: TokenCounts | None = None
 
     def counts(self) -> TokenCounts:
-        """The tokens seen so far, counted up to the present output."""
+        """Return the counts of the tokens seen so far, up to the present output."""
         if self._counts is None:
             self._counts = TokenCounts(self.prompt_token_ids)
         self._counts.update(self.output_token_ids)
@@ -122,10 +121,10 @@ class SamplingState:
 
 
 class Pick(NamedTuple):
-    """One token to be chosen for a request.
+    """One token to be sampled for a request.
 
-    It stands at `position`, which selects its noise. Its logits are processed as if the output ended with `ahead`,
-    tokens guessed behind the request's output; these enter nothing that is kept for the request.
+    It is at `position`, which selects its noise. Its logits are processed as if the output ended with `ahead`, tokens
+    guessed after the request's output; nothing that is kept for the request includes these.
     """
 
     state: SamplingState
@@ -134,7 +133,7 @@ class Pick(NamedTuple):
 
     @property
     def plain(self) -> bool:
-        """Whether its logits need no processing before temperature."""
+        """True if its logits need no processing before temperature."""
         if self.state.is_plain:
             return True
         params = self.state.params
@@ -143,7 +142,7 @@ class Pick(NamedTuple):
 
     @property
     def holds_back(self) -> bool:
-        """Whether end tokens are still ruled out by `min_tokens`."""
+        """True if end tokens are still ruled out by `min_tokens`."""
         state = self.state
         return (
             bool(state.held_back_token_ids) and len(state.output_token_ids) + len(self.ahead) < state.params.min_tokens

@@ -1,1 +1,1 @@
-"""Requests and the scheduler: which tokens of which requests run in a step. Imports no torch."""
+"""Requests and the scheduler, which chooses the tokens of each step. Imports no torch."""

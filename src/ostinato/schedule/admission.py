@@ -1,5 +1,4 @@
-"""The start of waiting requests: what each finds in the prefix index, whether there is memory for it, and what is told
-of it."""
+"""Admission of waiting requests: prefix cache hit, memory check and cache report."""
 
 from __future__ import annotations
 
@@ -21,9 +20,9 @@ from ostinato.schedule.request import Request, num_prompt_logprobs_owed
 
 @dataclass(frozen=True, slots=True)
 class _Refusal:
-    """The first in line found too little memory, though so many blocks, slots and panes were there for it.
+    """Record that the first waiting request found too little memory with these free blocks, slots and window blocks.
 
-    Remembered, so that a long prompt that waits while others decode is not looked up in the index in each step.
+    It is remembered so that a long prompt that waits while others decode is not looked up in the index in each step.
     """
 
     request: Request
@@ -32,14 +31,16 @@ class _Refusal:
     num_panes: int
 
     def stands(self, request: Request, num_blocks: int, num_slots: int, num_panes: int) -> bool:
-        """Whether the same request would find no more now. What prompts of others have computed meanwhile, which it
-        may share, is for the caller to see to."""
+        """Return whether the same request would find no more memory now.
+
+        The caller accounts for what prompts of other requests have computed meanwhile, which this one may share.
+        """
         is_no_more = num_blocks <= self.num_blocks and num_slots <= self.num_slots and num_panes <= self.num_panes
         return self.request is request and is_no_more
 
 
 class Admission:
-    """Gives waiting requests, in order of rank, their memory, with what the prefix index has of them."""
+    """Admission of waiting requests, in order of rank: it gives them memory and their prefix cache hit."""
 
     def __init__(
         self,
@@ -61,8 +62,11 @@ class Admission:
         self._refusal: _Refusal | None = None
 
     def start_next(self, budget: int, num_drafts: int) -> Request | None:
-        """Lets the first that waits run, in a step with room for `budget` more tokens; None, and at most something idle
-        was evicted for it, if nobody waits, or if it finds no row, too few tokens or no memory."""
+        """Admit the first waiting request to a step with room for `budget` more tokens, and return it.
+
+        Return None if no request waits, or if it finds no batch row, too few tokens or no memory. At most something
+        idle was evicted for it then.
+        """
         queues, cache, limits = self._queues, self._cache, self._limits
         if not queues.waiting or budget <= 0 or len(queues.running) >= limits.max_num_seqs:
             return None
@@ -83,7 +87,7 @@ class Admission:
             if remaining <= limits.max_num_batched_tokens:
                 return None
             is_cut = True
-        # All but the last token is cached: a decode row at once, with as many tokens as the others.
+        # All but the last token is cached: this is a decode row at once, with as many tokens as the others.
         if 0 < start == request.num_tokens - 1 and budget <= num_drafts:
             return None
         if self._media is not None and request.media:
@@ -116,17 +120,21 @@ class Admission:
         return request
 
     def has_refused(self) -> bool:
-        """Whether the first that waits has found too little memory, and would find no more now."""
+        """Return whether the first waiting request has found too little memory, and would find no more now."""
         refusal, waiting = self._refusal, self._queues.waiting
         return refusal is not None and bool(waiting) and refusal.stands(waiting[0], *self._room()[2])
 
     def look_again(self) -> None:
-        """A prompt advanced, which the first in line may share."""
+        """Forget the refusal after a prompt advanced, since the first waiting request may share its blocks."""
         self._refusal = None
 
     def _room(self) -> tuple[int, int, tuple[int, int, int]]:
-        """Blocks and panes that must stay available, one for each running request that may need it, else it would soon
-        preempt who is admitted; and the blocks beyond them, the slots, and the panes beyond them that are there."""
+        """Return (spare blocks, spare window blocks, available memory).
+
+        Spare are those that must stay available, one for each running request that may need it, else it would soon
+        preempt the admitted request. Available are (blocks beyond the spare ones, slots, window blocks beyond the spare
+        ones).
+        """
         cache, panes = self._cache, self._cache.panes
         growing = list(filter(self._may_outgrow, self._queues.running))
         spare_blocks, spare_panes, num_panes = len(growing), 0, 0
@@ -140,15 +148,15 @@ class Admission:
         )
 
     def _may_outgrow(self, request: Request) -> bool:
-        """Whether the blocks that a running request holds are too few for its greatest length."""
+        """Return whether a running request has too few blocks for its greatest length."""
         return request.max_num_tokens - 1 > self._cache.holding(request.request_id).capacity
 
 
 def find_match(request: Request, cache: CacheManager, policy: CachePolicy) -> Match:
-    """What the index has of the request's known tokens. The last of them is computed in any case.
+    """Return the indexed part of the request's known tokens. The last of them is computed in any case.
 
-    A request that is owed log-probabilities of its prompt takes no more than those already delivered, one that computes
-    all of its tokens takes nothing.
+    A request that is owed log-probabilities of its prompt takes no more than those already delivered. A request that
+    computes all of its tokens takes nothing.
     """
     if not policy.prefix_caching:
         return Match()
@@ -160,7 +168,7 @@ def find_match(request: Request, cache: CacheManager, policy: CachePolicy) -> Ma
 
 
 def _from_files(request: Request, match: Match, cache: CacheManager, spare_blocks: int, spare_panes: int) -> Match:
-    """The match, once files have brought back what pays, if there is room for the request then."""
+    """Return the match after reading the files that pay, if there is room for the request then."""
     assert request.chain is not None, "a request with a match has a chain"
     if cache.panes is not None and not cache.panes.has_room(-(-request.num_tokens // cache.block_size), spare_panes):
         return match
@@ -170,7 +178,7 @@ def _from_files(request: Request, match: Match, cache: CacheManager, spare_block
 
 
 def _limit(request: Request) -> int:
-    """How many of its tokens may come from the cache."""
+    """Return how many of the request's tokens may come from the cache."""
     limit = 0 if request.computes_all else request.num_tokens - 1
     if request.wants_prompt_logprobs and num_prompt_logprobs_owed(request, 0, limit) > 0:
         limit = min(limit, request.num_prompt_logprobs)
@@ -178,25 +186,25 @@ def _limit(request: Request) -> int:
 
 
 def _worth_carrying(request: Request, match: Match) -> Carried | None:
-    """What came with the request, unless the index has as much of it."""
+    """Return the KV snapshot that came with the request, unless the index has as many tokens of it."""
     carried = request.carried
     return carried if carried is not None and carried.num_tokens > match.hit else None
 
 
 def _blocks_alone(match: Match, carried: Carried, block_size: int) -> Match:
-    """The blocks of the index that stand for full blocks of what is carried. They need no checkpoint behind them."""
+    """Return a match of the indexed blocks that equal full blocks of the KV snapshot. They need no checkpoint."""
     path = match.matched[: carried.num_tokens // block_size]
     return Match(path, path)
 
 
 def place(request: Request, match: Match, cache: CacheManager, policy: CachePolicy, start: int) -> Placement:
-    """Where the request's checkpoints go, if it is admitted with this match and begins at `start`."""
+    """Choose the checkpoints of the request if it is admitted with this match and begins at `start`."""
     evictable = cache.slots.num_available
     return place_checkpoints(policy, cache.block_size, request.num_tokens, start, match.num_matched, evictable)
 
 
 def report(request: Request, match: Match, placement: Placement, cache: CacheManager) -> CacheReport:
-    """What the cache gave to a request that has not been admitted before."""
+    """Return the report of the cache hit of a request that has not been admitted before."""
     num_tokens = request.num_tokens
     if request.chain is None or request.wants_prompt_logprobs or request.computes_all:
         return CacheReport(match.hit, {MissCause.NOT_WANTED.value: num_tokens - match.hit})
@@ -214,7 +222,7 @@ def report(request: Request, match: Match, placement: Placement, cache: CacheMan
 
 
 def restate_spacing(request: Request) -> None:
-    """Let the report follow a placement whose spacing has doubled since, as a long output makes it."""
+    """Update the report after the checkpoint spacing has doubled, which a long output causes."""
     told, placement = request.cache_report, request.placement
     if told is None or placement is None or told.checkpoint_spacing is None:
         return

@@ -1,4 +1,4 @@
-"""One step ahead: which requests the step behind the one in flight can have, before their tokens are known."""
+"""Overlap: the batch rows of the next step, scheduled before the tokens of the step in flight are known."""
 
 from __future__ import annotations
 
@@ -12,27 +12,26 @@ from ostinato.schedule.request import Request, make_row_ahead
 
 
 class WaitCause(StrEnum):
-    """Why a step is not scheduled before the one in flight is over."""
+    """Reasons why a step is not scheduled before the one in flight is over."""
 
     PROMPT = "prompt"
-    """A prompt is not computed to its end, or somebody who runs is not in the step in flight."""
+    """A prompt is not computed to its end, or a running request is not in the step in flight."""
     ADMISSION = "admission"
-    """Somebody waits who may find a row, tokens and memory in the next step."""
+    """A waiting request may find a batch row, tokens and memory in the next step."""
     TOKEN = "token"
-    """What chooses a request's next token looks at the one before: a guide, penalties, `min_tokens`."""
+    """Sampling a request's next token depends on the one before: a guide, penalties, `min_tokens`."""
     MEMORY = "memory"
-    """Somebody finds no block for the next token, and nobody is preempted while a step writes to his memory."""
+    """A request finds no block for the next token, and none is preempted while a step writes to its memory."""
 
 
 def followers(
     step: InFlight, queues: Queues, max_num_seqs: int, has_refused: bool
 ) -> list[tuple[int, Request]] | WaitCause:
-    """The requests that go on behind `step`, in order of rank, with the index of their row in it; or why the next step
-    has to wait for it.
+    """Return the requests that continue after `step`, in order of rank, with the index of their row in it.
 
-    The next step is one of decode rows alone, those of the requests in `step`: each computes the token that `step`
-    samples for it. Those whose length `step` is known to complete are left out. `has_refused`: the first that waits
-    finds no memory, unless somebody ends.
+    Return the cause instead if the next step has to wait for `step`. The next step has decode rows alone, of the
+    requests in `step`: each computes the token that `step` samples for it. Requests whose length `step` is known to
+    complete are left out. `has_refused`: the first waiting request finds no memory unless another one ends.
     """
     if not all(row.samples for row in step.batch.rows):
         return WaitCause.PROMPT
@@ -54,8 +53,10 @@ def followers(
 
 
 def row_ahead(request: Request, cache: CacheManager, place: int, spare_slots: int) -> Row:
-    """The row behind row `place` of the step in flight. The request has the block of its token. No checkpoint takes one
-    of the last `spare_slots` slots."""
+    """Return the row after row `place` of the step in flight. The request has the block of its token.
+
+    No checkpoint takes one of the last `spare_slots` slots.
+    """
     id, placement = request.request_id, request.placement
     keeps = request.chain is not None and placement is not None and placement.mode != "none"
     slots = cache.slots_ahead(id, request.num_tokens, keeps, spare_slots)

@@ -1,6 +1,6 @@
-"""What travels between the scheduler and the runner: rows, the batch of one step, and its result.
+"""Data between the scheduler and the runner: rows, the batch of one step, and its result.
 
-What every row of every step has one of is a named tuple, made in a third of a dataclass's time.
+A type with one instance for every row of every step is a named tuple, made in a third of a dataclass's time.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from typing import Any, NamedTuple
 
 
 class MediaUse(NamedTuple):
-    """An image that tokens of a row stand for: those at positions `start` to `end - 1`, of which a row may have a part.
-    Token `start + i` takes what the encoder wrote to `cells[i]`."""
+    """An image whose tokens are those at positions `start` to `end - 1`; a row may have a part of them.
+
+    Token `start + i` takes the encoder's output in `cells[i]`.
+    """
 
     start: int
     end: int
@@ -24,7 +26,7 @@ class MediaToEncode(NamedTuple):
 
     digest: str
     item: Any
-    """What the encoder gets; the scheduler does not look into it."""
+    """The encoder's input; the scheduler does not look into it."""
     cells: Sequence[int]
 
 
@@ -46,24 +48,27 @@ class Row(NamedTuple):
     checkpoints: tuple[tuple[int, int], ...] = ()
     """(position, slot): the state after the first `position` tokens of the request is also written to `slot`."""
     num_drafts: int = 0
-    """Most drafts that this row may get in this step, behind its one token: at most the batch's `num_drafts`."""
+    """Most drafts that this row may get in this step, after its one token: at most the batch's `num_drafts`."""
     num_logits: int = 0
-    """How many of the row's trailing positions need logits. A row that samples needs at least one."""
+    """Number of the row's trailing positions that need logits. A row that samples needs at least one."""
     samples: bool = False
-    """Whether the row's last known token is computed in this step, so that its next token is sampled."""
+    """True if the row's last known token is computed in this step, so that its next token is sampled."""
     payload: Any = None
-    """What the runner needs beyond tokens and memory (sampling state); the scheduler does not look into it."""
+    """Sampling state that the runner needs beyond tokens and memory; the scheduler does not look into it."""
     rope: Any = None
-    """Where the request's tokens stand for the rotary embedding, where that is not their position; the scheduler does
-    not look into it."""
+    """Positions for the rotary embedding, if they differ from the tokens' positions.
+
+    The scheduler does not look into it.
+    """
     media: tuple[MediaUse, ...] = ()
-    """Images that tokens of the row stand for, by position."""
+    """Images that tokens of the row belong to, by position."""
     follows: int | None = None
-    """In a step ahead, the index of the request's row in the step before: the row's one token is the one sampled there,
-    and `token_ids` has a 0 in its place. It is still on the device."""
+    """Index of the request's row in the step before, in an overlapped step.
+
+    The row's one token is the one sampled there, which is still on the device; `token_ids` has a 0 in its place.
+    """
     pane_table: tuple[int, ...] = ()
-    """As `block_table`, for layers with a window, in a model that has panes. 0 where no token of the row sees any
-    position."""
+    """Window blocks, indexed as `block_table`, in a model with windows. 0 for blocks that no token of the row sees."""
 
     @property
     def end(self) -> int:
@@ -75,8 +80,8 @@ class Row(NamedTuple):
 class Batch:
     """The rows of one step, decode rows first.
 
-    A decode row has at least one token computed before and computes exactly one known token and `num_drafts` drafts,
-    of which those beyond its own `Row.num_drafts` are padding; every other row is a prefill row.
+    A decode row has at least one token computed before and computes exactly one known token and `num_drafts` drafts;
+    those beyond its `Row.num_drafts` are padding. Every other row is a prefill row.
     """
 
     rows: tuple[Row, ...]
@@ -84,7 +89,7 @@ class Batch:
     num_drafts: int = 0
     """The drafts of each decode row."""
     first: tuple[str, ...] = ()
-    """Requests of which no step before has computed anything."""
+    """Requests for which no earlier step has computed anything."""
     encode: tuple[MediaToEncode, ...] = ()
     """Images that rows of this step need and that no step before has encoded."""
 
@@ -96,7 +101,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log-probabilities at one position: of the token that stands there, its rank (1 is best), and of the best ones."""
+    """Log-probabilities at one position: of the token there, its rank (1 is best), and of the best tokens."""
 
     token_id: int
     logprob: float
@@ -105,22 +110,27 @@ class TokenLogprobs:
 
 
 class RowResult(NamedTuple):
-    """What one row's step gave: the accepted drafts and the token sampled behind them (nothing for a prompt chunk that
-    is not the last)."""
+    """Result of one row: the accepted drafts and the token sampled after them.
+
+    A prompt chunk that is not the last gives no tokens.
+    """
 
     request_id: str
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] | None = None
     """One per accepted token, if the request asked for them."""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-    """Of the prompt tokens that follow the positions computed in this step, if the request asked for them."""
+    """Log-probabilities of the prompt tokens after the positions computed in this step, if the request asked for them.
+    """
     error: Exception | None = None
-    """Why this row alone has no result: it then gives nothing else, and its request ends. What ends all rows of a
-    step is raised instead."""
+    """Reason why this row alone has no result: it then gives nothing else, and its request ends.
+
+    An error that ends all rows of a step is raised instead.
+    """
     num_drafts: int = 0
     """Drafts that were proposed for the row."""
     ends: bool = False
-    """Whether the last of the tokens completes an output that nothing can follow."""
+    """True if the last of the tokens completes an output that nothing can follow."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What of a request can be carried to another engine."""
+"""Export of a request's KV to another engine."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ Copies = dict[tuple[str, int, int], memoryview]
 
 
 def carry(request: Request, cache: CacheManager, copies: Copies) -> Carried | None:
-    """A copy of what was computed of a request, between two steps; what came with it if it has waited since; None if
-    there is nothing, or nothing that could be used.
+    """Return a KV snapshot of a request between two steps; None if there is nothing that could be used.
 
-    A block or a pane that is in `copies`, since several requests have it, is not copied again. Of one that is not full,
-    only computed tokens are: what stands behind them is a draft's, or another request's. The sum of a mean
+    A request that waits since it was imported returns the snapshot that came with it.
+
+    A block or window block that is in `copies`, because several requests share it, is not copied again. Of one that is
+    not full, only computed tokens are copied: the rest belongs to a draft or another request. The sum of mean pooling
     (`computes_all`) is in none of these: its tokens are computed again, as after a preemption.
     """
     memory, num_tokens, size = cache.memory, request.num_computed_tokens, cache.block_size
@@ -26,7 +27,7 @@ def carry(request: Request, cache: CacheManager, copies: Copies) -> Carried | No
     holding = cache.holding(request.request_id)
 
     def copied(kind: str, table: tuple[int, ...], first: int) -> tuple[memoryview, ...]:
-        """Of computed tokens, from block `first` of the text on."""
+        """Return copies of the computed tokens, from block `first` of the request on."""
         read, found = memory.read_pane if kind == "pane" else memory.read_block, []
         for index, id in enumerate(table[first : -(-num_tokens // size)], start=first):
             count = min(size, num_tokens - index * size)

@@ -1,4 +1,4 @@
-"""The rows of prompts: how much of one a step takes, and the slots and images that it needs."""
+"""Prefill rows: the number of prompt tokens that a step takes, and the slots and images that they need."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ostinato.schedule.request import Request, is_decoding, make_row
 
 
 class Chunks:
-    """Makes the rows of running requests that compute a prompt, which may be one of known outputs."""
+    """Maker of the rows of running requests that compute a prompt, or known outputs after a preemption."""
 
     def __init__(
         self, limits: SchedulerLimits, cache: CacheManager, queues: Queues, media: MediaHolders | None
@@ -22,8 +22,10 @@ class Chunks:
         self._media = media
 
     def row(self, request: Request, budget: int, num_drafts: int, spare_slots: int) -> Row | None:
-        """The next row of `request`, of at most `budget` tokens; None if it must wait for a slot, or for room for an
-        image. No checkpoint takes one of the last `spare_slots` slots."""
+        """Return the next row of `request`, of at most `budget` tokens; None if it must wait for slots or image cells.
+
+        No checkpoint takes one of the last `spare_slots` slots.
+        """
         if not self._cache.take_write_slots(request.request_id, spare_slots):
             return None
         assert request.placement is not None, "a running request knows where its checkpoints go"
@@ -44,11 +46,11 @@ class Chunks:
         return make_row(request, self._cache.holding(request.request_id), end - start, media=media)
 
     def _tokens(self, request: Request, budget: int, num_drafts: int) -> int:
-        """How many of a prompt's tokens a step with room for `budget` more, and drafts as given, should take at most.
+        """Return how many prompt tokens a step with room for `budget` more tokens should take at most.
 
-        A prompt that does not fit fills the step up. It stops at a size that has a graph if that makes nobody wait: it
-        needs no more steps of such a size than of the full one, and nobody else has a prompt to be computed, who would
-        fill the step up himself.
+        The step has `num_drafts` drafts per decode row. A prompt that does not fit fills the step. It stops at a size
+        that has a graph if no request waits longer for that: it needs no more steps of such a size than of the full
+        one, and no other request has a prompt that could fill the step.
         """
         limits, remaining = self._limits, request.num_tokens - request.num_computed_tokens
         if not limits.graph_tokens or remaining <= budget:
@@ -61,8 +63,10 @@ class Chunks:
         return room if remaining - room <= steps_later * (limits.graph_tokens - num_later) else budget
 
     def _tokens_of_others(self, request: Request, num_drafts: int) -> int | None:
-        """Tokens that others than `request` take of each later step, if all of them decode; None if one has a
-        prompt."""
+        """Return the tokens of each later step that other requests take if all of them decode.
+
+        Return None if one of them has a prompt.
+        """
         queues = self._queues
         if queues.waiting or not all(other is request or is_decoding(other) for other in queues.running):
             return None

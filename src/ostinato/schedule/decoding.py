@@ -1,5 +1,4 @@
-"""The rows of requests that decode: the block of each one's next token, who is preempted where none is left, and how
-many drafts there is room for."""
+"""Decode rows: the block of each request's next token, preemption, and the room for drafts."""
 
 from __future__ import annotations
 
@@ -12,16 +11,16 @@ from ostinato.schedule.request import Request, is_decoding, make_row
 
 
 class Decoding:
-    """Finds those that decode their next block, in order of rank, and preempts from the other end."""
+    """Allocator of the next blocks of decoding requests, in order of rank; it preempts from the other end."""
 
     def __init__(self, cache: CacheManager, queues: Queues, flight: Flight, counters: SchedulerCounts) -> None:
         self._cache, self._queues, self._flight, self._counters = cache, queues, flight, counters
 
     def with_room(self, most: int) -> list[Request]:
-        """The first `most` requests that decode and have the block of their next token."""
+        """Return the first `most` requests that decode and have the block of their next token."""
         found: list[Request] = []
         index = 0
-        # Preemption shortens the list only behind `index` or at it, so nobody who has room loses it.
+        # Preemption shortens the list only after `index` or at it, so no request that has room loses it.
         while index < len(self._queues.running) and len(found) < most:
             request = self._queues.running[index]
             index += 1
@@ -32,7 +31,7 @@ class Decoding:
         return found
 
     def preempt(self, request: Request) -> None:
-        """Take a running request's memory; it waits, with its outputs, to compute all its tokens again."""
+        """Free a running request's memory; it waits, with its outputs, to compute all its tokens again."""
         self._queues.put_back(request)
         self._counters.preemptions += 1
         self._counters.recomputed_tokens += request.num_computed_tokens
@@ -42,9 +41,9 @@ class Decoding:
         request.placement = None
 
     def _make_room(self, request: Request) -> bool:
-        """Find `request` the block of its next token, though none is left; False if it was itself preempted for that.
+        """Make room for the next token's block of `request`; return False if the request was preempted itself.
 
-        Blocks that are held for drafts alone are given back before.
+        Blocks that are held for drafts alone are freed before.
         """
         cache, running = self._cache, self._queues.running
         while not cache.grow(request.request_id, request.num_tokens):
@@ -58,8 +57,10 @@ class Decoding:
 
 
 def decode_row(request: Request, cache: CacheManager, num_drafts: int, spare_slots: int) -> Row | None:
-    """The row of a request that is decoding and has the block of its token, with up to `num_drafts` drafts; None if it
-    must wait for a slot. No checkpoint takes one of the last `spare_slots` slots."""
+    """Return the row of a decoding request with up to `num_drafts` drafts; None if it must wait for a slot.
+
+    The request has the block of its token. No checkpoint takes one of the last `spare_slots` slots.
+    """
     if not cache.take_write_slots(request.request_id, spare_slots):
         return None
     num_drafts = _room_for_drafts(request, cache, num_drafts) if num_drafts else 0
@@ -69,8 +70,10 @@ def decode_row(request: Request, cache: CacheManager, num_drafts: int, spare_slo
 
 
 def _room_for_drafts(request: Request, cache: CacheManager, num_drafts: int) -> int:
-    """How many of `num_drafts` drafts a decoding request can have: none that its length would cut off anyway, and no
-    more than there are write slots for, which it has, and blocks, which it is given. Nobody is preempted for a draft.
+    """Return how many of `num_drafts` drafts a decoding request can have.
+
+    It gets none that its length would cut off anyway, and no more than it has write slots and can get blocks for. No
+    request is preempted for a draft.
     """
     count = min(num_drafts, request.max_num_tokens - request.num_tokens - 1)
     holding = cache.holding(request.request_id)

@@ -18,11 +18,11 @@ class InFlight:
     batch: Batch
     requests: list[Request]
     is_ahead: bool = False
-    """Whether it was scheduled before the step in front of it was over."""
+    """True if it was scheduled before the step before it was over."""
 
 
 class Flight:
-    """None, one, or one and the step ahead of it. Gives back what requests hold, as soon as no step writes to it."""
+    """The steps in flight: none, one, or two. It frees what requests hold as soon as no step writes to it."""
 
     def __init__(self, cache: CacheManager, encoder_cache: EncoderCache | None) -> None:
         self._cache, self._encoder_cache = cache, encoder_cache
@@ -38,13 +38,13 @@ class Flight:
 
     @property
     def first(self) -> InFlight:
-        """The step that is over first."""
+        """The step that will be over first."""
         assert self._steps, "there is no step in flight"
         return self._steps[0]
 
     @property
     def ended(self) -> Collection[str]:
-        """The ids of requests that have ended, and to whose memory a step in flight still writes."""
+        """The ids of requests that have ended, to whose memory a step in flight still writes."""
         return self._ended.keys()
 
     def has(self, batch: Batch) -> bool:
@@ -54,7 +54,7 @@ class Flight:
         self._steps.append(step)
 
     def end_first(self) -> None:
-        """The first step is over."""
+        """Remove the first step, which is over."""
         del self._steps[0]
         if self._ended:
             written = self._written()
@@ -62,20 +62,22 @@ class Flight:
                 self._give_back(request_id, self._ended.pop(request_id))
 
     def end_all(self) -> None:
-        """The first step is over, and what is behind it with it."""
+        """Remove the first step, which is over, and the step after it."""
         del self._steps[1:]
         self.end_first()
 
     def release(self, request_id: str, is_suspect: bool = False) -> None:
-        """Take back all that a request holds: now, or after a step in flight that may write to it. `is_suspect`:
-        whether a step that failed may have written it."""
+        """Free all that a request holds: now, or after a step in flight that may write to it.
+
+        `is_suspect`: a step that failed may have written it.
+        """
         if request_id in self._written():
             self._ended[request_id] = is_suspect
         else:
             self._give_back(request_id, is_suspect)
 
     def _written(self) -> set[str]:
-        """The requests to whose memory steps in flight write."""
+        """Return the requests to whose memory steps in flight write."""
         return {row.request_id for step in self._steps for row in step.batch.rows}
 
     def _give_back(self, request_id: str, is_suspect: bool) -> None:

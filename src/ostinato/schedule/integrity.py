@@ -1,4 +1,4 @@
-"""What must hold between two calls of a scheduler, whatever it was asked."""
+"""Invariants of a scheduler between two calls."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ Policy = Literal["fcfs", "priority"]
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
-    """How much a step may hold. All values come from the plan."""
+    """Limits of a step. All values come from the plan."""
 
     max_num_seqs: int
     """Requests that run at the same time, and so rows of a step."""
@@ -26,24 +26,25 @@ class SchedulerLimits:
     enable_chunked_prefill: bool = True
     policy: Policy = "fcfs"
     max_item_tokens: int = 0
-    """Tokens of an image, for models that have an encoder: activations were planned for so many at once."""
+    """Most tokens of an image, for models that have an encoder: activations were planned for this many at once."""
     graph_tokens: int = 0
     """The largest step that has a graph of its own size, where `max_num_batched_tokens` has none; 0: no preference."""
 
 
 def max_length(request: Request, limits: SchedulerLimits) -> int:
-    """The number of tokens, prompt and output together, at which `request` ends in any case."""
+    """Return the number of tokens, prompt and output together, at which `request` ends in any case."""
     return min(len(request.prompt_token_ids) + request.stop.max_tokens, limits.max_model_len)
 
 
 def check_arrival(
     request: Request, limits: SchedulerLimits, cache: CacheManager, encoder_cache: EncoderCache | None = None
 ) -> None:
-    """Raise RequestError, which says what to change, if `request` could never be served to its end. It has no id of the
-    engine in it, which clients of a server do not know.
+    """Raise RequestError, which says what to change, if `request` could never be served to its end.
 
-    A prompt must leave room for one token of output, so it has at most `max_model_len - 1`. The last token of
-    an output is never computed, so a request needs memory for one token less than its length.
+    The message does not contain the engine's request id, which clients of a server do not know.
+
+    A prompt must leave room for one token of output, so it has at most `max_model_len - 1`. The last token of an output
+    is never computed, so a request needs memory for one token less than its length.
     """
     num_prompt = len(request.prompt_token_ids)
     if num_prompt == 0:
@@ -81,8 +82,10 @@ def check_arrival(
 
 
 def _check_media(request: Request, limits: SchedulerLimits, num_cells: int) -> None:
-    """Raise RequestError unless each image can be encoded and kept, or all at once where the prompt must be computed in
-    one step."""
+    """Raise RequestError unless each image can be encoded and kept.
+
+    If the prompt must be computed in one step, all of its images must fit at once.
+    """
     assert list(request.media) == sorted(request.media, key=lambda span: span.start), "images are not in order"
     largest = max(span.end - span.start for span in request.media)
     if request.media[-1].end >= len(request.prompt_token_ids):

@@ -1,4 +1,4 @@
-"""Which images the rows of a step hold in the encoder cache, and who waits where there is no room for another one."""
+"""The images that the rows of a step hold in the encoder cache, and waiting for room for another one."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ _end = attrgetter("end")
 
 
 class MediaHolders:
-    """Gives the rows of one step after the other the cells of their images.
+    """Allocator of image cells for the rows of one step, row by row.
 
-    A chunk that begins in an image or passes one needs its cells. It ends before the first image that finds no room;
-    where it would begin with that one, its row waits. Between steps a request holds an image only if it has computed a
-    part of the tokens that stand for it.
+    A chunk that begins in an image or passes one needs its cells. It ends before the first image that finds no room; if
+    it would begin with that one, its row waits. Between steps a request holds an image only if it has computed a part
+    of its tokens.
 
-    Nobody waits for ever but for those of lower rank. As soon as a row has found no room, nobody behind it takes
-    another image in that step. Those who hold one need nothing more to compute the rest of it, and then let it go; they
-    run, so they are served before anybody new is admitted, and a preempted one lets it go at once. So, whatever comes
-    after it, the first in rank that waits finds all cells free after a bounded number of steps, and an image that is
-    larger than that was refused when it arrived. And a step in which somebody waits for cells has a row: that of
-    somebody who holds some.
+    A request waits for ever only for those that rank before it. As soon as a row has found no room, no row after it
+    takes another image in that step. Requests that hold an image need nothing more to compute the rest of it, and then
+    release it; they run, so they are served before any new request is admitted, and a preempted one releases it at
+    once. So, whatever arrives later, the first waiting request in rank finds all cells free after a bounded number of
+    steps, and an image that is larger than that was refused when it arrived. And a step in which a request waits for
+    cells has a row: that of a request that holds some.
     """
 
     def __init__(self, cache: EncoderCache) -> None:
@@ -36,13 +36,15 @@ class MediaHolders:
         self._takers: list[Request] = []
 
     def begin_step(self) -> None:
-        """Another step is to be scheduled."""
+        """Reset the record of the last step, before another one is scheduled."""
         self._is_short = False
         self._to_encode, self._takers = [], []
 
     def reach(self, request: Request, start: int, end: int) -> int:
-        """How far a chunk from `start` to at most `end` can go: `start` if it begins with an image that finds no
-        room."""
+        """Return where a chunk from `start` to at most `end` must stop.
+
+        That is `start` if it begins with an image that finds no room.
+        """
         spans = spans_in(request.media, start, end)
         if self._is_short:
             held = self.cache.held(request.request_id)
@@ -55,7 +57,7 @@ class MediaHolders:
         return max(start, spans[count].start)
 
     def take(self, request: Request, start: int, end: int) -> tuple[MediaUse, ...]:
-        """What the row needs that computes the tokens from `start` to `end`, which is within its reach."""
+        """Pin and return the images of the row that computes the tokens from `start` to `end`, within its reach."""
         spans = spans_in(request.media, start, end)
         if not spans:
             return ()
@@ -70,18 +72,20 @@ class MediaHolders:
         return tuple(uses)
 
     def to_encode(self) -> tuple[MediaToEncode, ...]:
-        """What the step has to encode for the rows that it has got."""
+        """Return the images that the step has to encode for its rows."""
         return tuple(self._to_encode)
 
     def advance(self) -> None:
-        """The step succeeded, and each row of it has told its request how far it is: it holds on to nothing but the
-        image in whose midst it stands."""
+        """Unpin the images that the rows of the step no longer need, after it succeeded.
+
+        Each request has its new number of computed tokens, and keeps only an image that is partly computed.
+        """
         for request in self._takers:
             self.cache.keep(request.request_id, held_between_steps(request))
         self._takers = []
 
     def check_integrity(self, running: Sequence[Request], is_in_flight: bool, ended_in_flight: Collection[str]) -> None:
-        """Raise AssertionError unless those who hold images run, or are in flight, and stand in the midst of one."""
+        """Raise AssertionError unless images are held only by requests that run, or are in flight, within one."""
         self.cache.check_integrity()
         names = {request.request_id for request in running}
         assert self.cache.holders() <= names.union(ended_in_flight), "images are held by a request that does not run"
@@ -94,7 +98,7 @@ class MediaHolders:
 
 
 def spans_in(media: Sequence[MediaSpan], start: int, end: int) -> Sequence[MediaSpan]:
-    """Those images, of all of a prompt by position, that have tokens from `start` to `end - 1`."""
+    """Return the images, of all of a prompt by position, that have tokens from `start` to `end - 1`."""
     first = last = bisect_right(media, start, key=_end)
     while last < len(media) and media[last].start < end:
         last += 1
@@ -102,7 +106,7 @@ def spans_in(media: Sequence[MediaSpan], start: int, end: int) -> Sequence[Media
 
 
 def held_between_steps(request: Request) -> set[str]:
-    """The image of which a part is computed, if there is one."""
+    """Return the digest of the image that is partly computed, if there is one."""
     position = request.num_computed_tokens
     return {span.digest for span in spans_in(request.media, position, position + 1) if span.start < position}
 

@@ -1,4 +1,4 @@
-"""Who waits and who runs, in order of service."""
+"""The waiting and the running requests, in order of service."""
 
 from __future__ import annotations
 
@@ -12,21 +12,25 @@ _rank = attrgetter("rank")
 
 
 class Queues:
-    """The unfinished requests, each in one of two lists, which are sorted by rank. For reading; only this class changes
-    them."""
+    """The unfinished requests, in a waiting and a running list, each sorted by rank.
+
+    The lists are for reading; only this class changes them.
+    """
 
     def __init__(self) -> None:
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.requests: dict[str, Request] = {}
-        """Of both, by their ids."""
+        """All waiting and running requests, by their ids."""
         self._num_arrived = 0
         self._turns = Turns()
 
     def arrive(self, request: Request, by_priority: bool) -> None:
-        """A new request waits: in the turn of its client among those of its priority, or among all. One that has begun
-        elsewhere takes the turn that is being served, and so stands behind those who run and before those who wait for
-        a turn of their own."""
+        """Add a new request to the waiting list, at its client's fair share among those of its priority, or among all.
+
+        A request that has begun elsewhere takes the start tag that is being served, and so comes after the running
+        requests and before those that wait with a later tag.
+        """
         request.arrival = self._num_arrived
         priority = request.priority if by_priority else 0
         turn = self._turns.now if request.has_begun else self._turns.take(request.client)
@@ -36,20 +40,20 @@ class Queues:
         insort(self.waiting, request, key=_rank)
 
     def start(self) -> None:
-        """The first that waits runs."""
+        """Move the first waiting request to the running list."""
         request = self.waiting.pop(0)
         request.status = RequestStatus.RUNNING
         self._turns.started(request.rank[1])
         insort(self.running, request, key=_rank)
 
     def put_back(self, request: Request) -> None:
-        """One that runs waits again."""
+        """Move a running request back to the waiting list."""
         self.running.remove(request)
         request.status = RequestStatus.WAITING
         insort(self.waiting, request, key=_rank)
 
     def remove(self, request: Request) -> bool:
-        """One is finished; whether it ran."""
+        """Remove a finished request; return whether it ran."""
         is_running = request.status is RequestStatus.RUNNING
         queue = self.running if is_running else self.waiting
         del queue[bisect_left(queue, request.rank, key=_rank)]

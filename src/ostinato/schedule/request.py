@@ -1,4 +1,4 @@
-"""A request on its way: its tokens, how many of them are computed, when it ends, and its row in a step."""
+"""A request: its tokens, how many of them are computed, when it ends, and its row in a step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ostinato.schedule.batch import MediaUse, Row, RowResult, TokenLogprobs
 
 
 class FinishReason(StrEnum):
-    """Why a request ended."""
+    """Reasons for the end of a request."""
 
     STOP = "stop"
     """A stop token, an end-of-sequence token or a stop string."""
@@ -24,24 +24,24 @@ class FinishReason(StrEnum):
     """`max_tokens` tokens were generated, or the request reached `max_model_len`."""
     ABORT = "abort"
     MOVED = "moved"
-    """Another engine goes on with it."""
+    """Another engine continues it."""
     ERROR = "error"
     """The step that computed it failed, or the step's result for it alone."""
 
 
 class RequestStatus(StrEnum):
     WAITING = "waiting"
-    """Holds no memory; has not begun, or was preempted."""
+    """The request holds no memory; it has not begun, or was preempted."""
     RUNNING = "running"
     FINISHED = "finished"
 
 
 @dataclass(frozen=True, slots=True)
 class StopConditions:
-    """When a request's output ends, as far as token ids tell.
+    """Conditions on token ids that end a request's output.
 
-    A stop token counts only once `min_tokens` tokens, itself among them, have been generated. `ignore_eos`
-    concerns `eos_token_ids` alone.
+    A stop token counts only once `min_tokens` tokens, itself among them, have been generated. `ignore_eos` concerns
+    `eos_token_ids` alone.
     """
 
     max_tokens: int
@@ -59,35 +59,37 @@ class StopConditions:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One sequence to be continued. The caller gives the fields up to `carried`; the scheduler owns the rest. Of one
-    that comes from another engine, the caller also gives what that one knew: see `resume`."""
+    """One sequence to be continued. The caller sets the fields up to `carried`; the scheduler owns the rest.
+
+    For a request that comes from another engine, the caller also sets what that one knew: see `resume`.
+    """
 
     request_id: str
     prompt_token_ids: Sequence[int]
     stop: StopConditions
     priority: int = 0
-    """Lower is served first, if the scheduler's policy is `priority`."""
+    """Service priority, lower first, if the scheduler's policy is `priority`."""
     wants_prompt_logprobs: bool = False
     payload: Any = None
-    """What the runner needs beyond tokens and memory; it travels in the request's rows."""
+    """Sampling state that the runner needs beyond tokens and memory; it is part of the request's rows."""
     cache_salt: str | None = None
-    """Only requests of the same salt find each other's blocks."""
+    """Salt of the block hashes: only requests of the same salt find each other's blocks."""
     media: Sequence[MediaSpan] = ()
-    """The images that tokens of the prompt stand for, by position."""
+    """The images that tokens of the prompt belong to, by position."""
     rope: Any = None
-    """See `Row.rope`."""
+    """Positions for the rotary embedding, as in `Row.rope`."""
     client: str | None = None
-    """Whose it is: clients take turns."""
+    """The client that sent it: clients get fair shares."""
     looks_back: int = 0
-    """How many of its outputs are chosen with a look at the ones before them, which must be known by then."""
+    """Number of its outputs that are sampled depending on the ones before them, which must be known by then."""
     computes_all: bool = False
-    """Whether each of its tokens is computed, also those that the prefix cache has."""
+    """True if each of its tokens is computed, also those that the prefix cache has."""
     has_begun: bool = False
-    """Whether another engine has computed some of it."""
+    """True if another engine has computed some of it."""
     num_elsewhere: int = 0
-    """Tokens whose keys, values and state that engine had when it let go of it; 0 once they are here, or lost."""
+    """Tokens whose keys, values and state the other engine had at the export; 0 once they are here, or lost."""
     carried: Carried | None = None
-    """What came with it of those, until it is admitted."""
+    """KV snapshot that came with it, until it is admitted."""
 
     output_token_ids: list[int] = field(default_factory=list)
     num_tokens: int = field(init=False)
@@ -104,21 +106,24 @@ class Request:
     arrival: int = 0
     """Sequence number of the arrival, given by the scheduler."""
     rank: tuple[int, float, int] = (0, 0, 0)
-    """Order of service, lowest first: (priority or 0, turn, arrival). Unique. Of one client, turns are as arrivals."""
+    """Order of service, lowest first: (priority or 0, start tag, arrival).
+
+    Unique. A client's tags increase with arrivals.
+    """
     max_num_tokens: int = 0
     """Length of prompt and output at which the request ends with `length`."""
     chain: Chain | None = None
-    """Its full blocks, hashed; made by the first look into the index, if there is prefix caching."""
+    """Block hashes of its full blocks; made by the first look into the index, if there is prefix caching."""
     placement: Placement | None = None
-    """Where its checkpoints go, while it runs."""
+    """The positions of its checkpoints, while it runs."""
     cache_report: CacheReport | None = None
-    """What the prefix cache gave to the prompt, once it was admitted."""
+    """Report of the prompt's prefix cache hit, once it was admitted."""
 
     def __post_init__(self) -> None:
         self.num_tokens = len(self.prompt_token_ids) + len(self.output_token_ids)
 
     def tokens(self, start: int, end: int) -> tuple[int, ...]:
-        """The known tokens at positions `start` to `end - 1`; costs O(end - start)."""
+        """Return the known tokens at positions `start` to `end - 1`; costs O(end - start)."""
         split = len(self.prompt_token_ids)
         if start >= split:
             return tuple(self.output_token_ids[start - split : end - split])
@@ -127,7 +132,7 @@ class Request:
         return (*self.prompt_token_ids[start:], *self.output_token_ids[: end - split])
 
     def resume(self, token_ids: Sequence[int], num_prompt_logprobs: int, num_preemptions: int) -> None:
-        """Take over what another engine has given: output tokens, and positions with prompt log-probabilities."""
+        """Add the outputs of another engine: tokens, and the number of positions with prompt log-probabilities."""
         self.output_token_ids += token_ids
         self.num_tokens += len(token_ids)
         self.num_prompt_logprobs, self.num_preemptions = num_prompt_logprobs, num_preemptions
@@ -135,8 +140,8 @@ class Request:
     def accept(self, token_ids: Sequence[int], ends: bool = False) -> tuple[int, FinishReason | None]:
         """Append generated tokens up to the one that ends the request; with `ends`, the last of them does.
 
-        Returns how many were appended, and why the request ends, if it does. Nothing but its length ends it before
-        `min_tokens`. A stop token is part of the output, and where it is also the last token that length allows, the
+        Returns how many were appended, and why the request ends, if it does. Only its length ends it before
+        `min_tokens`. A stop token is part of the output. If it is also the last token that the length allows, the
         reason is `stop`.
         """
         stop, output = self.stop, self.output_token_ids
@@ -154,18 +159,21 @@ class Request:
 
 
 class RequestUpdate(NamedTuple):
-    """What a step gave to one request: the tokens that its output gained, and whether that ended it."""
+    """Result of a step for one request: its output delta, and whether that ended it."""
 
     request_id: str
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] | None = None
     """One per token, if the request asked for them."""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-    """Of the next prompt tokens. All updates together give those of the second token to the last."""
+    """Log-probabilities of the next prompt tokens.
+
+    All updates together contain those of the second token to the last.
+    """
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None
     error: Exception | None = None
-    """With `finish_reason` "error": why."""
+    """Cause, with `finish_reason` "error"."""
 
 
 _NULL_SLOT = (0,)
@@ -175,10 +183,11 @@ _UNKNOWN_TOKEN = (0,)
 def make_row(
     request: Request, holding: Holding, count: int, num_drafts: int = 0, media: tuple[MediaUse, ...] = ()
 ) -> Row:
-    """The row that computes the next `count` known tokens of `request` in the memory of `holding`, and up to
-    `num_drafts` drafts behind them. `media` are the images that tokens of it stand for.
+    """Return the row that computes the next `count` known tokens of `request` and `num_drafts` drafts after them.
 
-    Logits are wanted where the row samples, which is behind its last token and behind each draft, and where prompt
+    The row uses the memory of `holding`, and may get fewer drafts. `media` are the images that its tokens belong to.
+
+    Logits are needed where the row samples, which is after its last token and after each draft, and where prompt
     log-probabilities are owed: of all positions from the first one owed to the row's end.
     """
     start = request.num_computed_tokens
@@ -207,8 +216,10 @@ def make_row(
 
 
 def make_row_ahead(request: Request, place: int, holding: Holding, slots: tuple[int, int]) -> Row:
-    """The row that computes the token which row `place` of the step in flight samples for `request`, in the blocks and
-    panes of `holding`. `slots` are the ones that it reads and writes."""
+    """Return the row that computes the token which row `place` of the step in flight samples for `request`.
+
+    It uses the blocks and window blocks of `holding`. `slots` are the ones that it reads and writes.
+    """
     return Row(
         request.request_id,
         _UNKNOWN_TOKEN,
@@ -226,12 +237,15 @@ def make_row_ahead(request: Request, place: int, holding: Holding, slots: tuple[
 
 
 def is_decoding(request: Request) -> bool:
-    """At least one token is computed, and exactly one is not; also where that one is the last of a prompt."""
+    """Return whether all tokens but the last are computed, and at least one is.
+
+    The last token may be that of a prompt.
+    """
     return 0 < request.num_computed_tokens == request.num_tokens - 1
 
 
 def num_prompt_logprobs_owed(request: Request, start: int, end: int) -> int:
-    """How many prompt log-probabilities the positions `start` to `end - 1` must still give.
+    """Return how many prompt log-probabilities the positions `start` to `end - 1` must still give.
 
     Position p gives that of prompt token p + 1, so the prompt's last position gives none; those before
     `num_prompt_logprobs` were delivered before a preemption.

@@ -1,4 +1,4 @@
-"""The scheduler: which tokens of which requests a step computes, and what its result means for them."""
+"""The scheduler: it chooses the tokens of each step, and applies the step's result to the requests."""
 
 from __future__ import annotations
 
@@ -31,32 +31,33 @@ from ostinato.schedule.request import (
 _NO_PREFIX_CACHE = CachePolicy()
 
 ChooseDrafts = Callable[[int], int]
-"""Requests that will decode in the next step, as far as that is known -> drafts for each of them."""
+"""Function (decoding requests of the next step, as far as known) -> drafts for each of them."""
 
 
 class Scheduler:
-    """Continuous batching over a bounded cache. One step at a time, from one thread:
+    """Continuous batching over a bounded cache.
+
+    One step at a time, from one thread:
 
         batch = schedule() -> run it -> update(result), or fail(batch, error)
 
-    or one step ahead: while a step is in flight, `schedule_ahead()` gives the one behind it, and `update` and `fail`
-    are for the first of the two.
+    or overlapped: while a step is in flight, `schedule_ahead()` returns the next one, and `update` and `fail` are for
+    the first of the two.
 
     `add`, `abort` and `finish` may be called at any time, also while a step is in flight.
 
-    Order of service is `Request.rank`. A step holds one token of every request that is decoding, with drafts
-    behind it, then prompt chunks of running requests, then of waiting ones. On admission a request gets
-    what the prefix index has of it, and blocks for all tokens that it knows, so only decoding makes it grow. If no
-    block is available for that, the running request that is last in rank is preempted, possibly the one that
-    grows: it loses its memory and waits, with its outputs, to compute all its tokens again. So the first in rank
-    is never preempted for another, and alone it always fits, because `add` refuses what does not: every step has a
-    row, and nobody waits for ever but for those of lower rank. Nobody who runs is preempted for somebody who
-    waits, or for a draft. What is cached makes room for all. What a step computed enters the index in `update`, so
-    only if the step succeeded.
+    Order of service is `Request.rank`. A step holds one token of every request that is decoding, with drafts after it,
+    then prompt chunks of running requests, then of waiting ones. On admission a request gets its prefix cache hit, and
+    blocks for all tokens that it knows, so only decoding makes it grow. If no block is available for that, the running
+    request that is last in rank is preempted, possibly the one that grows: it loses its memory and waits, with its
+    outputs, to compute all its tokens again. So the first in rank is never preempted for another, and alone it always
+    fits, because `add` refuses what does not: every step has a row, and a request waits for ever only for those that
+    rank before it. No running request is preempted for a waiting one, or for a draft. Cached entries make room for all.
+    A step's results are committed to the index in `update`, so only if the step succeeded.
 
-    Without chunked prefill a prompt waits until it fits into a step whole. The one exception is a preempted
-    request whose prompt and outputs have outgrown `max_num_batched_tokens`, or one that has come from another engine
-    so: it is computed again in chunks, since no step may exceed that budget, and `counters.cut_recomputations` says so.
+    Without chunked prefill a prompt waits until it fits into a step whole. The one exception is a preempted request
+    whose prompt and outputs have outgrown `max_num_batched_tokens`, or one that has come from another engine so: it is
+    computed again in chunks, since no step may exceed that budget, and `counters.cut_recomputations` says so.
 
     For images, see `MediaHolders`.
     """
@@ -69,7 +70,7 @@ class Scheduler:
         choose_drafts: ChooseDrafts | None = None,
         encoder_cache: EncoderCache | None = None,
     ) -> None:
-        """`encoder_cache` is for models that take images."""
+        """Set up an empty scheduler. `encoder_cache` is for models that take images."""
         self._choose_drafts = choose_drafts
         self.limits = limits
         self.cache = cache
@@ -91,7 +92,7 @@ class Scheduler:
 
     @property
     def moves(self) -> MoveCounts:
-        """Of requests that went to other engines, or came from them."""
+        """Counts of requests migrated to other engines, or from them."""
         return self._admission.moves
 
     @property
@@ -99,11 +100,11 @@ class Scheduler:
         return bool(self.queues.requests)
 
     def is_in_flight(self, batch: Batch) -> bool:
-        """Whether `batch` was scheduled and is neither updated nor failed."""
+        """Return whether `batch` was scheduled and is neither updated nor failed."""
         return self._flight.has(batch)
 
     def is_ending(self, request_id: str) -> bool:
-        """Whether a request of this id has ended, and a step in flight still writes to its memory."""
+        """Return whether a request of this id has ended, and a step in flight still writes to its memory."""
         return request_id in self._flight.ended
 
     @property
@@ -115,10 +116,10 @@ class Scheduler:
         return len(self.queues.running)
 
     def add(self, request: Request) -> None:
-        """Let `request` wait for its first step.
+        """Add `request` to the waiting ones.
 
-        Raises RequestError, and changes nothing, if it could never be served (see `check_arrival`), or if its
-        id is in use, which it is until the request has ended and no step in flight writes for it.
+        Raises RequestError, and changes nothing, if it could never be served (see `check_arrival`), or if its id is in
+        use, which it is until the request has ended and no step in flight writes for it.
         """
         if request.request_id in self.queues.requests or self.is_ending(request.request_id):
             raise RequestError(f"the request id {request.request_id!r} is in use; choose another one")
@@ -146,7 +147,7 @@ class Scheduler:
                     budget -= len(row.token_ids)
                     prompts.append((request, row))
         admitted = self._admit(budget, num_drafts) if self.queues.waiting else []
-        # Where all but a prompt's last token was cached, that one is computed as if it were decoding.
+        # If all but a prompt's last token is cached, that one is computed as if it were decoding.
         decoding += [pair for pair in admitted if is_decoding(pair[0])]
         prompts += [pair for pair in admitted if not is_decoding(pair[0])]
         scheduled = decoding + prompts
@@ -165,11 +166,12 @@ class Scheduler:
         return batch
 
     def schedule_ahead(self) -> Batch | None:
-        """The step behind the one in flight, and its memory, before that one is over: a token of each request that goes
-        on, unless the one in flight ends it, which makes its row void.
+        """Schedule the next step, with its memory, before the one in flight is over.
 
-        None if nobody goes on, or if the step has to wait, which is counted with its cause (`WaitCause`). Nobody is
-        admitted or preempted here.
+        It has a token of each request that continues. If the step in flight ends the request, its row is void.
+
+        Returns None if no request continues, or if the step has to wait, which is counted with its cause (`WaitCause`).
+        No request is admitted or preempted here.
         """
         assert len(self._flight) == 1, "a step ahead is behind the one step that is in flight"
         assert self._choose_drafts is None, "how many drafts are accepted is not known ahead"
@@ -192,11 +194,11 @@ class Scheduler:
         return batch
 
     def update(self, result: StepResult) -> list[RequestUpdate]:
-        """Take in the result of the (first) step in flight; returns what it gave to each request that gained by it.
+        """Apply the result of the (first) step in flight; return an update for each request that has an output delta.
 
-        Several tokens per row are allowed; those after the one that ends a request are dropped. A row with an
-        error ends its request. Results for requests that ended meanwhile are ignored. AssertionError if the
-        result does not match the batch; nothing is changed then, so the step can still be failed.
+        Several tokens per row are allowed; those after the one that ends a request are dropped. A row with an error
+        ends its request. Results for requests that ended meanwhile are ignored. AssertionError if the result does not
+        match the batch; nothing is changed then, so the step can still be failed.
         """
         in_flight = self._flight.first
         batch = in_flight.batch
@@ -247,8 +249,8 @@ class Scheduler:
     def fail(self, batch: Batch, error: Exception) -> list[RequestUpdate]:
         """End the requests of the (first) step in flight, which raised `error`, and free their memory.
 
-        State is written in place, so the step cannot be run again. Requests that were not in it go on. A step ahead has
-        no other requests: it is over too, and all its rows are void.
+        State is written in place, so the step cannot be run again. Requests that were not in it continue. An overlapped
+        step has no other requests: it is over too, and all its rows are void.
         """
         assert self._flight, "only a step in flight can fail"
         failed = self._flight.first
@@ -265,11 +267,11 @@ class Scheduler:
         return updates
 
     def abort(self, request_id: str) -> bool:
-        """End a request whose output nobody wants; False if none of that id is unfinished."""
+        """End a request whose output is not wanted any more; return False if none of that id is unfinished."""
         return self.finish(request_id, FinishReason.ABORT)
 
     def finish(self, request_id: str, reason: FinishReason) -> bool:
-        """End a request for a reason found outside, such as a stop string; False if it is not unfinished.
+        """End a request for a reason found outside, such as a stop string; return False if it is not unfinished.
 
         If a step in flight computes it, the result is ignored and the memory is freed when the step is over.
         """
@@ -280,7 +282,7 @@ class Scheduler:
         return True
 
     def preempt(self, request_id: str) -> bool:
-        """Preempt a request between two steps, as lack of memory would; False if it is not running."""
+        """Preempt a request between two steps, as lack of memory would; return False if it is not running."""
         assert not self._flight, "a request cannot lose its memory while a step writes to it"
         request = self.queues.requests.get(request_id)
         if request is None or request.status is not RequestStatus.RUNNING:
@@ -294,27 +296,27 @@ class Scheduler:
         check_integrity(self.queues, self.cache, self._media, most, is_in_flight, self._flight.ended)
 
     def _num_drafts(self) -> int:
-        """Drafts of each row that decodes in the next step, as `ChooseDrafts` has them."""
+        """Return the drafts of each row that decodes in the next step, as `ChooseDrafts` chooses them."""
         if self._choose_drafts is None:
             return 0
-        # Who waits decodes as soon as it is admitted, if all but its last token is cached.
+        # A waiting request decodes as soon as it is admitted, if all but its last token is cached.
         return self._choose_drafts(max(sum(map(is_decoding, self.queues.running)), min(1, len(self.queues.waiting))))
 
     def _schedule_decoding(self, num_drafts: int) -> list[tuple[Request, Row]]:
-        """A row for each request that is decoding, in order of rank."""
+        """Return a row for each request that is decoding, in order of rank."""
         with_room = self._decoding.with_room(self.limits.max_num_batched_tokens // (1 + num_drafts))
-        # Drafts get what is left when everybody has the block of his next token.
+        # Drafts get what is left when every request has the block of its next token.
         spare_slots = self._spare_slots()
         rows = [(request, decode_row(request, self.cache, num_drafts, spare_slots)) for request in with_room]
         return [(request, row) for request, row in rows if row is not None]
 
     def _spare_slots(self) -> int:
-        """Slots that no checkpoint may take, so that the next request can be admitted."""
+        """Return the slots that no checkpoint may take, so that the next request can be admitted."""
         can_admit = self.queues.waiting and len(self.queues.running) < self.limits.max_num_seqs
         return self.cache.states.per_request if can_admit else 0
 
     def _admit(self, budget: int, num_drafts: int) -> list[tuple[Request, Row]]:
-        """The rows of waiting requests that can start in a step with room for `budget` more tokens."""
+        """Admit waiting requests to a step with room for `budget` more tokens, and return their rows."""
         admitted: list[tuple[Request, Row]] = []
         while (request := self._admission.start_next(budget, num_drafts)) is not None:
             if is_decoding(request):
@@ -328,8 +330,10 @@ class Scheduler:
         return admitted
 
     def _enter(self, request: Request, row: Row, anchor: int = 0) -> None:
-        """The step that computed `row` succeeded, `anchor` of its drafts being kept: others may find what it
-        computed."""
+        """Commit the results of the step that computed `row`, so that other requests can share them.
+
+        The step succeeded, and `anchor` of the row's drafts were accepted.
+        """
         cache, id = self.cache, request.request_id
         cache.advance(id, anchor)
         if request.chain is not None and cache.has_news(id, request.num_computed_tokens):
@@ -346,7 +350,7 @@ class Scheduler:
         return RequestUpdate(request.request_id, finish_reason=FinishReason.ERROR, error=error)
 
     def _end(self, request: Request, reason: FinishReason) -> None:
-        """Take `request` out; its memory is freed now, or after a step in flight, which may write to it."""
+        """Remove `request`; its memory is freed now, or after a step in flight, which may write to it."""
         if self.queues.remove(request):
             self._flight.release(request.request_id, reason is FinishReason.ERROR)
         request.finish_reason = reason

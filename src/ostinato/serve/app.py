@@ -33,14 +33,14 @@ from ostinato.serve.http.lifecycle import Lifecycle
 from ostinato.serve.work.model import Model, model_of
 
 ROUTERS = (chat_router, completions_router, responses_router, messages_router, embeddings_router)
-"""Of the endpoints that compute."""
+"""Routers of the endpoints that compute."""
 
 
 def make_app(lifecycle: Lifecycle, tracing: Tracing | None = None) -> ASGIApp:
-    """The server's application, which starts and stops with `lifecycle`.
+    """Return the server's application, which starts and stops with `lifecycle`.
 
-    `tracing` takes the place of what the settings ask for. ConfigError if they ask for tracing that is not installed,
-    or for a root_path that is an endpoint's.
+    `tracing` takes the place of the settings' tracing. ConfigError if the settings ask for tracing that is not
+    installed, or for a root_path that is an endpoint's.
     """
     settings, counts = lifecycle.settings, AnswerCounts()
     if tracing is None and settings.otlp_endpoint is not None:
@@ -63,8 +63,10 @@ def make_app(lifecycle: Lifecycle, tracing: Tracing | None = None) -> ASGIApp:
 def make_api(
     lifecycle: Lifecycle, counts: AnswerCounts, tracing: Tracing | None = None
 ) -> tuple[FastAPI, Sequence[APIRouter], Callable[[], Model]]:
-    """All endpoints with their description; again those that take a body, which `JsonEndpoints` runs; and the model,
-    which they get once it is there."""
+    """Return the application with all endpoints, the routers with bodies, and a function that returns the model.
+
+    `JsonEndpoints` runs the endpoints that take a body. The model is there once the engine is.
+    """
     made = lru_cache(maxsize=1)(
         partial(model_of, settings=lifecycle.settings.without_keys(), model_name=lifecycle.model_name)
     )
@@ -108,7 +110,7 @@ def make_api(
         _name_endpoints(counts, router.routes)
 
     @app.exception_handler(ApiError)
-    @app.exception_handler(Exception)  # which the gate gets too, and logs
+    @app.exception_handler(Exception)  # the gate gets the error too, and logs it
     async def failed(request: Request, error: Exception) -> Response:
         return as_api_error(error).response(request.scope["path"])
 
@@ -132,13 +134,13 @@ def _paths(*routers: APIRouter) -> Iterator[str]:
 
 
 def _check_root_path(root_path: str, paths: Iterable[str]) -> None:
-    """ConfigError if endpoints, which are served without the prefix too, could be taken for something below it."""
+    """Raise ConfigError if `root_path` is a prefix of an endpoint, since endpoints answer without it too."""
     if root_path and any(path == root_path or path.startswith(f"{root_path}/") for path in paths):
         raise ConfigError(f"root_path {root_path} is where endpoints are without it; choose another, such as /llm")
 
 
 def _name_endpoints(counts: AnswerCounts, routes: Iterable[BaseRoute]) -> None:
-    """Tells `counts` which paths there are. Paths with a variable part, and files, share a name."""
+    """Register the known paths in `counts`. Paths with a variable part, and files, share a name."""
     for route in routes:
         if isinstance(route, Mount):
             counts.families[f"{route.path}/"] = route.path

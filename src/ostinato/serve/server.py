@@ -49,7 +49,7 @@ def _lifecycle(config: EngineConfig, settings: ServeSettings, progress: StartPro
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server, without its signal handlers: it should go on answering while requests drain."""
+    """uvicorn's server, without its signal handlers, so that it still answers while requests drain."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -63,12 +63,11 @@ def serve(
     announce: Callable[[str], None],
     make: MakeEngine = make_engine,
 ) -> int:
-    """Serves until SIGTERM or SIGINT, or until the engine fails. Returns the process's exit status. The first signal
-    lets running requests finish, a second one ends the process at once.
+    """Serve until SIGTERM or SIGINT, or until the engine fails. Returns the process's exit status.
 
-    `announce` is called with the server's URL once it listens. `make` makes the engine; see `AsyncEngine.start`.
-    ConfigError if it cannot listen. Errors of an engine that cannot be planned, or cannot start, are raised as they
-    are. Loggers are as before at the end.
+    The first signal lets running requests finish, a second one ends the process at once. `announce` is called with the
+    server's URL once it listens. `make` makes the engine; see `AsyncEngine.start`. ConfigError if it cannot listen.
+    Errors of an engine that cannot be planned, or cannot start, are raised unchanged. Loggers are as before at the end.
     """
     with logs_to(settings.log_format, settings.log_level, access=settings.access_log):
         return _serve(config, settings, progress, announce, make)
@@ -130,7 +129,7 @@ def _serve(
         def ready() -> None:
             keep_for_good()
             if not lifecycle.draining:
-                listen()  # once more: Ray, which has been started meanwhile, has put its own way in between
+                listen()  # once more: Ray, started meanwhile, has replaced the handlers
 
         lifecycle.on_ready = ready
         listen()

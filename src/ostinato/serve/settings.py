@@ -37,13 +37,13 @@ FORMS = {
     "root_path": ("a path that begins with / and does not end with one, such as /llm", "/llm"),
     "metrics_prefix": ("letters, digits, _ and :, with no digit at the beginning", "ostinato:"),
 }
-"""What texts of a pattern look like, in words, and one of them."""
+"""Setting with a pattern -> description of the pattern in words, and an example."""
 BYTE_SETTINGS = ("max_body", "worker_memory")
-"""Those that are bytes, and can be given as 16MiB."""
+"""Settings that are bytes, and can be given as 16MiB."""
 
 
 class ServeSettings(BaseModel):
-    """Where the server listens, whom it serves, and how much it accepts. ConfigError for an illegal value."""
+    """Settings of the server: addresses, keys and limits. ConfigError for an illegal value."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -52,26 +52,37 @@ class ServeSettings(BaseModel):
     port: int = Field(8000, ge=0, le=65535)
     """Port to listen on; 0: a free one, which is printed."""
     uds: Path | None = None
-    """A Unix socket to listen on instead, which only this machine reaches. A file that an earlier server left there is
-    replaced."""
+    """A Unix socket to listen on instead, which only this machine reaches.
+
+    A file that an earlier server left there is replaced.
+    """
     uds_mode: str = Field("660", pattern=r"^0?[0-7]{3}$")
-    """Who may connect there, as chmod has it: by default the server's user and group."""
+    """Permissions of the Unix socket's file, in chmod's digits: by default for the server's user and group."""
     ssl_certfile: Path | None = None
-    """The server's certificate in PEM, with those behind it that lead to its authority: the server then speaks TLS, 1.2
-    or newer. SIGHUP has it and the key read again."""
+    """The server's certificate in PEM, followed by those that lead to its authority.
+
+    The server then speaks TLS, 1.2 or newer. SIGHUP makes it read certificate and key again.
+    """
     ssl_keyfile: Path | None = None
-    """Its private key in PEM (in ssl_certfile)."""
+    """The certificate's private key in PEM (in ssl_certfile)."""
     ssl_keyfile_password: str | None = Field(None, repr=False)
-    """What the key is encrypted with. Other users of the machine see flags, but not the environment."""
+    """Password of the private key. Other users of the machine see flags, but not the environment."""
     root_path: str = Field("", pattern=r"^(/[A-Za-z0-9_.~-]+)*$")
-    """A path such as /llm under which all endpoints are served. They answer without it too, for proxies that take it
-    off, and for probes."""
+    """A path such as /llm under which all endpoints are served.
+
+    They answer without it too, for proxies that remove it, and for probes.
+    """
     api_key: tuple[str, ...] = Field((), repr=False)
-    """A key that clients must send as `Authorization: Bearer KEY`; several may be given. Other users of the machine see
-    flags, but neither the environment nor an api_key_file."""
+    """A key that clients must send as `Authorization: Bearer KEY`; several may be given.
+
+    Other users of the machine see flags, but neither the environment nor an api_key_file.
+    """
     api_key_file: Path | None = None
-    """A file with further keys, one a line, each alone or behind a name for logs and metrics, and perhaps before a
-    weight that multiplies its client's turns and share (`NAME KEY weight=4`). SIGHUP has it read again."""
+    """A file with further keys, one a line.
+
+    A line is a key, or a name for logs and metrics and a key, and perhaps a weight that multiplies its client's turns
+    and share (`NAME KEY weight=4`). SIGHUP makes the server read it again.
+    """
     insecure: bool = False
     """Listen on an address that other machines reach though there is no api_key."""
     cors_origin: tuple[str, ...] = ()
@@ -81,16 +92,19 @@ class ServeSettings(BaseModel):
     max_waiting: int = Field(256, ge=0)
     """Outputs that may wait besides those that run; more requests get status 429."""
     max_requests_per_client: int | None = Field(None, ge=1)
-    """Outputs of one client (a key; without keys, an address) that may be unfinished; more get status 429 (a quarter of
-    those that may run and wait, and at least max_n; without keys on a loopback address, all of them)."""
+    """Outputs of one client that may be unfinished; more get status 429.
+
+    A client is a key, or an address without keys (a quarter of those that may run and wait, and at least max_n; without
+    keys on a loopback address, all of them).
+    """
     max_body: int = Field(16 * 2**20, ge=1024)
-    """Bytes of a request's body, such as 16MiB, images in it among them."""
+    """Bytes of a request's body, such as 16MiB, its images included."""
     max_images: int = Field(16, ge=0)
-    """Images of a request, frames of videos among them."""
+    """Images of a request, frames of videos included."""
     max_image_pixels: int = Field(2**25, ge=1)
-    """Pixels of an image as it comes, before it is resized."""
+    """Pixels of an image before it is resized."""
     max_request_pixels: int = Field(2**27, ge=1)
-    """Pixels of all images of a request together, as they come."""
+    """Pixels of all images of a request together, before they are resized."""
     max_keys: int = Field(2**16, ge=1)
     """Members of all objects in a request's body together."""
     max_values: int = Field(2**19, ge=1)
@@ -116,57 +130,79 @@ class ServeSettings(BaseModel):
     body_workers: int = Field(2, ge=1)
     """Processes that read large bodies and images, each for one request at a time. They start with the first one."""
     worker_seconds: float = Field(20.0, gt=0)
-    """Seconds that reading one request may take there."""
+    """Seconds that such a process may take to read one request."""
     worker_memory: int = Field(2**30, ge=2**26)
-    """Bytes of memory, such as 1GiB, that reading one request may take there."""
+    """Bytes of memory, such as 1GiB, that such a process may take to read one request."""
     client_seconds: float = Field(60.0, gt=0)
-    """Seconds of that work that one client may use per minute; then it gets status 429."""
+    """Seconds that such processes may work for one client per minute; then it gets status 429."""
     client_pixels: int = Field(2**30, ge=1)
     """Pixels of images that one client may have decoded per minute; then it gets status 429."""
     engine_timeout: float = Field(120.0, gt=0)
-    """Seconds without a sign of life from the engine after which it counts as stalled: /health is 503. It gives one
-    between two steps, so it must be longer than the longest step."""
+    """Seconds without a sign of life from the engine after which it counts as stalled: /health is 503.
+
+    The engine gives one between two steps, so the time must be longer than the longest step.
+    """
     on_stall: Literal["report", "exit"] = "report"
-    """What to do then: report it until the engine goes on, or exit, so that a supervisor starts the server anew."""
+    """Reaction to a stalled engine: report it until it recovers, or exit, so that a supervisor starts the server anew.
+    """
     replicas: int | None = Field(None, ge=1)
-    """Engines of the model behind this server, on Ray Serve. On one machine they share its cores and memory, or have
-    tensor_parallel_size GPUs each. Needs `pip install 'ostinato[ray]'`."""
+    """Engines of the model behind this server, on Ray Serve.
+
+    On one machine they share its cores and memory, or have tensor_parallel_size GPUs each. Needs `pip install
+    'ostinato[ray]'`.
+    """
     max_replicas: int | None = Field(None, ge=1)
-    """As many as Ray Serve may have when they are busy (open: no more than replicas)."""
+    """Largest number of replicas that Ray Serve may start when they are busy (open: no more than replicas)."""
     ray_address: str | None = None
-    """A Ray that runs already, as HOST:PORT of its head or auto, from one of its nodes (open: one of this server's
-    own, on this machine, that ends with it)."""
+    """A running Ray, as HOST:PORT of its head or auto, from one of its nodes.
+
+    Open: a Ray of this server, on this machine, that ends with it.
+    """
     routing: Policy = "prefix"
-    """Which replica gets a request: the one that has computed it first, by what it has cached (prefix), or the less
-    busy one of two random ones (two_choices), to compare with."""
+    """Choice of the replica for a request: by cached prefix, or between two random ones.
+
+    With prefix it is the replica that has computed the request's first tokens; with two_choices the less busy one of
+    the two, to compare with.
+    """
     header_timeout: float = Field(15.0, gt=0)
     """Seconds that the headers of a request may take to arrive."""
     keep_alive_timeout: float = Field(30.0, gt=0)
     """Seconds that a connection may wait for its next request."""
     max_connections: int = Field(0, ge=0)
-    """Connections at once; 0: as many as the process has file descriptors for, less 64. A further one gets status 503
-    and is closed. For a number that needs more descriptors the process raises its own limit, as far as it may."""
+    """Connections at once; 0: as many as the process has file descriptors for, less 64.
+
+    A further one gets status 503 and is closed. For a number that needs more descriptors the process raises its own
+    limit, as far as it may.
+    """
     max_connections_per_address: int = Field(256, ge=0)
-    """Connections at once of one address; 0: any number. Those from this machine and of a
-    trusted_proxy are not counted."""
+    """Connections at once of one address; 0: any number.
+
+    Those from this machine and of a trusted_proxy are not counted.
+    """
     drain_timeout: float = Field(30.0, ge=0)
     """Seconds that running requests have to end after SIGTERM."""
     metrics_prefix: str = Field("ostinato:", pattern=r"^[a-zA-Z_:][a-zA-Z0-9_:]*$")
-    """What names of metrics begin with; with vllm: dashboards made for vLLM show what both have.
-    http_requests_total alone has none, as everywhere."""
+    """Prefix of the names of metrics; with vllm: dashboards made for vLLM show the common ones.
+
+    http_requests_total alone has no prefix, as everywhere.
+    """
 
     log_level: LogLevel = "info"
-    """What is logged: a line per request at info; at debug, those of pages and probes too."""
+    """Level of the log: a line per request at info; at debug, those of pages and probes too."""
     log_format: LogFormat = "text"
-    """How: for people, or as JSON, an object a line."""
+    """Format of the log: for people, or as JSON, an object a line."""
     trusted_proxy: tuple[str, ...] = ()
-    """An address or a network (10.0.0.0/8) of proxies, or unix for those on the Unix socket, whose X-Forwarded-For
-    tells the client's address, for the log and for its share of the server; several may be given."""
+    """An address or a network (10.0.0.0/8) of trusted proxies, or unix for those on the Unix socket.
+
+    Their X-Forwarded-For gives the client's address, for the log and for its share of the server; several may be given.
+    """
     access_log: AccessLog | None = None
-    """How the lines of requests are logged: for people, as JSON, or none at all (as log_format)."""
+    """Format of the requests' lines: for people, as JSON, or none at all (as log_format)."""
     otlp_endpoint: str | None = None
-    """Address of an OpenTelemetry collector (OTLP over HTTP, such as http://localhost:4318) that gets a trace of each
-    request."""
+    """Address of an OpenTelemetry collector that receives a trace of each request.
+
+    The protocol is OTLP over HTTP; an example is http://localhost:4318.
+    """
 
     _keys: dict[str, ApiKey] = PrivateAttr(default_factory=dict)
 
@@ -254,47 +290,50 @@ class ServeSettings(BaseModel):
             raise _wrong("ray_address", message, [Remedy("ray_address", "auto")])
 
     def name_of(self, model: str) -> str:
-        """What clients know `model` as: the name that was given, else the checkpoint's without its directory."""
+        """Return the clients' name of `model`: the given name, else the checkpoint's without its directory."""
         path = Path(model)
         return self.served_model_name or (path.resolve().name if path.is_dir() else model)
 
     @property
     def is_replicated(self) -> bool:
-        """Whether engines run on Ray."""
+        """True if engines run on Ray."""
         return self.replicas is not None or self.ray_address is not None
 
     @property
     def most_replicas(self) -> int:
-        """Engines that there may be at a time."""
+        """Largest number of engines at a time."""
         return max(self.replicas or 1, self.max_replicas or 1)
 
     def without_keys(self) -> ServeSettings:
-        """The same for those who need no keys, such as processes that read what clients send."""
+        """Return the settings without keys, for processes that need none, such as those that read what clients send."""
         copy = self.model_copy(update={"api_key": (), "api_key_file": None, "ssl_keyfile_password": None})
         copy._keys = {}
         return copy
 
     def client_share(self, max_num_seqs: int) -> int | None:
-        """Outputs of one client that may be unfinished, if so many may run; None for as many as of all."""
+        """Return the number of one client's outputs that may be unfinished, if `max_num_seqs` may run.
+
+        None means as many as of all clients.
+        """
         if self.max_requests_per_client is not None:
             return self.max_requests_per_client
         if self.is_local and not self._keys:
-            return None  # all of them are of this machine
+            return None  # all clients are on this machine
         return max((max_num_seqs + self.max_waiting) // 4, self.max_n)
 
     @property
     def is_local(self) -> bool:
-        """Whether only this machine can reach the server."""
+        """True if only this machine can reach the server."""
         return self.uds is not None or is_loopback(self.host)
 
     @property
     def keys(self) -> dict[str, ApiKey]:
-        """By their names, all: given as settings and read from the file."""
+        """All keys by name: given as settings and read from the file."""
         return self._keys
 
 
 def _told(found: dict[str, Any]) -> dict[str, Any]:
-    """What pydantic found, without a key, which must not be printed, and in words where it has a pattern."""
+    """Return pydantic's problem without a key, which must not be printed, and in words if it is about a pattern."""
     secret = next((name for name in SECRET_VARIABLES if name in found["loc"]), None)
     if secret is not None:
         return {"loc": (), "msg": f"{secret}: {found['msg']}"}

@@ -1,4 +1,4 @@
-"""Work that is done side by side."""
+"""Coroutines that run concurrently."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from typing import Any
 
 
 async def side_by_side(work: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Returns when all have ended. The first error is raised as it is, once the others were cancelled and have
-    ended."""
+    """Run all coroutines until they have ended.
+
+    The first error is raised unchanged, once the others were cancelled and have ended.
+    """
     tasks = [asyncio.create_task(each) for each in work]
     try:
         await asyncio.gather(*tasks)

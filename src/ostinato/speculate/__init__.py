@@ -1,1 +1,1 @@
-"""Speculation: what guesses tokens ahead, and whether that pays."""
+"""Speculative decoding: proposers of draft tokens, and the controller that decides whether drafts pay."""

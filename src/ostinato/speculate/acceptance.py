@@ -1,30 +1,33 @@
-"""How many tokens a row gains by drafts, from those that were right of late. Imports no torch."""
+"""Estimate of the tokens that a row gains from drafts, by the drafts accepted of late. Imports no torch."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-# What one step leaves of the weight of those before it: about 33 steps count. With 0.99, a change of the text is
-# followed too late; with 0.9, chance at one row is taken for one.
+# Decay of the weight of earlier steps: about 33 steps count. With 0.99 the estimate follows a change of the text too
+# late; with 0.9 it takes chance at a single row for a change.
 _KEPT_WEIGHT = 0.97
-# Before anything is known, so many rows count as having shown this share of right drafts.
+# Prior: this number of rows with this share of right drafts.
 _ASSUMED_ROWS, _ASSUMED_SHARE = 1.0, 0.5
 
 
 class Acceptance:
-    """By position, the share of drafts that are right if those before them are.
+    """The share of right drafts at each position, if the drafts before it are right.
 
-    It depends on the text alone, and is kept for all batch sizes together. A row for which no draft was found counts
-    as one whose drafts were wrong: it gains as much.
+    It depends on the text alone, so all batch sizes share it. A row for which no draft was found counts as one whose
+    drafts were wrong: both gain nothing.
     """
 
     def __init__(self, most: int) -> None:
-        """`most` is the largest number of drafts per row."""
+        """Start without observations; `most` is the largest number of drafts per row."""
         self._reached = [0.0] * most
         self._kept = [0.0] * most
 
     def count(self, kept: Sequence[int], num_drafts: int) -> None:
-        """A step that asked for `num_drafts` per row: how many each row kept that had room for them."""
+        """Count a step that asked for `num_drafts` drafts per row.
+
+        `kept` is the number of accepted drafts of each row that had room for them.
+        """
         if not kept:
             return
         for i in range(len(self._reached)):
@@ -33,13 +36,13 @@ class Acceptance:
 
     @property
     def is_known(self) -> bool:
-        """Whether any draft was counted."""
+        """True if any draft was counted."""
         return self._reached[0] > 0
 
     def tokens(self, num_drafts: int) -> float:
-        """Tokens to expect of a row with so many drafts, 1 to 1 + `num_drafts`.
+        """Return the expected tokens of a row with `num_drafts` drafts, 1 to 1 + `num_drafts`.
 
-        Of positions that few rows have reached of late, the share is taken to be that of the one before.
+        At positions that few rows have reached of late, the share is taken from the position before.
         """
         tokens = probability = 1.0
         share = _ASSUMED_SHARE

@@ -1,4 +1,4 @@
-"""Chooses for each step how many drafts a row gets, by what steps have cost and drafts have given. Imports no torch.
+"""Choice of the number of drafts per row in each step, from measured costs and acceptance. Imports no torch.
 
 Drafts pay while the tokens that they add outweigh the time that they add:
 
@@ -17,38 +17,38 @@ from ostinato.speculate.costs import LEFT_OUT_PLAIN, NO_DRAFT, Costs
 
 # Trials may lose this share of the time: each waits until the steps before have earned what it is expected to lose.
 _TRIAL_SHARE = 0.008
-# What may be lost before anything is earned, and the most that can be saved up, in plain steps.
+# Initial balance, and the bound of the balance, in plain steps.
 _FIRST_BALANCE, _MOST_BALANCE = 1.5, 8.0
-# Steps of a trial of drafts, and of one of plain steps, the first of which are not timed. It goes on for as many again
-# while it gains, so that a better text is taken up in its first trial.
+# Steps of a trial of drafts, and of one of plain steps, where the first steps are not timed. A trial is prolonged by
+# the same number of steps while it gains, so that one trial is enough to find better text.
 _TRIAL_STEPS, _PLAIN_TRIAL_STEPS = 3, LEFT_OUT_PLAIN + 4
 _MOST_BLOCKS = 10
-# Steps without a draft that a trial of drafts waits for some.
+# Steps without a draft that a trial of drafts tolerates.
 _PATIENCE = 8
-# Least steps between trials of what was tried before, and steps before the first trial.
+# Minimum steps between trials of numbers that were tried before, and steps before the first trial.
 _WAIT, _FIRST_WAIT = 16, 4
-# Another number of drafts has to be faster by so much, so that two that are alike are not swapped by chance, and more
-# drafts besides by one standard error of their measured cost. To do without drafts, it is enough to be as fast.
+# Another number of drafts must be faster by this factor, so that chance does not swap two that are alike. More drafts
+# must also gain one standard error of their measured cost. Zero drafts must only be as fast.
 _MARGIN = 1.05
-# Trials of other numbers of drafts for one of none, while some are in use.
+# Trials of other numbers of drafts per trial of plain steps, while drafts are in use.
 _TRIALS_PER_PLAIN = 2
 
 
 class _RowRange:
-    """The batch sizes from 2**(index - 1) + 1 to 2**index rows: the choice in use there, and trials of others."""
+    """Statistics for batches of 2**(index - 1) + 1 to 2**index rows: the choice in use, and trials of others."""
 
     def __init__(self, index: int, costs: Costs, in_use: int) -> None:
         self.index = index
         self.costs = costs
         self.in_use = in_use
         self.trial: int | None = None
-        """The number of drafts on trial."""
+        """Number of drafts on trial."""
         self.trial_steps = 0
         self.trial_tokens = 0.0
-        """Tokens per row that the steps of the trial's present block gave."""
+        """Tokens per row of the steps in the trial's current block."""
         self.blocks = 0
         self.idle_steps = 0
-        """Steps of the trial that found no draft."""
+        """Steps of the trial where no row had a draft."""
         self.wait = _FIRST_WAIT
         self.trials = 0
         self.drafts_since_plain = 0
@@ -57,26 +57,31 @@ class _RowRange:
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """Fewest and most rows."""
+        """Smallest and largest number of rows."""
         return 2**self.index // 2 + 1, 2**self.index
 
     @property
     def chosen(self) -> int:
-        """Drafts of the next step."""
+        """Number of drafts of the next step."""
         return self.in_use if self.trial is None else self.trial
 
 
 class Controller:
-    """Asks for 0 to `num_speculative_tokens` drafts per row, of `draft_numbers` what gives most tokens per second.
+    """Controller that asks for 0 to `num_speculative_tokens` drafts per row: the number with most tokens per second.
 
-    `choose` before each step, `observe` after it. What drafts cost depends on the batch size: a step is bound by
-    memory with few rows and by arithmetic with many. So costs are kept for ranges of 1, 2, 3 to 4, 5 to 8, ... rows. A
-    range begins with what is in use in the nearest one, the first with no drafts, and tries others when steps have
+    The numbers are those of `draft_numbers`. Call `choose` before each step and `observe` after it.
+
+    The cost of drafts depends on the batch size: a step is bound by memory with few rows and by arithmetic with many.
+    So costs are kept for ranges of 1, 2, 3 to 4, 5 to 8, ... rows. A new range starts with the choice of the nearest
+    range, or without drafts if that one has fewer rows or there is none. It tries other numbers when its steps have
     earned that.
     """
 
     def __init__(self, num_speculative_tokens: int, adaptive: bool) -> None:
-        """Without `adaptive` it always asks for all drafts, and only keeps the statistics."""
+        """Start without measurements.
+
+        Without `adaptive` it always asks for all drafts, and only keeps the statistics.
+        """
         assert num_speculative_tokens >= 1, "without drafts there is nothing to choose"
         self.num_speculative_tokens = num_speculative_tokens
         self.adaptive = adaptive
@@ -87,7 +92,7 @@ class Controller:
         self._asked = 0
 
     def choose(self, rows: int) -> int:
-        """How many drafts per row to ask for in a step with `rows` decoding rows."""
+        """Return the number of drafts per row for a step with `rows` decode rows."""
         self._asked = 0
         if rows:
             self._asked = self._range(rows).chosen if self.adaptive else self.num_speculative_tokens
@@ -96,11 +101,12 @@ class Controller:
     def observe(
         self, gained: Sequence[int], num_drafts: int, seconds: float, *, is_pure_decode: bool, has_room: Sequence[bool]
     ) -> None:
-        """Takes in the step that the last `choose` was for.
+        """Record the step that the last `choose` was for.
 
-        `gained` are the tokens of each decode row; `has_room` says which could have had all the drafts that were asked
-        for. `num_drafts` is what the step ran with; 0 where more were chosen means that no row had a draft. It took
-        `seconds`, the search for drafts included, which tell nothing if there were prefill rows besides.
+        `gained` has the new tokens of each decode row; `has_room` is true for rows that had room for all drafts asked
+        for. `num_drafts` is the number that the step ran with; 0 where more were chosen means that no row had a draft.
+        `seconds` includes the search for drafts. The time is ignored if the step had prefill rows, that is without
+        `is_pure_decode`.
         """
         if not gained:
             return
@@ -112,12 +118,12 @@ class Controller:
             self._acceptance.count(kept, asked)
             at.costs.count_found(num_drafts > 0)
         at.costs.count(kind, asked, seconds if is_pure_decode else None)
-        # A range that was entered since `choose` may have another choice: this step says nothing about it.
+        # A range that was first seen after `choose` may have another choice; then this step is no evidence for it.
         if self.adaptive and asked == at.chosen:
             self._advance(at, sum(gained) / len(gained), kind)
 
     def to_json(self) -> dict[str, Any]:
-        """The choices and their grounds, per range of batch sizes, as plain data; times in milliseconds."""
+        """Return the choices and their reasons per range of batch sizes as plain data; times in milliseconds."""
         return {
             "adaptive": self.adaptive,
             "num_speculative_tokens": self.num_speculative_tokens,
@@ -130,13 +136,13 @@ class Controller:
         if at is None:
             near = min(self._ranges.values(), key=lambda each: abs(each.index - index), default=None)
             costs = Costs(None if near is None else near.costs)
-            # With more rows drafts cost more, and what pays with few is not taken for granted.
+            # Drafts cost more with more rows, so a choice is only inherited from a larger batch size.
             in_use = 0 if near is None or near.index < index else near.in_use
             at = self._ranges[index] = _RowRange(index, costs, in_use)
         return at
 
     def _advance(self, at: _RowRange, tokens_per_row: float, kind: int) -> None:
-        """Counts the step towards the wait or the trial that it was part of, and takes the better choice."""
+        """Count the step towards the wait or the trial that it belongs to, and adopt the better choice."""
         if at.trial is None:
             self._balance = min(self._balance + _TRIAL_SHARE * at.costs.of(at.in_use), _MOST_BALANCE)
             at.wait -= 1
@@ -159,7 +165,7 @@ class Controller:
         at.blocks += 1
         loss = at.trial_steps * at.costs.of(at.trial) - at.trial_tokens * self._time_per_token(at)
         loss += at.idle_steps * (at.costs.of_idle - self._time_per_token(at))
-        # What nobody could know beforehand is not all charged: it is found out once, and would delay all that follows.
+        # The loss of a first trial is capped: it could not be foreseen, and would delay all later trials.
         self._balance -= min(max(0.0, loss), _FIRST_BALANCE if is_new else loss)
         at.idle_steps = 0
         goes_on = loss < 0 and at.blocks < _MOST_BLOCKS
@@ -167,13 +173,13 @@ class Controller:
         has_changed = self._settle(at)
         if has_changed or not goes_on:
             at.trial, at.trials = None, at.trials + 1
-            # One gain may lead to the next, and one that found no drafts has told nothing: another one may follow.
+            # One gain may lead to the next, and a trial without drafts measured nothing: another trial may follow.
             at.wait = 1 if has_changed or kind == NO_DRAFT else _WAIT
         else:
             at.trial_steps, at.trial_tokens = 0, 0.0
 
     def _settle(self, at: _RowRange) -> bool:
-        """Takes the fastest choice whose cost was measured; whether that is another one."""
+        """Adopt the fastest choice whose cost was measured, and return whether it changed."""
         measured = [number for number in self._numbers if at.costs.ratio(number)]
         best = max(measured, key=lambda number: self._speed(at, number) / (1 + _doubt(at, number)))
         margin = (_MARGIN if best else 1.0) * (1 + _doubt(at, best))
@@ -186,9 +192,9 @@ class Controller:
         return True
 
     def _next_trial(self, at: _RowRange) -> int | None:
-        """What to try now; None while that is not earned."""
+        """Return the number of drafts to try now, or None until the balance covers a trial."""
         others = [number for number in self._numbers if number != at.in_use]
-        # What was never tried here comes first, if it would be faster at the cost of the next fewer drafts.
+        # Untried numbers come first, if they would be faster at the cost of the next smaller number of drafts.
         speed = self._speed(at, at.in_use)
         new = [
             number
@@ -198,8 +204,8 @@ class Controller:
         drafts = new[0] if new else max(filter(None, others), key=lambda each: self._speed(at, each), default=0)
         if at.in_use and at.costs.ratio(at.in_use) is None:
             return 0
-        # Plain steps are what all is compared with, but where drafts pay, they lose most. They have no turn to wait for
-        # if what is in use may owe its place to chance.
+        # All ratios are relative to plain steps, but where drafts pay, trials of plain steps lose most. They come at
+        # once if the number in use may have been chosen by chance.
         is_doubtful = speed < 1 + at.costs.error(at.in_use)
         wants_plain = not drafts or is_doubtful or at.drafts_since_plain >= _TRIALS_PER_PLAIN
         for trial in [0] if at.in_use and wants_plain else [drafts]:
@@ -214,11 +220,11 @@ class Controller:
         return None
 
     def _time_per_token(self, at: _RowRange) -> float:
-        """Of the choice in use, in plain steps."""
+        """Return the time per token of the choice in use, in plain steps."""
         return 1 / self._speed(at, at.in_use)
 
     def _speed(self, at: _RowRange, number: int) -> float:
-        """Tokens per second with so many drafts, in units of plain steps'."""
+        """Return the tokens per second with `number` drafts, relative to plain steps."""
         return self._acceptance.tokens(number) / at.costs.of(number)
 
     def _describe(self, at: _RowRange) -> dict[str, Any]:
@@ -242,7 +248,7 @@ class Controller:
         }
 
     def _ground(self, at: _RowRange) -> str:
-        """Why this choice, in words: of the drafts in use, or else of the best ones."""
+        """Return the reason of this choice in words, about the drafts in use, or else about the best drafts."""
         if not self.adaptive:
             return "speculative_adaptive is off"
         measured = [number for number in self._numbers if number and at.costs.ratio(number)]
@@ -256,7 +262,7 @@ class Controller:
 
 
 def _doubt(at: _RowRange, number: int) -> float:
-    """What more drafts than are in use must gain for the error of their measured cost, as a share."""
+    """Return the gain that more drafts than are in use must show for the error of their cost, as a share."""
     return at.costs.error(number) if number > at.in_use else 0.0
 
 

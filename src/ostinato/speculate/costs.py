@@ -1,4 +1,4 @@
-"""What steps with drafts cost at one range of batch sizes, in units of a plain step. Imports no torch."""
+"""Costs of steps with drafts in one range of batch sizes, in units of a plain step. Imports no torch."""
 
 from __future__ import annotations
 
@@ -8,37 +8,39 @@ from statistics import fmean, median
 from typing import NamedTuple
 
 NO_DRAFT = -1
-"""The kind of a step that asked for drafts while no row had one: a plain step, and the time of looking for them. The
-other kinds are numbers of drafts."""
+"""Kind of a step that asked for drafts while no row had one: a plain step, and the search for drafts.
 
-# Last times of each kind, and last comparisons of two kinds.
+The other kinds are numbers of drafts.
+"""
+
+# Number of times remembered per kind, and of comparisons of two kinds.
 _REMEMBERED_TIMES, _REMEMBERED_RATIOS = 9, 3
-# What one step leaves of the weight of those before it, in the share of steps that found drafts.
+# Decay of the weight of earlier steps in the share of steps that found drafts.
 _KEPT_WEIGHT = 0.97
-# Steps behind a change of their number of drafts whose times are left out. The first with drafts may capture its graph;
-# plain ones behind drafts find cold caches: on the embedded model 2.0, 1.6, 1.35, 1.3 times the time of later ones.
+# Steps after a change of the number of drafts whose times are left out. The first step with drafts may capture its
+# graph; plain steps after drafts find cold caches: 2.0, 1.6, 1.35, 1.3 times the later time on the embedded model.
 _LEFT_OUT, LEFT_OUT_PLAIN = 1, 4
-# A step with one draft, while nothing is known.
+# Assumed cost of a step with one draft, in plain steps.
 _ASSUMED_COST = 1.5
-# A median's standard error over that of a mean, for times that spread normally.
+# Ratio of a median's standard error to that of a mean, for normally distributed times.
 _ERROR_OF_MEDIAN = 1.25
 
 
 class Comparison(NamedTuple):
-    """What one trial found: the time of a kind of step in plain steps, and the share of it that may be chance."""
+    """Result of one trial: the time of a kind of step in plain steps, and the share of it that may be chance."""
 
     ratio: float
     error: float
 
 
 class Costs:
-    """Times of steps by kind, and their ratios as trials have found them.
+    """Times of steps by kind, and the ratios that trials measured.
 
-    Times are compared that were taken one soon after the other, so what slows all steps alike changes no ratio.
+    Only times taken shortly after one another are compared, so what slows all steps alike changes no ratio.
     """
 
     def __init__(self, near: Costs | None) -> None:
-        """`near` says what is not known here: the costs of other batch sizes."""
+        """Start without measurements; `near` has the costs of another batch size, used where none are known here."""
         self._near = near
         self._seconds: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=_REMEMBERED_TIMES))
         self._comparisons: dict[int, deque[Comparison]] = defaultdict(lambda: deque(maxlen=_REMEMBERED_RATIOS))
@@ -47,7 +49,7 @@ class Costs:
         self._left_out = _LEFT_OUT
 
     def count(self, kind: int, asked: int, seconds: float | None) -> None:
-        """A step of a kind that asked for so many drafts, and its time, None if that tells nothing."""
+        """Count a step of a kind that asked for `asked` drafts, and its time; None if the time means nothing."""
         if asked != self._asked:
             self._left_out = _LEFT_OUT if asked or self._asked is None else LEFT_OUT_PLAIN
             self._asked = asked
@@ -57,23 +59,26 @@ class Costs:
             self._seconds[kind].append(seconds)
 
     def count_found(self, found: bool) -> None:
-        """A step asked for drafts, and some row had some, or none had."""
+        """Count a step that asked for drafts; `found` if some row had one."""
         self._looked = _KEPT_WEIGHT * self._looked + 1
         self._found = _KEPT_WEIGHT * self._found + found
 
     def begin(self, kind: int, other: int) -> None:
-        """From now on steps are of `kind`, to be compared with those of `other`, whose times stay."""
+        """Discard old times before steps of `kind`, which will be compared with those of `other`; its times stay."""
         for each in (kind, NO_DRAFT) if other == 0 else (kind,):
-            if self.seconds(each) is not None:  # too few are kept, for trials that seldom find drafts
+            if self.seconds(each) is not None:  # with one time or none, keep it: some trials seldom find drafts
                 self._seconds[each].clear()
 
     def seconds(self, kind: int) -> float | None:
-        """Time of a step of a kind, which slow ones do not move; None before two were timed."""
+        """Return the median time of a kind of step; None before two were timed.
+
+        Slow outliers do not move it.
+        """
         times = sorted(self._seconds[kind])
         return times[(len(times) - 1) // 2] if len(times) > 1 else None
 
     def compare(self, tried: int, in_use: int) -> None:
-        """A trial of one kind is over, which interrupted another."""
+        """Record the result of a trial of kind `tried`, which interrupted steps of kind `in_use`."""
         base = self.seconds(0 if 0 in (tried, in_use) else in_use)
         if base is None:
             return
@@ -90,17 +95,17 @@ class Costs:
 
     @property
     def found_none(self) -> bool:
-        """Whether drafts were asked for, and no row ever had one."""
+        """True if drafts were asked for, and no row ever had one."""
         return self._looked > 0 and self._found == 0
 
     def ratio(self, num_drafts: int) -> float | None:
-        """Time of a step that has so many drafts, in plain steps; None if it was not measured."""
+        """Return the time of a step that has `num_drafts` drafts, in plain steps; None if it was not measured."""
         if num_drafts == 0:
             return 1.0
         return self._median(num_drafts)
 
     def error(self, num_drafts: int) -> float:
-        """The share of `of` that may be chance, where times spread; 0 if that is not known."""
+        """Return the share of `of` that may be chance, as the times spread; 0 if that is not known."""
         found = self._comparisons[num_drafts]
         if not found:
             return 0.0
@@ -108,14 +113,14 @@ class Costs:
         return error * self._share_found * self._of_drafts(num_drafts) / self.of(num_drafts)
 
     def of(self, num_drafts: int) -> float:
-        """Mean time of a step that asks for so many drafts, in plain steps."""
+        """Return the mean time of a step that asks for `num_drafts` drafts, in plain steps."""
         if num_drafts == 0:
             return 1.0
         share = self._share_found
         return share * self._of_drafts(num_drafts) + (1 - share) * self.of_idle
 
     def least(self, num_drafts: int) -> float:
-        """What such a step costs at the least: as much as one with fewer drafts that was measured."""
+        """Return a lower bound of such a step's cost: the largest measured ratio of a step with fewer drafts."""
         return max(ratio for number in range(num_drafts) if (ratio := self.ratio(number)) is not None)
 
     @property
@@ -124,12 +129,14 @@ class Costs:
 
     @property
     def of_idle(self) -> float:
-        """Of a step that asks for drafts and has none."""
+        """Time of a step that asks for drafts and has none, in plain steps."""
         return self._median(NO_DRAFT) or 1.0
 
     def _of_drafts(self, num_drafts: int) -> float:
-        """Of a step that has drafts, as measured; else on the line through its neighbours that were, else as at other
-        batch sizes."""
+        """Return the time of a step that has `num_drafts` drafts, in plain steps.
+
+        It is the measured ratio; else on the line through the measured neighbours; else that of other batch sizes.
+        """
         measured = self.ratio(num_drafts)
         if measured is not None:
             return measured
@@ -148,13 +155,16 @@ class Costs:
         return median(each.ratio for each in found) if found else None
 
     def _error(self, tried: int, in_use: int) -> float:
-        """The standard error of the quotient of two medians, as a share of it."""
+        """Return the standard error of the quotient of two medians, as a share of it."""
         spread = max(self._spread(tried), self._spread(in_use))
         return _ERROR_OF_MEDIAN * spread * sqrt(sum(1 / max(1, len(self._seconds[kind])) for kind in (tried, in_use)))
 
     def _spread(self, kind: int) -> float:
-        """The standard deviation of a kind's times as a share of them, 0 if fewer than three are known: from the
-        median down to the least, since slow steps are no rule. Of n times that is about log2(n) / 2 deviations."""
+        """Return the standard deviation of a kind's times as a share of the median, 0 if fewer than three are known.
+
+        It is measured from the median down to the minimum, since slow steps are exceptions. For n times that distance
+        is about log2(n) / 2 deviations.
+        """
         times = sorted(self._seconds[kind])
         if len(times) < 3:
             return 0.0

@@ -1,4 +1,4 @@
-"""Drafts by a second, smaller model of the same vocabulary, whose layers are in the same blocks and slots."""
+"""Drafts by a second, smaller model of the same vocabulary, whose layers use the same blocks and slots."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from ostinato.speculate.proposer import Choose, Forward, token_row
 
 
 class DraftProposer:
-    """Runs the draft model on every token that the target computes, and k tokens ahead of it.
+    """Proposer that runs the draft model on every token that the target computes, and k tokens ahead of it.
 
-    A step with k drafts takes 1 + k steps of one token each: the state after the last draft is needed too, should all
-    be kept. So the draft model's part of a row's read slot and blocks is always where the target's is.
+    A step with k drafts takes 1 + k steps of one token each: the state after the last draft is needed too, in case all
+    are kept. So the draft model's part of a row's read slot and blocks always covers the same tokens as the target's.
     """
 
     def __init__(self, model: CausalLM, forward: Forward, choose: Choose) -> None:
-        """`forward` runs the draft model."""
+        """Propose drafts of `model`; `forward` runs it and `choose` samples its tokens."""
         self._model = model
         self._forward = forward
         self._choose = choose
@@ -30,7 +30,7 @@ class DraftProposer:
         if prefill:
             self._forward(Batch(prefill, 0))
         for depth in range(1 + batch.num_drafts):
-            # A row has one step more than drafts; one whose logits were not finite has fewer drafts than it might.
+            # A row takes one step more than it has drafts; after logits that are not finite it gets no more drafts.
             now = [i for i, row in enumerate(decode) if depth <= row.num_drafts and len(drafts[i]) == depth]
             if not now:
                 break

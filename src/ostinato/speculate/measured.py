@@ -1,7 +1,7 @@
-"""Drafts that are right with a chosen probability, to measure what speculation costs and gives on any model.
+"""Drafts that are right with a chosen probability, to measure costs and gains of speculation on any model.
 
-No method of users, and no setting leads to them: `ostinato bench speculative --accept` puts them in place of an
-engine's own. They refuse every request that the benchmark has not made.
+This is not a method for users, and no setting selects it: `ostinato bench speculative --accept` replaces an engine's
+own drafts by these. They refuse every request that the benchmark has not made.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ _BIAS = 100.0
 
 
 def forced_params(token: int, seed: int, max_tokens: int) -> SamplingParams:
-    """Greedy sampling that gives `token` again and again, whatever the model says. So it is known what is right.
+    """Return parameters of greedy sampling that always gives `token`, whatever the model computes.
 
-    The model computes as much as for any text, except where experts are chosen by the text.
+    So the right drafts are known. The model computes as much as for any text, except where experts are chosen by the
+    text.
     """
     return SamplingParams(
         temperature=0, max_tokens=max_tokens, ignore_eos=True, seed=seed, logit_bias={token: _BIAS}
@@ -28,19 +29,25 @@ def forced_params(token: int, seed: int, max_tokens: int) -> SamplingParams:
 
 
 class MeasuredDrafts:
-    """How drafts of requests with `forced_params` are steered: each is right with probability `accept` if those before
-    it are. The draws depend on a request's seed and the draft's position alone."""
+    """Source of drafts for requests with `forced_params`.
+
+    Each draft is right with probability `accept` if those before it are. The random numbers depend only on a request's
+    seed and the draft's position.
+    """
 
     def __init__(self, accept: float, vocab_size: int) -> None:
         self._accept = accept
         self._vocab_size = vocab_size
 
     def token(self, state: SamplingState, position: int, _own: int) -> int:
-        """RequestError for a request that is no measurement: what it gets here is no speculation."""
+        """Return the draft at `position`.
+
+        RequestError for a request that the benchmark has not made: its drafts would be meaningless.
+        """
         return self._drawn(state, range(position, position + 1))[0]
 
     def drafts(self, row: Row, _own: tuple[int, ...]) -> Sequence[int]:
-        """As many as the row has room for. RequestError as `token`."""
+        """Return as many drafts as the row has room for. RequestError as in `token`."""
         return self._drawn(row.payload, range(row.end, row.end + row.num_drafts))
 
     def _drawn(self, state: SamplingState, positions: Sequence[int]) -> list[int]:
@@ -51,7 +58,7 @@ class MeasuredDrafts:
 
 
 def _forced_token(state: SamplingState) -> int:
-    """The token that a request repeats. RequestError if it is not bound to one."""
+    """Return the token that a request repeats. RequestError if its parameters do not force one."""
     [*forced] = (token for token, bias in (state.params.logit_bias or {}).items() if bias == _BIAS)
     if len(forced) != 1:
         raise RequestError(

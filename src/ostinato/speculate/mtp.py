@@ -15,36 +15,42 @@ from ostinato.speculate.proposer import Choose, Steps, token_row
 
 
 class HeadForward:
-    """The head's part in one draft of each row, as graphs capture it: the hidden states that it starts from lie in a
-    persistent buffer."""
+    """Forward pass of the head for one draft of each row, in the form that graphs capture.
+
+    The hidden states that it starts from are in a persistent buffer.
+    """
 
     def __init__(self, model: CausalLM, memory: Sequence[LayerMemory], max_rows: int) -> None:
-        """`memory` is the head's: its layers', and behind them that of the model's last hidden states."""
+        """Allocate the buffer.
+
+        `memory` is that of the head's layers, followed by that of the model's last hidden states.
+        """
         assert model.head is not None, "the model was built without a head"
         self._model = model
         self._head = model.head
         self.memory = memory
         embedding = model.embedding
-        # Rows of its weight may be blocks, which are of other sizes than what they stand for.
+        # A quantised weight's rows may be packed blocks, so its shape is not the hidden size.
         size = model.spec.hidden_size
         self.hidden = torch.zeros(max_rows, size, dtype=embedding.dtype, device=embedding.weight.device)
-        """[max_num_seqs, hidden]"""
+        """Hidden states to start from, [max_num_seqs, hidden]."""
 
     def __call__(self, step: StepInputs) -> torch.Tensor:
-        """-> [rows, hidden]"""
+        """Return the head's hidden states, [rows, hidden]."""
         embedded = self._model.embedding(step.token_ids)
         return self._head(self.hidden[: step.token_ids.shape[0]], embedded, step, self.memory)
 
 
 class MtpProposer:
-    """Feeds the head the model's last hidden state and token, and then its own: k steps of one token per row.
+    """Proposer that runs the prediction head for k steps of one token per row.
 
-    Their keys and values go where the step will write: those of drafts that are kept are written anew, from the
-    model's own hidden states, when the step has computed these (`PredictionHead.follow`).
+    The first step starts from the model's last hidden state and token, each later one from the head's own. The head's
+    keys and values go into the cells that the step will write. Those of accepted drafts are written again from the
+    model's own hidden states, once the step has computed them (`PredictionHead.follow`).
     """
 
     def __init__(self, model: CausalLM, head: HeadForward, steps: Steps, choose: Choose) -> None:
-        """`steps` run `head`, on the hidden states in its buffer."""
+        """Propose drafts of the model's `head`; `steps` runs it on the hidden states in its buffer."""
         self._model = model
         self._head = head
         self._steps = steps
@@ -67,7 +73,7 @@ class MtpProposer:
         drafts: list[tuple[int, ...]] = [()] * len(rows)
         now = list(range(len(rows)))
         for depth in range(max(row.num_drafts for row in rows)):
-            # One whose logits were not finite gets no more drafts.
+            # A row whose logits were not finite gets no more drafts.
             going = [place for place, i in enumerate(now) if len(drafts[i]) == depth < rows[i].num_drafts]
             if not going:
                 break

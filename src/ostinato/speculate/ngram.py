@@ -1,4 +1,4 @@
-"""Drafts from the request's own text: what followed the last time that it said what it has just said."""
+"""Drafts from the request's own tokens: the continuation of the last earlier occurrence of its latest n-gram."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _TOKEN_BITS = 32
 
 
 class NgramProposer:
-    """Looks the last tokens of each text up in the text before them.
+    """Proposer that looks up a request's last tokens among its earlier tokens.
 
-    The longest end of the text that occurred before, of `lookup_max` down to `lookup_min` tokens, is taken, and of
-    its earlier occurrences the last one; what followed there is proposed. Where that runs into the end of the text,
-    it goes on with what is proposed, as the text repeats itself.
+    It takes the longest suffix, of `lookup_max` down to `lookup_min` tokens, that occurred before, and its last earlier
+    occurrence. It proposes the tokens that followed there. If these reach the end of the request's tokens, it continues
+    with the proposed ones, as if the text repeated itself.
     """
 
     def __init__(self, lookup_min: int, lookup_max: int) -> None:
@@ -26,10 +26,10 @@ class NgramProposer:
         self._texts: dict[str, _Text] = {}
 
     def propose(self, batch: Batch) -> list[tuple[int, ...]]:
-        """The drafts of each row, in the batch's order, at most `Row.num_drafts`; none for a prefill row.
+        """Return the drafts of each row in the batch's order: up to `Row.num_drafts`, none for a prefill row.
 
-        The payload of a decode row is its SamplingState. Costs O(tokens that are new since the last call); the first
-        time, these are all. What is kept of a text that is not decoded in this step is dropped.
+        The sampling state of a decode row is in its `payload`. The cost is O(new tokens since the last call), which the
+        first time are all. The index of a request that is not decoded in this step is dropped.
         """
         drafts: list[tuple[int, ...]] = [()] * len(batch.rows)
         texts: dict[str, _Text] = {}
@@ -46,7 +46,7 @@ class NgramProposer:
 
 
 class _Text:
-    """A request's prompt and output, and where each of its n-grams ended last, except at its very end."""
+    """A request's prompt and output, and the last position where each of its n-grams ended, except at the very end."""
 
     def __init__(self, state: SamplingState, lookup_min: int, lookup_max: int) -> None:
         self._output = state.output_token_ids
@@ -60,11 +60,11 @@ class _Text:
         """Key of an n-gram -> the position after its last token."""
 
     def is_of(self, state: SamplingState) -> bool:
-        """Whether this is the text of that very request, and not of another one with its id."""
+        """Return whether these are the tokens of this very request, not of another one with the same id."""
         return self._output is state.output_token_ids
 
     def continuation(self, most: int) -> tuple[int, ...]:
-        """Up to `most` tokens to follow the text; none if its end is new."""
+        """Return up to `most` tokens to follow; none if the last n-gram is new."""
         tokens = self._tokens
         tokens += self._output[len(tokens) - self._num_prompt :]
         for end in range(self._num_indexed + 1, len(tokens)):
@@ -78,7 +78,7 @@ class _Text:
         return tuple(following[i % len(following)] for i in range(most))
 
     def _keys(self, end: int) -> list[int]:
-        """Of each n-gram that ends at this position, the shortest first: a number that holds its tokens."""
+        """Return a number that encodes each n-gram ending at this position, the shortest first."""
         key, keys = 1, []
         for length in range(1, min(self._lookup_max, end) + 1):
             key = key << _TOKEN_BITS | self._tokens[end - length]

@@ -1,4 +1,4 @@
-"""What every maker of drafts does, and what those that run layers have in common."""
+"""Interface of all proposers of drafts, and the parts that proposers with layers share."""
 
 from __future__ import annotations
 
@@ -12,40 +12,40 @@ from ostinato.sample.state import Pick
 from ostinato.schedule.batch import Batch, Row
 
 Choose = Callable[[torch.Tensor, Sequence[Pick], Draw], dict[int, int]]
-"""As `sample.sampler.choose`."""
+"""Function that samples tokens, with the signature of `sample.sampler.choose`."""
 
 Forward = Callable[[Batch], torch.Tensor]
-"""Runs a batch through what makes drafts -> hidden states of its tokens, [tokens or more, hidden]."""
+"""Function that runs a batch through a drafter -> hidden states of its tokens, [tokens or more, hidden]."""
 
 
 class Steps(Protocol):
-    """Runs steps of one token per row through layers that have no slots, one behind the other."""
+    """Runner of consecutive steps of one token per row, through layers that have no slots."""
 
     def first(self, batch: Batch) -> torch.Tensor:
-        """The step of a batch -> as `Forward`."""
+        """Run the first step, of a batch; returns hidden states as `Forward`."""
         ...
 
     def next(self, tokens: Sequence[int]) -> torch.Tensor:
-        """The step behind the last one, of the same rows, whose tokens these are -> as `Forward`."""
+        """Run the next step of the same rows with these tokens; returns hidden states as `Forward`."""
         ...
 
 
 class Proposer(Protocol):
-    """Guesses, at the start of a step, the tokens that the step is to verify."""
+    """Source of draft tokens: it guesses, at the start of a step, the tokens that the step will verify."""
 
     def propose(self, batch: Batch) -> list[tuple[int, ...]]:
-        """The drafts of each row of the batch, in its order: at most `Row.num_drafts`, none for a prefill row.
+        """Return the drafts of each row in the batch's order: up to `Row.num_drafts`, none for a prefill row.
 
-        Called for every step of the model before it, also for one without drafts: a proposer whose layers have a part
-        in blocks and slots computes there what belongs to the batch's tokens.
+        Called before every step of the model, even one without drafts: a proposer with layers writes their part of the
+        blocks and slots for the batch's tokens.
         """
         ...
 
 
 def token_row(row: Row, token: int, depth: int) -> Row:
-    """`row`, computing one token alone: its own at depth 0, else the draft `depth` positions behind that.
+    """Return `row` for one token alone: its own at depth 0, else the draft `depth` positions after that.
 
-    The state goes from write slot to write slot, beginning at the read slot.
+    The state moves from write slot to write slot, beginning at the read slot.
     """
     slots = (row.read_slot, *row.write_slots)
     read, write = (slots[depth], slots[depth + 1]) if depth + 1 < len(slots) else (0, 0)

@@ -25,7 +25,7 @@ CACHES = ("cold", "warm")
 
 @dataclass(frozen=True)
 class Found:
-    """A divergence, and the request that it is of."""
+    """A divergence and its request."""
 
     kind: str
     prompt: int
@@ -37,8 +37,11 @@ class Found:
 
 @dataclass(frozen=True)
 class Cell:
-    """What a way gave, with a cache that was `cold` or `warm`. `counts` are what happened meanwhile, `notes` what did
-    not happen, so that it is not proved."""
+    """Result of a way with a `cold` or `warm` cache.
+
+    `counts` are the events during the run, `notes` the events that did not happen, so that the cell proves nothing
+    about them.
+    """
 
     way: Way
     cache: str
@@ -72,17 +75,17 @@ class Cell:
 def run_ways(
     config: EngineConfig, ways: Sequence[Way], plain: PlainPath, prompts: Sequence[Prompt], cases: Sequence[Case]
 ) -> Iterator[Cell]:
-    """Two cells of each way, cold and warm, in the order of `ways`. Ways with the same settings, if they stand side by
-    side, share an engine.
+    """Yield two cells of each way, cold and warm, in the order of `ways`.
 
-    What an engine raises makes an error of its cells; ConfigError and CapacityError are raised on.
+    Neighbouring ways with the same settings share an engine. An exception of an engine becomes the error of its cells;
+    ConfigError and CapacityError are raised again.
     """
     engine: Engine | None = None
     last: Way | None = None
     for way in ways:
         try:
             if engine is None or last is None or way.settings != last.settings:
-                engine = None  # before the next one is made, which needs its memory
+                engine = None  # free its memory for the next one
                 engine = Engine(way_config(config, **way.settings))
                 steer_drafts(engine.runner, PlainSteering(engine.spec.vocab_size, cases))
             assert engine.reset_prefix_cache(), "a finished request holds a prefix"
@@ -124,14 +127,14 @@ def _run(
 
 
 def _go_on(engine: Engine, case: Case, preempts: bool, done: int) -> list[int]:
-    """What the engine gives behind the first `done` tokens of the plain output."""
+    """Return the engine's tokens after the first `done` tokens of the plain output."""
     params = case.params.replace(max_tokens=(case.params.max_tokens or 0) - done)
     [tokens] = complete(engine, [((*case.prompt, *case.tokens[:done]), params)], preempts)
     return tokens
 
 
 def _counts(engine: Engine) -> dict[str, int]:
-    """What happened since the engine was made."""
+    """Count the events since the engine was made."""
     stats = engine.stats()
     steps, speculation = stats["graphs"]["steps"], stats["speculation"] or {}
     return {
@@ -148,7 +151,7 @@ def _counts(engine: Engine) -> dict[str, int]:
 
 
 def _not_shown(engine: Engine, way: Way, cache: str, counts: Mapping[str, int]) -> Iterator[str]:
-    """Parts of the way that no request came by."""
+    """Yield a note for each part of the way that no request exercised."""
     if way.speculative is not None:
         if not counts["drafts_proposed"]:
             yield "no draft was proposed"

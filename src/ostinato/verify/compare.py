@@ -1,4 +1,4 @@
-"""Tokens against those of the plain path: equal, a tie that rounding decides, or different. Pure functions."""
+"""Comparison of tokens with the plain path's: equal, a tie that rounding decides, or different. Pure functions."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 TIE_EPS = 8
-"""A gap of at most so many eps of the dtype (of states' if it is coarser), times the largest logit, is a tie."""
+"""Largest gap that counts as a tie, in eps of the dtype (of states' if it is coarser) times the largest logit."""
 
 
 class Verdict(StrEnum):
     EQUAL = "equal"
     TIE = "tie"
-    """Different only where the plain path itself is too close to call."""
+    """Output that differs only where the plain path itself is too close to call."""
     DIFFERENT = "different"
     ERROR = "error"
-    """Something was raised."""
+    """Cell in which an exception was raised."""
 
 
 @dataclass(frozen=True)
 class Scores:
-    """What the plain path has at one place of an output: logits, or, where the request is sampled, logits as processed
-    and divided by the temperature, with the noise of that place.
+    """Scores of the plain path at one place of an output.
 
-    `best` are the two best tokens with their scores, `tolerance` the largest gap between them that is a tie, and
-    `score_of` gives that of any token.
+    They are logits, or, for a sampled request, logits as processed and divided by the temperature, with the noise of
+    that place. `best` are the two best tokens with their scores, `tolerance` the largest gap between them that is a
+    tie, and `score_of` returns the score of any token.
     """
 
     best: tuple[tuple[int, float], tuple[int, float]]
@@ -33,14 +33,16 @@ class Scores:
     score_of: Callable[[int], float]
 
     def is_tie(self, came: int) -> bool:
-        """Whether rounding decides between the best token and `came`, as it does between the two best."""
+        """Return whether rounding decides between the best token and `came`, as it does between the two best."""
         return self.best[0][1] - min(self.best[1][1], self.score_of(came)) <= self.tolerance
 
 
 @dataclass(frozen=True)
 class Divergence:
-    """Where an output leaves the plain one. `place` counts the output's tokens from 0; a token that is None is the
-    output's end."""
+    """First token at which an output differs from the reference.
+
+    `place` counts the output's tokens from 0; a token that is None is the output's end.
+    """
 
     place: int
     expected: int | None
@@ -58,17 +60,17 @@ def compare(
     scores_at: Callable[[int], Scores],
     go_on: Callable[[int], Sequence[int]],
 ) -> list[Divergence]:
-    """Where `came` leaves `expected`: ties, of which the last may be followed by a difference, which ends the list.
+    """Return where `came` differs from `expected`: ties, and perhaps a difference, which ends the list.
 
-    `scores_at(place)` are the plain path's scores behind `expected[:place]`. After a tie the comparison goes on from
-    the plain token: `go_on(count)` gives what comes behind `expected[:count]`.
+    `scores_at(place)` returns the plain path's scores after `expected[:place]`. After a tie the comparison continues
+    from the plain token: `go_on(count)` returns the tokens that follow `expected[:count]`.
     """
     found: list[Divergence] = []
     done = 0
     while (place := _first_difference(expected[done:], came)) is not None:
         scores = scores_at(done + place)
         own, other = _token(expected, done + place), _token(came, place)
-        # An end that comes with no end token is nothing that rounding decides.
+        # Rounding does not decide on an end without an end token.
         is_tie = own is not None and other is not None and scores.is_tie(other)
         found.append(
             Divergence(
@@ -90,14 +92,14 @@ def compare(
 
 
 def verdict_of(divergences: Sequence[Divergence]) -> Verdict:
-    """What one or several comparisons come to."""
+    """Return the verdict of one or several comparisons."""
     if not divergences:
         return Verdict.EQUAL
     return Verdict.TIE if all(each.is_tie for each in divergences) else Verdict.DIFFERENT
 
 
 def _first_difference(expected: Sequence[int], came: Sequence[int]) -> int | None:
-    """The first place where they differ, which may be the end of the shorter one."""
+    """Return the first place where they differ, which may be the end of the shorter one, or None."""
     for place, (own, other) in enumerate(zip(expected, came, strict=False)):
         if own != other:
             return place

@@ -1,4 +1,4 @@
-"""Drafts as verification needs them: some right, some wrong, so that every anchor occurs, however good a drafter is."""
+"""Drafts for verification: some right, some wrong, so that every anchor occurs, however good a drafter is."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from ostinato.schedule.batch import Row
 from ostinato.verify.plain import Case
 
 WRONG, RIGHT = 1, 2
-"""Of every five positions: those whose draft is made wrong, and those whose draft is made right."""
+"""Numbers of positions, out of every five, whose draft is made wrong and made right."""
 
 
 class PlainSteering:
-    """Corrects and misleads drafts by what the plain path says. What becomes of one depends on the text alone, so it is
-    drafted alike whenever it comes."""
+    """Steering that corrects and misleads drafts with the plain path's tokens.
+
+    The outcome for a draft depends on position and prefix alone, so it is the same whenever the prefix comes.
+    """
 
     def __init__(self, vocab_size: int, cases: Sequence[Case]) -> None:
         self._vocab_size = vocab_size
@@ -26,9 +28,9 @@ class PlainSteering:
         return self._steered(position, own, right[0] if right else None)
 
     def drafts(self, row: Row, own: tuple[int, ...]) -> Sequence[int]:
-        """Where fewer were found than the row has room for, right ones are added now and then."""
+        """Return steered drafts; if the row has room for more than `own`, right ones are sometimes added."""
         right = self._right(row.payload, row.end)
-        # Of rows whose drafter finds nothing, half get none.
+        # Half of the rows whose drafter finds nothing get no draft.
         count = max(len(own), len(right)) if mix64(row.end) % 2 else len(own)
         steered = []
         for place in range(min(count, row.num_drafts)):
@@ -38,13 +40,13 @@ class PlainSteering:
         return steered
 
     def _steered(self, position: int, own: int, right: int | None) -> int:
-        """In place of the draft `own` for a position of a text, where `right` would be right if that is known."""
+        """Return the draft for a position in place of `own`; `right` is the right token, if it is known."""
         known = own if right is None else right
         dice = mix64(position) % 5
         changed = (known + 1) % self._vocab_size if dice < WRONG else known
         return changed if dice < WRONG + RIGHT else own
 
     def _right(self, state: SamplingState, position: int) -> tuple[int, ...]:
-        """The plain path's tokens from a position on, as far as they are known."""
+        """Return the plain path's tokens from a position on, as far as they are known."""
         prompt = tuple(state.prompt_token_ids)
         return self._tokens.get((state.params.greedy, prompt), ())[position - len(prompt) :]

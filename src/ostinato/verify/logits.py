@@ -1,4 +1,4 @@
-"""What quantised weights, keys and values cost: their logits beside those without."""
+"""Cost of quantised weights, keys and values: a comparison of their logits with those without."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ Text = tuple[Sequence[int], Sequence[int]]
 
 @dataclass(frozen=True)
 class LogitLoss:
-    """Of the logits before each of `positions` tokens, the same text being before them in both models.
+    """Loss over the logits before each of `positions` tokens, which both models compute after the same tokens.
 
-    `mean_difference` and `largest_difference` are of absolute differences, as parts of the largest absolute logit of
-    the position; `kl_divergence` of the distributions, in nats, is their mean; `same_greedy` is the part of positions
-    with the same best token.
+    `mean_difference` and `largest_difference` are of absolute differences, as fractions of the largest absolute logit
+    of the position; `kl_divergence` is the mean KL divergence of the distributions, in nats; `same_greedy` is the
+    fraction of positions with the same best token.
     """
 
     positions: int
@@ -35,8 +35,10 @@ class LogitLoss:
 
 
 def exact_config(config: EngineConfig) -> EngineConfig:
-    """The settings of the model that is not quantised; where its keys and values alone are, with the same weights.
-    ConfigError if there is none to compare with."""
+    """Return the settings of the model that is not quantised.
+
+    If only keys and values are quantised, the weights stay the same. ConfigError if nothing is quantised.
+    """
     keeps_weights = config.quantization in ("auto", "none")
     if keeps_weights and config.kv_cache_dtype == "auto":
         message = (
@@ -51,9 +53,9 @@ def exact_config(config: EngineConfig) -> EngineConfig:
 
 @torch.inference_mode()
 def compare_logits(engine: Engine, exact: EngineConfig, texts: Sequence[Text]) -> LogitLoss:
-    """The loss of `engine`'s model on the second part of each text, each text being computed in one step.
+    """Measure the loss of `engine`'s model on the second part of each text, computed in one step per text.
 
-    No request of the engine runs; its prefix cache is emptied. `exact` is as `exact_config` gives it. ConfigError if
+    No request of the engine runs; its prefix cache is emptied. `exact` is as `exact_config` returns it. ConfigError if
     the checkpoint itself is quantised, so that there are no other weights.
     """
     stored = engine.spec.stored_quantization
@@ -77,7 +79,10 @@ def compare_logits(engine: Engine, exact: EngineConfig, texts: Sequence[Text]) -
 
 
 def _differences(engine: Engine, reference: Engine, prompt: Sequence[int], answer: Sequence[int]) -> torch.Tensor:
-    """[tokens of the answer, 4] float64: mean and largest difference, divergence, and whether the best is the same."""
+    """Compute mean and largest difference, KL divergence and agreement on the best token, for each token.
+
+    Returns [tokens of the answer, 4] float64.
+    """
     text = [*prompt, *answer[:-1]]
     given, exact = (text_logits(each, text, len(answer)).double() for each in (engine, reference))
     apart = (given - exact).abs() / exact.abs().amax(-1, keepdim=True)

@@ -1,4 +1,4 @@
-"""The matrix: what of it a model can do, and which of its ways are tried. Imports no torch."""
+"""The matrix: the ways that a model can take, and those that are tried. Imports no torch."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from ostinato.speculative_setting import Speculative
 from ostinato.verify.settings import way_config
 
 Choice = dict[str, Any]
-"""Axis -> one of its values."""
+"""One value for each axis: axis -> value."""
 
 Part = tuple[tuple[str, ...], tuple[Hashable, ...]]
 """A group of axes, and a value of each."""
 
 
 def every_choice(axes: Mapping[str, Sequence[Hashable]], allowed: Callable[[Choice], bool]) -> list[Choice]:
-    """All combinations of one value of each axis that are allowed, the last axis changing fastest."""
+    """Return all allowed combinations of one value of each axis, the last axis changing fastest."""
     rows = (dict(zip(axes, values, strict=True)) for values in product(*axes.values()))
     return [row for row in rows if allowed(row)]
 
@@ -36,10 +36,10 @@ def every_choice(axes: Mapping[str, Sequence[Hashable]], allowed: Callable[[Choi
 def cover(
     choices: Sequence[Choice], groups: Collection[tuple[str, ...]], also: Collection[tuple[str, ...]] = ()
 ) -> list[Choice]:
-    """A small part of `choices` in which, for each group of axes, all values occur together that do so anywhere.
+    """Choose few of `choices` such that all values of each group of axes that occur together still do.
 
-    Greedy: the next one taken adds the most to that; of several, it adds the most to what `also` asks for besides, and
-    is the first. Groups of two axes make a pairwise covering array, a group of one axis asks for each of its values.
+    Greedy: the next one taken adds the most combinations; of several, the one that adds the most to `also`, and then
+    the first. Groups of two axes make a pairwise covering array, a group of one axis asks for each of its values.
     """
     parts, others = ([_parts(choice, each) for choice in choices] for each in (groups, also))
     missing, wanted = (frozenset[Part]().union(*each) for each in (parts, others))
@@ -52,18 +52,18 @@ def cover(
 
 
 def _parts(choice: Choice, groups: Collection[tuple[str, ...]]) -> frozenset[Part]:
-    """What a choice has to show: each group with its values."""
+    """Return the parts that a choice covers: each group with its values."""
     return frozenset((group, tuple(choice[axis] for axis in group)) for group in groups)
 
 
 Extent = Literal["quick", "pairs", "full"]
 
 DRAFTS = {"ngram": 4, "mtp": 3, "draft": 2}
-"""Method -> k, where the user does not say; different ones, so that verify steps of several widths are seen."""
+"""Method -> default k; they differ, so that verify steps of several widths occur."""
 
 ENGINE_AXES = ("state_cache_mode", "speculative", "graph_mode", "max_num_batched_tokens", "overlap")
 QUICK_GROUPS = (("state_cache_mode", "speculative"),)
-"""Of `--quick`: its ways have every pair of these, and every value of the others."""
+"""Groups of `--quick`: its ways have every pair of these, and every value of the other axes."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Way:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Those of the engine."""
+        """Settings of the engine."""
         return {axis: getattr(self, axis) for axis in ENGINE_AXES}
 
     def to_json(self) -> dict[str, Any]:
@@ -88,8 +88,10 @@ class Way:
 
 @dataclass(frozen=True)
 class Matrix:
-    """The axes, the ways that are tried, those of one engine side by side, and how many there would be in all.
-    `left_out`: why others cannot be tried."""
+    """Axes, the ways that are tried, and the number of all possible ways.
+
+    Ways of one engine are neighbours. `left_out` has the reasons why others cannot be tried.
+    """
 
     axes: dict[str, tuple[Any, ...]]
     ways: tuple[Way, ...]
@@ -98,13 +100,15 @@ class Matrix:
 
 
 def named(speculative: Speculative | None) -> str | dict[str, Any]:
-    """`none`, or what `speculative` would be given as."""
+    """Return `none`, or `speculative` in the form in which it is given."""
     return "none" if speculative is None else speculative.as_given()
 
 
 def speculations(config: EngineConfig, model: ModelSpec, draft: str | None) -> tuple[Speculative | None, ...]:
-    """The given one alone, or none and each that the model can do; `draft` is a draft model's checkpoint, in place of
-    which the model drafts for itself."""
+    """Return the given speculation alone, or none and each that the model can do.
+
+    `draft` is a draft model's checkpoint; without it the model drafts for itself.
+    """
     if config.speculative is not None:
         if draft is not None:
             raise ConfigError("the speculation is given, so there is no other draft model; leave out one of them")
@@ -118,8 +122,10 @@ def speculations(config: EngineConfig, model: ModelSpec, draft: str | None) -> t
 
 
 def small_chunks(config: EngineConfig, most_drafts: int) -> tuple[int, ...]:
-    """Values of `max_num_batched_tokens` that cut prompts: off every boundary, and on those of `state_block_size`;
-    or the given one alone. None without chunked prefill."""
+    """Return values of `max_num_batched_tokens` that split prompts, or the given one alone.
+
+    One splits them off every boundary, one on those of `state_block_size`. Empty without chunked prefill.
+    """
     rows, size = config.max_num_seqs, config.state_block_size
     assert rows is not None, "the base of all ways has it"
     assert size is not None, "the base of all ways has it"
@@ -135,8 +141,11 @@ def small_chunks(config: EngineConfig, most_drafts: int) -> tuple[int, ...]:
 def make_matrix(
     config: EngineConfig, methods: Sequence[Speculative | None], chunks: Sequence[int], extent: Extent
 ) -> Matrix:
-    """The ways of an extent: all that can be planned, or of these a covering set of every pair of values, or of some
-    pairs. ConfigError if there is none; CapacityError if one does not fit."""
+    """Return the ways of an extent: all that can be planned, or a covering set of them.
+
+    The set covers every pair of values, or some pairs. ConfigError if no way can be planned; CapacityError if one does
+    not fit.
+    """
     axes: dict[str, tuple[Hashable, ...]] = {
         "state_cache_mode": get_args(StateCacheMode),
         "speculative": tuple(methods),
@@ -174,7 +183,7 @@ def make_matrix(
 
 
 def _spec(config: EngineConfig, method: Speculative | None) -> ModelSpec:
-    """The model with what makes drafts. ConfigError about a draft model with a remedy that `verify` takes."""
+    """Return the model with its drafter. ConfigError about a draft model has a remedy that `verify` takes."""
     try:
         return load_spec(config.with_settings(speculative=method))
     except ConfigError as error:
@@ -184,5 +193,5 @@ def _spec(config: EngineConfig, method: Speculative | None) -> ModelSpec:
 
 
 def _place(way: Way, axes: Mapping[str, Sequence[Any]]) -> tuple[int, ...]:
-    """Orders ways by their values, so that those of one engine stand together."""
+    """Return the sort key of a way, by its values, so that ways of one engine are neighbours."""
     return tuple(values.index(getattr(way, axis)) for axis, values in axes.items())

@@ -1,6 +1,6 @@
-"""The plain path: eager, no prefix cache, no drafts, whole prompts, one request at a time. It says what is right.
+"""The plain path: eager, no prefix cache, no drafts, whole prompts, one request at a time. It is the reference.
 
-And what both sides of a comparison share: requests run to their end, with preemptions now and then.
+The module also has what both sides of a comparison share: requests run to their end, with preemptions now and then.
 """
 
 from __future__ import annotations
@@ -24,15 +24,19 @@ from ostinato.verify.compare import TIE_EPS, Divergence, Scores, compare
 from ostinato.verify.prompts import Prompt
 
 FIRST_PREEMPTION, GAP = 3, 5
-"""Steps before all requests are preempted for the first time, and from there to the second; gaps double, so that every
-request gets to its end."""
+"""Steps before all requests are preempted for the first time, and from there to the second.
+
+Gaps double, so that every request reaches its end.
+"""
 
 Request = tuple[Sequence[int], SamplingParams]
 
 
 def complete(engine: Engine, requests: Sequence[Request], preempts: bool = False) -> list[list[int]]:
-    """The tokens of requests that come at once. Raises what ended one of them, AssertionError if memory is left over
-    behind them."""
+    """Run requests that come at once to their end, and return their tokens.
+
+    Raises the error that ended one of them, and AssertionError if memory is still in use afterwards.
+    """
     ids = [engine.add(prompt, params) for prompt, params in requests]
     tokens: dict[str, list[int]] = {}
     step, next_preemption, gap = 0, FIRST_PREEMPTION, GAP
@@ -68,11 +72,11 @@ class PlainPath:
     """An engine of the plain path. Its tokens come from one step each; its scores from the whole text in one step."""
 
     def __init__(self, config: EngineConfig) -> None:
-        """`config` as `settings.plain_config` gives it."""
+        """Start the engine; `config` is as `settings.plain_config` returns it."""
         self.engine = Engine(config)
 
     def cases(self, prompts: Sequence[Prompt], kind: str, params: SamplingParams) -> list[Case]:
-        """One case for each prompt, in their order."""
+        """Return one case for each prompt, in their order."""
         cases: list[Case] = []
         for number, prompt in enumerate(prompts):
             before = () if prompt.after is None else cases[prompt.after].prompt + cases[prompt.after].tokens
@@ -82,12 +86,12 @@ class PlainPath:
         return cases
 
     def scores(self, case: Case, place: int) -> Scores:
-        """Those of the token behind the first `place` tokens of the case's output."""
+        """Return the scores of the token after the first `place` tokens of the case's output."""
         [logits] = text_logits(self.engine, [*case.prompt, *case.tokens[:place]], 1)
         return self._scores(case, place, logits)
 
     def contradictions(self, case: Case) -> list[Divergence]:
-        """Where the tokens, which one step each gave, are not those that the whole text at once gives."""
+        """Return where the tokens, computed in one step each, differ from those of the whole text in one step."""
         count = len(case.tokens)
         logits = text_logits(self.engine, [*case.prompt, *case.tokens[:-1]], count)
         scores = [self._scores(case, place, logits[place]) for place in range(count)]
@@ -96,7 +100,7 @@ class PlainPath:
 
     @torch.inference_mode()
     def _scores(self, case: Case, place: int, logits: torch.Tensor) -> Scores:
-        """`logits` [vocab] as the token at `place` is chosen by."""
+        """Return the scores from `logits` [vocab], processed as for sampling the token at `place`."""
         params = case.params
         # The seed is the request's own, so its first sample has it unchanged.
         state = SamplingState(params, case.prompt, list(case.tokens[:place]), seed=params.seed or 0)
@@ -109,13 +113,13 @@ class PlainPath:
             tokens = torch.arange(values.shape[1], dtype=torch.int32, device=values.device)
             values += noise.gumbel(noise.keys([(state.seed, pick.position)], values.device)[:, None], tokens)
             largest /= params.temperature
-        order = values[0].sort(descending=True, stable=True)  # of equal ones the lowest comes first, as in sampling
+        order = values[0].sort(descending=True, stable=True)  # the lowest of equal ones comes first, as in sampling
         first, second = zip(order.indices[:2].tolist(), order.values[:2].tolist(), strict=True)
         tolerance = TIE_EPS * self._eps() * largest
         return Scores((first, second), tolerance, lambda token: values[0, token].item())
 
     def _eps(self) -> float:
-        """Of the dtype of activations, or of states, keys and values if they are kept in a coarser one."""
+        """Return eps of the activations' dtype, or of states', keys' and values' if that is coarser."""
         settings = self.engine.plan.settings
         kept = (settings.ssm_state_dtype,) if self.engine.spec.has_recurrence else ()
         coarse = 1 / LARGEST if settings.kv_cache_dtype == INT8 else 0.0
@@ -124,9 +128,9 @@ class PlainPath:
 
 @torch.inference_mode()
 def text_logits(engine: Engine, text: Sequence[int], count: int) -> torch.Tensor:
-    """[count, vocab] float32: of the last `count` tokens of a text that is computed in one step, without a graph.
+    """Compute the logits of the last `count` tokens of `text` in one step, without a graph.
 
-    The engine has no request, and nothing is cached: all its memory is free.
+    Returns [count, vocab] float32. The engine has no request, and nothing is cached: all its memory is free.
     """
     runner, memory, block_size = engine.runner, engine.plan.memory, engine.plan.settings.block_size
     num_blocks = -(-len(text) // block_size) if memory.num_blocks else 0

@@ -1,5 +1,4 @@
-"""The prompts that are asked: where they come from, their lengths, what they share, and which go on from an answer.
-Imports no torch."""
+"""Prompts for verification: their sources, lengths, shared prefixes and second turns. Imports no torch."""
 
 from __future__ import annotations
 
@@ -19,16 +18,16 @@ from ostinato.plan.model import ModelSpec
 NUM_EXAMPLES = 24
 """Word problems with their answers in the text that prompts are cut from."""
 NUM_TOKENS = 4096
-"""Of a random text."""
+"""Tokens of a random text."""
 NUM_WORDS = 48
 """Distinct tokens of a random text: few, so that it repeats itself and prompt lookup finds something."""
 SHORTEST, LONGEST = 5, 160
-"""Tokens of a random prompt."""
+"""Least and most tokens of a random prompt."""
 
 
 @dataclass(frozen=True)
 class Texts:
-    """Tokens that prompts are cut from, and prompts as they are. `ends`: an end token among them ends an output."""
+    """Tokens that prompts are cut from, and whole prompts. `ends`: an end token among them ends an output."""
 
     text: tuple[int, ...]
     others: tuple[tuple[int, ...], ...]
@@ -36,9 +35,10 @@ class Texts:
 
 
 def make_texts(config: EngineConfig, model: ModelSpec, lines: Sequence[str], num_prompts: int, seed: int) -> Texts:
-    """`lines` if there are any, `num_prompts` word problems for the embedded model, so many random prompts for others.
+    """Return `lines` as prompts if there are any, else `num_prompts` generated ones.
 
-    RequestError if there are lines and the checkpoint has no tokenizer.
+    These are word problems for the embedded model, and random prompts for others. RequestError if there are lines and
+    the checkpoint has no tokenizer.
     """
     if not lines and config.model != "demo":
         return _random(model, num_prompts, seed)
@@ -61,7 +61,7 @@ def make_texts(config: EngineConfig, model: ModelSpec, lines: Sequence[str], num
 
 
 def _question(text: str, tokenizer: Tokenizer, template: ChatTemplate) -> tuple[int, ...]:
-    """A prompt as a user's message, or as it is where the checkpoint has no chat template."""
+    """Return a prompt as a user's message, or unchanged if the checkpoint has no chat template."""
     if template.has_default:
         rendered = template.render([{"role": "user", "content": text}])
         token_ids = tokenizer.encode(rendered, add_special_tokens=False)
@@ -80,13 +80,16 @@ def _random(model: ModelSpec, num_prompts: int, seed: int) -> Texts:
 
 
 TURN_TOKENS = 9
-"""Of a second turn that ends anywhere."""
+"""Tokens of a second turn that ends anywhere."""
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt. `after`: it goes on from the text of that one, its output included, with as many of its own tokens
-    as end at a block boundary, if `ends_block`; else with all of them."""
+    """One prompt, perhaps a second turn.
+
+    It follows the text of prompt `after`, the output included. With `ends_block` it has only as many of its own tokens
+    as end at a block boundary, else all of them.
+    """
 
     about: str
     tokens: tuple[int, ...]
@@ -94,7 +97,7 @@ class Prompt:
     ends_block: bool = False
 
     def whole(self, before: Sequence[int], block_size: int) -> list[int]:
-        """All tokens, with those of the turn before."""
+        """Return all tokens, including those of the turn before."""
         if not self.ends_block:
             return [*before, *self.tokens]
         return [*before, *self.tokens[: -len(before) % block_size or block_size]]
@@ -103,11 +106,11 @@ class Prompt:
 def make_prompts(
     text: Sequence[int], others: Sequence[Sequence[int]], block_size: int, state_block_size: int, chunks: Sequence[int]
 ) -> list[Prompt]:
-    """Prompts of every kind of length, cut from `text` (from its begin on again where it ends), and `others` as they
-    are; first all first turns, then the second ones.
+    """Make prompts of every kind of length from `text`, and of `others` unchanged.
 
-    Some share a prefix that ends inside a block. They end at block boundaries and boundaries of checkpoints, just
-    behind one, and off them; and at boundaries of chunks, which several small `chunks` cut.
+    `text` repeats where it ends. All first turns come first, then the second ones. Some share a prefix that ends inside
+    a block. They end at block boundaries and boundaries of checkpoints, just behind one, and off them; and at
+    boundaries of chunks, where several small `chunks` split them.
     """
     pieces = _Pieces(text)
     shared = pieces.next(state_block_size + block_size // 2 + 1)
@@ -136,7 +139,7 @@ def make_prompts(
 
 
 def longest_text(prompts: Sequence[Prompt], max_tokens: int) -> int:
-    """Most tokens of a prompt with its output of at most `max_tokens`, those of the turn before included."""
+    """Return the most tokens of a prompt with its output of at most `max_tokens`, those of the turn before included."""
     lengths: list[int] = []
     for prompt in prompts:
         before = 0 if prompt.after is None else lengths[prompt.after]
@@ -145,7 +148,7 @@ def longest_text(prompts: Sequence[Prompt], max_tokens: int) -> int:
 
 
 class _Pieces:
-    """A text cut into one piece after another."""
+    """Source of pieces, cut from a text one after another."""
 
     def __init__(self, text: Sequence[int]) -> None:
         self._text = text

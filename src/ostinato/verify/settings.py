@@ -19,18 +19,24 @@ ROWS = 4
 SMALL_MODEL = 20_000_000
 """Parameters below which threads wait for each other longer than they compute."""
 CAPTURE_SIZES = (8, 24, 64)
-"""Of piecewise graphs; besides, there is one of the largest step, unless that has more than `LARGEST_GRAPH` tokens."""
+"""Sizes of piecewise graphs.
+
+The largest step has a graph too, unless it has more than `LARGEST_GRAPH` tokens.
+"""
 LARGEST_GRAPH = 256
 CHECKPOINTS = 8
-"""Of each request, that the cache has room for."""
+"""Checkpoints of each request that the cache has room for."""
 LARGEST_PART = 8
-"""The cache takes at most one part in so many of the memory, but as much as running requests need."""
+"""Divisor of the memory that bounds the cache; running requests get what they need in any case."""
 LADDER_SETTINGS = ("capture_sizes", "capture_rows", "max_capture_size", "performance_mode")
 
 
 def base_config(settings: dict[str, Any]) -> EngineConfig:
-    """`settings`, and what verification chooses where they leave it open: float32, few rows, so that requests wait for
-    each other, checkpoints close together, and drafts in every step. A small model has one thread."""
+    """Return the config of `settings`, with verification's own choices for open ones.
+
+    They are float32, few rows, so that requests wait for each other, checkpoints close together, and drafts in every
+    step. A small model has one thread.
+    """
     config = EngineConfig(**settings)
     is_small = load_spec(config).num_parameters < SMALL_MODEL
     chosen: dict[str, Any] = {
@@ -44,7 +50,7 @@ def base_config(settings: dict[str, Any]) -> EngineConfig:
 
 
 def way_config(config: EngineConfig, **axes: Any) -> EngineConfig:
-    """The settings of one way: `axes` has those of its axes. Its ladders of graphs are short, if they are open."""
+    """Return the settings of one way; `axes` are its values. Its graphs are few unless their sizes are given."""
     config = config.with_settings(**axes)
     if any(config.is_given(name) for name in LADDER_SETTINGS):
         return config
@@ -55,7 +61,7 @@ def way_config(config: EngineConfig, **axes: Any) -> EngineConfig:
 
 
 def plain_config(config: EngineConfig, longest: int) -> EngineConfig:
-    """The plain path's settings, for texts of `longest` tokens: in one process, however many share the model else."""
+    """Return the plain path's settings for texts of `longest` tokens: one process, without tensor parallelism."""
     return config.with_settings(
         tensor_parallel_size=1,
         graph_mode="none",
@@ -69,7 +75,7 @@ def plain_config(config: EngineConfig, longest: int) -> EngineConfig:
 
 
 def check_length(config: EngineConfig, model: ModelSpec, longest: int) -> EngineConfig:
-    """`config` with room for texts of `longest` tokens. ConfigError if it, or the model, has none."""
+    """Return `config` with room for texts of `longest` tokens. ConfigError if it, or the model, has none."""
     most = model.max_position_embeddings
     if most is not None and longest > most:
         message = f"the longest text has {longest} tokens, and the model can do {most}; lower --max-tokens"
@@ -83,9 +89,9 @@ def check_length(config: EngineConfig, model: ModelSpec, longest: int) -> Engine
 
 
 def with_cache(config: EngineConfig, methods: Sequence[Speculative | None], num_requests: int) -> EngineConfig:
-    """`config` with a cache that holds all requests and their checkpoints, if its size is open and there is room.
+    """Return `config` with a cache for all requests and their checkpoints, if its size is open and there is room.
 
-    Two engines stand side by side, so none may take all the memory that there is.
+    Two engines run at the same time, so neither may take all the memory.
     """
     if config.is_given("cache_memory"):
         return config
@@ -103,7 +109,7 @@ def with_cache(config: EngineConfig, methods: Sequence[Speculative | None], num_
 
 
 def check_memory(plain: EngineConfig, ways: Sequence[EngineConfig]) -> None:
-    """CapacityError if the plain path's engine does not fit beside that of each way."""
+    """Raise CapacityError if the plain path's engine and that of some way do not fit together."""
     device = detect(plain.device)
     memories = [make_plan(config, load_spec(config), device).memory for config in (plain, *ways)]
     own, most = memories[0].used, max(memory.used for memory in memories[1:])

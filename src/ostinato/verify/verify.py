@@ -21,17 +21,23 @@ from ostinato.verify.prompts import Prompt, Texts, longest_text, make_prompts, m
 from ostinato.verify.settings import base_config, check_length, check_memory, plain_config, way_config, with_cache
 
 SAMPLED = {"temperature": 0.8, "repetition_penalty": 1.1}
-"""Of the requests that are sampled. The penalty depends on what stands before a token, prompt or output alike, so a
-text goes on the same from anywhere; what cuts logits off at a threshold would not be a matter of the best two."""
+"""Sampling parameters of the sampled requests.
+
+The penalty depends on the tokens before a token, prompt or output alike, so a text continues the same from anywhere; a
+parameter that cuts logits off at a threshold would not be a matter of the best two.
+"""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What is asked. `lines` are a user's prompts, `draft` a checkpoint that drafts, if there are any."""
+    """Parameters of a verification.
+
+    `lines` are a user's prompts, `draft` a checkpoint that drafts, if there are any.
+    """
 
     extent: Extent = "pairs"
     num_prompts: int = 3
-    """Prompts beside those of chosen lengths, where there are no `lines`."""
+    """Number of prompts besides those of chosen lengths, if there are no `lines`."""
     max_tokens: int = 24
     seed: int = 0
     lines: tuple[str, ...] = ()
@@ -39,10 +45,11 @@ class Trial:
 
 
 def verify(settings: dict[str, Any], trial: Trial, progress: Callable[[str, int, int], None]) -> dict[str, Any]:
-    """The report: for each cell whether its tokens are the plain path's, and where they first are not.
+    """Compare each cell's tokens with the plain path's, and return the report.
 
-    `settings` are of the engine; those that are axes of the matrix pin these. `progress` is told what is done, how
-    many cells are finished and how many there are. Raises OstinatoError where there is nothing to verify.
+    The report has, for each cell, whether its tokens are equal, and where they first are not. `settings` are of the
+    engine; those that are axes of the matrix fix these axes. `progress` receives the stage, the number of finished
+    cells and the number of all. Raises OstinatoError if there is nothing to verify.
     """
     begin = time.perf_counter()
     config = base_config(settings)
@@ -96,13 +103,13 @@ def verify(settings: dict[str, Any], trial: Trial, progress: Callable[[str, int,
 
 
 def has_passed(report: dict[str, Any]) -> bool:
-    """Whether no cell is different or has an error, and the plain path agrees with itself."""
+    """Return whether no cell is different or has an error, and the plain path agrees with itself."""
     summary = report["summary"]
     return not (summary["different"] or summary["error"]) and report["plain"]["verdict"] != Verdict.DIFFERENT
 
 
 def _params(trial: Trial, texts: Texts) -> dict[str, SamplingParams]:
-    """By kind. Random tokens are no text, so an end token among them ends nothing."""
+    """Return the sampling parameters by kind. Random tokens are no text, so an end token among them ends nothing."""
     common = {"max_tokens": trial.max_tokens, "ignore_eos": not texts.ends}
     return {
         "greedy": SamplingParams(temperature=0, **common),
@@ -111,7 +118,7 @@ def _params(trial: Trial, texts: Texts) -> dict[str, SamplingParams]:
 
 
 def _count(cells: Sequence[Cell]) -> Counter[Verdict]:
-    """All verdicts -> cells."""
+    """Count the cells of each verdict."""
     counts = Counter(dict.fromkeys(Verdict, 0))
     counts.update(cell.verdict for cell in cells)
     return counts
@@ -127,7 +134,7 @@ def _model_facts(config: EngineConfig, model: ModelSpec) -> dict[str, Any]:
 
 
 def _settings(config: EngineConfig, plain: PlainPath, trial: Trial, whole: int) -> dict[str, Any]:
-    """What all cells have in common."""
+    """Return the settings that all cells have in common."""
     effective = plain.engine.plan.settings
     return {
         "device": effective.device,
@@ -148,7 +155,7 @@ def _settings(config: EngineConfig, plain: PlainPath, trial: Trial, whole: int) 
 
 
 def _prompt_facts(prompts: Sequence[Prompt], cases: Sequence[Case]) -> list[dict[str, Any]]:
-    """What each prompt is, and its tokens of each kind of request, which a second turn's differ in."""
+    """Describe each prompt, with its number of tokens by kind of request, which differs in second turns."""
     facts = []
     for number, prompt in enumerate(prompts):
         lengths = {case.kind: len(case.prompt) for case in cases if case.number == number}

@@ -25,7 +25,7 @@ TAIL = 4000
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a part: `data` where it did what it is for (also of tests of which some failed), else `reason`."""
+    """Outcome of a part: `data` if it did its work (also if some of its tests failed), else `reason`."""
 
     part: Part
     outcome: Literal["ok", "failed", "timed out", "skipped"]
@@ -34,7 +34,7 @@ class Outcome:
     reason: str | None = None
     data: dict[str, Any] | None = None
     trace: str | None = None
-    """The end of what a failed process wrote as errors."""
+    """The end of a failed process's error output."""
 
     def to_json(self) -> dict[str, Any]:
         own = {name: value for name, value in vars(self).items() if name != "part"}
@@ -42,7 +42,7 @@ class Outcome:
 
 
 Measure = Callable[[Part, float], Outcome]
-"""Does a part within so many seconds."""
+"""Function that runs a part within a number of seconds."""
 
 
 def run_parts(
@@ -52,8 +52,11 @@ def run_parts(
     say: Say,
     done: Callable[[Sequence[Outcome]], object] = lambda outcomes: None,
 ) -> list[Outcome]:
-    """Every part that the rest of the `budget` (seconds) holds, in order. A part may take its own seconds, and what the
-    parts before it have left of theirs. `done` is told after each, so that nothing is lost with what comes later."""
+    """Run every part that the rest of the `budget` (seconds) holds, in order.
+
+    A part may take its own seconds, and what the parts before it have left of theirs. `done` is called after each, so
+    that nothing is lost if a later part fails.
+    """
     begin = time.monotonic()
     outcomes: list[Outcome] = []
     for number, part in enumerate(parts):
@@ -75,7 +78,7 @@ def run_parts(
 
 
 def limit_of(parts: Sequence[Part], left: float) -> float | None:
-    """Seconds that the first of `parts` may take when `left` are left for all of them; None if that is too few."""
+    """Return the seconds that the first of `parts` may take if all of them have `left`; None if that is too few."""
     first, *later = parts
     if first.seconds > left:
         return None
@@ -83,7 +86,7 @@ def limit_of(parts: Sequence[Part], left: float) -> float | None:
 
 
 def measure_apart(part: Part, limit: float, checkout: Path) -> Outcome:
-    """Does a part in a process of its own. Tests run, and kernels are compiled, in the `checkout`."""
+    """Run a part in a separate process. Tests run, and kernels are compiled, in the `checkout`."""
     if part.kind == "tests":
         return _run_tests(part, limit, checkout)
     if part.kind == "compile":

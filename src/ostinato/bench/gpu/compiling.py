@@ -1,4 +1,4 @@
-"""The kernels that engines start, compiled by all cores into Triton's cache before anything is measured.
+"""Compilation of the kernels that engines start, by all cores, into Triton's cache before anything is measured.
 
 An engine compiles what it needs one by one, a second each, when it starts and when a step needs another launch.
 """
@@ -18,7 +18,7 @@ TOOL = "tools/check_triton.py"
 
 
 def compiled(arguments: Sequence[str], seconds: float, checkout: Path) -> tuple[Finished, dict[str, Any] | None]:
-    """Runs the tool of the `checkout` -> what became of the process, and the tool's report, if it has written one."""
+    """Run the tool of the `checkout`; return its process, and the tool's report if it has written one."""
     with TemporaryDirectory() as directory:
         path = Path(directory) / "report.json"
         command = [sys.executable, TOOL, *arguments, "--output", str(path)]

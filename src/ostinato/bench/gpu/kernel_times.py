@@ -26,15 +26,14 @@ Call = Callable[[], object]
 
 
 class CallLog:
-    """The calls of a step by operation, to be made again; stands in a tap as a recorder. What one kernel calls belongs
-    to it."""
+    """Recorder of the calls of a step by operation, to be repeated. Calls that a kernel makes belong to it."""
 
     def __init__(self) -> None:
         self.calls: dict[str, list[Call]] = {}
         self._is_inside = False
 
     def kernel(self, name: str, kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-        """See `ops.kernels.Recorder`."""
+        """Record a kernel's call, as `ops.kernels.Recorder` describes."""
         if self._is_inside:
             return kernel(*args, **kwargs)
         self.calls.setdefault(name, []).append(partial(kernel, *args, **kwargs))
@@ -51,7 +50,7 @@ class CallLog:
         tensors: tuple[torch.Tensor, ...],
         others: tuple[Any, ...],
     ) -> torch.Tensor:
-        """See `ops.kernels.Recorder`."""
+        """Record a function that splits graphs, as `ops.kernels.Recorder` describes."""
         return function(*tensors, *others)
 
 
@@ -59,11 +58,12 @@ class CallLog:
 def operation_times(
     runner: Runner, step: Batch, rows: int, passes: int, driver: Driver | None = None
 ) -> tuple[Calls, tuple[str, ...]]:
-    """(operation, mean seconds of a call) for every call of a step, `logits` of `rows` positions last; and the
-    operations that no graph could hold, whose times have the launches in them.
+    """Return (operation, mean seconds of a call) for every call of a step, `logits` of `rows` positions last.
 
-    States and caches of the step's slots and blocks are written again and again. `driver` stands in for the GPU's own;
-    on a CPU without one, calls are timed as they are.
+    Also return the operations that no graph could hold; their times include the launches.
+
+    States and caches of the step's slots and blocks are written again and again. `driver` replaces the GPU's own; on a
+    CPU without one, calls are timed without a graph.
     """
     inputs = step_inputs(step, runner.block_size, runner.device, takes_images=runner.takes_images)
     log = CallLog()
@@ -83,7 +83,7 @@ def operation_times(
 
 
 def captured(calls: Sequence[Call], driver: Driver) -> Call | None:
-    """The replay of `calls` as one graph; None if they cannot be captured."""
+    """Return the replay of `calls` as one graph; None if they cannot be captured."""
     with driver.aside():
         _run(calls)  # compiles what is compiled at its first call
         segment = driver.new_segment()
@@ -92,7 +92,7 @@ def captured(calls: Sequence[Call], driver: Driver) -> Call | None:
             _run(calls)
             segment.end()
         except RuntimeError:
-            # A failed capture must be ended all the same; that it is not valid was said by the first error.
+            # A failed capture must be ended all the same; the first error has reported it.
             with suppress(RuntimeError):
                 segment.end()
             return None
@@ -101,7 +101,7 @@ def captured(calls: Sequence[Call], driver: Driver) -> Call | None:
 
 @torch.inference_mode()
 def step_seconds(runner: Runner, step: Batch, passes: int) -> float:
-    """The shortest time of a step up to its hidden states, as the engine runs it, inputs written in it."""
+    """Return the shortest time of a step up to its hidden states, as the engine runs it, with writing its inputs."""
     run = partial(runner.forward, step)
     return min([seconds_of(runner, run) for _ in range(passes + 1)][1:])
 

@@ -1,4 +1,4 @@
-"""The measurements of a check, each the data of a benchmark's report; run in a process of their own."""
+"""The measurements of a check, each the data of a benchmark's report; run in a separate process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Options = Mapping[str, Any]
 
 
 def answer(job: dict[str, Any]) -> dict[str, Any]:
-    """The data of one part: its `kind`, `settings` and `options` are in the job's `part`."""
+    """Return the data of one part: its `kind`, `settings` and `options` are in the job's `part`."""
     part = job["part"]
     options = {name: tuple(value) if isinstance(value, list) else value for name, value in part["options"].items()}
     return {"data": MEASURES[part["kind"]](part["settings"], options, lambda _: None)}
@@ -52,8 +52,10 @@ def _transformers(settings: Settings, options: Options, say: Say) -> dict[str, A
 
 
 def start(settings: Settings, options: Options, _: Say) -> dict[str, Any]:
-    """A first start with all graphs, kernels compiled on the way, and one prompt of `prompt_len` tokens; the bytes that
-    were planned beside those that the device says are taken."""
+    """Measure a first start with all graphs, including compilation, and one prompt of `prompt_len` tokens.
+
+    Also return the planned bytes and those that the device reports as in use.
+    """
     from ostinato.engine.engine import Engine
 
     length = options["prompt_len"]
@@ -77,7 +79,7 @@ def start(settings: Settings, options: Options, _: Say) -> dict[str, Any]:
 
 
 def versions(engine: Engine) -> dict[str, str]:
-    """Of what the device runs by, and its own name."""
+    """Return the versions of the device's software, and the device's name."""
     import torch
 
     found = {"torch": torch.__version__, "cuda": str(torch.version.cuda)}
@@ -90,8 +92,10 @@ def versions(engine: Engine) -> dict[str, str]:
 
 
 def taken_bytes(engine: Engine) -> dict[str, int | None]:
-    """Of the device: what torch held at the most, and what all processes take now, contexts and graphs of the driver in
-    it; None on a CPU."""
+    """Return the device bytes that torch held at most, and that all processes use now; None on a CPU.
+
+    The latter include contexts and graphs of the driver.
+    """
     import torch
 
     device = engine.runner.device
@@ -102,7 +106,7 @@ def taken_bytes(engine: Engine) -> dict[str, int | None]:
 
 
 def overlap(settings: Settings, options: Options, say: Say, setting: str = "overlap") -> dict[str, Any]:
-    """Seconds between steps of decoding requests, with `setting` off and on, by batch size, in turns."""
+    """Measure the seconds between steps of decoding requests, with `setting` off and on, by batch size, alternating."""
     from ostinato.engine.engine import Engine
 
     workload = Workload(**options)

@@ -1,4 +1,4 @@
-"""What a check of a GPU consists of, part by part, with the seconds that each may take: plain data."""
+"""The parts of a GPU check, with the seconds that each may take: plain data."""
 
 from __future__ import annotations
 
@@ -19,34 +19,37 @@ Kind = Literal["compile", "tests", "start", "throughput", "profile", "graphs", "
 
 @dataclass(frozen=True)
 class Part:
-    """A process of its own. `seconds` are what the plan gives it; what parts before it leave comes on top."""
+    """A part, run in a separate process.
+
+    `seconds` are its share of the plan; the rest of earlier parts comes on top.
+    """
 
     name: str
     kind: Kind
     title: str
     seconds: float
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Of the engine."""
+    """Settings of the engine."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Of the benchmark, of the tests, or of the compiler."""
+    """Options of the benchmark, of the tests, or of the compiler."""
     needs_setting: str | None = None
-    """A field of `EngineConfig` that it compares; where there is none, the part is skipped."""
+    """A field of `EngineConfig` that it compares; without that field, the part is skipped."""
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How much is measured, and on which shapes."""
+    """Amount of measuring, and its shapes."""
 
     large: Mapping[str, Any]
     """Settings that name the large model, with its device."""
     small: Mapping[str, Any]
     images: Mapping[str, Any]
     rows: tuple[int, ...]
-    """Of decode steps."""
+    """Rows of decode steps."""
     kernel_rows: tuple[int, ...]
-    """Of those whose kernels are timed."""
+    """Rows of the decode steps whose kernels are timed."""
     peer_rows: tuple[int, ...]
-    """Of those that transformers computes too, which needs far more memory for them."""
+    """Rows of the decode steps that transformers computes too, which needs far more memory for them."""
     prompt_len: int
     output_len: int
     prefill: int
@@ -59,7 +62,7 @@ class Scale:
 
 
 def full_scale(checkout: Path, capability: int | None) -> Scale:
-    """On a GPU of a compute capability: the shapes of `benchmarks/models`, with random weights."""
+    """Return the scale for a GPU of a compute capability: the shapes of `benchmarks/models`, with random weights."""
     shapes = checkout / "benchmarks/models"
     models = ("nemotron-h-8b", "nemotron-h-300m", "qwen3-vl-300m")
     of_engines = ["--engines", "bfloat16", "--capability", str(capability or LEAST_CAPABILITY)]
@@ -87,14 +90,16 @@ def full_scale(checkout: Path, capability: int | None) -> Scale:
 
 
 def marked_files(checkout: Path) -> list[str]:
-    """The files with tests marked `gpu`: to collect all others takes as long as to run these."""
+    """Return the files with tests marked `gpu`: collecting all others takes as long as running these."""
     files = sorted((checkout / "tests").rglob("test_*.py"))
     return [str(file.relative_to(checkout)) for file in files if MARK in file.read_text(encoding="utf-8")]
 
 
 def toy_scale() -> Scale:
-    """On a CPU: the embedded models with random weights, few rows and few tokens. It shows that every part runs and is
-    reported; its figures mean nothing."""
+    """Return the scale for a CPU: the embedded models with random weights, few rows and few tokens.
+
+    It shows that every part runs and is reported; its measurements mean nothing.
+    """
     common = {"random_weights": True, "device": "cpu", "threads": 1, "dtype": "float32", "cache_memory": "48MiB"}
     sizes = {"max_num_seqs": 2, "max_model_len": 64, "capture_sizes": "8,20,24", "capture_rows": "1,2"}
     text = {"model": "demo", **common, **sizes}
@@ -122,7 +127,7 @@ def toy_scale() -> Scale:
 
 
 def make_parts(scale: Scale) -> tuple[Part, ...]:
-    """All parts, the most telling first: what the budget no longer holds is left out from behind."""
+    """Return all parts, the most informative first: if the budget is too small, the last ones are left out."""
     decode = {"prompt_len": scale.prompt_len, "output_len": scale.output_len, "batch_sizes": scale.rows, "rounds": 2}
     kernels = {"context": scale.prompt_len, "prefill": scale.prefill, "rounds": 2 * scale.rounds, "by_operation": True}
     steps = {"rows": scale.rows, "prompt_len": scale.prompt_len, "rounds": scale.rounds}

@@ -1,4 +1,4 @@
-"""A process that may take so long and no longer, with all that it starts."""
+"""A process with a time limit, which also ends all processes that it started."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Finished:
-    """`status` is None where it took too long and was ended; `output` is what it wrote until then."""
+    """A finished process. `status` is None if it took too long and was ended; `output` is what it wrote until then."""
 
     status: int | None
     output: str
@@ -23,13 +23,13 @@ class Finished:
 
     @property
     def last_error(self) -> str:
-        """The last line of its errors, where Python says what was wrong."""
+        """The last line of its errors, in which Python names the error."""
         lines = [line for line in self.errors.splitlines() if line.strip()]
         return lines[-1].strip() if lines else "it wrote no reason"
 
 
 def run_within(command: Sequence[str], seconds: float, text: str = "", directory: Path | None = None) -> Finished:
-    """Runs `command` with `text` as its input. After `seconds` it is killed, with all processes that it has started."""
+    """Run `command` with `text` as its input. After `seconds` it is killed, with all processes that it has started."""
     begin = time.monotonic()
     process = subprocess.Popen(
         command,
@@ -48,7 +48,7 @@ def run_within(command: Sequence[str], seconds: float, text: str = "", directory
         _end(process)
         output, errors = process.communicate()
         status = None
-    except BaseException:  # an interrupt, too, leaves nothing behind on the device
+    except BaseException:  # an interrupt, too, must leave nothing on the device
         _end(process)
         process.wait()
         raise

@@ -1,4 +1,4 @@
-"""The tests marked `gpu`, in a process of their own: what is asked of pytest, and what it said."""
+"""The tests marked `gpu`, in a separate process: pytest's command line, and statistics of its output."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import Any
 from ostinato.bench.gpu.process import Finished
 
 MOST_FAILURES = 40
-"""That a report lists, with a line each."""
+"""Most failures that a report lists, with a line each."""
 ALONE = re.compile(r"^(?P<test>tests/.+?) (?P<outcome>PASSED|FAILED|ERROR|SKIPPED)\b")
 SHARED = re.compile(r"^\[gw\d+\].*? (?P<outcome>PASSED|FAILED|ERROR|SKIPPED) (?P<test>tests/.+?)\s*$")
-"""How pytest tells of a test, alone and with several workers."""
+"""Pytest's line for a test, alone and with several workers."""
 REASON = re.compile(r"^(?:FAILED|ERROR) (?P<test>tests/.+?) - (?P<reason>.*)$")
 
 
 def pytest_command(options: Mapping[str, Any]) -> list[str]:
-    """A line per test, so that a run that is ended early has said what it found."""
+    """Return pytest's command line. It asks for a line per test, so that a run that is ended early has results."""
     command = [sys.executable, "-u", "-m", "pytest", "-vv", "-m", "gpu", "-rfE", "--tb=short", "-p", "no:cacheprovider"]
     if options["workers"] and find_spec("xdist") is not None:
         command += ["-n", str(options["workers"])]
@@ -28,8 +28,10 @@ def pytest_command(options: Mapping[str, Any]) -> list[str]:
 
 
 def figures_of_tests(finished: Finished) -> dict[str, Any]:
-    """How many passed, failed and were skipped, and of those that failed the reasons; None for those that a run which
-    was ended early did not tell."""
+    """Return how many tests passed, failed and were skipped, and the reasons of the failures.
+
+    Counts that a run did not report because it was ended early are None.
+    """
     outcomes: dict[str, str] = {}
     reasons: dict[str, str] = {}
     for line in finished.output.splitlines():
@@ -50,7 +52,7 @@ def figures_of_tests(finished: Finished) -> dict[str, Any]:
 
 
 def why_not(finished: Finished, figures: Mapping[str, Any]) -> str | None:
-    """Why the tests have not all passed; None if they have."""
+    """Return the reason why the tests have not all passed; None if they have."""
     if figures["failed"]:
         return f"{figures['failed']} of {figures['failed'] + figures['passed']} tests failed"
     if finished.status is None:

@@ -23,7 +23,7 @@ from ostinato.units import format_bytes
 
 FILES = ("report.json", "report.txt", "plot.png")
 WIDTH = 140
-"""Of the tables in the file."""
+"""Width of the tables in the file, in characters."""
 FIGURE = "{:,.3g}"
 PARTS = (
     Column("part", "name"),
@@ -65,8 +65,10 @@ OVERLAP = (
 
 
 def make_report(outcomes: Sequence[Outcome], device: DeviceSpec, budget: float, *, is_dry: bool) -> Report:
-    """All that was found, and what was not and why. A sum or a table that cannot be made is a note: what a part has
-    measured is in the data all the same."""
+    """Make the report of all results, and of what is missing and why.
+
+    A sum or a table that cannot be made is a note: the part's measurements are in the data all the same.
+    """
     found = {each.part.name: each.data for each in outcomes if each.data is not None}
     bandwidth = device.bandwidth
     notes = ["A dry run, of toy models on a CPU: the figures mean nothing."] if is_dry else []
@@ -103,11 +105,11 @@ def make_report(outcomes: Sequence[Outcome], device: DeviceSpec, budget: float, 
 
 
 RESULTS = {"aims": AIM_COLUMNS, "decode": DECODE, "overlap": OVERLAP}
-"""Of several parts together."""
+"""Tables that combine several parts."""
 
 
 def _torch(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The versions that a first start told, else torch's from any other part: this process does without torch."""
+    """Return the versions that a first start reported, else torch's from any other part: this process has no torch."""
     if "start" in found:
         return dict(found["start"]["versions"])
     machines = (data["machine"] for data in found.values() if "machine" in data)
@@ -115,7 +117,7 @@ def _torch(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _shown_tables(outcome: Outcome) -> list[Table]:
-    """Those of a part, with every cell tried: a report is not printed in part."""
+    """Return the tables of a part, with every cell tried: a report is not printed in part."""
     tables = _tables_of(outcome)
     for table in tables:
         for row in table.rows:
@@ -151,7 +153,7 @@ def _tables_of(outcome: Outcome) -> list[Table]:
 
 
 def _memory_table(data: Mapping[str, Any], title: str) -> Table:
-    """Bytes planned beside those observed, and seconds."""
+    """Return a table of bytes planned and bytes observed, and seconds."""
     planned, observed, capture = data["planned_bytes"], data["observed_bytes"], data["capture"]
     rows: list[dict[str, Any]] = [
         {"name": "weights", "planned": planned["weights"], "observed": observed["weights"]},
@@ -166,7 +168,7 @@ def _memory_table(data: Mapping[str, Any], title: str) -> Table:
 
 
 def _chart(data: Mapping[str, Any]) -> Chart | None:
-    """The part of the bandwidth, and the time of a step, against the number of rows."""
+    """Return a chart of the share of the bandwidth, and the time of a step, against the number of rows."""
     rows = data["decode"]
     reached = [Series(points, model) for model, points in lines(rows, "reached")]
     times = [
@@ -186,14 +188,14 @@ def _chart(data: Mapping[str, Any]) -> Chart | None:
 
 
 def write_data(report: Report, directory: Path) -> Path:
-    """Writes it as JSON -> the file."""
+    """Write the report as JSON; return the file."""
     path = directory / FILES[0]
     path.write_text(report.to_json() + "\n", encoding="utf-8")
     return path
 
 
 def write_report(report: Report, directory: Path) -> tuple[Path, ...]:
-    """Writes it as JSON, as tables, and as a picture where matplotlib is installed -> the files."""
+    """Write the report as JSON, as tables, and as a picture if matplotlib is installed; return the files."""
     data, text, plot = write_data(report, directory), directory / FILES[1], directory / FILES[2]
     with text.open("w", encoding="utf-8") as file:
         report.print(Console(file=file, width=WIDTH))

@@ -1,4 +1,4 @@
-"""What a check comes to: figures of several parts side by side, and what was aimed at. Pure functions of plain data."""
+"""Summary of a check: measurements of several parts side by side, and the targets. Pure functions of plain data."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ MODELS = ("8b", "300m")
 
 @dataclass(frozen=True)
 class Aim:
-    """What a figure should be, at the least or at the most."""
+    """A target: the least or the greatest value that a measurement should have."""
 
     name: str
     figure: Callable[[Found, float | None], float | None]
-    """Of the data, and the bandwidth of the catalogue in bytes/s; None where it was not measured."""
+    """Function of the data, and the catalogue's bandwidth in bytes/s; it returns None if the value was not measured."""
     least: float | None = None
     most: float | None = None
 
@@ -30,10 +30,12 @@ class Aim:
 
 
 def decode_rows(found: Found, bandwidth: float | None) -> list[dict[str, Any]]:
-    """A decode step by model and number of rows: as the engine does it, with sampling and all; up to its hidden states
-    with a graph and without; the sum of its kernels; what the plan predicts of them; and by transformers.
+    """Return the times of a decode step by model and number of rows.
 
-    `reached` is the part of the catalogue's bandwidth (where that is not known, of the measured one) that the bytes of
+    They are of the engine, with sampling and all; up to hidden states with a graph and without; the sum of the kernels;
+    the plan's prediction of them; and of transformers.
+
+    `reached` is the share of the catalogue's bandwidth (if that is not known, of the measured one) that the bytes of
     the step need in the engine's time for it.
     """
     rows = []
@@ -65,7 +67,7 @@ def decode_rows(found: Found, bandwidth: float | None) -> list[dict[str, Any]]:
 
 
 def overlap_rows(found: Found) -> list[dict[str, Any]]:
-    """Time between steps by number of rows, with and without overlap, beside the kernels of such a step."""
+    """Return the time between steps by number of rows, with and without overlap, and that of the step's kernels."""
     kernels = _by_rows(found.get("kernels-300m", {}).get("decode", ()), "batch_size")
     return [
         {
@@ -79,7 +81,7 @@ def overlap_rows(found: Found) -> list[dict[str, Any]]:
 
 
 def aims(found: Found, bandwidth: float | None) -> list[dict[str, Any]]:
-    """What was aimed at, and what came of it. `is_met` None: it was not measured."""
+    """Return the targets and the measured values. `is_met` None: it was not measured."""
     return [aim.row(found, bandwidth) for aim in AIMS]
 
 
@@ -92,7 +94,7 @@ def _reached_at(rows: int) -> Callable[[Found, float | None], float | None]:
 
 
 def _of_state_update(found: Found, bandwidth: float | None) -> float | None:
-    """The least part of the bandwidth that `state_update` reaches from 64 rows on."""
+    """Return the least share of the bandwidth that `state_update` reaches from 64 rows on."""
     reached = [
         kernel["bytes"] / bandwidth / kernel["seconds"]
         for step in found.get("kernels-8b", {}).get("decode", ())
@@ -111,7 +113,7 @@ def _off_stride(found: Found, _: float | None) -> float | None:
 
 
 def _over_kernels(found: Found, _: float | None) -> float | None:
-    """The most that a step with overlap takes, over the sum of its kernels."""
+    """Return the greatest ratio of a step with overlap to the sum of its kernels."""
     pairs = [(each["on_seconds"], each["kernel_seconds"]) for each in overlap_rows(found)]
     return max((step / kernels for step, kernels in pairs if step and kernels), default=None)
 
@@ -121,7 +123,7 @@ def _failed_tests(found: Found, _: float | None) -> float | None:
 
 
 def _memory(found: Found, _: float | None) -> float | None:
-    """What torch held at the most, over what the plan says is taken."""
+    """Return the most memory that torch held, over what the plan says is used."""
     observed, planned = (
         _at(found, "start", "observed_bytes", "reserved_peak"),
         _at(found, "start", "planned_bytes", "used"),
@@ -170,7 +172,7 @@ def _reached(floor: Mapping[str, Any] | None, seconds: float | None, bandwidth: 
 
 
 def lines(rows: Sequence[Mapping[str, Any]], figure: str) -> Iterator[tuple[str, list[tuple[float, float]]]]:
-    """(model, points) of a figure against the number of rows, for models that have any."""
+    """Yield (model, points) of a measurement against the number of rows, for models that have any."""
     for model in MODELS:
         points = [(each["rows"], each[figure]) for each in rows if each["model"] == model and each[figure] is not None]
         if points:

@@ -1,1 +1,1 @@
-"""A server under load: a generator of requests for any that speaks OpenAI's protocol, and its figures."""
+"""A server under load: a load generator for any server with OpenAI's protocol, and its statistics."""

@@ -1,5 +1,7 @@
-"""What of the processor each part of serving takes, per output token: the server's two processes, the load generator,
-and `LLM.generate` beside them."""
+"""Processor time of each part of serving, per output token.
+
+The parts are of the server's two processes, the load generator, and `LLM.generate` for comparison.
+"""
 
 from __future__ import annotations
 
@@ -19,20 +21,22 @@ from ostinato.bench.serve.sampler import ENGINE_PROCESS, GENERATOR, SERVER, Part
 from ostinato.errors import ModelError
 
 PROGRAM = "from ostinato.bench.serve.profiled import main; main()"
-"""A server whose processes tell what they use."""
+"""Program of a server whose processes report their processor time."""
 PATIENCE = 30.0
-"""Seconds that a process has to tell what it has used."""
+"""Seconds that a process has to report its processor time."""
 GENERATED = "LLM.generate"
 PROCESSES = {ENGINE_PROCESS: "engine", SERVER: "server", "generator": "load generator", GENERATED: GENERATED}
-"""Their names in tables. The first three run at the same time."""
+"""Names of the processes in tables. The first three run at the same time."""
 _LEAST = 0.005
-"""The share of its process below which a part is no line of the table."""
+"""Share of its process below which a part is no line of the table."""
 
 
 @dataclass(frozen=True)
 class Used:
-    """Seconds of the processor of one process: in user mode, in the kernel, and by part, of all threads and of the main
-    one alone."""
+    """Processor seconds of one process: in user mode, in the kernel, and by part.
+
+    The parts are given for all threads and for the main one alone.
+    """
 
     user: float
     system: float
@@ -40,21 +44,21 @@ class Used:
     main_parts: Mapping[str, float]
 
     def since(self, before: Used) -> Used:
-        """What has come since then."""
+        """Return the difference to `before`."""
         pairs = ((self.parts, before.parts), (self.main_parts, before.main_parts))
         parts, main_parts = ({name: now - was.get(name, 0.0) for name, now in later.items()} for later, was in pairs)
         return Used(self.user - before.user, self.system - before.system, parts, main_parts)
 
 
 def used_here(sampler: Sampler) -> Used:
-    """By this process."""
+    """Return the processor time of this process."""
     of_all = resource.getrusage(resource.RUSAGE_SELF)
     return Used(of_all.ru_utime, of_all.ru_stime, dict(sampler.seconds), dict(sampler.main_seconds))
 
 
 @contextmanager
 def sampled(parts: Parts) -> Iterator[list[Used]]:
-    """Profiles this process; at the end the list has what was used meanwhile."""
+    """Profile this process; at the end the list has the processor time used meanwhile."""
     sampler = Sampler(parts)
     sampler.start()
     before, found = used_here(sampler), list[Used]()
@@ -67,8 +71,10 @@ def sampled(parts: Parts) -> Iterator[list[Used]]:
 
 @contextmanager
 def profiled(directory: Path) -> Iterator[dict[str, Used]]:
-    """Profiles the load generator, which is this process, and a server of `profiled.py` with that directory; at the end
-    the mapping has what each process used meanwhile."""
+    """Profile the load generator, which is this process, and a server of `profiled.py` with that directory.
+
+    At the end the mapping has the processor time that each process used meanwhile.
+    """
     found: dict[str, Used] = {}
     names = (SERVER, ENGINE_PROCESS)
     before = {name: _told(directory, name) for name in names}
@@ -79,7 +85,7 @@ def profiled(directory: Path) -> Iterator[dict[str, Used]]:
 
 
 def _told(directory: Path, name: str) -> Used:
-    """What a process says that it has used so far. ModelError if it does not say so in time."""
+    """Return the processor time that a process reports. Raises ModelError if it does not report in time."""
     file = directory / f"{name}.json"
     last = json.loads(file.read_text(encoding="utf-8"))
     os.kill(last["pid"], signal.SIGUSR1)
@@ -92,8 +98,10 @@ def _told(directory: Path, name: str) -> Used:
 
 
 def cost_figures(rounds: Sequence[Mapping[str, Used]], tokens: Mapping[str, int]) -> dict[str, Any]:
-    """Microseconds of the processor per output token of all rounds together, by process and part. `tokens`: by process,
-    of all rounds."""
+    """Return the processor microseconds per output token of all rounds together, by process and part.
+
+    `tokens`: by process, of all rounds.
+    """
     figures = {}
     for name in PROCESSES:
         used = [each[name] for each in rounds]
@@ -113,7 +121,7 @@ def _summed(parts: Sequence[Mapping[str, float]], scale: float) -> dict[str, flo
 
 
 def cost_tables(figures: Mapping[str, Any]) -> list[Table]:
-    """Processes with their parts, the dearest first."""
+    """Return tables of the processes with their parts, the most expensive first."""
     rows = []
     for name, title in PROCESSES.items():
         of_process = figures[name]

@@ -1,8 +1,8 @@
-"""HTTP/1.1 for a load generator: replies are handed on piece by piece, in the very callback in which they arrive.
+"""HTTP/1.1 for a load generator: replies are passed on piece by piece, in the very callback in which they arrive.
 
-The generator often shares its cores with the server that it measures, so it takes as little of them as it can. A
-general client takes four to five times as long for a piece of a stream; for a small model that is longer than the
-server's own step.
+The generator often shares its cores with the server that it measures, so it uses as little of them as it can. A general
+client takes four to five times as long for a piece of a stream; for a small model that is longer than the server's own
+step.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ostinato.errors import ConfigError
 
 
 class Failure(Exception):
-    """One request that failed: `kind` counts it with others, `detail` says more."""
+    """Failure of one request: `kind` groups it with others, `detail` says more."""
 
     def __init__(self, kind: str, detail: str) -> None:
         super().__init__(f"{kind}: {detail}")
@@ -28,21 +28,21 @@ class Failure(Exception):
 
 
 class Receiver(Protocol):
-    """Takes one reply in. Both methods may raise Failure, which ends the exchange."""
+    """Receiver of one reply. Both methods may raise Failure, which ends the exchange."""
 
     def begin(self, status: int, headers: Mapping[str, str]) -> None:
-        """Once, before the body; names of headers are lower case."""
+        """Accept status and headers, once, before the body; names of headers are lower case."""
 
     def feed(self, data: bytes) -> None:
-        """Some of the body."""
+        """Accept a piece of the body."""
 
 
 class Stale(Exception):
-    """A connection from an earlier request was closed before it answered this one."""
+    """Raised if a connection from an earlier request was closed before it answered this one."""
 
 
 class Connection(asyncio.Protocol):
-    """One connection: an exchange at a time."""
+    """One connection, with one exchange at a time."""
 
     def __init__(self) -> None:
         self.used = False
@@ -51,9 +51,9 @@ class Connection(asyncio.Protocol):
         self._reply: _Reply | None = None
 
     async def exchange(self, request: bytes, receiver: Receiver) -> None:
-        """Sends `request` and returns when the whole reply was handed to `receiver`.
+        """Send `request` and return when the whole reply was passed to `receiver`.
 
-        Failure of the receiver, or `broken_stream`; Stale where another connection should be tried.
+        Raises the receiver's Failure, or `broken_stream`; Stale if another connection should be tried.
         """
         assert self._transport is not None
         if self._transport.is_closing():
@@ -106,7 +106,7 @@ class _Reply:
             self._fail(Failure("bad_reply", f"the reply is no HTTP/1.1: {error}"))
 
     def lose(self, *, was_used: bool, is_clean: bool) -> None:
-        """The connection is gone. This ends a body that has neither a length nor chunks."""
+        """End the reply after the connection is gone. This ends a body that has neither a length nor chunks."""
         if self.ended.done():
             return
         is_bounded = "content-length" in self._headers or "transfer-encoding" in self._headers
@@ -122,7 +122,7 @@ class _Reply:
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
-        if 100 <= status < 200:  # in advance of the reply's own head (RFC 9110, section 15.2)
+        if 100 <= status < 200:  # it precedes the reply's own head (RFC 9110, section 15.2)
             self._headers.clear()
             return
         self._has_begun = True
@@ -139,10 +139,10 @@ class _Reply:
 
 
 class HttpClient:
-    """Posts JSON to one URL, over as many connections as there are requests at once; close it at the end."""
+    """Client that posts JSON to one URL, over one connection per concurrent request; close it at the end."""
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
-        """ConfigError if `url` is not one, or the key could not be in a header."""
+        """Check the URL and the key. Raises ConfigError if `url` is not one, or the key could not be in a header."""
         parts = check_url(url)
         if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
             raise ConfigError("the API key has characters that a header cannot have")
@@ -160,8 +160,10 @@ class HttpClient:
         self._idle: list[Connection] = []
 
     async def post(self, body: bytes, receiver: Receiver, timeout: float) -> None:
-        """Hands the reply to `receiver`. Failure of the receiver, or `timeout` (seconds, for all of it), `connect` or
-        `broken_stream`."""
+        """Post `body` and pass the reply to `receiver`.
+
+        Raises the receiver's Failure, or `timeout` (seconds, for all of it), `connect` or `broken_stream`.
+        """
         request = b"%b\r\nContent-Length: %d\r\n\r\n%b" % (self._head, len(body), body)
         try:
             async with asyncio.timeout(timeout):
@@ -201,7 +203,7 @@ class HttpClient:
 
 
 def check_url(url: str) -> SplitResult:
-    """`url` in parts; ConfigError if it is not an HTTP URL."""
+    """Return `url` in parts. Raises ConfigError if it is not an HTTP URL."""
     try:
         parts = urlsplit(url)
         if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:

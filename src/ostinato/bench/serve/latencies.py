@@ -1,4 +1,4 @@
-"""The figures of the load generator: pure functions of what a run saw."""
+"""Statistics of the load generator: pure functions of a run's outcomes."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ostinato.plan.layouts.deadline import Deadline
 
 
 def serve_figures(run: Run, deadline: Deadline | None) -> dict[str, Any]:
-    """Rates, latencies and errors of one run.
+    """Return rates, latencies and errors of one run.
 
-    Latencies count from the moment when a request was due, not from when it was sent, so that a slow server cannot
-    hide behind a generator that waits for it. Rates count complete replies, over the time from the first arrival to
-    the last end. There is a time between chunks for each gap, and a time per output token for each request.
+    Latencies count from the moment when a request was due, not from when it was sent, so that a slow server cannot hide
+    behind a generator that waits for it. Rates count complete replies, over the time from the first arrival to the last
+    end. There is a time between chunks for each gap, and a time per output token for each request.
     """
     complete = [each for each in run.outcomes if each.error is None]
     output_tokens = sum(map(count_tokens, complete))
@@ -55,19 +55,24 @@ def serve_figures(run: Run, deadline: Deadline | None) -> dict[str, Any]:
 
 
 def meets(deadline: Deadline, outcome: Outcome) -> bool:
-    """Whether a request is complete, has text, and came in time: its first piece of text, and in the mean the tokens
-    after that."""
+    """Return whether a request is complete, has text, and came in time.
+
+    In time are its first piece of text, and on average the tokens after that.
+    """
     first = first_token_seconds(outcome)
     return outcome.error is None and first is not None and deadline.is_met(first, seconds_per_token(outcome))
 
 
 def first_token_seconds(outcome: Outcome) -> float | None:
-    """From when it was due to its first piece of text; None without text."""
+    """Return the seconds from when it was due to its first piece of text; None without text."""
     return outcome.chunk_times[0] - outcome.due if outcome.chunk_times else None
 
 
 def seconds_per_token(outcome: Outcome) -> float | None:
-    """Mean time of the tokens after the first, from the first piece of text to the last; None with a single token."""
+    """Return the mean time of the tokens after the first, from the first piece of text to the last.
+
+    Return None with a single token.
+    """
     tokens = count_tokens(outcome)
     if tokens < 2 or len(outcome.chunk_times) < 2:
         return None
@@ -75,12 +80,12 @@ def seconds_per_token(outcome: Outcome) -> float | None:
 
 
 def count_tokens(outcome: Outcome) -> int:
-    """Output tokens as the server counts them, or else the pieces of text."""
+    """Return the output tokens that the server counted, or else the number of pieces of text."""
     return len(outcome.chunk_times) if outcome.output_tokens is None else outcome.output_tokens
 
 
 def at_once(outcomes: Sequence[Outcome]) -> dict[str, float]:
-    """Requests that were sent and not over: most at one moment, and the mean over the run."""
+    """Return the number of requests in progress: most at one moment, and the mean over the run."""
     ends = max(each.end for each in outcomes)
     changes = sorted(chain.from_iterable(((each.sent, 1), (each.end, -1)) for each in outcomes))
     most = running = 0
@@ -91,7 +96,7 @@ def at_once(outcomes: Sequence[Outcome]) -> dict[str, float]:
 
 
 def _token_figures(complete: Sequence[Outcome]) -> dict[str, Any]:
-    """Tokens of all complete replies together. Those that the server did not count are `uncounted` replies."""
+    """Return the tokens of all complete replies together. Replies that the server did not count are `uncounted`."""
     cached = [each.cached_tokens for each in complete if each.cached_tokens is not None]
     return {
         "prompt": _sum(each.prompt_tokens for each in complete),

@@ -1,4 +1,4 @@
-"""What serving costs: Ostinato's server under load beside `LLM.generate` on the same prompts, in turns."""
+"""Cost of serving: Ostinato's server under load compared with `LLM.generate` on the same prompts, alternating."""
 
 from __future__ import annotations
 
@@ -30,28 +30,29 @@ from ostinato.engine.process.launch import SECRET_VARIABLES
 from ostinato.errors import ModelError, RequestError
 
 PATIENCE = 30.0
-"""Seconds that a server has to end after it was asked to."""
+"""Seconds that a server has to end after the request to do so."""
 MOST_OUTPUT = 2000
-"""Characters that are shown of what a server said before it failed."""
+"""Characters of a failed server's output that are shown."""
 
 
 @dataclass(frozen=True)
 class OverheadBench:
-    """What is compared: all of `load`, with `concurrency` requests at a time in the server, and handed over at once to
-    `LLM.generate`."""
+    """The compared load: with `concurrency` requests at a time in the server, and all at once in `LLM.generate`."""
 
     load: Load
     concurrency: int
     rounds: int
     ignore_eos: bool
     profile: bool = False
-    """Whether it is told where the processor's time goes, which takes some of it."""
+    """True to profile processor time, which takes some of it."""
 
 
 @dataclass(frozen=True)
 class Round:
-    """Output tokens per second of both, and how many of their answers are the same text; with a profile, also their
-    tokens and what of the processor each process used."""
+    """Output tokens per second of both, and the number of equal answers.
+
+    With a profile, also their tokens and the processor time of each process.
+    """
 
     served: float
     generated: float
@@ -62,10 +63,10 @@ class Round:
 
 
 def overhead(settings: dict[str, Any], bench: OverheadBench, say: Say) -> Report:
-    """Output tokens per second of both in each round, and the server's over those of `LLM.generate`.
+    """Measure output tokens per second of both in each round, and the server's rate over that of `LLM.generate`.
 
-    In each round both load the model in a process of their own, one after the other, and warm up with prompts of
-    another run. The load generator runs beside the server, on the same cores. RequestError if the server fails any.
+    In each round both load the model in separate processes, one after the other, and warm up with prompts of another
+    run. The load generator shares the server's cores. Raises RequestError if the server fails any request.
     """
     room = with_room(settings, max_num_seqs=bench.concurrency)
     settings = {**settings, "model": room.model, "max_num_seqs": room.max_num_seqs}
@@ -78,7 +79,7 @@ def overhead(settings: dict[str, Any], bench: OverheadBench, say: Say) -> Report
             base_url = stack.enter_context(server_process(settings, directory=directory))
             model = find_model(base_url, None)
             target = Target(base_url, model, chat=False, ignore_eos=bench.ignore_eos)
-            # In every round, so that the servers of all have done the same before.
+            # Each round does this, so that all servers have done the same before.
             tried, _ = try_server(target, bench.load)
             ruler = ruler or tried
             warm_up, counted = (
@@ -106,8 +107,11 @@ def overhead(settings: dict[str, Any], bench: OverheadBench, say: Say) -> Report
 
 
 def compare_round(run: Run, answer: dict[str, Any], used: Mapping[str, Used] | None = None) -> Round:
-    """One round; `answer` is of `answer`, whose second batch had the same prompts. `used` is what the server and the
-    generator did, where they were profiled. RequestError if a request failed."""
+    """Return one round from the server's run and the result of `answer`, whose second batch had the same prompts.
+
+    `used` is the processor time of the server and the generator, if they were profiled. Raises RequestError if a
+    request failed.
+    """
     failed = [outcome for outcome in run.outcomes if outcome.error is not None]
     if failed:
         said = f"{failed[0].error}, {failed[0].detail}"
@@ -121,7 +125,7 @@ def compare_round(run: Run, answer: dict[str, Any], used: Mapping[str, Used] | N
 
 
 def overhead_figures(rounds: Sequence[Round]) -> dict[str, Any]:
-    """Median, least and greatest of both rates (output tokens per second), and of their ratio round by round."""
+    """Return median, least and greatest of both rates (output tokens per second), and of their ratio round by round."""
     return {
         "server_tokens_per_second": spread([each.served for each in rounds]),
         "generate_tokens_per_second": spread([each.generated for each in rounds]),
@@ -138,7 +142,7 @@ def _cost(rounds: Sequence[Round]) -> dict[str, Any]:
 
 
 def answer(job: dict[str, Any]) -> dict[str, Any]:
-    """The part of `LLM.generate`, in this process: the job's batches, one after the other, the last one timed."""
+    """Run `LLM.generate` in this process: the job's batches, one after the other, the last one timed."""
     from ostinato.engine.llm import LLM
     from ostinato.sample.params import SamplingParams
 
@@ -166,7 +170,7 @@ def _batch(conversations: Sequence[Conversation]) -> dict[str, Any]:
 
 
 def overhead_tables(data: Mapping[str, Any]) -> list[Table]:
-    """Both rates and their ratio; then what the server and the generator did, round by round."""
+    """Return tables of both rates and their ratio, then of the server and the generator, round by round."""
     rates = [
         {"name": "server", "rate": data["server_tokens_per_second"]},
         {"name": "LLM.generate", "rate": data["generate_tokens_per_second"]},
@@ -192,10 +196,10 @@ def overhead_tables(data: Mapping[str, Any]) -> list[Table]:
 def server_process(
     settings: Mapping[str, Any], ready_within: float = 600.0, directory: Path | None = None
 ) -> Iterator[str]:
-    """The base URL of an `ostinato serve` that is ready, on a free loopback port, and ends with the context. With a
-    `directory` it is one that is profiled (`profiled.py`).
+    """Yield the base URL of an `ostinato serve` that is ready, on a free loopback port, and ends with the context.
 
-    ModelError, with the end of what the server said, if it ended or was not ready in time.
+    With a `directory` the server is profiled (`profiled.py`). Raises ModelError, with the end of the server's output,
+    if it ended or was not ready in time.
     """
     import httpx2
 
@@ -206,7 +210,7 @@ def server_process(
     if directory is not None:
         command = [sys.executable, "-c", PROGRAM]
         job = json.dumps({"settings": settings, "port": port, "directory": str(directory)}).encode()
-    # Without the keys of the user's own servers, which this one is not.
+    # The keys are of the user's own servers, and not for this one.
     environment = {name: value for name, value in os.environ.items() if name not in SECRET_VARIABLES.values()}
     with TemporaryFile() as asked, TemporaryFile() as output:
         asked.write(job)
@@ -221,7 +225,7 @@ def server_process(
             if process.poll() is not None:
                 raise ModelError(f"the server ended with status {process.returncode}; it said:\n{said()}")
             try:
-                # Straight to the server, whatever the environment says of proxies.
+                # The request goes straight to the server, whatever proxies the environment names.
                 health = httpx2.get(f"http://127.0.0.1:{port}/health", timeout=5, trust_env=False)
             except httpx2.HTTPError:
                 return False
@@ -244,7 +248,7 @@ def server_process(
 
 
 def setting_flags(settings: Mapping[str, Any]) -> list[str]:
-    """Engine settings as flags of the command line."""
+    """Return engine settings as flags of the command line."""
     flags = []
     for name, value in settings.items():
         flag = name.replace("_", "-")

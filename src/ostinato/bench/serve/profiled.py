@@ -1,7 +1,7 @@
-"""A server that tells what its two processes spend the processor's time on.
+"""A server that reports the processor time of its two processes.
 
 `main` reads a job from stdin (JSON: `settings`, `port`, `directory`) and serves until SIGTERM. Each process has a file
-in the directory, and writes to it what it has used so far when SIGUSR1 comes.
+in the directory, and writes its processor time to it when SIGUSR1 comes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ProfiledEngine:
-    """Makes an engine in its process, and has that profiled."""
+    """Maker of an engine in its process, with a profile of that process."""
 
     directory: str
 
@@ -39,7 +39,7 @@ class ProfiledEngine:
 
 
 def tell(sampler: Sampler, directory: Path, name: str) -> None:
-    """Starts a sampler, and has this process write on SIGUSR1 what it has used, and at once that it is there."""
+    """Start a sampler, have this process write its processor time on SIGUSR1, and report at once that it runs."""
     told = 0
 
     def write(*_: object) -> None:

@@ -1,4 +1,4 @@
-"""One streamed reply of an OpenAI-compatible server, taken in as it comes."""
+"""One streamed reply of an OpenAI-compatible server, parsed as it comes."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from typing import Any
 from ostinato.bench.serve.http_client import Failure
 
 MOST_DETAIL = 300
-"""Characters that are kept of what a server says of an error."""
+"""Characters of a server's error message that are kept."""
 _HINTS = ("Retry-After", "Location")
 """Headers of a refusal that say what to do about it."""
 DONE = b"[DONE]"
 
 
 class EventParser:
-    """The `data` of server-sent events, from bytes that come in any pieces. It leaves out comments, other fields, and
-    events without data, which only keep a connection alive.
+    """Parser of the `data` of server-sent events, from bytes that come in any pieces.
 
-    Failure `error_event` for an event named `error`.
+    It leaves out comments, other fields, and events without data, which only keep a connection alive.
+
+    Raises Failure `error_event` for an event named `error`.
     """
 
     def __init__(self) -> None:
@@ -44,21 +45,21 @@ class EventParser:
                     yield data
 
     def finish(self) -> Iterator[bytes]:
-        """What is left at the end of a stream: some servers leave out its last line breaks."""
+        """Yield the rest at the end of a stream: some servers leave out its last line breaks."""
         yield from self.feed(b"\n\n")
 
 
 class Reply:
-    """Receives one reply. `clock` gives the moment, in seconds, at which a piece of text arrived."""
+    """Receiver of one reply. `clock` returns the time, in seconds, at which a piece of text arrived."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.chunk_times: list[float] = []
-        """When each piece that is not empty arrived."""
+        """Times at which each piece that is not empty arrived."""
         self.end: float | None = None
-        """When the reply said that it was done."""
+        """Time at which the reply said that it was done."""
         self.pieces: list[str] = []
         self.usage: Mapping[str, int | None] = {}
-        """`prompt_tokens`, `completion_tokens` and `cached_tokens`, as far as the server tells."""
+        """Counts `prompt_tokens`, `completion_tokens` and `cached_tokens`, as far as the server reports them."""
         self._clock = clock
         self._events = EventParser()
         self._status = 0
@@ -83,8 +84,10 @@ class Reply:
         self._take_all(self._events.feed(data))
 
     def check_complete(self) -> None:
-        """To be called when nothing more comes. Failure `http_<status>` if the server refused, `broken_stream` if the
-        stream broke off."""
+        """Check the reply when nothing more comes.
+
+        Raises Failure `http_<status>` if the server refused, `broken_stream` if the stream broke off.
+        """
         if self._status != 200:
             said = _error_text(self._error_body)
             raise Failure(f"http_{self._status}", f"{said} ({self._hints})" if self._hints else said)
@@ -121,7 +124,7 @@ class Reply:
 
 
 def _piece(choice: Mapping[str, Any]) -> str:
-    """The text of a completion, or of a chat's answer and the thinking before it, which servers name in two ways."""
+    """Return the text of a completion, or of a chat's answer and the thinking before it, which has two names."""
     if "text" in choice:
         return choice["text"] or ""
     delta = choice.get("delta") or {}
@@ -129,7 +132,7 @@ def _piece(choice: Mapping[str, Any]) -> str:
 
 
 def _usage(said: Mapping[str, Any]) -> dict[str, int | None]:
-    """The counts that figures are made of; None for those that the server does not give."""
+    """Return the token counts; None for those that the server does not report."""
     details = said.get("prompt_tokens_details") or {}
     counts = {name: said.get(name) for name in ("prompt_tokens", "completion_tokens")}
     counts["cached_tokens"] = details.get("cached_tokens")
@@ -146,7 +149,7 @@ def _parsed(event: bytes) -> Any:
 
 
 def _error_text(body: bytes) -> str:
-    """The message of an error in OpenAI's form, or what else there is."""
+    """Return the message of an error in OpenAI's form, or else the beginning of the body."""
     try:
         return str(_message(json.loads(body)))[:MOST_DETAIL]
     except (ValueError, AttributeError):

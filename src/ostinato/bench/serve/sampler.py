@@ -1,4 +1,4 @@
-"""What a process spends its processor's time on, by part: looked at often, at no cost to what it does in between."""
+"""Sampling profiler of a process's processor time by part: frequent samples, at no cost between them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from collections.abc import Sequence
 from types import FrameType
 
 INTERVAL = 0.001
-"""Seconds of the processor between two looks, or a tick of the system's clock, whichever is more."""
+"""Processor seconds between two samples, or a tick of the system's clock, whichever is more."""
 OTHER = "all else"
 SERVER, ENGINE_PROCESS = "server", "engine"
-"""The processes of a server."""
+"""Names of a server's processes."""
 
 Parts = Sequence[tuple[str, Sequence[str]]]
-"""A part, and where its code stands: the end of a file's name, a folder (`sample/`), or a function of a file
-(`gate.py:send`). The first that fits names a frame."""
+"""Parts, each with patterns for its code; the first pattern that fits names a frame.
+
+A pattern is the end of a file's name, a folder (`sample/`), or a function of a file (`gate.py:send`).
+"""
 
 ENGINE: Parts = (
     ("requests that begin", ("engine.py:add", "child.py:_add", "child.py:_take")),
@@ -50,18 +52,18 @@ GENERATOR: Parts = (
 
 
 class Sampler:
-    """Notes what this process's time on the processor goes to. Used on the main thread, one at a time.
+    """Profiler of this process's processor time. Used on the main thread, one at a time.
 
-    A signal comes after each `INTERVAL` of it. The time since the last look belongs to what the main thread does then;
-    so a call into C that takes long counts as a whole, with the threads that it has work meanwhile.
+    A signal comes after each `INTERVAL` of processor time. The time since the last sample belongs to what the main
+    thread does then; so a call into C that takes long counts as a whole, with the threads that work for it meanwhile.
     """
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self.seconds: dict[str, float] = defaultdict(float)
-        """Of the processor, by part, of all threads."""
+        """Processor seconds by part, of all threads."""
         self.main_seconds: dict[str, float] = defaultdict(float)
-        """The main thread's share of them."""
+        """Processor seconds by part, of the main thread."""
         self._last = self._last_of_main = 0.0
 
     def start(self) -> None:
@@ -72,7 +74,7 @@ class Sampler:
 
     def stop(self) -> None:
         signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.signal(signal.SIGPROF, signal.SIG_IGN)  # one may be on its way
+        signal.signal(signal.SIGPROF, signal.SIG_IGN)  # a signal may be pending
 
     def _look(self, _: int, frame: FrameType | None) -> None:
         now, now_of_main = time.process_time(), time.thread_time()
@@ -83,7 +85,7 @@ class Sampler:
 
 
 def part_of(frame: FrameType | None, parts: Parts) -> str:
-    """The part that the innermost frame belongs to which belongs to one."""
+    """Return the part of the innermost frame that belongs to one."""
     while frame is not None:
         code = frame.f_code
         part = _part_of_code(code.co_filename, code.co_name, parts)

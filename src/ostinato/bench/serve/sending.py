@@ -1,4 +1,4 @@
-"""Sends conversations to a server and notes what comes back, and how late the generator itself was."""
+"""Sender of conversations to a server. It notes the replies, and how late the generator itself was."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from ostinato.errors import ConfigError
 T = TypeVar("T")
 
 TICK = 0.02
-"""Seconds between two looks at how late the generator's own loop is."""
+"""Seconds between two checks of how late the generator's own loop is."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """The server, and how it is asked. `timeout` is in seconds, for each request."""
+    """The server, and the form of requests to it. `timeout` is in seconds, for each request."""
 
     base_url: str
     model: str
@@ -38,7 +38,10 @@ class Target:
         return f"{self.base_url.rstrip('/')}/{'chat/completions' if self.chat else 'completions'}"
 
     def body(self, said: Sequence[str], output_tokens: int) -> bytes:
-        """The request. `said` are the texts of a conversation so far, those of the user and the answers in turns."""
+        """Return the request's body.
+
+        `said` are the texts of a conversation so far: the user's and the answers, alternating.
+        """
         request: dict[str, Any] = {
             "model": self.model,
             "max_tokens": output_tokens,
@@ -59,56 +62,57 @@ class Target:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one request, of conversation number `conversation`. Moments are in seconds since the beginning of
-    the run."""
+    """Outcome of one request, of conversation number `conversation`. Times are in seconds since the run began."""
 
     conversation: int
     due: float
-    """When it was to be sent: its arrival, or in a closed loop the moment when there was room for it."""
+    """Time at which it was to be sent: its arrival, or in a closed loop the moment when there was room for it."""
     sent: float
     end: float
     chunk_times: tuple[float, ...] = ()
-    """When each piece of text arrived."""
+    """Times at which each piece of text arrived."""
     text: str = ""
     prompt_tokens: int | None = None
     output_tokens: int | None = None
     cached_tokens: int | None = None
-    """None, as the two before, where the server did not say."""
+    """Cached prompt tokens. None, as the two before, if the server did not report them."""
     error: str | None = None
-    """The kind, and None for a reply that is complete."""
+    """Kind of the error; None for a reply that is complete."""
     detail: str | None = None
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run. `loop_lags` are how late the generator woke up, in seconds, asked every `TICK`."""
+    """One run. `loop_lags` are how late the generator woke up, in seconds, checked every `TICK`."""
 
     outcomes: list[Outcome]
-    """By conversation, and in each by turn."""
+    """Outcomes by conversation, and in each by turn."""
     seconds: float
-    """From the first arrival to the last end."""
+    """Seconds from the first arrival to the last end."""
     not_sent: int
     """Turns of conversations whose turn before had failed."""
     cpu_seconds: float
-    """Of the generator itself."""
+    """Processor seconds of the generator itself."""
     loop_lags: list[float]
 
 
 def run_on_loop(work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, on a new event loop: the fastest one, as the generator often shares the cores with the
-    server."""
+    """Return the result of `work`, run on a new event loop.
+
+    It is the fastest loop, as the generator often shares the cores with the server.
+    """
     if sys.platform == "win32":
         return asyncio.run(work)
-    import uvloop  # here, as every start of the command line imports this file
+    import uvloop  # imported late, since every start of the command line imports this file
 
     return uvloop.run(work)
 
 
 async def run_load(target: Target, conversations: Sequence[Conversation], concurrency: int | None = None) -> Run:
-    """Sends each conversation at its arrival, whether or not the server keeps up. With `concurrency`, it sends the next
-    one as soon as fewer than `concurrency` are under way.
+    """Send each conversation at its arrival, whether or not the server keeps up.
 
-    A turn waits until its time for thinking is over. Turns after one that failed are not sent.
+    With `concurrency`, send the next one as soon as fewer than `concurrency` are under way. A turn waits until its time
+    for thinking is over. Turns after one that failed are not sent.
     """
     _allow_connections(concurrency or len(conversations))
     driver = _Driver(target)
@@ -213,7 +217,7 @@ async def _watch(lags: list[float]) -> None:
 
 
 def _allow_connections(count: int) -> None:
-    """Raises the limit of open files for `count` connections. ConfigError if the process may not."""
+    """Raise the limit of open files for `count` connections. Raises ConfigError if the process may not."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = count + 100
     if soft >= needed:

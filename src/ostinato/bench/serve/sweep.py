@@ -18,9 +18,9 @@ from ostinato.errors import ConfigError, RequestError
 from ostinato.plan.layouts.deadline import Deadline
 
 FEW_WORDS = 4
-"""In the shortest of the prompts that tell how many tokens a word has."""
+"""Words in the shortest of the prompts that measure the tokens per word."""
 ASSUMED_RULER = Ruler(per_word=1.2)
-"""For servers that do not say how many tokens a prompt had."""
+"""Estimate for servers that do not report the tokens of a prompt."""
 LATENCIES = {
     "time_to_first_token": "first token",
     "time_per_output_token": "per token",
@@ -28,19 +28,21 @@ LATENCIES = {
     "end_to_end": "request",
 }
 LATE = 0.1
-"""Of the median time to the first token: how late the generator may be (p99) before a remark says so."""
+"""Largest lateness of the generator (p99) without a remark, as a share of the median time to the first token."""
 DRAWN = {
     "time_to_first_token": ("time to first token, ms", 1e3),
     "time_per_output_token": ("time per output token, ms", 1e3),
     "end_to_end": ("whole request, s", 1.0),
 }
-"""Latencies in charts: the label, and how many of its units a second has."""
+"""Latencies in charts: the label, and the number of its units in a second."""
 
 
 @dataclass(frozen=True)
 class ServeBench:
-    """What is measured: `load` at each of `rates` (per second, infinity for all at once), arrivals not waiting for
-    answers; or with each of `concurrencies` under way at a time. One of both is empty."""
+    """The measured load: `load` at each of `rates`, or with each of `concurrencies` under way at a time.
+
+    Rates are per second, infinity for all at once, and arrivals do not wait for answers. One of the two is empty.
+    """
 
     load: Load
     rates: tuple[float, ...] = ()
@@ -49,10 +51,10 @@ class ServeBench:
 
 
 def serve(target: Target, bench: ServeBench, say: Say) -> Report:
-    """Figures for each rate or concurrency, one after the other, each with prompts of its own.
+    """Measure each rate or concurrency, one after the other, each with its own prompts.
 
-    Up to three requests come before them and are not counted: they try the server, and tell how many tokens a word
-    has. RequestError if the server refuses them.
+    Up to three requests come before them and are not counted: they try the server, and measure the tokens per word.
+    Raises RequestError if the server refuses them.
     """
     say("trying the server")
     ruler, is_measured = try_server(target, bench.load)
@@ -78,7 +80,7 @@ def serve(target: Target, bench: ServeBench, say: Say) -> Report:
 
 
 def load_settings(target: Target, load: Load) -> dict[str, Any]:
-    """What was asked, as plain data; without the API key."""
+    """Return the settings of the load as plain data, without the API key."""
     lengths = {name: getattr(load, name) for name in ("prompt_tokens", "output_tokens")}
     return {
         **asdict(load),
@@ -90,13 +92,13 @@ def load_settings(target: Target, load: Load) -> dict[str, Any]:
 
 
 def find_model(base_url: str, api_key: str | None) -> str:
-    """The first model that the server offers. ConfigError if there is no server, or it offers none."""
-    import httpx2  # here, as every start of the command line imports this file
+    """Return the first model that the server offers. Raises ConfigError if there is no server, or it offers none."""
+    import httpx2  # imported late, since every start of the command line imports this file
 
     check_url(base_url)
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     try:
-        # As the load itself: straight to the server, whatever the environment says of proxies.
+        # Like the load itself, this goes straight to the server, whatever proxies the environment names.
         answer = httpx2.get(f"{base_url.rstrip('/')}/models", headers=headers, timeout=30, trust_env=False)
     except httpx2.HTTPError as error:
         raise ConfigError(
@@ -110,9 +112,9 @@ def find_model(base_url: str, api_key: str | None) -> str:
 
 
 def try_server(target: Target, load: Load) -> tuple[Ruler, bool]:
-    """How long a word is for this server, and whether it said so itself."""
+    """Return the tokens of a word for this server, and whether the server reported them itself."""
     if load.prompt_tokens is None:
-        # Of another seed, so that no prompt that counts is in the server's cache.
+        # Another seed keeps the counted prompts out of the server's cache.
         alone = replace(load, requests=1, turns=1, seed=-1 - load.seed)
         run_on_loop(_asked(target, make_conversations(alone, Ruler(1.0), chat=target.chat)))
         return Ruler(1.0), False
@@ -125,8 +127,8 @@ def try_server(target: Target, load: Load) -> tuple[Ruler, bool]:
     few_tokens = tokens_of(FEW_WORDS)
     if few_tokens is None:
         return ASSUMED_RULER, False
-    # As long as the prompts are to be, since a few words say little about the others; and hardly longer, as the model
-    # may be able to do no more. What a template adds is in the first guess, so that it is too short.
+    # The prompt is as long as the counted ones, since a few words say little about the others, and hardly longer, as
+    # that may be the model's limit. The first guess includes the template, so it is too short.
     wanted = load.prompt_tokens.first + load.prefix_tokens
     ruler = Ruler(few_tokens / FEW_WORDS)
     for _ in range(2):
@@ -147,7 +149,7 @@ async def _asked(target: Target, conversations: Sequence[Conversation]) -> Run:
 
 
 def _lines(data: Mapping[str, Any]) -> dict[str, str]:
-    """The facts to print."""
+    """Return the facts to print."""
     server, settings, machine = data["server"], data["settings"], data["machine"]
     prompt = _prompt(settings)
     if settings["prefix_tokens"]:
@@ -174,7 +176,10 @@ def _prompt(settings: Mapping[str, Any]) -> str:
 
 
 def serve_tables(data: Mapping[str, Any]) -> list[Table]:
-    """Rates; latencies; and tokens per complete request, requests under way, and what the generator took for itself."""
+    """Return tables of rates, of latencies, and of tokens, requests under way and the generator's own time.
+
+    Tokens are per complete request.
+    """
     results, load = data["results"], Column("load", load_name, is_text=True)
     in_time = [Column("in time/s", "goodput", "{:,.2f}")] if data["settings"]["deadline"] is not None else []
     rates = (
@@ -222,7 +227,7 @@ def load_name(result: Mapping[str, Any]) -> str:
 
 
 def remarks(data: Mapping[str, Any]) -> Iterator[str]:
-    """What the reader should know: errors with an example, lengths that are guesses, a generator that was late."""
+    """Yield remarks for the reader: errors with an example, lengths that are guesses, a generator that was late."""
     for result in data["results"]:
         name = load_name(result)
         for kind, detail in result["error_details"].items():
@@ -251,7 +256,7 @@ def _late(name: str, result: Mapping[str, Any]) -> Iterator[str]:
 
 
 def serve_chart(data: Mapping[str, Any]) -> Chart:
-    """Of one run, how many requests took at most how long; of several, the percentiles and the throughput of each."""
+    """Return a chart: for one run the distribution of latencies, for several their percentiles and throughput."""
     settings, results = data["settings"], data["results"]
     title = f"{Path(data['server']['model']).name}, {_prompt(settings)}, {settings['output_tokens']} new"
     return Chart(title, _distributions(results[0]) if len(results) == 1 else _sweep(results))
@@ -268,7 +273,7 @@ def _distributions(result: Mapping[str, Any]) -> list[Panel]:
 
 
 def _sweep(results: Sequence[Mapping[str, Any]]) -> list[Panel]:
-    """At equal distances, since a rate may be infinite."""
+    """Return panels with results at equal distances, since a rate may be infinite."""
     is_open = results[0]["rate"] is not None
     loads = [each["concurrency"] if each["rate"] is None else each["rate"] for each in results]
     ticks = [load if load == "inf" else f"{load:g}" for load in loads]

@@ -1,4 +1,4 @@
-"""What the load generator sends, and when: conversations made of a seed alone, before the first one is sent."""
+"""Workload of the load generator: conversations made of a seed alone, before the first one is sent."""
 
 from __future__ import annotations
 
@@ -20,8 +20,11 @@ WORDS = (*words.THINGS, *words.ADJECTIVES, *words.PLACES, *words.ROLES, *words.D
 
 @dataclass(frozen=True)
 class Lengths:
-    """A distribution: `uniform` between two numbers, both included; or `lognormal`, whose logarithm has the mean
-    log(`first`) and the standard deviation `second`, rounded, at least 1."""
+    """A distribution: `uniform` between two numbers, both included, or `lognormal`.
+
+    The logarithm of a lognormal length has the mean log(`first`) and the standard deviation `second`; lengths are
+    rounded, at least 1.
+    """
 
     kind: Literal["uniform", "lognormal"]
     first: float
@@ -40,14 +43,14 @@ class Lengths:
 
 @dataclass(frozen=True)
 class Load:
-    """What is sent. `requests` conversations of `turns` requests each; lengths are in tokens."""
+    """The load: `requests` conversations of `turns` requests each; lengths are in tokens."""
 
     requests: int
     output_tokens: Lengths
     prompt_tokens: Lengths | None
-    """Of what a request adds: words. None sends word problems, which are as long as they are."""
+    """Tokens that a request adds, as words. None sends word problems in their own length."""
     prefix_tokens: int = 0
-    """Of the text that all conversations of one group begin with, before what `prompt_tokens` says."""
+    """Tokens of the prefix that all conversations of one group share, before those of `prompt_tokens`."""
     prefix_groups: int = 1
     turns: int = 1
     think_seconds: float = 0.0
@@ -57,7 +60,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Turn:
-    """What is said in one request; `think_seconds` is the time between the answer before and this."""
+    """Message of one request; `think_seconds` is the time between the answer before and this."""
 
     text: str
     output_tokens: int
@@ -66,7 +69,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Conversation:
-    """`arrival` of its first turn is in seconds since the beginning of the run."""
+    """A conversation. `arrival` of its first turn is in seconds since the beginning of the run."""
 
     arrival: float
     turns: tuple[Turn, ...]
@@ -74,18 +77,21 @@ class Conversation:
 
 @dataclass(frozen=True)
 class Ruler:
-    """How many tokens the server counts in a prompt: `overhead` of its template, and `per_word`."""
+    """Estimate of prompt tokens from words: the template's overhead and tokens per word."""
 
     per_word: float
     overhead: float = 0.0
 
     def words(self, tokens: float, *, opening: bool) -> int:
-        """Words to say for a prompt of `tokens`, which an `opening` shares with the template; at least one."""
+        """Return the number of words for a prompt of `tokens`, at least one.
+
+        An `opening` prompt includes the template.
+        """
         return max(1, round((tokens - self.overhead * opening) / self.per_word))
 
 
 def make_ruler(measured: Sequence[tuple[int, int]]) -> Ruler:
-    """From two prompts, each as (words, tokens): the line through both."""
+    """Return the line through two prompts, each as (words, tokens)."""
     (few, fewer_tokens), (many, more_tokens) = measured
     per_word = (more_tokens - fewer_tokens) / (many - few)
     return Ruler(per_word, fewer_tokens - per_word * few) if per_word > 0 else Ruler(more_tokens / many)
@@ -94,10 +100,10 @@ def make_ruler(measured: Sequence[tuple[int, int]]) -> Ruler:
 def make_conversations(
     load: Load, ruler: Ruler, *, chat: bool, rate: float | None = None, number: int = 0
 ) -> list[Conversation]:
-    """Those of run `number`, in the order of their arrivals.
+    """Return the conversations of run `number`, in the order of their arrivals.
 
-    Arrivals are a Poisson process of `rate` per second, the first one at 0; all are at 0 where it is infinite or
-    None. Every run has the same lengths and other texts, so that it finds nothing that an earlier one left in a cache.
+    Arrivals are a Poisson process of `rate` per second, the first one at 0; all are at 0 if it is infinite or None.
+    Every run has the same lengths and other texts, so that it finds nothing that an earlier one left in a cache.
     """
     lengths = random.Random(f"{load.seed} lengths")
     texts = _problems(load, number, chat) if load.prompt_tokens is None else _words(load, ruler, number)
@@ -112,7 +118,7 @@ def make_conversations(
 
 
 def speak(rng: random.Random, count: int) -> str:
-    """So many words."""
+    """Return `count` random words."""
     return " ".join(rng.choices(WORDS, k=count))
 
 
@@ -123,7 +129,7 @@ def _arrivals(count: int, rate: float | None, rng: random.Random) -> list[float]
 
 
 def _words(load: Load, ruler: Ruler, number: int) -> Iterator[str]:
-    """Of each turn in order; the first of a conversation begins with the prefix of its group."""
+    """Yield the words of each turn in order; the first of a conversation begins with the prefix of its group."""
     assert load.prompt_tokens is not None
     lengths = random.Random(f"{load.seed} prompts")
     rng = random.Random(f"{load.seed} texts {number}")
@@ -142,7 +148,10 @@ def _problems(load: Load, number: int, chat: bool) -> Iterator[str]:
 
 
 def parse_lengths(option: str, text: str) -> Lengths:
-    """`text` as `FORMS` says; anything else is a ConfigError that names `option`."""
+    """Return the lengths in `text`, in one of the `FORMS`.
+
+    Raises ConfigError, which names `option`, for anything else.
+    """
     kind, *numbers = text.split(":")
     try:
         if not numbers:

@@ -1,1 +1,1 @@
-"""The cache beyond memory: what had to make room, in files that a later engine of the same model finds too."""
+"""The cache on disk: evicted entries in files, which a later engine of the same model finds too."""

@@ -1,7 +1,8 @@
-"""A directory of cached blocks, panes and states, one file each: written behind, found by name, checked when read.
+"""A directory of cached blocks, window blocks and states, one file each.
 
-A file is one write and one rename, so that others see it whole or not at all. Several engines may share a directory:
-one may find what another wrote, and what another removed is not found.
+Files are written behind, found by name and checked when read. A file is one write and one rename, so that others see it
+whole or not at all. Several engines may share a directory: one may find what another wrote, and what another removed is
+not found.
 """
 
 from __future__ import annotations
@@ -28,23 +29,25 @@ log = logging.getLogger("ostinato.cache")
 Kind = Literal["block", "pane", "state"]
 KINDS: tuple[Kind, ...] = ("block", "pane", "state")
 Key = tuple[Kind, bytes]
-"""What a file holds, and the digest of the text up to its end."""
+"""Kind of a file's content, and the digest of the tokens up to its end."""
 
 UNFINISHED = ".unfinished"
 ABOUT = "about.json"
 LOOK_EVERY = 256
-"""Writes after which the directory is looked at again, for what other engines did there; more where there are many
-files, so that looking stays a small part of writing."""
+"""Writes after which the directory is listed again, for changes that other engines made.
+
+With many files there are more writes between, so that listing stays a small part of writing.
+"""
 PAUSE = 60.0
 """Seconds for which nothing is written after a write failed."""
 
 
 class FullError(Exception):
-    """There is no room for what should be written."""
+    """Raised if there is no room for a file."""
 
 
 class CacheDirectory:
-    """The files of one model in one layout, in a folder of their own. Any thread may read and write."""
+    """The files of one model in one layout, in a separate folder. Any thread may read and write."""
 
     def __init__(
         self,
@@ -54,13 +57,15 @@ class CacheDirectory:
         clock: Callable[[], float] = time.monotonic,
         about: bytes = b"",
     ) -> None:
-        """Makes the folder, for its owner alone, and looks at what it has. At most `limit` bytes are kept in it; at
-        most `most_waiting` wait in memory until they are written. `about` is a note for people, kept beside the files.
-        ConfigError if nothing can be written there."""
+        """Make the folder, for its owner alone, and list its files.
+
+        At most `limit` bytes are kept in it; at most `most_waiting` bytes wait in memory until they are written.
+        `about` is a note for people, kept with the files. Raises ConfigError if nothing can be written there.
+        """
         self.folder, self.limit = folder, limit
         self.counts = FileCounts()
         self._most_waiting, self._clock, self._about = most_waiting, clock, about
-        # Of this object alone: another may write the same file, in this process or under its id in another container.
+        # The mark is unique: others may write the same file, in this process or under its id in another container.
         self._mark = f"{secrets.token_hex(4)}{UNFINISHED}"
         self._lock = threading.Lock()
         self._known: OrderedDict[Key, int] = OrderedDict()
@@ -91,8 +96,10 @@ class CacheDirectory:
     def write(
         self, kind: Kind, name: bytes, token_ids: Sequence[int], size: int, copy: Callable[[memoryview], object]
     ) -> bool:
-        """Keeps `size` bytes, which `copy` puts where it is told to, as soon as the writer comes to it; whether they
-        will be kept, or are. What would have to wait too long in memory is dropped. Returns before anything is written.
+        """Queue `size` bytes to be written, and return whether they will be kept or are kept already.
+
+        `copy` fills the buffer that it gets. A file that would have to wait too long in memory is dropped. The call
+        returns before anything is written.
         """
         key, num_bytes = (kind, name), packed_bytes(len(token_ids), size)
         if self._is_used(key):
@@ -116,8 +123,10 @@ class CacheDirectory:
         return True
 
     def read(self, kind: Kind, name: bytes, token_ids: Sequence[int], size: int) -> memoryview | None:
-        """The `size` bytes that were kept under this name, for these tokens; None if they are gone or damaged. What is
-        damaged is removed."""
+        """Return the `size` bytes that were kept under this name for these tokens; None if they are gone or damaged.
+
+        A damaged file is removed.
+        """
         key = kind, name
         num_bytes, found = packed_bytes(len(token_ids), size), None
         try:
@@ -140,16 +149,16 @@ class CacheDirectory:
         return found
 
     def use(self, kind: Kind, name: bytes) -> None:
-        """Notes that a file, if there is one, was used now."""
+        """Note that a file, if there is one, was used now."""
         self._is_used((kind, name))
 
     def flush(self) -> None:
-        """Waits until all that waits is written."""
+        """Wait until all waiting files are written."""
         with self._idle:
             self._idle.wait_for(lambda: not self._waiting)
 
     def forget(self) -> None:
-        """Removes all files."""
+        """Remove all files."""
         self.flush()
         with self._lock:
             keys = list(self._known)
@@ -157,7 +166,7 @@ class CacheDirectory:
             self._remove(key)
 
     def close(self) -> None:
-        """Writes what waits, and ends the writer."""
+        """Write the waiting files, and end the writer."""
         writer = self._writer
         if writer is not None:
             self._jobs.put(None)
@@ -175,7 +184,7 @@ class CacheDirectory:
             return len(self._known)
 
     def _is_used(self, key: Key) -> bool:
-        """Whether the file is there, which was used now, also in the eyes of those who look later."""
+        """Return whether the file is there, and mark it as used now, also for engines that list the directory later."""
         with self._lock:
             if key not in self._known:
                 return False
@@ -188,14 +197,14 @@ class CacheDirectory:
         return True
 
     def _start_writer(self) -> None:
-        """RuntimeError if the process may have no further thread."""
+        """Start the writer thread unless it runs. Raises RuntimeError if the process may have no further thread."""
         if self._writer is None:
             writer = threading.Thread(target=self._write_behind, name="ostinato-cache", daemon=True)
             writer.start()
             self._writer = writer
 
     def _fail(self, error: Exception) -> None:
-        """Something could not be written."""
+        """Count and log an error of a write, and pause writing."""
         self.counts.failed += 1
         log.warning("the prefix cache writes no files for %.0f s: %s", PAUSE, error or repr(error))
         self._paused_until = self._clock() + PAUSE
@@ -206,7 +215,7 @@ class CacheDirectory:
                 draft = self._waiting[key]
             try:
                 self._write(key, draft)
-            except Exception as error:  # whatever it is: others wait for what this thread has to do
+            except Exception as error:  # the thread must go on after any error: others wait for its work
                 self._fail(error)
             else:
                 self._know(key, draft.size)
@@ -220,13 +229,13 @@ class CacheDirectory:
                     self._idle.notify_all()
 
     def _write(self, key: Key, draft: Draft) -> None:
-        """Writes a file, whole or not at all. OSError or FullError if there is no room."""
+        """Write a file, whole or not at all. Raises OSError or FullError if there is no room."""
         draft.seal()
         self._make_room(draft.size)
         try:
             self._write_whole(self._path(key), draft.pages, draft.size)
         except FileNotFoundError:
-            # Somebody has cleared the folder away (`ostinato cache clear`).
+            # The folder was cleared away (`ostinato cache clear`).
             self._make_folder()
             self._write_whole(self._path(key), draft.pages, draft.size)
 
@@ -240,7 +249,7 @@ class CacheDirectory:
             raise
 
     def _make_folder(self) -> None:
-        """Makes the folder, with its note, if it is not there."""
+        """Make the folder, with its note, if it is not there."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         os.chmod(self.folder, 0o700)
         note = self.folder / ABOUT
@@ -248,7 +257,7 @@ class CacheDirectory:
             self._write_whole(note, self._about, len(self._about))
 
     def _make_room(self, size: int) -> None:
-        """Removes what was unused for longest, until `size` more bytes are within the limit."""
+        """Remove the files that were unused for longest, until `size` more bytes are within the limit."""
         if size > self.limit:
             raise FullError(f"a file of {size} bytes is more than cache_offload, {self.limit}")
         self._until_look -= 1
@@ -259,12 +268,12 @@ class CacheDirectory:
             self.counts.removed += 1
 
     def _oldest_beyond(self, limit: int) -> Key | None:
-        """What was unused for longest, if there are more than `limit` bytes."""
+        """Return the file that was unused for longest, if there are more than `limit` bytes."""
         with self._lock:
             return next(iter(self._known), None) if self._known_bytes > limit else None
 
     def _look(self) -> None:
-        """Takes in what the folder has now, oldest first."""
+        """List the files that the folder has now, oldest first."""
         found: list[tuple[float, Key, int]] = []
         now = time.time()
         for each in os.scandir(self.folder):
@@ -272,12 +281,12 @@ class CacheDirectory:
             try:
                 about = each.stat()
                 if each.name.endswith(UNFINISHED):
-                    if now - about.st_mtime > PAUSE:  # of an engine that was killed while it wrote
+                    if now - about.st_mtime > PAUSE:  # left by an engine that was killed while it wrote
                         os.unlink(each.path)
                 elif kind in KINDS and len(stem) == 2 * NAME_BYTES:
                     found.append((about.st_mtime, (kind, bytes.fromhex(stem)), about.st_size))
             except (OSError, ValueError):
-                continue  # another engine's, which it has just removed; or nobody's
+                continue  # another engine has just removed it, or it is not a cache file
         found.sort()
         with self._lock:
             self._known = OrderedDict((key, size) for _, key, size in found)

@@ -1,4 +1,4 @@
-"""Files of the cache that wait to be written, each in memory of its own."""
+"""Cache files that wait to be written, each in separate memory."""
 
 from __future__ import annotations
 
@@ -13,16 +13,19 @@ MOST_SPARE = 2**26
 
 
 class Pages:
-    """Memory for files in whole pages. That of files which were written is used again, within bounds: memory that was
-    never used costs more than what is copied there. One thread at a time."""
+    """Memory for files in whole pages.
+
+    Memory of files that were written is used again, within bounds: memory that was never used costs more than what is
+    copied there. One thread at a time.
+    """
 
     def __init__(self) -> None:
         self._spare: dict[int, list[mmap.mmap]] = {}
-        """By its bytes."""
+        """Spare memory by its size in bytes."""
         self._spare_bytes = 0
 
     def take(self, size: int) -> mmap.mmap:
-        """For a file of `size` bytes, with anything in it. OSError if there is no memory."""
+        """Return memory for a file of `size` bytes, with arbitrary contents. Raises OSError if there is no memory."""
         num_bytes = -(-size // PAGE) * PAGE
         spare = self._spare.get(num_bytes)
         if not spare:
@@ -31,18 +34,20 @@ class Pages:
         return spare.pop()
 
     def give_back(self, pages: mmap.mmap) -> None:
-        """Nobody reads or writes them any more."""
+        """Keep memory for later files, once it is neither read nor written any more."""
         if self._spare_bytes + len(pages) <= MOST_SPARE:
             self._spare.setdefault(len(pages), []).append(pages)
             self._spare_bytes += len(pages)
 
 
 class Draft:
-    """A file that is to be written, in whole pages of memory. Its contents are copied to where they will be written
-    from, and nowhere else."""
+    """A file that is to be written, in whole pages of memory.
+
+    Its contents are copied to where they will be written from, and nowhere else.
+    """
 
     def __init__(self, pages: mmap.mmap, name: bytes, token_ids: Sequence[int], size: int) -> None:
-        """`pages`: of so many bytes of contents, whatever they hold."""
+        """Begin a file in `pages`, which hold at least `size` bytes of contents after the head, whatever is in them."""
         self.pages, self.token_ids, self.size = pages, tuple(token_ids), packed_bytes(len(token_ids), size)
         head = head_of(name, token_ids)
         pages[: len(head)] = head
@@ -51,9 +56,9 @@ class Draft:
 
     @property
     def contents(self) -> memoryview:
-        """What follows the head, to be written or to be read. Nobody may keep it for longer than the pages are its."""
+        """The bytes after the head, to be written or read. Views of them must not outlive the use of the pages."""
         return memoryview(self.pages)[self._start : self.size]
 
     def seal(self) -> None:
-        """Notes the checksum of what it holds now."""
+        """Store the checksum of the present contents."""
         self.pages[len(MAGIC) : CHECKED_FROM] = checksum_of(memoryview(self.pages)[CHECKED_FROM : self.size])

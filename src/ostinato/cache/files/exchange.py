@@ -1,4 +1,4 @@
-"""What goes to files at the end of an engine, and comes back from them when a request is admitted."""
+"""Writing the prefix index to files when an engine ends, and reading from them when a request is admitted."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from ostinato.cache.store import CacheStore, Match
 
 
 def keep_in_files(store: CacheStore) -> None:
-    """Writes what is in memory and can be hit, as far as files may hold it, and lets go of the files. No step may be in
-    flight. O(entries)."""
+    """Write all that can be hit in memory to files, as far as their limit allows, and close the files.
+
+    No step may be in flight. O(entries).
+    """
     files = store.files
     if files is None:
         return
@@ -30,17 +32,18 @@ def keep_in_files(store: CacheStore) -> None:
 
 
 def restore(store: CacheStore, chain: Chain, limit: int, match: Match, num_blocks: int, num_slots: int) -> Match:
-    """What the first `limit` tokens of a text can take once files were read that go on from `match`, where that takes
-    less time than computing. Only if so many blocks and slots are available, which is what the request will have taken
-    then; its panes could be promised to it.
+    """Return the match of the first `limit` tokens after reading files that extend `match`, where that pays.
 
-    Nothing is read that is not needed up to the furthest point that can be hit. Where a file turns out to be gone or
+    Reading pays if it takes less time than computing. Files are read only if `num_blocks` blocks and `num_slots` slots
+    are available, which the request will then have allocated, and only if its window blocks could be promised to it.
+
+    Nothing is read that is not needed up to the furthest point that can be hit. If a file turns out to be gone or
     damaged, the next best point is tried.
     """
     if store.files is None:
         return match
     while (target := (text := _Text(store, store.files, chain, match)).target(limit)) > match.hit // chain.block_size:
-        # What was matched is not evicted for what goes on from it.
+        # Matched entries are not evicted for the entries that extend them.
         matched = sum(store.blocks.is_idle(entry.block) for entry in match.matched) if store.blocks.count else 0
         if num_blocks > store.blocks.num_available - matched or num_slots > store.slots.num_available:
             break
@@ -52,8 +55,10 @@ def restore(store: CacheStore, chain: Chain, limit: int, match: Match, num_block
 
 
 def _worth_keeping(store: CacheStore, files: FileTier) -> tuple[list[Entry], set[Entry]]:
-    """Entries up to which a text can be hit, in the order in which their files may be removed; and those whose panes
-    are needed for that."""
+    """Return the entries up to which a prefix can be hit, and those whose window blocks are needed for that.
+
+    The former are in the order in which their files may be removed.
+    """
     kept: dict[Entry, None] = {}
     windows: set[Entry] = set()
     for end in store.index:
@@ -71,8 +76,10 @@ def _worth_keeping(store: CacheStore, files: FileTier) -> tuple[list[Entry], set
 
 
 def _that_fit(entries: list[Entry], windows: set[Entry], files: FileTier) -> list[Entry]:
-    """The last of them, as many as all files together may hold: what else was written would have to make room for
-    these at once."""
+    """Return the last of `entries`, as many as all files together may hold.
+
+    If others were written, they would have to make room for these at once.
+    """
     left, first = files.directory.limit, len(entries)
     while first and (left := left - files.bytes_of(entries[first - 1], entries[first - 1] in windows)) >= 0:
         first -= 1
@@ -80,20 +87,22 @@ def _that_fit(entries: list[Entry], windows: set[Entry], files: FileTier) -> lis
 
 
 def _last_to_go_last(entry: Entry) -> tuple[int, int]:
-    """Texts that were used last come last, and the beginning of each behind what goes on from it."""
+    """Return a sort key: prefixes used last come last, and each prefix after the entries that extend it."""
     return entry.last_use, -entry.end
 
 
 class _Text:
-    """What memory and files together have of one text."""
+    """The cached parts of one prefix, in memory and files together."""
 
     def __init__(self, store: CacheStore, files: FileTier, chain: Chain, match: Match) -> None:
         self._store, self._files, self._chain, self._match = store, files, chain, match
         self._depth = len(match.matched)
 
     def target(self, limit: int) -> int:
-        """The blocks up to the furthest point before `limit` that could be hit with files, and whose reading pays; else
-        those of the hit."""
+        """Return the blocks up to the furthest point before `limit` that files make a hit and whose reading pays.
+
+        If there is none, return the blocks of the present hit.
+        """
         store, files, chain = self._store, self._files, self._chain
         size = chain.block_size
         hit, target = self._match.hit // size, min(limit // size, len(chain.names))
@@ -105,7 +114,7 @@ class _Text:
         while target > hit and not self._has_state(target - 1):
             target -= 1
         while target > hit and (lacking := self._last_lacking(target)) is not None:
-            # What ends further on, within a window of it, lacks the same pane.
+            # Later ends within a window of it lack the same window block.
             target = lacking
             while target > hit and not self._has_state(target - 1):
                 target -= 1
@@ -118,8 +127,10 @@ class _Text:
         return target if files.pays(num_bytes, store.costs.flops(hit * size, target * size)) else hit
 
     def read(self, target: int) -> bool:
-        """Enters what is missing up to block `target` from files; False if that cannot be done, though all files are as
-        they should be."""
+        """Commit the missing parts up to block `target` from files; return False if that cannot be done.
+
+        False means that it failed although all files are as they should be.
+        """
         store, files, chain = self._store, self._files, self._chain
         depth = min(target, self._depth)
         state = None
@@ -130,7 +141,7 @@ class _Text:
                 return True
         path = list(self._match.matched[:depth])
         pinned = _Pin(path[-1] if path else None)
-        # Referenced before anything is taken, so that they are not evicted for the others.
+        # They are referenced before anything is allocated, so that they are not evicted for the others.
         panes = [each.pane.id for each in path[self._window(target).start :] if each.pane is not None]
         store.panes.retain(panes)
         try:
@@ -159,14 +170,14 @@ class _Text:
         return True
 
     def _window(self, target: int) -> range:
-        """The blocks whose panes a text needs that goes on behind block `target`."""
+        """Return the blocks whose window blocks are needed to continue after block `target`."""
         return range(max(0, target - self._store.of_window), target)
 
     def _in_memory(self, index: int) -> Entry | None:
         return self._match.matched[index] if index < self._depth else None
 
     def _lacks_state(self, index: int) -> bool:
-        """Whether the state behind a block is needed and not in memory."""
+        """Return whether the state after a block is needed and not in memory."""
         entry = self._in_memory(index)
         return self._store.slots.count > 0 and (entry is None or entry.checkpoint is None)
 
@@ -178,13 +189,13 @@ class _Text:
         return entry is None or entry.pane is None
 
     def _last_lacking(self, target: int) -> int | None:
-        """The last block whose pane is needed to go on behind `target` and is nowhere."""
+        """Return the last block whose window block is needed to continue after `target` and is nowhere."""
         names = self._chain.names
         gone = (i for i in reversed(self._window(target)) if self._lacks_pane(i) and not self._files.has_pane(names[i]))
         return next(gone, None)
 
     def _read_block(self, index: int, parent: Entry | None) -> Entry | None:
-        """Enters a block from its file; None if it is gone or damaged, or another chain has its hash."""
+        """Commit a block from its file; return None if it is gone or damaged, or other tokens have its hash."""
         store, files, chain = self._store, self._files, self._chain
         if not store.blocks.count:
             return store.enter(parent, chain, index, 0)
@@ -200,7 +211,7 @@ class _Text:
         return entry
 
     def _read_pane(self, index: int, entry: Entry) -> int | None:
-        """Enters a pane from its file, and holds it; None if it is gone or damaged."""
+        """Commit a window block from its file, and reference it; return None if it is gone or damaged."""
         store, files, chain = self._store, self._files, self._chain
         contents = files.read_pane(chain.names[index], chain.token_ids[index])
         if contents is None:
@@ -212,14 +223,14 @@ class _Text:
 
 
 class _Pin:
-    """Keeps one entry, and so all before it, from being evicted."""
+    """Pin that keeps one entry, and so all before it, from being evicted."""
 
     def __init__(self, entry: Entry | None) -> None:
         self._entry: Entry | None = None
         self.move(entry)
 
     def move(self, entry: Entry | None) -> None:
-        """To another one; None: to none."""
+        """Pin another entry instead, or none."""
         if entry is not None:
             entry.num_pins += 1
         if self._entry is not None:

@@ -14,24 +14,27 @@ from pathlib import Path
 import xxhash
 
 MAGIC = b"OSTCACH1"
-"""With the version of what follows it."""
+"""Magic bytes, with the version of what follows them."""
 HEAD = struct.Struct("<8s16s16sI")
-"""Magic; xxh3 of all behind it; the name; how many tokens stand before the contents."""
+"""Magic bytes; xxh3 of all behind it; the name; the number of tokens before the contents."""
 NAME_BYTES = 16
 TOKEN_BYTES = 8
 CHECKED_FROM = len(MAGIC) + 16
 DIRECT_FROM = 2**18
-"""Bytes of a file from which on it is written past the page cache. Putting it there would take many times the
-processor's time, which the model needs; waiting for the disk takes none."""
+"""File size in bytes from which on a file is written past the page cache.
+
+Writing through the page cache would take many times the processor's time, which the model needs; waiting for the disk
+takes none.
+"""
 
 
 def packed_bytes(num_tokens: int, size: int) -> int:
-    """Of a file with contents of `size` bytes."""
+    """Return the bytes of a file with contents of `size` bytes."""
     return HEAD.size + TOKEN_BYTES * num_tokens + size
 
 
 def head_of(name: bytes, token_ids: Sequence[int]) -> bytes:
-    """What stands before the contents, with zeros where their checksum will stand."""
+    """Return the bytes before the contents, with zeros in place of their checksum."""
     return HEAD.pack(MAGIC, bytes(16), name, len(token_ids)) + array("q", token_ids).tobytes()
 
 
@@ -41,7 +44,7 @@ def checksum_of(whole: memoryview) -> bytes:
 
 
 def unpack(packed: memoryview, name: bytes, token_ids: Sequence[int]) -> memoryview | None:
-    """The contents, if nothing about them is other than expected. `packed` has the size that it should have."""
+    """Return the contents, or None if anything differs from what is expected. `packed` has the expected size."""
     tokens = array("q", token_ids).tobytes()
     magic, checksum, of, count = HEAD.unpack_from(packed)
     if (magic, of, count) != (MAGIC, name, len(token_ids)) or checksum != checksum_of(packed[CHECKED_FROM:]):
@@ -52,7 +55,10 @@ def unpack(packed: memoryview, name: bytes, token_ids: Sequence[int]) -> memoryv
 
 
 def read_file(path: Path, size: int) -> memoryview | None:
-    """A file's bytes; None if it has not that size, or is something else than a file. OSError if it cannot be read."""
+    """Return a file's bytes, or None if it has another size or is not a regular file.
+
+    Raises OSError if it cannot be read.
+    """
     opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         about = os.fstat(opened)
@@ -66,11 +72,13 @@ def read_file(path: Path, size: int) -> memoryview | None:
 
 
 def write_file(path: Path, pages: bytes | mmap.mmap, size: int) -> None:
-    """The first `size` bytes of these whole pages, for the owner alone, whatever the umask says. OSError if there is no
-    room."""
+    """Write the first `size` bytes of these whole pages, for the owner alone, whatever the umask is.
+
+    Raises OSError if there is no room.
+    """
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
     if size >= DIRECT_FROM and (direct := getattr(os, "O_DIRECT", 0)):
-        # A system of files in memory has no such way, and says so when a file is opened or when it is written.
+        # File systems in memory do not support it, and fail when a file is opened or when it is written.
         with suppress(OSError):
             _write(os.open(path, flags | direct, 0o600), memoryview(pages), size)
             return
@@ -78,11 +86,11 @@ def write_file(path: Path, pages: bytes | mmap.mmap, size: int) -> None:
 
 
 def _write(file: int, given: memoryview, size: int) -> None:
-    """All that is given, of which `size` bytes stay. Closes the file."""
+    """Write all of `given`, cut the file to `size` bytes, and close it."""
     try:
         written = 0
         while written < len(given):
-            # A disk that is full takes a part of it, and nothing the next time.
+            # A full disk writes a part first, and fails the next time.
             written += os.write(file, given[written:])
         if len(given) > size:
             os.ftruncate(file, size)

@@ -1,4 +1,4 @@
-"""What leaves the index goes to files, and comes back from them: between the store and a directory."""
+"""The file tier between the store and a directory: it keeps what leaves the index and brings it back."""
 
 from __future__ import annotations
 
@@ -13,33 +13,35 @@ from ostinato.cache.memory import CacheMemory
 
 @dataclass(frozen=True, slots=True)
 class FileRates:
-    """Reading pays where it takes less time than computing at these rates."""
+    """Rates for comparing reads with computing: reading pays if it takes less time at these rates."""
 
     bytes_per_second: float
     flops_per_second: float
 
 
 class FileTier:
-    """Files beside the index. Entries are known by `Entry.name`, which is a digest of all tokens up to them."""
+    """Files as a tier below the index. Entries are known by `Entry.name`, a digest of all tokens up to them."""
 
     def __init__(self, directory: CacheDirectory, memory: CacheMemory, root: bytes, rates: FileRates) -> None:
-        """`root` is the name before a text's first block: of the model and of the layout of its memory."""
+        """Set up the tier. `root` is the name before a first block: of the model and of the layout of its memory."""
         self.directory, self.memory, self.root = directory, memory, root
         self._rates = rates
 
     def save_block(self, entry: Entry) -> None:
-        """Keeps an entry's block, whose memory is given to others after this."""
+        """Keep an entry's block, whose memory is reused after this."""
         memory = self.memory
         self._save("block", entry, memory.block_bytes, lambda into: memory.read_block(entry.block, into=into))
 
     def save_pane(self, entry: Entry, pane: int) -> None:
-        """Keeps an entry's pane, whose memory is given to others after this."""
+        """Keep an entry's window block, whose memory is reused after this."""
         memory = self.memory
         self._save("pane", entry, memory.pane_bytes, lambda into: memory.read_pane(pane, into=into))
 
     def save_window(self, window: Iterable[Entry]) -> bool:
-        """Keeps the panes of these entries; False, and nothing is kept, if one of them is neither in memory nor in
-        files."""
+        """Keep the window blocks of these entries.
+
+        Return False, and keep nothing, if one of them is neither in memory nor in files.
+        """
         window = tuple(window)
         if any(each.pane is None and not self.has_pane(each.name) for each in window):
             return False
@@ -49,12 +51,12 @@ class FileTier:
         return True
 
     def save_state(self, entry: Entry, slot: int) -> None:
-        """Keeps a checkpoint, whose slot is given to others after this."""
+        """Keep a checkpoint, whose slot is reused after this."""
         memory = self.memory
         self._save("state", entry, memory.slot_bytes, lambda into: memory.read_slot(slot, into=into))
 
     def bytes_of(self, entry: Entry, with_pane: bool = True) -> int:
-        """Of the files that keep an entry."""
+        """Return the bytes of the files that keep an entry."""
         sizes = [self.memory.block_bytes] if entry.block else []
         sizes += [self.memory.pane_bytes] if entry.pane is not None and with_pane else []
         sizes += [self.memory.slot_bytes] if entry.checkpoint is not None else []
@@ -70,7 +72,7 @@ class FileTier:
         return self.directory.has("state", name)
 
     def read_block(self, name: bytes, token_ids: tuple[int, ...]) -> memoryview | None:
-        """What `save_block` kept; None if it is gone or damaged."""
+        """Return what `save_block` kept, or None if it is gone or damaged."""
         return self.directory.read("block", name, token_ids, self.memory.block_bytes)
 
     def read_pane(self, name: bytes, token_ids: tuple[int, ...]) -> memoryview | None:
@@ -80,13 +82,13 @@ class FileTier:
         return self.directory.read("state", name, token_ids, self.memory.slot_bytes)
 
     def use(self, names: Sequence[bytes]) -> None:
-        """Notes that a text was used: its files stay longest, those at its beginning longer than those behind them."""
+        """Note that a prefix was used: its files stay longest, its first blocks longer than those after them."""
         for name in reversed(names):
             for kind in reversed(KINDS):
                 self.directory.use(kind, name)
 
     def pays(self, num_bytes: int, flops: float) -> bool:
-        """Whether reading so much takes less time than computing it."""
+        """Return whether reading `num_bytes` takes less time than computing `flops`."""
         return num_bytes / self._rates.bytes_per_second < flops / self._rates.flops_per_second
 
     def _save(self, kind: Kind, entry: Entry, size: int, copy: Callable[[memoryview], object]) -> None:

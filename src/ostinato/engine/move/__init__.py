@@ -1,1 +1,1 @@
-"""Requests that move: what one engine exports of a running request, and another of the same plan goes on with."""
+"""Migration of running requests: exported by one engine, imported by another one of the same plan."""

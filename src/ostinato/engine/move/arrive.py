@@ -1,4 +1,4 @@
-"""What an engine makes of another one's export: the request as it stood there."""
+"""Import of a request that another engine has exported, in the state that it had there."""
 
 from __future__ import annotations
 
@@ -25,8 +25,10 @@ from ostinato.schedule.request import FinishReason, Request
 from ostinato.schedule.scheduler import Scheduler
 
 MOST_WAITING = 2**30
-"""Bytes of blocks, panes and states that may wait in memory until their requests are admitted. Of a request that comes
-beyond that, the tokens alone are kept, and computed again."""
+"""Bytes of imported blocks, window blocks and states that may wait in memory until their requests are admitted.
+
+Of a request beyond that, only the tokens are kept, and computed again.
+"""
 
 
 def arrive(
@@ -40,8 +42,10 @@ def arrive(
     scheduler: Scheduler,
     compile_guide: Callable[[Guide], Grammar],
 ) -> Generation:
-    """The request of an export, where that left off, for an engine of this `identity`. Its id is the one that it had,
-    unless `request_id` is given. Raises DamagedExport or ForeignExport; RequestError if its guide cannot be compiled.
+    """Return the request state of an export, for an engine of this `identity`.
+
+    Its id is the old one, unless `request_id` is given. Raises DamagedExport or ForeignExport; RequestError if its
+    guide cannot be compiled.
     """
     moved, parts = unpack(exported)
     check_identity(moved.identity, identity)
@@ -70,7 +74,7 @@ def arrive(
 
 @contextmanager
 def _checked() -> Iterator[None]:
-    """What goes wrong with values of an export is a DamagedExport."""
+    """Turn errors from values of an export into DamagedExport."""
     try:
         yield
     except MoveError:
@@ -80,13 +84,13 @@ def _checked() -> Iterator[None]:
 
 
 def _media_of(moved: MovedRequest, parts: Sequence[memoryview]) -> MediaPrompt | None:
-    """DamagedExport if images and prompt do not fit each other."""
+    """Return the media of an export, if it has any. DamagedExport if images and prompt do not fit each other."""
     with _checked():
         return None if moved.media is None else import_media(moved.media, moved.prompt_token_ids, parts)
 
 
 def _resume(generation: Generation, moved: MovedRequest, parts: Sequence[memoryview], scheduler: Scheduler) -> None:
-    """Brings a new generation to where the exported one stood. DamagedExport if that cannot be."""
+    """Bring a new request state to that of the exported one. DamagedExport if that is not possible."""
     now, output = time.monotonic(), generation.output
     with _checked():
         if len(moved.samples) != len(generation.requests):
@@ -136,7 +140,7 @@ def _resume_sample(generation: Generation, index: int, sample: MovedSample, has_
 
 
 def _carry(request: Request, sample: MovedSample, parts: Sequence[memoryview], cache: CacheManager) -> None:
-    """Blocks, panes and state of an output that goes on, if they came and can be used here."""
+    """Attach the imported blocks, window blocks and state to an unfinished output, if they came and are usable here."""
     if not sample.has_memory:
         return
     num_tokens, memory = sample.num_computed, cache.memory
@@ -162,7 +166,7 @@ def _number(number: int) -> int:
 
 
 def _bound(generation: Generation, waiting: Sequence[Request]) -> None:
-    """Lets go of what was carried if too much waits already."""
+    """Drop the imported KV of a request if too much waits already."""
     held = sum(each.carried.num_bytes for each in waiting if each.carried is not None)
     for request in generation.requests:
         if request.carried is None:
@@ -173,7 +177,7 @@ def _bound(generation: Generation, waiting: Sequence[Request]) -> None:
 
 
 def _check_tokens(moved: MovedRequest, vocab_size: int) -> None:
-    """DamagedExport if there are tokens that the model does not have."""
+    """Raise DamagedExport if there are tokens that the model does not have."""
     for ids in (moved.prompt_token_ids, *(each.token_ids for each in moved.samples)):
         if any(not 0 <= token < vocab_size for token in ids):
             raise DamagedExport("the exported request has tokens that the model does not have")

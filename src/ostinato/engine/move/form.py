@@ -1,6 +1,6 @@
-"""An exported request as bytes: a head, what is known of it as JSON, and parts of plain bytes behind that.
+"""An exported request as bytes: a head, its properties as JSON, and then parts of plain bytes.
 
-Nothing of it is code, and what does not add up is refused before anything is made of it.
+None of it is code. An inconsistent export is refused before anything is made of it.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from ostinato.schedule.batch import TokenLogprobs
 
 MAGIC = b"OSTMOVE"
 VERSION = b"2"
-"""Of what follows it."""
+"""Version of the format of everything after it."""
 HEAD = struct.Struct("<7sc16sQ")
-"""Magic; version; xxh3 of all behind it; bytes of the JSON."""
+"""Head: magic; version; xxh3 of everything after it; bytes of the JSON."""
 _CHECKED_FROM = len(MAGIC) + len(VERSION) + 16
 
 
@@ -45,7 +45,7 @@ class MovedSample:
     num_computed: int
     """Tokens whose keys, values and state the exporting engine had."""
     has_memory: bool = False
-    """Whether these come with it."""
+    """True if these are in the export."""
     blocks: list[int] = field(default_factory=list)
     panes: list[int] = field(default_factory=list)
     state: int | None = None
@@ -53,7 +53,7 @@ class MovedSample:
 
 @dataclass(frozen=True)
 class MovedItem:
-    """An image, and the tokens that stand for it. `pixels` and `kept` are numbers of parts."""
+    """An image, and the span of its tokens. `pixels` and `kept` are numbers of parts."""
 
     start: int
     end: int
@@ -62,7 +62,7 @@ class MovedItem:
     pixels: int
     shape: list[int]
     settings: dict[str, Any] | None
-    """Of pixels as uint8, from which patches are made; None: `pixels` are the patches, as float32."""
+    """Settings of uint8 pixels, from which patches are made; None if `pixels` are the patches, as float32."""
     kept: int | None
 
 
@@ -77,16 +77,16 @@ class MovedMedia:
 
 @dataclass(frozen=True)
 class MovedRequest:
-    """What is known of a request besides bytes. Moments are in seconds before it was exported."""
+    """Properties of a request, without plain bytes. Times are in seconds before it was exported."""
 
     identity: dict[str, Any]
     request_id: str
     prompt: str | None
     prompt_token_ids: list[int]
     params: dict[str, Any]
-    """As `SamplingParams` takes them."""
+    """Arguments of `SamplingParams`."""
     seed: int
-    """The one in effect, also where `params` bring none."""
+    """The seed in effect, also if `params` bring none."""
     priority: int
     cache_salt: str | None
     client: str | None
@@ -103,12 +103,12 @@ class MovedRequest:
 
     @property
     def has_begun(self) -> bool:
-        """Whether a step has computed something of it, so that whoever asked is likely to have got something."""
+        """True if a step has computed a part of it, so that its client has probably received something."""
         return any(each.token_ids or each.num_preemptions or each.num_computed for each in self.samples)
 
 
 def pack(moved: MovedRequest, parts: Sequence[memoryview]) -> bytes:
-    """The bytes of an export. `parts` are those whose numbers stand in it."""
+    """Return the bytes of an export. `parts` are those whose numbers it contains."""
     told = to_plain(moved) | {"parts": [part.nbytes for part in parts]}
     text = json.dumps(told, separators=(",", ":")).encode()
     whole = bytearray(HEAD.pack(MAGIC, VERSION, bytes(16), len(text)))
@@ -120,7 +120,7 @@ def pack(moved: MovedRequest, parts: Sequence[memoryview]) -> bytes:
 
 
 def unpack(data: bytes) -> tuple[MovedRequest, list[memoryview]]:
-    """What `pack` was given. DamagedExport if it is not that, ForeignExport if it is of another version."""
+    """Return the arguments of `pack`. DamagedExport for other bytes, ForeignExport for another version."""
     packed = memoryview(data).cast("B")
     if len(packed) < HEAD.size:
         raise DamagedExport(f"an exported request has at least {HEAD.size} bytes, and this has {len(packed)}")
@@ -140,7 +140,7 @@ def unpack(data: bytes) -> tuple[MovedRequest, list[memoryview]]:
 
 
 def params_of(moved: MovedRequest) -> SamplingParams:
-    """DamagedExport if they are none."""
+    """Return the sampling parameters of an export. DamagedExport if they are not valid."""
     try:
         return SamplingParams(**moved.params)
     except (RequestError, TypeError) as error:
@@ -148,7 +148,7 @@ def params_of(moved: MovedRequest) -> SamplingParams:
 
 
 def differences(theirs: dict[str, Any], ours: dict[str, Any]) -> list[str]:
-    """What of two engines' identities differs, one sentence each."""
+    """Return the differences of two engines' identities, one sentence each."""
     names = dict.fromkeys([*ours, *theirs])
     return [
         f"{name} is {_shown(theirs.get(name), ours.get(name))} there and {_shown(ours.get(name), theirs.get(name))} "
@@ -159,7 +159,7 @@ def differences(theirs: dict[str, Any], ours: dict[str, Any]) -> list[str]:
 
 
 def check_identity(theirs: dict[str, Any], ours: dict[str, Any]) -> None:
-    """ForeignExport, with all that differs."""
+    """Raise ForeignExport, with all differences, if the identities differ."""
     found = differences(theirs, ours)
     if found:
         raise ForeignExport(found)
@@ -183,7 +183,7 @@ def _checksum(packed: memoryview) -> bytes:
 
 
 def _shown(value: Any, other: Any) -> str:
-    """A value; of two lists, what only this one has."""
+    """Return a value as text; for two lists, only the items that the other one lacks."""
     if isinstance(value, list) and isinstance(other, list):
         value = [each for each in value if each not in other]
     text = str(value)

@@ -1,4 +1,4 @@
-"""What tells an engine from those whose requests it cannot go on with."""
+"""Identity of an engine: the properties that two engines must share to exchange requests."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from ostinato.plan.plan import Plan
 
 
 def engine_identity(plan: Plan, weights: Sequence[Path]) -> dict[str, Any]:
-    """Of an engine with these `weights`, directories or files. Copies of them on two machines are alike: what they hold
-    counts, and not when they were written."""
+    """Return the identity of an engine with these `weights`, directories or files.
+
+    Copies of them on two machines are equal: their contents count, not when they were written.
+    """
     return {
         **cache_identity(plan),
         "max_model_len": plan.settings.max_model_len,

@@ -1,4 +1,4 @@
-"""What an engine exports of a request that it has let go of in its steps: between two of them, with none in flight."""
+"""Export of a request, between two steps and with none in flight."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from ostinato.schedule.request import Request, RequestStatus
 
 
 def export_request(generation: Generation, cache: CacheManager, identity: dict[str, Any]) -> bytes:
-    """The bytes of a request, with blocks, panes and states of all its outputs that run. It goes on as it was."""
+    """Return the export of a request, with blocks, window blocks and states of all its running outputs.
+
+    The request itself is not changed.
+    """
     parts, copies = Parts(), Copies()
     first, output = generation.requests[0], generation.output
     times, now = output.times, time.monotonic()

@@ -1,4 +1,4 @@
-"""The images of a request that moves: pixels and positions as plain bytes, and what they were made of again."""
+"""Images of a migrating request: pixels and positions as plain bytes, and the images made from them again."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from ostinato.plain_data import from_plain, to_plain
 
 
 def export_media(media: MediaPrompt, parts: Parts) -> MovedMedia:
-    """All images, also those that are computed: whoever loses a request's memory needs them again."""
+    """Return all images, also those already computed: an engine that loses the request's memory needs them again."""
     items = [_export_item(span, parts) for span in media.spans]
     return MovedMedia(items, parts.add_array(media.rope.prompt), media.rope.delta)
 
 
 def import_media(moved: MovedMedia, token_ids: list[int], parts: Sequence[memoryview]) -> MediaPrompt:
-    """DamagedExport, or ValueError, if images and prompt do not fit each other."""
+    """Return the media of an export. DamagedExport, or ValueError, if images and prompt do not fit each other."""
     rope = np.frombuffer(parts[moved.rope], np.int64).reshape(len(token_ids), 3)
     spans, end = [], 0
     for each in moved.items:
@@ -52,7 +52,7 @@ def _import_item(moved: MovedItem, parts: Sequence[memoryview]) -> MediaItem:
     patches: np.ndarray | Patches = pixels
     if moved.settings is not None:
         settings = from_plain(PixelSettings, moved.settings)
-        # What is found by its digest must be what the digest is of: it may be another request's hit.
+        # The digest must match the image, which may become another request's hit.
         if digest_of(pixels, kept, settings) != moved.digest:
             raise DamagedExport("an image of the exported request is not the one that its digest is of")
         patches = Patches(pixels, settings)

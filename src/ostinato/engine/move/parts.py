@@ -6,19 +6,19 @@ import numpy as np
 
 
 class Parts:
-    """Bytes that stand behind an export's head, each known by its number."""
+    """Bytes that follow an export's head, each identified by its number."""
 
     def __init__(self) -> None:
         self.found: list[memoryview] = []
         self._numbers: dict[int, int] = {}
 
     def add(self, part: memoryview) -> int:
-        """The number of a part that is added."""
+        """Add a part and return its number."""
         self.found.append(part.cast("B"))
         return len(self.found) - 1
 
     def add_once(self, part: memoryview) -> int:
-        """The number of a part, which is added unless it is there. `part` lives as long as these parts."""
+        """Add a part unless it is there, and return its number. `part` must live as long as these parts."""
         if id(part) not in self._numbers:
             self._numbers[id(part)] = self.add(part)
         return self._numbers[id(part)]

@@ -1,1 +1,1 @@
-"""The engine in a process of its own: AsyncEngine, the child, and what they say to each other."""
+"""The engine in a separate process: AsyncEngine, the child process, and their messages."""

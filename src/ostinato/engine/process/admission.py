@@ -1,5 +1,4 @@
-"""How many requests may be unfinished at a time, of all clients and of one, and when one that was turned away should
-come again."""
+"""Admission control: bounds on the unfinished requests of all clients and of each, and retry times."""
 
 from __future__ import annotations
 
@@ -17,7 +16,10 @@ LONGEST_RETRY = 600
 
 
 class Overloaded(RequestError):
-    """The queue is full, or its client's share of it. `retry_after`: seconds after which there is likely to be room."""
+    """Error for a full queue, or a client whose share of it is used up.
+
+    `retry_after` is the number of seconds after which there is likely to be room.
+    """
 
     def __init__(self, message: str, retry_after: int) -> None:
         super().__init__(message)
@@ -25,8 +27,10 @@ class Overloaded(RequestError):
 
 
 class Admission:
-    """Counts unfinished outputs against a bound, those that run at a time and those that may wait, and those of each
-    client against its share."""
+    """Counter of unfinished outputs, bounded by the running and the waiting ones together.
+
+    The unfinished outputs of each client are bounded by its share.
+    """
 
     def __init__(
         self,
@@ -35,7 +39,7 @@ class Admission:
         clock: Callable[[], float] = time.monotonic,
         max_per_client: int | None = None,
     ) -> None:
-        """`max_per_client`: of a client of weight 1; None for no bound but that of all."""
+        """Create an empty counter. `max_per_client` is for a client of weight 1; None for no bound per client."""
         self.max_running, self.max_waiting = max_running, max_waiting
         self.max_per_client = max_per_client
         self.num_unfinished = 0
@@ -44,7 +48,7 @@ class Admission:
         self._ended: deque[float] = deque(maxlen=256)
 
     def check(self, count: int, client: str | None = None) -> None:
-        """Overloaded if `count` outputs find no room; RequestError if they never will."""
+        """Raise Overloaded if there is no room for `count` outputs; RequestError if there never will be."""
         bound = self.max_running + self.max_waiting
         if count > bound:
             raise RequestError(f"{count} outputs are asked for at once, and at most {bound} may be unfinished")
@@ -70,14 +74,14 @@ class Admission:
             )
 
     def enter(self, count: int, client: str | None = None) -> None:
-        """Takes `count` outputs in; raises what `check` raises, and then nothing is changed."""
+        """Admit `count` outputs, or raise what `check` raises and change nothing."""
         self.check(count, client)
         self.num_unfinished += count
         if client is not None:
             self._of_client[client] += count
 
     def give_back(self, count: int, client: str | None = None) -> None:
-        """`count` outputs that entered were refused, and so have not begun."""
+        """Free the room of `count` admitted outputs that were refused, and so have not begun."""
         self.num_unfinished -= count
         if client is not None:
             self._of_client[client] -= count
@@ -85,17 +89,17 @@ class Admission:
                 del self._of_client[client]
 
     def leave(self, count: int, client: str | None = None) -> None:
-        """`count` outputs have ended."""
+        """Free the room of `count` outputs that have ended."""
         self.give_back(count, client)
         self._ended.extend([self._clock()] * count)
 
     @property
     def num_clients(self) -> int:
-        """Clients with unfinished outputs."""
+        """Number of clients with unfinished outputs."""
         return len(self._of_client)
 
     def drain_rate(self) -> float | None:
-        """Outputs that ended per second lately; None if that is not known."""
+        """Return how many outputs ended per second lately; None if that is not known."""
         now = self._clock()
         while self._ended and self._ended[0] < now - WINDOW:
             self._ended.popleft()
@@ -104,11 +108,11 @@ class Admission:
         return len(self._ended) / max(now - self._ended[0], 1e-3)
 
     def retry_after(self, count: int = 1) -> int:
-        """Whole seconds until `count` more outputs are likely to find room: those too many, at the drain rate."""
+        """Return the whole seconds until `count` more outputs are likely to fit: the excess, at the drain rate."""
         return self._seconds_for(self.num_unfinished + count - self.max_running - self.max_waiting)
 
     def _seconds_for(self, too_many: int) -> int:
-        """Whole seconds until so many outputs are likely to have ended."""
+        """Return the whole seconds until `too_many` outputs are likely to have ended."""
         rate = self.drain_rate()
         if too_many <= 0 or rate is None:
             return 1

@@ -1,4 +1,4 @@
-"""AsyncEngine: an engine in a process of its own, for many requests from one asyncio event loop."""
+"""AsyncEngine: an engine in a separate process, for many requests from one asyncio event loop."""
 
 from __future__ import annotations
 
@@ -48,18 +48,18 @@ if TYPE_CHECKING:
     from ostinato.engine.run.runner import StartProgress
 
 SAVE_PATIENCE = 60.0
-"""Seconds that an engine has at its end to write what its prefix cache has."""
+"""Seconds that an engine has at its end to save its prefix cache."""
 
 
 class EngineSide(Protocol):
-    """Where messages to the engine go and come from: a process of its own, or several on other machines."""
+    """Connection to the engine: a process on this machine, or several on others."""
 
     started: Started
-    """What the engine has reported of itself."""
+    """First report of the engine."""
     on_message: Callable[[Any], None]
-    """Called on the loop with what the engine says."""
+    """Callback on the loop for the engine's messages."""
     on_end: Callable[[Exception], None]
-    """Called on the loop, once, when nothing will be computed any more."""
+    """Callback on the loop, called once, when nothing will be computed any more."""
 
     def send(self, message: Any) -> None: ...
 
@@ -70,7 +70,7 @@ class AsyncEngine:
     """Serves requests of one event loop. Made by `start`; every method is called on the loop that it was started on.
 
     This side has the tokenizer, the chat template, the plan and the streams. The engine itself, with the model and the
-    grammars, runs in another process (`EngineLoop`), which takes messages between two steps and sends what they give.
+    grammars, runs in another process (`EngineLoop`), which reads messages between two steps and sends the results.
     """
 
     def __init__(
@@ -84,20 +84,22 @@ class AsyncEngine:
     ) -> None:
         self.tokenizer, self.chat_template = tokenizer, chat_template
         self.media = media
-        """How the model takes in images; None for one of text alone."""
+        """Image input of the model; None for a model of text alone."""
         self.plan, self.default_params = process.started.plan, process.started.default_params
         self.vocab_size = process.started.vocab_size
-        """The model's, which may be padded."""
+        """Vocabulary size of the model, which may be padded."""
         self.started = process.started
-        """What the engine's process has reported of itself."""
+        """First report of the engine's process."""
         self.admission = Admission(self.plan.settings.max_num_seqs, max_waiting, max_per_client=max_per_client)
         self.failure: Exception | None = None
-        """What ended the engine, if something has."""
+        """Error that ended the engine, if one did."""
         self.on_failure: Callable[[], None] = lambda: None
-        """Called on the loop when the engine has failed."""
+        """Callback on the loop, called when the engine has failed."""
         self.whole = False
-        """Whether streams give everything at once, when their requests have ended: what one has gained that is ended
-        before is not known then."""
+        """True if streams give everything at once, when their requests have ended.
+
+        The output so far of a request that is ended early is not known then.
+        """
         self._process = process
         self._streams = Streams(self.admission, process.send)
         self._calls = Calls(process.send)
@@ -115,16 +117,16 @@ class AsyncEngine:
         progress: StartProgress = lambda what, done, total: None,
         make: Callable[[EngineConfig, StartProgress], Engine] = make_engine,
     ) -> AsyncEngine:
-        """Loads the model in a process of its own and runs one request of one token, so that a step has succeeded.
+        """Load the model in a separate process and run one request of one token, so that a step has succeeded.
 
-        `max_waiting`: outputs that may wait besides those that run; more are Overloaded. `max_per_client`: outputs of
-        one client that may be unfinished, by how many may run; None: as many as of all. `make` makes the engine: a
-        function that the process can import. Raises what that raises and the error of the first step, as EngineError
-        what is nobody's to act on.
+        `max_waiting` is the number of outputs that may wait besides those that run; more are Overloaded.
+        `max_per_client` maps the largest number of running outputs to a bound on one client's unfinished outputs; None
+        means no bound but that of all. `make` makes the engine: a function that the process can import. Raises the
+        errors of `make` and of the first step; those that the caller cannot act on as EngineError.
         """
         level = logging.getLogger("ostinato").getEffectiveLevel()
         if config.capture == "auto":
-            # Nobody waits for the start as for an answer, in which a capture would show.
+            # A capture at the start delays no answer.
             config = config.with_settings(capture="startup")
         process = await EngineProcess.start(Start(config, make, level), progress)
         return await cls.beside(process, config, max_waiting, max_per_client)
@@ -137,7 +139,7 @@ class AsyncEngine:
         max_waiting: int,
         max_per_client: Callable[[int], int | None],
     ) -> Self:
-        """This side of an engine that has started. `process` is ended if that fails."""
+        """Return the server side of an engine that has started. If that fails, `process` is ended."""
         try:
             started = process.started
             texts = await asyncio.to_thread(load_texts, started.plan.settings, started.directory)
@@ -152,15 +154,15 @@ class AsyncEngine:
 
     @property
     def num_unfinished(self) -> int:
-        """Requests that have not ended."""
+        """Number of requests that have not ended."""
         return len(self._streams)
 
     def streams(self) -> list[Stream]:
-        """Of all requests that have not ended."""
+        """Return the streams of all requests that have not ended."""
         return self._streams.all()
 
     def is_entering(self, stream: Stream) -> bool:
-        """Whether the engine has not taken its request in yet."""
+        """Return whether the engine has not added the stream's request yet."""
         return self._streams.is_entering(stream.request_id)
 
     async def submit(
@@ -176,12 +178,12 @@ class AsyncEngine:
         client: str | None = None,
         pooling: PoolingKind | None = None,
     ) -> Stream:
-        """Takes in a request (see `Engine.add`); returns its stream, to be used with `async with`. `media` comes with
-        its own token ids as the prompt.
+        """Add a request (see `Engine.add`) and return its stream, to be used with `async with`.
 
-        `deadline`: seconds from now after which the request is ended with DeadlineExceeded. `client`: whose it is.
-        Raises RequestError if it can never be served, Overloaded if too many wait, EngineFailed if the engine cannot go
-        on. Cancelled, it leaves nothing behind. A guide is compiled while others are computed.
+        `media` comes with its own token ids as the prompt. `deadline` is the number of seconds from now after which the
+        request is ended with DeadlineExceeded. `client` is the client that it belongs to. Raises RequestError if it can
+        never be served, Overloaded if too many wait, EngineFailed if the engine cannot continue. A cancelled call
+        leaves nothing behind. A guide is compiled while other requests are computed.
         """
         self._check_open()
         params = params or self.default_params
@@ -189,7 +191,7 @@ class AsyncEngine:
         stream = self._streams.open(params.n, client, deadline)
         with self._streams.entering(stream, ends=True):
             if isinstance(prompt, str):
-                # Away from the loop, as a long prompt takes long; the tokenizer is safe to share.
+                # A thread encodes, since a long prompt takes long; the tokenizer is safe to share.
                 prompt = await asyncio.to_thread(self.tokenizer.encode, prompt, add_special_tokens)
                 stream.raise_error()  # it may have ended meanwhile, and then must not begin
                 self._check_open()
@@ -200,11 +202,11 @@ class AsyncEngine:
         return stream
 
     async def _import(self, exported: bytes, given: Stream | None) -> Stream:
-        # Away from the loop, as its checksum is of all its bytes.
+        # A thread unpacks, since the checksum covers all bytes.
         moved, _ = await asyncio.to_thread(unpack, exported)
         params = params_of(moved)
         if given is not None and given.ended:
-            return given  # its reader left while it was on its way
+            return given  # its reader left during the migration
         self._check()
         if given is None:
             stream = self._streams.open(params.n, moved.client, None)
@@ -217,17 +219,16 @@ class AsyncEngine:
         return stream
 
     async def _handed_in(self, stream: Stream, message: Submit | Import) -> None:
-        """Returns once the engine has taken a request in; raises why it does not."""
+        """Send a request and wait until the engine has added it; raise the error if it does not."""
         answered = self._calls.send(stream.request_id, message)
         stream.on_error = lambda error: resolve(answered, None, error)  # it may end while a long step runs
         await answered
 
     async def export(self, request_id: str) -> bytes | None:
-        """Ends a request here, and returns what another engine of the same plan needs to go on with it; None if it has
-        ended by itself, or there is none of this id.
+        """End a request here and return its export, from which another engine of the same plan continues it.
 
-        The outputs of its stream end with `moved`, after all that they have gained here, and the stream has the bytes
-        as `exported`. They hold the prompt.
+        None if it has ended by itself, or there is none of this id. The outputs of its stream end with `moved`, after
+        all their deltas from here, and the stream has the bytes as `exported`. They hold the prompt.
         """
         self._check()
         name = self._calls.new_name("export")
@@ -235,78 +236,87 @@ class AsyncEngine:
         return exported
 
     async def import_(self, exported: bytes, *, stream: Stream | None = None) -> Stream:
-        """Goes on with a request that another engine of the same plan has exported. Its stream begins where the one
-        of that engine has ended.
+        """Import a request that another engine of the same plan has exported.
 
-        `stream`: one whose reader is to notice nothing; it goes on, with the gains of this engine. Raises DamagedExport
-        or ForeignExport, Overloaded, or RequestError if it can never be served here. `exported` may then be given to
-        another engine, or back to the one that it came from.
+        Its stream begins where the other one ended.
+
+        With `stream`, that stream continues with the output deltas of this engine, and its reader notices nothing.
+        Raises DamagedExport or ForeignExport, Overloaded, or RequestError if it can never be served here. `exported`
+        may then be given to another engine, or back to the one that it came from.
         """
         self._check_open()
         return await self._import(exported, stream)
 
     async def drain(self, to: AsyncEngine | None = None) -> Drained:
-        """Takes in no more requests, and moves all that it has: to another engine on this loop, whose gains their
-        streams then go on with; or, without one, to wherever the readers of their streams take `Stream.exported`.
+        """Refuse new requests and migrate all present ones.
 
-        What the other engine refuses is kept, and computed to its end here. Returns when each request has ended, was
-        moved or is kept; `resume` takes requests in again.
+        They go to another engine on this loop, whose output deltas their streams then receive; or, without one, to
+        wherever the readers of their streams bring `Stream.exported`. A request that the other engine refuses is kept
+        and computed to its end here. Returns when each request has ended, was moved or is kept; `resume` accepts
+        requests again.
         """
         self._draining = True
         return await drain(self, to)
 
     async def take_back(self, exported: bytes, stream: Stream) -> None:
-        """Goes on with a request that another engine has refused, though this one is being drained."""
+        """Import a request again that another engine has refused, though this one is being drained."""
         self._check()
         await self._import(exported, stream)
 
     def resume(self) -> None:
-        """Takes in requests again."""
+        """Accept requests again."""
         self._draining = False
 
     async def compile_guide(self, guide: Guide) -> None:
-        """Compiles a guide, while others are computed; requests that have it then begin at once. RequestError if that
-        cannot be done."""
+        """Compile a guide while other requests are computed. Requests that have it then begin at once.
+
+        RequestError if it cannot be compiled.
+        """
         self._check()
         name = self._calls.new_name("compile")
         await self._calls.send(name, Compile(name, guide))
 
     async def watch(self, timeout: float, on_change: Callable[[bool], None]) -> None:
-        """Watches from now on whether the engine answers within `timeout` seconds. `on_change` is told when it stalls
-        (True), and when it goes on. Returns once it has answered, so that its counts are known from then on."""
+        """Watch from now on whether the engine answers within `timeout` seconds.
+
+        `on_change` is called with True when it stalls, and with False when it answers again. Returns once it has
+        answered, so that its counts are known from then on.
+        """
         first = await self.observe()
         self._heartbeat = Heartbeat(self.observe, timeout, on_change)
         self._heartbeat.note(first)
 
     @property
     def is_stalled(self) -> bool:
-        """Whether the engine, which is watched, has not answered in time."""
+        """True if the engine is watched and has not answered in time."""
         return self._heartbeat is not None and self._heartbeat.is_stalled
 
     @property
     def heartbeat_age(self) -> float:
-        """Seconds since the engine, which is watched, last answered."""
+        """Seconds since the engine last answered; 0 if it is not watched."""
         return 0.0 if self._heartbeat is None else self._heartbeat.age
 
     async def observe(self) -> Observation:
-        """The engine's counts between two steps."""
+        """Return the engine's counts between two steps."""
         return await self._ask("observe")
 
     async def last_seen(self, patience: float = 1.0) -> Observation:
-        """The engine's counts; if it does not give them within `patience` seconds, those that it gave last."""
+        """Return the engine's counts, or the last known ones if it does not answer within `patience` seconds."""
         return await (self.observe() if self._heartbeat is None else self._heartbeat.look(patience))
 
     async def all_seen(self) -> dict[str, Observation]:
-        """The counts of each engine behind this one, by its name, as `last_seen` has them."""
+        """Return the counts of `last_seen` for each engine behind this one, by name."""
         return {"0": await self.last_seen()}
 
     async def prefixes(self) -> dict[str, Any]:
-        """A picture of the prefix index between two steps; see `cache.picture.picture`."""
+        """Return a picture of the prefix index between two steps; see `cache.picture.picture`."""
         return await self._ask("prefixes")
 
     async def check_integrity(self) -> int:
-        """Checks the engine's bookkeeping between two steps; returns for how many requests it keeps anything.
-        EngineError with what is wrong."""
+        """Check the engine's bookkeeping between two steps; return for how many requests it keeps anything.
+
+        EngineError with what is wrong.
+        """
         return await self._ask("check")
 
     async def _ask(self, question: Question) -> Any:
@@ -314,14 +324,14 @@ class AsyncEngine:
         return await self._calls.ask(question)
 
     async def stop(self) -> None:
-        """Ends every request that is unfinished, with EngineStopped, and the process."""
+        """End every unfinished request, with EngineStopped, and the process."""
         self._stopping = True
         if self._heartbeat is not None:
             self._heartbeat.stop()
         for name in list(self._streams):
             self._streams.finish(name, EngineStopped("the engine was stopped before the request had ended"))
         if self.plan.cache_files is not None and self.failure is None:
-            with contextlib.suppress(Exception):  # it ends in any case
+            with contextlib.suppress(Exception):  # the engine ends in any case
                 await asyncio.wait_for(self._calls.send("close", Ask("close", "close")), SAVE_PATIENCE)
         self._calls.refuse_all(EngineStopped("the engine was stopped"))
         await self._process.end()
@@ -338,7 +348,7 @@ class AsyncEngine:
             raise EngineDraining("the engine moves its requests away, and takes none in")
 
     def _take(self, message: Any) -> None:
-        """What the engine says."""
+        """Handle a message of the engine."""
         match message:
             case Gained(deltas):
                 self._streams.deliver(deltas)
@@ -355,10 +365,10 @@ class AsyncEngine:
                 raise TypeError(f"no such message: {message!r}")
 
     def _fail(self, error: Exception) -> None:
-        """Nothing will be computed any more."""
+        """Fail all requests and calls: nothing will be computed any more."""
         self.failure = error
         for stream in self.streams():
-            if not self.is_entering(stream):  # of those, whoever hands them in is told
+            if not self.is_entering(stream):  # entering streams get the error from their call
                 self._streams.finish(stream.request_id, _failed(error))
         self._calls.refuse_all(_failed(error))
         self.on_failure()

@@ -44,10 +44,10 @@ if TYPE_CHECKING:
 
 
 class AsyncLLM:
-    """A model, ready to generate, for one event loop. It runs in a process of its own, so that no step holds the loop.
+    r"""A model, ready to generate, for one event loop. It runs in a separate process, so that no step blocks the loop.
 
         async with AsyncLLM("demo") as llm:
-            async for piece in llm.stream("Q: Ava has 17 apples and buys 25 more. How many has she?\\nA:"):
+            async for piece in llm.stream("Q: Ava has 17 apples and buys 25 more. How many has she?\nA:"):
                 print(piece, end="")
 
     Calls may overlap, as tasks do; their requests run in the same steps. A call that is cancelled ends its requests,
@@ -56,14 +56,17 @@ class AsyncLLM:
     """
 
     def __init__(self, model: str = "demo", **settings: Unpack[Settings]) -> None:
-        """Nothing is loaded before `start`, or `async with`. ConfigError for a setting that cannot be."""
+        """Check the settings.
+
+        Nothing is loaded before `start`, or `async with`. ConfigError for an impossible setting.
+        """
         self._config = EngineConfig(model=model, **settings)
         self._engine: AsyncEngine | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pid = os.getpid()
 
     async def start(self) -> Self:
-        """Loads the model. Raises ModelError, ConfigError or CapacityError; RequestError if it was started before."""
+        """Load the model. Raises ModelError, ConfigError or CapacityError; RequestError if it was started before."""
         if self._loop is not None:
             raise RequestError("this AsyncLLM was started before; make another one")
         self._loop = asyncio.get_running_loop()
@@ -76,7 +79,7 @@ class AsyncLLM:
         return self
 
     async def close(self) -> None:
-        """Ends what is unfinished, with EngineStopped, and the process; gives back its memory."""
+        """End the unfinished requests, with EngineStopped, and the process; free its memory."""
         engine, self._engine = self._engine, None
         if engine is not None:
             await engine.stop()
@@ -92,11 +95,11 @@ class AsyncLLM:
 
     @property
     def plan(self) -> Plan:
-        """What was decided, and what was measured at start-up."""
+        """The plan, with what was measured at start-up."""
         return self._started().plan
 
     def get_tokenizer(self) -> Tokenizer:
-        """The checkpoint's, with `encode`, `decode` and `eos_token_ids`."""
+        """Return the checkpoint's tokenizer, with `encode`, `decode` and `eos_token_ids`."""
         return self._started().tokenizer
 
     async def generate(
@@ -107,7 +110,7 @@ class AsyncLLM:
         sampling_params: Params = None,
         cache_salt: str | None = None,
     ) -> list[RequestOutput]:
-        """Continues each prompt; see `LLM.generate`."""
+        """Continue each prompt; see `LLM.generate`."""
         given = [GivenPrompt.of(prompt) for prompt in listed_prompts(prompts)]
         return await self._run(given, given_params(params, sampling_params), cache_salt)
 
@@ -120,7 +123,7 @@ class AsyncLLM:
         cache_salt: str | None = None,
         **template_kwargs: Any,
     ) -> list[RequestOutput]:
-        """Answers one conversation, or each of several; see `LLM.chat`."""
+        """Answer one conversation, or each of several; see `LLM.chat`."""
         prompts = [await self._rendered(each, template_kwargs) for each in listed_conversations(messages)]
         return await self._run(prompts, given_params(params, sampling_params), cache_salt)
 
@@ -133,7 +136,7 @@ class AsyncLLM:
         dimensions: int | None = None,
         cache_salt: str | None = None,
     ) -> list[np.ndarray]:
-        """A vector [hidden] float32 of each prompt; see `LLM.embed`."""
+        """Return a vector [hidden] float32 for each prompt; see `LLM.embed`."""
         started = self._started().started
         asked = Embedding.asked(started.directory, started.hidden_size, pooling, normalize, dimensions)
         given = [GivenPrompt.of(prompt) for prompt in listed_prompts(prompts)]
@@ -148,8 +151,10 @@ class AsyncLLM:
         sampling_params: SamplingParams | None = None,
         cache_salt: str | None = None,
     ) -> AsyncGenerator[str, None]:
-        """The output's text, piece by piece as it is generated, never cut inside a character. RequestError, at the
-        first piece, if the prompt cannot be served."""
+        """Return a generator of the output's text, piece by piece as it is generated, never cut inside a character.
+
+        RequestError, at the first piece, if the prompt cannot be served.
+        """
         return self._stream(GivenPrompt.of(prompt), alone(params, sampling_params), cache_salt)
 
     async def stream_chat(
@@ -161,7 +166,7 @@ class AsyncLLM:
         cache_salt: str | None = None,
         **template_kwargs: Any,
     ) -> AsyncGenerator[str, None]:
-        """The answer to a conversation, piece by piece; see `stream`."""
+        """Yield the answer to a conversation, piece by piece; see `stream`."""
         own_params = alone(params, sampling_params)
         prompt = await self._rendered(messages, template_kwargs)
         async with aclosing(self._stream(prompt, own_params, cache_salt)) as pieces:
@@ -169,7 +174,7 @@ class AsyncLLM:
                 yield piece
 
     async def stats(self) -> dict[str, Any]:
-        """What the engine has done since its start, as plain data."""
+        """Return the engine's counts since its start, as plain data."""
         return (await self._started().observe()).stats
 
     def _started(self) -> AsyncEngine:
@@ -226,7 +231,7 @@ class AsyncLLM:
     ) -> list[RequestOutput]:
         each = one_each(params, len(prompts))
         streams: list[Stream] = []
-        # Left early, the streams end their requests.
+        # Streams that are left early end their requests.
         async with AsyncExitStack() as stack:
             for prompt, own_params in zip(prompts, each, strict=True):
                 try:
@@ -247,7 +252,7 @@ class AsyncLLM:
 
 
 async def _whole(stream: Stream, prompt: GivenPrompt) -> RequestOutput:
-    """What a request has given once it has ended."""
+    """Return the whole output of a request once it has ended."""
     output: RequestOutput | None = None
     async for delta in stream:
         output = delta.output or output

@@ -1,4 +1,4 @@
-"""What the engine was asked and has not answered yet."""
+"""Calls to the engine that it has not answered yet."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ostinato.engine.process.messages import Ask, Compile, Export, Import, Quest
 
 
 class Calls:
-    """Messages to the engine that it answers, each under a name of its own. Used on one event loop."""
+    """Table of messages that the engine answers, each under a unique name. Used on one event loop."""
 
     def __init__(self, send: Callable[[Any], None]) -> None:
         self._send = send
@@ -22,12 +22,15 @@ class Calls:
         return len(self._unanswered)
 
     def new_name(self, kind: str) -> str:
-        """For a call that is no request. It is not counted with those, which the heartbeat would renumber."""
+        """Return a name for a call that is not a request.
+
+        Requests have separate numbers, which the heartbeat would change.
+        """
         self._num_named += 1
         return f"{kind}-{self._num_named}"
 
     def send(self, name: str, message: Submit | Import | Export | Compile | Ask) -> asyncio.Future[Any]:
-        """Sends a call; what it gives is the answer."""
+        """Send a call and return a future of its answer."""
         future = self._unanswered[name] = self._loop.create_future()
         future.add_done_callback(lambda _: self._unanswered.pop(name, None))
         self._send(message)
@@ -38,18 +41,18 @@ class Calls:
         return self.send(name, Ask(name, question))
 
     def answer(self, name: str, result: Any, error: BaseException | None) -> None:
-        """The engine has answered, if anybody waits for it still."""
+        """Resolve the call's future with the engine's answer, unless the call was cancelled."""
         if (future := self._unanswered.get(name)) is not None:
             resolve(future, result, error)
 
     def refuse_all(self, error: Exception) -> None:
-        """The engine will answer no more."""
+        """Fail all calls, since the engine will not answer any more."""
         for future in list(self._unanswered.values()):
             resolve(future, None, error)
 
 
 def resolve(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
-    """Gives a call its answer, unless it has one or nobody waits for it."""
+    """Set the future's result or error, unless it is done or cancelled."""
     if future.done():
         return
     if error is not None:

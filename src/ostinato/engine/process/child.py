@@ -1,6 +1,6 @@
-"""The engine's process: its loop of steps, with messages taken in between.
+"""The engine's process: its step loop, which reads messages between two steps.
 
-`python -m ostinato.engine.process.child FD` serves whoever is at the other end of the socket FD.
+`python -m ostinato.engine.process.child FD` serves the process at the other end of the socket FD.
 """
 
 from __future__ import annotations
@@ -50,22 +50,22 @@ from ostinato.sample.grammar import Grammar
 from ostinato.sample.params import SamplingParams
 
 if TYPE_CHECKING:
-    from ostinato.engine.engine import Engine  # which imports torch: an error of that is to be told
+    from ostinato.engine.engine import Engine  # imports torch, whose errors must reach the server
 
 _GLANCE = 0.005
-"""While there is nothing else to do: seconds between looks whether a guide has been compiled."""
+"""Seconds between looks whether a guide has been compiled, while there is nothing else to do."""
 
 _LOOK_AT_RANKS = 1.0
-"""Likewise: seconds between looks whether the other processes that share the model are there."""
+"""Seconds between looks whether the other ranks are alive, while there is nothing else to do."""
 
 _LOOK_AT_FILES = 1.0
-"""Seconds between looks whether somebody has written to the model's files."""
+"""Seconds between looks whether the model's files were written to."""
 
 log = logging.getLogger("ostinato.engine")
 
 
 def main(descriptor: int) -> None:
-    """Makes the engine that the first message asks for, and runs it until the server is gone or it fails."""
+    """Make the engine that the first message asks for, and run it until the server is gone or the engine fails."""
     # A terminal or supervisor sends signals to all processes, but only the server should act on them.
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, signal.SIG_IGN)
@@ -96,7 +96,7 @@ def _first_message(channel: Channel) -> Start:
 
 
 def _first_step(engine: Engine) -> None:
-    """Computes one token, to show that the model runs. Raises the error if it does not."""
+    """Compute one token, to show that the model runs. Raises the error if it does not."""
     token = engine.tokenizer.bos_token_id
     engine.add([0 if token is None else token], SamplingParams(temperature=0, max_tokens=1), cache_salt="first step")
     while engine.has_unfinished:
@@ -106,7 +106,7 @@ def _first_step(engine: Engine) -> None:
 
 
 class _ToServer(logging.Handler):
-    """Sends log records to the server, whose handlers write them."""
+    """Handler that sends log records to the server, whose handlers write them."""
 
     def __init__(self, channel: Channel) -> None:
         super().__init__()
@@ -128,8 +128,10 @@ def _send_logs(channel: Channel, level: int) -> None:
 
 
 class EngineLoop:
-    """Runs steps while requests are unfinished, and otherwise waits for messages. Messages are taken in between two
-    steps. What steps give is sent when `Pace` allows."""
+    """Step loop of the engine's process. It runs steps while requests are unfinished, else it waits for messages.
+
+    Messages are read between two steps. Output deltas are sent when `Pace` allows.
+    """
 
     def __init__(self, engine: Engine, channel: Channel) -> None:
         self._engine, self._channel = engine, channel
@@ -137,8 +139,8 @@ class EngineLoop:
         self._replies: list[Reply | Exported] = []
         self._next_look = 0.0
         self._told: frozenset[int] | None = None
-        """The chain hashes that were told of last."""
-        # One at a time and on its own thread: more would take processor time from steps.
+        """Block hashes that were reported last."""
+        # One thread compiles one guide at a time: more would take processor time from steps.
         self._compiler = ThreadPoolExecutor(1, "guides")
         self._compiling: dict[str, tuple[Future[Grammar], Submit | Import | None]] = {}
         """Id of the message that waits for a grammar -> the grammar, and the request that begins with it, if any."""
@@ -151,8 +153,7 @@ class EngineLoop:
         }
 
     def run(self) -> None:
-        """Runs until the server is gone (EOFError, OSError), or until an error that the engine cannot survive, which is
-        raised."""
+        """Run until the server is gone (EOFError, OSError), or until the engine fails, and raise the error."""
         while True:
             for message in self._channel.receive(self._patience()):
                 self._take(message)
@@ -170,7 +171,7 @@ class EngineLoop:
                 self._channel.send(*messages)
 
     def _due(self) -> list[OutputDelta]:
-        """The gains that are to be sent now."""
+        """Return the output deltas that are to be sent now."""
         are_all = self._pace.allows_all or not self._engine.has_unfinished
         if not self._gains or not (are_all or (self._gains.is_urgent and self._pace.allows_urgent)):
             return []
@@ -178,7 +179,10 @@ class EngineLoop:
         return self._gains.take(urgent_alone=not are_all)
 
     def _look_at_files(self) -> None:
-        """Now and then: the server asks something at least every few seconds, so that this has its turn."""
+        """Check the model's files about once a second.
+
+        The server asks something at least every few seconds, so the loop comes here often enough.
+        """
         now = time.monotonic()
         if now >= self._next_look:
             self._next_look = now + _LOOK_AT_FILES
@@ -241,7 +245,7 @@ class EngineLoop:
             self._gains.hold(request.request_id)
 
     def _export(self, call_id: str, request_id: str) -> None:
-        """Its last gain follows with those of the next step, behind the answer."""
+        """Export a request. Its last output delta follows the answer, with those of the next step."""
         try:
             self._replies.append(Exported(call_id, request_id, self._engine.export_request(request_id)))
         except Exception as error:
@@ -276,7 +280,7 @@ class EngineLoop:
         has_failed = self._engine.scheduler.counters.failed_steps > failed
         _log_errors(outputs, has_failed)
         if has_failed:
-            # Its requests have failed. Others may go on only if the bookkeeping is still sound.
+            # Its requests have failed. The others may continue only if the bookkeeping is still sound.
             self._engine.scheduler.check_integrity()
 
     def _observe(self) -> Observation:
@@ -295,8 +299,11 @@ class EngineLoop:
 
 
 def _sendable(delta: OutputDelta) -> OutputDelta:
-    """A delta as it is sent: without the prompt and its log-probabilities, which the server has, and with an error that
-    it can read."""
+    """Return a delta in the form that is sent.
+
+    It has no prompt and no prompt log-probabilities, which the server has, and its error is one that the server can
+    read.
+    """
     output = delta.output
     if output is None:
         return delta
@@ -316,5 +323,5 @@ def _log_errors(outputs: Sequence[RequestOutput], has_step_failed: bool) -> None
 
 if __name__ == "__main__":
     main(int(sys.argv[1]))
-    # Does not wait for threads that compile grammars.
+    # Exit without waiting for threads that compile grammars.
     os._exit(1)

@@ -1,4 +1,4 @@
-"""What outputs have gained since it was last sent to the server, and when it is sent next."""
+"""Output deltas since the last message to the server, and the time at which they are sent."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from ostinato.schedule.batch import TokenLogprobs
 from ostinato.schedule.request import FinishReason
 
 SHARE = 0.1
-"""The largest share of a core's time that the server may spend on receiving outputs; sending waits for it."""
+"""Largest share of a core's time that the server may spend on receiving outputs; sending waits for it."""
 LONGEST_WAIT = 0.1
-"""Seconds after which outputs are sent in any case."""
+"""Longest time in seconds that outputs wait to be sent."""
 
 
 class SampleDelta(NamedTuple):
-    """What one of a request's `n` outputs has gained."""
+    """Output delta of one of a request's `n` samples."""
 
     sample_index: int
     text: str
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] | None
-    """One per token, if the request asked for them."""
+    """Log-probabilities, one entry per token, if the request asked for them."""
     finish_reason: str | None
     stop_reason: int | str | None
 
     def then(self, later: SampleDelta) -> SampleDelta:
-        """Both gains as one."""
+        """Return both deltas as one."""
         logprobs = None if self.logprobs is None else self.logprobs + (later.logprobs or ())
         return SampleDelta(
             self.sample_index,
@@ -41,21 +41,21 @@ class SampleDelta(NamedTuple):
 
 
 class OutputDelta(NamedTuple):
-    """What one request has gained."""
+    """Output delta of one request."""
 
     request_id: str
     samples: Sequence[SampleDelta]
-    """The outputs that gained something or ended, by index."""
+    """Samples with new output or an end, by index."""
     num_cached_tokens: int | None
     times: RequestTimes
-    """Of the request so far."""
+    """Times of the request so far."""
     output: RequestOutput | None = None
-    """The whole output, once the request has ended."""
+    """Whole output, once the request has ended."""
     prompt_logprobs: Sequence[TokenLogprobs | None] | None = None
-    """Those of the prompt, if asked for. They come with the first token of the first output."""
+    """Log-probabilities of the prompt, if asked for. They come with the first token of the first output."""
 
     def then(self, later: OutputDelta) -> OutputDelta:
-        """Both gains as one."""
+        """Return both deltas as one."""
         samples = {sample.sample_index: sample for sample in self.samples}
         for sample in later.samples:
             before = samples.get(sample.sample_index)
@@ -66,8 +66,10 @@ class OutputDelta(NamedTuple):
 
 
 def before_move(delta: OutputDelta) -> OutputDelta | None:
-    """The last gain of a request that has moved, for whoever gets those of the next engine too: without its end. None
-    if it gained nothing."""
+    """Return the last delta of a moved request without its end, for a stream that continues with the next engine.
+
+    None if nothing is left of it.
+    """
     moved = FinishReason.MOVED.value
     samples = [each._replace(finish_reason=None) if each.finish_reason == moved else each for each in delta.samples]
     gained = [each for each in samples if each.text or each.token_ids or each.finish_reason is not None]
@@ -75,11 +77,11 @@ def before_move(delta: OutputDelta) -> OutputDelta | None:
 
 
 class Gains:
-    """Collects, step by step, what outputs have gained since the last `take`. For one thread."""
+    """Collects, step by step, the output deltas since the last `take`. For one thread."""
 
     def __init__(self) -> None:
         self._changed: dict[str, RequestOutput] = {}
-        self._given: dict[str, list[tuple[int, int, bool]]] = {}  # characters, tokens, ended; of each sample
+        self._given: dict[str, list[tuple[int, int, bool]]] = {}  # per sample: characters, tokens, ended
         self._whole: set[str] = set()
         self._urgent: set[str] = set()
 
@@ -88,24 +90,24 @@ class Gains:
 
     @property
     def is_urgent(self) -> bool:
-        """Whether a request has begun or ended, whose gains should not wait."""
+        """True if a request has begun or ended, so that its delta should not wait."""
         return bool(self._urgent)
 
     @property
     def num_kept(self) -> int:
-        """How many requests anything is kept of."""
+        """Number of requests for which anything is kept."""
         return len(self._given.keys() | self._changed.keys() | self._whole)
 
     def hold(self, request_id: str) -> None:
-        """What the request gains is given once it has ended, as nobody looks before."""
+        """Hold the request's deltas until it has ended, since its reader does not look before."""
         self._whole.add(request_id)
 
     def go_on(self, output: RequestOutput) -> None:
-        """A request comes from another engine, which has given what it has so far."""
+        """Note the state of an imported request, whose output so far the other engine has already sent."""
         self._given[output.request_id] = [_state(sample) for sample in output.outputs]
 
     def note(self, outputs: Iterable[RequestOutput]) -> None:
-        """Notes the outputs that a step has changed."""
+        """Note the outputs that a step has changed."""
         for output in outputs:
             if output.request_id in self._whole and not output.finished:
                 continue
@@ -114,7 +116,7 @@ class Gains:
                 self._urgent.add(output.request_id)
 
     def take(self, urgent_alone: bool = False) -> list[OutputDelta]:
-        """Gains since they were last taken: all, or of the requests alone that have begun or ended."""
+        """Return the deltas since the last call: all, or only of requests that have begun or ended."""
         taken = self._changed
         if urgent_alone:
             taken = {name: output for name, output in self._changed.items() if name in self._urgent}
@@ -123,7 +125,7 @@ class Gains:
         return [self._gain(output) for output in taken.values()]
 
     def drop(self, request_id: str) -> None:
-        """Forgets a request that nobody waits for any more."""
+        """Drop an abandoned request."""
         self._changed.pop(request_id, None)
         self._given.pop(request_id, None)
         self._whole.discard(request_id)
@@ -146,7 +148,7 @@ class Gains:
 
 
 def _state(sample: CompletionOutput) -> tuple[int, int, bool]:
-    """How far it is: characters, tokens, and whether it has ended."""
+    """Return the sample's number of characters and of tokens, and whether it has ended."""
     return len(sample.text), len(sample.token_ids), sample.finished
 
 
@@ -162,9 +164,12 @@ def _sample_gain(sample: CompletionOutput, num_characters: int, num_tokens: int)
 
 
 class Pace:
-    """When gains are sent to the server: at once while that is cheap. With many streams they are sent less often, so
-    that the server's work on them leaves the processors to the engine. Gains that wait are sent as one. Those of
-    requests that begin or end do not wait for the others, nor the others less for them."""
+    """Rate control of the messages to the server: deltas are sent at once while that is cheap.
+
+    With many streams they are sent less often, so that the server's work on them leaves the processors to the engine.
+    Deltas that wait are sent as one. Those of requests that begin or end do not wait for the others, and do not delay
+    the others.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -174,21 +179,23 @@ class Pace:
 
     @property
     def allows_urgent(self) -> bool:
-        """Whether gains that should not wait may be sent now: the server is done with the last ones."""
+        """True if urgent deltas may be sent now: the server is done with the last ones."""
         return not self._in_flight
 
     @property
     def allows_all(self) -> bool:
-        """Whether all gains may be sent now."""
+        """True if all deltas may be sent now."""
         return not self._in_flight and self._clock() >= self._next
 
     def sent(self, are_all: bool) -> None:
-        """Gains have been sent: all, or the urgent ones alone."""
+        """Note that deltas have been sent: all, or only the urgent ones."""
         self._in_flight, self._are_all = True, are_all
 
     def settled(self, cost: float) -> None:
-        """The server's loop is done with the gains, and took `cost` seconds. The lower of two costs in a row counts, as
-        other work of the loop may be in one of them."""
+        """Note that the server's loop is done with the deltas, after `cost` seconds.
+
+        The lower of two costs in a row counts, since one of them may include other work of the loop.
+        """
         self._in_flight = False
         if not self._are_all:
             return

@@ -1,4 +1,4 @@
-"""Moving all requests of an engine away, one after the other, without an end for those who read their streams."""
+"""Migration of all requests of an engine, one after the other, without an end for the readers of their streams."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from ostinato.engine.process.stream import Stream
 from ostinato.errors import RequestError
 
 _GLANCE = 0.005
-"""Seconds between looks whether those that are about to begin have begun."""
+"""Seconds between looks whether the entering requests have begun."""
 
 log = logging.getLogger("ostinato.engine")
 
 
 class Movable(Protocol):
-    """What of an `AsyncEngine` takes part, on either side."""
+    """Part of an `AsyncEngine` that migration needs, on either side."""
 
     def streams(self) -> list[Stream]: ...
     def is_entering(self, stream: Stream) -> bool: ...
@@ -28,16 +28,16 @@ class Movable(Protocol):
 
 @dataclass(frozen=True)
 class Drained:
-    """What became of an engine's requests, besides those that ended meanwhile."""
+    """Numbers of an engine's requests that were moved and kept, besides those that ended meanwhile."""
 
     moved: int
     kept: int
-    """Refused by the other engine, so that they are computed to their end where they were."""
+    """Requests that the other engine refused, and that are computed to their end where they were."""
     num_bytes: int
 
 
 async def drain(engine: Movable, to: Movable | None) -> Drained:
-    """See `AsyncEngine.drain`."""
+    """Migrate all requests of `engine`; see `AsyncEngine.drain`."""
     moved, kept = 0, 0
     num_bytes = 0
     seen: set[Stream] = set()
@@ -53,20 +53,20 @@ async def drain(engine: Movable, to: Movable | None) -> Drained:
 
 
 async def _export(engine: Movable, stream: Stream) -> tuple[int, bool]:
-    """-> (bytes, False), once the stream has ended; 0 bytes if it has ended by itself."""
+    """Export a request, and return (bytes, False) once its stream has ended; 0 bytes if it has ended by itself."""
     exported = None if stream.ended else await engine.export(stream.request_id)
     await stream.wait_ended()
     return len(exported or b""), False
 
 
 async def _move(engine: Movable, stream: Stream, to: Movable) -> tuple[int, bool]:
-    """-> (bytes that the other engine took; whether the request is kept)"""
-    if stream.ended:  # while others were moved
+    """Move a request to another engine, and return (bytes that the engine imported, whether the request is kept)."""
+    if stream.ended:  # it ended while others were moved
         return 0, False
     stream.handover = asyncio.get_running_loop().create_future()
     try:
         exported = await engine.export(stream.request_id)
-        # The other engine's gains must not come before the last ones of this.
+        # The other engine's deltas must not come before the last ones of this engine.
         passes = await stream.handover
     finally:
         stream.handover = None

@@ -1,4 +1,4 @@
-"""The environment of processes that belong to this one."""
+"""Environment of processes that belong to this one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SECRET_VARIABLES = {"api_key": "OSTINATO_API_KEY", "ssl_keyfile_password": "OSTI
 
 
 def child_environment() -> dict[str, str]:
-    """The environment of a process that belongs to this one: it finds modules where this one does, and no key."""
+    """Return the environment of a process that belongs to this one: the same module paths, and no secrets."""
     secrets = SECRET_VARIABLES.values()
     environment = {name: value for name, value in os.environ.items() if name not in secrets}
     return {**environment, "PYTHONPATH": os.pathsep.join(each or os.getcwd() for each in sys.path)}

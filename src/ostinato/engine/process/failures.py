@@ -8,31 +8,34 @@ from ostinato.errors import OstinatoError
 
 
 class EngineError(RuntimeError):
-    """An unexpected error in the engine's process. Its note holds the traceback."""
+    """Unexpected error in the engine's process. Its note holds the traceback."""
 
 
 class EngineFailed(RuntimeError):
-    """The engine cannot go on, and its server should end. The cause is the error that ended it."""
+    """Error for an engine that cannot continue; its server should end. The cause is the error that ended the engine."""
 
 
 class EngineStopped(EngineFailed):
-    """The engine was stopped before the request had ended."""
+    """Error for a request that had not ended when the engine was stopped."""
 
 
 class EngineDraining(EngineStopped):
-    """The engine moves its requests away, and takes none in."""
+    """Error for a new request on an engine that migrates its requests."""
 
 
 class StepFailed(RuntimeError):
-    """An exception in a step, which the message names, ended the request. The engine goes on."""
+    """Error for a request that an exception in a step, named in the message, has ended. The engine continues."""
 
 
 class ReplicaLost(RuntimeError):
-    """One of several engines ended while it computed the request. The others go on, and a new one comes."""
+    """Error for a request whose engine ended while it computed it.
+
+    The other engines continue, and a new one is started.
+    """
 
 
 def portable(error: BaseException) -> Exception:
-    """An error that another process can read: Ostinato's own as they are, any other as text."""
+    """Return an error that another process can read: Ostinato's own unchanged, any other as text."""
     if isinstance(error, OstinatoError):
         return error
     told = EngineError(f"{type(error).__name__}: {error}")
@@ -41,7 +44,7 @@ def portable(error: BaseException) -> Exception:
 
 
 def of_step(error: Exception) -> Exception:
-    """The error that one request gets: an exception of a step ends many requests, so each gets an error of its own."""
+    """Return the error of one request. An exception of a step ends many requests, so each gets a separate error."""
     if isinstance(error, OstinatoError):
         return error
     return StepFailed(f"the step that computed the request failed: {type(error).__name__}: {error}")

@@ -1,4 +1,4 @@
-"""Tells whether the engine's loop still takes turns: it is asked for its counts now and then, and must answer."""
+"""Heartbeat of the engine's loop: it is asked for its counts now and then, and must answer."""
 
 from __future__ import annotations
 
@@ -11,20 +11,25 @@ from ostinato.engine.process.messages import Observation
 
 _ASKS_PER_TIMEOUT = 8
 _LONGEST_PAUSE = 5.0
-"""Seconds between two questions at the most."""
+"""Longest time in seconds between two questions."""
 
 
 class Heartbeat:
-    """The engine is *stalled* from `timeout` seconds without an answer on, until it answers again. A step that takes
-    longer than that looks the same as a hang."""
+    """Watch over the engine, which is *stalled* after `timeout` seconds without an answer, until it answers again.
+
+    A step that takes longer than that looks the same as a hang.
+    """
 
     def __init__(
         self, ask: Callable[[], Awaitable[Observation]], timeout: float, on_change: Callable[[bool], None]
     ) -> None:
-        """`ask` is answered between two steps. `on_change` is told when the engine stalls (True) and when it goes on.
-        To be made, and used, on the event loop."""
+        """Start to watch. To be made, and used, on the event loop.
+
+        `ask` is answered between two steps. `on_change` is called with True when the engine stalls, and with False when
+        it answers again.
+        """
         self.last: Observation | None = None
-        """What the engine answered last."""
+        """Last answer of the engine."""
         self.is_stalled = False
         self._ask, self._timeout, self._on_change = ask, timeout, on_change
         self._loop = asyncio.get_running_loop()
@@ -37,12 +42,12 @@ class Heartbeat:
         return self._loop.time() - self._last_time
 
     def note(self, observation: Observation) -> None:
-        """The engine has answered."""
+        """Note an answer of the engine."""
         self.last, self._last_time = observation, self._loop.time()
         self._set(False)
 
     async def look(self, patience: float) -> Observation:
-        """What the engine answers now; if it does not within `patience` seconds, what it answered last."""
+        """Return the engine's answer, or its last one if it does not answer within `patience` seconds."""
         if self.last is None:
             return await self._ask()
         if self.is_stalled:

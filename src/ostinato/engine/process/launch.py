@@ -1,4 +1,4 @@
-"""The engine's process as the server sees it: it is started, gets and sends messages, and is ended."""
+"""The engine's process as the server sees it: started, connected by messages, and ended."""
 
 from __future__ import annotations
 
@@ -29,16 +29,18 @@ if TYPE_CHECKING:
 
 
 _PATIENCE = 5.0
-"""Seconds that a process has to end after its connection has; it is killed then."""
+"""Seconds that a process has to end after its connection has ended; then it is killed."""
 
 
 _THRESHOLD = 10_000
-"""New objects until the garbage collector runs. Python's default of 700 is reached within one request, whose objects
-nearly all go without the collector."""
+"""New objects until the garbage collector runs.
+
+Python's default of 700 is reached within one request, whose objects nearly all go without the collector.
+"""
 
 
 def make_engine(config: EngineConfig, progress: StartProgress) -> Engine:
-    """The engine of a configuration; see `Engine`. Imports torch."""
+    """Return the engine of a configuration; see `Engine`. Imports torch."""
     from ostinato.engine.engine import Engine
 
     return Engine(config, progress)
@@ -48,7 +50,7 @@ class EngineProcess(asyncio.Protocol):
     """A process that runs one engine. It ends with its connection, and so with the process that started it."""
 
     started: Started
-    """What the process has reported of itself."""
+    """First report of the process."""
 
     def __init__(self, progress: StartProgress) -> None:
         self._progress = progress
@@ -61,14 +63,17 @@ class EngineProcess(asyncio.Protocol):
         self._has_ended = False
         self._model = ""
         self.on_message: Callable[[Any], None] = lambda message: None
-        """Called on the loop with what the engine says once it has started."""
+        """Callback on the loop for the engine's messages after it has started."""
         self.on_end: Callable[[Exception], None] = lambda error: None
-        """Called on the loop, once, when the engine has failed or its process died."""
+        """Callback on the loop, called once, when the engine has failed or its process died."""
 
     @classmethod
     async def start(cls, start: Start, progress: StartProgress) -> EngineProcess:
-        """A process whose engine has succeeded in a step. Raises the error of an engine that cannot be made, and
-        EngineError if the process died. If it is cancelled, it leaves nothing behind."""
+        """Return a process whose engine has succeeded in a step.
+
+        Raises the error of an engine that cannot be made, and EngineError if the process died. A cancelled call leaves
+        nothing behind.
+        """
         process = cls(progress)
         ours, theirs = socket.socketpair()
         with theirs:
@@ -89,12 +94,12 @@ class EngineProcess(asyncio.Protocol):
         return self._process.pid
 
     def send(self, message: Any) -> None:
-        """Sends a message, without waiting. Messages after the end are dropped."""
+        """Send a message, without waiting. Messages after the end are dropped."""
         if not self._transport.is_closing():
             self._transport.write(pack(message))
 
     async def end(self) -> None:
-        """Ends the process, whatever it is doing."""
+        """End the process, whatever it is doing."""
         self._has_ended = True
         self._transport.abort()
         await asyncio.to_thread(self._reap)
@@ -105,7 +110,7 @@ class EngineProcess(asyncio.Protocol):
         self._process.kill()
         return self._process.wait()
 
-    # asyncio.Protocol's.
+    # Methods of asyncio.Protocol.
 
     def data_received(self, data: bytes) -> None:
         for message in self._unpacker.feed(data):
@@ -142,7 +147,7 @@ class EngineProcess(asyncio.Protocol):
 
 
 def death(status: int, model: str) -> Exception:
-    """Why a process that ended by itself with `status` has, as far as that can be known. `model` is its model."""
+    """Return why a process ended by itself with `status`, as far as that can be known. `model` is its model."""
     how = f"by signal {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
     if status == -signal.SIGBUS:
         return ModelError(f"the engine's process ended {how}: {shortened(model)}")
@@ -153,7 +158,7 @@ def death(status: int, model: str) -> Exception:
 
 
 def _spawn(connection: socket.socket) -> subprocess.Popen[bytes]:
-    """Starts the process at the end of `connection`."""
+    """Start the process at the end of `connection`."""
     command = [sys.executable, "-P", "-m", "ostinato.engine.process.child", str(connection.fileno())]
     environment = child_environment()
     wait_briefly(environment, TURNS_BESIDE_SERVER)
@@ -166,10 +171,10 @@ def _spawn(connection: socket.socket) -> subprocess.Popen[bytes]:
 
 
 def keep_for_good() -> None:
-    """Takes all present objects out of the garbage collector's view, and makes it run seldom.
+    """Exclude all present objects from garbage collection, and make the collector run seldom.
 
     A process that is ready holds some hundred thousand objects until it ends. A look through them takes a tenth of a
-    second, in which no request goes on.
+    second, in which no request makes progress.
     """
     gc.collect()
     gc.freeze()

@@ -1,4 +1,4 @@
-"""What a server and its engine's process tell each other, and how it passes: as pickles, each after its length."""
+"""Messages between a server and its engine's process: pickles, each after its length."""
 
 from __future__ import annotations
 
@@ -27,12 +27,15 @@ if TYPE_CHECKING:
     from ostinato.engine.run.runner import StartProgress
 
 Question = Literal["observe", "hits", "prefixes", "check", "close"]
-"""`observe`: an Observation. `hits`: the chain hashes at which a prompt may hit (`hit_keys`), or None if they are those
-of the last time. `prefixes`: a picture of the prefix index (`cache.picture`). `check`: for how many requests anything
-is kept; AssertionError if the bookkeeping is in disorder. `close`: nothing, once what the prefix cache has is in files,
-if the plan says so."""
+"""Questions to the engine.
 
-# To the engine.
+`observe`: an Observation. `hits`: the block hashes at which a prompt may hit (`hit_keys`), or None if they have not
+changed since the last time. `prefixes`: a picture of the prefix index (`cache.picture`). `check`: for how many requests
+anything is kept; AssertionError if the bookkeeping is inconsistent. `close`: nothing, once the prefix cache is saved to
+files, if the plan says so.
+"""
+
+# Messages to the engine.
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,7 @@ class Start:
 
     config: EngineConfig
     make: Callable[[EngineConfig, StartProgress], Engine]
-    """Makes the engine. Sent by its name, or by its class's."""
+    """Function that makes the engine. It is sent by its name, or by its class's."""
     log_level: int
 
 
@@ -57,7 +60,7 @@ class Submit(NamedTuple):
     client: str | None = None
     pooling: PoolingKind | None = None
     whole: bool = False
-    """Whether its gains are sent once it has ended."""
+    """True if its output is sent once, when it has ended."""
 
 
 class Import(NamedTuple):
@@ -66,33 +69,32 @@ class Import(NamedTuple):
     request_id: str
     exported: bytes
     guide: Guide | None
-    """Its own, to be compiled before it goes on."""
+    """Guide of the request, to be compiled before it continues."""
     whole: bool = False
-    """See `Submit.whole`."""
+    """True if its output is sent once, when it has ended."""
 
 
 class Export(NamedTuple):
-    """Another engine goes on with the request; its answer is an Exported, and behind that its last gain, whose outputs
-    end with `moved`."""
+    """A request to export; its answer is an Exported, followed by its last delta, whose outputs end with `moved`."""
 
     call_id: str
     request_id: str
 
 
 class Abort(NamedTuple):
-    """Nobody waits for the request any more."""
+    """An abandoned request, to be dropped."""
 
     request_id: str
 
 
 class Settled(NamedTuple):
-    """The last gains are with those who wait for them, which took the event loop `cost` seconds."""
+    """Note that the readers have the last deltas, which took the event loop `cost` seconds."""
 
     cost: float
 
 
 class Compile(NamedTuple):
-    """Compiles a guide, so that it is known whether that can be done; its answer is a Reply."""
+    """A guide to compile, so that it is known whether that is possible; its answer is a Reply."""
 
     call_id: str
     guide: Guide
@@ -105,11 +107,11 @@ class Ask(NamedTuple):
     question: Question
 
 
-# From the engine.
+# Messages from the engine.
 
 
 class Progress(NamedTuple):
-    """What is being done at the start; see StartProgress."""
+    """Progress of the start; see StartProgress."""
 
     what: str
     done: int
@@ -118,21 +120,21 @@ class Progress(NamedTuple):
 
 @dataclass(frozen=True)
 class Started:
-    """The engine has succeeded in a step."""
+    """First report of an engine that has succeeded in a step."""
 
     plan: Plan
     directory: Path
-    """The checkpoint's."""
+    """Directory of the checkpoint."""
     default_params: SamplingParams
     vocab_size: int
-    """The model's, which may be padded."""
+    """Vocabulary size of the model, which may be padded."""
     vision: VisionSpec | None
-    """Its encoder of images, if it has one."""
+    """Image encoder of the model, if it has one."""
     hidden_size: int
 
 
 class Reply(NamedTuple):
-    """The answer to a Submit (whose id it bears), a Compile or an Ask: a result, or the error that was raised."""
+    """The answer to a Submit (under its id), a Compile or an Ask: a result, or the error that was raised."""
 
     call_id: str
     result: Any = None
@@ -148,13 +150,13 @@ class Exported(NamedTuple):
 
 
 class Gained(NamedTuple):
-    """What requests have gained since the last time."""
+    """Output deltas of requests since the last such message."""
 
     deltas: Sequence[OutputDelta]
 
 
 class Ended(NamedTuple):
-    """A request has ended with an error that its engine did not tell of."""
+    """A request that has ended with an error that its engine did not report."""
 
     request_id: str
     error: Exception
@@ -167,7 +169,7 @@ class Log(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """The last message: why the engine cannot start, or not go on."""
+    """The last message: why the engine cannot start, or cannot continue."""
 
     error: Exception
 
@@ -177,11 +179,11 @@ class Observation:
     """The engine's counts between two steps, so that all agree with each other."""
 
     stats: dict[str, Any]
-    """See `Engine.stats`."""
+    """Statistics of `Engine.stats`."""
     meter: Meter
 
 
-# How it passes.
+# Transport.
 
 _LENGTH_BYTES = 8
 
@@ -190,19 +192,19 @@ _AT_ONCE = 2**18
 
 
 def pack(message: Any) -> bytes:
-    """A message as it is sent."""
+    """Return a message as the bytes that are sent."""
     data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
     return len(data).to_bytes(_LENGTH_BYTES, "little") + data
 
 
 class Unpacker:
-    """Messages out of bytes, however these are cut."""
+    """Decoder of messages from bytes, however these are cut."""
 
     def __init__(self) -> None:
         self._bytes = bytearray()
 
     def feed(self, data: bytes | memoryview) -> Iterator[Any]:
-        """Takes bytes in; yields the messages that are complete with them."""
+        """Add received bytes; yield the messages that they complete."""
         self._bytes += data
         while len(self._bytes) >= _LENGTH_BYTES:
             end = _LENGTH_BYTES + int.from_bytes(self._bytes[:_LENGTH_BYTES], "little")
@@ -223,20 +225,22 @@ class Channel:
         self._sending = threading.Lock()
 
     def send(self, *messages: Any) -> None:
-        """Sends messages. Waits while the other end has not read earlier ones. OSError if it is gone."""
+        """Send messages. Waits while the other end has not read earlier ones. OSError if it is gone."""
         data = b"".join(map(pack, messages))
         with self._sending:
             self._connection.sendall(data)
 
     def receive(self, patience: float | None) -> list[Any]:
-        """The messages that have come. Waits `patience` seconds for the first one; None: as long as it takes.
-        EOFError if the other end is gone."""
+        """Return the messages that have come.
+
+        Waits `patience` seconds for the first one; without a limit if that is None. EOFError if the other end is gone.
+        """
         if patience != 0:
             select.select([self._connection], [], [], patience)
         messages: list[Any] = []
         while True:
             try:
-                # Without waiting, between two steps: a thread that waits would take the interpreter's lock.
+                # This never waits, since steps are in between, and a waiting thread would contend for the GIL.
                 data = self._connection.recv(_AT_ONCE, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return messages

@@ -23,8 +23,10 @@ class _HasDescriptor(Protocol):
 
 
 def end_with_peer(connection: _HasDescriptor) -> None:
-    """Ends this process at once when the other end of a socket is gone, whatever it is doing. One that is stopped ends
-    when it is continued."""
+    """End this process at once when the other end of a socket is gone, whatever the process is doing.
+
+    A stopped process ends when it is continued.
+    """
 
     def watch() -> None:
         poll = select.poll()
@@ -36,16 +38,18 @@ def end_with_peer(connection: _HasDescriptor) -> None:
 
 
 def end_with_starter() -> None:
-    """Has the kernel kill this process, which `start_kept` has started, when its starter ends, also while it is
-    stopped. Only Linux does; and who ended before this call is not noticed."""
+    """Have the kernel kill this process, started by `start_kept`, when its starter ends, even while it is stopped.
+
+    Only Linux does; and a starter that ended before this call is not noticed.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_SET_SIGNAL, signal.SIGKILL)
 
 
 def start_kept(command: Sequence[str], env: Mapping[str, str], pass_fds: Sequence[int] = ()) -> subprocess.Popen[bytes]:
-    """A process without input, in a session of its own. OSError if there can be none.
+    """Start a process without input, in a new session. OSError if that is not possible.
 
-    For Linux the starter of a process is a thread: one starts it that lives as long as it does.
+    For Linux the starter of a process is a thread, so a thread starts it that lives as long as it does.
     """
     started: Future[subprocess.Popen[bytes]] = Future()
 
@@ -58,14 +62,14 @@ def start_kept(command: Sequence[str], env: Mapping[str, str], pass_fds: Sequenc
             started.set_exception(error)
             return
         started.set_result(process)
-        with suppress(ChildProcessError):  # another thread has had its status already
+        with suppress(ChildProcessError):  # another thread has collected its status already
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
 
     threading.Thread(target=keep, name="starter", daemon=True).start()
     try:
         return started.result()
     except KeyboardInterrupt:
-        # Nobody gets to know of it. It may be stopped, and so not notice that its starter has gone.
+        # No caller learns of the process, and it may be stopped, and so not notice that its starter is gone.
         started.add_done_callback(_kill)
         raise
 

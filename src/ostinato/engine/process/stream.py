@@ -13,14 +13,14 @@ from ostinato.schedule.batch import TokenLogprobs
 
 
 class DeadlineExceeded(RequestError):
-    """The request had a deadline, and was ended when it passed."""
+    """Error for a request that was ended because its deadline passed."""
 
 
 class Stream:
-    """An asynchronous iterator over what a request gains. Leaving its `async with` early ends the request.
+    """An asynchronous iterator over a request's output deltas. Leaving its `async with` early ends the request.
 
-    Gains that the caller has not fetched are joined, so at most the request's whole output waits for a slow caller. An
-    error that ended the request, or one of its outputs, is raised after everything that it gained was fetched.
+    Deltas that the caller has not fetched are joined, so at most the request's whole output waits for a slow caller. An
+    error that ended the request, or one of its outputs, is raised after all deltas were fetched.
     """
 
     def __init__(self, request_id: str, num_outputs: int, abort: Callable[[], None], client: str | None = None) -> None:
@@ -28,28 +28,30 @@ class Stream:
         self.num_outputs = num_outputs
         self.prompt_token_ids: list[int] = []
         self.prompt_logprobs: Sequence[TokenLogprobs | None] | None = None
-        """Of the prompt, if they were asked for; None before the first token of the first output."""
+        """Log-probabilities of the prompt, if asked for; None before the first token of the first output."""
         self.num_cached_tokens: int | None = None
-        """Tokens of the prompt that came from the prefix cache; None before the first gain."""
+        """Prompt tokens that came from the prefix cache; None before the first delta."""
         self.num_output_tokens = 0
-        """Gained so far, by all outputs."""
+        """Number of tokens generated so far, by all outputs."""
         self.finish_reasons: list[str] = []
-        """Of the outputs that have ended."""
+        """Reasons of the outputs that have ended."""
         self.ended = False
-        """Whether the engine has finished it."""
+        """True once the engine has finished the request."""
         self.timer: asyncio.TimerHandle | None = None
-        """Ends it at its deadline."""
+        """Timer that ends the request at its deadline."""
         self.times: RequestTimes | None = None
-        """Of the request; None before the first gain."""
+        """Times of the request; None before the first delta."""
         self.on_error: Callable[[Exception], None] = lambda error: None
-        """Called when an error ends the request."""
+        """Callback for an error that ends the request."""
         self.deadline: tuple[float, float] | None = None
-        """When it ends at the latest, on the loop's clock, and how many seconds that was from its beginning."""
+        """Time at which the request is ended, on the loop's clock, and the seconds that it had from its start."""
         self.exported: bytes | None = None
-        """If its outputs end with `moved`: what another engine needs to go on with it (`AsyncEngine.import_`)."""
+        """Export of a request whose outputs end with `moved`, for `AsyncEngine.import_` of another engine."""
         self.handover: asyncio.Future[bool] | None = None
-        """While it passes from one engine to another, without an end for its reader: whether it does, once its last
-        gain of the first is here."""
+        """Future during a migration that its reader does not notice.
+
+        It is set when the last delta from the first engine has come: whether the request passes to the other one.
+        """
         self._abort = abort
         self._waiting: OutputDelta | None = None
         self._error: Exception | None = None
@@ -75,27 +77,27 @@ class Stream:
         return delta
 
     async def wait_ended(self) -> None:
-        """Returns once nothing more will come, whoever fetches what has."""
+        """Wait until nothing more will come, whether or not all deltas are fetched."""
         while not self.ended:
             self._news.clear()
             await self._news.wait()
 
     def raise_error(self) -> None:
-        """Raises the error that ended the request, if one did."""
+        """Raise the error that ended the request, if one did."""
         if self._error is not None:
             raise self._error
 
     def abort(self) -> None:
-        """Ends the request, if it has not ended: within one step its memory is free."""
+        """End the request, if it has not ended: its memory is free within one step."""
         if not self.ended:
             self._abort()
 
     def pass_on(self, request_id: str, abort: Callable[[], None]) -> None:
-        """Another engine goes on with it, under this id."""
+        """Continue with another engine, under this id."""
         self.request_id, self._abort = request_id, abort
 
     def go_on_from(self, moved: MovedRequest) -> None:
-        """Another engine has given what the request has so far."""
+        """Note what another engine has already given of the request."""
         first = moved.samples[0]
         self.prompt_token_ids = moved.prompt_token_ids
         if first.token_ids:
@@ -106,7 +108,7 @@ class Stream:
         self.finish_reasons = [each.finish_reason for each in moved.samples if each.finish_reason is not None]
 
     def put(self, delta: OutputDelta) -> None:
-        """Called by the engine: the request has gained something."""
+        """Add an output delta of the request. Called for the engine."""
         self.num_cached_tokens, self.times = delta.num_cached_tokens, delta.times
         if delta.prompt_logprobs is not None:
             self.prompt_logprobs = delta.prompt_logprobs
@@ -122,7 +124,7 @@ class Stream:
         self._news.set()
 
     def end(self, error: Exception | None = None) -> None:
-        """Called by the engine: nothing more will come."""
+        """End the stream: nothing more will come. Called for the engine."""
         self.ended, self._error = True, error
         if self.handover is not None and not self.handover.done():
             self.handover.set_result(False)

@@ -1,4 +1,4 @@
-"""The requests of an AsyncEngine that have not ended: how their streams begin, what they are handed, how they end."""
+"""Streams of an AsyncEngine's unfinished requests: how they begin, get their deltas and end."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ from ostinato.engine.process.stream import DeadlineExceeded, Stream
 from ostinato.schedule.request import FinishReason
 
 _TURNS = 3
-"""Turns of the event loop until a gain has left the server: its reader is woken, forwards it, sends it."""
+"""Iterations of the event loop until a delta has left the server: its reader is woken, forwards it, sends it."""
 
 
 class Streams:
-    """The stream of each unfinished request, by its id. Those that the engine has not taken in yet are *entering*.
-    Used on one event loop."""
+    """Streams of unfinished requests, by id. Those that the engine has not added yet are *entering*.
+
+    Used on one event loop.
+    """
 
     def __init__(self, admission: Admission, send: Callable[[Any], None]) -> None:
-        """`admission` counts the outputs in and out; `send` is for messages to the engine."""
+        """Create an empty table. `admission` counts the unfinished outputs; `send` is for messages to the engine."""
         self._admission, self._send = admission, send
         self._loop = asyncio.get_running_loop()
         self._unfinished: dict[str, Stream] = {}
@@ -50,8 +52,10 @@ class Streams:
         return f"async-{self._num_ids}"
 
     def open(self, num_outputs: int, client: str | None, deadline: float | None) -> Stream:
-        """The stream of a new request, to be taken in by `entering`. `deadline`: seconds from now. Raises what
-        `Admission.enter` raises."""
+        """Return the stream of a new request, whose request `entering` then adds to the engine.
+
+        `deadline` is in seconds from now. Raises what `Admission.enter` raises.
+        """
         self._admission.enter(num_outputs, client)
         name = self.new_id()
         stream = Stream(name, num_outputs, lambda: self.end(name), client)
@@ -60,16 +64,21 @@ class Streams:
         return stream
 
     def go_on(self, stream: Stream) -> None:
-        """A stream that belonged to another engine goes on with a request of this one, to be taken in by `entering`.
-        Raises what `Admission.enter` raises."""
+        """Give a stream of another engine's request an id here, so that `entering` can add its request to this engine.
+
+        Raises what `Admission.enter` raises.
+        """
         self._admission.enter(stream.num_outputs, stream.client)
         name = self.new_id()
         stream.pass_on(name, lambda: self.end(name))
 
     @contextmanager
     def entering(self, stream: Stream, *, ends: bool) -> Iterator[None]:
-        """While the engine is handed the request of a stream. If it refuses, the stream belongs to no engine, and
-        `ends` or may go on with another one."""
+        """Mark the stream as entering while its request is handed to the engine.
+
+        If the engine refuses, the stream belongs to no engine. It ends if `ends`, else it may continue with another
+        one.
+        """
         name = stream.request_id
         self._unfinished[name] = stream
         self._entering.add(name)
@@ -78,19 +87,19 @@ class Streams:
         try:
             yield
         except BaseException as error:
-            if self._unfinished.pop(name, None) is not None:  # else it ended meanwhile, and was counted out
+            if self._unfinished.pop(name, None) is not None:  # else it ended meanwhile, and is not counted any more
                 self._admission.give_back(stream.num_outputs, stream.client)
                 _let_go(stream)
                 if ends:
                     stream.end()
             if not isinstance(error, Exception):
-                self.abandon(name)  # cancelled: it may have been added, or soon be
+                self.abandon(name)  # cancelled: the engine may have added it, or will soon
             raise
         finally:
             self._entering.discard(name)
 
     def deliver(self, deltas: Sequence[OutputDelta]) -> None:
-        """Hands each stream what its request has gained."""
+        """Hand each stream its request's output delta."""
         begin = time.thread_time()
         for delta in deltas:
             stream = self._unfinished.get(delta.request_id)
@@ -105,32 +114,32 @@ class Streams:
         self._settle(begin, _TURNS)
 
     def end(self, request_id: str, error: Exception | None = None) -> None:
-        """Ends a request before its time; it may have ended already."""
+        """End a request early; it may have ended already."""
         if request_id in self._unfinished:
             self.finish(request_id, error)
             self.abandon(request_id)
 
     def finish(self, request_id: str, error: Exception | None = None) -> None:
-        """A request has ended."""
+        """End the stream of a request that has ended."""
         stream = self._unfinished.pop(request_id)
         stream.end(error)
         self._admission.leave(stream.num_outputs, stream.client)
 
     def expire(self, request_id: str, deadline: float) -> None:
-        """Its deadline has passed."""
+        """End a request whose deadline has passed."""
         self.end(request_id, DeadlineExceeded(f"the request did not end within its deadline of {deadline:g} seconds"))
 
     def abandon(self, request_id: str) -> None:
-        """Has the engine drop a request that nobody waits for."""
+        """Have the engine drop an abandoned request."""
         self._send(Abort(request_id))
 
     def _hand_over(self, stream: Stream, handover: asyncio.Future[bool], delta: OutputDelta) -> None:
-        """The last gain of a request that another engine may go on with."""
+        """Handle the last delta of a request that another engine may continue."""
         assert delta.output is not None, "a request has an output when it ends"
         passes = any(each.finish_reason == FinishReason.MOVED.value for each in delta.output.outputs)
         if not passes:
             stream.put(delta)
-            self.finish(delta.request_id, delta.output.error)  # which says so
+            self.finish(delta.request_id, delta.output.error)  # the request ended by itself
             return
         gained = before_move(delta)
         if gained is not None:
@@ -142,7 +151,7 @@ class Streams:
             handover.set_result(True)
 
     def _settle(self, begin: float, turns: int) -> None:
-        """Measures what gains cost the loop until those who wait for them have had their turn."""
+        """Measure what deltas cost the loop until their readers have run, and report it to the engine."""
         if turns:
             self._loop.call_soon(self._settle, begin, turns - 1)
         else:
@@ -150,7 +159,7 @@ class Streams:
 
 
 def _let_go(stream: Stream) -> None:
-    """A stream belongs to no engine: if its reader leaves now, no engine is told."""
+    """Detach a stream from its engine: if its reader leaves now, no engine hears of it."""
     stream.pass_on(stream.request_id, stream.end)
     if stream.timer is not None:
         stream.timer.cancel()

@@ -1,4 +1,4 @@
-"""The process group of ranks on GPUs, or where they can share no memory: what they add up and gather."""
+"""Process group of ranks that are on GPUs or can share no memory: sums and gathers."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from ostinato.engine.ranks import waiting
 from ostinato.plan.cuts import Rank
 
 _GLANCE = timedelta(seconds=0.1)
-"""Between looks whether something interrupts the waiting, such as Ctrl-C."""
+"""Time between looks whether the wait was interrupted, for example by Ctrl-C."""
 
 _FOREVER = timedelta(days=365)
-"""The other ranks end with the first one, however long it takes."""
+"""Timeout on CPUs: the other ranks end with the first one, however long it takes."""
 
 _ON_GPUS = timedelta(minutes=10)
-"""What NCCL, which waits on the device, gives a rank to come."""
+"""NCCL's timeout for a rank that is late. NCCL waits on the device."""
 
 
 class Group:
-    """The connection of one rank with the others (`ops.ranks.between.Ranks`): by gloo on CPUs, by NCCL on GPUs.
+    """Connection of one rank with the others (`ops.ranks.between.Ranks`): by gloo on CPUs, by NCCL on GPUs.
 
     A rank that has died is noticed at once, for its connection ends. NCCL needs a GPU for each rank, and has not been
-    run. With `in_order` sums are those of the ranks in their order,
-    in float32, whatever else stands in the tensor: a ring begins with another rank for each part of it.
+    run. With `in_order`, an element's sum is taken over the ranks in their order, in float32, and does not depend on
+    the rest of the tensor. A ring would begin with a different rank for each part of it.
     """
 
     def __init__(self, rank: Rank, meeting: Path, device: torch.device, in_order: bool = False) -> None:
-        """Waits until all ranks are there. `meeting` is a file that all can write to."""
+        """Wait until all ranks are there. `meeting` is a file that all can write to."""
         store = dist.FileStore(str(meeting), rank.of)
         self.rank, self.number = rank, rank.number
         self._in_order = in_order
@@ -48,8 +48,10 @@ class Group:
         self._group = kind(store, rank.number, rank.of, options)
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """`x` with what all other ranks have in its place added, in place. RankError if one does not come, RuntimeError
-        if one has gone."""
+        """Add up `x` over all ranks in place, and return it.
+
+        RankError if a rank does not come, RuntimeError if one has gone.
+        """
         if self._in_order:
             first, *others = self.all_gather(x)
             total = first.float()
@@ -62,14 +64,14 @@ class Group:
         return x.copy_(self.all_reduce(x.contiguous()))
 
     def all_gather(self, x: torch.Tensor) -> list[torch.Tensor]:
-        """What each rank has, in their order. Errors as `all_reduce`."""
+        """Return the `x` of each rank, in their order. Errors as `all_reduce`."""
         x = x.contiguous()
         parts = [torch.empty_like(x) for _ in range(self.rank.of)]
         self._wait(self._group.allgather([parts], [x]))
         return parts
 
     def gather(self, x: torch.Tensor) -> list[torch.Tensor] | None:
-        """The same on the first rank, None on the others."""
+        """Return the `x` of each rank on the first rank, None on the others."""
         x = x.contiguous()
         parts = [torch.empty_like(x) for _ in range(self.rank.of)] if self.rank.leads else []
         options = dist.GatherOptions()
@@ -83,7 +85,7 @@ class Group:
             return
         end = time.monotonic() + waiting.PATIENCE if self.rank.leads else float("inf")
         while not work.is_completed():
-            with suppress(RuntimeError):  # a glance that is over; what else ends the work is raised below
+            with suppress(RuntimeError):  # the glance is over; any other error is raised below
                 work.wait(_GLANCE)
             if time.monotonic() > end and not work.is_completed():
                 raise waiting.does_not_answer(self.rank.of)

@@ -1,4 +1,4 @@
-"""The first rank's side: it starts the others, sends them each step, and ends with them."""
+"""The first rank's side: it starts the other ranks, sends them each step, and ends with them."""
 
 from __future__ import annotations
 
@@ -41,17 +41,19 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _GLANCE = 0.1
-"""Seconds between looks whether all ranks live while they come together."""
+"""Seconds between looks whether all ranks are alive while they connect."""
 _PATIENCE = 5.0
-"""Seconds that a rank has to end after its connection has; it is killed then."""
+"""Seconds that a rank has to end after its connection has ended; then it is killed."""
 
 
 class Leader:
-    """The first rank's side of a `Together`. It owns the other ranks of a model, each a process of this machine. They
-    end with their connection, and so with this process."""
+    """The first rank's side of a `Together`. It owns the model's other ranks, each a process of this machine.
+
+    They end with their connection, and so with this process.
+    """
 
     def __init__(self, plan: Plan, spec: ModelSpec, directory: Path | None, draft_directory: Path | None) -> None:
-        """Starts them; they load their weights meanwhile. RankError if one does not come as far."""
+        """Start the other ranks, which load their weights meanwhile. RankError if one ends before it is connected."""
         self._of = plan.settings.tensor_parallel_size
         self.chooses: Choose = choose
         self.group: Group | SharedMemory
@@ -84,34 +86,37 @@ class Leader:
         command = [sys.executable, "-P", "-m", "ostinato.engine.ranks.worker", str(theirs.fileno())]
         inherited = [theirs.fileno(), *([] if start.memory is None else [start.memory])]
         with theirs:
-            # In a session of its own, Ctrl-C does not reach it: it ends with its connection.
+            # In a new session, Ctrl-C does not reach the process: it ends with its connection.
             self._processes.append(start_kept(command, child_environment(), inherited))
         waiting.limit_sending(ours)
         self._connections.append(ours)
-        with contextlib.suppress(OSError):  # it has died, which is noticed when it is waited for
+        with contextlib.suppress(OSError):  # the process has died, which the next wait for it notices
             ours.send(start)
 
     def _look(self) -> None:
-        """RuntimeError if a rank has ended."""
+        """Raise RuntimeError if a rank has ended."""
         if any(process.poll() is not None for process in self._processes):
             raise RuntimeError("a rank has ended")
 
     def _formed(self, meeting: Path, device: torch.device, in_order: bool) -> Group:
-        """The group, once all ranks are there. RankError if one ends meanwhile, for which the others would wait."""
-        from ostinato.engine.ranks.group import Group  # which takes torch's distributed part, a part of a second
+        """Return the group, once all ranks are there.
+
+        RankError if a rank ends meanwhile, for which the others would wait.
+        """
+        from ostinato.engine.ranks.group import Group  # imports torch.distributed, in a part of a second
 
         forming: Future[Group] = Future()
 
         def form() -> None:
             try:
                 forming.set_result(Group(Rank(0, self._of), meeting, device, in_order))
-            except InvalidStateError:  # it came too late
+            except InvalidStateError:  # the wait was cancelled before
                 return
             except BaseException as error:
                 with contextlib.suppress(InvalidStateError):
                     forming.set_exception(error)
 
-        # Nothing can end its waiting, so nobody waits for this thread.
+        # Nothing can end the thread's wait, so it is a daemon and never joined.
         threading.Thread(target=form, name="ostinato-ranks", daemon=True).start()
         while not forming.done():
             wait([forming], _GLANCE)
@@ -127,11 +132,11 @@ class Leader:
 
     @property
     def pids(self) -> list[int]:
-        """Of the other ranks, in their order."""
+        """Process ids of the other ranks, in their order."""
         return [process.pid for process in self._processes]
 
     def wait_ready(self) -> None:
-        """Waits for a word of each. RankError if one has ended or failed instead."""
+        """Wait for a message from each rank. RankError if one has ended or failed instead."""
         for number in range(1, self._of):
             try:
                 said = self._connections[number - 1].recv()
@@ -141,7 +146,7 @@ class Leader:
                 raise self._failed(number, said.message)
 
     def check(self) -> None:
-        """RankError if one has ended since the last step."""
+        """Raise RankError if a rank has ended since the last step."""
         for number, process in enumerate(self._processes, 1):
             if self._error is None and process.poll() is not None:
                 self._failed(number, None)
@@ -149,15 +154,15 @@ class Leader:
             raise self._error
 
     def step(self, batch: Batch, drafts: Drafts, compute: Callable[[], T]) -> T:
-        """`compute`, while all other ranks compute their parts of the same step. Errors as `_together`."""
+        """Call `compute` while all other ranks compute their parts of the same step. Errors as `_together`."""
         return self._together(Step.of(batch, drafts), compute)
 
     def logits(self, positions: Sequence[int], compute: Callable[[], T]) -> T:
-        """`compute`, while all other ranks compute their parts of the logits. Errors as `_together`."""
+        """Call `compute` while all other ranks compute their parts of the logits. Errors as `_together`."""
         return self._together(Logits(list(positions)), compute)
 
     def read(self, asked: Read) -> list[bytes]:
-        """What all other ranks have of a block or a slot. Errors as `_together`."""
+        """Return the other ranks' parts of a block or a slot. Errors as `_together`."""
 
         def answers() -> list[bytes]:
             return [self._answer(number) for number in range(1, self._of)]
@@ -165,7 +170,7 @@ class Leader:
         return self._together(asked, answers)
 
     def write(self, parts: Sequence[Write]) -> None:
-        """Gives each of the other ranks its part of a block or a slot. Errors as `_together`."""
+        """Send each of the other ranks its part of a block or a slot. Errors as `_together`."""
 
         def give() -> None:
             for number, part in enumerate(parts, 1):
@@ -174,15 +179,17 @@ class Leader:
         self._together(None, give)
 
     def choose(self, logits: torch.Tensor, picks: Sequence[Pick], draw: Draw) -> dict[int, int]:
-        """What is chosen here, which the other ranks wait for. RankError if one is gone."""
+        """Sample draft tokens here, and send them to the other ranks, which wait for them. RankError if one is gone."""
         tokens = self.chooses(logits, picks, draw)
         self._send(Chosen(tokens))
         return tokens
 
     def _together(self, message: Step | Logits | Read | None, compute: Callable[[], T]) -> T:
-        """`compute`, while all other ranks do what the message says, if there is one. RankError, now and ever after, if
-        one is gone, or does not come; whatever else ends the computation here ends all ranks too, for they would wait
-        for this one."""
+        """Send `message`, if there is one, and call `compute` while all other ranks follow it.
+
+        RankError, now and in all later calls, if a rank is gone or does not come. Any other error that ends the
+        computation here also ends all ranks, since they would wait for this one.
+        """
         if self._error is not None:
             raise self._error
         try:
@@ -194,7 +201,7 @@ class Leader:
             self.close(at_once=True)
             raise
         except BaseException as error:
-            # What interrupts is no rank's failure, and does not wait for their words.
+            # An interrupt is no rank's failure, so the ranks' reasons are not waited for.
             found = self._who_failed() if isinstance(error, Exception) else None
             found = found or RankError(
                 f"the first of {self._of} ranks failed, and the others cannot go on without it: {error!r}; "
@@ -207,7 +214,7 @@ class Leader:
             raise
 
     def _send(self, message: Step | Logits | Chosen | Read) -> None:
-        # As bytes: pipes of multiprocessing would pass an image's tensor as a descriptor, which only children can take.
+        # Pickled here: multiprocessing's pipes would pass an image's tensor as a descriptor, for children only.
         packed = pickle.dumps(message)
         for number in range(1, self._of):
             self._send_bytes(number, packed)
@@ -221,7 +228,7 @@ class Leader:
             raise self._failed(number, None) from None
 
     def _answer(self, number: int) -> bytes:
-        """The bytes that a rank was asked for. RankError if it ends instead, or lives and does not answer."""
+        """Return the bytes that a rank was asked for. RankError if it ends instead, or lives and does not answer."""
         connection, end = self._connections[number - 1], time.monotonic() + waiting.PATIENCE
         try:
             while not connection.poll(_GLANCE):
@@ -236,7 +243,7 @@ class Leader:
         return contents
 
     def close(self, at_once: bool = False) -> None:
-        """Ends the other ranks: between two steps when they see it, `at_once` also where they wait for this one."""
+        """End the other ranks: between two steps, or with `at_once` also while they wait for this one."""
         if self._error is None:
             self._error = RankError(f"the {self._of} ranks of this engine have ended; start it again")
         for connection in self._connections:
@@ -249,11 +256,11 @@ class Leader:
             process.wait()
 
     def _who_failed(self) -> RankError | None:
-        """The first rank that has told why it ends, or else one that has ended."""
+        """Return the error of the first rank that has sent a reason, else of one that has ended; None without any."""
         ended = None
         for number, connection in enumerate(self._connections, 1):
             try:
-                # Those that a dead rank's neighbours tell of come later than its own end.
+                # A dead rank's neighbours report their errors later than it ends.
                 while connection.poll(0.5):
                     said = connection.recv()
                     if isinstance(said, Failed):

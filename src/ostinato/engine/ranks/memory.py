@@ -1,4 +1,4 @@
-"""The memory of blocks, panes and slots of all ranks as bytes: what each has of one, in the ranks' order."""
+"""Memory of blocks, window blocks and slots of all ranks as bytes: the ranks' parts, in their order."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ What = Literal["block", "pane", "slot"]
 
 @dataclass(frozen=True)
 class Read:
-    """What a rank has of a block, a pane or a slot is wanted; of the first two, no more than `num_tokens` tokens where
-    that is given."""
+    """A request for a rank's part of a block, a window block or a slot.
+
+    With `num_tokens`, only that number of tokens of a block or window block is wanted.
+    """
 
     what: What
     number: int
@@ -32,7 +34,7 @@ class Read:
 
 @dataclass(frozen=True)
 class Write:
-    """A rank's part of a block, a pane or a slot is these bytes from now on."""
+    """New bytes of a rank's part of a block, a window block or a slot."""
 
     what: What
     number: int
@@ -47,17 +49,19 @@ class Others(Protocol):
     """The first rank's connection with the others (`Leader`), between two steps."""
 
     def read(self, asked: Read) -> Sequence[bytes]:
-        """What each of the others has. RankError if one is gone or does not answer."""
+        """Return the parts of the other ranks. RankError if one is gone or does not answer."""
         ...
 
     def write(self, parts: Sequence[Write]) -> None:
-        """Gives each of the others its part. RankError if one is gone."""
+        """Send each of the other ranks its part. RankError if one is gone."""
         ...
 
 
 class MemoryOfRanks:
-    """A `CacheMemory` on the first rank. A block, a pane and a slot have the same number on all ranks, and as many
-    bytes."""
+    """A `CacheMemory` on the first rank.
+
+    A block, a window block and a slot have the same number and the same size on all ranks.
+    """
 
     def __init__(self, own: CacheMemory, others: Others, ranks: int) -> None:
         self._own, self._others = own, others

@@ -1,4 +1,4 @@
-"""What the first rank and another one say to each other, but for the memory of blocks and slots (`memory`)."""
+"""Messages between the first rank and another one, except those for the memory of blocks and slots (`memory`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ostinato.schedule.batch import Batch
 
 @dataclass(frozen=True)
 class Start:
-    """What a rank is started with."""
+    """Arguments that a rank is started with."""
 
     plan: Plan
     spec: ModelSpec
@@ -24,25 +24,25 @@ class Start:
     draft_directory: Path | None
     rank: Rank
     meeting: Path
-    """A file for a process group to meet by."""
+    """File through which the ranks of a process group find each other."""
     memory: int | None = None
-    """The file descriptor of the memory that ranks share in place of that."""
+    """File descriptor of the shared memory that replaces the process group, if there is one."""
 
 
 @dataclass(frozen=True)
 class Ready:
-    """A rank has come so far."""
+    """Note that a rank has finished a stage of its start."""
 
 
 @dataclass(frozen=True)
 class Failed:
-    """A rank ends."""
+    """Last message of a rank that ends with an error."""
 
     message: str
 
     @classmethod
     def by(cls, error: BaseException) -> Failed:
-        """This process's end."""
+        """Return the message of this process, which `error` ends."""
         text = error.message if isinstance(error, OstinatoError) else repr(error)
         return cls(f"(process {os.getpid()}) failed: {text}")
 
@@ -56,20 +56,20 @@ class Step:
 
     @classmethod
     def of(cls, batch: Batch, drafts: Drafts) -> Step:
-        """What the other ranks need of one: not what its rows sample with, nor which are new."""
+        """Return the step in the form that is sent: without sampling states and without the list of new requests."""
         rows = tuple(row._replace(payload=None) for row in batch.rows)
         return cls(replace(batch, rows=rows, first=()), drafts)
 
 
 @dataclass(frozen=True)
 class Logits:
-    """The logits at some positions of the last step are wanted."""
+    """A request for the logits at some positions of the last step."""
 
     positions: list[int]
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """The drafts that were chosen of the logits that all have just computed, by the places of these."""
+    """Drafts sampled from the logits that all ranks have just computed, by index of the logits."""
 
     tokens: dict[int, int]

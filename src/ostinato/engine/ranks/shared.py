@@ -1,4 +1,4 @@
-"""What ranks on one machine's processors add up and gather, through memory that all of them have mapped."""
+"""Sums and gathers of ranks on one machine's processors, through memory that all of them have mapped."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ostinato.engine.ranks import waiting
 from ostinato.plan.cuts import Rank
 
 AREA = 2**20
-"""Bytes that a rank gives the others at a time; what is longer goes in pieces. A multiple of any element's size."""
+"""Bytes that a rank gives the others at a time; longer tensors go in pieces. A multiple of any element's size."""
 SPIN = 2e-4
-"""Seconds that a rank looks for another again and again before it sleeps. All compute the same at a time."""
+"""Seconds that a rank spins before it sleeps. All ranks compute the same at the same time."""
 _GLANCE = 0.1
-"""Between looks whether all ranks live, and whether something interrupts the waiting, such as Ctrl-C."""
+"""Seconds between looks whether all ranks are alive, and whether the wait was interrupted, for example by Ctrl-C."""
 _SEMAPHORE = 64
 """Bytes between two semaphores: each has a cache line. One takes 32."""
 _CLOCK_MONOTONIC = 1
@@ -30,17 +30,19 @@ class _Timespec(ctypes.Structure):
 
 _libc = ctypes.CDLL(None)
 _short = ctypes.PyDLL(None)
-"""For calls that do not wait: they keep the interpreter's lock, which a busy thread gives back only after a while."""
+"""C library for calls that do not wait. They keep the GIL, which is slow to get back from a busy thread."""
 
 
 def is_available() -> bool:
-    """Whether processes of this system can share memory without a name, and semaphores in it that wait by a clock that
-    nobody sets: Linux with glibc."""
+    """Return whether this system has shared memory without a name, and semaphores that wait by a monotonic clock.
+
+    That is Linux with glibc.
+    """
     return hasattr(os, "memfd_create") and hasattr(_libc, "sem_clockwait")
 
 
 def create(ranks: int) -> int:
-    """The memory of so many ranks: a file descriptor, for each to inherit."""
+    """Return the memory of `ranks` ranks: a file descriptor, for each to inherit."""
     fileno = os.memfd_create("ostinato-ranks", os.MFD_CLOEXEC)
     os.ftruncate(fileno, _head(ranks) + 2 * ranks * AREA)
     with mmap.mmap(fileno, 0) as memory:
@@ -52,24 +54,24 @@ def create(ranks: int) -> int:
 
 
 def _head(ranks: int) -> int:
-    """Bytes of the semaphores, in whole pages."""
+    """Return the bytes of the semaphores, in whole pages."""
     return -(-ranks * ranks * _SEMAPHORE // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 class SharedMemory:
-    """The connection of one rank with the others (`ops.ranks.between.Ranks`).
+    """Connection of one rank with the others (`ops.ranks.between.Ranks`).
 
-    A rank writes what it has into an area of its own, tells each of the others by a semaphore of these two, and waits
-    for theirs. It has two areas and takes turns: when it writes into one again, all others have told it since that they
-    have come to the exchange between, and so have read it. Sums are those of the ranks in their order, in float32, so a
-    sum's bits depend on its own terms alone.
+    In an exchange, a rank writes its data into its area, posts to each of the others a semaphore of the pair, and waits
+    for theirs. It alternates between two areas: before it writes into one again, all others have posted for the
+    exchange between, and so have read it. Sums are taken over the ranks in their order, in float32, so a sum's bits
+    depend only on its terms.
     """
 
     def __init__(self, rank: Rank, fileno: int) -> None:
-        """`fileno` as `create` gives it."""
+        """Map the memory of `create`, given by its descriptor `fileno`."""
         self.rank, self.number = rank, rank.number
         self.check: Callable[[], None] = lambda: None
-        """Called now and then while it waits; raises if it waits in vain."""
+        """Callback during a wait, called now and then; it raises if the wait is in vain."""
         memory = mmap.mmap(fileno, 0)
         self._semaphores = [
             [
@@ -83,7 +85,7 @@ class SharedMemory:
         self._turn = 0
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """`x` with what all other ranks have in its place added, in place. Errors as `_wait`."""
+        """Add up `x` over all ranks in place, and return it. Errors as `_wait`."""
         flat = x.contiguous().view(-1)
         for piece in self._pieces(flat):
             first, second, *others = self._exchanged(piece)
@@ -99,11 +101,11 @@ class SharedMemory:
         return x if x.is_contiguous() else x.copy_(flat.view(x.shape))
 
     def all_gather(self, x: torch.Tensor) -> list[torch.Tensor]:
-        """What each rank has, in their order. Errors as `_wait`."""
+        """Return the `x` of each rank, in their order. Errors as `_wait`."""
         return self._gathered(x, is_wanted=True)
 
     def gather(self, x: torch.Tensor) -> list[torch.Tensor] | None:
-        """The same on the first rank, None on the others."""
+        """Return the `x` of each rank on the first rank, None on the others."""
         return self._gathered(x, is_wanted=self.rank.leads) or None
 
     def _gathered(self, x: torch.Tensor, *, is_wanted: bool) -> list[torch.Tensor]:
@@ -120,7 +122,7 @@ class SharedMemory:
         yield from flat.split(AREA // flat.element_size())
 
     def _exchanged(self, piece: torch.Tensor) -> list[torch.Tensor]:
-        """What each rank has given in this exchange, until the one behind the next."""
+        """Exchange a piece, and return those of all ranks. They are valid until the exchange after the next one."""
         areas = self._areas.get(piece.dtype)
         if areas is None:
             areas = self._areas[piece.dtype] = self._areas[torch.uint8].view(piece.dtype)
@@ -137,8 +139,10 @@ class SharedMemory:
         return parts
 
     def _wait(self, semaphore: ctypes.Array[ctypes.c_char]) -> None:
-        """Until another rank has come. RankError on the first one if a rank lives and does not come; what `check`
-        raises."""
+        """Wait until another rank has come.
+
+        RankError on the first rank if another one lives and does not come; also raises the errors of `check`.
+        """
         begin = time.monotonic()
         while _short.sem_trywait(semaphore):
             if time.monotonic() - begin < SPIN:

@@ -1,4 +1,4 @@
-"""The process of a rank that does not lead: it computes its part of each step that the first rank sends."""
+"""Process of a follower rank, which computes its part of each step that the first rank sends."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Following(ForItself):
-    """Another rank's side of a `Together`: it goes on with what the first one has chosen."""
+    """A follower rank's side of a `Together`: it continues with the tokens that the first rank has sampled."""
 
     def __init__(self, group: Group | SharedMemory, connection: Connection) -> None:
         super().__init__(group)
@@ -39,11 +39,11 @@ class Following(ForItself):
 
 
 def main(fileno: int) -> None:
-    """Serves the connection at a file descriptor until it ends."""
+    """Serve the connection at a file descriptor until it ends."""
     end_with_starter()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     connection = Connection(fileno)
-    # Also while it loads weights, or waits for a rank that will not come.
+    # This works also while it loads weights, or waits for a rank that will not come.
     end_with_peer(connection)
     try:
         _serve(connection)
@@ -55,12 +55,12 @@ def main(fileno: int) -> None:
 
 
 def _group(start: Start, device: torch.device) -> Group | SharedMemory:
-    """This rank's connection with the others."""
+    """Return this rank's connection with the others."""
     if start.memory is not None:
         group = SharedMemory(start.rank, start.memory)
         os.close(start.memory)
         return group
-    from ostinato.engine.ranks.group import Group  # which takes torch's distributed part, a part of a second
+    from ostinato.engine.ranks.group import Group  # imports torch.distributed, in a part of a second
 
     return Group(start.rank, start.meeting, device, start.plan.settings.deterministic)
 
@@ -103,5 +103,5 @@ def _serve(connection: Connection) -> None:
 
 if __name__ == "__main__":
     main(int(sys.argv[1]))
-    # Does not wait for the threads of a group whose other ranks may have died.
+    # Exit without waiting for the threads of a group whose other ranks may have died.
     os._exit(1)

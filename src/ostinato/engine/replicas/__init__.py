@@ -1,1 +1,1 @@
-"""Several engines behind one AsyncEngine: which gets a message, what they say, and what becomes of a lost one's."""
+"""Several engines behind one AsyncEngine: routing of requests, messages, and recovery from a lost engine."""

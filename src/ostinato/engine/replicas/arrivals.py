@@ -1,4 +1,4 @@
-"""Requests that arrive at a replica from another one, which keeps their bytes until they are here."""
+"""Requests that a replica imports from another one, which keeps their bytes until they are here."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Awaitable, Callable
 from ostinato.engine.process.failures import portable
 
 FETCH_SECONDS = 30.0
-"""Within which the other replica has to give each piece."""
+"""Seconds in which the other replica has to give each piece."""
 
 Fetch = Callable[[str, str, int], Awaitable[bytes]]
-"""(replica, request, offset) -> some of the bytes that it keeps of the request, from there on."""
+"""Function (replica, request, offset) -> some bytes of the export that the replica keeps, from the offset on."""
 
 
 class Arrivals:
-    """Fetches one request after the other: a replica holds the bytes of one at a time, until its engine has them."""
+    """Fetches requests one after the other, so that the bytes of only one are held until the engine has imported it."""
 
     def __init__(self, fetch: Fetch) -> None:
         self._fetch = fetch
@@ -31,8 +31,10 @@ class Arrivals:
         take: Callable[[bytes], None],
         refuse: Callable[[Exception], None],
     ) -> None:
-        """Calls `take` with the bytes of a request, or `refuse` with why they cannot be had; neither once it is wanted
-        no more."""
+        """Call `take` with the bytes of a request, or `refuse` with the error that prevents it.
+
+        Neither is called once the request is not wanted any more.
+        """
 
         async def run() -> None:
             try:
@@ -50,7 +52,7 @@ class Arrivals:
         task.add_done_callback(self._tasks.discard)
 
     def end(self) -> None:
-        """Nothing is fetched any more."""
+        """Cancel all fetches."""
         for task in self._tasks:
             task.cancel()
 

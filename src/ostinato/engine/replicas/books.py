@@ -1,4 +1,4 @@
-"""What a front keeps of its replicas and of the requests that it has given them."""
+"""Tables of a front: its replicas and the requests that it has given them."""
 
 from __future__ import annotations
 
@@ -14,76 +14,78 @@ from ostinato.replicas.router import Router
 
 @dataclass
 class Replica:
-    """One that has said Hello."""
+    """A replica that has said Hello."""
 
     link: Link
     max_num_seqs: int
     observation: Observation | None = None
     takes_new: bool = True
     is_short_of_time: bool = False
-    """Whether it drains, and what it has is soon cut off."""
+    """True if it drains and its remaining requests will soon be cut off."""
     last_settled: float = 0.0
 
 
 class Stage(Enum):
-    """How far a move has come."""
+    """Stage of a migration."""
 
     LEAVES = "leaves"
-    """The source exports it."""
+    """The source exports the request."""
     ARRIVES = "arrives"
-    """The source keeps it, and the target fetches it."""
+    """The source keeps the export, and the target fetches it."""
     RETURNS = "returns"
-    """The source takes it back."""
+    """The source imports the request again."""
 
 
 @dataclass
 class Move:
-    """A request on its way from a replica that drains to another one."""
+    """Migration of a request from a replica that drains to another one."""
 
     source: str
     target: str | None
-    """None: it is taken back."""
+    """Name of the replica that imports the request; None if the source itself does."""
     stage: Stage = Stage.LEAVES
     size: int | None = None
     """Bytes that the source keeps; None until it has exported them."""
     has_last: bool = False
-    """Whether the last gain of the source is here."""
+    """True if the last delta of the source is here."""
     refused: set[str] = field(default_factory=set)
-    """Replicas that do not go on with it."""
+    """Replicas that refused to import the request."""
 
 
 @dataclass
 class Request:
-    """One that has not ended. `replica`: where it is; None while none takes it. Of one that arrives, it is the replica
-    that fetches it."""
+    """An unfinished request and its replica; None while no replica takes it.
+
+    During an import, it is the replica that fetches the request.
+    """
 
     asked: Submit
     replica: str | None = None
     is_added: bool = False
-    """Whether a replica has said that it can be served."""
+    """True if a replica has said that the request can be served."""
     has_begun: bool = False
-    """Whether it has gained something."""
+    """True once the request has an output delta."""
     num_gained: int = 0
-    """Tokens, of all its outputs."""
+    """Number of tokens of all its outputs."""
     move: Move | None = None
     stays: str | None = None
-    """Why it has not moved from a replica that drains, when that was last looked at."""
+    """Reason why it has not moved from a replica that drains, at the last look."""
     must_stay: bool = False
-    """Whether that is not looked at again."""
+    """True if the reason is final."""
 
 
 @dataclass
 class Books:
-    """By name, and by id."""
+    """Request table: replicas by name, and requests by id."""
 
     replicas: dict[str, Replica] = field(default_factory=dict)
     requests: dict[str, Request] = field(default_factory=dict)
     placement: Placement | None = None
-    """None until the first replica has come."""
+    """The placement; None until the first replica has joined."""
 
     @property
     def placed(self) -> Placement:
-        """Where there has been a replica."""
+        """The placement, once there has been a replica."""
         assert self.placement is not None, "there is one from the first replica on"
         return self.placement
 
@@ -93,17 +95,17 @@ class Books:
 
     @property
     def plan(self) -> Plan:
-        """Of the replicas."""
+        """Plan of the replicas."""
         return self.placed.plan
 
     @property
     def taking(self) -> dict[str, Link]:
-        """The replicas that take new requests."""
+        """Replicas that take new requests."""
         return {name: each.link for name, each in self.replicas.items() if each.takes_new}
 
 
 def agrees(one: Started, other: Started) -> bool:
-    """Whether two replicas give the same answers and the same hashes."""
+    """Return whether two replicas give the same answers and the same hashes."""
     names = ("model", "revision", "tokenizer", "max_model_len", "block_size", "dtype", "quantization", "seed")
     same = all(getattr(one.plan.settings, name) == getattr(other.plan.settings, name) for name in names)
     return same and one.vocab_size == other.vocab_size

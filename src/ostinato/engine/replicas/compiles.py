@@ -1,4 +1,4 @@
-"""Guides that a front has compiled, each by one replica."""
+"""Guides that a front has compiled by its replicas, one replica for each guide."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ from ostinato.engine.replicas.messages import Link
 
 
 class Compiles:
-    """Each goes to whichever replica has the fewest: it is asked whether the guide can be compiled, not to keep it.
-    Without any it waits."""
+    """Compile calls that are not answered yet. Each goes to the replica with the fewest.
+
+    A replica only checks whether the guide can be compiled, and does not keep it. Without any replica a call waits.
+    """
 
     def __init__(self, taking: Callable[[], Mapping[str, Link]], answer: Callable[[Reply], None]) -> None:
-        """`taking` gives the replicas that take new requests."""
+        """Create an empty table. `taking` gives the replicas that take new requests."""
         self._taking, self._answer = taking, answer
         self._waiting: dict[str, tuple[Compile, str | None]] = {}
-        """By call: the message, and the replica that it was sent to."""
+        """Messages by call, with the replica that each was sent to."""
 
     def ask(self, message: Compile) -> None:
-        """Has a guide compiled."""
+        """Send a guide to a replica to be compiled."""
         links = self._taking()
         counts = dict.fromkeys(links, 0)
         for _, name in self._waiting.values():
@@ -31,14 +33,14 @@ class Compiles:
             links[chosen].send(message)
 
     def take(self, reply: Reply) -> bool:
-        """Whether a replica's answer is to one of these."""
+        """Pass on a replica's answer, and return True, if it answers one of these calls."""
         if self._waiting.pop(reply.call_id, None) is None:
             return False
         self._answer(reply)
         return True
 
     def ask_again(self, lost: str | None = None) -> None:
-        """Asks another one for what was `lost`'s; None: for what nobody was there for."""
+        """Send the calls of the `lost` replica to another one; with None, the calls that no replica was there for."""
         for message, where in list(self._waiting.values()):
             if where == lost:
                 self.ask(message)

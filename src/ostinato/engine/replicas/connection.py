@@ -1,4 +1,4 @@
-"""One front, as a replica sees it."""
+"""Connection to one front, as a replica sees it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ostinato.replicas.published import Publisher
 
 @dataclass
 class FrontConnection:
-    """What waits to be sent to it, and what it has in the engine."""
+    """Messages that wait to be sent to a front, and its requests in the engine."""
 
     publisher: Publisher = field(default_factory=Publisher)
     waiting: list[Any] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Requests that leave a replica's engine for another one's: exported in turn, and kept until they are elsewhere."""
+"""Requests that move from a replica's engine to another one: exported in order, and kept until the move is complete."""
 
 from __future__ import annotations
 
@@ -12,36 +12,39 @@ from ostinato.engine.replicas.messages import Left
 MOST_KEPT = 2**30
 """Bytes that are kept at a time: the next request is exported once there are fewer."""
 PIECE = 8 * 2**20
-"""Bytes that are handed over at a time."""
+"""Bytes that are sent at a time."""
 CALL = "leave/"
-"""What ids of exports begin with."""
+"""Prefix of the ids of export calls."""
 
 
 class Departures:
-    """Requests are known by the engine's ids. Until one is exported, it goes on."""
+    """Queue of requests to export, by the engine's ids. A request is computed until it is exported."""
 
     def __init__(self, send: Callable[[Any], None], tell: Callable[[str, Left], None]) -> None:
-        """`send` reaches the engine, `tell` whoever wants the request of this id moved."""
+        """Create an empty queue.
+
+        `send` reaches the engine, `tell` the front that wants the request of this id moved.
+        """
         self._send, self._tell = send, tell
         self._queue: deque[str] = deque()
         self._leaving: str | None = None
-        """Whose export the engine has been asked for."""
+        """Request whose export the engine has been asked for."""
         self._is_dropped = False
-        """Whether nobody waits for that one any more."""
+        """True if the request being exported is not wanted any more."""
         self._kept: dict[str, bytes] = {}
 
     @property
     def num_kept(self) -> int:
-        """Requests that are in no engine."""
+        """Number of requests that are in no engine."""
         return len(self._kept)
 
     def leave(self, request_id: str) -> None:
-        """Exports a request as soon as those before it have been."""
+        """Export a request as soon as those before it have been."""
         self._queue.append(request_id)
         self._export_next()
 
     def drop(self, request_id: str) -> None:
-        """Another engine has the request, or nobody waits for it any more."""
+        """Drop a request that another engine has imported, or that was abandoned."""
         self._kept.pop(request_id, None)
         if request_id in self._queue:
             self._queue.remove(request_id)
@@ -50,13 +53,13 @@ class Departures:
         self._export_next()
 
     def drop_all(self, prefix: str) -> None:
-        """Nobody waits any more for requests whose ids begin so."""
+        """Drop the requests whose ids begin with `prefix`, since their front is gone."""
         for request_id in [*self._kept, *self._queue, *filter(None, [self._leaving])]:
             if request_id.startswith(prefix):
                 self.drop(request_id)
 
     def exported(self, exported: bytes | None, error: Exception | None = None) -> None:
-        """The engine has answered."""
+        """Handle the engine's answer to an export."""
         assert self._leaving is not None, "it was asked"
         request_id, self._leaving = self._leaving, None
         if not self._is_dropped:
@@ -66,13 +69,13 @@ class Departures:
         self._export_next()
 
     def take_back(self, request_id: str) -> bytes | None:
-        """The bytes of a request, which are not kept any longer; None if they were not."""
+        """Return the bytes of a request, which are not kept any longer; None if they were not."""
         exported = self._kept.pop(request_id, None)
         self._export_next()
         return exported
 
     def piece(self, request_id: str, offset: int) -> bytes:
-        """Some of the bytes of a request, from `offset` on. LookupError if they are not kept."""
+        """Return some of the bytes of a request, from `offset` on. LookupError if they are not kept."""
         if request_id not in self._kept:
             raise LookupError(f"request {request_id} is not kept here")
         return self._kept[request_id][offset : offset + PIECE]

@@ -1,4 +1,4 @@
-"""The front's side: several replicas, which take the place of one engine's process."""
+"""The front's side: several replicas in place of one engine's process."""
 
 from __future__ import annotations
 
@@ -37,42 +37,45 @@ from ostinato.replicas.router import Router
 log = logging.getLogger("ostinato.replicas")
 
 _SETTLE_SECONDS = 0.25
-"""Between two messages to a replica that say what its gains cost here."""
+"""Seconds between two messages to a replica about the cost of its deltas here."""
 
 
 class Replicas:
-    """What an AsyncEngine talks to in place of one engine's process: it sends each request to the replica that the
-    router chooses, and what replicas say back.
+    """Connection of an AsyncEngine to several replicas, in place of one engine's process.
 
-    A replica that is lost ends the requests that had begun with ReplicaLost; the others go to another one, or wait
-    until there is one. Used on one event loop.
+    It sends each request to the replica that the router chooses, and passes on the replicas' messages. A lost replica
+    ends the requests that had begun with ReplicaLost; the others go to another one, or wait until there is one. Used on
+    one event loop.
     """
 
     started: Started
-    """What the first replica has reported of itself. Others must have the same plan."""
+    """First report of the first replica. Others must have the same plan."""
 
     def __init__(self, policy: Policy = "prefix", on_close: Callable[[], Any] = lambda: None) -> None:
-        """`on_close`: called at the end, once all links are closed; what it gives is awaited."""
+        """Create a front without replicas.
+
+        `on_close` is called at the end, once all links are closed; a coroutine that it returns is awaited.
+        """
         self.on_message: Callable[[Any], None] = lambda message: None
         self.on_end: Callable[[Exception], None] = lambda error: None
         self.on_change: Callable[[], None] = lambda: None
-        """Called when there are more or fewer replicas that take new requests."""
+        """Callback for a change in the number of replicas that take new requests."""
         self._policy: Policy = policy
         self._on_close = on_close
         self._loop = asyncio.get_running_loop()
         self._books = Books()
         self._replicas, self._requests = self._books.replicas, self._books.requests
         self.moving = Moving(self._books, self._lose_request)
-        """What becomes of requests of replicas that drain."""
+        """Migration of requests from replicas that drain."""
         self._compiles = Compiles(lambda: self._books.taking, lambda reply: self.on_message(reply))
         self._questions = Questions(lambda reply: self.on_message(reply), lambda: list(self.observations.values()))
         self._delivered: deque[str] = deque()
-        """Replicas whose gains are being settled, in their order."""
+        """Replicas whose deltas wait for a Settled, in order of delivery."""
         self._failed: Exception | None = None
         self._first: asyncio.Future[None] = self._loop.create_future()
 
     async def wait_started(self) -> None:
-        """Waits for the first replica. Raises the error of `fail`."""
+        """Wait for the first replica. Raises the error of `fail`."""
         await asyncio.shield(self._first)
 
     @property
@@ -83,26 +86,26 @@ class Replicas:
 
     @property
     def router(self) -> Router | None:
-        """None until the first replica has come."""
+        """The router; None until the first replica has joined."""
         return None if self._books.placement is None else self._books.router
 
     @property
     def observations(self) -> dict[str, Observation]:
-        """What each replica has told last, by name."""
+        """Last counts of each replica, by name."""
         return {name: each.observation for name, each in self._replicas.items() if each.observation is not None}
 
     @property
     def states(self) -> dict[str, str]:
-        """Each replica's: `ready` or `draining`."""
+        """State of each replica: `ready` or `draining`."""
         return {name: "ready" if each.takes_new else "draining" for name, each in self._replicas.items()}
 
     def add(self, link: Link) -> None:
-        """A replica was found. It takes part from its Hello on."""
+        """Connect a replica that was found. It takes part from its Hello on."""
         link.on_messages = lambda messages: self._take(link, messages)
         link.on_lost = lambda: self._lose(link.name)
 
     def fail(self, error: Exception) -> None:
-        """There will be no replicas any more."""
+        """Note that there will be no replicas any more."""
         if self._failed is None:
             self._failed = error
             if not self._first.done():
@@ -110,7 +113,7 @@ class Replicas:
             else:
                 self.on_end(error)
 
-    # What the AsyncEngine says.
+    # Messages of the AsyncEngine.
 
     def send(self, message: Any) -> None:
         match message:
@@ -122,7 +125,7 @@ class Replicas:
             case Compile():
                 self._compiles.ask(message)
             case Ask(call_id, "close"):
-                self.on_message(Reply(call_id))  # a replica sees to that itself at its own end
+                self.on_message(Reply(call_id))  # a replica saves its cache itself when it ends
             case Ask():
                 self._questions.ask(message, self._links())
             case Settled(cost):
@@ -162,10 +165,10 @@ class Replicas:
         replica, now = self._replicas.get(name), self._loop.time()
         if replica is not None and now >= replica.last_settled + _SETTLE_SECONDS:
             replica.last_settled = now
-            # Each replica holds back for itself, and all of them are to leave the loop its time.
+            # Each replica limits its rate separately, and all of them together must leave the loop its time.
             replica.link.send(Settled(cost * len(self._replicas)))
 
-    # What replicas say.
+    # Messages of replicas.
 
     def _take(self, link: Link, messages: Sequence[Any]) -> None:
         for message in messages:
@@ -239,7 +242,7 @@ class Replicas:
             if reply.error is not None:
                 del self._requests[call_id]
                 self._books.router.ended(call_id)
-                if was_added:  # by one that was lost since
+                if was_added:  # a replica that was lost since had added it
                     self.on_message(Ended(call_id, reply.error))
                     return
             self.on_message(reply)
@@ -257,7 +260,7 @@ class Replicas:
         replica.takes_new = False
         router.drain(link.name)
         for request_id, request in list(self._requests.items()):
-            # What has not begun may begin elsewhere.
+            # Requests that have not begun may begin elsewhere.
             if request.replica == link.name and not request.has_begun and self._books.taking:
                 link.send(Abort(request_id))
                 router.ended(request_id)
@@ -289,14 +292,14 @@ class Replicas:
         self._change()
 
     def _lose_request(self, request_id: str) -> None:
-        """One has begun, and nobody has it."""
+        """End a request that had begun, and that no replica has any more."""
         del self._requests[request_id]
         self._books.router.ended(request_id)
         message = "the replica that computed the request was lost; the server goes on, and the request may be repeated"
         self.on_message(Ended(request_id, ReplicaLost(message)))
 
     def _change(self) -> None:
-        """There are other replicas than before: what waits for one may find it."""
+        """Send waiting requests and calls to the replicas, which have changed."""
         if self._books.taking:
             for request_id in [each for each, request in self._requests.items() if request.replica is None]:
                 self._place(request_id)
@@ -309,7 +312,7 @@ class Replicas:
         return {name: each.link for name, each in self._replicas.items()}
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless the books agree with each other."""
+        """Raise AssertionError unless the tables agree with each other."""
         self._books.router.check_integrity()
         self.moving.check_integrity()
         for request_id, request in self._requests.items():

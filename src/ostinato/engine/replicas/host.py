@@ -1,4 +1,4 @@
-"""The replica's side: one engine in a process of its own, and the fronts that it computes for."""
+"""The replica's side: one engine in a separate process, and the fronts that it computes for."""
 
 from __future__ import annotations
 
@@ -45,24 +45,27 @@ if TYPE_CHECKING:
     from ostinato.engine.run.runner import StartProgress
 
 TELL_SECONDS = 1.0
-"""Between two looks at the engine's counts and index."""
+"""Seconds between two looks at the engine's counts and index."""
 FRONT_PATIENCE = 30.0
-"""Seconds after which a front that has said nothing counts as gone. Each says something every few seconds."""
+"""Seconds after which a silent front counts as gone. Each front sends something every few seconds."""
 SHORT_OF_TIME = 0.8
-"""The part of its time after which a replica that drains moves requests also to where they have to wait."""
+"""Fraction of its time after which a draining replica also moves requests to replicas where they have to wait."""
 
 
 class ReplicaHost:
-    """Hands messages of several fronts to one engine, and what it says back to each. Used on one event loop.
+    """Passes messages between several fronts and one engine. Used on one event loop.
 
-    Ids of requests are a front's own: in the engine they begin with its name.
+    Request ids are local to a front. In the engine they begin with the front's name.
     """
 
     def __init__(self, process: EngineProcess, engine_timeout: float, send_cost: float = 0.0) -> None:
-        """`engine_timeout`: seconds after which an engine that does not answer counts as stalled. `send_cost`: seconds
-        of a processor that sending a gain takes beside what is measured here."""
+        """Serve the engine in `process`.
+
+        `engine_timeout` is the number of seconds after which an engine that does not answer counts as stalled.
+        `send_cost` is the processor time in seconds for sending a delta, besides the time that is measured here.
+        """
         self.failure: Exception | None = None
-        """Why the engine ended, if it has."""
+        """Error that ended the engine, if one did."""
         self.on_failure: Callable[[], None] = lambda: None
         self.last: Observation | None = None
         """The engine's counts at the last look."""
@@ -74,7 +77,7 @@ class ReplicaHost:
         self._front_cost = 0.0
         self._draining = self._has_ended = False
         self._changed = asyncio.Event()
-        """A request has ended, or a front has parted."""
+        """Event for a request that has ended, or a front that has parted."""
         self.moves = HostMoves(process.send, self._fronts, self._changed.set)
         process.on_message, process.on_end = self._take_from_engine, self._fail
         self._heartbeat = Heartbeat(self._observe, engine_timeout, lambda is_stalled: None)
@@ -91,29 +94,32 @@ class ReplicaHost:
         make: Callable[[EngineConfig, StartProgress], Engine] = make_engine,
         send_cost: float = 0.0,
     ) -> ReplicaHost:
-        """Loads the model in a process of its own. Raises what `AsyncEngine.start` does."""
+        """Load the model in a separate process. Raises the errors of `AsyncEngine.start`."""
         if config.capture == "auto":
             config = config.with_settings(capture="startup")
         return cls(await EngineProcess.start(Start(config, make, log_level), progress), engine_timeout, send_cost)
 
     @property
     def num_unfinished(self) -> int:
-        """Requests of all fronts that have not ended, and are not with another replica."""
+        """Number of requests of all fronts that have not ended, and have not moved to another replica."""
         return sum(len(front.requests) for front in self._fronts.values()) + self.moves.departures.num_kept
 
     @property
     def is_stalled(self) -> bool:
-        """Whether the engine does not answer."""
+        """True if the engine does not answer."""
         return self._heartbeat.is_stalled
 
     @property
     def pid(self) -> int:
-        """The id of the engine's process."""
+        """Id of the engine's process."""
         return self._process.pid
 
     def load(self) -> dict[str, float]:
-        """Shares of what the engine can hold: of the outputs that may run, those that run or wait (which may be above
-        1), and of its blocks and slots, those that requests hold, whichever is more. 0 before the first look."""
+        """Return how full the engine is, as fractions; 0 before the first look.
+
+        `requests` is running and waiting outputs by those that may run at once, and may be above 1. `slots` is the used
+        fraction of blocks or of slots, whichever is larger.
+        """
         if self.last is None:
             return {"requests": 0.0, "slots": 0.0}
         stats, cache = self.last.stats, self.last.stats["cache"]
@@ -123,8 +129,12 @@ class ReplicaHost:
         return {"requests": (stats["running"] + stats["waiting"]) / most, "slots": max(held, default=0.0)}
 
     async def messages(self, name: str) -> AsyncIterator[list[Any]]:
-        """What is said to the front `name`, as it comes, from Hello on. When this is left, its requests are dropped.
-        Raises why the engine failed; ends with `end`."""
+        """Yield the messages to the front `name` as they come, from Hello on.
+
+        When this is left, its requests are dropped.
+
+        Raises the error that ended the engine; ends with `end`.
+        """
         assert name not in self._fronts, "a front has one connection"
         front = self._fronts[name] = FrontConnection(heard_at=self._loop.time())
         front.put(Hello(self._process.started))
@@ -151,7 +161,7 @@ class ReplicaHost:
             self._changed.set()
 
     def take(self, name: str, messages: Iterable[Any]) -> None:
-        """What the front `name`, which is connected, says. What one says that is gone is dropped."""
+        """Handle messages of the front `name`. Those of a front that is gone are dropped."""
         front = self._fronts.get(name)
         if front is None:
             return
@@ -181,15 +191,17 @@ class ReplicaHost:
                     raise TypeError(f"no such message: {message!r}")
 
     def leave(self, name: str) -> None:
-        """The front `name` is gone: its connection ends, and its requests are dropped."""
+        """End the connection of the front `name`, which is gone, and drop its requests."""
         front = self._fronts.get(name)
         if front is not None:
             front.is_gone = True
             front.news.set()
 
     async def drain(self, patience: float) -> None:
-        """Has the fronts send no new requests and move those that they have, and waits until these have ended or are
-        elsewhere, at most `patience` seconds. When most of them are over, fronts are told."""
+        """Have the fronts send no new requests and move those that they have, and wait until the replica is empty.
+
+        Waits at most `patience` seconds. When most of them are over, the fronts are warned.
+        """
         self._draining = True
         begin = self._loop.time()
         for until, is_short_of_time in ((begin + SHORT_OF_TIME * patience, False), (begin + patience, True)):
@@ -199,7 +211,7 @@ class ReplicaHost:
                 return
 
     async def _empty(self, until: float) -> bool:
-        """Whether all requests have ended, and all fronts have parted, before `until`; or the engine has failed."""
+        """Return whether all requests end and all fronts part before `until`, or the engine fails."""
         while self.failure is None and (
             self.num_unfinished or any(not front.knows_of_end for front in self._fronts.values())
         ):
@@ -211,15 +223,14 @@ class ReplicaHost:
         return True
 
     async def end(self) -> None:
-        """Ends the engine's process, and all connections. What its prefix cache has goes to files, if the plan says
-        so."""
+        """End the engine's process, and all connections. Save its prefix cache to files, if the plan says so."""
         self._telling.cancel()
         self._heartbeat.stop()
         self.moves.end()
         if self._process.started.plan.cache_files is not None and self.failure is None:
             try:
                 await asyncio.wait_for(self._ask("close"), SAVE_PATIENCE)
-            except Exception:  # it ends in any case
+            except Exception:  # the process ends in any case
                 self._has_ended = True
         self._has_ended = True
         for front in self._fronts.values():
@@ -264,7 +275,7 @@ class ReplicaHost:
                     self._calls.answer(call_id, result, error)
                 elif (front := self._fronts.get(name)) is not None:
                     if error is not None:
-                        front.requests.discard(own)  # it was refused, if it is one
+                        front.requests.discard(own)  # a refused request, or no request
                         self._changed.set()
                     front.put(message._replace(call_id=own))
 
@@ -282,7 +293,7 @@ class ReplicaHost:
                 self._changed.set()
         for name, of_one in by_front.items():
             self._fronts[name].put(Gained(of_one))
-        # Nobody says when it has arrived: the time that fronts took for the last ones stands for it.
+        # No front reports the arrival of these deltas, so the fronts' last cost is used.
         cost = time.thread_time() - begin + len(by_front) * self._send_cost + self._front_cost
         self._process.send(Settled(cost))
 

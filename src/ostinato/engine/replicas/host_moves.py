@@ -1,4 +1,4 @@
-"""What a replica does for requests that move: those that leave its engine, and those that arrive."""
+"""Migration of requests, as a replica sees it: exports from its engine, and imports into it."""
 
 from __future__ import annotations
 
@@ -15,21 +15,26 @@ from ostinato.sample.guide import Guide
 
 
 class HostMoves:
-    """Fronts decide what moves and whereto; bytes pass from replica to replica, and through no front."""
+    """Exports and imports of one replica. Fronts decide what moves and whereto.
+
+    Bytes go from replica to replica, never through a front.
+    """
 
     def __init__(
         self, send: Callable[[Any], None], fronts: Mapping[str, FrontConnection], note_change: Callable[[], None]
     ) -> None:
-        """`send` reaches the engine. `fronts` are those that are connected, by name. `note_change` is called when a
-        request has left, or will not arrive."""
+        """Start without moves. `send` reaches the engine, `fronts` are the connected ones, by name.
+
+        `note_change` is called when a request has moved away, or will not arrive.
+        """
         self.fetch: Fetch = _nowhere
-        """Reaches the other replicas."""
+        """Function that fetches bytes from other replicas."""
         self.departures = Departures(send, self._tell_left)
         self._send, self._fronts, self._note_change = send, fronts, note_change
         self._arrivals = Arrivals(lambda source, request_id, offset: self.fetch(source, request_id, offset))
 
     def take(self, name: str, front: FrontConnection, message: Leave | Release | TakeBack | Arrive) -> None:
-        """What the front `name` says."""
+        """Handle a message of the front `name`."""
         request_id = f"{name}/{message.request_id}"
         match message:
             case Leave():
@@ -43,7 +48,7 @@ class HostMoves:
                 self._await_arrival(name, front, message)
 
     def take_from_engine(self, message: Any) -> bool:
-        """Whether what the engine says is the answer to an export."""
+        """Handle a message of the engine, and return True, if it answers an export."""
         match message:
             case Exported(_, _, exported):
                 self.departures.exported(exported)
@@ -54,11 +59,11 @@ class HostMoves:
         return True
 
     def drop(self, request_id: str) -> None:
-        """Nobody waits for a request any more."""
+        """Drop an abandoned request."""
         self.departures.drop(request_id)
 
     def end(self) -> None:
-        """Nothing arrives any more."""
+        """Cancel all imports."""
         self._arrivals.end()
 
     def _take_back(self, request_id: str, front: FrontConnection, own: str, guide: Guide | None) -> None:

@@ -1,4 +1,4 @@
-"""What a front and a replica tell each other beside the messages of a server and its engine's process."""
+"""Messages between a front and a replica, besides those between a server and its engine's process."""
 
 from __future__ import annotations
 
@@ -9,26 +9,25 @@ from ostinato.engine.process.messages import Observation, Started
 from ostinato.replicas.published import Changes
 from ostinato.sample.guide import Guide
 
-# To the replica.
+# Messages to the replica.
 
 
 class Retell(NamedTuple):
-    """The front has missed something: the replica is to tell of its whole index."""
+    """A request to report the whole index, since the front has missed a report."""
 
 
 class Parted(NamedTuple):
-    """The front knows that the replica drains, and sends no new requests."""
+    """Confirmation that the front knows of the drain, and sends no new requests."""
 
 
 class Leave(NamedTuple):
-    """Another replica goes on with the request: it is exported here, and kept until a Release or a TakeBack. Its answer
-    is a Left."""
+    """An order to export a request and keep it until a Release or a TakeBack; its answer is a Left."""
 
     request_id: str
 
 
 class Arrive(NamedTuple):
-    """The replica goes on with a request that `source` keeps, `size` bytes; its answer is a Reply, as to a Submit."""
+    """An order to import a request, `size` bytes kept by `source`; its answer is a Reply, as to a Submit."""
 
     request_id: str
     source: str
@@ -37,22 +36,22 @@ class Arrive(NamedTuple):
 
 
 class Release(NamedTuple):
-    """Another replica has the request, or nobody waits for it: what is kept of it is not needed."""
+    """An order to drop the export of a request that another replica has imported, or that was abandoned."""
 
     request_id: str
 
 
 class TakeBack(NamedTuple):
-    """No other replica goes on with the request that is kept: this one does; its answer is a Reply."""
+    """An order to import a request again that no other replica takes; its answer is a Reply."""
 
     request_id: str
     guide: Guide | None
 
 
 PING_SECONDS = 5.0
-"""After which a front says something, if it has nothing to say: an empty list."""
+"""Seconds after which an otherwise silent front sends an empty list."""
 
-# From the replica.
+# Messages from the replica.
 
 
 class Hello(NamedTuple):
@@ -62,21 +61,24 @@ class Hello(NamedTuple):
 
 
 class Told(NamedTuple):
-    """Once a second: the engine's counts, and how its index has changed, if it has."""
+    """Report, once a second, of the engine's counts, and of the changes of its index, if there are any."""
 
     observation: Observation
     changes: Changes | None
 
 
 class Draining(NamedTuple):
-    """The replica ends once its requests have ended or moved; told again when time runs short."""
+    """Notice that the replica ends once its requests have ended or moved; sent again when time runs short."""
 
     is_short_of_time: bool = False
 
 
 class Left(NamedTuple):
-    """The answer to a Leave: how many bytes are kept, None if none are, since the request has ended by itself, or goes
-    on for an `error`. Its last gain here, whose outputs end with `moved`, comes beside it."""
+    """The answer to a Leave: the number of bytes that are kept.
+
+    None if no bytes are kept, because the request has ended by itself, or because an `error` prevented the export and
+    the request continues here. Its last delta here, whose outputs end with `moved`, is sent separately.
+    """
 
     request_id: str
     size: int | None
@@ -84,17 +86,17 @@ class Left(NamedTuple):
 
 
 class Link(Protocol):
-    """A front's connection to one replica. Both functions are called on the front's loop."""
+    """A front's connection to one replica. Both callbacks are called on the front's loop."""
 
     name: str
-    """Of the replica. One that comes back has another name."""
+    """Name of the replica. One that comes back has another name."""
     on_messages: Callable[[Sequence[Any]], None]
-    """What the replica says, in its order."""
+    """Callback for the replica's messages, in their order."""
     on_lost: Callable[[], None]
-    """The replica is gone, or has ended; called once, at the end."""
+    """Callback for a replica that is gone or has ended; called once, at the end."""
 
     def send(self, message: Any) -> None:
-        """Sends a message, without waiting. Messages after the end are dropped."""
+        """Send a message, without waiting. Messages after the end are dropped."""
 
     def close(self) -> None:
-        """Ends the connection: the replica drops this front's requests. `on_lost` is not called."""
+        """End the connection: the replica drops this front's requests. `on_lost` is not called."""

@@ -1,4 +1,4 @@
-"""The front's side of a drain: requests of a replica that ends go on at others, and their streams notice nothing."""
+"""The front's side of a drain: requests of a replica that ends migrate to others, and their streams notice nothing."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from ostinato.schedule.request import FinishReason
 log = logging.getLogger("ostinato.replicas")
 
 AT_ONCE = 4
-"""Requests of one replica that move at a time. The others go on there meanwhile."""
+"""Requests of one replica that move at a time. The others are computed there meanwhile."""
 MOST_BYTES = 2**30
-"""Of one request: a larger one stays, since an engine would have to hold it beside its cache."""
+"""Largest export in bytes. A larger request stays, since an engine would have to hold it in addition to its cache."""
 
 
 @dataclass
 class DrainCounts:
-    """What became of requests that a replica had begun when it was to end, since the start."""
+    """Counts of requests that had begun on replicas that drained, since the start."""
 
     moved: int = 0
     moved_bytes: int = 0
     stayed: Counter[str] = field(default_factory=Counter)
-    """Those that were computed to their end where they were, or cut off there, by why they did not move."""
+    """Requests computed to their end on the draining replica, or cut off there, by the reason why they did not move."""
 
     def to_json(self) -> dict[str, Any]:
         return {"moved": self.moved, "moved_bytes": self.moved_bytes, "stayed": dict(self.stayed)}
@@ -41,28 +41,28 @@ class DrainCounts:
 
 
 class Moving:
-    """Moves what draining replicas have begun to others that have room, request by request.
+    """Migrates begun requests from draining replicas to others that have room, request by request.
 
-    A request is first exported by the one that drains, which keeps it; then fetched by the other one. Until that one
-    has it, it can go to a third or back. So it is lost only if the replica that keeps it is lost before, or the one
-    that has it.
+    A request is first exported by the draining replica, which keeps the export; then another replica fetches it. Until
+    it has been imported there, the request can still go to a third replica or back. So it is lost only if the replica
+    that keeps the export is lost before, or later the one that has imported it.
     """
 
     def __init__(self, books: Books, lose: Callable[[str], None]) -> None:
-        """`lose` ends a request that is lost."""
+        """Create empty counts. `lose` ends a request that is lost."""
         self.counts = DrainCounts()
         self._books, self._lose = books, lose
         self._of_replica: dict[str, DrainCounts] = {}
         self._foreign: set[tuple[str, str]] = set()
-        """(from, to): replicas that are of different plans, as one of them has found."""
+        """Pairs (from, to) of replicas with different plans, as one of them has found."""
 
     def look(self) -> None:
-        """Begins to move what can be moved now."""
+        """Begin to move the requests that can move now."""
         books = self._books
         draining = [name for name, each in books.replicas.items() if not each.takes_new]
         if not draining:
             return
-        # As many are on their way from each as may be.
+        # Each source may have `AT_ONCE` migrations.
         moving = Counter(each.move.source for each in books.requests.values() if each.move is not None)
         outputs = self._outputs()
         for request_id, request in books.requests.items():
@@ -79,11 +79,11 @@ class Moving:
                 books.replicas[name].link.send(Leave(request_id))
 
     def take_left(self, name: str, message: Left) -> None:
-        """A replica has exported a request, or could not."""
+        """Handle the answer of a replica that has exported a request, or could not."""
         request_id, size, error = message
         request = self._books.requests.get(request_id)
         if request is None or request.move is None or request.move.source != name:
-            return  # nobody waits for it any more
+            return  # the request was abandoned meanwhile
         if size is None:
             request.move = None
             if error is not None:
@@ -94,14 +94,14 @@ class Moving:
         self._send_on(request_id, request, request.move)
 
     def is_last(self, request_id: str, delta: OutputDelta) -> bool:
-        """Whether a gain is the last one of the replica that a request leaves."""
+        """Return whether a delta is the last one of the replica that exported the request."""
         request = self._books.requests.get(request_id)
         if request is None or request.move is None or delta.output is None:
             return False
         return any(each.finish_reason == FinishReason.MOVED.value for each in delta.output.outputs)
 
     def take_last(self, request_id: str, delta: OutputDelta) -> OutputDelta | None:
-        """That gain, for whoever gets those of the next one too; None if there is nothing in it."""
+        """Return that delta without its end, for a stream that continues with the next replica; None if it is empty."""
         request = self._books.requests[request_id]
         assert request.move is not None
         request.move.has_last = True
@@ -109,7 +109,7 @@ class Moving:
         return before_move(delta)
 
     def take_reply(self, name: str, reply: Reply) -> bool:
-        """Whether a replica's answer says that it goes on with a request, or does not."""
+        """Handle a replica's answer to an import, and return True, if it is one."""
         request = self._books.requests.get(reply.call_id)
         if request is None or request.move is None or request.replica != name or request.move.stage is Stage.LEAVES:
             return False
@@ -123,12 +123,12 @@ class Moving:
         return True
 
     def drop(self, request_id: str, request: Request) -> None:
-        """Nobody waits for a request any more, which its replica is told of."""
+        """Have the source drop the export of an abandoned request."""
         if request.move is not None and request.move.stage is Stage.ARRIVES:
             self._release(request_id, request.move)
 
     def note_end(self, request: Request) -> None:
-        """A request has ended where it was."""
+        """Count a request that has ended where it was, if that replica drains."""
         name = request.replica
         if name is None or name not in self._books.replicas or self._books.replicas[name].takes_new:
             return
@@ -136,7 +136,10 @@ class Moving:
             self._note_stayed(name, request)
 
     def lose(self, name: str) -> None:
-        """A replica is gone; the books of replicas have it no more. What is its own then is lost."""
+        """Handle the loss of a replica, which the replica table has dropped already.
+
+        Exports that others keep are sent to other replicas.
+        """
         for request_id, request in list(self._books.requests.items()):
             move = request.move
             if move is None:
@@ -150,12 +153,12 @@ class Moving:
             log.info("replica %s has drained: %s", name, counts)
 
     def drain(self, name: str) -> None:
-        """A replica drains, or has little time left."""
+        """Begin to move requests from a replica that drains, or has little time left."""
         self._of_replica.setdefault(name, DrainCounts())
         self.look()
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless each that moves is where its move says."""
+        """Raise AssertionError unless each moving request is where its move says."""
         for request_id, request in self._books.requests.items():
             move = request.move
             if move is None:
@@ -167,14 +170,17 @@ class Moving:
             assert exported == (move.stage is not Stage.LEAVES), f"{request_id} arrives before it has left"
 
     def _choose(self, request_id: str, request: Request, source: str, outputs: Counter[str]) -> str | None:
-        """Where a request goes, which is then counted as sent there; None if it stays for now, which is noted."""
+        """Choose a replica for a request, and count the request as sent there.
+
+        None if the request stays for now; the reason is noted.
+        """
         refused = set() if request.move is None else request.move.refused
         taking = [name for name, each in self._books.replicas.items() if each.takes_new and name not in refused]
         alike = [name for name in taking if (source, name) not in self._foreign]
         room = [name for name in alike if self._has_room(name, request, outputs[name])]
         at = self._books.replicas.get(source)
         if at is not None and at.is_short_of_time:
-            room = room or alike  # rather wait for room than be cut off
+            room = room or alike  # waiting for room is better than being cut off
         if self._size(request) > MOST_BYTES:
             request.stays, request.must_stay = "too_large", True
         elif not room:
@@ -182,12 +188,12 @@ class Moving:
         else:
             self._books.router.ended(request_id)
             target = self._books.placed.choose(request_id, request.asked, room)
-            self._books.router.begun(request_id)  # its prompt goes with it
+            self._books.router.begun(request_id)  # its prompt is computed already
             return target
         return None
 
     def _send_on(self, request_id: str, request: Request, move: Move) -> None:
-        """Has a request that is exported fetched by another replica, or taken back if there is none."""
+        """Have another replica fetch an exported request, or the source import it again if there is none."""
         if move.size is None or not move.has_last:
             return
         if move.size > MOST_BYTES:
@@ -204,7 +210,7 @@ class Moving:
             replicas[move.target].link.send(Arrive(request_id, move.source, move.size, guide))
 
     def _take_arrival(self, reply: Reply, request: Request, move: Move) -> None:
-        """The other replica goes on with a request, or does not."""
+        """Handle the other replica's answer to an import."""
         request_id, error = reply.call_id, reply.error
         assert move.target is not None
         assert move.size is not None
@@ -216,7 +222,7 @@ class Moving:
                     counts.moved, counts.moved_bytes = counts.moved + 1, counts.moved_bytes + move.size
             return
         if move.source not in self._books.replicas:
-            self._lose(request_id)  # nobody has it
+            self._lose(request_id)  # no replica has the request any more
             return
         move.refused.add(move.target)
         if isinstance(error, ForeignExport):
@@ -227,7 +233,7 @@ class Moving:
             self._stay(request, "refused" if isinstance(error, RequestError) else "failed")
 
     def _stay(self, request: Request, reason: str, error: Exception | None = None) -> None:
-        """A request is computed to its end where it is."""
+        """Note that a request is computed to its end where it is."""
         request.stays, request.must_stay = reason, True
         if error is not None:
             log.warning("a request of replica %s could not be exported: %s", request.replica, error)
@@ -246,7 +252,7 @@ class Moving:
         return name in self._books.replicas and self._books.replicas[name].takes_new
 
     def _outputs(self) -> Counter[str]:
-        """Outputs that each replica has, with those that are on their way to it."""
+        """Return the number of outputs that each replica has, including those on their way to it."""
         found: Counter[str] = Counter()
         for request in self._books.requests.values():
             where = request.replica if request.move is None or request.move.target is None else request.move.target
@@ -255,10 +261,10 @@ class Moving:
         return found
 
     def _has_room(self, name: str, request: Request, num_outputs: int) -> bool:
-        """Whether a replica could let a request run at once, by what is known of it: rows, blocks and slots."""
+        """Return whether a replica could run a request at once, by its last report: batch rows, blocks and slots."""
         replica, count = self._books.replicas[name], request.asked.params.n
         stats = {} if replica.observation is None else replica.observation.stats
-        # What it had last counts requests of other fronts too.
+        # Its last report counts requests of other fronts too.
         busy = max(num_outputs, stats.get("running", 0) + stats.get("waiting", 0))
         if busy + count > replica.max_num_seqs:
             return False
@@ -271,13 +277,13 @@ class Moving:
         return bool(self._blocks(request) <= free["blocks"] or not memory.kv_block) and bool(slots <= free["slots"])
 
     def _blocks(self, request: Request) -> int:
-        """That a request holds, if its outputs share none."""
+        """Return the number of blocks of a request, if its outputs share none."""
         size, prompt = self._books.plan.settings.block_size, len(request.asked.prompt_token_ids)
-        # A part of a block more for each output.
+        # Each output has one more block, which is not full.
         return (prompt * request.asked.params.n + request.num_gained) // size + request.asked.params.n
 
     def _size(self, request: Request) -> int:
-        """Bytes of a request's blocks and states, at most."""
+        """Return an upper bound on the bytes of a request's blocks and states."""
         memory = self._books.plan.memory
         states = memory.state_slot if memory.slots_per_request else 0
         return self._blocks(request) * memory.kv_block + request.asked.params.n * states

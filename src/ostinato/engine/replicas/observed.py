@@ -1,4 +1,4 @@
-"""The counts of several engines as those of one."""
+"""The counts of several engines, added up as those of one."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ _RATES: dict[str, Callable[[Mapping[str, Any]], tuple[float, float] | None]] = {
     "acceptance": lambda of: _accepted(of),
     "tokens_per_row_with_drafts": lambda of: None,
 }
-"""Figures that are no counts -> what they are a share of, as (part, whole); None: unknown, it cannot be told from
-counts."""
+"""Ratios -> their (part, whole), to compute them again from summed counts.
+
+None if counts do not give the ratio, so that it is unknown.
+"""
 
 _SIZES = frozenset({"num_speculative_tokens", "budget"})
-"""Numbers that are no counts, and the same in all engines."""
+"""Numbers that are not counts, and are the same in all engines."""
 
 
 def _accepted(of: Mapping[str, Any]) -> tuple[float, float]:
@@ -27,14 +29,14 @@ def _accepted(of: Mapping[str, Any]) -> tuple[float, float]:
 
 
 def summed(observations: Sequence[Observation]) -> Observation:
-    """All counts added up; there is one at least."""
+    """Add up all counts of at least one observation."""
     return Observation(
         sum_of([each.stats for each in observations]), summed_meters([each.meter for each in observations])
     )
 
 
 def sum_of(found: Sequence[Any]) -> Any:
-    """Counts added, mappings by key, lists of equal length by place. What is no count is that of the first."""
+    """Add counts, mappings by key, lists of equal length by position. Anything else is that of the first."""
     present = [each for each in found if each is not None]
     if not present:
         return None
@@ -57,7 +59,7 @@ def sum_of(found: Sequence[Any]) -> Any:
 
 
 def pictures_together(pictures: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The pictures of several prefix indices (`cache.picture.picture`) as one: the branches of each after another's."""
+    """Join the pictures of several prefix indices (`cache.picture.picture`) into one, branches after branches."""
     branches: list[dict[str, Any]] = []
     for each in pictures:
         before = len(branches)
@@ -69,7 +71,7 @@ def pictures_together(pictures: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def summed_meters(meters: Sequence[Meter]) -> Meter:
-    """All histograms added up."""
+    """Add up all histograms."""
     whole = Meter()
     for each in fields(Meter):
         histogram: Histogram = getattr(whole, each.name)

@@ -1,4 +1,4 @@
-"""Which replica gets a request: what the router is told of it."""
+"""Placement of requests on replicas: the router's inputs are made here."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from ostinato.replicas.router import Router
 
 
 class Placement:
-    """Chooses replicas for requests by their prompts, the conversations that these go on with, and how long answers
-    have been."""
+    """Chooses replicas for requests by their prompts, their conversations, and the lengths of answers so far."""
 
     def __init__(self, started: Started, policy: Policy, clock: Callable[[], float]) -> None:
-        """`started` is what the first replica has reported."""
+        """Create the router from `started`, the first replica's report."""
         self.plan = started.plan
         times, seconds_per_output = times_of(started.plan)
         self.router = Router(started.plan.settings.block_size, times, seconds_per_output, policy)
@@ -23,8 +22,10 @@ class Placement:
         self._conversations, self._clock = Conversations(), clock
 
     def choose(self, request_id: str, asked: Submit, among: Collection[str] | None = None) -> str | None:
-        """The replica for a request, which counts as sent there; None if none takes new ones. `among`: those that it
-        may be; None for all."""
+        """Choose a replica of `among` (None: of all) for a request, and count the request as sent there.
+
+        None if no such replica takes new requests.
+        """
         router = self.router
         media = () if asked.media is None else asked.media.in_chain(asked.cache_salt)
         chain = chain_of(asked.prompt_token_ids, router.block_size, asked.cache_salt, media)

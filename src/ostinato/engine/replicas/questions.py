@@ -1,4 +1,4 @@
-"""Questions to all replicas, which are answered as one engine would."""
+"""Questions to all replicas, answered as one engine would."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ostinato.engine.replicas.messages import Link
 from ostinato.engine.replicas.observed import pictures_together, summed
 
 PATIENCE = 1.0
-"""Seconds that replicas have to give their counts; then those that they gave last stand for them."""
+"""Seconds that replicas have to give their counts; after that, their last known counts are used."""
 
 
 @dataclass
 class _Asked:
-    """A question: the replicas that have not answered, and what the others have."""
+    """A question: the replicas that have not answered, and the results of the others."""
 
     question: Ask
     waits_for: set[str]
@@ -26,16 +26,21 @@ class _Asked:
 
 
 class Questions:
-    """Each is answered once: counts added up, numbers too. Without any replica it waits for one: nobody's silence is a
-    sign of life."""
+    """Unanswered questions. Each is answered once, with the replicas' counts or numbers added up.
+
+    Without any replica a question waits for one, since silence must not look like an answer to a heartbeat.
+    """
 
     def __init__(self, answer: Callable[[Reply], None], known: Callable[[], Sequence[Observation]]) -> None:
-        """`answer` is called with the replies. `known` gives what each replica has told last of its counts."""
+        """Create an empty table.
+
+        `answer` is called with the replies. `known` gives each replica's last known counts.
+        """
         self._answer, self._known = answer, known
         self._asked: dict[str, _Asked] = {}
 
     def ask(self, question: Ask, links: Mapping[str, Link]) -> None:
-        """Asks all replicas."""
+        """Ask all replicas."""
         asked = self._asked[question.call_id] = _Asked(question, set(links))
         for link in links.values():
             link.send(question)
@@ -44,14 +49,14 @@ class Questions:
             asked.timer = loop.call_later(PATIENCE, self.stop_waiting, question.call_id)
 
     def ask_again(self, links: Mapping[str, Link]) -> None:
-        """There are other replicas: asks them what nobody was there to answer."""
+        """Ask changed replicas the questions that no replica was there to answer."""
         for asked in list(self._asked.values()):
             if not asked.waits_for and not asked.found:
                 self._forget(asked)
                 self.ask(asked.question, links)
 
     def take(self, name: str, reply: Reply) -> None:
-        """A replica has answered. Answers to questions that are over are dropped."""
+        """Handle a replica's answer. Answers to questions that are over are dropped."""
         asked = self._asked.get(reply.call_id)
         if asked is None or name not in asked.waits_for:
             return
@@ -64,24 +69,24 @@ class Questions:
         self._conclude(asked)
 
     def lose(self, name: str) -> None:
-        """A replica is gone, and answers nothing."""
+        """Stop waiting for a replica that is gone."""
         for asked in list(self._asked.values()):
             asked.waits_for.discard(name)
             self._conclude(asked)
 
     def stop_waiting(self, call_id: str) -> None:
-        """Others than those that have answered take too long."""
+        """Stop waiting for the replicas that have not answered a question in time."""
         asked = self._asked[call_id]
         asked.timer = None
         self._conclude(asked)
 
     def end(self) -> None:
-        """No question is answered any more."""
+        """Drop all questions."""
         for asked in list(self._asked.values()):
             self._forget(asked)
 
     def _conclude(self, asked: _Asked) -> None:
-        """Answers a question once all have, or one has and the others take too long."""
+        """Answer a question once all replicas have answered, or at least one has and the others take too long."""
         if not asked.found or (asked.waits_for and asked.timer is not None):
             return
         if asked.question.question == "observe":

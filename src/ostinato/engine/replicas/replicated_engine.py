@@ -15,9 +15,9 @@ from ostinato.sample.params import SamplingParams
 
 
 class ReplicatedEngine(AsyncEngine):
-    """Serves requests on the replicas of `replicas`. As many may run as on all of them together.
+    """Serves requests on the replicas of `replicas`. The number that may run is the sum over all of them.
 
-    A request without a seed gets here the one that a single engine would give it, so that its tokens do not depend on
+    A request without a seed gets the one here that a single engine would give it, so that its tokens do not depend on
     the replica.
     """
 
@@ -26,7 +26,7 @@ class ReplicatedEngine(AsyncEngine):
         super().__init__(process, *args, **more)
         self.replicas = process
         self._seed = self.plan.settings.seed
-        self._num_submitted = 1  # an engine's first request is its own, at its start
+        self._num_submitted = 1  # an engine's own first request, at its start, has number 0
         process.on_change = self._resize
         self._resize()
 
@@ -40,8 +40,11 @@ class ReplicatedEngine(AsyncEngine):
         max_per_client: Callable[[int], int | None] = lambda max_num_seqs: None,
         seed: int | None = None,
     ) -> ReplicatedEngine:
-        """Waits for the first replica. `config` is the replicas' own. `seed` takes the place of its seed: of several
-        fronts each needs one of its own. Raises the error of `Replicas.fail`. See `AsyncEngine.start` for the rest."""
+        """Wait for the first replica, and return an engine over all of them.
+
+        `config` is that of the replicas. `seed` replaces its seed: each of several fronts needs a different one. Raises
+        the error of `Replicas.fail`. See `AsyncEngine.start` for the rest.
+        """
         try:
             await replicas.wait_started()
         except BaseException:
@@ -59,7 +62,7 @@ class ReplicatedEngine(AsyncEngine):
         return await super().submit(prompt, params, **options)
 
     async def observe(self) -> Observation:
-        """The counts of all replicas together, and what became of requests whose replicas were to end."""
+        """Return the counts of all replicas together, and those of migrations from draining replicas."""
         seen = await super().observe()
         return Observation({**seen.stats, "drains": self.replicas.moving.counts.to_json()}, seen.meter)
 

@@ -1,1 +1,1 @@
-"""A batch becomes tensors, a step runs: the Runner and all that it owns."""
+"""Execution of batches: the Runner, and the tensors and graphs that it owns."""

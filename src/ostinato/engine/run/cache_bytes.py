@@ -1,5 +1,4 @@
-"""The memory of blocks, panes and slots as bytes: what files of the cache hold, and what moves from one engine to
-another."""
+"""Memory of blocks, window blocks and slots as bytes, for cache files and for migration between engines."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from ostinato.ops.step import LayerMemory
 
 
 class Rows(Protocol):
-    """Parts of memory of which each has a row for every block, pane or slot. A row of all of them is one copy."""
+    """Parts of memory, each with a row for every block, window block or slot. A copy takes one row of every part."""
 
     sizes: list[int]
     """Bytes of a row, in each part."""
@@ -23,8 +22,10 @@ class Rows(Protocol):
 
 
 class CacheBytes:
-    """Copies a block, a pane or a slot, of all layers one behind the other, out of their memory and into it
-    (`CacheMemory`)."""
+    """Copies a block, a window block or a slot out of the layers' memory and into it (`CacheMemory`).
+
+    The bytes of all layers follow each other.
+    """
 
     def __init__(
         self,
@@ -32,8 +33,11 @@ class CacheBytes:
         block_size: int,
         rows: Callable[[Sequence[torch.Tensor]], Rows] | None = None,
     ) -> None:
-        """`block_size`: tokens of a block, each of which has as many bytes in each part of it. `rows`: who copies;
-        where it is not given, who can."""
+        """Choose the copy functions and compute the sizes.
+
+        `block_size` is the number of tokens in a block; all have the same number of bytes in each part of it. `rows`
+        does the copies; by default the one for the memory's device.
+        """
         if rows is None:
             is_on_host = all(part.device.type == "cpu" for each in memory for part in each.tensors.values())
             rows = HostRows if is_on_host else DeviceRows
@@ -70,10 +74,10 @@ class CacheBytes:
 
 
 class HostRows:
-    """Of memory on a CPU.
+    """Rows of memory on a CPU.
 
-    numpy copies, on the calling thread alone: torch shares a copy out among its threads, which wait for each other
-    longer than the copy takes where a processor has other things to do.
+    numpy copies, on the calling thread alone. torch would split a copy among its threads, and on a busy processor these
+    wait for each other longer than the copy takes.
     """
 
     def __init__(self, parts: Sequence[torch.Tensor]) -> None:
@@ -93,7 +97,7 @@ class HostRows:
 
 
 class DeviceRows:
-    """Of memory on a GPU. What is written is there when the call returns, whatever stream reads it."""
+    """Rows of memory on a GPU. Written data is there when the call returns, whatever stream reads it."""
 
     def __init__(self, parts: Sequence[torch.Tensor]) -> None:
         self._parts = [_rows(part) for part in parts]
@@ -124,13 +128,15 @@ def _of_slots(memory: Sequence[LayerMemory]) -> list[torch.Tensor]:
 
 
 def _rows(part: torch.Tensor) -> torch.Tensor:
-    """The same memory as bytes. [blocks or slots, ...] -> [blocks or slots, bytes of one]"""
+    """Return the same memory as bytes: [blocks or slots, ...] -> [blocks or slots, bytes of one]."""
     return part.detach().view(len(part), -1).view(torch.uint8)
 
 
 def _clear(contents: np.ndarray, sizes: Sequence[int], block_size: int, num_tokens: int) -> None:
-    """Zeros behind the first `num_tokens` tokens of a block, of whose parts these are the bytes: what stood there may
-    be another request's."""
+    """Zero the bytes after the first `num_tokens` tokens in each part of a block.
+
+    They may still be another request's.
+    """
     end = 0
     for size in sizes:
         start, end = end, end + size

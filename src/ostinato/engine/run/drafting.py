@@ -1,4 +1,4 @@
-"""What makes drafts, as the plan wants it: its weights, its part of the cache memory, its graphs."""
+"""Drafter of an engine according to the plan: its weights, its part of the cache memory, its graphs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MakeModel = Callable[[ModelSpec, Path | None], CausalLM]
 
 @dataclass(frozen=True)
 class Drafting:
-    """A proposer, and what it runs: a draft model of its own, and graphs, where it has them."""
+    """A proposer, with its draft model and its graphs, if there are any."""
 
     proposer: Proposer
     model: CausalLM | None = None
@@ -35,7 +35,7 @@ class Drafting:
 
     @property
     def has_weights(self) -> bool:
-        """Whether it runs layers, of which each rank has a part."""
+        """True if it runs layers, which are sharded over the ranks."""
         return self.graphs is not None
 
 
@@ -48,10 +48,10 @@ def make_drafting(
     draft_directory: Path | None,
     choose: Choose,
 ) -> Drafting | None:
-    """What the plan's `speculative` asks for; None without it.
+    """Return the drafter of the plan's `speculative`; None without it.
 
-    `memory` is that of all cached layers, the drafter's behind the model's. `make_model` makes a second model with
-    the weights in a directory, `choose` chooses drafts by their logits. ModelError if weights do not match.
+    `memory` is that of all cached layers, the drafter's after the model's. `make_model` makes a second model with the
+    weights in a directory, `choose` samples drafts from their logits. ModelError if weights do not match.
     """
     speculative, settings = plan.speculative, plan.settings
     if speculative is None:
@@ -79,7 +79,7 @@ def make_drafting(
 
 
 class HeadSteps:
-    """The steps of a prediction head as `Steps`: only the first of a chain is written as a whole."""
+    """Steps of a prediction head, as `Steps`. Only the first of successive steps is written as a whole."""
 
     def __init__(self, graphs: Graphs, block_size: int) -> None:
         self._graphs = graphs

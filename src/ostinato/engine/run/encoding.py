@@ -1,5 +1,4 @@
-"""A step's images: written as the vision encoder reads them, encoded before the forward pass, and kept in the cells
-that the scheduler gave them."""
+"""Images of a step: written as encoder inputs, encoded before the forward pass, and kept in the encoder cache."""
 
 from __future__ import annotations
 
@@ -22,15 +21,17 @@ class Encoding:
     """Encodes images into the encoder cache, as graphs or eagerly."""
 
     def __init__(self, graphs: EncoderGraphs, cells: torch.Tensor | None, most_patches: int) -> None:
-        """`cells` [cells, rows, hidden] is the cache; `most_patches` are encoded at a time, for which activations were
-        planned."""
+        """Keep the cache `cells` [cells, rows, hidden].
+
+        Groups of at most `most_patches` patches are encoded at a time, for which activations were planned.
+        """
         assert cells is not None, "a model that takes images has an encoder cache"
         self.graphs = graphs
         self.cells = cells
         self._most_patches = most_patches
 
     def run(self, images: Sequence[MediaToEncode]) -> None:
-        """Writes what the encoder gives for each image to its cells; of pruned ones, the tokens that are kept."""
+        """Encode each image and write the result to its cells. Of a pruned image, only the kept tokens are written."""
         for group in _groups(images, self._most_patches):
             for image, encoded in zip(group, self.graphs.run([each.item for each in group]), strict=True):
                 cells = torch.tensor(image.cells, device=self.cells.device)
@@ -41,7 +42,7 @@ class Encoding:
 
 
 def _groups(images: Sequence[MediaToEncode], most_patches: int) -> Iterator[Sequence[MediaToEncode]]:
-    """Neighbours that have no more than `most_patches` together."""
+    """Yield groups of neighbouring images with at most `most_patches` patches in all."""
     group: list[MediaToEncode] = []
     patches = 0
     for image in images:
@@ -56,8 +57,10 @@ def _groups(images: Sequence[MediaToEncode], most_patches: int) -> Iterator[Sequ
 
 
 def write_images(buffers: EncoderBuffers, items: Sequence[MediaItem], vision: VisionSpec) -> EncoderInputs:
-    """Writes `items`, at least one, into `buffers`, side by side -> the views of their patches. They are ready when
-    `buffers.pad` has padded them."""
+    """Write `items`, at least one, one after the other into `buffers`, and return the views of their patches.
+
+    They are ready when `buffers.pad` has padded them.
+    """
     arrays, side = buffers.arrays, isqrt(vision.num_positions)
     starts = [0, *itertools.accumulate(len(item.patches) for item in items)]
     for item, (begin, end) in zip(items, itertools.pairwise(starts), strict=True):
@@ -70,8 +73,11 @@ def write_images(buffers: EncoderBuffers, items: Sequence[MediaItem], vision: Vi
 
 
 def patch_positions(grid: tuple[int, int], merge: int) -> np.ndarray:
-    """[patches, 2] int64: row and column of the patches of a grid in the order of merging: those of one token, which
-    make a square of `merge` by `merge`, row by row, the squares row by row too."""
+    """Return row and column of a grid's patches in merge order, [patches, 2] int64.
+
+    The patches of one token, a square of `merge` by `merge`, follow each other row by row; the squares come row by row
+    too.
+    """
     height, width = grid
     rows, columns = np.indices((height, width), dtype=np.int64)
     squares = (height // merge, merge, width // merge, merge)
@@ -79,8 +85,11 @@ def patch_positions(grid: tuple[int, int], merge: int) -> np.ndarray:
 
 
 def position_taps(positions: np.ndarray, grid: tuple[int, int], side: int) -> tuple[np.ndarray, np.ndarray]:
-    """The learned embeddings, of `side` by `side` places, that surround each patch when the grid is stretched over all
-    of them, corner on corner: their numbers [patches, 4] int64 and bilinear weights [patches, 4] float32."""
+    """Return the numbers [patches, 4] int64 and bilinear weights [patches, 4] float32 of each patch's embeddings.
+
+    They are the four learned embeddings, of `side` by `side`, that surround the patch when the grid is stretched over
+    all of them, corner on corner.
+    """
     lasts = np.array([max(size - 1, 1) for size in grid], dtype=np.float32)
     places = positions.astype(np.float32) * np.float32(side - 1) / lasts
     low = np.floor(places).astype(np.int64)

@@ -1,4 +1,4 @@
-"""The graphs of a model and of its vision encoder, as the plan wants them."""
+"""Graphs of a model and of its vision encoder, according to the plan."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ostinato.plan.plan import Plan
 from ostinato.plan.vision import VisionSpec
 
 BACKENDS = {"tape": TapeBackend, "cuda": CudaBackend}
-"""By the name that a plan has for them."""
+"""Backends by their names in a plan."""
 log = logging.getLogger("ostinato.graphs")
 _NO_OTHERS: Mapping[str, torch.Tensor] = {}
 
@@ -42,10 +42,10 @@ def make_graphs(
     make_backend: Callable[..., Backend] | None = None,
     check_size: Callable[[], object] = lambda: None,
 ) -> Graphs:
-    """Graphs of `forward`, a part of `model` that works on `memory`, over buffers for steps of `max_tokens` tokens.
+    """Return graphs of `forward`, a part of `model` that works on `memory`, with buffers for `max_tokens` tokens.
 
-    `others` are further buffers that it reads, by name. `make_backend` stands in for the plan's backend; `check_size`
-    is that of `Graphs`.
+    `others` are further buffers that it reads, by name. `make_backend` replaces the plan's backend; `check_size` is
+    that of `Graphs`.
     """
     settings, device = plan.settings, model.embedding.weight.device
     most = -(-settings.max_model_len // settings.block_size)
@@ -82,15 +82,17 @@ class HasEncoder(Protocol):
     """A model that takes images."""
 
     def encode(self, inputs: EncoderInputs) -> torch.Tensor:
-        """-> [patches / merge_size ** 2, rows, hidden]; what belongs to padding may be anything."""
+        """Return the encoded images, [patches / merge_size ** 2, rows, hidden]; those of padding may be anything."""
         ...
 
 
 def make_encoder_graphs(
     plan: EncoderPlan, vision: VisionSpec, model: CausalLM, *, check_replay: bool = False
 ) -> EncoderGraphs:
-    """What encodes images with `model`: an arena and buffers of its own beside those of the text part's graphs, if the
-    plan has encoder graphs at all."""
+    """Return the graphs that encode images with `model`, or an eager encoder if the plan has no encoder graphs.
+
+    Their arena and buffers are separate from those of the text part's graphs.
+    """
     assert isinstance(model, HasEncoder), "a model with a VisionSpec encodes images"
     device, tap = model.embedding.weight.device, model.build.ops.tap
     return EncoderGraphs(
@@ -106,19 +108,19 @@ def make_encoder_graphs(
 
 
 class SizeCheck:
-    """Whether graphs take no more than was planned.
+    """Check that graphs take no more memory than was planned.
 
-    What a tape takes is known to the byte. What torch's pool takes of a GPU is an estimate: there they may take more,
-    as long as it fits into what the plan leaves of the device, and that is logged once.
+    A tape's memory is known to the byte. The memory of torch's pool on a GPU is an estimate: there the graphs may take
+    more, as long as it fits into what the plan leaves of the device, and that is logged once.
     """
 
     def __init__(self, device: DeviceSpec, available: int) -> None:
-        """`available` bytes of the device may be used as planned."""
+        """Create a check. `available` bytes of the device may be used as planned."""
         self._spare = device.memory_bytes - available if device.kind == "cuda" else 0
         self._told: set[str] = set()
 
     def __call__(self, what: str, figures: Mapping[str, Any], remedy: Remedy) -> None:
-        """CapacityError with the `remedy` if they take too much."""
+        """Raise CapacityError with the `remedy` if they take too much."""
         planned, observed = figures["planned_bytes"], figures["observed_bytes"]
         if observed <= planned:
             return

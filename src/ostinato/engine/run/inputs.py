@@ -1,4 +1,4 @@
-"""A batch as the inputs of a step: written straight into the buffers that models and graphs read."""
+"""Inputs of a step from a batch, written straight into the buffers that models and graphs read."""
 
 from __future__ import annotations
 
@@ -13,13 +13,18 @@ from ostinato.ops.step import StepInputs
 from ostinato.schedule.batch import Batch, Row
 
 Drafts = Sequence[tuple[int, ...]]
-"""The tokens proposed for each row, or nothing. If there are any, each decode row has the batch's `num_drafts` of them
-behind its own token, the last of which may be padding."""
+"""Drafts of each batch row, or nothing.
+
+If there are any, each decode row has `num_drafts` tokens of the batch after its own token, the last of them possibly
+padding.
+"""
 
 
 def write_step(buffers: StepBuffers, batch: Batch, block_size: int, drafts: Drafts = ()) -> StepInputs:
-    """Writes `batch` into `buffers` -> the views of what was written, valid until the next step. The step is ready when
-    `buffers.pad` has padded it. Models without blocks or slots get null ids there."""
+    """Write `batch` into `buffers`, and return views of it, valid until the next step.
+
+    The step is ready when `buffers.pad` has padded it. Models without blocks or slots get null ids there.
+    """
     rows, arrays = batch.rows, buffers.arrays
     count = len(rows)
     starts = [row.start for row in rows]
@@ -29,7 +34,7 @@ def write_step(buffers: StepBuffers, batch: Batch, block_size: int, drafts: Draf
     arrays["start_positions"][:count] = starts
     arrays["read_slots"][:count] = [row.read_slot for row in rows]
     if batch.num_decode_rows == count and not any(drafts):
-        # One token per row. Most steps are of these, so they are written without a look at each token.
+        # Most steps have one token per row, so they are written without a look at each token.
         arrays["token_ids"][:count] = [row.token_ids[0] for row in rows]
         arrays["positions"][:count] = starts
         arrays["kv_cells"][:count] = [_cell(row.block_table, row.start, block_size) for row in rows]
@@ -39,7 +44,7 @@ def write_step(buffers: StepBuffers, batch: Batch, block_size: int, drafts: Draf
         arrays["kv_lens"][:count] = [start + 1 for start in starts]
         arrays["write_slots"][:count, 0] = [row.write_slots[0] for row in rows]
         if buffers.takes_images:
-            # Where a request is decoded, all that stand for images is behind it.
+            # A decoding request is past all its image tokens.
             deltas = [0 if row.rope is None else row.rope.delta for row in rows]
             arrays["rope_positions"][:count] = np.add(starts, deltas)[:, None]
             arrays["media_cells"][:count] = 0
@@ -85,9 +90,9 @@ def write_step(buffers: StepBuffers, batch: Batch, block_size: int, drafts: Draf
 
 
 def write_next_tokens(buffers: StepBuffers, rows: Sequence[Row], tokens: Sequence[int], block_size: int) -> None:
-    """Moves a step of one token per row, which stands in `buffers`, one position on: to `tokens`, one of each row.
+    """Advance a step of one token per batch row, present in `buffers`, by one position, to `tokens`, one per row.
 
-    Slots stay as they are: this is for layers that have none. A token beyond a row's blocks goes to the null block.
+    Slots stay the same: this is for layers without any. A token beyond a row's blocks goes to the null block.
     """
     count, arrays = len(rows), buffers.arrays
     positions = arrays["positions"][:count]
@@ -106,7 +111,7 @@ def write_next_tokens(buffers: StepBuffers, rows: Sequence[Row], tokens: Sequenc
 def step_inputs(
     batch: Batch, block_size: int, device: torch.device, drafts: Drafts = (), *, takes_images: bool = False
 ) -> StepInputs:
-    """`batch` in buffers of its own, as large as it is: for a single step, of any size."""
+    """Return `batch` in new buffers of its exact size, for a single step of any size."""
     rows = batch.rows
     tokens = sum(len(row.token_ids) for row in rows) + batch.num_decode_rows * batch.num_drafts
     blocks = max((len(row.block_table) for row in rows), default=0)
@@ -118,10 +123,12 @@ def step_inputs(
 
 
 def logit_positions(batch: Batch, drafts: Drafts = ()) -> list[int]:
-    """Indices of the step's tokens whose logits are wanted: of each row's own tokens the trailing ones, and of all of
-    its drafts. `drafts` as for `write_step`."""
+    """Return the indices of the step's tokens whose logits are wanted.
+
+    These are the trailing ones of each row's own tokens, and all of its drafts. `drafts` as for `write_step`.
+    """
     if batch.num_decode_rows == len(batch.rows) and not any(drafts):
-        return list(range(len(batch.rows)))  # one token each, whose next is sampled
+        return list(range(len(batch.rows)))  # one token each, with logits
     wanted: list[int] = []
     has_drafts = any(drafts)
     start = 0
@@ -136,7 +143,7 @@ def logit_positions(batch: Batch, drafts: Drafts = ()) -> list[int]:
 def _write_drafts(
     buffers: StepBuffers, batch: Batch, starts: Sequence[int], block_size: int, drafts: Drafts
 ) -> StepInputs:
-    """The rest of a step whose rows all decode and all have as many drafts, as most steps with drafts do."""
+    """Write the rest of a step whose rows all decode with the same number of drafts, as most steps with drafts do."""
     rows, arrays = batch.rows, buffers.arrays
     count, width = len(rows), 1 + batch.num_drafts
     tokens = count * width
@@ -156,7 +163,7 @@ def _write_drafts(
 def _write_rope_positions(
     out: np.ndarray, rows: Sequence[Row], row_starts: np.ndarray, row_of_token: np.ndarray, positions: np.ndarray
 ) -> None:
-    """[tokens, 3]: where each token stands. Of padding, anything that is a position."""
+    """Write the RoPE position of each token, [tokens, 3]; for padding, any valid position."""
     deltas = np.array([0 if row.rope is None else row.rope.delta for row in rows], dtype=np.int64)
     out[:] = (positions + deltas[row_of_token])[:, None]
     for row, first, end in zip(rows, row_starts[:-1], row_starts[1:], strict=True):
@@ -166,7 +173,7 @@ def _write_rope_positions(
 
 
 def _write_media_cells(out: np.ndarray, rows: Sequence[Row], row_starts: np.ndarray) -> None:
-    """[tokens]: the cells that tokens of images take, and the null one for all others."""
+    """Write the encoder cache cell of each token of an image, [tokens], and the null cell for all others."""
     out[:] = 0
     for row, first in zip(rows, row_starts[:-1], strict=True):
         for use in row.media:
@@ -180,20 +187,22 @@ def _padded(slots: tuple[int, ...], width: int) -> tuple[int, ...]:
 
 
 def _tables(buffers: StepBuffers) -> list[tuple[np.ndarray, np.ndarray]]:
-    """(cells, tables) of blocks and, in a model that has some, of panes."""
+    """Return (cells, tables) of blocks and, in a model with window blocks, of those."""
     names = [("kv_cells", "block_tables"), ("pane_cells", "pane_tables")]
     return [(buffers.arrays[cells], buffers.arrays[tables]) for cells, tables in names[: 1 + buffers.has_panes]]
 
 
 def _cells(tables: np.ndarray, rows: np.ndarray, positions: np.ndarray, block_size: int) -> np.ndarray:
-    """Where the keys and values of `positions` of `rows` go. Rows without blocks, and drafts beyond a row's blocks,
-    which are padding, go to the null block."""
+    """Return the cells for the keys and values of `positions` of `rows`.
+
+    Rows without blocks, and drafts beyond a row's blocks, which are padding, go to the null block.
+    """
     column = np.minimum(positions // block_size, tables.shape[1] - 1)
     found: np.ndarray = tables[rows, column].astype(np.int64) * block_size + positions % block_size
     return found
 
 
 def _cell(table: Sequence[int], position: int, block_size: int) -> int:
-    """Where the key and value of `position` go; in the null block for rows without blocks."""
+    """Return the cell for the key and value of `position`; in the null block for rows without blocks."""
     column, offset = divmod(position, block_size)
     return (table[column] if column < len(table) else 0) * block_size + offset

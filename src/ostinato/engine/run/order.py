@@ -1,4 +1,4 @@
-"""The order of a step's computation and its bookkeeping: one after the other, or side by side."""
+"""Executors of steps: computation and bookkeeping one after the other, or overlapped."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from ostinato.schedule.batch import Batch, StepResult
 
 @dataclass(frozen=True)
 class Started:
-    """A step on its way. `result` waits for it, and raises what ended it."""
+    """A step in flight. `result` waits for it, and raises the error that ended it."""
 
     batch: Batch
     result: Callable[[], StepResult]
 
 
 class Order(Protocol):
-    """How steps are computed."""
+    """Executor of steps."""
 
     is_ahead: bool
-    """Whether a step may be started before the one in front of it is over."""
+    """True if a step may be started before the previous one is finished."""
 
     def start(self, batch: Batch) -> Started:
-        """The step follows the one started last, whose tokens its rows may need."""
+        """Start a step, which follows the one started last; its rows may need that one's tokens."""
         ...
 
     def close(self) -> None:
-        """No step will follow."""
+        """Free the executor. No step will follow."""
         ...
 
 
 class InTurn:
-    """Each step is computed when its result is asked for."""
+    """Sync executor: each step is computed when its result is asked for."""
 
     is_ahead = False
 
@@ -51,12 +51,12 @@ class InTurn:
 
 
 class OneAhead:
-    """A thread of its own computes the steps, in their order, while others are scheduled and delivered.
+    """Overlap executor: a thread computes the steps, in their order, while others are scheduled and delivered.
 
-    So whatever a step reads is written before the next one writes there, also to memory that changed hands meanwhile:
-    all that a step touches lies on the device, and the host only says what is whose. Kernels and torch let go of
-    Python's lock while they compute. On a GPU the thread only launches: the next step is launched while the device
-    computes, and waiting for tokens is `Started.result`'s.
+    So a step's inputs are written before the next step writes to the same memory, even if that memory was given to
+    another request meanwhile: all memory of a step is on the device, and the host only assigns it. Kernels and torch
+    release the GIL while they compute. On a GPU the thread only launches: the next step is launched while the device
+    computes, and `Started.result` waits for the tokens.
     """
 
     is_ahead = True
@@ -76,5 +76,5 @@ class OneAhead:
 
 
 def _launch(runner: Runner, batch: Batch, before: Future[Sampled] | None) -> Sampled:
-    """A step ahead of a failed one fails with it."""
+    """Launch a step. If it follows a failed step, it fails with that one's error."""
     return runner.launch(batch, None if before is None else before.result())

@@ -1,4 +1,4 @@
-"""Hidden states of prompts, gathered into one vector for each request that asks for that instead of text."""
+"""Pooling: the hidden states of a prompt, gathered into one vector for each request that wants an embedding."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ if TYPE_CHECKING:
 
 
 def pool_rows(hidden: torch.Tensor, batch: Batch, drafts: Drafts = ()) -> None:
-    """Adds to the pool of each row that has one what the step computed for it: `hidden` [tokens, hidden], as `forward`
-    gives it."""
+    """Add a step's hidden states to the pool of each batch row that has one.
+
+    `hidden` is [tokens, hidden], the result of `forward`.
+    """
     pools = [getattr(row.payload, "pool", None) for row in batch.rows]
-    if not any(pools):  # as in almost every step
+    if not any(pools):  # almost every step has none
         return
     found: list[tuple[Pool, int, int]] = []
     vectors: list[torch.Tensor] = []

@@ -1,4 +1,4 @@
-"""The runner owns tensors: weights and cache memory. It computes batches and knows no policy."""
+"""The runner: it owns the tensors of weights and cache memory. It computes batches and knows no policy."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from ostinato.sample.sampler import Project, Sampled, sample, sample_later
 from ostinato.schedule.batch import Batch, StepResult
 
 StartProgress = Callable[[str, int, int], None]
-"""(what is being done, how much of it is done, how much it is in all)"""
+"""Function of (what is being done, how much of it is done, how much it is in all)."""
 
 
 class Runner:
@@ -55,10 +55,10 @@ class Runner:
         phases: Phases | None = None,
         together: Together | None = None,
     ) -> None:
-        """Loads the weights in `directory`, or makes random ones if it is None; so too those of a draft model. `phases`
-        notes how long each part takes. `together` connects it with the other ranks that share the model.
+        """Load the weights in `directory`, or make random ones if it is None; likewise those of a draft model.
 
-        Raises ModelError if the weights do not match.
+        `phases` notes how long each part takes. `together` connects the runner with the other ranks that share the
+        model. Raises ModelError if the weights do not match.
         """
         settings = plan.settings
         self.plan = plan
@@ -84,7 +84,7 @@ class Runner:
             draft_directory,
             self.together.choose,
         )
-        # A prediction head runs within the model's steps; a draft model's layers are none of the model's.
+        # A prediction head runs within the model's steps, but a draft model's layers are separate.
         own = [*(layers if self.model.head is not None else layers[: len(spec.layers)]), *cells]
         self.graphs = make_graphs(
             plan,
@@ -110,15 +110,19 @@ class Runner:
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> StepResult:
-        """Proposes drafts, encodes the batch's new images, computes the batch with both, writes its keys, values and
-        states, and samples where a row's next tokens are due."""
+        """Propose drafts, encode new images, compute the batch, and sample the next tokens that are due.
+
+        Writes the batch's keys, values and states.
+        """
         drafts, project = self._compute(batch)
         return StepResult(tuple(sample(project, batch.rows, drafts, draw=self.model.build.ops.sample)))
 
     @torch.inference_mode()
     def launch(self, batch: Batch, before: Sampled | None = None) -> Sampled:
-        """`run` without drafts, and without waiting for the device. In a step ahead, what the rows of the step `before`
-        sampled is copied to its place on the device."""
+        """Launch a step without drafts, and do not wait for the device.
+
+        If the step overlaps with the step `before`, the tokens sampled there are copied to their rows on the device.
+        """
         assert self.drafting is None, "drafts are made of tokens that are known"
         incoming = None
         if any(row.follows is not None for row in batch.rows):
@@ -128,7 +132,7 @@ class Runner:
         return sample_later(project, batch.rows, draw=self.model.build.ops.sample, device=self.device)
 
     def _compute(self, batch: Batch, incoming: torch.Tensor | None = None) -> tuple[Drafts, Project]:
-        """Makes drafts and computes the layers -> the drafts, and the logits of the positions that want some."""
+        """Make drafts and compute the layers; return the drafts, and a function of the logits at wanted positions."""
         known: Drafts = ()
         if self.drafting is not None and not self.drafting.has_weights:
             known = self.drafting.proposer.propose(batch)
@@ -145,23 +149,27 @@ class Runner:
     def compute(
         self, batch: Batch, drafts: Drafts, incoming: torch.Tensor | None = None
     ) -> tuple[Drafts, torch.Tensor]:
-        """What each rank does of a step: its part of what makes drafts with weights, if something does, and `forward`.
-        -> the drafts, which are `drafts` otherwise, and the hidden states."""
+        """Compute a rank's part of a step; return the drafts and the hidden states.
+
+        A drafter with weights proposes new drafts; otherwise they are `drafts`.
+        """
         if self.drafting is not None and self.drafting.has_weights:
             drafts = self.drafting.proposer.propose(batch)
         return drafts, self.forward(batch, drafts, incoming)
 
     def logits(self, hidden: torch.Tensor, wanted: list[int]) -> torch.Tensor:
-        """Of some of the hidden states of a step: [wanted, vocab] on the first rank."""
-        # Where every row has one token, all of them are wanted, in order: no copy.
+        """Return the logits of some hidden states of a step, [wanted, vocab] on the first rank."""
+        # If every row has one token, all are wanted in order, and no copy is needed.
         if wanted != list(range(len(wanted))):
             return self.model.logits(hidden[wanted])
         return self.model.logits(hidden if len(wanted) == hidden.shape[0] else hidden[: len(wanted)])
 
     def forward(self, batch: Batch, drafts: Drafts = (), incoming: torch.Tensor | None = None) -> torch.Tensor:
-        """Encodes the batch's new images and computes the model's layers -> hidden states of the batch's tokens and
-        drafts, and behind them of padding.
-        `incoming` [rows] are tokens of a step ahead, in place of those that its rows do not know."""
+        """Encode the batch's new images and compute the model's layers.
+
+        Returns the hidden states of the batch's tokens and drafts, followed by those of padding. `incoming` [rows] are
+        the tokens of an overlapped step, in place of those that its rows do not know.
+        """
         if batch.encode:
             assert self.encoding is not None, "images came to a model that has no encoder"
             self.encoding.run(batch.encode)
@@ -171,7 +179,7 @@ class Runner:
 
     @torch.inference_mode()
     def capture(self, progress: StartProgress = lambda what, done, total: None) -> None:
-        """Captures every planned graph, and compares what they take with the plan. The encoder's are timed as well.
+        """Capture every planned graph, and compare their memory with the plan. The encoder's graphs are timed as well.
 
         Raises CaptureError if a step cannot be captured, CapacityError if the graphs take more than was planned.
         """
@@ -190,11 +198,11 @@ class Runner:
 
     @property
     def num_captured(self) -> int:
-        """Graphs captured so far."""
+        """Number of graphs captured so far."""
         return sum(each.num_captured for each in self._all_graphs())
 
     def graph_figures(self) -> dict[str, Any]:
-        """Graphs captured so far, the time that took, and their memory beside the planned."""
+        """Return the number of graphs captured so far, the time that took, and their observed and planned memory."""
         graphs = self._all_graphs()
         return {
             "captured": self.num_captured,
@@ -204,13 +212,16 @@ class Runner:
         }
 
     def _check_graphs(self) -> dict[str, Any]:
-        """The figures of the graphs captured so far. CapacityError if they take more than was planned for all."""
+        """Return the statistics of the graphs captured so far.
+
+        CapacityError if they take more than was planned for all.
+        """
         figures = self.graph_figures()
         self._check_size("the graphs", figures, Remedy("graph_mode", "none"))
         return figures
 
     def _all_graphs(self) -> list[Graphs]:
-        """Those of the model, and those of what makes drafts."""
+        """Return the graphs of the model, and those of the drafter, if it has any."""
         of_drafts = None if self.drafting is None else self.drafting.graphs
         return [self.graphs] if of_drafts is None else [self.graphs, of_drafts]
 
@@ -219,7 +230,7 @@ class Runner:
         return [*self.model.parameters(), *(draft.parameters() if draft is not None else ())]
 
     def _make_model(self, spec: ModelSpec, directory: Path | None, progress: StartProgress) -> CausalLM:
-        """A model with the weights in `directory`, or with random ones."""
+        """Return a model with the weights in `directory`, or with random ones."""
         settings = self.plan.settings
         choices = {name: choice.implementation for name, choice in self.plan.kernels.items()}
         group = self.together.group
@@ -229,7 +240,7 @@ class Runner:
             deterministic=settings.deterministic,
             ranks=group,
         )
-        # Of a draft model that cannot be cut, each rank has all.
+        # A draft model that cannot be sharded is whole on each rank.
         rank = ALONE if group is None or spec.ranks == 1 else group.rank
         model = build_model(Build(ops, getattr(torch, settings.dtype), self.device, rank=rank), spec)
         self._phases.end("model")
@@ -245,7 +256,10 @@ class Runner:
 
 
 def _following(tokens: torch.Tensor, places: Sequence[int | None]) -> torch.Tensor:
-    """[rows] int64: those of `tokens` at `places`. A row that has none, whose request ends, goes on with token 0."""
+    """Return [rows] int64: those of `tokens` at `places`.
+
+    A row of a request that ends has no token, and continues with token 0.
+    """
     assert None not in places, "either all rows of a step follow others, or none does"
     if list(places) != list(range(len(tokens))):
         index = torch.tensor(places)
@@ -256,8 +270,10 @@ def _following(tokens: torch.Tensor, places: Sequence[int | None]) -> torch.Tens
 
 
 def _explain_bus_errors(plan: Plan, directories: Sequence[Path]) -> None:
-    """Where native kernels run, a process that cannot read a mapped file of a model says so before the system ends it:
-    no Python can."""
+    """Have native code print an error before the process ends because a mapped model file cannot be read.
+
+    Python cannot print anything then. Only for plans with native kernels.
+    """
     isa, kernels = plan.device.native.isa, plan.kernels.values()
     if isa is not None and directories and any(choice.implementation == "native" for choice in kernels):
         models = " or ".join(str(each) for each in directories)
@@ -265,8 +281,11 @@ def _explain_bus_errors(plan: Plan, directories: Sequence[Path]) -> None:
 
 
 def allocate_memory(spec: ModelSpec, plan: Plan, device: torch.device) -> list[LayerMemory]:
-    """One LayerMemory per layer, the drafter's behind the model's, and behind them one for the hidden state that a
-    prediction head keeps; unwritten: on a CPU the operating system backs a page when it is first used."""
+    """Return one LayerMemory per layer, the drafter's after the model's.
+
+    After them comes one for the hidden state that a prediction head keeps. The memory is not initialized: on a CPU the
+    operating system backs a page when it is first used.
+    """
     memory = [_allocate_layer(layer, plan, device, number) for number, layer in enumerate(spec.cached_layers)]
     if spec.drafter is not None and spec.drafter.state.arrays:
         memory.append(LayerMemory(states=_allocate_states(spec.drafter.state, plan, device)))
@@ -274,7 +293,7 @@ def allocate_memory(spec: ModelSpec, plan: Plan, device: torch.device) -> list[L
 
 
 def allocate_cells(spec: ModelSpec, plan: Plan, device: torch.device) -> list[LayerMemory]:
-    """The encoder cache of a model that takes images, which stands behind the memory of its layers; unwritten too."""
+    """Return the encoder cache of a model that takes images, uninitialized too. It follows the layers' memory."""
     if plan.encoder is None or spec.vision is None:
         return []
     shape = (plan.encoder.num_cells, spec.vision.hidden_rows, spec.vision.out_hidden_size)

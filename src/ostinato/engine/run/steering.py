@@ -16,22 +16,22 @@ from ostinato.speculate.proposer import Choose, Proposer
 
 
 class Steering(Protocol):
-    """What becomes of drafts."""
+    """Rule that replaces drafts."""
 
     def token(self, state: SamplingState, position: int, own: int, /) -> int:
-        """In place of the draft `own` for a position of a request's text."""
+        """Return the token to use instead of the draft `own` at a position of a request."""
         ...
 
     def drafts(self, row: Row, own: tuple[int, ...], /) -> Sequence[int]:
-        """In place of all that were found for a row: no more than its `num_drafts`."""
+        """Return the drafts to use instead of `own` for a batch row: at most its `num_drafts`."""
         ...
 
 
 def steer_drafts(runner: Runner, steering: Steering) -> None:
-    """Has the runner's drafts steered; nothing without speculation.
+    """Replace the runner's drafts by those of `steering`; nothing without speculation.
 
-    What runs layers is steered where each of its drafts is chosen: so it takes its own time, goes on from the draft
-    that takes the place of its own, and does so on all ranks.
+    A drafter that runs layers is steered where each draft is sampled. So it takes its usual time and continues from the
+    replaced draft, on all ranks.
     """
     if runner.drafting is None:
         return
@@ -42,13 +42,13 @@ def steer_drafts(runner: Runner, steering: Steering) -> None:
 
 
 class SteeredChoice:
-    """Another choice's drafts, each as `steering` has it."""
+    """Another sampler's drafts, each replaced by `steering`."""
 
     def __init__(self, choose: Choose, steering: Steering) -> None:
         self._choose, self._steering = choose, steering
 
     def __call__(self, logits: torch.Tensor, picks: Sequence[Pick], draw: Draw) -> dict[int, int]:
-        """As `sample.sampler.choose`."""
+        """Sample tokens like `sample.sampler.choose`."""
         chosen = self._choose(logits, picks, draw)
         return {
             place: self._steering.token(picks[place].state, picks[place].position, own) for place, own in chosen.items()
@@ -56,7 +56,7 @@ class SteeredChoice:
 
 
 class SteeredProposer:
-    """Another proposer's drafts, each row's as `steering` has them."""
+    """Another proposer's drafts, each row's replaced by `steering`."""
 
     def __init__(self, proposer: Proposer, steering: Steering) -> None:
         self._proposer, self._steering = proposer, steering

@@ -1,4 +1,4 @@
-"""How a step is computed with the other ranks that share the model: by one process, by the first rank or by another."""
+"""Execution of a step in a tensor-parallel group: by a single rank, by the first rank or by a follower rank."""
 
 from __future__ import annotations
 
@@ -21,32 +21,34 @@ T = TypeVar("T")
 
 
 class Together(Protocol):
-    """All ranks do the same, but that the first alone schedules and samples."""
+    """Tensor-parallel group. All ranks do the same, except that only the first schedules and samples."""
 
     chooses: Choose
-    """How the first rank chooses drafts. Whoever tries an engine may have it choose others."""
+    """Function that samples drafts on the first rank. Experiments may replace it."""
 
     @property
     def group(self) -> Group | SharedMemory | None:
-        """The connection of the ranks; None: there is one."""
+        """Connection of the ranks; None for a single rank."""
         ...
 
     def step(self, batch: Batch, drafts: Drafts, compute: Callable[[], T], /) -> T:
-        """`compute`, which computes a step, while the other ranks do the same. `drafts` are those that need no
-        weights."""
+        """Call `compute`, which computes a step, while the other ranks do the same.
+
+        `drafts` are those that need no weights.
+        """
         ...
 
     def logits(self, positions: Sequence[int], compute: Callable[[], T], /) -> T:
-        """`compute`, which computes the logits at these positions of the last step, while the other ranks do."""
+        """Call `compute`, which computes the logits at these positions of the last step, while the other ranks do."""
         ...
 
     def choose(self, logits: torch.Tensor, picks: Sequence[Pick], draw: Draw, /) -> dict[int, int]:
-        """The drafts that `chooses` chooses, on the first rank, and that all ranks go on with."""
+        """Return the drafts that `chooses` samples on the first rank; all ranks continue with them."""
         ...
 
 
 class ForItself:
-    """One process drives no other ranks, be it alone or driven itself."""
+    """Single rank: a process that drives no other ranks, either alone or as a follower."""
 
     def __init__(self, group: Group | SharedMemory | None = None) -> None:
         self.group = group

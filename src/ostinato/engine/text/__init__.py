@@ -1,1 +1,1 @@
-"""Between text and token ids: tokenizer, detokenizer, chat template."""
+"""Conversion between text and token ids: tokenizer, detokenizer, chat template."""

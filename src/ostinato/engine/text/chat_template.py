@@ -1,8 +1,8 @@
 """Conversations to prompts: a checkpoint's Jinja chat template, rendered in an immutable sandbox.
 
-Templates come with checkpoints, from strangers, and expect the environment that Hugging Face documents for
-them ("Chat templates", docs of transformers): blocks are trimmed, `break` and `continue` work in loops,
-`tojson` leaves HTML characters alone, and `raise_exception`, `strftime_now` and `{% generation %}` exist.
+Templates come with checkpoints, from strangers, and expect the environment that Hugging Face documents for them ("Chat
+templates", docs of transformers): blocks are trimmed, `break` and `continue` work in loops, `tojson` leaves HTML
+characters alone, and `raise_exception`, `strftime_now` and `{% generation %}` exist.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ostinato.engine.text.template_budget import DEFAULT, MAX_CHARACTERS, Budget
 from ostinato.errors import ConfigError, ModelError, Remedy, RequestError, reason
 from ostinato.formats.parts import read_part
 
-# Stands after a message that is to be continued, to find its end in the rendered text. The space after it
+# The mark after a message to continue, to find its end in the rendered text. The space after the mark
 # shows whether the template trims messages.
 _MARK = "\N{OBJECT REPLACEMENT CHARACTER}continue here\N{OBJECT REPLACEMENT CHARACTER}"
 _CONTINUE_HERE = _MARK + " "
@@ -32,35 +32,36 @@ Message = Mapping[str, Any]
 
 
 class OverBudget(RequestError):
-    """A template takes more work for a conversation than it may."""
+    """Error for a template that takes more work for a conversation than its budget."""
 
 
 class ChatTemplate:
-    """The chat templates of one checkpoint, by name; `default` and, if there are tools, `tool_use` are
-    chosen."""
+    """Chat templates of one checkpoint, by name. `default` is used, or `tool_use` if there are tools."""
 
     def __init__(self, templates: Mapping[str, str], special_tokens: Mapping[str, str] | None = None) -> None:
-        """`special_tokens` (name -> text) are variables of the template. Nothing is compiled before it is
-        used."""
+        """Keep the templates, which are compiled when first used.
+
+        `special_tokens` (name -> text) are their variables.
+        """
         self._templates = dict(templates)
         self._special_tokens = dict(special_tokens or {})
         self._compiled: dict[str, jinja2.Template] = {}
 
     @property
     def has_default(self) -> bool:
-        """Whether a conversation without tools can be rendered."""
+        """True if a conversation without tools can be rendered."""
         return "default" in self._templates
 
     @property
     def as_stored(self) -> str | list[dict[str, str]] | None:
-        """As tokenizer_config.json has it: one template, or several with their names; None without any."""
+        """Templates in the form of tokenizer_config.json: one, or several with their names; None without any."""
         if self._templates.keys() <= {"default"}:
             return self._templates.get("default")
         return [{"name": name, "template": template} for name, template in self._templates.items()]
 
     @property
     def text(self) -> str:
-        """The templates themselves, which tell in what form the model writes its answers."""
+        """Source of all templates, which shows in what form the model writes its answers."""
         return "\n".join(self._templates.values())
 
     def render(
@@ -75,13 +76,12 @@ class ChatTemplate:
         budget: Budget = DEFAULT,
         **chat_template_kwargs: Any,
     ) -> str:
-        """The prompt of a conversation, with all special tokens in it.
+        """Return the prompt of a conversation, with all special tokens in it.
 
-        `messages` are objects with a `role`; `tools` are JSON schemas of functions. The prompt ends with
-        the header of the answer, or, with `continue_final_message`, within the last message.
-        `chat_template_kwargs` are further variables of the template. RequestError if the checkpoint has no
-        such template, the template refuses the conversation or fails, or it tries to leave the sandbox or takes
-        more than the `budget`.
+        `messages` are objects with a `role`; `tools` are JSON schemas of functions. The prompt ends with the header of
+        the answer, or, with `continue_final_message`, within the last message. `chat_template_kwargs` are further
+        variables of the template. RequestError if the checkpoint has no such template, the template refuses the
+        conversation or fails, or it tries to leave the sandbox or takes more than the `budget`.
         """
         messages = _checked_messages(messages)
         if continue_final_message:
@@ -114,11 +114,10 @@ class ChatTemplate:
 
 
 def load_chat_template(directory: Path, special_tokens: Mapping[str, str] | None = None) -> ChatTemplate:
-    """The chat templates of a checkpoint directory, none if it has none.
+    """Return the chat templates of a checkpoint directory, none if it has none.
 
-    They stand in `chat_template.jinja` and `additional_chat_templates/NAME.jinja`, else under
-    `chat_template` in tokenizer_config.json: one text, or a list of objects with `name` and `template`.
-    ModelError if a file is damaged.
+    They are in `chat_template.jinja` and `additional_chat_templates/NAME.jinja`, else under `chat_template` in
+    tokenizer_config.json: one text, or a list of objects with `name` and `template`. ModelError if a file is damaged.
     """
     found: dict[str, str] = {}
     value = read_part(directory, "tokenizer_config.json").get("chat_template")
@@ -139,8 +138,10 @@ def load_chat_template(directory: Path, special_tokens: Mapping[str, str] | None
 
 
 def read_chat_template(path: Path) -> str:
-    """A chat template from a file of its own. ConfigError if it cannot be read or is no template, with line and
-    cause."""
+    """Return a chat template from a separate file.
+
+    ConfigError, with line and cause, if it cannot be read or is not a template.
+    """
     remedies = [Remedy("chat_template", None)]
     try:
         text = path.read_text(encoding="utf-8")
@@ -162,8 +163,7 @@ def read_chat_template(path: Path) -> str:
 
 
 class _GenerationBlocks(jinja2.ext.Extension):
-    """`{% generation %}` marks answers for training; here its content is rendered as if it were not
-    marked."""
+    """Extension for `{% generation %}`, which marks answers for training. Its content is rendered as if unmarked."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja2's own interface)
 
@@ -185,7 +185,7 @@ def _environment() -> MeteredEnvironment:
 
 
 def _guarded(render: Callable[[], str], budget: Budget) -> str:
-    """A template can fail with any exception: all of them are the request's."""
+    """Render a template within `budget`. It can fail with any exception; all become a RequestError."""
     try:
         with MeteredEnvironment.meter.limited(budget):
             return render()
@@ -229,7 +229,7 @@ def _make_dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
 
 
 _SAY_SOMETHING = frozenset({"system", "user"})
-"""Roles whose messages are nothing without content; an assistant's may be calls of tools alone."""
+"""Roles whose messages need content. An assistant's may be tool calls alone."""
 
 
 def _checked_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -246,7 +246,7 @@ def _checked_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """A copy from plain JSON types, so that a template meets no object with methods that do something."""
+    """Return a copy in plain JSON types, so that a template meets no object whose methods have effects."""
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, str):
@@ -259,7 +259,7 @@ def _plain(value: Any) -> Any:
 
 
 def _marked(message: dict[str, Any]) -> dict[str, Any]:
-    """The message with a mark at the end of its text."""
+    """Return the message with a mark at the end of its text."""
     content = message.get("content")
     if isinstance(content, str):
         return {**message, "content": content + _CONTINUE_HERE}

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from ostinato.engine.text.tokenizer import Tokenizer
 
-# What a decoder puts where bytes are no character, also where they are the beginning of one.
+# A decoder's replacement for bytes that are not a character, or only the beginning of one.
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-# Every so many tokens without whole text, look for a part that can be given out all the same.
+# After this many tokens without a final text, look for a part of it that is final.
 _PATIENCE = 16
 # Tokens that may belong to one unfinished character, which has at most three bytes.
 _UNFINISHED = 3
@@ -17,28 +17,29 @@ _CONTEXT = 8
 
 
 class Detokenizer:
-    """The text of one output. What `append` and `flush` return, joined, is `decode` of all the tokens.
+    """Incremental text of one output. What `append` and `flush` return, joined, is `decode` of all the tokens.
 
-    A decoder's text of a token depends on its neighbours, so each step decodes a short window: the tokens
-    that gave the last piece, whose text is known, and those after them. Held back is what may still change:
-    an unfinished character, and with byte fallback a run of byte tokens, since one bad byte makes the
-    decoder replace them all.
+    A decoder's text of a token depends on its neighbours, so each step decodes a short window: the tokens that gave the
+    last piece, whose text is known, and those after them. Text that may still change is held back: an unfinished
+    character, and with byte fallback a run of byte tokens, since one bad byte makes the decoder replace them all.
     """
 
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True, context: Sequence[int] = ()) -> None:
-        """`context` are tokens before the output, such as the prompt's: with them, the text is what follows
-        theirs, and the decoder does not strip a leading space."""
+        """Begin with the last tokens of `context`, such as the prompt's, which precede the output.
+
+        With them, the text is what follows theirs, and the decoder does not strip a leading space.
+        """
         self._texts = tokenizer.texts[skip_special_tokens]
         first = max(0, len(context) - _CONTEXT)
         while first > 0 and self._texts[context[first]].is_byte:
             first -= 1
-        # Without the tokens that `decode` leaves out: the others are neighbours to it.
+        # `decode` skips tokens without text, so the window must not have them either.
         self._window = [token for token in context[first:] if self._texts[token].has_text]
         self._num_known = len(self._window)
         self._known = self._texts.decode(self._window)
 
     def append(self, token_ids: Sequence[int]) -> str:
-        """The text that these tokens add, as far as it is final."""
+        """Return the text that these tokens add, as far as it is final."""
         last = None
         for token in token_ids:
             if (found := self._texts[token]).has_text:
@@ -53,7 +54,7 @@ class Detokenizer:
         return self._give_out(text)
 
     def flush(self) -> str:
-        """The text that was held back, now that no token follows."""
+        """Return the text that was held back, now that no token follows."""
         return self._give_out(self._texts.decode(self._window))
 
     def _give_out(self, text: str) -> str:
@@ -63,7 +64,10 @@ class Detokenizer:
         return piece
 
     def _give_out_final_part(self, text: str) -> str:
-        """Cut a window that ends in bytes that are no characters where no character crosses the cut."""
+        """Return the final part of a window that ends in the bytes of an unfinished character.
+
+        It ends at a cut that no character crosses.
+        """
         for cut in range(len(self._window) - _UNFINISHED - 1, self._num_known, -1):
             head = self._texts.decode(self._window[:cut])
             if head + self._texts.decode(self._window[cut:]) == text:
@@ -84,7 +88,7 @@ class Detokenizer:
 
 
 class StopChecker:
-    """Finds the first of some stop strings in a text that comes in pieces, wherever the pieces are cut.
+    """Search for the first of some stop strings in a text that comes in pieces, wherever the pieces are cut.
 
     The first is the one that is complete first; of those that are complete at once, the one that began first.
     """
@@ -96,10 +100,10 @@ class StopChecker:
         self._held = ""
 
     def append(self, text: str, *, armed: bool = True) -> tuple[str, str | None]:
-        """(the text that can be given out, the stop string that ends the output, if one does).
+        """Return (the text that is final, the stop string that ends the output, if one does).
 
-        Held back is what may be the beginning of a stop string. While not `armed` (before `min_tokens`),
-        nothing is looked for, and no stop string begins in this text or before it.
+        Text that may begin a stop string is held back. While not `armed` (before `min_tokens`), nothing is searched,
+        and no stop string begins in this text or before it.
         """
         text = self._held + text
         if not armed or not self._stop:
@@ -115,7 +119,7 @@ class StopChecker:
         return text[:final], None
 
     def flush(self) -> str:
-        """The text that was held back, now that none follows."""
+        """Return the text that was held back, now that none follows."""
         held, self._held = self._held, ""
         return held
 
@@ -125,7 +129,7 @@ class StopChecker:
         return min(complete)[1:] if complete else None
 
     def _length_of_beginning(self, text: str) -> int:
-        """Length of the longest end of `text` that a stop string begins with."""
+        """Return the length of the longest end of `text` that a stop string begins with."""
         for length in range(min(len(text), self._longest - 1), 0, -1):
             if any(stop.startswith(text[-length:]) for stop in self._stop):
                 return length

@@ -1,7 +1,7 @@
-"""How much work a chat template may do: every turn of a loop and every call of a macro is counted.
+"""Work limits of chat templates: every iteration of a loop and every call of a macro is counted.
 
-Templates come from strangers, and what they do grows with the conversation: two loops inside each other are enough to
-stall a server. Python cannot end a thread, so the template itself asks, at every step, whether it may go on.
+Templates come from strangers, and their work grows with the conversation: two nested loops are enough to stall a
+server. Python cannot end a thread, so the template itself asks, at every step, whether it may continue.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ import jinja2.visitor
 _STEPS_PER_LOOK = 256
 """Steps between two looks at the clock."""
 MAX_CHARACTERS = 2**25
-"""Of a text that a template makes by multiplying or adding. A prompt is far shorter."""
+"""Longest text that a template may make by multiplying or adding. A prompt is far shorter."""
 
 
 class BudgetSpent(Exception):
-    """A template has done as much as it may."""
+    """Raised when a template has used up its budget."""
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What one rendering may take."""
+    """Work that one rendering may take."""
 
     steps: int = 5_000_000
     seconds: float = 10.0
@@ -39,14 +39,14 @@ DEFAULT = Budget()
 
 
 class Meter(threading.local):
-    """Counts the steps of the rendering that runs in this thread."""
+    """Counter of the steps of the rendering that runs in this thread."""
 
     left = DEFAULT.steps
     until = float("inf")
 
     @contextmanager
     def limited(self, budget: Budget) -> Iterator[None]:
-        """Renderings within may take so much. BudgetSpent if they take more."""
+        """Limit the work of renderings within. BudgetSpent if they take more."""
         before = self.left, self.until
         self.left, self.until = budget.steps, time.monotonic() + budget.seconds
         try:
@@ -55,7 +55,7 @@ class Meter(threading.local):
             self.left, self.until = before
 
     def step(self) -> str:
-        """Takes one step, and prints nothing."""
+        """Count one step, and return an empty string, so that the template prints nothing."""
         self.left -= 1
         if self.left < 0 or (self.left % _STEPS_PER_LOOK == 0 and time.monotonic() > self.until):
             raise BudgetSpent
@@ -63,7 +63,7 @@ class Meter(threading.local):
 
 
 class _Limiter(jinja2.visitor.NodeTransformer):
-    """Has the environment join texts, which no operator that a sandbox intercepts does."""
+    """Rewrites joins of texts as calls of the environment, since no operator that a sandbox intercepts covers them."""
 
     def visit_Concat(self, node: jinja2.nodes.Concat) -> jinja2.nodes.Node:
         self.generic_visit(node)
@@ -72,7 +72,7 @@ class _Limiter(jinja2.visitor.NodeTransformer):
 
 
 class MeteredEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """A sandbox whose templates count their steps, and make no text beyond `MAX_CHARACTERS`."""
+    """Sandbox whose templates count their steps, and make no text beyond `MAX_CHARACTERS`."""
 
     meter = Meter()
     intercepted_binops = frozenset({"*", "+", "**"})
@@ -88,7 +88,7 @@ class MeteredEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return self.meter.step()
 
     def join_texts(self, *parts: object) -> str:
-        """The text of all parts, one behind the other."""
+        """Join all parts as text."""
         texts = [str(part) for part in parts]
         _check(sum(map(len, texts)))
         return "".join(texts)

@@ -1,4 +1,4 @@
-"""The tokenizer and the chat template that an engine uses: its checkpoint's, or those that settings name."""
+"""The tokenizer and the chat template of an engine: its checkpoint's, or those that settings name."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from ostinato.models.checkpoint import texts_of
 
 
 def load_texts(config: EngineConfig, checkpoint: Path) -> tuple[Tokenizer, ChatTemplate]:
-    """Those of a configuration whose model is `checkpoint`, which says what ends an output whoever's the tokenizer is.
+    """Return the tokenizer and chat template of a configuration whose model is `checkpoint`.
 
-    ModelError if a file is damaged or not there; ConfigError if a given chat template cannot be read.
+    End tokens always come from `checkpoint`, also with another tokenizer. ModelError if a file is damaged or not there;
+    ConfigError if a given chat template cannot be read.
     """
     place = texts_of(config, checkpoint)
     tokenizer = load_tokenizer(place, checkpoint)

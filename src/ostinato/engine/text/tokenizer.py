@@ -23,31 +23,31 @@ _SAMPLING_SETTINGS = ("temperature", "top_k", "top_p", "min_p", "repetition_pena
 
 @dataclass(frozen=True)
 class GenerationDefaults:
-    """What a checkpoint's generation_config.json and config.json say of generating."""
+    """Generation settings from a checkpoint's generation_config.json and config.json."""
 
     eos_token_ids: frozenset[int] = frozenset()
     sampling: dict[str, float] = field(default_factory=dict)
-    """Settings of SamplingParams: those it names if it asks for sampling, else a temperature of 0."""
+    """Settings of SamplingParams: those that the files name if they ask for sampling, else a temperature of 0."""
 
 
 class TokenText(NamedTuple):
-    """What is known of a token, whatever stands beside it."""
+    """Properties of a token that do not depend on its neighbours."""
 
     text: str
-    """`decode` of it alone."""
+    """`decode` of the token alone."""
     has_text: bool
-    """Whether `decode` does not leave it out."""
+    """True if `decode` does not leave the token out."""
     is_byte: bool
-    """Whether it is one byte, to be decoded together with the bytes beside it."""
+    """True if the token is one byte, to be decoded together with the bytes next to it."""
 
 
 class TokenTexts(dict[int, TokenText]):
-    """The tokens that outputs have had, each looked up once, with or without the text of special tokens."""
+    """Cache of tokens that outputs have had, each looked up once, with or without the text of special tokens."""
 
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
         super().__init__()
         self.decode: Callable[[Sequence[int]], str] = tokenizer.decoder(skip_special_tokens)
-        """Text of several tokens."""
+        """Decoder of several tokens."""
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
 
@@ -60,8 +60,8 @@ class TokenTexts(dict[int, TokenText]):
 class Tokenizer:
     """The tokenizer of one checkpoint.
 
-    A checkpoint without tokenizer.json has one too, with `has_text` False: it decodes to nothing, and
-    `encode` is a RequestError, so that requests in token ids still run.
+    A checkpoint without tokenizer.json has one too, with `has_text` False: it decodes to nothing, and `encode` is a
+    RequestError, so that requests in token ids still run.
     """
 
     def __init__(
@@ -70,24 +70,23 @@ class Tokenizer:
         settings: Mapping[str, Any] | None = None,
         defaults: GenerationDefaults | None = None,
     ) -> None:
-        """`settings` are those of tokenizer_config.json, with the special tokens of special_tokens_map.json.
+        """Wrap `backend` with the settings of tokenizer_config.json and the tokens of special_tokens_map.json.
 
-        Which tokens `encode` adds is for the post-processor of tokenizer.json to say. Beyond it, only an
-        `add_bos_token` or `add_eos_token` that is true is honoured, where the post-processor did not add
-        the token (older checkpoints rely on it); one that is false takes nothing away that the
-        post-processor adds.
+        The post-processor of tokenizer.json decides which tokens `encode` adds. Beyond it, only an `add_bos_token` or
+        `add_eos_token` that is true is honoured, where the post-processor did not add the token (older checkpoints rely
+        on it). One that is false removes nothing that the post-processor adds.
         """
         self.settings = settings = settings or {}
         defaults = defaults or GenerationDefaults()
         self._backend = backend
         self.special_tokens = _special_tokens(settings)
-        """Name -> text, such as `bos_token` -> `<s>`."""
+        """Special tokens, name -> text, such as `bos_token` -> `<s>`."""
         self.bos_token, self.bos_token_id = self._named("bos_token")
         self.eos_token, self.eos_token_id = self._named("eos_token")
         self.eos_token_ids = defaults.eos_token_ids | (
             frozenset() if self.eos_token_id is None else {self.eos_token_id}
         )
-        """Every token that ends an output: generation_config.json's, config.json's and `eos_token_id`."""
+        """All tokens that end an output: generation_config.json's, config.json's and `eos_token_id`."""
         self.sampling_defaults = defaults.sampling
         self._prefix = [self.bos_token_id] if settings.get("add_bos_token") is True else []
         self._suffix = [self.eos_token_id] if settings.get("add_eos_token") is True else []
@@ -100,7 +99,7 @@ class Tokenizer:
             self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
             self._falls_back_to_bytes = _has_byte_fallback(backend)
         self.texts = {skip: TokenTexts(self, skip) for skip in (True, False)}
-        """By whether special tokens are left out."""
+        """Token texts, by whether special tokens are left out."""
 
     @property
     def has_text(self) -> bool:
@@ -113,28 +112,28 @@ class Tokenizer:
 
     @cached_property
     def longest_token(self) -> int:
-        """Bytes of the longest token's text, at least 1: no text is longer than its tokens times this."""
+        """Bytes of the longest token's text, at least 1. No text is longer than its tokens times this."""
         vocabulary = {} if self._backend is None else self._backend.get_vocab(with_added_tokens=True)
         return max((len(text.encode()) for text in vocabulary), default=1) or 1
 
     @property
     def max_token_id(self) -> int:
-        """The highest id that has a text, -1 if there is none."""
+        """Highest id that has a text; -1 if there is none."""
         return -1 if self._backend is None else max(self._backend.get_vocab(True).values(), default=-1)
 
     def to_json(self) -> str | None:
-        """What tokenizer.json says, without truncation and padding; None where there is none."""
+        """Return tokenizer.json as text, without truncation and padding; None if there is none."""
         return None if self._backend is None else self._backend.to_str()
 
     def agrees_with(self, other: Tokenizer) -> bool:
-        """Whether every token id that has a text in both has the same one."""
+        """Return whether every token id that has a text in both tokenizers has the same one."""
         if self._backend is None or other._backend is None:
             return True
         own = {token_id: text for text, token_id in self._backend.get_vocab(True).items()}
         return all(own.get(token_id, text) == text for text, token_id in other._backend.get_vocab(True).items())
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`. RequestError without a tokenizer, or if the text is not valid Unicode."""
+        """Return the token ids of `text`. RequestError without a tokenizer, or if the text is not valid Unicode."""
         if self._backend is None:
             raise RequestError("this checkpoint has no tokenizer.json: give the prompt as token ids, not as text")
         try:
@@ -146,35 +145,35 @@ class Tokenizer:
         return ids
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Text of `token_ids`; ids without a text give none."""
+        """Return the text of `token_ids`; ids without a text give none."""
         return self.texts[skip_special_tokens].decode(token_ids)
 
     def decoder(self, skip_special_tokens: bool) -> Callable[[Sequence[int]], str]:
-        """`decode`, without a way through this class: each step of each output calls it."""
+        """Return `decode` as a function that does not go through this class: each step of each output calls it."""
         if self._backend is None:
             return lambda token_ids: ""
         return partial(self._backend.decode, skip_special_tokens=skip_special_tokens)
 
     def decode_token(self, token_id: int, skip_special_tokens: bool) -> str:
-        """`decode` of a token alone."""
+        """Return the text of a token alone."""
         return self.texts[skip_special_tokens][token_id].text
 
     def token_text(self, token_id: int) -> str | None:
-        """The vocabulary's entry of a token, which is not yet text (a leading space may be `Ġ` or `▁`)."""
+        """Return the vocabulary's entry of a token, which is not yet text (a leading space may be `Ġ` or `▁`)."""
         return None if self._backend is None else self._backend.id_to_token(token_id)
 
     def token_id(self, text: str) -> int | None:
-        """The id of a vocabulary's entry."""
+        """Return the id of a vocabulary entry."""
         return None if self._backend is None else self._backend.token_to_id(text)
 
     def has_no_text(self, token_id: int, skip_special_tokens: bool) -> bool:
-        """Whether `decode` leaves the token out, whatever stands beside it."""
+        """Return whether `decode` leaves the token out, whatever its neighbours are."""
         if skip_special_tokens and token_id in self._special_ids:
             return True
         return self.token_text(token_id) is None
 
     def is_byte(self, token_id: int) -> bool:
-        """Whether the token is one byte, to be decoded together with the bytes beside it."""
+        """Return whether the token is one byte, to be decoded together with the bytes next to it."""
         if not self._falls_back_to_bytes:
             return False
         return _BYTE_TOKEN.fullmatch(self.token_text(token_id) or "") is not None
@@ -185,8 +184,11 @@ class Tokenizer:
 
 
 def load_tokenizer(directory: Path, checkpoint: Path | None = None) -> Tokenizer:
-    """The tokenizer of a checkpoint: a directory or a GGUF file. What ends an output, and how it is sampled, stands in
-    `checkpoint`, if that is another one. ModelError if one of their files is damaged."""
+    """Return the tokenizer of a checkpoint: a directory or a GGUF file.
+
+    End tokens and sampling defaults come from `checkpoint`, if that is another one. ModelError if one of their files is
+    damaged.
+    """
     path = directory / "tokenizer.json"
     backend = None
     try:
@@ -204,14 +206,17 @@ def load_tokenizer(directory: Path, checkpoint: Path | None = None) -> Tokenizer
 
 
 def _give_back() -> None:
-    """Has the allocator return what it holds for nobody: making a tokenizer takes two fifths more than the tokenizer,
-    which glibc would keep beside the weights. Other allocators have no such call."""
+    """Have glibc's allocator return its unused memory to the system.
+
+    Making a tokenizer takes two fifths more memory than the tokenizer, which glibc would keep allocated next to the
+    weights. Other allocators have no such call.
+    """
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def generation_defaults(directory: Path) -> GenerationDefaults:
-    """End tokens and sampling settings that a checkpoint directory names. ModelError if a file is damaged."""
+    """Return the end tokens and sampling settings of a checkpoint directory. ModelError if a file is damaged."""
     config = read_part(directory, "config.json")
     generation = read_part(directory, "generation_config.json")
     ends: set[int] = set()
@@ -229,7 +234,7 @@ def generation_defaults(directory: Path) -> GenerationDefaults:
 
 
 def _special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
-    """The entries named `*_token`, each a string or an object that has it as `content`."""
+    """Return the entries named `*_token`. Each is a string, or an object with the string as `content`."""
     found = {}
     for name, value in settings.items():
         text = value.get("content") if isinstance(value, dict) else value
@@ -245,7 +250,7 @@ def _with_ends(ids: list[int], prefix: list[int | None], suffix: list[int | None
 
 
 def _has_byte_fallback(backend: tokenizers.Tokenizer) -> bool:
-    """Whether the decoder joins tokens such as `<0xE2>` into characters."""
+    """Return whether the decoder joins tokens such as `<0xE2>` into characters."""
     if backend.decoder is None:
         return False
     decoder = json.loads(backend.decoder.__getstate__())

@@ -1,1 +1,1 @@
-"""GGUF files: a header of metadata and tensors' places, and behind it tensors in blocks of few bits."""
+"""GGUF files: a header of metadata and tensor places, and after it tensors in blocks of few bits."""

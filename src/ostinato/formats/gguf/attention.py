@@ -1,4 +1,4 @@
-"""Heads and positions, as the metadata of a GGUF file say them. Imports no torch."""
+"""Heads and positions from the metadata of a GGUF file. Imports no torch."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from ostinato.formats.gguf.rope import rope_scaling
 
 
 def attention(metadata: Metadata, *, heads_of_layers: bool = False, rotates_parts: bool = False) -> dict[str, Any]:
-    """Heads and positions. ModelError for heads of which a part is rotated, unless the model `rotates_parts`. With
-    `heads_of_layers` the file has a number of key heads for each layer, which is 0 in layers of another kind."""
+    """Return heads and positions, as in a config.json.
+
+    Raises ModelError for heads that are rotated in part, unless the model `rotates_parts`. With `heads_of_layers` the
+    file has a number of key heads for each layer, which is 0 in layers of another kind.
+    """
     heads = metadata.integer("attention.head_count")
     head_dim = metadata.optional("attention.key_length") or metadata.rows("attn_q.weight") // max(heads, 1)
     head_dim = head_dim or metadata.integer("embedding_length") // max(heads, 1)

@@ -1,4 +1,4 @@
-"""The weights that the tensors of a GGUF file stand for."""
+"""Dequantization of the tensors of a GGUF file."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from ostinato.formats.gguf.types import BlockType
 from ostinato.ops.blocks import dequantize as block_ops
 
 PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-"""Types that are no blocks."""
+"""Types that are not blocks."""
 
 
 def dequantize(kind: BlockType, blocks: torch.Tensor) -> torch.Tensor:
-    """`blocks` [..., bytes of a row] uint8 -> [..., weights of a row] float32."""
+    """Dequantize `blocks` [..., bytes of a row] uint8 to [..., weights of a row] float32."""
     dtype = PLAIN.get(kind.name)
     return block_ops.dequantize(kind.name, blocks) if dtype is None else blocks.view(dtype).float()

@@ -1,4 +1,4 @@
-"""The config.json that the metadata of a GGUF file stands for. Imports no torch."""
+"""The config.json that corresponds to the metadata of a GGUF file. Imports no torch."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from ostinato.formats.gguf.names import is_changed
 
 
 def config_of(header: Header) -> dict[str, Any]:
-    """As transformers would write it. ModelError for another architecture, for what is missing, and for what such a
-    model cannot be run with."""
+    """Return the config.json that transformers would write.
+
+    Raises ModelError for another architecture, for what is missing, and for what such a model cannot be run with.
+    """
     metadata = Metadata(header)
     architecture = metadata.architecture
     if architecture not in ARCHITECTURES:
@@ -38,7 +40,7 @@ def config_of(header: Header) -> dict[str, Any]:
 
 
 def _shared(metadata: Metadata) -> dict[str, Any]:
-    """What every model has under the same keys."""
+    """Return the settings that every model has under the same keys."""
     header = metadata.header
     embedding = header.tensors.get("token_embd.weight")
     tokens = len(header.metadata.get("tokenizer.ggml.tokens", ()))
@@ -88,14 +90,14 @@ ARCHITECTURES: dict[str, Callable[[Metadata], dict[str, Any]]] = {
     "qwen35moe": qwen35_moe,
     "qwen3next": qwen3_next,
 }
-"""Those that are read, by llama.cpp's name -> what makes the rest of their config.json."""
+"""Readers of architectures: llama.cpp's name -> function that makes the rest of the config.json."""
 
 WITH_HEADS = ("qwen35", "qwen35moe", "qwen3next")
-"""Those of them that may have a prediction head."""
+"""Architectures that may have a prediction head."""
 
 
 def _dtype(header: Header) -> str:
-    """That of the weights as they are stored, or that blocks are expanded to: bfloat16."""
+    """Return the dtype of the weights as stored; bfloat16 if there are blocks or several types."""
     matrices = (place for place in header.tensors.values() if len(place.shape) > 1 and not is_changed(place.name))
     types = {place.type.name for place in matrices}
     return {"F32": "float32", "F16": "float16"}.get(types.pop(), "bfloat16") if len(types) == 1 else "bfloat16"

@@ -1,4 +1,4 @@
-"""What GGUF files say of models with delta nets, as their config.json has it. Imports no torch."""
+"""The config.json of models with delta nets, from GGUF metadata. Imports no torch."""
 
 from __future__ import annotations
 
@@ -19,19 +19,25 @@ def qwen35(metadata: Metadata) -> dict[str, Any]:
 
 
 def qwen35_moe(metadata: Metadata) -> dict[str, Any]:
-    """With experts in every layer."""
+    """Return the config of Qwen3.5 with experts in every layer."""
     return _qwen35(metadata) | {"model_type": "qwen3_5_moe_text"} | _experts(metadata)
 
 
 def qwen3_next(metadata: Metadata) -> dict[str, Any]:
-    """As Qwen3.5 with experts. Value heads lie as in a checkpoint; so do betas and decays, by key head, and queries,
-    keys, values and gates do not."""
+    """Return the config of Qwen3-Next, which is like Qwen3.5 with experts.
+
+    Value heads are in the order of a checkpoint. So are betas and decays, by key head; queries, keys, values and gates
+    are not.
+    """
     apart = {"model_type": "qwen3_next", "linear_projections_apart": True, "linear_keys_take_turns": False}
     return _qwen35(metadata, "ssm_ba.weight") | apart | _experts(metadata)
 
 
 def _experts(metadata: Metadata) -> dict[str, Any]:
-    """The weights of those that are chosen add up to 1: ModelError for a file that says otherwise."""
+    """Return the settings of experts. The weights of the selected ones add up to 1.
+
+    Raises ModelError for a file that says otherwise.
+    """
     expect_gates(metadata, SOFTMAX)
     if metadata.optional("expert_weights_norm") is False or metadata.number("expert_weights_scale", 1.0) != 1.0:
         raise ModelError(
@@ -48,9 +54,12 @@ def _experts(metadata: Metadata) -> dict[str, Any]:
 
 
 def _qwen35(metadata: Metadata, of_delta_nets: str = "ssm_alpha.weight") -> dict[str, Any]:
-    """Where several value heads share a key head, a file has the first one of every key head, then the second ones, and
-    so on; a checkpoint has those of a key head side by side. Blocks cannot be put in the checkpoint's order, as the
-    columns of the last projection would cut through them. So the model takes the heads as they lie."""
+    """Return the settings that all models with delta nets share.
+
+    If several value heads share a key head, a file has the first one of every key head, then the second ones, and so
+    on; a checkpoint has those of a key head side by side. Blocks cannot be put in the checkpoint's order, as the
+    columns of the last projection would cut through them. So the model keeps the order of the heads in the file.
+    """
     value_heads, value_dim = mixer_heads(metadata)
     key_heads = metadata.integer("ssm.group_count")
     head_dim = metadata.integer("attention.key_length")
@@ -70,6 +79,6 @@ def _qwen35(metadata: Metadata, of_delta_nets: str = "ssm_alpha.weight") -> dict
 
 
 def _has_own_embedding(metadata: Metadata) -> bool:
-    """Whether a prediction head has an embedding or an LM head beside the model's."""
+    """Return whether a prediction head has an embedding or an LM head besides the model's."""
     own = ("embed_tokens", "shared_head_head")
     return any(f"blk.{metadata.num_layers}.nextn.{name}.weight" in metadata.header.tensors for name in own)

@@ -1,4 +1,4 @@
-"""How large experts are and how they are chosen, as the metadata of a GGUF file say it. Imports no torch."""
+"""Sizes and routing of experts from the metadata of a GGUF file. Imports no torch."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _NAMES = {SOFTMAX: "softmax", SIGMOID: "sigmoid"}
 
 
 def expert_size(metadata: Metadata) -> int:
-    """Of an expert's inner activations."""
+    """Return the size of an expert's inner activations."""
     return metadata.rows("ffn_up_exps.weight") or metadata.integer("expert_feed_forward_length")
 
 
 def expect_gates(metadata: Metadata, expected: int) -> None:
-    """ModelError if the file says that experts' weights come from another function than its models have."""
+    """Raise ModelError if the file says that experts' weights come from another function than its models have."""
     found = metadata.integer("expert_gating_func", expected)
     if found != expected:
         raise ModelError(

@@ -1,12 +1,12 @@
-"""Reads the header of a GGUF file, versions 2 and 3: metadata, and where each tensor lies. Imports no torch.
+"""Reader of the header of a GGUF file, versions 2 and 3: metadata, and tensor places. Imports no torch.
 
 Layout (the specification of the format, github.com/ggml-org/ggml, docs/gguf.md): the magic, a version, the numbers of
 tensors and of metadata; the metadata, each a name, a type and a value; the tensors, each a name, its sizes with the
-innermost first, its type and where it begins behind the header, which is padded to `general.alignment`.
+innermost first, its type and its offset from the end of the header, which is padded to `general.alignment`.
 
-Nothing in a file is believed: every length is held against the bytes that are left before anything is read or made, so
-a damaged file is a ModelError. Tables with more entries than any model has are one, too; lists of texts are kept as
-they lie. So a header takes at most twice its size in memory, beside what `MOST_ENTRIES` and `MOST_TEXT` allow.
+Nothing in a file is trusted: every length is compared with the bytes that are left before anything is read or made, so
+a damaged file is a ModelError. Tables with more entries than any model has are one, too; lists of strings are kept in
+the file's form. So a header takes at most twice its size in memory, besides what `MOST_ENTRIES` and `MOST_TEXT` allow.
 """
 
 from __future__ import annotations
@@ -29,23 +29,30 @@ MOST_DIMENSIONS = 4
 _MOST_ALIGNMENT = 2**16
 
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
-"""The types of metadata that are one number."""
+"""Types of metadata that are one number."""
 _STRING, _ARRAY = 8, 9
 # Arrays within arrays: no model has any, and a file may not exhaust the stack.
 _MOST_NESTING = 4
 MOST_ENTRIES = 2**16
-"""Of each table, and of arrays within arrays: an entry of a few bytes takes hundreds as an object. Models have some
-thousand tensors."""
+"""Most entries of each table, and of arrays within arrays.
+
+An entry of a few bytes takes hundreds as an object. Models have some thousand tensors.
+"""
 MOST_TEXT = 2**25
-"""Bytes of all names and single texts, which may take four times as much as characters. Templates have some thousand,
-a copy of a tokenizer.json, which some writers add, some million."""
+"""Most bytes of all names and single strings, which may take four times as much as characters.
+
+Templates have some thousand; a copy of a tokenizer.json, which some writers add, some million.
+"""
 _LEAST_TENSOR_BYTES, _LEAST_METADATA_BYTES = 8 + 4 + 4 + 8, 8 + 4 + 1
 
 
 @dataclass(frozen=True)
 class TensorPlace:
-    """A tensor of the file. `shape` has the outermost size first, as torch's; `begin` is in bytes from the start of
-    `file`, which may be one of those that the model was split into."""
+    """A tensor of the file.
+
+    `shape` has the outermost size first, as torch's; `begin` is in bytes from the start of `file`, which may be one of
+    those that the model was split into.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -67,8 +74,11 @@ class TensorPlace:
 
 @dataclass(frozen=True)
 class Header:
-    """`metadata` by name: numbers, strings, truth values, NumPy's arrays of numbers, `Texts`. `tensors` by name, in the
-    file's order."""
+    """Header of a model.
+
+    `metadata` by name: numbers, strings, truth values, NumPy's arrays of numbers, `Texts`. `tensors` by name, in the
+    file's order.
+    """
 
     path: Path
     version: int
@@ -77,11 +87,11 @@ class Header:
 
 
 def read_header(path: Path) -> Header:
-    """The header of the file. ModelError if it is no GGUF file, or is damaged or truncated."""
+    """Return the header of the file. Raises ModelError if it is not a GGUF file, or is damaged or truncated."""
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _Reader(path, data).header()
-    except (OSError, ValueError) as error:  # a file of no bytes cannot be mapped
+    except (OSError, ValueError) as error:  # an empty file cannot be mapped
         raise ModelError(f"{path} cannot be read: {error}") from error
 
 
@@ -138,7 +148,7 @@ class _Reader:
         return found
 
     def _tensor(self) -> tuple[str, tuple[int, ...], BlockType, int]:
-        """-> name, shape, type, offset"""
+        """Return the next tensor's (name, shape, type, offset)."""
         name = self._string()
         dimensions = self._number("<I")
         if dimensions > MOST_DIMENSIONS:
@@ -165,7 +175,7 @@ class _Reader:
         of, count = self._number("<I"), self._number("<Q")
         if of in _SCALARS:
             begin = self._skip(count * struct.calcsize(_SCALARS[of]))
-            import numpy as np  # a third of what a plan imports, and only for such files
+            import numpy as np  # imported late: a third of a plan's imports, needed only for such files
 
             return np.frombuffer(self._data, _SCALARS[of], count, begin).copy()
         self._expect(8 * count, "an array")  # a string has at least its length
@@ -177,7 +187,7 @@ class _Reader:
         return [self._value(of, nesting + 1) for _ in range(count)]
 
     def _texts(self, count: int) -> Texts:
-        """Written out, since vocabularies have a hundred thousand."""
+        """Read a list of strings. The loop is written out, since vocabularies have a hundred thousand."""
         data, size, first, at = self._data, self._size, self._at, self._at
         length_at = struct.Struct("<Q").unpack_from
         ends = array("Q", bytes(8 * count))
@@ -206,7 +216,7 @@ class _Reader:
         return struct.unpack_from(form, self._data, begin)[0]
 
     def _skip(self, count: int) -> int:
-        """Where the next `count` bytes begin."""
+        """Skip `count` bytes; return where they begin."""
         begin = self._at
         self._expect(count, "a value")
         self._at = begin + count

@@ -1,6 +1,6 @@
-"""What GGUF files say of models with state layers, and of Granite, as their config.json has it. Imports no torch.
+"""The config.json of models with state layers, and of Granite, from GGUF metadata. Imports no torch.
 
-Which kind a layer is stands in its tensors. The metadata have it too, as numbers of heads and sizes of MLPs by layer,
+The kind of a layer follows from its tensors. The metadata have it too, as numbers of heads and sizes of MLPs by layer,
 but writers have got these wrong for models whose config.json spells its layers in a new way.
 """
 
@@ -14,11 +14,14 @@ from ostinato.formats.gguf.experts import SIGMOID, expect_gates, expert_size
 from ostinato.formats.gguf.metadata import Metadata
 
 _CHUNK = 256
-"""Tokens that a prefill computes at once in state layers. No file says it, and it changes no result but by rounding."""
+"""Tokens that a prefill computes at once in state layers.
+
+Files do not contain it, and it changes results only by rounding.
+"""
 
 
 def granite(metadata: Metadata) -> dict[str, Any]:
-    """Granite is Granite 4 without state layers and experts."""
+    """Return the config of Granite, which is Granite 4 without state layers and experts."""
     if metadata.optional("expert_count"):
         raise ModelError(
             f"{metadata.header.path} has a granite model of experts; GGUF files are read of granite without"
@@ -30,7 +33,10 @@ def granite(metadata: Metadata) -> dict[str, Any]:
 
 
 def granite_hybrid(metadata: Metadata) -> dict[str, Any]:
-    """Granite 4, or Bamba, which llama.cpp takes for a Granite 4 that has positions and no multipliers."""
+    """Return the config of Granite 4, or Bamba.
+
+    llama.cpp treats Bamba as a Granite 4 that has positions and no multipliers.
+    """
     kinds = metadata.kinds(mamba="ssm_in.weight", attention="attn_q.weight")
     has_positions = bool(metadata.optional("rope.scaling.finetuned"))
     multipliers = ("embedding_scale", "residual_scale", "logit_scale", "attention.scale")
@@ -70,7 +76,10 @@ def _granite(metadata: Metadata) -> dict[str, Any]:
 
 
 def falcon_h1(metadata: Metadata) -> dict[str, Any]:
-    """All multipliers lie in the weights. The gate comes before the norm, where there is one."""
+    """Return the config of Falcon-H1.
+
+    The weights include all multipliers. The gate comes before the norm, if there is a norm.
+    """
     return {
         "model_type": "falcon_h1",
         **_mamba(metadata),
@@ -85,7 +94,7 @@ def falcon_h1(metadata: Metadata) -> dict[str, Any]:
 
 
 def nemotron_h(metadata: Metadata) -> dict[str, Any]:
-    """With an MLP or experts, or both in turns."""
+    """Return the config of Nemotron-H, whose layers include MLPs or experts, or both."""
     kinds = metadata.kinds(
         mamba="ssm_in.weight", attention="attn_q.weight", moe="ffn_up_exps.weight", mlp="ffn_up.weight"
     )
@@ -124,7 +133,7 @@ def _nemotron_experts(metadata: Metadata) -> dict[str, Any]:
 
 
 def mamba2(metadata: Metadata) -> dict[str, Any]:
-    """Its context length is arbitrary, since the model has no positions."""
+    """Return the config of Mamba-2. Its context length is arbitrary, since the model has no positions."""
     (heads, head_dim), mixer = mixer_heads(metadata), _mamba(metadata)
     return {
         "model_type": "mamba2",
@@ -143,7 +152,7 @@ def mamba2(metadata: Metadata) -> dict[str, Any]:
 
 
 def lfm2(metadata: Metadata) -> dict[str, Any]:
-    """Its MLP has the size that is said, after all adjustments."""
+    """Return the config of LFM2. The file has the size of its MLP after all adjustments."""
     return {
         "model_type": "lfm2",
         **attention(metadata, heads_of_layers=True),
@@ -157,7 +166,7 @@ def lfm2(metadata: Metadata) -> dict[str, Any]:
 
 
 def lfm2_moe(metadata: Metadata) -> dict[str, Any]:
-    """LFM2 with experts behind the first layers."""
+    """Return the config of LFM2 with experts after the first layers."""
     expect_gates(metadata, SIGMOID)
     return lfm2(metadata) | {
         "model_type": "lfm2_moe",
@@ -172,7 +181,7 @@ def lfm2_moe(metadata: Metadata) -> dict[str, Any]:
 
 
 def _mamba(metadata: Metadata) -> dict[str, Any]:
-    """A mixer, in the keys that Bamba, Granite and Falcon-H1 have."""
+    """Return the settings of a mixer, in the keys of Bamba, Granite and Falcon-H1."""
     heads, head_dim = mixer_heads(metadata)
     return {
         "mamba_n_heads": heads,
@@ -188,7 +197,7 @@ def _mamba(metadata: Metadata) -> dict[str, Any]:
 
 
 def mixer_heads(metadata: Metadata) -> tuple[int, int]:
-    """Heads, and elements of each."""
+    """Return the number of heads, and the elements of each."""
     heads, size = metadata.integer("ssm.time_step_rank"), metadata.integer("ssm.inner_size")
     if heads < 1 or size % heads:
         raise ModelError(
@@ -198,7 +207,7 @@ def mixer_heads(metadata: Metadata) -> tuple[int, int]:
 
 
 def _heads(metadata: Metadata) -> dict[str, Any]:
-    """Of attention layers among others."""
+    """Return the heads of the attention layers among others."""
     heads = metadata.integer("attention.head_count")
     head_dim = metadata.rows("attn_q.weight", heads) // max(heads, 1)
     return {

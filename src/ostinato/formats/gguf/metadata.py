@@ -1,4 +1,4 @@
-"""What a GGUF file says of a model under its architecture's name. Imports no torch."""
+"""A GGUF file's metadata under its architecture's name. Imports no torch."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ class Metadata:
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
-        """A float32 as the shortest decimal that means it, which is what the model's author wrote."""
+        """Return a float32 as the shortest decimal with its value, which is what the model's author wrote."""
         value = self.optional(name) if default is not None else self.required(name)
         if value is None and default is not None:
             return default
         if type(value) not in (int, float):
             raise self._malformed(name, value, "one number")
-        import numpy as np  # a third of what a plan imports, and only for such files
+        import numpy as np  # imported late: a third of a plan's imports, needed only for such files
 
         return float(str(np.float32(value)))
 
     def largest(self, name: str) -> int:
-        """Of whole numbers, one for each layer."""
-        import numpy as np  # a third of what a plan imports, and only for such files
+        """Return the largest of whole numbers, one for each layer."""
+        import numpy as np  # imported late: a third of a plan's imports, needed only for such files
 
         values = np.asarray(self.required(name))
         if values.dtype.kind not in "iu" or values.shape != (self.num_layers,):
@@ -64,14 +64,17 @@ class Metadata:
 
     @property
     def norm_eps(self) -> float:
-        """Of RMS norms. Nemotron-H's, whose config.json calls them layer norms, are written as if they were."""
+        """Epsilon of RMS norms.
+
+        Files of Nemotron-H, whose config.json calls its RMS norms layer norms, have it under that name.
+        """
         of_layer_norms = "attention.layer_norm_epsilon"
         is_rms = self.optional("attention.layer_norm_rms_epsilon") is not None or self.optional(of_layer_norms) is None
         return self.number("attention.layer_norm_rms_epsilon" if is_rms else of_layer_norms)
 
     @property
     def num_layers(self) -> int:
-        """Without those of a prediction head, which a file counts as blocks."""
+        """Number of layers without those of a prediction head, which a file counts as blocks."""
         blocks, of_head = self.integer("block_count"), self.num_head_layers
         if not 0 <= of_head <= blocks:
             raise self._malformed("nextn_predict_layers", of_head, f"some of its {blocks} blocks")
@@ -82,16 +85,19 @@ class Metadata:
         return self.integer("nextn_predict_layers", 0)
 
     def has(self, inner: str) -> bool:
-        """Whether any layer has the tensor."""
+        """Return whether any layer has the tensor."""
         return self.layer_with(inner) is not None
 
     def layer_with(self, inner: str) -> int | None:
-        """The first layer that has the tensor."""
+        """Return the first layer that has the tensor, or None."""
         layers = range(min(self.num_layers, len(self.header.tensors)))
         return next((i for i in layers if f"blk.{i}.{inner}" in self.header.tensors), None)
 
     def kinds(self, **tensors: str) -> list[str]:
-        """Of each layer the first of the kinds whose tensor it has. ModelError for a layer that is of none."""
+        """Return for each layer the first of the kinds whose tensor the layer contains.
+
+        Raises ModelError for a layer that is none of them.
+        """
         if self.num_layers > len(self.header.tensors):
             raise ModelError(
                 f"{self.header.path} says {self.num_layers} layers; it has {len(self.header.tensors)} tensors"
@@ -105,7 +111,7 @@ class Metadata:
         return found
 
     def rows(self, inner: str, default: int = 0) -> int:
-        """Rows of each matrix that a tensor holds in the first layer that has it."""
+        """Return the rows of each matrix of a tensor, in the first layer that has the tensor."""
         layer = self.layer_with(inner)
         if layer is None:
             return default

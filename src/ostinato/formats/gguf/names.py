@@ -1,4 +1,4 @@
-"""What GGUF files call the tensors of a model, and what its own checkpoint calls them. Imports no torch.
+"""Names of a model's tensors in GGUF files, and the corresponding names of its checkpoint. Imports no torch.
 
 The names are those of gguf-py (github.com/ggml-org/llama.cpp, gguf-py/gguf/constants.py and tensor_mapping.py).
 """
@@ -15,8 +15,10 @@ if TYPE_CHECKING:
     from ostinato.plan.model import ModelSpec
 
 GATE, UP = ":gate", ":up"
-"""Behind the name of a checkpoint's tensor: the first or the second half of its rows, where a GGUF file has two
-tensors for them."""
+"""Suffixes of a checkpoint tensor's name: the first or the second half of its rows.
+
+They are for checkpoint tensors that a GGUF file has as two tensors.
+"""
 
 _ATTENTION = {
     "attn_norm": "input_layernorm",
@@ -36,7 +38,7 @@ _LLAMA = _ATTENTION | {
 
 
 def _state(mixer: str) -> dict[str, str]:
-    """Of a Mamba-2 mixer."""
+    """Return the names of a Mamba-2 mixer."""
     names = {"ssm_in": "in_proj", "ssm_conv1d": "conv1d", "ssm_norm": "norm", "ssm_out": "out_proj"}
     return {name: f"{mixer}.{value}" for name, value in names.items()}
 
@@ -115,7 +117,7 @@ _IN_HEAD = {
     "nextn.hnorm": "pre_fc_norm_hidden",
     "nextn.shared_head_norm": "norm",
 }
-"""Of the prediction head of models with delta nets, beside its layer. A file has it as one more block."""
+"""Names in the prediction head of models with delta nets, except its layer. In a file the head is one more block."""
 _IN_LAYER: dict[str, dict[str, str]] = {
     "llama": _LLAMA,
     "qwen2": _LLAMA,
@@ -131,29 +133,32 @@ _IN_LAYER: dict[str, dict[str, str]] = {
     "mamba2": {"attn_norm": "norm"} | _state("mixer"),
     "nemotron_h": _NEMOTRON,
 }
-"""Of a layer, by the `model_type` of its model; `.weight` or `.bias` stands behind each."""
+"""Names in a layer, by the `model_type` of its model; `.weight` or `.bias` follows each."""
 _LESS_ONE = ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
-"""Models with delta nets whose checkpoints have norms' weights as what they are more than 1."""
+"""Models with delta nets whose checkpoints store a norm's weight w as w - 1."""
 _MIXERS = {
     **dict.fromkeys(("bamba", "falcon_h1", "granitemoehybrid"), "mamba"),
     **dict.fromkeys(_LESS_ONE, "linear_attn"),
 }
 _NORMS = {"bamba": "final_layernorm", "falcon_h1": "final_layernorm", "mamba2": "norm_f", "nemotron_h": "norm_f"}
 _CHOICES = {"lfm2_moe": "feed_forward.expert_bias", "nemotron_h": "mixer.gate.e_score_correction_bias"}
-"""What is added to experts' scores where they are chosen."""
+"""Names of the bias that is added to experts' scores for their selection."""
 _EMBEDDINGS = {"mamba2": "embeddings", "nemotron_h": "embeddings"}
 _BARE = {"ssm_a": "A_log", "ssm_d": "D", "ssm_dt.bias": "dt_bias"}
-"""Of a mixer; nothing stands behind these."""
+"""Names in a mixer without `.weight` or `.bias`."""
 
 CONVOLUTIONS = (".ssm_conv1d.weight", ".shortconv.conv.weight")
 
 ROPE_FACTORS = "rope_freqs.weight"
-"""What the frequencies of positions are divided by: no weight."""
+"""Divisors of the frequencies of positions; this tensor is not a weight."""
 
 
 def checkpoint_name(model: ModelSpec, name: str) -> str | None:
-    """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`; of a model of three layers and a head
-    `mtp.layers.0.self_attn.q_proj.weight`. None for a name that is not known."""
+    """Return the checkpoint's name of a tensor of a GGUF file; None for an unknown name.
+
+    `blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`; in a model of three layers and a head it is
+    `mtp.layers.0.self_attn.q_proj.weight`.
+    """
     model_type = model.architecture
     backbone = "backbone" if model_type == "mamba2" else "model"
     stem, _, part = name.rpartition(".")
@@ -162,7 +167,7 @@ def checkpoint_name(model: ModelSpec, name: str) -> str | None:
     if stem == "output_norm":
         return f"{backbone}.{_NORMS.get(model_type, 'norm')}.{part}"
     if stem == "token_embd_norm" and model_type in ("lfm2", "lfm2_moe"):
-        # It stands behind the layers, in spite of its name.
+        # This norm follows the layers, in spite of its name.
         return f"{backbone}.embedding_norm.{part}"
     if stem == "output":
         return f"lm_head.{part}"
@@ -179,12 +184,12 @@ def checkpoint_name(model: ModelSpec, name: str) -> str | None:
 
 
 def _in_layer(model_type: str, layer: str, inner: str) -> str | None:
-    """`inner` is what a file calls a tensor of the `layer`."""
+    """Return the checkpoint's name of tensor `inner` (the file's name for it) of `layer`."""
     if inner in _BARE:
         return f"{layer}.{_MIXERS.get(model_type, 'mixer')}.{_BARE[inner]}"
     if inner == "exp_probs_b.bias":
         return f"{layer}.{_CHOICES[model_type]}" if model_type in _CHOICES else None
-    # Falcon-H1's files have one norm without what stands behind it.
+    # Falcon-H1's files have one norm without a suffix.
     stem, _, part = inner.rpartition(".") if "." in inner else (inner, "", "weight")
     known = _IN_LAYER[model_type].get(stem)
     if known is None:
@@ -196,7 +201,10 @@ def _in_layer(model_type: str, layer: str, inner: str) -> str | None:
 
 
 def checkpoint_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """That a tensor has in a checkpoint; only some of mixers have another, and the one row of a gate."""
+    """Return the shape that a tensor has in a checkpoint.
+
+    Only some tensors of mixers, and the one row of a gate, have another shape there.
+    """
     if name.endswith(CONVOLUTIONS) and len(shape) == 2:
         return (shape[0], 1, shape[1])
     if name.endswith((".ssm_a", ".ssm_d", ".ssm_norm.weight")):
@@ -205,18 +213,19 @@ def checkpoint_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def is_changed(name: str) -> bool:
-    """Whether `transforms.restored` makes a checkpoint's tensor of this one."""
+    """Return whether `transforms.restored` must convert this tensor to the checkpoint's form."""
     return name.endswith((".ssm_a", ".ssm_d", ".ssm_norm.weight", *CONVOLUTIONS))
 
 
 def is_one_more(model_type: str, name: str) -> bool:
-    """Whether a norm's weights, which a checkpoint has as what they are more than 1, are whole in a GGUF file."""
+    """Return whether the file stores a norm's weight w where the checkpoint stores w - 1."""
     return model_type in _LESS_ONE and name.endswith("norm.weight") and not name.endswith(".ssm_norm.weight")
 
 
 def pairs_neighbours(model_type: str, name: str) -> bool:
-    """Whether the rows of a tensor, in each head, lie such that the two that positions rotate together are neighbours;
-    in checkpoints they lie half a head apart. So it is with queries and keys of Llama, Granite and Bamba.
+    """Return whether, in each head, two rows of a tensor that positions rotate together are neighbours.
+
+    In checkpoints they are half a head apart. This concerns queries and keys of Llama, Granite and Bamba.
 
     Some writers do the same to Nemotron-H. It has no positions, so its scores are the same in any order.
     """

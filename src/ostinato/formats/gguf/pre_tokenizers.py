@@ -1,6 +1,6 @@
-"""How text is cut before it is merged, by the name that a GGUF file has for it. Imports no torch.
+"""Patterns that split text before merging, by a GGUF file's name for them. Imports no torch.
 
-The patterns are those of the models' own tokenizers; which name means which, and what follows from a name beside the
+The patterns are those of the models' own tokenizers. The meaning of the names, and what follows from a name besides the
 pattern, is llama.cpp's (src/llama-vocab.cpp).
 """
 
@@ -12,14 +12,14 @@ from typing import Any
 
 @dataclass(frozen=True)
 class PreTokenizer:
-    """`steps` are tokenizer.json's, in turn."""
+    """Pre-tokenizer. `steps` are tokenizer.json's, in order."""
 
     steps: tuple[dict[str, Any], ...]
     normalizer: str | None = None
     takes_whole_words: bool = False
-    """Whether a word that is a token is not merged."""
+    """True if a word that is a token is not merged."""
     begins: bool = False
-    """Whether a text begins with `bos` where the file does not say."""
+    """True if a text begins with `bos` when the file does not say."""
 
 
 def byte_level(use_regex: bool) -> dict[str, Any]:
@@ -31,7 +31,7 @@ def _split(pattern: str) -> dict[str, Any]:
 
 
 def _by(*patterns: str, **facts: Any) -> PreTokenizer:
-    """Cut by one pattern after the other."""
+    """Return a pre-tokenizer that splits by one pattern after the other."""
     return PreTokenizer((*map(_split, patterns), byte_level(use_regex=False)), **facts)
 
 
@@ -46,7 +46,7 @@ _GPT2 = rf"{_ENDINGS}| ?\p{{L}}+| ?\p{{N}}+| ?[^\s\p{{L}}\p{{N}}]+|\s+(?!\S)"
 
 
 def _by_case(ending: str, digits: str) -> str:
-    """Words end where small letters give way to capitals (tekken, o200k)."""
+    """Return a pattern for words that end where lower case changes to upper case (tekken, o200k)."""
     words = f"{_BEFORE}{_UPPER}*{_LOWER}+{ending}|{_BEFORE}{_UPPER}+{_LOWER}*{ending}"
     return rf"{words}|{digits}{_REST_WITH_SLASHES}"
 
@@ -73,4 +73,4 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "tekken": _by(_by_case("", r"\p{N}"), takes_whole_words=True, begins=True),
     **dict.fromkeys(("gpt-4o", "llama4"), _by(_by_case(f"{_CONTRACTIONS}?", r"\p{N}{1,3}"))),
 }
-"""By `tokenizer.ggml.pre`."""
+"""Pre-tokenizers by `tokenizer.ggml.pre`."""

@@ -1,4 +1,4 @@
-"""How a GGUF file scales positions. Imports no torch."""
+"""Position scaling from the metadata of a GGUF file. Imports no torch."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from ostinato.formats.gguf.names import ROPE_FACTORS
 
 SCALINGS = ("none", "linear", "yarn")
 _YARN = ("beta_fast", "beta_slow")
-"""In a config.json; `yarn_` stands before them in the metadata."""
+"""Names in a config.json; in the metadata they have the prefix `yarn_`."""
 _REFUSED = tuple(
     f"rope.scaling.{name}" for name in ("attn_factor", "yarn_attn_factor", "yarn_log_multiplier", "yarn_ext_factor")
 )
-"""Unless they are 1."""
+"""Settings that must be 1."""
 
 
 def rope_scaling(metadata: Metadata) -> dict[str, Any] | None:
-    """As a config.json says it. ModelError for what is not implemented."""
+    """Return the position scaling, as in a config.json. Raises ModelError for what is not implemented."""
     kind = metadata.optional("rope.scaling.type") or "none"
     path = metadata.header.path
     if kind not in SCALINGS:
@@ -29,7 +29,7 @@ def rope_scaling(metadata: Metadata) -> dict[str, Any] | None:
             raise ModelError(f"{path} scales its positions twice, by {ROPE_FACTORS} and rope.scaling.type = {kind!r}")
         if factors.type.name != "F32" or len(factors.shape) != 1:
             raise ModelError(f"{path} has {ROPE_FACTORS} of type {factors.type.name}; it should be a vector of F32")
-        import numpy as np  # a third of what a plan imports, and only for such files
+        import numpy as np  # imported late: a third of a plan's imports, needed only for such files
 
         values = np.fromfile(factors.file, "<f4", factors.num_elements, offset=factors.begin)
         return {"rope_type": "factors", "factors": [float(value) for value in values]}

@@ -1,7 +1,7 @@
-"""Which tensors of a GGUF file can be read where they lie. Imports no torch.
+"""Runs of tensors of a GGUF file that can be read in place. Imports no torch.
 
-A product may need several tensors as one matrix, such as gates and what they gate. They are one where they lie one
-directly behind the other, as most writers put these two. Tensors whose rows a checkpoint has in another order, such as
+A matmul may need several tensors as one matrix, such as gates and what they gate. They are one matrix if they are
+adjacent in the file, as most writers put these two. Tensors whose rows a checkpoint has in another order, such as
 queries and keys of Llama, are copied.
 """
 
@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 
 
 def stored_runs(header: Header, model: ModelSpec) -> tuple[tuple[str, ...], ...]:
-    """The matrices in blocks, as the checkpoint names them, in runs of those that lie one directly behind the other.
-    Experts are not among them."""
+    """Return the matrices in blocks, by the checkpoint's names, in runs of adjacent ones.
+
+    Experts are not among them.
+    """
     runs: list[list[str]] = []
     before: TensorPlace | None = None
     gate: TensorPlace | None = None
@@ -30,7 +32,7 @@ def stored_runs(header: Header, model: ModelSpec) -> tuple[tuple[str, ...], ...]
             continue
         follows = before is not None and (before.file, _end(before)) == (tensor.file, tensor.begin)
         if name.endswith(GATE):
-            # The run goes on behind it, if its other half comes next.
+            # The run continues if the other half comes next.
             if not follows or gate is not None:
                 runs.append([])
             before = gate = tensor
@@ -48,7 +50,7 @@ def stored_runs(header: Header, model: ModelSpec) -> tuple[tuple[str, ...], ...]
 
 
 def _name(tensor: TensorPlace, model: ModelSpec) -> str | None:
-    """None for what is not read where it lies."""
+    """Return the checkpoint's name of a tensor; None if it is not read in place."""
     is_other_order = pairs_neighbours(model.architecture, tensor.name)
     if tensor.type.name not in BLOCK_FORMATS or len(tensor.shape) != 2 or is_other_order:
         return None

@@ -1,9 +1,9 @@
 """The model of a tokenizer.json for a vocabulary of SentencePiece, which a GGUF file holds with scores.
 
 SentencePiece has two kinds of model (github.com/google/sentencepiece). One joins, again and again, the two neighbours
-that make the piece of the highest score; its scores are 0, -1, -2 and so on, the order in which pieces were learnt.
-The other finds the pieces whose scores, logarithms of probabilities, have the highest sum. Both know of no words:
-blanks are characters like others, written as U+2581. Imports no torch.
+that make the piece of the highest score; its scores are 0, -1, -2 and so on, the order in which pieces were learnt. The
+other finds the pieces whose scores, logarithms of probabilities, have the highest sum. Neither knows words: blanks are
+characters like others, written as U+2581. Imports no torch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 def sentencepiece_model(
     tokens: Sequence[str], scores: Sequence[float], kinds: Sequence[int], unknown: int
 ) -> dict[str, Any]:
-    """The `model` of a tokenizer.json. ModelError for scores that say no order."""
+    """Return the `model` of a tokenizer.json. Raises ModelError for scores that give no order."""
     normal = [number for number, kind in enumerate(kinds) if kind == NORMAL]
     values = [scores[number] for number in normal]
     longer = {value for number, value in zip(normal, values, strict=True) if len(tokens[number]) > 1}
@@ -38,7 +38,7 @@ def sentencepiece_model(
             "byte_fallback": has_bytes,
             "ignore_merges": False,
         }
-    # Bytes stand for what has no piece. With the lowest score they are not chosen for a text that reads as their name.
+    # Bytes encode text without pieces. With the lowest score they are not used for text that reads as their name.
     lowest = min(values, default=0.0)
     chosen = (scores[number] if kinds[number] == NORMAL else lowest for number in range(len(tokens)))
     return {
@@ -50,7 +50,7 @@ def sentencepiece_model(
 
 
 def _merges(tokens: Sequence[str], scores: Sequence[float], normal: Iterable[int]) -> Iterable[list[str]]:
-    """Every pair of pieces that makes a piece, those of the highest score first."""
+    """Yield every pair of pieces that makes a piece, those of the highest score first."""
     pieces = {tokens[number]: number for number in normal}
     for number in sorted(pieces.values(), key=lambda number: (-scores[number], number)):
         piece = tokens[number]
@@ -60,7 +60,7 @@ def _merges(tokens: Sequence[str], scores: Sequence[float], normal: Iterable[int
 
 
 def normalizer(adds_space: bool) -> dict[str, Any]:
-    """A blank before the text, and all blanks as pieces have them."""
+    """Return the normalizer: it adds a blank before the text if asked to, and writes all blanks as pieces have them."""
     replaced = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
     steps = [{"type": "Prepend", "prepend": SPACE}, replaced] if adds_space else [replaced]
     return {"type": "Sequence", "normalizers": steps}

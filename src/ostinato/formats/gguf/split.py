@@ -1,6 +1,6 @@
 """Models that were split into several GGUF files: `NAME-00001-of-00003.gguf` and so on, each with some of the tensors.
 
-Any of them stands for the model. The first has the metadata, the others theirs of the split alone (llama.cpp,
+The path of any of them names the model. The first has the metadata, the others those of the split alone (llama.cpp,
 tools/gguf-split). Imports no torch.
 """
 
@@ -18,7 +18,7 @@ _NAME = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 
 
 def all_parts(path: Path) -> list[Path]:
-    """All files of a model of which `path` is one, as its name says; itself alone if it says nothing."""
+    """Return all files of the model that `path` is a part of, as its name says; else `path` alone."""
     found = _NAME.fullmatch(path.name)
     if found is None:
         return [path]
@@ -27,12 +27,15 @@ def all_parts(path: Path) -> list[Path]:
 
 
 def parts_beside(path: Path) -> list[Path]:
-    """Those of `all_parts` that are there."""
+    """Return those of `all_parts` that exist."""
     return [part for part in all_parts(path) if part.is_file()]
 
 
 def read_whole(path: Path) -> Header:
-    """The header of the model. ModelError as `read_header`, and for a part that is missing or belongs elsewhere."""
+    """Return the header of the model.
+
+    Raises ModelError as `read_header`, and for a part that is missing or belongs elsewhere.
+    """
     own = read_header(path)
     count = own.metadata.get(COUNT, 1)
     if type(count) is not int or count < 2:

@@ -1,7 +1,7 @@
-"""A list of texts in a GGUF file's metadata, decoded one by one when asked for. Imports no torch.
+"""A list of strings in a GGUF file's metadata, decoded one by one when asked for. Imports no torch.
 
-A vocabulary has a hundred thousand texts of a few bytes, each of which would take 50 bytes and more as an object. So
-kept, they take at most twice their bytes in the file.
+A vocabulary has a hundred thousand strings of a few bytes, and each would take 50 bytes and more as an object. Kept in
+this form, they take at most twice their bytes in the file.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Iterator, Sequence
 from typing import overload
 
 LENGTH_BYTES = 8
-"""Before each text."""
+"""Bytes of the length before each string."""
 
 
 class Texts(Sequence[str]):
-    """Texts as they lie in a file, each behind its length; `ends` are where they end in `data`."""
+    """Strings in the form of a file, each after its length; `ends` are their ends in `data`."""
 
     def __init__(self, data: bytes, ends: array[int]) -> None:
         self._data = data
@@ -50,5 +50,5 @@ class Texts(Sequence[str]):
 
 
 def decoded(text: bytes) -> str:
-    """What is no UTF-8 stays readable: tokens of single bytes are written so by some."""
+    """Decode UTF-8 and keep other bytes readable: some writers store tokens of single bytes so."""
     return text.decode("utf-8", errors="surrogateescape")

@@ -1,4 +1,4 @@
-"""The tokenizer.json, tokenizer_config.json and end tokens that the metadata of a GGUF file stand for."""
+"""The tokenizer.json, tokenizer_config.json and end tokens that correspond to the metadata of a GGUF file."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from ostinato.formats.gguf.sentencepiece import CONTROL, NORMAL, UNKNOWN, USER_D
 from ostinato.formats.gguf.texts import Texts
 
 PREFIX = "tokenizer.ggml."
-"""Of the keys of what a file says of its tokenizer."""
+"""Prefix of the keys that describe a file's tokenizer."""
 MODELS = ("gpt2", "llama")
-"""Byte-level BPE, and SentencePiece."""
+"""Kinds of tokenizers: byte-level BPE, and SentencePiece."""
 _ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "<|end_of_text|>")
-"""Control tokens that end an output wherever a vocabulary has them, as llama.cpp knows them by their text."""
+"""Control tokens that end an output in any vocabulary that contains them; llama.cpp knows them by their text."""
 
 
 def tokenizer_of(header: Header) -> dict[str, Any]:
-    """tokenizer.json. ModelError for a kind of tokenizer that is not implemented."""
+    """Return the tokenizer.json. Raises ModelError for a kind of tokenizer that is not implemented."""
     kind = header.metadata.get(f"{PREFIX}model")
     if not isinstance(kind, str) or kind not in MODELS:
         raise ModelError(
@@ -43,7 +43,7 @@ def tokenizer_of(header: Header) -> dict[str, Any]:
 
 
 def _tokens(header: Header) -> tuple[list[str], list[int]]:
-    """Each token and its kind."""
+    """Return the tokens and their kinds."""
     tokens, kinds = _texts(header, "tokens"), _numbers(header, "token_type")
     if tokens is None:
         raise ModelError(f"{header.path} lacks the tokens of its tokenizer")
@@ -54,7 +54,7 @@ def _tokens(header: Header) -> tuple[list[str], list[int]]:
 
 
 def _texts(header: Header, name: str) -> list[str] | None:
-    """None for what is no list of texts."""
+    """Return a list of strings; None for anything else."""
     value = header.metadata.get(f"{PREFIX}{name}")
     if not isinstance(value, Texts | list):
         return None
@@ -72,7 +72,7 @@ def _numbers(header: Header, name: str) -> list[Any] | None:
 
 
 def pre_tokenizer_of(header: Header) -> PreTokenizer:
-    """Of byte-level BPE. ModelError for one that is not known."""
+    """Return the pre-tokenizer of byte-level BPE. Raises ModelError for an unknown one."""
     pre = header.metadata.get(f"{PREFIX}pre", "default")
     if not isinstance(pre, str) or pre not in PRE_TOKENIZERS:
         known = ", ".join(sorted(PRE_TOKENIZERS))
@@ -120,7 +120,7 @@ def _sentencepiece(header: Header, tokens: list[str], kinds: list[int]) -> dict[
 
 
 def tokenizer_config_of(header: Header) -> dict[str, Any]:
-    """tokenizer_config.json: special tokens, whether texts begin or end with them, and the chat templates."""
+    """Return the tokenizer_config.json: special tokens, whether texts begin or end with them, and chat templates."""
     metadata = header.metadata
     tokens = metadata.get(f"{PREFIX}tokens") or ()
     settings: dict[str, Any] = {}
@@ -146,7 +146,7 @@ def tokenizer_config_of(header: Header) -> dict[str, Any]:
 
 
 def _begins(metadata: dict[str, Any]) -> bool:
-    """Whether a text begins with `bos` where the file does not say."""
+    """Return whether a text begins with `bos` when the file does not say."""
     if metadata.get(f"{PREFIX}model") == "llama":
         return True
     pre = metadata.get(f"{PREFIX}pre", "default")
@@ -154,7 +154,7 @@ def _begins(metadata: dict[str, Any]) -> bool:
 
 
 def generation_config_of(header: Header) -> dict[str, Any]:
-    """generation_config.json: every token that ends an output, and how the model's author samples."""
+    """Return the generation_config.json: every token that ends an output, and the author's sampling settings."""
     metadata = header.metadata
     names = [f"{PREFIX}{key}_token_id" for key in ("eos", "eot", "eom")]
     ends = {value for name in names if type(value := metadata.get(name)) is int}
@@ -175,4 +175,4 @@ _SAMPLING = {
     "min_p": "general.sampling.min_p",
     "repetition_penalty": "general.sampling.penalty_repeat",
 }
-"""Name in a generation_config.json -> in the metadata."""
+"""Sampling settings: name in a generation_config.json -> name in the metadata."""

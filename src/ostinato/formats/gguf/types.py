@@ -9,17 +9,17 @@ from ostinato.ops.blocks.formats import BLOCK_FORMATS
 
 @dataclass(frozen=True)
 class BlockType:
-    """A tensor's row is a sequence of blocks of `elements` weights in `num_bytes` bytes each."""
+    """Type of a tensor: a row is a sequence of blocks of `elements` weights in `num_bytes` bytes each."""
 
     name: str
     elements: int
     num_bytes: int
     is_supported: bool = False
-    """Whether `blocks.dequantize` knows it."""
+    """True if `blocks.dequantize` knows it."""
 
     @property
     def bits(self) -> float:
-        """Per weight."""
+        """Bits per weight."""
         return 8 * self.num_bytes / self.elements
 
 
@@ -64,6 +64,6 @@ TYPES = {
     40: BlockType("NVFP4", 64, 36),
     41: BlockType("Q1_0", 128, 18),
 }
-"""By ggml's number. The numbers that are left out stood for types that ggml has given up."""
+"""Types by ggml's number. The missing numbers were types that ggml has dropped."""
 
 SUPPORTED = tuple(each.name for each in TYPES.values() if each.is_supported)

@@ -13,7 +13,7 @@ from ostinato.plan.model import ModelSpec
 
 @dataclass(frozen=True)
 class ArceeHyperparameters:
-    """What models/arcee/model.py builds from, beside the layers."""
+    """Hyperparameters of models/arcee/model.py, besides the layers."""
 
     intermediate_size: int
     attention_bias: bool
@@ -23,7 +23,7 @@ class ArceeHyperparameters:
 
 
 def model_spec(config: dict[str, Any]) -> ModelSpec:
-    """The spec of an `arcee` config.json."""
+    """Return the spec of an `arcee` config.json."""
     attention = attention_spec(config)
     return ModelSpec(
         architecture="arcee",

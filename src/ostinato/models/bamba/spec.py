@@ -22,19 +22,19 @@ from ostinato.plan.model import ModelSpec
 from ostinato.plan.rope import RopeSpec
 
 ROTATED_PART = 0.5
-"""Of each attention head; the architecture fixes it, and config.json need not say so."""
+"""Rotated part of each attention head; the architecture fixes it, and config.json need not give it."""
 
 
 @dataclass(frozen=True)
 class BambaHyperparameters(HybridHyperparameters):
-    """What models/bamba/model.py builds from, beside the layers."""
+    """Hyperparameters of models/bamba/model.py, besides the layers."""
 
     intermediate_size: int
     mlp_bias: bool
 
 
 def model_spec(config: dict[str, Any]) -> ModelSpec:
-    """The spec of a `bamba` config.json."""
+    """Return the spec of a `bamba` config.json."""
     activation(config, "hidden_act", "silu", ("silu",))
     kinds, attention, mamba2 = _kinds(config), attention_spec(config), expanded_mamba2_spec(config)
     hyper = BambaHyperparameters(
@@ -63,7 +63,10 @@ def _kinds(config: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _rope(config: dict[str, Any], head_dim: int) -> RopeSpec:
-    """Half of each head is rotated. Configs on the hub may say so in `attn_rotary_emb`, in elements."""
+    """Return the rotary embedding, which rotates half of each head.
+
+    Configs on the hub may give that in `attn_rotary_emb`, in elements.
+    """
     rope = parse_rope(config, head_dim, ROTATED_PART)
     expected = int(head_dim * ROTATED_PART)
     for rotated in (rope.rotary_dim, integer(config, "attn_rotary_emb", expected)):

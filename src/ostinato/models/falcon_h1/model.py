@@ -82,7 +82,7 @@ class FalconH1(Decoder):
 
 
 def _by_output(spec: Mamba2Spec, multipliers: tuple[float, ...]) -> Multiplier:
-    """Each part's multiplier, for as many outputs of the mixer's input projection as the part has."""
+    """Return the multiplier of each part, with the part's number of outputs of the mixer's input projection."""
     bc_size = spec.num_groups * spec.state_size
     sizes = (spec.intermediate_size, spec.intermediate_size, bc_size, bc_size, spec.num_heads)
     return tuple(zip(multipliers, sizes, strict=True))

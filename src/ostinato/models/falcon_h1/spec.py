@@ -24,7 +24,7 @@ from ostinato.plan.model import ModelSpec
 
 @dataclass(frozen=True)
 class Multipliers:
-    """What scales the activations; weights are stored without them."""
+    """Multipliers of the activations; weights are stored without them."""
 
     embedding: float
     logits: float
@@ -34,14 +34,14 @@ class Multipliers:
     ssm_in: float
     ssm_out: float
     ssm: tuple[float, ...]
-    """Of the mixer's projected input: gate, x, B, C and time step."""
+    """Multipliers of the mixer's projected input: gate, x, B, C and time step."""
     mlp_gate: float
     mlp_down: float
 
 
 @dataclass(frozen=True)
 class FalconH1Hyperparameters(HybridHyperparameters):
-    """What models/falcon_h1/model.py builds from, beside the layers."""
+    """Hyperparameters of models/falcon_h1/model.py, besides the layers."""
 
     multipliers: Multipliers
     intermediate_size: int
@@ -52,7 +52,7 @@ class FalconH1Hyperparameters(HybridHyperparameters):
 
 
 def model_spec(config: dict[str, Any]) -> ModelSpec:
-    """The spec of a `falcon_h1` config.json."""
+    """Return the spec of a `falcon_h1` config.json."""
     activation(config, "hidden_act", "silu", ("silu",))
     # A null means mamba_expand times the hidden size, and an absent key does not.
     inner_size = None if config.get("mamba_d_ssm", 0) is None else integer(config, "mamba_d_ssm", 1024)
@@ -95,7 +95,7 @@ def _multipliers(config: dict[str, Any]) -> Multipliers:
 
 
 def _numbers(config: dict[str, Any], name: str, count: int) -> tuple[float, ...]:
-    """`count` multipliers, 1 each where config.json has none."""
+    """Return `count` multipliers, 1 each if config.json has none."""
     values = config.get(name)
     if values is None:
         return (1.0,) * count

@@ -1,4 +1,4 @@
-"""Falcon-Mamba: Mamba with RMS norms, which have no weights, of time steps, B and C."""
+"""Falcon-Mamba: Mamba with RMS norms without weights of time steps, B and C."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ from ostinato.plan.model import ModelSpec
 
 
 def model_spec(config: dict[str, Any]) -> ModelSpec:
-    """The spec of a `falcon_mamba` config.json."""
+    """Return the spec of a `falcon_mamba` config.json."""
     return selective_model_spec(config, "falcon_mamba", inner_norm_eps=number(config, "mixer_rms_eps", 1e-6))

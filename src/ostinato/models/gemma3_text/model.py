@@ -1,5 +1,7 @@
-"""Gemma 3, its text model (model_type `gemma3_text`): norms before and behind attention and MLP, local and global
-layers."""
+"""Gemma 3, its text model (model_type `gemma3_text`).
+
+Attention and MLP each have a norm before and after them, and layers are local or global.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,7 @@ class Block(Module):
     def forward(
         self, x: torch.Tensor, angles: torch.Tensor | None, step: StepInputs, memory: LayerMemory
     ) -> torch.Tensor:
-        """[tokens, hidden] -> [tokens, hidden]"""
+        """Apply the layer, [tokens, hidden] -> [tokens, hidden]."""
         y = self.self_attn(self.input_layernorm(x), angles, step, memory, None)
         x = self.post_attention_layernorm(y, x)
         y = self.mlp(self.pre_feedforward_layernorm(x), None)
@@ -56,7 +58,7 @@ class Block(Module):
 
 
 class Gemma3Backbone(Backbone):
-    """Embedding, blocks and final norm. Local layers have a rotary embedding of their own."""
+    """Embedding, blocks and final norm. Local layers have a separate rotary embedding."""
 
     def __init__(self, build: Builder, spec: ModelSpec) -> None:
         hyper: Gemma3Hyperparameters = spec.hyperparameters
@@ -71,7 +73,7 @@ class Gemma3Backbone(Backbone):
         self.local_rotary = Rotary(build, hyper.local_rope)
 
     def forward(self, step: StepInputs, memory: Sequence[LayerMemory]) -> torch.Tensor:
-        """-> [tokens, hidden]"""
+        """Compute the final normed hidden states of a step, [tokens, hidden]."""
         assert self.rotary is not None, "all layers have positions"
         x = self.embed_tokens(step.token_ids)
         angles, local_angles = self.rotary(step.positions), self.local_rotary(step.positions)

@@ -1,5 +1,7 @@
-"""Gemma 3, its text model (arXiv 2503.19786): layers with a window, whose rotary embedding is their own, and between
-them some that see all."""
+"""Gemma 3, its text model (arXiv 2503.19786): layers with a window, and between them some that see all positions.
+
+Layers with a window have a separate rotary embedding.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +19,18 @@ from ostinato.plan.rope import RopeSpec
 
 THETA, LOCAL_THETA = 1_000_000.0, 10_000.0
 HEADS, KEY_HEADS, HEAD_DIM, SCALAR, WINDOW, PATTERN, LONGEST = 8, 4, 256, 256, 4096, 6, 131072
-"""What a config.json means that names none."""
+"""Defaults of a config.json without these values."""
 
 LOCAL, GLOBAL = "local", "global"
-"""The kinds of layers: with a window and the local rotary embedding, or over the whole context."""
+"""Kinds of layers: with a window and the local rotary embedding, or over the whole context."""
 
 
 @dataclass(frozen=True)
 class Gemma3Hyperparameters:
-    """What models/gemma3_text/model.py builds from, beside the layers. `local_rope` is that of layers with a window."""
+    """Hyperparameters of models/gemma3_text/model.py, besides the layers.
+
+    `local_rope` is that of layers with a window.
+    """
 
     intermediate_size: int
     attention_bias: bool
@@ -35,7 +40,10 @@ class Gemma3Hyperparameters:
 
 
 def model_spec(config: dict[str, Any]) -> ModelSpec:
-    """The spec of a `gemma3_text` config.json. ModelError for soft-capping and for attention in both directions."""
+    """Return the spec of a `gemma3_text` config.json.
+
+    ModelError for soft-capping and for attention in both directions.
+    """
     activation(config, "hidden_activation", "gelu_pytorch_tanh", ("gelu_pytorch_tanh",))
     for name in ("final_logit_softcapping", "attn_logit_softcapping"):
         if config.get(name) is not None:
@@ -67,7 +75,7 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
 
 
 def _sliding_layers(config: Mapping[str, Any]) -> list[bool]:
-    """Of each layer whether it is local: as `layer_types` says, or all but every `sliding_window_pattern`-th."""
+    """Return for each layer whether it is local: by `layer_types`, or all but every `sliding_window_pattern`-th."""
     num_layers = integer(config, "num_hidden_layers")
     kinds = window_kinds(config)
     if kinds is not None:
@@ -79,10 +87,11 @@ def _sliding_layers(config: Mapping[str, Any]) -> list[bool]:
 
 
 def _ropes(config: Mapping[str, Any], head_dim: int) -> tuple[RopeSpec, RopeSpec]:
-    """Of layers over the whole context, and of those with a window.
+    """Return the rotary embeddings of layers over the whole context and of those with a window.
 
     `rope_parameters` has a dict for each; in the older spelling `rope_theta` and `rope_scaling` are the first's, and
-    `rope_local_base_freq` is the other's theta."""
+    `rope_local_base_freq` is the other's theta.
+    """
     given = config.get("rope_parameters") or {}
     if not isinstance(given, Mapping) or not set(given) <= {FULL, SLIDING}:
         raise ModelError(

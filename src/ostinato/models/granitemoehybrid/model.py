@@ -1,4 +1,4 @@
-"""Granite 4 (model_type `granitemoehybrid`): a mixer, then a shared MLP beside experts; four multipliers."""
+"""Granite 4 (model_type `granitemoehybrid`): a mixer, then a shared MLP and experts; four multipliers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NAMES = {"mlp": "shared_mlp", "experts": "block_sparse_moe"}
 
 
 class Router(Module):
-    """The choice of experts, whose weights are multiplied by `multiplier`."""
+    """Router whose weights are multiplied by `multiplier`."""
 
     def __init__(self, build: Builder, experts: ExpertsSpec, multiplier: float) -> None:
         super().__init__()
@@ -30,12 +30,12 @@ class Router(Module):
         self.layer = Linear(build, experts.size, experts.num_experts, role="router")
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[tokens, hidden] -> numbers of experts and their weights, [tokens, 2, top_k]"""
+        """Return the ids of experts and their weights, [tokens, hidden] -> [tokens, 2, top_k]."""
         return self.op(x, self.layer.weight, None, self.top_k, scaling=self.multiplier)
 
 
 class MoE(Module):
-    """The routed experts, times `multiplier`, plus the residual."""
+    """Routed experts, times `multiplier`, plus the residual."""
 
     def __init__(self, build: Builder, spec: ExpertsSpec, multiplier: float) -> None:
         super().__init__()
@@ -44,13 +44,15 @@ class MoE(Module):
         self.experts.is_in_checkpoint = False
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """Both [tokens, hidden] -> [tokens, hidden]"""
+        """Apply the experts to `x` and add `residual`, both [tokens, hidden] -> [tokens, hidden]."""
         return self.experts(x, self.router(x), residual)
 
 
 class SharedMLP(Module):
-    """The gated MLP that every token passes, times `multiplier`, plus the residual; gate and up projection are one
-    tensor in the checkpoint."""
+    """Gated MLP for every token, times `multiplier`, plus the residual.
+
+    Gate and up projection are one tensor in the checkpoint.
+    """
 
     def __init__(self, build: Builder, hidden_size: int, intermediate_size: int, multiplier: float) -> None:
         super().__init__()
@@ -58,7 +60,7 @@ class SharedMLP(Module):
         self.output_linear = Linear(build, intermediate_size, hidden_size, multiplier=multiplier, cuts_inputs=True)
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """Both [tokens, hidden] -> [tokens, hidden]"""
+        """Apply the MLP to `x` and add `residual`, both [tokens, hidden] -> [tokens, hidden]."""
         return self.output_linear(self.input_linear(x, activation="swiglu"), residual)
 
 

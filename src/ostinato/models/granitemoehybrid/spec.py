@@ -1,4 +1,4 @@
-"""Granite 4: a Mamba-2 mixer or attention, then a shared MLP beside experts (or alone), in every layer."""
+"""Granite 4: a Mamba-2 mixer or attention, then a shared MLP, with experts or without, in every layer."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ POSITIONS = (None, "nope", "rope")
 
 @dataclass(frozen=True)
 class GraniteMoeHybridHyperparameters(HybridHyperparameters):
-    """What models/granitemoehybrid/model.py builds from, beside the layers."""
+    """Hyperparameters of models/granitemoehybrid/model.py, besides the layers."""
 
     shared_intermediate_size: int
     embedding_multiplier: float
     attention_multiplier: float
-    """Takes the place of head_dim ** -0.5."""
+    """Scale of attention scores, in place of head_dim ** -0.5."""
     residual_multiplier: float
     logits_scaling: float
-    """Divides the logits."""
+    """Divisor of the logits."""
 
 
 def model_spec(config: dict[str, Any]) -> ModelSpec:
-    """The spec of a `granitemoehybrid` config.json."""
+    """Return the spec of a `granitemoehybrid` config.json."""
     activation(config, "hidden_act", "silu", ("silu",))
     kinds, experts = _kinds(config), _experts(config)
     attention, mamba2 = attention_spec(config), expanded_mamba2_spec(config)
@@ -85,7 +85,7 @@ def _experts(config: dict[str, Any]) -> ExpertsSpec | None:
 
 
 def _kinds(config: dict[str, Any]) -> tuple[str, ...]:
-    """Layer kinds, under either name of their list, in either spelling; without one, all are state layers."""
+    """Return layer kinds, under either name of their list, in either spelling; without one, all are state layers."""
     kinds = layer_kinds(config, KINDS, ("layer_types", "layers_block_type"))
     return kinds or (KINDS["linear_attention"],) * integer(config, "num_hidden_layers")
 

@@ -22,7 +22,7 @@ NAMES = {"post_attention_layernorm": "pre_ff_layernorm", "mlp": "feed_forward"}
 
 
 class MoE(Module):
-    """The experts that a router chooses, whose weights are those of a softmax over all experts, plus the residual."""
+    """Experts of a router, weighted by a softmax over all experts, plus the residual."""
 
     def __init__(self, build: Builder, spec: ExpertsSpec) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class MoE(Module):
         self.experts = Experts(build, spec, "swiglu")
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """Both [tokens, hidden] -> [tokens, hidden]"""
+        """Apply the experts to `x` and add `residual`, both [tokens, hidden] -> [tokens, hidden]."""
         return self.experts(x, self.op(x, self.router.weight, None, self.top_k, over_all=True), residual)
 
 

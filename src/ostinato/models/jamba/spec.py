@@ -15,7 +15,7 @@ from ostinato.plan.model import ModelSpec
 
 @dataclass(frozen=True)
 class JambaHyperparameters:
-    """What models/jamba/model.py builds from, beside the layers."""
+    """Hyperparameters of models/jamba/model.py, besides the layers."""
 
     intermediate_size: int
     mamba_proj_bias: bool
@@ -24,7 +24,7 @@ class JambaHyperparameters:
 
 
 def model_spec(config: dict[str, Any]) -> ModelSpec:
-    """The spec of a `jamba` config.json."""
+    """Return the spec of a `jamba` config.json."""
     activation(config, "hidden_act", "silu", ("silu",))
     if not flag(config, "mamba_inner_layernorms", True):
         raise ModelError("config.json has mamba_inner_layernorms = false; supported: true, norms within the mixers")
@@ -58,7 +58,10 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
 
 
 def _every(config: dict[str, Any], name: str, period: int, offset: int) -> Any:
-    """Whether layer i is one of those that come once in `{name}_period` layers, the first being `{name}_offset`."""
+    """Return a function that tells whether layer i is one of those that come once in `{name}_period` layers.
+
+    The first of them is `{name}_offset`.
+    """
     period = integer(config, f"{name}_period", period)
     offset = integer(config, f"{name}_offset", offset)
     if offset >= period:
@@ -76,7 +79,7 @@ def _mixer(config: dict[str, Any]) -> Mamba1Spec:
 
 
 def _experts(config: dict[str, Any]) -> ExpertsSpec | None:
-    """With one expert a layer has an MLP, which everything passes."""
+    """Return the experts of a layer; with a single expert, a layer has an MLP for all tokens."""
     num_experts = integer(config, "num_experts", 16)
     if num_experts <= 1:
         return None

@@ -1,4 +1,4 @@
-"""Kimi Linear (model_type `kimi_linear`): KDA or latent attention, then a gated MLP or experts beside shared ones."""
+"""Kimi Linear (model_type `kimi_linear`): KDA or latent attention, then a gated MLP or experts with shared ones."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     import torch
 
 LATENT_NORM_EPS = 1e-6
-"""Of the latents' norm, whatever config.json says of others."""
+"""Epsilon of the latents' norm, whatever config.json gives for others."""
 
 SPARSE = "block_sparse_moe"
-"""What checkpoints call experts and what is around them; transformers calls an MLP so too."""
+"""Checkpoints' name of experts with their router and shared experts; transformers uses it for an MLP too."""
 
 OF_DENSE = re.compile(rf"(\.layers\.\d+\.){SPARSE}\.(?=(gate|up|down)_proj\.)")
 
 
 class SparseMLP(Module):
-    """The experts that a sigmoid router chooses, and a gated MLP that is all shared ones, plus the residual."""
+    """Experts of a sigmoid router, and a gated MLP that is all shared experts, plus the residual."""
 
     def __init__(self, build: Builder, spec: ExpertsSpec, hyper: KimiLinearHyperparameters) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class SparseMLP(Module):
         self.shared_experts = GatedMLP(build, spec.size, hyper.shared_size) if hyper.shared_size else None
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """Both [tokens, hidden] -> [tokens, hidden]"""
+        """Apply the experts to `x` and add `residual`, both [tokens, hidden] -> [tokens, hidden]."""
         shared = residual if self.shared_experts is None else self.shared_experts(x, residual)
         return self.experts(x, self.gate(x), shared)
 

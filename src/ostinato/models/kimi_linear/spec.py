@@ -1,5 +1,8 @@
-"""Kimi Linear: a delta net with a decay for each key channel (KDA), or multi-head latent attention without positions
-(MLA), then a gated MLP in the first layers, or experts beside shared ones."""
+"""Kimi Linear: a delta net with a decay per key channel (KDA) or latent attention (MLA), then an MLP or experts.
+
+The multi-head latent attention has no positions. The first layers have a gated MLP, the others experts with shared
+ones.
+"""
 
 from __future__ import annotations
 
@@ -33,15 +36,15 @@ SPELLINGS = {
     "num_experts_per_token": "num_experts_per_tok",
     "num_shared_experts": "n_shared_experts",
 }
-"""Names in the published config.json, which transformers writes too -> what it calls the attributes."""
+"""Names of transformers' attributes by the names in the published config.json, which transformers writes too."""
 
 DELTA_NETS = "linear_attn_config"
-"""What has the sizes of delta nets and the numbers of the layers in the published config.json."""
+"""Key of the published config.json for the sizes of delta nets and the numbers of the layers."""
 
 
 @dataclass(frozen=True)
 class RouterHyperparameters:
-    """How experts are chosen, by the sigmoids of their scores."""
+    """Parameters of the choice of experts, by the sigmoids of their scores."""
 
     experts: ExpertsSpec
     num_groups: int
@@ -52,8 +55,10 @@ class RouterHyperparameters:
 
 @dataclass(frozen=True)
 class KimiLinearHyperparameters:
-    """What models/kimi_linear/model.py builds from, beside the layers. `shared_size` is that of the inner activations
-    of all shared experts together."""
+    """Hyperparameters of models/kimi_linear/model.py, besides the layers.
+
+    `shared_size` is the number of inner activations of all shared experts together.
+    """
 
     latent: LatentSizes
     moe: RouterHyperparameters
@@ -63,7 +68,7 @@ class KimiLinearHyperparameters:
 
 
 def model_spec(config: dict[str, Any]) -> ModelSpec:
-    """The spec of a `kimi_linear` config.json, as published or as transformers writes it."""
+    """Return the spec of a `kimi_linear` config.json, as published or as transformers writes it."""
     config = _spelled(config)
     _check(config)
     kinds = zip(_kinds(config), _has_experts(config), strict=True)
@@ -102,14 +107,14 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
 
 
 def _spelled(config: Mapping[str, Any]) -> dict[str, Any]:
-    """With all of `SPELLINGS` as published, and the length as other architectures have it."""
+    """Return the config with all of `SPELLINGS` as published, and the length under the usual key."""
     found = {name: config[other] for name, other in SPELLINGS.items() if config.get(other) is not None}
     spelled = {**found, **{name: value for name, value in config.items() if value is not None}}
     return {**spelled, "max_position_embeddings": spelled.get("model_max_length")}
 
 
 def _check(config: Mapping[str, Any]) -> None:
-    """ModelError for what is not implemented."""
+    """Raise ModelError for features that are not implemented."""
     activation(config, "hidden_act", "silu", ("silu",))
     activation(config, "moe_router_activation_func", "sigmoid", ("sigmoid",))
     flag_is(config, "mla_use_nope", True)
@@ -129,7 +134,7 @@ def _check(config: Mapping[str, Any]) -> None:
 
 
 def _size(config: Mapping[str, Any], name: str) -> int:
-    """A whole number of at least 1."""
+    """Return a whole number of at least 1."""
     value = integer(config, name)
     if value < 1:
         raise ModelError(f"config.json has {name} = {value}, which should be at least 1")
@@ -137,7 +142,7 @@ def _size(config: Mapping[str, Any], name: str) -> int:
 
 
 def _delta_net(config: Mapping[str, Any]) -> GatedDeltaSpec:
-    """Queries, keys and values have as many heads of one size."""
+    """Return the delta net; queries, keys and values have the same number and size of heads."""
     published = _published(config)
     sizes = {
         "linear_head_dim": published.get("head_dim"),
@@ -164,7 +169,7 @@ def _published(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _kinds(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """From `layer_types`, or from the numbers of the layers of each kind, which count from 1."""
+    """Return layer kinds from `layer_types`, or from the numbers of the layers of each kind, which count from 1."""
     kinds = layer_kinds(config, KINDS)
     if kinds is not None:
         return kinds
@@ -182,7 +187,10 @@ def _kinds(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _has_experts(config: Mapping[str, Any]) -> list[bool]:
-    """Of each layer: from `mlp_layer_types`, or all but the first `first_k_dense_replace`."""
+    """Return for each layer whether it has experts.
+
+    They come from `mlp_layer_types`, or are all but the first `first_k_dense_replace` layers.
+    """
     kinds = layer_kinds(config, MLP_KINDS, ("mlp_layer_types",))
     if kinds is not None:
         return [kind == "sparse" for kind in kinds]

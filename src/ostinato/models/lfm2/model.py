@@ -34,7 +34,7 @@ class Lfm2(Decoder):
 def lfm2_block(
     build: Builder, size: int, layer: LayerSpec, hyper: Lfm2Hyperparameters, mlp: Module | None = None
 ) -> Block:
-    """A layer of LFM2; `mlp` stands in for the gated one (experts)."""
+    """Build a layer of LFM2; `mlp` replaces the gated MLP (by experts)."""
     attention = conv = None
     if layer.attention is not None:
         attention = Attention(build, size, layer.attention, qk_norm_eps=hyper.norm_eps)

@@ -14,14 +14,14 @@ from ostinato.plan.mixers import ShortConvSpec
 from ostinato.plan.model import ModelSpec
 
 KINDS = {"conv": "conv", "full_attention": "attention"}
-"""Values of `layer_types`, and the kinds of layers."""
+"""Kinds of layers by the values of `layer_types`."""
 
 DEFAULT_THETA = 1e6
 
 
 @dataclass(frozen=True)
 class Lfm2Hyperparameters:
-    """What models/lfm2/model.py builds from, beside the layers."""
+    """Hyperparameters of models/lfm2/model.py, besides the layers."""
 
     intermediate_size: int
     conv_bias: bool
@@ -29,12 +29,12 @@ class Lfm2Hyperparameters:
 
 
 def model_spec(config: dict[str, Any]) -> ModelSpec:
-    """The spec of an `lfm2` config.json, in either spelling of its layer kinds and of its MLP's size."""
+    """Return the spec of an `lfm2` config.json, in either spelling of its layer kinds and of its MLP's size."""
     return lfm2_spec(config, "lfm2", _intermediate_size(config))
 
 
 def lfm2_spec(config: Mapping[str, Any], architecture: str, intermediate_size: int) -> ModelSpec:
-    """The spec of a model like LFM2."""
+    """Return the spec of a model like LFM2."""
     flag_is(config, "block_use_swiglu", True)
     attention = attention_spec(config)
     conv = ShortConvSpec(integer(config, "hidden_size"), integer(config, "conv_L_cache", 3))
@@ -58,7 +58,10 @@ def lfm2_spec(config: Mapping[str, Any], architecture: str, intermediate_size: i
 
 
 def _kinds(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """From `layer_types`, or from `full_attn_idxs`; without either, every layer has attention, as in transformers."""
+    """Return layer kinds from `layer_types`, or from `full_attn_idxs`.
+
+    Without either, every layer has attention, as in transformers.
+    """
     kinds = layer_kinds(config, KINDS)
     if kinds is not None:
         return kinds
@@ -71,7 +74,10 @@ def _kinds(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _intermediate_size(config: Mapping[str, Any]) -> int:
-    """Of the MLP: as given, or two thirds of it, times a factor and rounded up, where it is to be adjusted."""
+    """Return the inner size of the MLP.
+
+    It is as given, or if it is to be adjusted, two thirds of that, times a factor and rounded up.
+    """
     name = "block_ff_dim" if config.get("block_ff_dim") is not None else "intermediate_size"
     size = integer(config, name)
     if not flag(config, "block_auto_adjust_ff_dim", True):

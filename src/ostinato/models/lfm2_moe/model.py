@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     import torch
 
 LEAST_SUM = 1e-6
-"""Added to the sum of the chosen experts' weights, by which they are divided."""
+"""Number added to the sum of the chosen experts' weights, by which they are divided."""
 
 
 class SparseMLP(Module):
-    """The experts that a sigmoid router chooses, plus the residual; a bias influences the choice, not the weights."""
+    """Experts of a sigmoid router, plus the residual; a bias influences the choice, not the weights."""
 
     def __init__(self, build: Builder, spec: ExpertsSpec, hyper: Lfm2MoeHyperparameters) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class SparseMLP(Module):
         self.experts = Experts(build, spec, "swiglu", names=("w1", "w3", "w2"))
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """Both [tokens, hidden] -> [tokens, hidden]"""
+        """Apply the experts to `x` and add `residual`, both [tokens, hidden] -> [tokens, hidden]."""
         how = {"normalize": self.hyper.normalize, "scaling": self.hyper.scaling, "least_sum": LEAST_SUM}
         return self.experts(x, self.op(x, self.gate.weight, self.expert_bias, self.top_k, **how), residual)
 

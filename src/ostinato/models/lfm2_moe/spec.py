@@ -15,7 +15,7 @@ from ostinato.plan.model import ModelSpec
 
 @dataclass(frozen=True)
 class Lfm2MoeHyperparameters(Lfm2Hyperparameters):
-    """What models/lfm2_moe/model.py builds from, beside the layers."""
+    """Hyperparameters of models/lfm2_moe/model.py, besides the layers."""
 
     has_expert_bias: bool
     normalize: bool
@@ -23,7 +23,7 @@ class Lfm2MoeHyperparameters(Lfm2Hyperparameters):
 
 
 def model_spec(config: dict[str, Any]) -> ModelSpec:
-    """The spec of an `lfm2_moe` config.json."""
+    """Return the spec of an `lfm2_moe` config.json."""
     if config.get("layer_types") is None:
         raise ModelError("config.json names no layer_types, which say where attention is")
     plain = lfm2_spec(config, "lfm2_moe", integer(config, "intermediate_size"))

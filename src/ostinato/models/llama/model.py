@@ -1,4 +1,4 @@
-"""Llama and the models that differ from it in their config.json alone: attention and a gated MLP in every layer."""
+"""Llama and the models that differ from it only in their config.json: attention and a gated MLP in every layer."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from ostinato.plan.model import ModelSpec
 
 @dataclass(frozen=True)
 class LlamaHyperparameters:
-    """What models/llama/model.py builds from, beside the layers."""
+    """Hyperparameters of models/llama/model.py, besides the layers."""
 
     intermediate_size: int
     qkv_bias: bool
@@ -24,7 +24,7 @@ class LlamaHyperparameters:
 
 
 def model_spec(config: dict[str, Any]) -> ModelSpec:
-    """The spec of a `llama` config.json."""
+    """Return the spec of a `llama` config.json."""
     bias = flag(config, "attention_bias", False)
     mlp_bias = flag(config, "mlp_bias", False)
     return llama_spec(config, "llama", qkv_bias=bias, out_bias=bias, mlp_bias=mlp_bias)
@@ -43,9 +43,12 @@ def llama_spec(
     rotates: Sequence[bool] | None = None,
     windows: Sequence[int | None] | None = None,
 ) -> ModelSpec:
-    """The spec of a model like Llama. `head_dim`, `default_tied` and `default_theta` are those of a config.json that
-    names none; `rotates` says of each layer whether it has positions, by default all have; `windows` are the layers'
-    windows, by default they have none."""
+    """Return the spec of a model like Llama.
+
+    `head_dim`, `default_tied` and `default_theta` are defaults for a config.json without these values. `rotates` tells
+    for each layer whether it has positions; by default all have. `windows` are the layers' windows; by default there
+    are none.
+    """
     activation(config, "hidden_act", "silu", ("silu",))
     attention, num_layers = attention_spec(config, head_dim), integer(config, "num_hidden_layers")
     return ModelSpec(

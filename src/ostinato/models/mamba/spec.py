@@ -16,25 +16,28 @@ from ostinato.plan.model import ModelSpec
 
 @dataclass(frozen=True)
 class MambaHyperparameters:
-    """What models/mamba/model.py builds from, beside the layers."""
+    """Hyperparameters of models/mamba/model.py, besides the layers."""
 
     bias: bool
     conv_bias: bool
     norm_eps: float
     residual_in_float32: bool
-    """Whether the residual stream is float32 whatever the model's dtype is."""
+    """True if the residual stream is float32 whatever the model's dtype."""
     inner_norm_eps: float | None
-    """Of the norms of time steps, B and C in Falcon-Mamba; None: Mamba has none."""
+    """Epsilon of the norms of time steps, B and C in Falcon-Mamba; None for Mamba, which has no such norms."""
 
 
 def model_spec(config: dict[str, Any]) -> ModelSpec:
-    """The spec of a `mamba` config.json."""
+    """Return the spec of a `mamba` config.json."""
     return selective_model_spec(config, "mamba", inner_norm_eps=None)
 
 
 def selective_model_spec(config: dict[str, Any], architecture: str, inner_norm_eps: float | None) -> ModelSpec:
-    """What Mamba and Falcon-Mamba spell alike. What is said of time steps but their rank counts before training alone,
-    and `use_mambapy` and its like choose between implementations elsewhere."""
+    """Return the spec from the keys that Mamba and Falcon-Mamba have in common.
+
+    Except for their rank, the settings of time steps matter only before training. `use_mambapy` and similar keys choose
+    between implementations elsewhere.
+    """
     activation(config, "hidden_act", "silu", ("silu",))
     if not flag(config, "rms_norm", True):
         raise ModelError("config.json has rms_norm = false; supported: true, layers that begin with an RMS norm")
@@ -42,7 +45,7 @@ def selective_model_spec(config: dict[str, Any], architecture: str, inner_norm_e
     layer = LayerSpec(
         "mamba1",
         mixer=Mamba1Spec(
-            # Published Falcon-Mamba configs have an `expand` that says nothing beside it.
+            # Published Falcon-Mamba configs also have an `expand`, which `intermediate_size` overrides.
             channels=integer(config, "intermediate_size", integer(config, "expand", 2) * hidden_size),
             state_size=integer(config, "state_size", 16),
             conv_kernel=integer(config, "conv_kernel", 4),
@@ -65,7 +68,7 @@ def selective_model_spec(config: dict[str, Any], architecture: str, inner_norm_e
 
 
 def time_step_rank(config: Mapping[str, Any], name: str) -> int:
-    """The inputs of the projection to time steps; `auto` is a sixteenth of the hidden size."""
+    """Return the number of inputs of the projection to time steps; `auto` is a sixteenth of the hidden size."""
     if config.get(name) in (None, "auto"):
         return math.ceil(integer(config, "hidden_size") / 16)
     return integer(config, name)

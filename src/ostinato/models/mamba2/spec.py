@@ -14,20 +14,20 @@ from ostinato.plan.model import ModelSpec
 
 @dataclass(frozen=True)
 class Mamba2Hyperparameters:
-    """What models/mamba2/model.py builds from, beside the layers."""
+    """Hyperparameters of models/mamba2/model.py, besides the layers."""
 
     proj_bias: bool
     conv_bias: bool
     dt_limit: tuple[float, float]
     norm_eps: float
     residual_in_float32: bool
-    """Whether the residual stream is float32 whatever the model's dtype is."""
+    """True if the residual stream is float32 whatever the model's dtype."""
 
 
 def model_spec(config: dict[str, Any]) -> ModelSpec:
-    """The spec of a `mamba2` config.json.
+    """Return the spec of a `mamba2` config.json.
 
-    Its `norm_before_gate`, which some checkpoints on the hub have, says nothing: the gate always comes first.
+    The value of `norm_before_gate`, which some checkpoints on the hub have, is ignored: the gate always comes first.
     """
     activation(config, "hidden_act", "silu", ("silu",))
     if not flag(config, "rms_norm", True):

@@ -1,4 +1,4 @@
-"""Mistral: Llama without biases, and in its first version with a window in every layer."""
+"""Mistral: Llama without biases, in its first version with a window in every layer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DEFAULT_WINDOW = 4096
 
 
 def model_spec(config: dict[str, Any]) -> ModelSpec:
-    """The spec of a `mistral` config.json. ModelError if its `layer_types` are not all what its window says."""
+    """Return the spec of a `mistral` config.json. ModelError if its `layer_types` contradict its window."""
     config = {**config, "max_position_embeddings": integer(config, "max_position_embeddings", 131072)}
     num_layers = integer(config, "num_hidden_layers")
     has_windows = config.get("sliding_window", DEFAULT_WINDOW) is not None

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class MoE(Module):
-    """Routed experts, in a latent space where the checkpoint has one, beside one shared expert, plus the residual."""
+    """Routed experts, in a latent space if the checkpoint has one, and one shared expert, plus the residual."""
 
     def __init__(self, build: Builder, hidden_size: int, hyper: NemotronHHyperparameters) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class MoE(Module):
             self.fc2_latent_proj = Linear(build, inner, hidden_size, hyper.mlp_bias)
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """Both [tokens, hidden] -> [tokens, hidden]"""
+        """Apply the experts to `x` and add `residual`, both [tokens, hidden] -> [tokens, hidden]."""
         choices = self.gate(x)
         shared = self.shared_experts(x, residual)
         if self.latent:
@@ -78,7 +78,7 @@ class Block(Module):
             self.mixer = MLP(build, hidden_size, hyper.intermediate_size, hyper.mlp_activation, hyper.mlp_bias)
 
     def forward(self, x: torch.Tensor, angles: None, step: StepInputs, memory: LayerMemory) -> torch.Tensor:
-        """[tokens, hidden] -> [tokens, hidden]"""
+        """Apply the layer, [tokens, hidden] -> [tokens, hidden]."""
         y = self.norm(x)
         if self.kind == "mamba2":
             return self.mixer(y, step, memory, x)
@@ -88,7 +88,7 @@ class Block(Module):
 
 
 class Join(Module):
-    """What makes one vector of a token and the hidden state before it."""
+    """Join of a token and the hidden state before it into one vector."""
 
     def __init__(self, build: Builder, hidden_size: int, norm_eps: float) -> None:
         super().__init__()
@@ -98,18 +98,18 @@ class Join(Module):
         self.eh_proj = Linear(build, 2 * hidden_size, hidden_size)
 
     def forward(self, hidden: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
-        """[tokens, hidden] twice -> [tokens, hidden]"""
+        """Join `hidden` and `embedded`, both [tokens, hidden] -> [tokens, hidden]."""
         return self.eh_proj(self.concat(self.enorm(embedded), self.hnorm(hidden)))
 
 
 class Head(PredictionHead):
-    """The multi-token prediction head; its blocks have attention without positions, an MLP or experts."""
+    """Multi-token prediction head; its blocks have attention without positions, an MLP or experts."""
 
     def __init__(self, build: Builder, spec: ModelSpec, layers: Sequence[LayerSpec]) -> None:
         super().__init__(build)
         hyper: NemotronHHyperparameters = spec.hyperparameters
         size, last = spec.hidden_size, len(layers) - 1
-        # In the checkpoint the first block holds what joins, and the last one the norm behind it.
+        # In the checkpoint the first block has the join's weights, and the last one the final norm.
         self.names = {"join": "layers.0", "blocks": "layers", "final_layernorm": f"layers.{last}.final_layernorm"}
         self.join = Join(build, size, hyper.norm_eps)
         self.blocks = ModuleList(Block(build, size, layer, hyper, first_key=1) for layer in layers)
@@ -152,7 +152,7 @@ class NemotronH(Decoder):
         return Head(self.build, self.spec, layers)
 
     def checkpoint_name(self, name: str) -> str | None:
-        """The backbone has two names; tensors of a prediction head that is not used are known, and not loaded."""
+        """Translate the backbone's second name; return None for tensors of a prediction head that is not used."""
         if name.startswith("mtp."):
             return None if self.mtp is None else name
         if name.startswith("backbone."):

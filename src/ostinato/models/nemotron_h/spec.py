@@ -30,8 +30,10 @@ KINDS = {
 
 @dataclass(frozen=True)
 class MoeHyperparameters:
-    """What is around the experts of a Nemotron-H block. They work on `latent_size` channels, if there are such, which
-    are projected from and to the hidden size."""
+    """Hyperparameters of a Nemotron-H block with experts.
+
+    The experts work on `latent_size` channels, if that is set, which are projected from and to the hidden size.
+    """
 
     experts: ExpertsSpec
     shared_intermediate_size: int
@@ -44,7 +46,7 @@ class MoeHyperparameters:
 
 @dataclass(frozen=True)
 class NemotronHHyperparameters:
-    """What models/nemotron_h/model.py builds from, beside the layers."""
+    """Hyperparameters of models/nemotron_h/model.py, besides the layers."""
 
     moe: MoeHyperparameters | None
     intermediate_size: int
@@ -57,7 +59,7 @@ class NemotronHHyperparameters:
 
 
 def model_spec(config: dict[str, Any]) -> ModelSpec:
-    """The spec of a `nemotron_h` config.json, in either spelling of its layer pattern."""
+    """Return the spec of a `nemotron_h` config.json, in either spelling of its layer pattern."""
     activation(config, "mamba_hidden_act", "silu", ("silu",))
     kinds = _pattern(config, "hybrid_override_pattern", "layers_block_type")
     if not kinds:
@@ -80,7 +82,7 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
         layers=tuple(layers[kind] for kind in kinds),
         rope=None,
         hyperparameters=hyper,
-        # Layers as the model's, behind what joins a token with the hidden state before it.
+        # The head's layers, of the model's kinds, follow a join of a token with the hidden state before it.
         head=DrafterSpec("mtp", head_layers, hidden_elements=shared["hidden_size"]) if head_layers else None,
     )
 
@@ -135,7 +137,7 @@ def _moe(config: dict[str, Any]) -> MoeHyperparameters:
 
 
 def _pattern(config: dict[str, Any], characters: str, words: str) -> tuple[str, ...]:
-    """Layer kinds from a string of characters or a list of words; the list wins, as in transformers."""
+    """Return layer kinds from a string of characters or a list of words; the list wins, as in transformers."""
     pattern = config.get(words) or config.get(characters) or ()
     unknown = sorted({str(kind) for kind in pattern if kind not in KINDS})
     if unknown:

@@ -1,4 +1,4 @@
-"""OLMo Hybrid (model_type `olmo_hybrid`): a gated delta net behind a norm, or attention and a norm behind it."""
+"""OLMo Hybrid (model_type `olmo_hybrid`): a gated delta net after a norm, or attention before a norm."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from ostinato.ops.step import LayerMemory, StepInputs
 
 DELTA_NORM_EPS = 1e-5
-"""Of the norm behind a delta net, which config.json does not name."""
+"""Epsilon of the norm after a delta net, which config.json does not give."""
 NAMES = {".attention_layer_norm.": ".input_layernorm.", ".feedforward_layer_norm.": ".post_attention_layernorm."}
-"""How published checkpoints call norms, and how current transformers does."""
+"""Names of norms in current transformers by those in published checkpoints."""
 
 
 class AttentionBlock(Module):
@@ -42,7 +42,7 @@ class AttentionBlock(Module):
     def forward(
         self, x: torch.Tensor, angles: torch.Tensor | None, step: StepInputs, memory: LayerMemory
     ) -> torch.Tensor:
-        """[tokens, hidden] -> [tokens, hidden]"""
+        """Apply the layer, [tokens, hidden] -> [tokens, hidden]."""
         x = self.post_attention_layernorm(self.self_attn(x, angles, step, memory, None), residual=x)
         return self.post_feedforward_layernorm(self.mlp(x, None), residual=x)
 
@@ -66,7 +66,7 @@ class OlmoHybrid(Decoder):
         return Block(build, size, hyper.norm_eps, mamba=mixer, mlp=mlp, names={"mamba": "linear_attn"})
 
     def checkpoint_name(self, name: str) -> str | None:
-        """Published checkpoints call some norms otherwise than transformers does now."""
+        """Translate the names of norms in published checkpoints to those in current transformers."""
         for theirs, ours in NAMES.items():
             name = name.replace(theirs, ours)
         return super().checkpoint_name(name)

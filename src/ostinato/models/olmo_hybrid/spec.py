@@ -18,7 +18,10 @@ from ostinato.plan.rope import RopeSpec
 
 @dataclass(frozen=True)
 class OlmoHybridHyperparameters:
-    """What models/olmo_hybrid/model.py builds from, beside the layers. `beta_scale` is 2 where beta may reach 2."""
+    """Hyperparameters of models/olmo_hybrid/model.py, besides the layers.
+
+    `beta_scale` is 2 if beta may reach 2.
+    """
 
     intermediate_size: int
     attention_bias: bool
@@ -27,10 +30,10 @@ class OlmoHybridHyperparameters:
 
 
 def model_spec(config: dict[str, Any]) -> ModelSpec:
-    """The spec of an `olmo_hybrid` config.json."""
+    """Return the spec of an `olmo_hybrid` config.json."""
     activation(config, "hidden_act", "silu", ("silu",))
     size = integer(config, "hidden_size")
-    # The architecture has no head size of its own.
+    # The architecture ignores `head_dim`.
     attention = attention_spec({key: value for key, value in config.items() if key != "head_dim"})
     layers = {
         "attention": LayerSpec("attention", attention),
@@ -51,7 +54,7 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
 
 
 def _kinds(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """By default every fourth layer has attention, or else the last."""
+    """Return layer kinds: by default every fourth layer has attention, or else the last."""
     kinds = mixed_layers({key: value for key, value in config.items() if key != "full_attention_interval"})
     if config.get("layer_types") is None and "attention" not in kinds:
         return (*kinds[:-1], "attention")
@@ -73,7 +76,7 @@ def _delta_net(config: Mapping[str, Any], hidden_size: int, num_heads: int) -> G
 
 
 def _rope(config: Mapping[str, Any], head_dim: int) -> RopeSpec | None:
-    """None where config.json has a theta that is null: then attention has no positions."""
+    """Return the rotary embedding; None if config.json's theta is null, which means attention without positions."""
     parameters = config.get("rope_parameters") or {}
     of_theta = parameters if "rope_theta" in parameters else config
     if "rope_theta" in of_theta and of_theta["rope_theta"] is None:

@@ -10,6 +10,6 @@ from ostinato.plan.model import ModelSpec
 
 
 def model_spec(config: dict[str, Any]) -> ModelSpec:
-    """The spec of a `qwen2` config.json."""
+    """Return the spec of a `qwen2` config.json."""
     windows = qwen_windows(config)
     return llama_spec(config, "qwen2", qkv_bias=True, out_bias=False, mlp_bias=False, windows=windows)

@@ -24,7 +24,7 @@ class Qwen3(Decoder):
 def qwen3_block(
     build: Builder, size: int, layer: LayerSpec, hyper: Qwen3Hyperparameters, mlp: Module | None = None
 ) -> Block:
-    """A layer of Qwen3; `mlp` stands in for the gated one (experts)."""
+    """Build a layer of Qwen3; `mlp` replaces the gated MLP (by experts)."""
     assert layer.attention is not None, "every layer has attention"
     eps = hyper.norm_eps
     return Block(

@@ -15,7 +15,7 @@ from ostinato.plan.model import ModelSpec
 
 @dataclass(frozen=True)
 class Qwen3Hyperparameters:
-    """What models/qwen3/model.py builds from, beside the layers."""
+    """Hyperparameters of models/qwen3/model.py, besides the layers."""
 
     intermediate_size: int
     attention_bias: bool
@@ -23,7 +23,7 @@ class Qwen3Hyperparameters:
 
 
 def model_spec(config: dict[str, Any]) -> ModelSpec:
-    """The spec of a `qwen3` config.json."""
+    """Return the spec of a `qwen3` config.json."""
     activation(config, "hidden_act", "silu", ("silu",))
     attention = attention_spec(config, 128)
     return ModelSpec(
@@ -36,7 +36,7 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
 
 
 def hyperparameters(config: Mapping[str, Any]) -> Qwen3Hyperparameters:
-    """Of the layers."""
+    """Return the hyperparameters of the layers."""
     return Qwen3Hyperparameters(
         intermediate_size=integer(config, "intermediate_size"),
         attention_bias=flag(config, "attention_bias", False),

@@ -1,4 +1,4 @@
-"""Qwen3.5 with images (model_type `qwen3_5`): its text model's blocks behind Qwen3-VL's encoder."""
+"""Qwen3.5 with images (model_type `qwen3_5`): its text model's blocks after Qwen3-VL's encoder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Qwen35VL(Qwen3VL):
-    """The language model with its encoder, and with its prediction head if that makes drafts."""
+    """Language model with its encoder, and with its prediction head if that makes drafts."""
 
     norm_plus_one = True
 
@@ -40,7 +40,7 @@ class Qwen35VL(Qwen3VL):
         return self.mtp
 
     def forward(self, step: StepInputs, memory: Sequence[LayerMemory]) -> torch.Tensor:
-        """`memory` is that of the layers, of the head's, and of the encoder's outputs."""
+        """Compute one step; `memory` is that of the layers, of the head's layers, and of the encoder's outputs."""
         text = self.model.language_model
         own = len(text.layers)
         hidden = text(step, (*memory[:own], memory[-1]))
@@ -49,7 +49,7 @@ class Qwen35VL(Qwen3VL):
         return hidden
 
     def checkpoint_name(self, name: str) -> str | None:
-        """Tensors of a prediction head that is not used are known, and not loaded."""
+        """Translate a name; return None for tensors of a prediction head that is not used."""
         if name.startswith("mtp."):
             return None if self.mtp is None else name
         return super().checkpoint_name(name)

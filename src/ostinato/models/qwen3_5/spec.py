@@ -14,16 +14,16 @@ from ostinato.plan.model import ModelSpec
 
 SECTIONS = (11, 11, 10)
 TOKENS = {"image": 248056, "video": 248057, "vision_start": 248053, "vision_end": 248054}
-"""What a config.json means that names none."""
+"""Defaults of a config.json without these values."""
 
 
 def model_spec(config: dict[str, Any]) -> ModelSpec:
-    """The spec of a `qwen3_5` config.json, whose text and vision parts are dicts of their own."""
+    """Return the spec of a `qwen3_5` config.json, whose text and vision parts are separate dicts."""
     return around(config, "qwen3_5", text_spec)
 
 
 def around(config: dict[str, Any], architecture: str, text_spec: Callable[[dict[str, Any]], ModelSpec]) -> ModelSpec:
-    """The text part that `text_spec` reads, and what is around it."""
+    """Return the spec of the whole model, with the text part that `text_spec` reads."""
     text, vision = part(config, "text_config"), part(config, "vision_config")
     if vision.get("deepstack_visual_indexes"):
         given = vision["deepstack_visual_indexes"]

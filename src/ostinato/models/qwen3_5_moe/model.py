@@ -9,7 +9,7 @@ from ostinato.plan.layers import LayerSpec
 
 
 class Qwen35MoeVL(Qwen35VL):
-    """As `Qwen35VL`."""
+    """Language model with its encoder; a `Qwen35VL` with experts."""
 
     def make_block(self, layer: LayerSpec, first_key: int = 0) -> Block:
         return sparse_block(self.build, self.spec.hidden_size, layer, self.spec.hyperparameters.text, first_key)

@@ -1,4 +1,4 @@
-"""Qwen3.5 with experts and images: as `qwen3_5`, with experts beside a shared one in every layer."""
+"""Qwen3.5 with experts and images: `qwen3_5` with experts and a shared one in every layer."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ from ostinato.plan.model import ModelSpec
 
 
 def model_spec(config: dict[str, Any]) -> ModelSpec:
-    """The spec of a `qwen3_5_moe` config.json."""
+    """Return the spec of a `qwen3_5_moe` config.json."""
     return around(config, "qwen3_5_moe", text_spec)

@@ -9,7 +9,7 @@ from ostinato.plan.model import ModelSpec
 
 
 def model_spec(config: dict[str, Any]) -> ModelSpec:
-    """The spec of a `qwen3_5_moe_text` config.json."""
+    """Return the spec of a `qwen3_5_moe_text` config.json."""
     fixed = {"decoder_sparse_step": 1, "mlp_only_layers": None, "norm_topk_prob": True}
     sizes = {"num_experts": 256, "num_experts_per_tok": 8}
     return sparse_spec(sizes | config | fixed, "qwen3_5_moe_text", "apart")

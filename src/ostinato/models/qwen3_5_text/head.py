@@ -1,4 +1,4 @@
-"""The prediction head of Qwen3.5 and Qwen3-Next: one layer with gated attention."""
+"""Prediction head of Qwen3.5 and Qwen3-Next: one layer with gated attention."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Qwen35Head(PredictionHead):
-    """What joins a token with the hidden state before it, a layer, and a norm. All norms are stored less 1."""
+    """Join of a token with the hidden state before it, a layer, and a norm. All norms are stored less 1."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class Qwen35Head(PredictionHead):
         make_block: Callable[[LayerSpec, int], Block],
         eps: float,
     ) -> None:
-        """`make_block` takes the first position whose key its attention sees."""
+        """Build the head; `make_block` takes a layer and the first position whose key its attention sees."""
         super().__init__(build)
         size = spec.hidden_size
         assert spec.rope is not None, "queries and keys are rotated"
@@ -68,10 +68,13 @@ class Qwen35Head(PredictionHead):
         block.self_attn.store(block.input_layernorm(x), step, memory[0], angles)
 
     def _angles(self, step: StepInputs) -> torch.Tensor:
-        """Of the step's tokens. An entry has the position of its token, and not of the hidden state before it: all
-        differences are the same, but for those across an image's edges."""
+        """Return the angles of the step's tokens.
+
+        An entry has the position of its token, and not of the hidden state before it: all differences are the same,
+        except across an image's edges.
+        """
         return self.rotary(step.rope_positions if self.is_axial else step.positions)
 
     def _join(self, hidden: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
-        """[tokens, hidden] twice -> [tokens, hidden]"""
+        """Join `hidden` and `embedded`, both [tokens, hidden] -> [tokens, hidden]."""
         return self.fc(self.concat(self.pre_fc_norm_embedding(embedded), self.pre_fc_norm_hidden(hidden)))

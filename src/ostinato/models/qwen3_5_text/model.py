@@ -23,7 +23,7 @@ class Qwen35(Decoder):
         super().__init__(build, spec, norm_eps=spec.hyperparameters.norm_eps, norm_plus_one=True)
 
     def make_block(self, layer: LayerSpec, first_key: int = 0) -> Block:
-        """Its attention sees no key before position `first_key`."""
+        """Make a block whose attention sees no key before position `first_key`."""
         hyper: Qwen35Hyperparameters = self.spec.hyperparameters
         return qwen35_block(self.build, self.spec.hidden_size, layer, hyper, first_key=first_key)
 
@@ -31,7 +31,7 @@ class Qwen35(Decoder):
         return Qwen35Head(self.build, self.spec, layers, self.make_block, self.spec.hyperparameters.norm_eps)
 
     def checkpoint_name(self, name: str) -> str | None:
-        """Tensors of a prediction head that is not used are known, and not loaded."""
+        """Translate a name; return None for tensors of a prediction head that is not used."""
         if name.startswith("mtp."):
             return None if self.mtp is None else name
         return super().checkpoint_name(name)
@@ -46,8 +46,11 @@ def qwen35_block(
     stored: StoredDeltaNet = "apart",
     first_key: int = 0,
 ) -> Block:
-    """A layer of Qwen3.5; `mlp` stands in for the gated one (experts), `stored` is the delta net's, `first_key`
-    the attention's."""
+    """Build a layer of Qwen3.5.
+
+    `mlp` replaces the gated MLP (by experts), `stored` is the delta net's layout, `first_key` the attention's first
+    key.
+    """
     eps, attention, delta_net = hyper.norm_eps, None, None
     if layer.attention is not None:
         attention = Attention(

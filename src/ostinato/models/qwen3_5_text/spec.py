@@ -23,16 +23,16 @@ from ostinato.plan.mixers import GatedDeltaSpec
 from ostinato.plan.model import DrafterSpec, ModelSpec
 
 KINDS = {"linear_attention": "delta_net", "full_attention": "attention"}
-"""Values of `layer_types`, and the kinds of layers."""
+"""Kinds of layers by the values of `layer_types`."""
 ROTATED = 0.25
-"""The part of a head that is rotated, where config.json does not say."""
+"""Rotated part of a head, if config.json does not give it."""
 HEAD_COUNTS = ("mtp_num_hidden_layers", "num_nextn_predict_layers")
-"""What tells the layers of a prediction head."""
+"""Keys with the number of layers of a prediction head."""
 
 
 @dataclass(frozen=True)
 class Qwen35Hyperparameters:
-    """What models/qwen3_5_text/model.py builds from, beside the layers."""
+    """Hyperparameters of models/qwen3_5_text/model.py, besides the layers."""
 
     intermediate_size: int
     attention_bias: bool
@@ -40,12 +40,12 @@ class Qwen35Hyperparameters:
 
 
 def model_spec(config: dict[str, Any]) -> ModelSpec:
-    """The spec of a `qwen3_5_text` config.json."""
+    """Return the spec of a `qwen3_5_text` config.json."""
     return qwen35_spec(config, "qwen3_5_text", integer(config, "intermediate_size"))
 
 
 def qwen35_spec(config: Mapping[str, Any], architecture: str, intermediate_size: int) -> ModelSpec:
-    """The spec of a model like Qwen3.5, without its experts."""
+    """Return the spec of a model like Qwen3.5, without its experts."""
     activation(config, "hidden_act", "silu", ("silu",))
     flag_is(config, "attn_output_gate", True)
     attention = attention_spec(config, 256)
@@ -70,8 +70,10 @@ def qwen35_spec(config: Mapping[str, Any], architecture: str, intermediate_size:
 
 
 def head_spec(config: Mapping[str, Any], layer: LayerSpec, hidden_size: int) -> DrafterSpec | None:
-    """The prediction head, which has one layer as those of the model with attention; None where there is none.
-    ModelError for several layers, and for an embedding of its own."""
+    """Return the prediction head, which has one layer like the model's layers with attention; None without a head.
+
+    ModelError for several layers, and for a separate embedding.
+    """
     for name in HEAD_COUNTS:
         count = integer(config, name, 0)
         if count > 1:
@@ -83,8 +85,10 @@ def head_spec(config: Mapping[str, Any], layer: LayerSpec, hidden_size: int) -> 
 
 
 def delta_net(config: Mapping[str, Any]) -> GatedDeltaSpec:
-    """The mixer of a layer with linear attention. No config.json has `linear_keys_take_turns`: what is read of a GGUF
-    file does."""
+    """Return the mixer of a layer with linear attention.
+
+    No config.json has `linear_keys_take_turns`; the equivalent from a GGUF file's header may.
+    """
     return GatedDeltaSpec(
         num_heads=integer(config, "linear_num_value_heads", 32),
         num_key_heads=integer(config, "linear_num_key_heads", 16),
@@ -96,7 +100,10 @@ def delta_net(config: Mapping[str, Any]) -> GatedDeltaSpec:
 
 
 def mixed_layers(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """From `layer_types`; without them every fourth layer, or every `full_attention_interval`, has attention."""
+    """Return layer kinds from `layer_types`.
+
+    Without them every fourth layer, or every `full_attention_interval`, has attention.
+    """
     kinds = layer_kinds(config, KINDS)
     if kinds is not None:
         return kinds

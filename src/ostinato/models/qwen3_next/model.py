@@ -1,4 +1,4 @@
-"""Qwen3-Next (model_type `qwen3_next`): a gated delta net or gated attention, then experts beside a shared one."""
+"""Qwen3-Next (model_type `qwen3_next`): a gated delta net or gated attention, then experts and a shared one."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ if TYPE_CHECKING:
     import torch
 
 STACKS = ("gate_up_proj", "down_proj")
-"""How checkpoints call the experts of a layer where they have them as stacks."""
+"""Checkpoints' names of a layer's experts, if they are stacks."""
 
 
 class SparseMLP(Module):
-    """The experts that a softmax router chooses, and one that every token meets, times the sigmoid of a gate of its
-    own; plus the residual."""
+    """Experts of a softmax router, and a shared one for every token, plus the residual.
+
+    The shared expert is multiplied by the sigmoid of its gate.
+    """
 
     def __init__(self, build: Builder, spec: ExpertsSpec, hyper: Qwen3NextHyperparameters) -> None:
         super().__init__()
@@ -32,7 +34,7 @@ class SparseMLP(Module):
         self.shared_expert_gate = Linear(build, spec.size, 1, can_be_quantised=False)
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """Both [tokens, hidden] -> [tokens, hidden]"""
+        """Apply the experts to `x` and add `residual`, both [tokens, hidden] -> [tokens, hidden]."""
         shared = self.shared_expert(x, residual, self.shared_expert_gate(x).sigmoid())
         choices = self.op(x, self.gate.weight, None, self.top_k, over_all=self.over_all)
         return self.experts(x, choices, shared)
@@ -48,6 +50,6 @@ class Qwen3Next(Qwen35):
 def sparse_block(
     build: Builder, size: int, layer: LayerSpec, hyper: Qwen3NextHyperparameters, first_key: int = 0
 ) -> Block:
-    """A layer, with experts if it has such. `first_key` is the attention's."""
+    """Build a layer, with experts if it has any. `first_key` is the attention's."""
     mlp = None if layer.experts is None else SparseMLP(build, layer.experts, hyper)
     return qwen35_block(build, size, layer, hyper, mlp, hyper.stored, first_key)

@@ -1,4 +1,4 @@
-"""Qwen3-Next and Qwen3.5 with experts: as Qwen3.5, with experts and one shared expert in place of the MLP."""
+"""Qwen3-Next and Qwen3.5 with experts: Qwen3.5 with experts and one shared expert in place of the MLP."""
 
 from __future__ import annotations
 
@@ -15,21 +15,23 @@ from ostinato.plan.model import ModelSpec
 
 @dataclass(frozen=True)
 class Qwen3NextHyperparameters(Qwen35Hyperparameters):
-    """What models/qwen3_next/model.py builds from, beside the layers."""
+    """Hyperparameters of models/qwen3_next/model.py, besides the layers."""
 
     shared_size: int
-    """Of the inner activations of the shared expert."""
+    """Number of inner activations of the shared expert."""
     normalizes: bool
-    """Whether the weights of the chosen experts add up to 1."""
+    """True if the weights of the chosen experts add up to 1."""
     stored: StoredDeltaNet
-    """How delta nets are stored."""
+    """Layout of delta nets in the checkpoint."""
 
 
 def model_spec(config: dict[str, Any]) -> ModelSpec:
-    """The spec of a `qwen3_next` config.json. None has `linear_projections_apart`: what is read of a GGUF file does.
+    """Return the spec of a `qwen3_next` config.json.
 
-    Published checkpoints have a prediction head of which their config.json does not tell. So one that says nothing
-    means a head, and loading it names its tensors where they are not there."""
+    No config.json has `linear_projections_apart`; the equivalent from a GGUF file's header may. Published checkpoints
+    have a prediction head that their config.json does not mention. So a config.json without its keys means a head, and
+    loading reports its tensors as missing if they are absent.
+    """
     if all(config.get(name) is None for name in HEAD_COUNTS):
         config = {**config, HEAD_COUNTS[0]: 1}
     is_apart = flag(config, "linear_projections_apart", False)
@@ -37,7 +39,7 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
 
 
 def sparse_spec(config: Mapping[str, Any], architecture: str, stored: StoredDeltaNet) -> ModelSpec:
-    """The spec of a model with experts."""
+    """Return the spec of a model with experts."""
     plain = qwen35_spec(config, architecture, integer(config, "intermediate_size", 5632))
     hyper = Qwen3NextHyperparameters(
         **vars(plain.hyperparameters),
@@ -52,7 +54,7 @@ def sparse_spec(config: Mapping[str, Any], architecture: str, stored: StoredDelt
     )
     head = plain.head
     if head is not None:
-        # Its only layer has experts wherever the first of a model would.
+        # Its only layer has experts if the first layer of a model would.
         [of_first] = _has_experts(config, 1)
         own = tuple(replace(layer, experts=experts if of_first else None) for layer in head.layers)
         head = replace(head, layers=own)
@@ -70,6 +72,6 @@ def _experts(config: Mapping[str, Any]) -> ExpertsSpec:
 
 
 def _has_experts(config: Mapping[str, Any], num_layers: int) -> list[bool]:
-    """Of each layer: every `decoder_sparse_step`-th has experts, but for `mlp_only_layers`."""
+    """Return for each layer whether it has experts: every `decoder_sparse_step`-th has, except `mlp_only_layers`."""
     step, dense = integer(config, "decoder_sparse_step", 1), config.get("mlp_only_layers") or ()
     return [number not in dense and (number + 1) % step == 0 for number in range(num_layers)]

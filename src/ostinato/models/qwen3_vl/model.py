@@ -23,8 +23,10 @@ if TYPE_CHECKING:
 
 
 class TextBackbone(Backbone):
-    """Behind the embedding and behind each of the first layers, tokens of images get a row of what the encoder gave
-    for them."""
+    """Backbone that injects a row of the encoder's outputs into tokens of images.
+
+    It does so after the embedding and after each of the first layers.
+    """
 
     def __init__(
         self, build: Builder, spec: ModelSpec, make_block: Callable[[LayerSpec], Module], norm_plus_one: bool
@@ -37,7 +39,7 @@ class TextBackbone(Backbone):
         self.axial_rotary = AxialRotary(build, axes(spec.rope), *inverse_frequencies(spec.rope))
 
     def forward(self, step: StepInputs, memory: Sequence[LayerMemory]) -> torch.Tensor:
-        """-> [tokens, hidden]"""
+        """Compute the final normed hidden states of a step, [tokens, hidden]."""
         *layers, behind = memory
         cells, media = step.media_cells, behind.media
         x = self.embedded(step, behind)
@@ -49,13 +51,15 @@ class TextBackbone(Backbone):
         return self.norm(x)
 
     def embedded(self, step: StepInputs, memory: LayerMemory) -> torch.Tensor:
-        """The embeddings of the step's tokens; of images, what the encoder gave, which lies in `memory`.
-        -> [tokens, hidden]"""
+        """Return the embeddings of the step's tokens, [tokens, hidden].
+
+        Tokens of images get the encoder's outputs, which are in `memory`.
+        """
         return self.inject_media(self.embed_tokens(step.token_ids), step.media_cells, memory.media, 0, False)
 
 
 class VLModel(Module):
-    """The encoder and the text part, under the checkpoint's names."""
+    """Encoder and text part, under the checkpoint's names."""
 
     def __init__(
         self, build: Builder, spec: ModelSpec, make_block: Callable[[LayerSpec], Module], norm_plus_one: bool
@@ -68,10 +72,10 @@ class VLModel(Module):
 
 
 class Qwen3VL(CausalLM):
-    """The language model with its encoder."""
+    """Language model with its encoder."""
 
     norm_plus_one = False
-    """Whether the text part's last norm is stored less 1."""
+    """True if the text part's last norm is stored less 1."""
 
     def __init__(self, build: Builder, spec: ModelSpec) -> None:
         super().__init__(build, spec)
@@ -89,11 +93,16 @@ class Qwen3VL(CausalLM):
         return self.model.visual
 
     def forward(self, step: StepInputs, memory: Sequence[LayerMemory]) -> torch.Tensor:
-        """`memory` ends with that of the encoder's outputs; `step` says where tokens stand in time, height and width,
-        and which outputs are theirs."""
+        """Compute one step -> final normed hidden states, [tokens, hidden].
+
+        `memory` ends with that of the encoder's outputs; `step` has the tokens' positions in time, height and width,
+        and their encoder outputs.
+        """
         return self.model.language_model(step, memory)
 
     def encode(self, inputs: EncoderInputs) -> torch.Tensor:
-        """-> [patches / merge ** 2, hidden_rows, hidden] in the model's dtype: what belongs into the cells of the
-        output tokens, those of padding too, which may be anything."""
+        """Encode images -> [patches / merge ** 2, hidden_rows, hidden] in the model's dtype.
+
+        The result is the content of the output tokens' cells. Those of padding are included, and may be anything.
+        """
         return self.model.visual(inputs)

@@ -28,21 +28,24 @@ TEXT_THETA = 500000.0
 SECTIONS = (24, 20, 20)
 TOKENS = {"image": 151655, "video": 151656, "vision_start": 151652, "vision_end": 151653}
 DEEPSTACK = (8, 16, 24)
-"""What a config.json means that names none."""
+"""Defaults of a config.json without these values."""
 
 
 @dataclass(frozen=True)
 class Qwen3VLHyperparameters:
-    """What models/qwen3_vl/model.py builds from, beside the VisionSpec. `theta` and `activation` are the encoder's."""
+    """Hyperparameters of models/qwen3_vl/model.py, besides the VisionSpec.
+
+    `theta` and `activation` are the encoder's.
+    """
 
     text: Any
-    """The dataclass of the model that the text part is."""
+    """Hyperparameters of the text part's model."""
     theta: float
     activation: str
 
 
 def model_spec(config: dict[str, Any]) -> ModelSpec:
-    """The spec of a `qwen3_vl` config.json, whose text and vision parts are dicts of their own."""
+    """Return the spec of a `qwen3_vl` config.json, whose text and vision parts are separate dicts."""
     text = part(config, "text_config")
     hyper = hyperparameters(text)
     layer = LayerSpec("attention", attention_spec(text, 128))
@@ -50,7 +53,7 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
 
 
 def part(config: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """One of the dicts in a config.json."""
+    """Return one of the dicts in a config.json."""
     found = config.get(name)
     if not isinstance(found, dict):
         raise ModelError(f"config.json has no {name!r} with the sizes of that part of a {config['model_type']} model")
@@ -67,11 +70,13 @@ def vl_spec(
     tokens: Mapping[str, int] = TOKENS,
     deepstack: tuple[int, ...] = DEEPSTACK,
 ) -> ModelSpec:
-    """What is around the `layers` of the text part. `tokens` and `deepstack` are what a config.json means that names
-    none."""
+    """Return the spec of the whole model, with the `layers` of the text part.
+
+    `tokens` and `deepstack` are defaults for a config.json without these values.
+    """
     text, vision = part(config, "text_config"), part(config, "vision_config")
     activation(text, "hidden_act", "silu", ("silu",))
-    # The whole model's word counts before the text part's.
+    # The whole model's value overrides the text part's.
     tied = flag(config, "tie_word_embeddings", flag(text, "tie_word_embeddings", False))
     shared = shared_fields({**text, "dtype": checkpoint_dtype({**text, **config}), "tie_word_embeddings": tied})
     if rope is None:

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 
 
 class SparseMLP(Module):
-    """The experts that a softmax router chooses, plus the residual. The checkpoint may hold their stacks with rows for
-    columns."""
+    """Experts of a softmax router, plus the residual. The checkpoint may store their stacks transposed."""
 
     def __init__(self, build: Builder, spec: ExpertsSpec) -> None:
         super().__init__()
@@ -27,12 +26,12 @@ class SparseMLP(Module):
         self.experts = Experts(build, spec, "swiglu", stacked_as=("gate_up_proj", "down_proj"))
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """Both [tokens, hidden] -> [tokens, hidden]"""
+        """Apply the experts to `x` and add `residual`, both [tokens, hidden] -> [tokens, hidden]."""
         return self.experts(x, self.op(x, self.gate.weight, None, self.top_k), residual)
 
 
 class Qwen3VLMoe(Qwen3VL):
-    """The language model with its encoder."""
+    """Language model with its encoder."""
 
     transposable = (".experts.gate_up_proj", ".experts.down_proj")
 

@@ -1,4 +1,4 @@
-"""Qwen3-VL with experts: as `qwen3_vl`, with a mixture of experts in most layers."""
+"""Qwen3-VL with experts: `qwen3_vl` with a mixture of experts in most layers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ostinato.plan.model import ModelSpec
 
 
 def model_spec(config: dict[str, Any]) -> ModelSpec:
-    """The spec of a `qwen3_vl_moe` config.json."""
+    """Return the spec of a `qwen3_vl_moe` config.json."""
     text = part(config, "text_config")
     num_layers, attention, hyper = integer(text, "num_hidden_layers"), attention_spec(text), hyperparameters(text)
     experts, sparse_layers = _experts(text, num_layers)
@@ -25,8 +25,10 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
 
 
 def _experts(text: Mapping[str, Any], num_layers: int) -> tuple[ExpertsSpec, tuple[int, ...]]:
-    """The experts of a layer, and the layers that have them: every `decoder_sparse_step`-th, but for those that
-    `mlp_only_layers` names."""
+    """Return the experts of a layer, and the layers that have them.
+
+    They are every `decoder_sparse_step`-th layer, except those that `mlp_only_layers` names.
+    """
     if not flag(text, "norm_topk_prob", True):
         raise ModelError("config.json has norm_topk_prob = false; supported: true")
     num_experts = integer(text, "num_local_experts" if text.get("num_local_experts") is not None else "num_experts")

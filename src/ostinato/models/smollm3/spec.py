@@ -14,7 +14,7 @@ DEFAULT_THETA = 2_000_000.0
 
 
 def model_spec(config: dict[str, Any]) -> ModelSpec:
-    """The spec of a `smollm3` config.json."""
+    """Return the spec of a `smollm3` config.json."""
     rotates = _rotating_layers(config)
     bias = flag(config, "attention_bias", False)
     return llama_spec(
@@ -26,13 +26,13 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
         default_tied=True,
         default_theta=DEFAULT_THETA,
         rotates=rotates,
-        # Without `layer_types`, layers with positions see all.
+        # Without `layer_types`, layers with positions have no window.
         windows=switched_windows(config, [not each for each in rotates], None),
     )
 
 
 def _rotating_layers(config: dict[str, Any]) -> list[bool]:
-    """Of each layer whether it has positions: 1 in `no_rope_layers` means that it has."""
+    """Return for each layer whether it has positions: 1 in `no_rope_layers` means that it has."""
     num_layers, interval = integer(config, "num_hidden_layers"), integer(config, "no_rope_layer_interval", 4)
     given = config.get("no_rope_layers")
     if given is None:

@@ -1,4 +1,4 @@
-"""Zamba2 (model_type `zamba2`): Mamba-2 layers, some behind a transformer block that they share in turns."""
+"""Zamba2 (model_type `zamba2`): Mamba-2 layers, some after a transformer block that they share in rotation."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from ostinato.ops.step import LayerMemory, StepInputs
 
 MIXER_NORM_EPS = 1e-5
-"""Of the norm within mixers, whatever config.json says of the others."""
+"""Epsilon of the norm within mixers, whatever config.json gives for the others."""
 
 SHARED = re.compile(r"(?<=\.layers\.)(\d+)(?=\.shared_transformer\.)")
 ADAPTER = re.compile(r"_adapter_list\.(\d+)\.")
 
 
 class MambaLayer(Module):
-    """x + mamba(norm(y)); y is x, or x with what a block gave."""
+    """x + mamba(norm(y)); y is x, or x plus the output of a block."""
 
     def __init__(self, build: Builder, size: int, spec: Mamba2Spec, hyper: Zamba2Hyperparameters) -> None:
         super().__init__()
@@ -38,16 +38,16 @@ class MambaLayer(Module):
         self.mamba = Mamba2Mixer(build, size, spec, eps=MIXER_NORM_EPS, proj_bias=hyper.bias, dt_limit=hyper.dt_limit)
 
     def forward(self, x: torch.Tensor, _: torch.Tensor | None, step: StepInputs, memory: LayerMemory) -> torch.Tensor:
-        """[tokens, hidden] -> [tokens, hidden]"""
+        """Apply the layer, [tokens, hidden] -> [tokens, hidden]."""
         return self.mix(x, x, step, memory)
 
     def mix(self, y: torch.Tensor, x: torch.Tensor, step: StepInputs, memory: LayerMemory) -> torch.Tensor:
-        """Both [tokens, hidden] -> [tokens, hidden]"""
+        """Apply the mixer to the norm of `y` and add `x`, both [tokens, hidden] -> [tokens, hidden]."""
         return self.mamba(self.input_layernorm(y), step, memory, x)
 
 
 class HybridLayer(Module):
-    """A use of a block, whose result a linear layer of its own adds to the Mamba layer's input.
+    """A use of a block, whose result a linear layer of this one adds to the Mamba layer's input.
 
     The first layer that uses a block owns it (`owns_block`), as in the checkpoint; the others borrow it.
     """
@@ -71,7 +71,7 @@ class HybridLayer(Module):
     def forward(
         self, x: torch.Tensor, angles: torch.Tensor | None, step: StepInputs, memory: LayerMemory
     ) -> torch.Tensor:
-        """[tokens, hidden] -> [tokens, hidden]"""
+        """Apply the layer, [tokens, hidden] -> [tokens, hidden]."""
         y = self.linear(self.pass_block(x, self.adapters, angles, step, memory), x)
         return self.mamba_decoder.mix(y, x, step, memory)
 
@@ -110,15 +110,18 @@ class Zamba2(CausalLM):
         return self.model(step, memory)
 
     def checkpoint_name(self, name: str) -> str | None:
-        """A checkpoint may have a block's tensors under the first layer that uses it, under each, or under any.
+        """Translate the names of a block's tensors, which a checkpoint may have under any of the layers that use it.
 
-        Here the block stands in the first of them, and each adapter in the layer whose own it is.
+        A checkpoint may have them under the first such layer, under each, or under any. In this model the block belongs
+        to the first of them, and each adapter to its own layer.
         """
         return super().checkpoint_name(SHARED.sub(lambda found: str(self._owner(int(found[1]), name)), name))
 
     def _owner(self, layer: int, name: str) -> int:
-        """The layer in which the tensor `name` of the block of `layer` stands here; `layer` itself where it has none,
-        so that the tensor is left over."""
+        """Return the layer that owns, in this model, the tensor `name` of the block of `layer`.
+
+        It is `layer` itself if none does, so that the tensor is left over.
+        """
         hyper: Zamba2Hyperparameters = self.spec.hyperparameters
         if layer not in hyper.uses:
             return layer

@@ -1,4 +1,4 @@
-"""The transformer blocks of Zamba2, which several layers use, and the adapters by which each use changes one."""
+"""Transformer blocks of Zamba2, which several layers use, and the adapters of each use."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class AttentionAdapter(Module):
-    """Products of low rank that are added to queries, keys and values."""
+    """Low-rank projections that are added to queries, keys and values."""
 
     def __init__(self, build: Builder, size: int, spec: AttentionSpec, rank: int, use: int) -> None:
         super().__init__()
@@ -32,13 +32,13 @@ class AttentionAdapter(Module):
     def forward(
         self, x: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """All [tokens, size] -> q, k and v with what is added"""
+        """Add the projections of `x` to q, k and v, all [tokens, size]."""
         of_q, of_k, of_v = self.down(x).split(self.down.weight.shape[0] // 3, dim=-1)
         return self.q(of_q, q), self.k(of_k, k), self.v(of_v, v)
 
 
 class MLPAdapter(Module):
-    """A product of low rank that is added to the gates and values of an MLP."""
+    """Low-rank projection that is added to the gates and values of an MLP."""
 
     def __init__(self, build: Builder, size: int, rank: int, out_size: int, use: int) -> None:
         super().__init__()
@@ -47,12 +47,12 @@ class MLPAdapter(Module):
         self.up = Linear(build, rank, out_size, segments=(out_size // 2,) * 2)
 
     def forward(self, x: torch.Tensor, gate_up: torch.Tensor) -> torch.Tensor:
-        """`x` [tokens, size], `gate_up` [tokens, out_size] -> that with what is added"""
+        """Add the projection of `x` [tokens, size] to `gate_up` [tokens, out_size]."""
         return self.up(self.down(x), gate_up)
 
 
 class Adapters(Module):
-    """Those of one use, where the checkpoint has them: within the block."""
+    """Adapters of one use; in the checkpoint they are inside the block."""
 
     def __init__(self, build: Builder, size: int, spec: AttentionSpec, hyper: Zamba2Hyperparameters, use: int) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class Adapters(Module):
 
 
 class MLP(Module):
-    """A gated MLP whose gates and values are changed before the activation."""
+    """A gated MLP whose gates and values are changed by an adapter before the activation."""
 
     def __init__(self, build: Builder, size: int, hyper: Zamba2Hyperparameters) -> None:
         super().__init__()
@@ -73,15 +73,15 @@ class MLP(Module):
         self.down_proj = Linear(build, inner, size, hyper.bias, cuts_inputs=True)
 
     def forward(self, x: torch.Tensor, adapter: MLPAdapter) -> torch.Tensor:
-        """[tokens, size] -> [tokens, size]"""
+        """Apply the MLP with the `adapter`, [tokens, size] -> [tokens, size]."""
         return self.down_proj(self.op(adapter(x, self.gate_up_proj(x)), self.activation))
 
 
 class SharedBlock(Module):
-    """Attention over the hidden state and the token's embedding, one behind the other, then an MLP; no residual.
+    """Attention over the concatenated hidden state and token embedding, then an MLP; no residual.
 
-    The embedding is looked up anew in every use: that reads as much as a copy would that is kept through all layers,
-    which would take memory.
+    The embedding is looked up anew in every use: that reads as much as a copy kept through all layers would, and the
+    copy would take memory.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class SharedBlock(Module):
         step: StepInputs,
         memory: LayerMemory,
     ) -> torch.Tensor:
-        """[tokens, hidden] -> [tokens, hidden]"""
+        """Apply the layer, [tokens, hidden] -> [tokens, hidden]."""
         both = self.input_layernorm(self.concat(x, self.embed(step.token_ids)))
         q, k, v = self.self_attn.project(both)
         if adapters.attention is not None:

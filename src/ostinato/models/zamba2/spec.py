@@ -1,4 +1,4 @@
-"""Zamba2 (arXiv 2411.15242): Mamba-2 layers, and in front of some a transformer block that others have too."""
+"""Zamba2 (arXiv 2411.15242): Mamba-2 layers, and before some of them a shared transformer block."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ from ostinato.plan.model import ModelSpec
 
 KINDS = {"linear_attention": "mamba2", "mamba": "mamba2", "hybrid": "hybrid"}
 DEFAULT_LAYERS, DEFAULT_USES = 54, (6, 12, 18, 24, 30, 36, 42, 47, 51)
-"""What a config.json means that names no kinds of layers: how many there are, and which have a block."""
+"""Defaults of a config.json without kinds of layers: their number, and those with a block."""
 
 ACTIVATIONS = ("gelu", "gelu_pytorch_tanh", "silu")
 
 
 @dataclass(frozen=True)
 class Zamba2Hyperparameters:
-    """What models/zamba2/model.py builds from, beside the layers."""
+    """Hyperparameters of models/zamba2/model.py, besides the layers."""
 
     num_blocks: int
-    """Transformer blocks, which the layers that use one take in turns."""
+    """Number of transformer blocks, which the layers that use one take in rotation."""
     uses: tuple[int, ...]
-    """The layers that use a block."""
+    """Layers that use a block."""
     intermediate_size: int
     activation: str
     adapter_rank: int
     adapts_attention: bool
-    """Whether a use has adapters for queries, keys and values too, beside those of its MLP."""
+    """True if a use has adapters for queries, keys and values too, not only for its MLP."""
     bias: bool
     dt_limit: tuple[float, float]
     norm_eps: float
 
 
 def model_spec(config: dict[str, Any]) -> ModelSpec:
-    """The spec of a `zamba2` config.json."""
+    """Return the spec of a `zamba2` config.json."""
     flag_is(config, "use_conv_bias", True)
     flag_is(config, "use_shared_mlp_adapter", True)
     flag_is(config, "use_long_context", False)
@@ -79,8 +79,10 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
 
 
 def _kinds(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """The kind of each layer. ModelError where a config.json without them has another number of layers than those that
-    the architecture means."""
+    """Return the kind of each layer.
+
+    ModelError if a config.json without them does not have the architecture's default number of layers.
+    """
     kinds = layer_kinds(config, KINDS, ("layers_block_type", "layer_types"))
     if kinds is not None:
         return kinds
@@ -94,8 +96,10 @@ def _kinds(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _attention(config: Mapping[str, Any]) -> AttentionSpec:
-    """Of the blocks, whose heads part twice the hidden size. ModelError for other sizes, and for adapters of keys and
-    values that have fewer heads than queries."""
+    """Return the attention of the blocks, whose heads divide twice the hidden size.
+
+    ModelError for other sizes, and for adapters of keys and values that have fewer heads than queries.
+    """
     size = 2 * integer(config, "hidden_size")
     num_heads = integer(config, "num_attention_heads", 32)
     num_kv_heads = integer(config, "num_key_value_heads", num_heads)

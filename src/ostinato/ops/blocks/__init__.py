@@ -1,1 +1,1 @@
-"""Weights in blocks: their formats, what they stand for, and what makes them of others."""
+"""Weights in blocks: their formats, their values, and the functions that quantise others into blocks."""

@@ -1,7 +1,7 @@
-"""The formats of weights that lie in blocks: so many elements of a row in so many bytes. Imports no torch.
+"""Formats of weights in blocks: a number of elements of a row in a number of bytes. Imports no torch.
 
-`dequantize.py` says which numbers they stand for. Those with names in capitals are GGUF's (github.com/ggml-org/ggml);
-the others are made here, of 4-bit and float8 checkpoints or of any weights.
+`dequantize.py` defines the values of a block. Formats with names in capitals are GGUF's (github.com/ggml-org/ggml); the
+others are made by Ostinato, from 4-bit and float8 checkpoints or from any weights.
 """
 
 from __future__ import annotations
@@ -9,13 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 Blocks = tuple[tuple[str, int], ...]
-"""How the rows of a matrix lie: (name of a format, how many rows have it), one behind the other. Rows of one matrix
-have different formats where a file has them so and several of its tensors are one matrix here."""
+"""Formats of a matrix's consecutive rows: (name of a format, number of rows).
+
+Rows of one matrix have different formats if several tensors of a file, with different formats, are one matrix here.
+"""
 
 
 @dataclass(frozen=True)
 class BlockFormat:
-    """A row is a sequence of blocks of `elements` weights in `num_bytes` bytes each."""
+    """Format whose rows are sequences of blocks of `elements` weights in `num_bytes` bytes each."""
 
     name: str
     elements: int
@@ -23,7 +25,7 @@ class BlockFormat:
 
     @property
     def bits(self) -> float:
-        """Per weight."""
+        """Bits per weight."""
         return 8 * self.num_bytes / self.elements
 
     def row_bytes(self, in_size: int) -> int:
@@ -52,16 +54,16 @@ BLOCK_FORMATS = {
         BlockFormat("fp8_g128", 128, 132),
     )
 }
-"""By name. Where they have no native kernel, the reference expands them in every step."""
+"""Block formats by name. If a format has no native kernel, the reference dequantizes it in every step."""
 
 
 def num_bytes(blocks: Blocks, in_size: int) -> int:
-    """Of all rows."""
+    """Return the bytes of all rows."""
     return sum(rows * BLOCK_FORMATS[name].row_bytes(in_size) for name, rows in blocks)
 
 
 def merged(blocks: Blocks) -> Blocks:
-    """The same with neighbours of one format as one."""
+    """Return `blocks` with neighbours of one format merged."""
     found: list[tuple[str, int]] = []
     for name, rows in blocks:
         if found and found[-1][0] == name:
@@ -72,7 +74,7 @@ def merged(blocks: Blocks) -> Blocks:
 
 
 def rows_of(blocks: Blocks, begin: int, end: int) -> Blocks:
-    """The rows `begin` to `end`."""
+    """Return the formats of the rows `begin` to `end`."""
     found, first = [], 0
     for name, rows in blocks:
         inside = min(end, first + rows) - max(begin, first)

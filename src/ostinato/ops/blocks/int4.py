@@ -1,7 +1,7 @@
-"""4-bit weights made of others: for each group of elements of a row a scale, a zero point and integers from 0 to 15.
+"""Quantisation to 4 bits: for each group of elements of a row a scale, a zero point and integers from 0 to 15.
 
-A weight is scale * (integer - zero point). The range of a group includes 0, which the zero point stands for exactly.
-`ops/blocks/dequantize.py` says how they lie: formats `int4_g32`, `int4_g64` and `int4_g128`.
+A weight is scale * (integer - zero point). The range of a group includes 0, which the zero point represents exactly.
+`ops/blocks/dequantize.py` defines the layout: formats `int4_g32`, `int4_g64` and `int4_g128`.
 """
 
 from __future__ import annotations
@@ -16,21 +16,23 @@ from ostinato.ops.sizes import INT4_SHRINK, INT4_STEPS
 
 LARGEST = 15
 SLAB = 2**18
-"""Values that torch quantises at a time."""
+"""Values that torch quantises in one call."""
 
 Quantize = Callable[[torch.Tensor, torch.Tensor, int], None]
-"""(values [rows, in], weight uint8 [rows, bytes of a row], group size): writes what `quantize` makes of the values into
-the weight's blocks."""
+"""Function (values [rows, in], weight uint8 [rows, bytes of a row], group size) -> None.
+
+It writes the result of `quantize` for the values into the weight's blocks.
+"""
 
 
 def quantize(values: torch.Tensor, group_size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """`values` [rows, in] -> integers uint8 [rows, in]; scales float32 and zero points uint8, [rows, groups].
+    """Quantise `values` [rows, in] -> integers uint8 [rows, in]; scales float32 and zero points uint8, [rows, groups].
 
-    Of `INT4_STEPS` scales, the first of which spans a group's range and each of the others less of it, so that more of
-    the largest values are cut off, every one is replaced by that which fits its integers best (least squares:
-    sum(v q) / sum(q^2) for values v and integers q less the zero point). That with the least squared error is taken,
-    and the values are rounded with it once more. A scale leaves the bits free that the zero point takes. A group with a
-    value that is not finite has a scale that is not.
+    It tries `INT4_STEPS` scales. The first spans a group's range; each of the others spans less, so that more of the
+    largest values are cut off. Each is replaced by the scale that fits its integers best (least squares: sum(v q) /
+    sum(q^2) for values v and integers q less the zero point). The scale with the least squared error is used, and the
+    values are rounded with it once more. A scale leaves the bits of the zero point free. A group with a value that is
+    not finite has a scale that is not finite.
     """
     v = values.float().unflatten(1, (-1, group_size))
     low, high = v.amin(dim=-1, keepdim=True).clamp(max=0), v.amax(dim=-1, keepdim=True).clamp(min=0)
@@ -53,8 +55,10 @@ def quantize(values: torch.Tensor, group_size: int) -> tuple[torch.Tensor, torch
 
 
 def quantize_into(values: torch.Tensor, weight: torch.Tensor, group_size: int) -> None:
-    """`Quantize` by torch, on the device of `weight`. It takes several times the memory of its values, so it does a
-    slab of rows after the other."""
+    """Quantise by torch on the device of `weight`, as a `Quantize` function.
+
+    It takes several times the memory of its values, so it works in slabs of rows.
+    """
     rows = max(1, SLAB // max(1, values.shape[1]))
     for begin in range(0, len(values), rows):
         slab = values[begin : begin + rows].to(weight.device)
@@ -62,7 +66,7 @@ def quantize_into(values: torch.Tensor, weight: torch.Tensor, group_size: int) -
 
 
 def native_quantize(extension: Any) -> Quantize:
-    """`Quantize` by the kernel of an extension, which reads the values once, where they lie."""
+    """Return a `Quantize` function that calls an extension's kernel, which reads the values once and in place."""
 
     def quantize_by_kernel(values: torch.Tensor, weight: torch.Tensor, group_size: int) -> None:
         if values.dtype not in (torch.bfloat16, torch.float16, torch.float32):
@@ -74,11 +78,11 @@ def native_quantize(extension: Any) -> Quantize:
 
 
 def _rounded(v: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor) -> torch.Tensor:
-    """Integers less the zero point."""
+    """Return the integers less the zero point."""
     whole = (v / scale).round_().add_(zero).clamp_(0, LARGEST)
     return whole.sub_(zero)
 
 
 def _with_room(scale: torch.Tensor) -> torch.Tensor:
-    """The nearest number whose bits for the zero point are 0."""
+    """Return the nearest number whose bits for the zero point are 0."""
     return ((scale.view(torch.int32) + (ZERO_BITS + 1) // 2) & ~ZERO_BITS).view(torch.float32)

@@ -1,4 +1,4 @@
-"""What makes quantised weights of others while they are loaded."""
+"""Quantisers of weights while they are loaded."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ from ostinato.ops.blocks.dequantize import pack_float8
 from ostinato.ops.blocks.formats import BLOCK_FORMATS
 
 MADE = ("Q8_0", "int4_g32", "int4_g64", "int4_g128", "fp8_g32", "fp8_g64", "fp8_g128")
-"""Formats of blocks that can be made."""
+"""Formats of blocks that weights can be quantised to."""
 
 
 @dataclass(frozen=True)
 class Quantizers:
-    """By torch, unless others are given."""
+    """Quantisation functions, torch's by default."""
 
     int8: int8.Quantize = int8.quantize_into
     int4: int4.Quantize = int4.quantize_into
 
     def into_blocks(self, values: torch.Tensor, weight: torch.Tensor, name: str) -> None:
-        """Writes `values` [rows, in] in blocks of the format `name`, one of `MADE`, into `weight` uint8 [rows, bytes of
-        a row]."""
+        """Write `values` [rows, in] into `weight` in blocks of the format `name`, one of `MADE`.
+
+        `weight` is uint8 [rows, bytes of a row].
+        """
         elements = BLOCK_FORMATS[name].elements
         if name.startswith("fp8"):
             weight.copy_(_float8(values.float(), elements))
@@ -41,7 +43,7 @@ class Quantizers:
 
 
 def _float8(values: torch.Tensor, elements: int) -> torch.Tensor:
-    """Blocks of `values` float32 [rows, in] whose largest are the largest of float8."""
+    """Return blocks of `values` float32 [rows, in], scaled so that a block's largest value is the largest of float8."""
     groups = values.unflatten(1, (-1, elements))
     scale = groups.abs().amax(dim=2) / torch.finfo(torch.float8_e4m3fn).max
     small = groups / torch.where(scale > 0, scale, 1.0).unsqueeze(2)
@@ -52,5 +54,5 @@ BY_TORCH = Quantizers()
 
 
 def native_quantizers(extension: Any) -> Quantizers:
-    """Those of an extension's kernels."""
+    """Return the quantisers that use an extension's kernels."""
     return Quantizers(int8.native_quantize(extension), int4.native_quantize(extension))

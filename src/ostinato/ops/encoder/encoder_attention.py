@@ -1,4 +1,4 @@
-"""encoder_attention: attention of a vision encoder, in which every patch of an image sees all others of it."""
+"""encoder_attention: attention of a vision encoder, in which every patch of an image sees all patches of it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch.nn.functional as F
 
 
 def reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
-    """softmax(q k^T / sqrt(head_dim)) v within each segment.
+    """Compute softmax(q k^T / sqrt(head_dim)) v within each segment.
 
     `q`, `k`, `v` [patches, heads, head_dim]; `starts` [segments + 1] int32, ascending: segment s owns the patches
-    `starts[s]:starts[s + 1]`, which may be none. -> [patches, heads, head_dim], zeros for patches in no segment, whose
-    keys and values reach nobody.
+    `starts[s]:starts[s + 1]`, which may be none. -> [patches, heads, head_dim], zeros for patches in no segment; no
+    patch sees their keys and values.
     """
     if q.is_cuda:
         return of_all_segments(q, k, v, starts)
@@ -26,14 +26,14 @@ def reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, starts: torch.T
 
 
 def of_all_segments(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
-    """The same without a look at `starts` on the host, so that a CUDA graph can hold it."""
+    """Compute `reference` without reading `starts` on the host, so that a CUDA graph can hold it."""
     patch = torch.arange(q.shape[0], dtype=starts.dtype, device=q.device)
     in_segment = (patch < starts[-1])[:, None, None]
     if q.is_cuda and q.dtype != torch.float32:
-        # Written from its documentation; it has not run on a GPU. It reads no key behind the last segment.
-        from torch.nn.attention.varlen import varlen_attn  # of GPUs alone, and slow to import
+        # It follows the documentation and has not run on a GPU. It reads no key after the last segment.
+        from torch.nn.attention.varlen import varlen_attn  # It needs a GPU, and is slow to import.
 
-        longest = len(patch)  # no segment has more than all patches
+        longest = len(patch)  # No segment has more than all patches.
         out: Any = varlen_attn(q, k, v, starts, starts, longest, longest)
     else:
         segment = torch.searchsorted(starts, patch, right=True)
@@ -44,7 +44,10 @@ def of_all_segments(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, starts: t
 
 
 def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    """[patches, heads, head_dim] each; `mask` [patches, patches] is true where one sees another, None: everywhere."""
+    """Attend among patches, [patches, heads, head_dim] each.
+
+    `mask` [patches, patches] is true where one patch sees another; None means everywhere.
+    """
     heads_first = [each.transpose(0, 1).unsqueeze(0) for each in (q, k, v)]
     out = F.scaled_dot_product_attention(heads_first[0], heads_first[1], heads_first[2], attn_mask=mask)
     return out.squeeze(0).transpose(0, 1)

@@ -1,4 +1,4 @@
-"""weighted_embedding: sums of learned vectors, as those of positions between the learned ones."""
+"""weighted_embedding: weighted sums of learned vectors, such as position embeddings between the learned ones."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 
 def reference(ids: torch.Tensor, weights: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """Sum over i of weights[:, i] * table[ids[:, i]], computed in float32.
+    """Sum weights[:, i] * table[ids[:, i]] over i, in float32.
 
     `ids` [tokens, count] int64, `weights` [tokens, count] float32, `table` [rows, hidden] -> [tokens, hidden] in the
     dtype of `table`.

@@ -1,1 +1,1 @@
-"""Launch tables: how each Triton kernel is started, by shape, dtype and device. No torch."""
+"""Launch tables: the launch of each Triton kernel by shape, dtype and device. No torch."""

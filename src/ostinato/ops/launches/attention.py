@@ -1,4 +1,4 @@
-"""Launches of `attention` and of a vision encoder's."""
+"""Launches of `attention` and `encoder_attention`."""
 
 from __future__ import annotations
 
@@ -6,18 +6,20 @@ from ostinato.ops.launches.table import Launch, power_of_two
 from ostinato.ops.launches.tiles import SPAN
 
 PROGRAMS = 512
-"""So many keep a GPU of 100 to 150 multiprocessors busy. A step of rows that fit into a tile each, as in decoding, and
-of fewer programs cuts its keys into segments."""
+"""Programs that keep a GPU of 100 to 150 multiprocessors busy.
+
+If a step's rows fit into a tile each, as in decoding, and it has fewer programs, it splits its keys into segments.
+"""
 
 MAX_SEGMENTS = 16
 LEAST_SEGMENT = 128
-"""Keys, so that combining segments costs little beside them."""
+"""Fewest keys of a segment, so that combining segments costs little in comparison."""
 
 MOST_COMBINED = 256
 """Elements of a head whose segments a program combines."""
 
-# Query rows of a tile at most, keys at a time, warps, stages: by bytes of an element and width of a head. float32 is
-# multiplied in three parts, which takes registers. Heads of more than 512 elements have a rest beside the first 512.
+# Most query rows of a tile, keys at a time, warps and stages, by bytes of an element and width of a head. float32 is
+# multiplied in three parts, which takes registers. Heads of more than 512 elements have a rest after the first 512.
 TILES = {
     (2, 64): (64, 32, 4, 2),
     (2, 128): (64, 32, 4, 2),
@@ -30,22 +32,22 @@ TILES = {
 }
 
 PARTS = {(4, 128): 64, (4, 256): 64, (4, 512): 32}
-"""Elements of keys that are multiplied at a time, where that is not all of them."""
+"""Elements of keys that are multiplied at a time, if that is not all of them."""
 
-# The same where a product reads its operands from shared memory and takes no registers for them.
+# Tiles for GPUs whose matmuls read operands from shared memory and take no registers for them.
 WIDE_TILES = TILES | {(2, 64): (64, 64, 4, 2), (2, 128): (64, 64, 4, 2), (2, 512): (32, 32, 8, 2)}
 REGISTERS = {(2, 64): (None, 255), (2, 128): (168, None), (4, 64): (168, 255)}
-"""Of a thread, in tiles of fewer rows than the most and in the others: where the assembler would spill."""
+"""Registers of a thread, in tiles of fewer rows than the most and in the others, for cases in which it would spill."""
 
 MOST_WIDTH = max(width for _, width in TILES)
 MOST_REST = 64
-"""Elements of a head behind the first `MOST_WIDTH`, in a tile of their own: as latents have a part that heads share."""
+"""Elements of a head after the first `MOST_WIDTH`, in a separate tile: latents have a part that heads share."""
 
 MOST_HEAD_DIM = MOST_WIDTH + MOST_REST
-"""Elements of a head that the tiles hold at the most."""
+"""Largest number of elements of a head that the tiles hold."""
 
 READS_SHARED_MEMORY = (90, 100)
-"""Compute capabilities."""
+"""Compute capabilities of GPUs whose matmuls read operands from shared memory."""
 
 
 def attention(
@@ -61,15 +63,17 @@ def attention(
     capability: int,
     window: int | None = None,
 ) -> tuple[Launch, ...]:
-    """A step of `rows` rows of up to `max_context` tokens: as many keys as their block tables have room for; of these a
-    token sees those in its `window`."""
+    """Return the launches of a step of `rows` rows of up to `max_context` tokens.
+
+    `max_context` counts as many keys as their block tables have room for; a token sees those of them in its `window`.
+    """
     group = num_heads // num_kv_heads
     width = power_of_two(head_dim, least=16, most=MOST_WIDTH)
     rest = power_of_two(head_dim - width, least=16) if head_dim > width else 0
     most, keys, warps, stages = _tile(width, element_bytes, capability)
     of_smaller, of_largest = _registers(width, element_bytes)
     of_row = -(-tokens // max(rows, 1)) * group
-    # A token's query heads share a tile, however many they are.
+    # All query heads of a token share a tile.
     tile_rows = max(power_of_two(of_row, least=16, most=most), power_of_two(group))
     segments, seen = 1, max_context if window is None else min(max_context, window)
     if of_row <= tile_rows:
@@ -85,7 +89,7 @@ def attention(
 
 
 def segments_of(launches: tuple[Launch, ...]) -> int:
-    """Segments that the keys of a row are cut into."""
+    """Return the number of segments that the keys of a row are split into."""
     return launches[0].blocks["SEGMENTS"]
 
 

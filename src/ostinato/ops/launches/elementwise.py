@@ -8,15 +8,17 @@ from __future__ import annotations
 from ostinato.ops.launches.table import Launch, power_of_two
 
 ELEMENTS_PER_PROGRAM = 2048
-"""Of short rows together: enough to keep a block of four warps busy."""
+"""Elements of the short rows that a program takes together: enough to keep a block of four warps busy."""
 
 COLUMNS = 1024
 """Elements of a row that a copying program takes: 4 to 8 per thread, each loaded at once."""
 
 
 def _rows_launch(kernel: str, size: int) -> Launch:
-    """A program takes whole rows of `size` elements, several if they are short. It does not depend on how many there
-    are, so that a row's sum has one order."""
+    """Return the launch of a kernel whose programs take whole rows of `size` elements, several if they are short.
+
+    It does not depend on the number of rows, so that a row's sum has one order.
+    """
     columns = power_of_two(size, least=16)
     at_once = max(1, ELEMENTS_PER_PROGRAM // columns)
     warps = power_of_two(columns * at_once // 512, most=16)
@@ -24,46 +26,46 @@ def _rows_launch(kernel: str, size: int) -> Launch:
 
 
 def rms_norm(*, size: int, capability: int) -> tuple[Launch, ...]:
-    """Of rows of `size` elements."""
+    """Return the launch for rows of `size` elements."""
     return (_rows_launch("rms_norm_kernel", size),)
 
 
 def gated_rms_norm(*, size: int, capability: int) -> tuple[Launch, ...]:
-    """Of groups of `size` channels."""
+    """Return the launch for groups of `size` channels."""
     return (_rows_launch("gated_rms_norm_kernel", size),)
 
 
 def layer_norm(*, size: int, capability: int) -> tuple[Launch, ...]:
-    """Of rows of `size` elements."""
+    """Return the launch for rows of `size` elements."""
     return (_rows_launch("layer_norm_kernel", size),)
 
 
 def _copy_launch(kernel: str, size: int) -> Launch:
-    """A program takes a part of one row."""
+    """Return the launch of a kernel whose programs take a part of one row."""
     columns = power_of_two(size, least=16, most=COLUMNS)
     return Launch(kernel, {"COLUMNS": columns}, power_of_two(columns // 256, most=4))
 
 
 def embedding(*, size: int, capability: int) -> tuple[Launch, ...]:
-    """Of vectors of `size` elements."""
+    """Return the launch for vectors of `size` elements."""
     return (_copy_launch("embedding_kernel", size),)
 
 
 def concat(*, size: int, capability: int) -> tuple[Launch, ...]:
-    """Of results of `size` elements per token."""
+    """Return the launch for results of `size` elements per token."""
     return (_copy_launch("concat_kernel", size),)
 
 
 def gated_activation(*, size: int, capability: int) -> tuple[Launch, ...]:
-    """Of results of `size` elements per token."""
+    """Return the launch for results of `size` elements per token."""
     return (_copy_launch("gated_activation_kernel", size),)
 
 
 def inject_media(*, size: int, capability: int) -> tuple[Launch, ...]:
-    """Of hidden states of `size` elements."""
+    """Return the launch for hidden states of `size` elements."""
     return (_copy_launch("inject_media_kernel", size),)
 
 
 def multiply(*, size: int, capability: int) -> tuple[Launch, ...]:
-    """Of vectors of `size` elements."""
+    """Return the launch for vectors of `size` elements."""
     return (_copy_launch("multiply_kernel", size),)

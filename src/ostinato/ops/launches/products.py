@@ -11,9 +11,9 @@ BLOCK = 1024
 """Elements of a program that passes over outputs, or choices that it reads at a time."""
 
 FEW = 16
-"""Tokens of one weight's tile for which a product reads weights, and does little else."""
+"""Largest number of tokens of one weight's tile for which a matmul is bound by reading weights."""
 
-# Rows of tokens, outputs, inputs, warps, stages, registers of a thread: by whether tokens are few, and by bytes of an
+# Rows of tokens, outputs, inputs, warps, stages and registers of a thread, by small m or not, and by bytes of an
 # element. float32 is multiplied in three parts, which takes registers. Four blocks have 128 of them each, two 255.
 TILES = {
     (True, 2): (16, 32, 128, 4, 3, 128),
@@ -32,8 +32,11 @@ def linear(
     group_size: int | None = None,
     is_finished: bool = False,
 ) -> tuple[Launch, ...]:
-    """`is_quantized`: of int8 weights, whose rows or groups of `group_size` inputs have a scale, or of blocks of so
-    many inputs; the product of others is cuBLAS's. `is_finished`: something follows the product."""
+    """Return the launches of `linear`.
+
+    `is_quantized`: int8 weights, with a scale per row or per group of `group_size` inputs, or weights in blocks of
+    `group_size` inputs; cuBLAS computes the matmul of others. `is_finished`: something follows the matmul.
+    """
     launches = (_tile("quantized_product", tokens, element_bytes, group_size),) if is_quantized else ()
     finish = (Launch("finish", {"BLOCK": BLOCK}),) if is_finished else ()
     return launches + finish
@@ -42,7 +45,7 @@ def linear(
 def route(
     *, experts: int, top_k: int, element_bytes: int, capability: int, num_groups: int = 1, top_groups: int = 1
 ) -> tuple[Launch, ...]:
-    """One token's choice is a warp's."""
+    """Return the launches of `route`, in which a warp selects the experts of one token."""
     tile = _tile("score_experts", 1, element_bytes)
     choice = {
         "TOP_K": top_k,
@@ -68,12 +71,14 @@ def moe(
     group_size: int | None = None,
     in_blocks: bool = False,
 ) -> tuple[Launch, ...]:
-    """The products, inward and outward, are launched alike. `group_size`: of int8 weights with scales for groups, or
-    of weights `in_blocks`."""
+    """Return the launches of `moe`; its two matmuls, inward and outward, have the same launch.
+
+    `group_size` is that of int8 weights with scales for groups, or of weights `in_blocks`.
+    """
     product = _tile("expert_product", tokens * top_k // experts, element_bytes, group_size, {"SPAN": SPAN})
     if in_blocks and capability != 90:
         # Gates and values of 64 outputs, with both halves of their weights, take more registers than there are. On 9.0
-        # a product reads its weights from shared memory.
+        # a matmul reads its weights from shared memory.
         outputs = min(product.blocks["OUTPUTS"], 32)
         product = replace(product, blocks={**product.blocks, "OUTPUTS": outputs})
     return (
@@ -87,7 +92,10 @@ def moe(
 def _tile(
     kernel: str, tokens: int, element_bytes: int, group_size: int | None = None, others: dict[str, int] | None = None
 ) -> Launch:
-    """Of a product in which a weight meets so many tokens. Inputs that are taken at a time have one scale."""
+    """Return the launch of a matmul in which a weight meets `tokens` tokens.
+
+    Inputs that are taken at a time have one scale.
+    """
     rows, outputs, inputs, warps, stages, registers = TILES[tokens <= FEW, element_bytes]
     if group_size is not None:
         inputs = power_of_two(group_size, least=16, most=inputs)

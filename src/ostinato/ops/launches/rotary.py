@@ -1,4 +1,4 @@
-"""Launches of what has to do with positions: rotation, angles, sums of learned vectors."""
+"""Launches of the operations on positions: rotation, angles, sums of learned vectors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ BLOCK = 1024
 
 
 def rotary(*, num_heads: int, num_kv_heads: int, head_dim: int, rotated: int, capability: int) -> tuple[Launch, ...]:
-    """`rotated` elements of each head are; the others pass through."""
+    """Return the launch that rotates `rotated` elements of each head; the others pass through."""
     blocks = {**_heads(max(num_heads, num_kv_heads), head_dim, rotated), "WIDTH": power_of_two(head_dim)}
     return (Launch("rotate_and_store", blocks),)
 
@@ -19,12 +19,12 @@ def rotate(*, num_heads: int, head_dim: int, rotated: int, capability: int) -> t
 
 
 def angles(*, capability: int) -> tuple[Launch, ...]:
-    """Of `axial_angles` and `rotary_angles`. Float64 takes registers."""
+    """Return the launch of `axial_angles` and `rotary_angles`, with few elements since float64 takes registers."""
     return (Launch("write_angles", {"BLOCK": 256}),)
 
 
 def weighted_embedding(*, count: int, capability: int) -> tuple[Launch, ...]:
-    """Each a sum of `count` vectors."""
+    """Return the launch for sums of `count` vectors each."""
     return (Launch("add_vectors", {"COUNT": count, "BLOCK": BLOCK}),)
 
 

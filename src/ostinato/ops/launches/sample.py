@@ -5,14 +5,17 @@ from __future__ import annotations
 from ostinato.ops.launches.table import MAX_WARPS, Launch, cdiv, power_of_two
 
 BLOCK = 1024
-"""Logits with a best token of their own."""
+"""Logits in a block with one best token."""
 
 THRESHOLD_BLOCK = 4096
-"""Logits that one row's search for its threshold takes at a time."""
+"""Logits that the search for one row's threshold takes at a time."""
 
 
 def sample(*, vocab_size: int, capability: int) -> tuple[Launch, ...]:
-    """The first two are launched once more behind the third where tokens are drawn."""
+    """Return the launches of `sample`.
+
+    If tokens are sampled, a call launches the first two once more after the third.
+    """
     blocks = num_blocks(vocab_size)
     return (
         Launch("best_of_blocks", {"BLOCK": BLOCK}),

@@ -11,31 +11,35 @@ from ostinato.ops.launches.tiles import SPAN
 from ostinato.ops.sizes import SCAN_CHUNK, chunk_length
 
 FEW_PROGRAMS = 4096
-"""Of rows and heads: up to here a head is cut finer, so that all multiprocessors have several blocks each."""
+"""Largest number of rows times heads for which a head is split finer, so that each multiprocessor has several blocks.
+"""
 
 CONV_TOKENS = 8
-"""Of a prompt, in a program of the convolution."""
+"""Tokens of a prompt in a program of the convolution."""
 
 CONV_CHANNELS = 256
 
 MOST_TAPS = 5
-"""Of a convolution: the four inputs before a token stay in registers."""
+"""Most taps of a convolution: the four inputs before a token stay in registers."""
 
 DELTA_TOKENS = 16
-"""Of a prompt, in a chunk of a delta net's scan. Checkpoints are at multiples of 16, so that each is behind a chunk."""
+"""Tokens of a prompt in a chunk of a delta net's scan. Checkpoints are at multiples of 16, so each ends a chunk."""
 
 LEAST_DOT = 16
-"""The smallest side of a matrix product."""
+"""Smallest side of a matmul."""
 
 
 def token_block(tokens: int) -> int:
-    """A row's tokens as a block."""
+    """Return the block size for a row's tokens."""
     return power_of_two(tokens)
 
 
 def state_update(*, rows: int, num_heads: int, head_dim: int, state_size: int, capability: int) -> tuple[Launch, ...]:
-    """Of decode rows. A thread holds 16 or 32 elements of the state; wide states have more warps. A block of one warp
-    would have fewer registers than states of 16 bits take that are rounded with noise."""
+    """Return the launch for decode rows, in which a thread holds 16 or 32 elements of the state.
+
+    Wide states have more warps. A block of one warp would have fewer registers than 16-bit states need that are rounded
+    with noise.
+    """
     channels = power_of_two(head_dim, most=4 if rows * num_heads <= FEW_PROGRAMS else 16)
     columns = power_of_two(state_size)
     warps = power_of_two(channels * columns // 1024, most=4)
@@ -44,7 +48,7 @@ def state_update(*, rows: int, num_heads: int, head_dim: int, state_size: int, c
 
 
 def selective_update(*, rows: int, channels: int, state_size: int, capability: int) -> tuple[Launch, ...]:
-    """Of decode rows. A thread holds up to 8 elements of the state."""
+    """Return the launch for decode rows, in which a thread holds up to 8 elements of the state."""
     columns = power_of_two(state_size)
     most = 32 if rows * channels <= 32 * FEW_PROGRAMS else 64
     block = power_of_two(channels, most=max(1, most * 16 // columns))
@@ -53,7 +57,10 @@ def selective_update(*, rows: int, channels: int, state_size: int, capability: i
 
 
 def selective_scan(*, channels: int, state_size: int, capability: int) -> tuple[Launch, ...]:
-    """Of prompts: token after token, so that a program has few channels and the GPU many programs."""
+    """Return the launch for prompts, which are taken token by token.
+
+    So a program has few channels and the GPU many programs.
+    """
     columns = power_of_two(state_size)
     block = power_of_two(channels, most=max(1, 512 // columns))
     warps = power_of_two(block * columns // 256, most=4)
@@ -61,7 +68,10 @@ def selective_scan(*, channels: int, state_size: int, capability: int) -> tuple[
 
 
 def causal_conv1d(*, channels: int, capability: int) -> tuple[Launch, ...]:
-    """Of decode rows; of prompts' tokens; of the states after prompts. A call starts those that it has rows for."""
+    """Return the launches for decode rows, for prompts' tokens, and for the states after prompts.
+
+    A call starts those for which it has rows.
+    """
     block = power_of_two(channels, most=CONV_CHANNELS)
     warps = power_of_two(block // 128)
     return (
@@ -74,10 +84,10 @@ def causal_conv1d(*, channels: int, capability: int) -> tuple[Launch, ...]:
 def ssd_scan(
     *, chunk_size: int, head_dim: int, state_size: int, element_bytes: int, capability: int
 ) -> tuple[Launch, ...]:
-    """Of prompts whose inputs have `element_bytes` each. A program holds the states of 16 or 32 channels.
+    """Return the launch for prompts, in which a program holds the states of 16 or 32 channels.
 
-    Chunks divide the model's, and have `SCAN_CHUNK` tokens at most: longer ones, or more channels, need more registers
-    than there are. The operands of float32 products take twice those of TF32.
+    Inputs have `element_bytes` each. Chunks divide the model's, and have at most `SCAN_CHUNK` tokens: longer ones, or
+    more channels, need more registers than there are. The operands of float32 matmuls take twice those of TF32.
     """
     length, columns = chunk_length(chunk_size, SCAN_CHUNK), power_of_two(state_size, least=LEAST_DOT)
     is_wide = element_bytes == 4 or columns > 128
@@ -91,7 +101,7 @@ def ssd_scan(
 
 
 def delta_update(*, rows: int, num_heads: int, key_dim: int, value_dim: int, capability: int) -> tuple[Launch, ...]:
-    """Of decode rows. A thread holds 32 elements of the state."""
+    """Return the launch for decode rows, in which a thread holds 32 elements of the state."""
     keys = power_of_two(key_dim)
     columns = power_of_two(value_dim, most=16 if rows * num_heads <= FEW_PROGRAMS else 32)
     warps = power_of_two(keys * columns // 1024, most=8)
@@ -101,9 +111,12 @@ def delta_update(*, rows: int, num_heads: int, key_dim: int, value_dim: int, cap
 def delta_scan(
     *, key_dim: int, value_dim: int, element_bytes: int, capability: int, per_channel: bool = False
 ) -> tuple[Launch, ...]:
-    """Of prompts whose inputs have `element_bytes` each: what chunks need no state for; and the pass along rows, a
-    program of which holds the states of 16 value channels. More need more registers than there are. Operands of
-    float32 take twice those of TF32. So do decays, where each key channel has its own (`per_channel`)."""
+    """Return the launches for prompts: the work of chunks that needs no state, and the pass along rows.
+
+    Inputs have `element_bytes` each. A program of the pass holds the states of 16 value channels; more need more
+    registers than there are. Operands of float32 take twice those of TF32. So do decays if each key channel has one
+    (`per_channel`).
+    """
     chunk = {"TOKENS": DELTA_TOKENS, "KEYS": power_of_two(key_dim, least=LEAST_DOT)}
     of_chunk = chunk | {"COLUMNS": power_of_two(value_dim, least=LEAST_DOT, most=64)}
     of_row, warps = chunk | {"COLUMNS": LEAST_DOT}, 8 if element_bytes == 4 else 4

@@ -1,4 +1,4 @@
-"""all_reduce: the sum of what the ranks of one model have."""
+"""all_reduce: the sum of a tensor over the ranks of one model."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from ostinato.ops.ranks.between import ALONE, Ranks
 
 
 def reference(x: torch.Tensor, ranks: Ranks = ALONE) -> torch.Tensor:
-    """`x`, to which what the other `ranks` have in its place was added, in place."""
+    """Add the other `ranks`' tensors to `x`, in place, and return it."""
     return ranks.all_reduce(x)

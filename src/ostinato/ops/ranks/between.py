@@ -1,4 +1,4 @@
-"""What the ranks that share a model give each other, as operations call it."""
+"""Connection of the ranks that share a model, as operations call it."""
 
 from __future__ import annotations
 
@@ -8,26 +8,28 @@ import torch
 
 
 class Ranks(Protocol):
-    """The connection of rank `number` with the others. All ranks make the same calls in the same order, with tensors of
-    one shape and dtype."""
+    """Connection of rank `number` with the others.
+
+    All ranks make the same calls in the same order, with tensors of one shape and dtype.
+    """
 
     number: int
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """`x`, to which what the other ranks have in its place was added, in place."""
+        """Add the other ranks' tensors to `x`, in place, and return it."""
         ...
 
     def all_gather(self, x: torch.Tensor) -> list[torch.Tensor]:
-        """What each rank has, in their order, on all of them."""
+        """Return every rank's `x`, in the order of ranks, on all of them."""
         ...
 
     def gather(self, x: torch.Tensor) -> list[torch.Tensor] | None:
-        """The same on the first rank; None on the others."""
+        """Return every rank's `x` on the first rank, and None on the others."""
         ...
 
 
 class Alone:
-    """The one rank that has all of a model."""
+    """Connection of the single rank of a model that is not sharded."""
 
     number = 0
 

@@ -1,4 +1,4 @@
-"""embedding_of_ranks: the vectors of tokens, of a vocabulary whose rows ranks share."""
+"""embedding_of_ranks: the vectors of tokens, with a vocabulary that is sharded by rows."""
 
 from __future__ import annotations
 
@@ -21,8 +21,11 @@ def reference(
     blocks: Blocks | None = None,
     ranks: Ranks = ALONE,
 ) -> torch.Tensor:
-    """`ops.embedding` where `weight` has the rows from `first` on. This rank gives those of the tokens `own[0]` to
-    `own[1] - 1`, and zero for others, which other `ranks` give: so each sum is exactly what one rank has."""
+    """Compute `ops.embedding`, where `weight` has the rows from `first` on.
+
+    This rank computes the vectors of the tokens `own[0]` to `own[1] - 1`, and zeros for others, which other `ranks`
+    compute. So each sum is exactly one rank's vector.
+    """
     is_own = (token_ids >= own[0]) & (token_ids < own[1])
     rows = torch.where(is_own, token_ids - first, 0)
     vectors = embedding.reference(rows, weight, multiplier, weight_scale, group_size, out_dtype, blocks)

@@ -1,4 +1,4 @@
-"""gather_columns: columns that ranks share, together on the first."""
+"""gather_columns: sharded columns, gathered on the first rank."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from ostinato.ops.ranks.between import ALONE, Ranks
 
 
 def reference(x: torch.Tensor, starts: Sequence[int], num_columns: int, ranks: Ranks = ALONE) -> torch.Tensor:
-    """`x` [rows, columns], which each rank has from column `starts[rank]` on, -> on the first [rows, num_columns], on
-    the others `x`. Where two have the same columns, those of the later one stand."""
+    """Gather `x` [rows, columns], which each rank has from column `starts[rank]` on.
+
+    -> [rows, num_columns] on the first rank, `x` on the others. If two ranks have the same columns, the later rank's
+    are used.
+    """
     parts = ranks.gather(x)
     if parts is None:
         return x

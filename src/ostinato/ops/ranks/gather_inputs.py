@@ -1,4 +1,4 @@
-"""gather_inputs: what a rank multiplies where the groups of a matrix's inputs have an order of their own."""
+"""gather_inputs: a rank's inputs of a matmul whose groups of inputs are reordered."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from ostinato.ops.ranks.between import ALONE, Ranks
 
 
 def reference(x: torch.Tensor, order: torch.Tensor, ranks: Ranks = ALONE) -> torch.Tensor:
-    """`x` [tokens, in / ranks], of which each rank has the inputs behind those of the ranks before it -> of all inputs
-    those of `order` int32 [in / ranks], [tokens, in / ranks]."""
+    """Gather all inputs and return those of `order` int32 [in / ranks].
+
+    `x` [tokens, in / ranks] is a rank's inputs, which follow those of the ranks before it -> [tokens, in / ranks].
+    """
     return torch.cat(ranks.all_gather(x), dim=1).index_select(1, order)

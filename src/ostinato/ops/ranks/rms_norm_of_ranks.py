@@ -1,4 +1,4 @@
-"""rms_norm_of_ranks: root-mean-square normalisation over channels that ranks share, with a gate or without."""
+"""rms_norm_of_ranks: root-mean-square normalisation over sharded channels, with a gate or without."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def reference(
     norm_before_gate: bool = False,
     ranks: Ranks = ALONE,
 ) -> torch.Tensor:
-    """`ops.rms_norm`, or with a `gate` `ops.gated_rms_norm` of one group, over the channels of all of `num_ranks`
-    ranks, of which each has as many; in float32.
+    """Compute `ops.rms_norm`, or with a `gate` `ops.gated_rms_norm` of one group, over the channels of all ranks.
 
-    `x` and `gate` [tokens, size], `weight` [size]: this rank's part -> [tokens, size] in the dtype of `gate`, or else
-    of `weight`. `ranks` add up the sums of squares, one per token.
+    Each of `num_ranks` ranks has an equal number of channels. Computed in float32. `x` and `gate` [tokens, size],
+    `weight` [size]: this rank's part -> [tokens, size] in the dtype of `gate`, or else of `weight`. `ranks` add up the
+    sums of squares, one per token.
     """
     by = None if gate is None else F.silu(gate.float())
     y = x.float() if by is None or norm_before_gate else x.float() * by
@@ -46,10 +46,12 @@ def by_kernels(
     rms_norm: Callable[..., torch.Tensor],
     gated_rms_norm: Callable[..., torch.Tensor],
 ) -> torch.Tensor:
-    """The same by kernels of the whole norm: each rank gets the channels of all, and keeps its own of the result.
+    """Compute `reference` by kernels of the whole norm.
 
-    That sends `size` numbers per token in place of one, and gives the kernels' bits, whatever else is in the batch: how
-    torch adds up squares, and takes an exponential, depends on how many rows there are."""
+    Each rank gathers all channels, and keeps its part of the result. That sends `size` numbers per token in place of
+    one, and gives the kernels' bits, whatever else is in the batch: the order in which torch adds up squares, and its
+    exponential, depend on the number of rows.
+    """
     x, weight = (torch.cat(ranks.all_gather(each.contiguous()), -1) for each in (x, weight))
     if gate is None:
         y = rms_norm(x, weight, eps)

@@ -23,15 +23,14 @@ def reference(
     checkpoints: Sequence[tuple[int, int, int]] = (),
     activation: str | None = "silu",
 ) -> torch.Tensor:
-    """y[t] = silu(bias + sum_j weight[j] * x[t - width + 1 + j]), with inputs before the row from its read slot.
-    Without an `activation` the sum is the result.
+    """Compute y[t] = silu(bias + sum_j weight[j] * x[t - width + 1 + j]), with earlier inputs from the read slot.
 
-    `x` [tokens, channels]; `weight` [width, channels]; `conv_states` [slots, width - 1, channels], the last inputs
-    before a position. Row r owns tokens `row_starts[r]:row_starts[r + 1]`; read slot 0 is the zero state. The first
-    `num_decode_rows` rows have `write_slots.shape[1]` tokens each and write the state after token i to
-    `write_slots[r, i]`; the others write the state after their last token to `write_slots[r, 0]`. `checkpoints`
-    are (row, offset, slot): the state after `offset` tokens of a prefill row also goes to `slot`.
-    -> [tokens, channels] in the dtype of `x`; summed in float32.
+    Without an `activation` the sum is the result. `x` [tokens, channels]; `weight` [width, channels]; `conv_states`
+    [slots, width - 1, channels], the last inputs before a position. Row r owns tokens `row_starts[r]:row_starts[r +
+    1]`; read slot 0 is the zero state. The first `num_decode_rows` rows have `write_slots.shape[1]` tokens each and
+    write the state after token i to `write_slots[r, i]`; the others write the state after their last token to
+    `write_slots[r, 0]`. `checkpoints` are (row, offset, slot): the state after `offset` tokens of a prefill row also
+    goes to `slot`. -> [tokens, channels] in the dtype of `x`; summed in float32.
     """
     weight, bias = weight.float(), None if bias is None else bias.float()
     kept = conv_states.shape[1]
@@ -60,12 +59,12 @@ def reference(
 
 
 def _initial(conv_states: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-    """States of the read slots, zeros for slot 0, whose content is selected away and not multiplied."""
+    """Return the states of the read slots, with zeros for slot 0, whose content is selected away and not multiplied."""
     return torch.where((slots == 0).view(-1, 1, 1), 0, conv_states[slots])
 
 
 def _last_inputs(before: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """The last `width - 1` inputs up to the end of `x` [tokens, channels], which follows those `before` it."""
+    """Return the last `width - 1` inputs up to the end of `x` [tokens, channels], which follows those `before` it."""
     kept = len(before)
     return x[len(x) - kept :] if len(x) >= kept else torch.cat((before[len(x) :], x))
 
@@ -78,7 +77,7 @@ def _convolve_row(
     out: torch.Tensor,
     activation: str | None,
 ) -> None:
-    """`out` [tokens, channels] becomes the outputs of a row's tokens `x`, after the inputs `before` them."""
+    """Write the outputs of a row's tokens `x`, after the inputs `before` them, to `out` [tokens, channels]."""
     kept, slab = len(before), len(x) if x.is_cuda else min(SLAB, len(x))
     window = torch.empty(kept + slab, x.shape[1], dtype=torch.float32, device=x.device)
     window[:kept] = before
@@ -92,7 +91,7 @@ def _convolve_row(
 def _convolve(
     window: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None
 ) -> torch.Tensor:
-    """`window` [..., width - 1 + tokens, channels] -> [..., tokens, channels], all in float32."""
+    """Convolve `window` [..., width - 1 + tokens, channels] -> [..., tokens, channels], all in float32."""
     width = weight.shape[0]
     tokens = window.shape[-2] - width + 1
     taps = [window[..., j : j + tokens, :] for j in range(width)]

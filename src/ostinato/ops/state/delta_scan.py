@@ -8,9 +8,9 @@ to token t, and S the state before the chunk:
     o_t = S^T e^(L_t) q_t + sum_{s <= t} (q_t . e^(L_t - L_s) k_s) d_s
     S after token t = e^(L_t) S + sum_{s <= t} e^(L_t - L_s) k_s d_s^T
 
-Only differences of sums that are at most 0 are exponents, so nothing overflows however strong a decay is. Chunks lie on
-absolute multiples of their length: where a prompt is cut at such a multiple, the same sums are made in the same order.
-A row is computed alone and chunk by chunk, with the same calls on the same shapes in any batch.
+Only differences of sums that are at most 0 are exponents, so nothing overflows however strong a decay is. Chunks begin
+at absolute multiples of their length: if a prompt is split at such a multiple, the same sums are made in the same
+order. A row is computed alone and chunk by chunk, with the same calls on the same shapes in any batch.
 """
 
 from __future__ import annotations
@@ -24,24 +24,29 @@ from ostinato.ops.sizes import DELTA_CHANNEL_CHUNK, DELTA_CHUNK
 from ostinato.ops.state.delta_update import betas, log_decays, per_head, precision
 
 LEAST_LOG_DECAY = -60.0
-"""A decay below e^-60 is taken as e^-60, which no sum in float32 notices. Smaller ones would make denormal products."""
+"""Smallest log decay: one below e^-60 is taken as e^-60, which no sum in float32 notices.
+
+Smaller ones would make denormal products.
+"""
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Some adjacent tokens of one row. `d` is 1, or key_dim where each key channel has a decay of its own."""
+    """Some adjacent tokens of one row. `d` is 1, or key_dim if each key channel has a decay."""
 
     q: torch.Tensor
-    """[heads, n, key_dim], scaled"""
+    """Scaled queries, [heads, n, key_dim]."""
     k: torch.Tensor
-    """[heads, n, key_dim]"""
+    """Keys, [heads, n, key_dim]."""
     v: torch.Tensor
-    """[heads, n, value_dim]"""
+    """Values, [heads, n, value_dim]."""
     beta: torch.Tensor
-    """[heads, n, 1]"""
+    """Write strengths, [heads, n, 1]."""
     log_decay: torch.Tensor
-    """[heads, n, d]: from the chunk's begin to after each token, in float64: the differences that are made of it are
-    small where the sums are large."""
+    """Log decay from the chunk's begin to after each token, [heads, n, d] in float64.
+
+    The differences that are made of it are small where the sums are large.
+    """
 
 
 def reference(
@@ -61,12 +66,13 @@ def reference(
     write_slots: torch.Tensor,
     checkpoints: Sequence[tuple[int, int, int]] = (),
 ) -> torch.Tensor:
-    """Row r owns tokens `row_starts[r]:row_starts[r + 1]`, the first at `start_positions[r]` of its request.
+    """Compute the gated delta rule of prefill rows.
 
-    Shapes as in delta_update, with `tokens` in place of `rows * n`; `read_slots` [rows] (0: the zero state),
-    `write_slots` [rows], where the state after the row's last token goes. `checkpoints` are (row, offset, slot):
-    the state after `offset` tokens of the row also goes to `slot`. No row may write a slot that another one reads.
-    -> [tokens, heads, value_dim] in the dtype of `v`.
+    Row r owns tokens `row_starts[r]:row_starts[r + 1]`, the first at `start_positions[r]` of its request. Shapes as in
+    delta_update, with `tokens` in place of `rows * n`; `read_slots` [rows] (0: the zero state); `write_slots` [rows],
+    for the state after the row's last token. `checkpoints` are (row, offset, slot): the state after `offset` tokens of
+    the row also goes to `slot`. No row may write a slot that another one reads. -> [tokens, heads, value_dim] in the
+    dtype of `v`.
     """
     out, heads, exact = torch.empty_like(v), v.shape[1], precision(states)
     length = DELTA_CHUNK if a.dim() == 2 else DELTA_CHANNEL_CHUNK
@@ -101,9 +107,9 @@ def reference(
 
 
 def _changes(chunk: Chunk, state: torch.Tensor) -> torch.Tensor:
-    """What each token adds at its key, given the `state` [heads, key_dim, value_dim] before the chunk.
+    """Return the change that each token adds at its key, [heads, n, value_dim].
 
-    -> [heads, n, value_dim]
+    `state` [heads, key_dim, value_dim] is the one before the chunk.
     """
     system = (chunk.beta * _scores(chunk.k, chunk)).tril(-1)
     expected = (chunk.k * _decay(chunk.log_decay, state.dtype)) @ state
@@ -111,20 +117,23 @@ def _changes(chunk: Chunk, state: torch.Tensor) -> torch.Tensor:
 
 
 def _outputs(chunk: Chunk, state: torch.Tensor, changes: torch.Tensor) -> torch.Tensor:
-    """-> [heads, n, value_dim]"""
+    """Return the outputs of the chunk's tokens, [heads, n, value_dim]."""
     carried = (chunk.q * _decay(chunk.log_decay, state.dtype)) @ state
     return carried + _scores(chunk.q, chunk).tril() @ changes
 
 
 def _after(chunk: Chunk, state: torch.Tensor, changes: torch.Tensor, count: int) -> torch.Tensor:
-    """The state after the first `count` tokens."""
+    """Return the state after the first `count` tokens."""
     until = chunk.log_decay[:, count - 1 : count]
     keys = chunk.k[:, :count] * _decay(until - chunk.log_decay[:, :count], state.dtype)
     return state * _decay(until, state.dtype).transpose(1, 2) + keys.transpose(1, 2) @ changes[:, :count]
 
 
 def _scores(left: torch.Tensor, chunk: Chunk) -> torch.Tensor:
-    """[heads, t, s]: of `left` [heads, n, key_dim] at t and the key at s, which has decayed since, where t >= s."""
+    """Return the scores [heads, t, s] of `left` [heads, n, key_dim] at t and the key at s, for t >= s.
+
+    The key has decayed since s.
+    """
     apart = chunk.log_decay.unsqueeze(2) - chunk.log_decay.unsqueeze(1)  # [heads, t, s, d]
     if apart.shape[3] == 1:
         return (left @ chunk.k.transpose(1, 2)) * _decay(apart.squeeze(3), left.dtype)
@@ -132,5 +141,8 @@ def _scores(left: torch.Tensor, chunk: Chunk) -> torch.Tensor:
 
 
 def _decay(log: torch.Tensor, exact: torch.dtype) -> torch.Tensor:
-    """exp of `log` (<= 0 where it counts). Above 0, where it does not count, nothing overflows."""
+    """Return exp of `log` (<= 0 where it counts).
+
+    The logarithm is clamped so that values above 0, which do not count, cannot overflow.
+    """
     return log.to(exact).clamp(LEAST_LOG_DECAY, 0.0).exp()

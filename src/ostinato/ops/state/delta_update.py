@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 UNIT_EPS = 1e-6
-"""Added to the sum of squares by which q and k are divided."""
+"""Number added to the sum of squares by which q and k are normalised."""
 
 
 def reference(
@@ -29,16 +29,18 @@ def reference(
     read_slots: torch.Tensor,
     write_slots: torch.Tensor,
 ) -> torch.Tensor:
-    """Row r's tokens are `r * n` to `r * n + n - 1`, n being `write_slots.shape[1]`.
+    """Compute the gated delta rule of decode rows.
 
-    `q`, `k` [rows * n, key_heads, key_dim] as projected; `v` [rows * n, heads, value_dim], adjacent heads sharing a key
-    head, or with `keys_take_turns` head i having key head i % key_heads; `a` [rows * n, heads], or [rows * n, heads,
-    key_dim] for a decay per key channel, before bias and softplus; `b` [rows * n, heads] before the sigmoid; `A_log`
-    [heads] float32; `dt_bias` float32, as a token of `a`; `beta_scale` is 2 where a checkpoint lets beta reach 2, else
-    1. `states` [slots, heads, key_dim, value_dim] float32; `read_slots` [rows], 0 being the zero state; `write_slots`
-    [rows, n], where the state after token i goes.
+    Row r's tokens are `r * n` to `r * n + n - 1`, n being `write_slots.shape[1]`. `q`, `k` [rows * n, key_heads,
+    key_dim] as projected; `v` [rows * n, heads, value_dim], adjacent heads sharing a key head, or with
+    `keys_take_turns` head i having key head i % key_heads; `a` [rows * n, heads], or [rows * n, heads, key_dim] for a
+    decay per key channel, before bias and softplus; `b` [rows * n, heads] before the sigmoid; `A_log` [heads] float32;
+    `dt_bias` float32, in the shape of a token of `a`; `beta_scale` is 2 if a checkpoint lets beta reach 2, else 1.
+    `states` [slots, heads, key_dim, value_dim] float32; `read_slots` [rows], 0 being the zero state; `write_slots`
+    [rows, n], for the state after token i.
+
     -> [rows * n, heads, value_dim] in the dtype of `v`. All arithmetic is in float32, or in float64 if the states are.
-    Padding rows read and write slot 0, which nobody reads.
+    Padding rows read and write slot 0, which no request reads.
     """
     heads, exact = v.shape[1], precision(states)
     by_row = write_slots.shape
@@ -46,7 +48,7 @@ def reference(
     log_decay = log_decays(a, A_log, dt_bias, exact).unflatten(0, by_row)
     beta = betas(b, beta_scale, exact).unflatten(0, by_row)
     value = v.to(exact).unflatten(0, by_row)
-    # Selected and not multiplied: whatever lies in the null slot reaches no output.
+    # It is selected, not multiplied, so the null slot's content reaches no output.
     state = torch.where((read_slots == 0).view(-1, 1, 1, 1), 0, states[read_slots])
     outputs = []
     for i in range(by_row[1]):
@@ -62,14 +64,16 @@ def reference(
 
 
 def precision(states: torch.Tensor) -> torch.dtype:
-    """The dtype of all arithmetic. States are float32: 16 bits lose what a delta net adds in small steps."""
+    """Return the dtype of all arithmetic. States are float32: 16 bits lose the small steps that a delta net adds."""
     assert states.dtype in (torch.float32, torch.float64), f"states of a delta net in {states.dtype}; use float32"
     return states.dtype
 
 
 def per_head(x: torch.Tensor, heads: int, take_turns: bool, exact: torch.dtype) -> torch.Tensor:
-    """`x` [tokens, key_heads, key_dim], each vector divided by its length, for each of `heads` heads. An element of it:
-    x / sqrt(sum of squares + `UNIT_EPS`)."""
+    """Return `x` [tokens, key_heads, key_dim] for each of `heads` heads, each vector divided by its length.
+
+    An element of it is x / sqrt(sum of squares + `UNIT_EPS`).
+    """
     wide = x.to(exact)
     unit = wide * torch.rsqrt((wide * wide).sum(-1, keepdim=True) + UNIT_EPS)
     times = heads // x.shape[1]
@@ -77,11 +81,14 @@ def per_head(x: torch.Tensor, heads: int, take_turns: bool, exact: torch.dtype) 
 
 
 def log_decays(a: torch.Tensor, A_log: torch.Tensor, dt_bias: torch.Tensor, exact: torch.dtype) -> torch.Tensor:
-    """The logarithms of the decays, at most 0, in the shape of `a`."""
+    """Return the logarithms of the decays, at most 0, in the shape of `a`."""
     rate = A_log.to(exact).exp().view(-1, *[1] * (a.dim() - 2))
     return -rate * F.softplus(a.to(exact) + dt_bias.to(exact))
 
 
 def betas(b: torch.Tensor, beta_scale: float, exact: torch.dtype) -> torch.Tensor:
-    """How much of what is held of a key is replaced by its value, in the shape of `b`: 0 to `beta_scale`."""
+    """Return the fraction of a key's stored value that its new value replaces, in the shape of `b`.
+
+    It is 0 to `beta_scale`.
+    """
     return beta_scale * b.to(exact).sigmoid()

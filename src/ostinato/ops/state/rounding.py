@@ -1,12 +1,11 @@
-"""Rounding of float32 states to the dtype in which they are kept: to nearest, or stochastically.
+"""Rounding of float32 states to the dtype of their slots: to nearest, or stochastically.
 
 Stochastic rounding takes one of the two neighbours of a value, the nearer one more often, so that the mean is the value
-itself: what a state gains in small steps is not lost. The noise is a pure function of the absolute position of the
-token after which a state is rounded, of the layer, and of the place in the state. So a request gets the same states
-whatever its batch, whenever it is scheduled, and whether its tokens were drafts; and requests with one prefix share
-them.
+itself: a state does not lose what it gains in small steps. The noise is a pure function of the absolute position of the
+token after which a state is rounded, of the layer, and of the position in the state. So a request gets the same states
+in any batch, at any time of scheduling, and with or without drafts; and requests with one prefix share them.
 
-A place's noise is the exclusive or of a word of its column and one of its channel. Any two places' noise is
+An element's noise is the exclusive or of a word of its column and one of its channel. The noise of any two elements is
 independent, which is all that the variance of a sum over a state depends on, and a word costs less than a hash.
 """
 
@@ -17,20 +16,23 @@ import torch
 from ostinato.ops.noise import mix
 
 WORD_BITS = 16
-"""Of noise: as many as bfloat16 drops."""
+"""Bits of noise: as many as bfloat16 drops."""
 DROPPED_BITS = {torch.bfloat16: 16, torch.float16: 13}
-"""Of a float32 as long as the result is not denormal."""
+"""Bits of a float32 that are dropped, if the result is not denormal."""
 
 LEAST_NORMAL_HALF = 2.0**-14
 HALF_UNIT_BITS = 24
-"""Below `LEAST_NORMAL_HALF`, a float16 counts units of 2^-24."""
+"""Exponent of a denormal float16's unit: below `LEAST_NORMAL_HALF`, it counts units of 2^-24."""
 
 
 def rounded(
     states: torch.Tensor, dtype: torch.dtype, positions: torch.Tensor | None, noise: int | None
 ) -> torch.Tensor:
-    """`states` [rows, heads, head_dim, size] float32 as they are kept in `dtype`, after tokens at `positions` [rows]
-    int32. To nearest where `noise` is None or `dtype` is float32, else with the noise of that layer."""
+    """Return `states` [rows, heads, head_dim, size] float32 rounded to `dtype`.
+
+    They follow tokens at `positions` [rows] int32. They are rounded to nearest if `noise` is None or `dtype` is
+    float32, else with the noise of that layer.
+    """
     if noise is None or dtype not in DROPPED_BITS:
         return states.to(dtype)
     assert positions is not None, "noise is a function of positions"
@@ -38,9 +40,9 @@ def rounded(
 
 
 def noise_of(positions: torch.Tensor, layer: int, heads: int, head_dim: int, size: int) -> torch.Tensor:
-    """Uniform words of `WORD_BITS` bits for a state after each of `positions` [rows] int32.
+    """Return uniform words of `WORD_BITS` bits for a state after each of `positions` [rows] int32.
 
-    -> [rows, heads, head_dim, size] int32
+    -> [rows, heads, head_dim, size] int32.
     """
     words = torch.arange(size + heads * head_dim, dtype=torch.int32, device=positions.device)
     at = mix(mix(positions.clone()) + layer)
@@ -50,16 +52,16 @@ def noise_of(positions: torch.Tensor, layer: int, heads: int, head_dim: int, siz
 
 
 def round_stochastically(values: torch.Tensor, dtype: torch.dtype, noise: torch.Tensor) -> torch.Tensor:
-    """float32 `values` as bfloat16 or float16, where `noise` is like them. The bits below those that are kept carry
-    into them if noise is added that is no less than what they lack to the next value.
+    """Round float32 `values` to bfloat16 or float16 with `noise` of the same shape.
 
-    What is representable stays as it is, NaN and infinity too. Beyond the largest number stands infinity.
+    The dropped bits plus the noise carry into the kept ones if the noise is no less than the distance to the next
+    value. Representable values stay unchanged, NaN and infinity too. Values beyond the largest number become infinity.
     """
     bits = values.view(torch.int32)
     dropped = DROPPED_BITS[dtype]
     noise = noise >> (WORD_BITS - dropped)
     if dtype == torch.bfloat16:
-        # In place, as a GPU's graph takes all rows' states at once. Without noise, a NaN of arithmetic stays one.
+        # It works in place, since a GPU's graph takes all rows' states at once. NaN gets no noise, so it stays NaN.
         carried = noise.masked_fill(values.isnan(), 0).add_(bits)
         return carried.bitwise_right_shift_(dropped).to(torch.int16).view(dtype)
     sign, magnitude = bits >> 16 & 0x8000, bits & 0x7FFFFFFF

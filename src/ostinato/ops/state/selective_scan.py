@@ -1,8 +1,8 @@
 """selective_scan: the Mamba-1 recurrence for prefill rows.
 
-Each element of a state decays at a rate of its own (Gu and Dao 2023, arXiv 2312.00752), so that tokens do not become a
-matrix product as in `ssd_scan`: the scan takes token after token, as `selective_update` does. So a request has the same
-states however its tokens are cut and shared out between the two.
+Each element of a state has its own rate of decay (Gu and Dao 2023, arXiv 2312.00752), so tokens do not become a matmul
+as in `ssd_scan`: the scan takes token after token, as `selective_update` does. So a request has the same states however
+its tokens are split into chunks and divided between the two.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ def reference(
     checkpoints: Sequence[tuple[int, int, int]] = (),
     noise: int | None = None,
 ) -> torch.Tensor:
-    """Row r owns tokens `row_starts[r]:row_starts[r + 1]` of `x`, the first at `start_positions[r]` of its request.
+    """Compute the Mamba-1 recurrence of prefill rows.
 
-    Shapes as in selective_update, with `tokens` in place of `rows * n`; `read_slots` [rows] (0: the zero state),
-    `write_slots` [rows], where the state after the row's last token goes. `checkpoints` are (row, offset, slot):
-    the state after `offset` tokens of the row also goes to `slot`. No row may write a slot that another one reads.
-    -> [tokens, channels] in the dtype of `x`; the arithmetic is in float32. States are rounded as there, after each
-    token.
+    Row r owns tokens `row_starts[r]:row_starts[r + 1]` of `x`, the first at `start_positions[r]` of its request. Shapes
+    as in selective_update, with `tokens` in place of `rows * n`; `read_slots` [rows] (0: the zero state); `write_slots`
+    [rows], for the state after the row's last token. `checkpoints` are (row, offset, slot): the state after `offset`
+    tokens of the row also goes to `slot`. No row may write a slot that another one reads. -> [tokens, channels] in the
+    dtype of `x`; the arithmetic is in float32. States are rounded as there, after each token.
     """
     starts = row_starts.tolist()
     lengths = [end - start for start, end in pairwise(starts)]
-    # Rows in order of length: those that have a token left are always the first.
+    # Rows are in order of length, so those with a token left are always the first.
     rows = sorted((row for row, length in enumerate(lengths) if length), key=lambda row: -lengths[row])
     targets = [(write, lengths[row], row) for row, write in enumerate(write_slots.tolist())]
     targets += [(slot, offset, row) for row, offset, slot in checkpoints]

@@ -1,8 +1,9 @@
 """selective_update: the Mamba-1 recurrence for decode rows, token by token, from read slot to write slots.
 
-h_t = exp(dt_t A) h_{t-1} + dt_t x_t B_t,  y_t = h_t C_t + D x_t,  dt_t = softplus(dt_raw + dt_bias)
-(Gu and Dao 2023, arXiv 2312.00752, section 3 and algorithm 2: each channel has a state of its own, whose elements decay
-at rates of their own.)
+    h_t = exp(dt_t A) h_{t-1} + dt_t x_t B_t,  y_t = h_t C_t + D x_t,  dt_t = softplus(dt_raw + dt_bias)
+
+(Gu and Dao 2023, arXiv 2312.00752, section 3 and algorithm 2: each channel has its own state, and each element of it
+its own rate of decay.)
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ def reference(
     start_positions: torch.Tensor | None = None,
     noise: int | None = None,
 ) -> torch.Tensor:
-    """Row r's tokens are `r * n` to `r * n + n - 1`, n being `write_slots.shape[1]`.
+    """Compute the Mamba-1 recurrence of decode rows.
 
-    `x` [rows * n, channels]; `dt` [rows * n, channels] before bias and softplus; `A_log` [channels, size] float32, A
-    being -exp(A_log); `B`, `C` [rows * n, size]; `D`, `dt_bias` [channels] float32; `states` [slots, channels, size];
-    `read_slots` [rows], 0 being the zero state; `write_slots` [rows, n], where the state after token i goes.
-    -> [rows * n, channels] in the dtype of `x`. All arithmetic is in float32. Padding rows read and write slot 0, which
-    nobody reads.
+    Row r's tokens are `r * n` to `r * n + n - 1`, n being `write_slots.shape[1]`. `x` [rows * n, channels]; `dt` [rows
+    * n, channels] before bias and softplus; `A_log` [channels, size] float32, A being -exp(A_log); `B`, `C` [rows * n,
+    size]; `D`, `dt_bias` [channels] float32; `states` [slots, channels, size]; `read_slots` [rows], 0 being the zero
+    state; `write_slots` [rows, n], for the state after token i. -> [rows * n, channels] in the dtype of `x`. All
+    arithmetic is in float32. Padding rows read and write slot 0, which no request reads.
 
-    After each token a state is rounded to the dtype of `states`, and the next token begins with what is kept. With
-    `noise`, the number of the layer, 16-bit states are rounded stochastically (`ops/state/rounding.py`): a row's
-    first token is at `start_positions` [rows].
+    After each token a state is rounded to the dtype of `states`, and the next token begins with the rounded state. With
+    `noise`, the number of the layer, 16-bit states are rounded stochastically (`ops/state/rounding.py`): a row's first
+    token is at `start_positions` [rows].
     """
     by_row = write_slots.shape
     step, rates = F.softplus(dt.float() + dt_bias), -A_log.exp()
@@ -53,7 +54,10 @@ def reference(
 
 
 def initial(states: torch.Tensor, read_slots: torch.Tensor) -> torch.Tensor:
-    """The states of `read_slots` [rows] in float32; zeros for slot 0, which is selected away and not multiplied."""
+    """Return the states of `read_slots` [rows] in float32, zeros for slot 0.
+
+    Slot 0's content is selected away and not multiplied.
+    """
     return torch.where((read_slots == 0).view(-1, 1, 1), 0, states[read_slots].float())
 
 
@@ -65,15 +69,20 @@ def advance(
     B: torch.Tensor,
     C: torch.Tensor,
 ) -> torch.Tensor:
-    """`state` [rows, channels, size] moves on by one token of each row, in place. `rates` [channels, size]; `steps` and
-    `added`, which is steps times x, [rows, channels]; `B`, `C` [rows, size]. -> state times C, [rows, channels]"""
+    """Advance `state` [rows, channels, size] by one token of each row, in place, and return state times C.
+
+    `rates` [channels, size]; `steps` and `added`, which is steps times x, [rows, channels]; `B`, `C` [rows, size]. ->
+    [rows, channels].
+    """
     state.mul_(torch.exp(steps.unsqueeze(-1) * rates)).addcmul_(added.unsqueeze(-1), B.unsqueeze(1))
     return (state * C.unsqueeze(1)).sum(-1)
 
 
 def keep(state: torch.Tensor, dtype: torch.dtype, positions: torch.Tensor | None, noise: int | None) -> torch.Tensor:
-    """`state` [rows, channels, size] as slots of `dtype` keep it after tokens at `positions` [rows]; it becomes that
-    itself."""
+    """Round `state` [rows, channels, size] to the slots' `dtype`, in place, and return it in that dtype.
+
+    It is the state after tokens at `positions` [rows].
+    """
     if dtype == torch.float32:
         return state
     kept = rounded(state.unsqueeze(1), dtype, positions, noise).squeeze(1)

@@ -1,11 +1,11 @@
 """ssd_scan: the Mamba-2 recurrence for prefill rows, in chunks (state-space duality).
 
-Dao and Gu 2024, arXiv 2405.21060, section 6 and listing 1: inside a chunk the recurrence is a masked matrix
-product; between chunks one state is carried. Any length of chunk gives the same sums in another order. Here a chunk
-of the model is computed as equal chunks of at most `LONGEST_CHUNK` tokens, which lie on absolute multiples of their
-length and so of `chunk_size` too: the same sums are made in the same order wherever a prompt is cut at such a
-multiple. States that are kept in 16 bits are rounded there too, in the same places as by the native scan. A row is
-computed alone and chunk by chunk, with the same calls on the same shapes in any batch.
+Dao and Gu 2024, arXiv 2405.21060, section 6 and listing 1: inside a chunk the recurrence is a masked matmul; one state
+is passed from chunk to chunk. Any length of chunk gives the same sums in another order. In this file a chunk of the
+model is computed as equal chunks of at most `LONGEST_CHUNK` tokens. They begin at absolute multiples of their length,
+and so at those of `chunk_size` too: the same sums are made in the same order if a prompt is split at such a multiple.
+16-bit states are rounded there too, at the same positions as by the native scan. A row is computed alone and chunk by
+chunk, with the same calls on the same shapes in any batch.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ from ostinato.ops.state.state_update import reference as state_update
 from ostinato.ops.state.state_update import step_sizes
 
 LONGEST_CHUNK = 64
-"""Tokens. The work inside a chunk grows with its square; what is done once per chunk is one pass over the state."""
+"""Tokens of a chunk. The work inside a chunk grows with its square; the work per chunk is one pass over the state."""
 
 LEAST_LOG_DECAY = -60.0
-"""A decay below e^-60 is taken as e^-60, which no sum in float32 notices. Smaller ones would make denormal products,
-and a CPU multiplies denormal numbers tens of times slower."""
+"""Smallest log decay: one below e^-60 is taken as e^-60, which no sum in float32 notices.
+
+Smaller ones would make denormal products, and a CPU multiplies denormal numbers tens of times slower.
+"""
 
 
 @dataclass(frozen=True)
@@ -33,19 +35,21 @@ class Chunk:
     """Some adjacent tokens of one row, all in float32 but `log_decay`."""
 
     x: torch.Tensor
-    """[n, heads, head_dim]"""
+    """Inputs, [n, heads, head_dim]."""
     B: torch.Tensor
-    """[groups, n, state]"""
+    """Input matrix B, [groups, n, state]."""
     C: torch.Tensor
-    """[groups, n, state]"""
+    """Output matrix C, [groups, n, state]."""
     step: torch.Tensor
-    """[n, heads]: the step sizes"""
+    """Step sizes, [n, heads]."""
     log_decay: torch.Tensor
-    """[n, heads]: the log of the decay from the chunk's begin to after each token, in float64: the differences that
-    are made of it are small where the sums are large."""
+    """Log of the decay from the chunk's begin to after each token, [n, heads] in float64.
+
+    The differences that are made of it are small where the sums are large.
+    """
 
     def first(self, n: int) -> Chunk:
-        """The first `n` tokens."""
+        """Return the first `n` tokens."""
         return Chunk(self.x[:n], self.B[:, :n], self.C[:, :n], self.step[:n], self.log_decay[:n])
 
 
@@ -68,17 +72,18 @@ def reference(
     recurrent: bool = False,
     noise: int | None = None,
 ) -> torch.Tensor:
-    """Row r owns tokens `row_starts[r]:row_starts[r + 1]` of `x`, the first at `start_positions[r]` of its request.
+    """Compute the Mamba-2 recurrence of prefill rows.
 
-    Shapes as in state_update, with `tokens` in place of `rows * n`; `read_slots` [rows] (0: the zero state),
-    `write_slots` [rows], where the state after the row's last token goes. `checkpoints` are (row, offset, slot):
-    the state after `offset` tokens of the row also goes to `slot`. No row may write a slot that another one reads.
-    `recurrent` takes token by token as `state_update` does, so that a request has the same bits however its tokens
-    are shared out between the two. -> [tokens, heads, head_dim] in the dtype of `x`; the arithmetic is in float32.
+    Row r owns tokens `row_starts[r]:row_starts[r + 1]` of `x`, the first at `start_positions[r]` of its request. Shapes
+    as in state_update, with `tokens` in place of `rows * n`; `read_slots` [rows] (0: the zero state); `write_slots`
+    [rows], for the state after the row's last token. `checkpoints` are (row, offset, slot): the state after `offset`
+    tokens of the row also goes to `slot`. No row may write a slot that another one reads. `recurrent` takes token by
+    token as `state_update` does, so that a request has the same bits however its tokens are divided between the two. ->
+    [tokens, heads, head_dim] in the dtype of `x`; the arithmetic is in float32.
 
     A state is rounded as in state_update, but only where it is written and after each whole chunk of at most
-    `SCAN_CHUNK` tokens, from where the next chunk begins with what is kept: so what a request gets does not depend on
-    whether it was cut there, or found there by another.
+    `SCAN_CHUNK` tokens; the next chunk begins with the rounded state. So a request's states do not depend on a split at
+    that position, or on a prefix hit there.
     """
     out = torch.empty_like(x)
     keeps_float32 = ssm_states.dtype == torch.float32
@@ -108,8 +113,8 @@ def reference(
             position = positions[row] + token - starts[row]
             stop = min(end, token + length - position % length)
             span = slice(token, stop)
-            # Per chunk and not for all tokens at once: a vectorised softplus rounds the last elements of a tensor
-            # differently, and the same chunk must give the same bits wherever its row began.
+            # This runs per chunk, not for all tokens at once: a vectorised softplus rounds the last elements of a
+            # tensor differently, and the same chunk must give the same bits wherever its row began.
             step = step_sizes(dt[span], dt_bias, dt_limit)
             log_decay = (step * A).double().cumsum(0)
             by_group = (B[span].float().transpose(0, 1), C[span].float().transpose(0, 1))
@@ -118,7 +123,7 @@ def reference(
             before_first = start_positions[row : row + 1] - starts[row] - 1
             for at in [at for at in wanted if token < at < stop]:
                 _advance(chunk.first(at - token), state, ssm_states[wanted[at]], before_first + at, noise)
-            # At a checkpoint its slot stays behind and the next chunk reads it: no state is copied.
+            # A checkpoint's slot keeps the state, and the next chunk reads it there, so no state is copied.
             slot = ssm_states[wanted.get(stop, writes[row])]
             state = _advance(chunk, state, slot, before_first + stop, noise)
             token = stop
@@ -128,12 +133,14 @@ def reference(
 
 
 def _put_outputs(chunk: Chunk, state: torch.Tensor | None, D: torch.Tensor, out: torch.Tensor) -> None:
-    """`out` [n, heads, head_dim] becomes the outputs of a chunk that begins with `state` [heads, head_dim, state], or
-    with the zero state."""
+    """Write the outputs of a chunk that begins with `state` [heads, head_dim, state] to `out` [n, heads, head_dim].
+
+    Without a state, the chunk begins with the zero state.
+    """
     groups, n, state_size = chunk.B.shape
     head_dim = chunk.x.shape[2]
     by_head = chunk.log_decay.t().contiguous()  # [heads, n]
-    # [heads, t, s]: what token s adds to the output at t >= s, beside x: its decay until t, its step and C_t B_s.
+    # [heads, t, s]: the factor of token s's x in the output at t >= s: its decay until t, its step and C_t B_s.
     weights = _decay(by_head.unsqueeze(2) - by_head.unsqueeze(1))
     scores = torch.bmm(chunk.C, chunk.B.transpose(1, 2))  # [groups, t, s]
     weights.view(groups, -1, n, n).mul_(scores.unsqueeze(1))
@@ -155,12 +162,14 @@ def _put_outputs(chunk: Chunk, state: torch.Tensor | None, D: torch.Tensor, out:
 def _advance(
     chunk: Chunk, state: torch.Tensor | None, slot: torch.Tensor, position: torch.Tensor, noise: int | None
 ) -> torch.Tensor:
-    """`slot` [heads, head_dim, state] becomes the state after the chunk's tokens, the last of them at `position` [1],
-    given the one before it, which may be `slot` itself. -> the new state in float32, as it is kept."""
+    """Write the state after the chunk's tokens to `slot` [heads, head_dim, state] and return it, rounded, in float32.
+
+    The last token is at `position` [1]. `state` is the one before the chunk, which may be `slot` itself.
+    """
     groups, n, state_size = chunk.B.shape
     new = slot if slot.dtype == torch.float32 else torch.empty_like(slot, dtype=torch.float32)
     by_group = new.view(groups, -1, state_size)
-    remaining = _decay(chunk.log_decay[-1] - chunk.log_decay).mul_(chunk.step)  # from after token t to the end
+    remaining = _decay(chunk.log_decay[-1] - chunk.log_decay).mul_(chunk.step)  # From after token t to the end.
     weighted = (chunk.x * remaining.unsqueeze(-1)).view(n, groups, -1).permute(1, 2, 0)  # [groups, heads * dim, n]
     if state is None:
         torch.bmm(weighted, chunk.B, out=by_group)
@@ -174,5 +183,8 @@ def _advance(
 
 
 def _decay(log: torch.Tensor) -> torch.Tensor:
-    """exp of `log` (float64, <= 0 where it counts) in float32. Above 0, where it does not count, nothing overflows."""
+    """Return exp of `log` (float64, <= 0 where it counts) in float32.
+
+    The logarithm is clamped so that values above 0, which do not count, cannot overflow.
+    """
     return log.float().clamp_(LEAST_LOG_DECAY, 0.0).exp_()

@@ -27,16 +27,16 @@ def reference(
     start_positions: torch.Tensor | None = None,
     noise: int | None = None,
 ) -> torch.Tensor:
-    """Row r's tokens are `r * n` to `r * n + n - 1`, n being `write_slots.shape[1]`.
+    """Compute the Mamba-2 recurrence of decode rows.
 
-    `x` [rows * n, heads, head_dim]; `dt` [rows * n, heads] before bias and softplus; `A_log`, `D`, `dt_bias` [heads]
-    float32, A being -exp(A_log); `B`, `C` [rows * n, groups, state]; `ssm_states` [slots, heads, head_dim, state];
-    `read_slots` [rows], 0 being the zero state; `write_slots` [rows, n], where the state after token i goes.
-    -> [rows * n, heads, head_dim] in the dtype of `x`. All arithmetic is in float32. Padding rows read and write
-    slot 0, which nobody reads, and cost nothing on a CPU.
+    Row r's tokens are `r * n` to `r * n + n - 1`, n being `write_slots.shape[1]`. `x` [rows * n, heads, head_dim]; `dt`
+    [rows * n, heads] before bias and softplus; `A_log`, `D`, `dt_bias` [heads] float32, A being -exp(A_log); `B`, `C`
+    [rows * n, groups, state]; `ssm_states` [slots, heads, head_dim, state]; `read_slots` [rows], 0 being the zero
+    state; `write_slots` [rows, n], for the state after token i. -> [rows * n, heads, head_dim] in the dtype of `x`. All
+    arithmetic is in float32. Padding rows read and write slot 0, which no request reads, and cost nothing on a CPU.
 
-    After each token a state is rounded to the dtype of `ssm_states`, and the next token begins with what is kept. With
-    `noise`, the number of the layer, 16-bit states are rounded stochastically (`ops/state/rounding.py`): a row's
+    After each token a state is rounded to the dtype of `ssm_states`, and the next token begins with the rounded state.
+    With `noise`, the number of the layer, 16-bit states are rounded stochastically (`ops/state/rounding.py`): a row's
     first token is at `start_positions` [rows].
     """
     step = step_sizes(dt, dt_bias, dt_limit)
@@ -49,7 +49,7 @@ def reference(
 
 
 def step_sizes(dt: torch.Tensor, dt_bias: torch.Tensor, dt_limit: tuple[float, float]) -> torch.Tensor:
-    """softplus(dt + bias) in float32, clamped to `dt_limit` where the checkpoint narrows it."""
+    """Return softplus(dt + bias) in float32, clamped to `dt_limit` if the checkpoint narrows it."""
     step = F.softplus(dt.float() + dt_bias)
     return step if dt_limit == (0.0, float("inf")) else step.clamp(*dt_limit)
 
@@ -65,7 +65,7 @@ def _row_by_row(
     start_positions: torch.Tensor | None,
     noise: int | None,
 ) -> torch.Tensor:
-    """Each state is updated where it lies: read once and written once, while it stays in the core's cache."""
+    """Update each state in place: it is read once and written once, while it stays in the core's cache."""
     heads, head_dim, state_size = ssm_states.shape[1:]
     tokens, groups = B.shape[:2]
     in_place = ssm_states.dtype == torch.float32
@@ -96,13 +96,13 @@ def _row_by_row(
                 torch.mul(previous, decay_t, out=state)
             by_group = state.view(groups, -1, state_size)
             by_group.addcmul_(scaled_t, B_t)
-            # Elementwise: a batched matrix-vector product is five times slower on a state that is in cache.
+            # Elementwise operations are used: a batched matrix-vector product is five times slower on a cached state.
             torch.mul(by_group, C_t, out=product)
             torch.sum(product, dim=-1, out=y_t)
             if not in_place:
                 position = None if start_positions is None else start_positions[row : row + 1] + i
                 target.copy_(rounded(state[None], target.dtype, position, noise)[0])
-            previous = target  # the next step would read the same
+            previous = target  # The next step would read the same.
     return y
 
 
@@ -117,7 +117,10 @@ def _gathered(
     start_positions: torch.Tensor | None,
     noise: int | None,
 ) -> torch.Tensor:
-    """All rows at once, without reading a value on the host; for devices where one call costs more than a copy."""
+    """Update all rows at once, without reading a value on the host.
+
+    It is for devices on which a call costs more than a copy.
+    """
     rows, tokens_per_row = write_slots.shape
     heads_per_group = scaled.shape[1] // B.shape[1]
     by_row = (rows, tokens_per_row)

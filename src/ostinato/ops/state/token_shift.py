@@ -1,4 +1,4 @@
-"""token_shift: each token's predecessor in its row, the last one of a row being kept in slots."""
+"""token_shift: each token's predecessor in its row; the last token of a row is kept in slots."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def reference(
     num_decode_rows: int,
     checkpoints: Sequence[tuple[int, int, int]] = (),
 ) -> torch.Tensor:
-    """y[t] = x[t - 1] within a row, and what the read slot holds for the row's first token.
+    """Return y[t] = x[t - 1] within a row, and for the row's first token the content of the read slot.
 
-    `x` [tokens, channels]; `states` [slots, 1, channels]; rows, slots and `checkpoints` as for `causal_conv1d`, of
-    which this is the shape: the state after a token is the token. Read slot 0 gives zeros. -> like `x`.
+    `x` [tokens, channels]; `states` [slots, 1, channels]; rows, slots and `checkpoints` as for `causal_conv1d`, with
+    which it shares the interface: the state after a token is the token. Read slot 0 gives zeros. -> like `x`.
     """
     tokens_per_row = write_slots.shape[1]
     decode_tokens = num_decode_rows * tokens_per_row
@@ -47,5 +47,5 @@ def reference(
 
 
 def first_inputs(states: torch.Tensor, read_slots: torch.Tensor) -> torch.Tensor:
-    """[rows, channels]: what the read slots hold, zeros for slot 0, whose content is selected away."""
+    """Return the content of the read slots, [rows, channels], with zeros for slot 0, whose content is selected away."""
     return torch.where((read_slots == 0)[:, None], 0, states[read_slots, 0])

@@ -1,1 +1,1 @@
-"""Triton kernels: in a file of each operation's name a function of that name, which takes what its reference takes."""
+"""Triton kernels: the file named after an operation has a function of that name, called like the reference."""

@@ -1,5 +1,8 @@
-"""The functions of `ops.activations`, in float32 on a GPU. Of those with gates (`results.GATED`) it has what becomes of
-a gate; the product stands where both halves are at hand."""
+"""Functions of `ops.activations`, in float32 on a GPU.
+
+For activations with gates (`results.GATED`), they are applied to the gate; the caller multiplies it with the other
+half.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ def activate(x, NAME: tl.constexpr):
     if NAME == "silu" or NAME == "swiglu":
         x = silu(x)
     elif NAME == "relu2":
-        x = tl.where(x > 0, x * x, x * 0)  # NaN stays NaN
+        x = tl.where(x > 0, x * x, x * 0)  # NaN stays NaN.
     elif NAME == "gelu":
         x = 0.5 * x * (1 + tl.erf(x * 0.7071067811865476))
     elif NAME == "gelu_pytorch_tanh" or NAME == "geglu":

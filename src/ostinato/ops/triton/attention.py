@@ -1,5 +1,8 @@
-"""attention on a GPU: tiles of queries against paged keys and values, with running maxima and sums (Dao et al. 2022,
-arXiv 2205.14135). Rows of few tokens cut their keys into segments, which a second kernel combines (Flash-Decoding)."""
+"""attention on a GPU: tiles of queries against paged keys and values, with running maxima and sums.
+
+Dao et al. 2022, arXiv 2205.14135. Rows of few tokens split their keys into segments, which a second kernel combines
+(Flash-Decoding).
+"""
 
 from __future__ import annotations
 
@@ -15,23 +18,25 @@ from ostinato.ops.triton.launcher import dot_operand, to_dtype
 from ostinato.ops.triton.tiles import find_tile
 
 NO_WINDOW = 2**30
-"""More positions than there are."""
+"""Window larger than any position."""
 
 LOG2_E = 1.4426950408889634
-"""Powers of 2 are what the hardware has."""
+"""Factor from exponents of e to exponents of 2, whose powers the hardware computes."""
 
 
 @triton.jit
 def columns(start, WIDTH: tl.constexpr, HEAD_DIM: tl.constexpr):
-    """`WIDTH` elements of a head from `start` on -> (their numbers, which of them there are)."""
+    """Return the indices of `WIDTH` elements of a head from `start` on, and a mask of those that exist."""
     column = start + tl.arange(0, WIDTH)
     return column, column < HEAD_DIM
 
 
 @triton.jit
 def kept_operand(kept, dtype: tl.constexpr):
-    """What the cache keeps, as an operand of `tl.dot` beside one of `dtype`. Integers are exact in all float types;
-    the interpreter makes bfloat16 of float32 alone."""
+    """Return cached values as an operand of `tl.dot` with one of `dtype`.
+
+    Integers are exact in all float types. The interpreter converts only float32 to bfloat16.
+    """
     if kept.dtype == tl.int8:
         kept = to_dtype(kept.to(tl.float32), dtype)
     return dot_operand(kept)
@@ -78,15 +83,15 @@ def attend(
     KEYS: tl.constexpr,
     SPAN: tl.constexpr,
 ):
-    """One tile of `ROWS // GROUP` tokens, the query heads of one key head, one segment of the keys.
+    """Attend from a tile of `ROWS // GROUP` tokens, with the query heads of one key head, to one segment of the keys.
 
     `out` [tokens, heads, head_dim], or with segments [tokens, heads, SEGMENTS, head_dim] float32, not yet divided by
-    `sums` and as if 2 to the power of `maxima` were 1; both [tokens, heads, SEGMENTS]. Keys and values that are
-    integers are multiplied as such: a key's scale multiplies its score, a value's its weight.
+    `sums` and scaled as if 2 to the power of `maxima` were 1; both [tokens, heads, SEGMENTS]. Integer keys and values
+    are multiplied as integers: a key's scale multiplies its score, a value's scale its weight.
 
-    A head's first `WIDTH` elements, a power of two, are one operand; those behind them, if there are any, another of
-    `REST` elements. With `PART`, keys are multiplied so many elements at a time, by queries that are read again: where
-    whole ones need more registers than there are.
+    A head's first `WIDTH` elements, a power of two, are one operand; the elements after them, if any, are another of
+    `REST` elements. With `PART`, keys are multiplied `PART` elements at a time, by queries that are read again, in
+    cases in which whole keys need more registers than there are.
     """
     kv_head = tl.program_id(1)
     segment = tl.program_id(2)
@@ -115,8 +120,8 @@ def attend(
         if REST > 0 and PART == 0:
             query_rest = tl.load(from_q + further[None, :], mask=attends[:, None] & in_rest[None, :], other=0.0)
             query_rest = dot_operand(query_rest)
-        # The row's keys, in whole tiles, cut into equal segments; no token of the tile sees those behind its last one,
-        # nor those before its first one's window.
+        # The row's keys are split into equal segments of whole tiles. No token of the tile sees keys after its last
+        # token, nor keys before its first token's window.
         earliest = tl.maximum(first_key, position + first_token - start - window + 1)
         begin = earliest // KEYS * KEYS
         length = tl.cdiv(tl.cdiv(tl.maximum(kv_len - begin, 0), KEYS), SEGMENTS) * KEYS
@@ -158,7 +163,7 @@ def attend(
             seen = seen & (key[None, :] > at[:, None] - window)
             score = tl.where(seen, score, float("-inf"))
             better = tl.maximum(best, tl.max(score, 1))
-            # A token that has seen no key yet: what is subtracted must be a number.
+            # For a token that has seen no key yet, the shift must still be a number.
             shift = tl.where(better == float("-inf"), 0.0, better)
             weight = tl.exp2(score - shift[:, None])
             fade = tl.exp2(best - shift)
@@ -171,7 +176,7 @@ def attend(
                 rest = tl.load(from_values + further[None, :], mask=is_key[:, None] & in_rest[None, :], other=0.0)
                 rest_sum = tl.dot(weight, kept_operand(rest, DTYPE), rest_sum * fade[:, None], input_precision="tf32x3")
             best = better
-        # Results lie side by side: only the tile's place among them needs 64 bits.
+        # Results are contiguous, so only the tile's offset needs 64 bits.
         first = (first_token.to(tl.int64) * heads + kv_head * GROUP) * SEGMENTS + segment
         behind = (place // GROUP * heads + place % GROUP) * SEGMENTS
         to = out + first * HEAD_DIM + behind[:, None] * HEAD_DIM
@@ -192,16 +197,20 @@ def attend(
 
 @triton.jit
 def divided(sums, total):
-    """`sums` over each row's `total`, zeros where there are no keys; NaN among a token's own keys must not look like
-    none at all."""
+    """Divide `sums` by each row's `total`, with zeros for rows without keys.
+
+    NaN among a token's keys must not look like a row without keys.
+    """
     found = tl.where((total > 0)[:, None], sums / tl.where(total > 0, total, 1.0)[:, None], 0.0)
     return tl.where((total != total)[:, None], float("nan"), found)
 
 
 @triton.jit
 def combine(parts, maxima, sums, out, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, SEGMENTS: tl.constexpr):
-    """A part of one token's head: its segments as one. A segment without a key that it sees has a maximum of -inf and
-    is not read."""
+    """Combine the segments of a part of one token's head.
+
+    A segment without a key that the token sees has a maximum of -inf and is not read.
+    """
     flat = tl.program_id(0).to(tl.int64)
     segment = tl.arange(0, SEGMENTS)
     column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
@@ -234,7 +243,7 @@ def attention(
     k_scales: torch.Tensor | None = None,
     v_scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """As `ops.attention`."""
+    """Compute `ops.attention`; its reference documents arguments and result."""
     tokens, heads, head_dim = q.shape
     _, block_size, kv_heads, _ = k_cache.shape
     rows, table = block_tables.shape

@@ -1,5 +1,8 @@
-"""axial_angles and rotary_angles on a GPU. Sine and cosine are reduced in float64: exact for any position, and without
-the stack that the library's functions keep for large angles."""
+"""axial_angles and rotary_angles on a GPU.
+
+Sine and cosine are reduced in float64: that is exact for any position, and needs no stack, which the library's
+functions use for large angles.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,10 @@ from ostinato.ops.triton import launcher
 
 @triton.jit
 def sine_cosine(angle):
-    """-> (sine, cosine) of float32 `angle`, by their series around the nearest multiple of a quarter turn."""
+    """Return (sine, cosine) of float32 `angle`, by their series around the nearest multiple of a quarter turn."""
     wide = angle.to(tl.float64)
     quarters = tl.floor(wide * 0.6366197723675814 + 0.5)
-    # pi / 2 in two parts, of which the first has so few bits that its multiples are exact.
+    # pi / 2 is split into two parts; the first has few enough bits that its multiples are exact.
     x = (wide - quarters * 1.5707963267341256) - quarters * 6.077100506506192e-11
     y = x * x
     sine = x * (1 + y * (-1 / 6 + y * (1 / 120 + y * (-1 / 5040 + y * (1 / 362880 + y * (-1 / 39916800))))))
@@ -59,7 +62,7 @@ def write_angles(
 def axial_angles(
     positions: torch.Tensor, axes: torch.Tensor, frequencies: torch.Tensor, scaling: float
 ) -> torch.Tensor:
-    """As `ops.axial_angles`."""
+    """Compute `ops.axial_angles`; its reference documents arguments and result."""
     return angles_of(positions, positions.stride(0), axes, frequencies, scaling)
 
 
@@ -70,7 +73,7 @@ def angles_of(
     frequencies: torch.Tensor,
     scaling: float,
 ) -> torch.Tensor:
-    """-> [2, tokens, half] float32, the cosines first; without `axes`, `positions` are [tokens]."""
+    """Return the cosines and sines of angles, [2, tokens, half] float32; without `axes`, `positions` are [tokens]."""
     tokens, half = positions.shape[0], frequencies.shape[0]
     out = torch.empty((2, tokens, half), dtype=torch.float32, device=positions.device)
     (launch,) = launches.angles(capability=launcher.capability(positions))

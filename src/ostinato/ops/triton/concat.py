@@ -24,7 +24,7 @@ def concat_kernel(first, second, out, first_size, second_size, stride_first, str
 
 
 def concat(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    """See the reference."""
+    """Compute `ops.concat`; its reference documents arguments and result."""
     tokens, first_size = first.shape
     second_size = second.shape[1]
     size = first_size + second_size

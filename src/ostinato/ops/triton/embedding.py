@@ -1,4 +1,4 @@
-"""embedding: a program copies a part of one token's vector, and expands it where it is kept in few bits."""
+"""embedding: a program copies a part of one token's vector, and dequantizes it if it is quantised."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ def embedding_kernel(
     MULTIPLIES: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """`WEIGHTS` names the format of weights in blocks of `BLOCK` elements (`blocks.py`); 0: they lie in none."""
+    """Copy a part of one token's vector.
+
+    `WEIGHTS` names the format of weights in blocks of `BLOCK` elements (`blocks.py`); a `BLOCK` of 0 means no blocks.
+    """
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < size
@@ -56,7 +59,7 @@ def embedding(
     out_dtype: torch.dtype | None = None,
     blocks: Blocks | None = None,
 ) -> torch.Tensor:
-    """See the reference."""
+    """Compute `ops.embedding`; its reference documents arguments and result."""
     weights, block = of_one_format(blocks)
     tokens, size = token_ids.shape[0], weight.shape[1]
     if blocks is not None:

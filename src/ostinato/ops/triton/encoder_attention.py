@@ -1,5 +1,7 @@
-"""encoder_attention on a GPU: tiles of a segment's patches against all of its keys, with running maxima and sums (Dao
-et al. 2022, arXiv 2205.14135)."""
+"""encoder_attention on a GPU: tiles of a segment's patches against all of its keys, with running maxima and sums.
+
+Dao et al. 2022, arXiv 2205.14135.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ def attend_in_segment(
     KEYS: tl.constexpr,
     SPAN: tl.constexpr,
 ):
-    """One tile of patches, one head. Patches behind the last segment have no keys, and get zeros."""
+    """Attend from one tile of patches, with one head. Patches after the last segment have no keys, and get zeros."""
     head = tl.program_id(1)
     segment, first, end = find_tile(starts, segments, patches, tl.program_id(0), ROWS, SPAN)
     if first < end:
@@ -91,7 +93,7 @@ def attend_in_segment(
 
 
 def encoder_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
-    """As `ops.encoder.encoder_attention`."""
+    """Compute `ops.encoder.encoder_attention`; its reference documents arguments and result."""
     patches, heads, head_dim = q.shape
     segments = starts.shape[0] - 1
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)

@@ -25,7 +25,7 @@ def gated_activation_kernel(x, out, size, stride, ACTIVATION: tl.constexpr, COLU
 
 
 def gated_activation(x: torch.Tensor, activation: str) -> torch.Tensor:
-    """See the reference."""
+    """Compute `ops.gated_activation`; its reference documents arguments and result."""
     tokens, size = x.shape[0], x.shape[1] // 2
     out = torch.empty((tokens, size), dtype=x.dtype, device=x.device)
     (launch,) = launches.gated_activation(size=size, capability=launcher.capability(x))

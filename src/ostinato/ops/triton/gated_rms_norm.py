@@ -30,7 +30,7 @@ def gated_rms_norm_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Row r is group `r % groups` of token `r // groups`."""
+    """Normalise groups of channels; row r is group `r % groups` of token `r // groups`."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, COLUMNS)
     inside = (row < rows)[:, None] & (column < size)[None, :]
@@ -60,7 +60,7 @@ def gated_rms_norm(
     norm_before_gate: bool = False,
     gate_is_sigmoid: bool = False,
 ) -> torch.Tensor:
-    """See the reference."""
+    """Compute `ops.gated_rms_norm`; its reference documents arguments and result."""
     assert weight is None or group_size is not None, "a norm averages over groups of channels"
     tokens, channels = x.shape
     size = channels if group_size is None else group_size

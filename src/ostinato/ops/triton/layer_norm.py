@@ -28,7 +28,7 @@ def layer_norm_kernel(x, weight, bias, out, eps, rows, stride_x, size, ROWS: tl.
 
 
 def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
-    """See the reference."""
+    """Compute `ops.encoder.layer_norm`; its reference documents arguments and result."""
     rows, size = x.shape
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     (launch,) = launches.layer_norm(size=size, capability=launcher.capability(x))

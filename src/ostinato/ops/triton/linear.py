@@ -1,5 +1,7 @@
-"""linear on a GPU: the product is cuBLAS's, or of int8 and int4 weights one of Triton's, which reads them as they lie;
-what follows it is one kernel."""
+"""linear on a GPU: a matmul by cuBLAS or Triton, then one kernel for the steps after it.
+
+Triton multiplies int8 and int4 weights, which it reads in their stored format.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ def quantized_product(
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
 ):
-    """A tile of x W^T + bias."""
+    """Compute a tile of x W^T + bias."""
     first_output = tl.program_id(1).to(tl.int64) * OUTPUTS
     first_token = tl.program_id(0).to(tl.int64) * ROWS
     output = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
@@ -86,8 +88,10 @@ def finish(
     HAS_RESIDUAL: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """activation(y * scale) + residual of a part of one token, in float32; `y` has twice `size` outputs with gates,
-    the gates first."""
+    """Compute activation(y * scale) + residual of a part of one token, in float32.
+
+    With gates, `y` has twice `size` outputs, the gates first.
+    """
     token = tl.program_id(0).to(tl.int64)
     output = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_own = output < size
@@ -121,7 +125,7 @@ def linear(
     blocks: Blocks | None = None,
     order: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """As `ops.linear`."""
+    """Compute `ops.linear`; its reference documents arguments and result."""
     out_dtype = x.dtype if out_dtype is None else out_dtype
     is_finished = not (scale is None and activation is None and residual is None and out_dtype == x.dtype)
     if order is not None:
@@ -163,7 +167,7 @@ def _launches(x: torch.Tensor, **how: Any) -> tuple[Launch, ...]:
 def _product_of_blocks(
     x: torch.Tensor, weight: torch.Tensor, blocks: Blocks, bias: torch.Tensor | None
 ) -> torch.Tensor:
-    """x W^T + bias in the dtype of `x`, a launch for the rows of each format."""
+    """Return x W^T + bias in the dtype of `x`, with a launch for the rows of each format."""
     (tokens, in_size), flat = x.shape, weight.view(-1)
     y = torch.empty((tokens, sum(rows for _, rows in blocks)), dtype=x.dtype, device=x.device)
     place = first = 0
@@ -186,8 +190,11 @@ def _product(
     group_size: int | None,
     weight_scale: torch.Tensor | None = None,
 ) -> None:
-    """Writes x W^T + bias into `out`, which may be some columns of a matrix. `weights` as the kernel has them: "int8"
-    with a `weight_scale`, or in blocks of `group_size` inputs."""
+    """Write x W^T + bias into `out`, which may be some columns of a matrix.
+
+    `weights` is the kernel's name of the format: "int8" with a `weight_scale`, or a format in blocks of `group_size`
+    inputs.
+    """
     (tokens, in_size), out_size = x.shape, weight.shape[0]
     (launch,) = _launches(x, is_quantized=True, group_size=group_size)
     group = in_size if group_size is None else group_size

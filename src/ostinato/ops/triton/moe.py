@@ -1,7 +1,7 @@
 """moe on a GPU: choices are sorted by expert on the device, then each tile of an expert's choices meets its weights.
 
 A choice is one of a token's experts; choice `token * k + j` is the token's j-th. The grids have as many tiles as there
-could be, and those without choices end at once.
+could be; programs of tiles without choices return at once.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ from ostinato.ops.triton.tiles import find_tile
 
 @triton.jit(do_not_specialize=["count"])
 def sort_choices(choices, order, starts, count, experts, TOP_K: tl.constexpr, BLOCK: tl.constexpr):
-    """One expert: its choices, in ascending order, into `order` behind those of the experts before it. Their number
-    goes to `starts` [experts + 1]."""
+    """Write one expert's choices, in ascending order, into `order` after those of the experts before it.
+
+    Their number goes to `starts` [experts + 1].
+    """
     expert = tl.program_id(0)
     before = 0
     for base in range(0, count, BLOCK):
@@ -71,8 +73,10 @@ def expert_product(
     INPUTS: tl.constexpr,
     SPAN: tl.constexpr,
 ):
-    """activation(x W^T) of a tile of one expert's choices; that of choice c reads row c // DIVISOR of `x` and writes
-    row c of `out`."""
+    """Compute activation(x W^T) of a tile of one expert's choices.
+
+    Choice c reads row c // DIVISOR of `x` and writes row c of `out`.
+    """
     expert, first, end = find_tile(starts, experts, choices, tl.program_id(0), ROWS, SPAN)
     if (first < end) & (expert < experts):
         place = first + tl.arange(0, ROWS)
@@ -101,7 +105,7 @@ def expert_product(
             INPUTS,
         )
         if ACTIVATION == "swiglu" or ACTIVATION == "geglu":
-            # What was computed are the gates.
+            # The first matmul computed the gates.
             first_output += out_size
             value = activate(value, ACTIVATION) * product(
                 x,
@@ -138,7 +142,7 @@ def add_choices(
     HAS_RESIDUAL: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """A part of one token: the sum of its experts' outputs times their weights, in float32."""
+    """Add up a part of one token: its experts' outputs times their weights, in float32."""
     token = tl.program_id(0).to(tl.int64)
     element = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_own = element < size
@@ -165,7 +169,7 @@ def moe(
     up_blocks: Blocks | None = None,
     down_blocks: Blocks | None = None,
 ) -> torch.Tensor:
-    """As `ops.moe`."""
+    """Compute `ops.moe`; its reference documents arguments and result."""
     (tokens, size), experts, top_k = x.shape, len(down), choices.shape[2]
     assert of_one_format(up_blocks) == of_one_format(down_blocks), "all weights of experts have one format"
     inner = up.shape[1] // (2 if activation in GATED else 1)
@@ -217,7 +221,7 @@ def _expert_product(
     divisor: int,
     activation: str | None,
 ) -> None:
-    """Writes activation(x W^T) of every choice to its row of `out`; choice c reads row c // divisor of `x`."""
+    """Write activation(x W^T) of every choice to its row of `out`; choice c reads row c // divisor of `x`."""
     (count, out_size), in_size, experts = out.shape, x.shape[1], len(weight)
     group = in_size if group_size is None or weight_scale is None else group_size
     weights, block = of_one_format(blocks)

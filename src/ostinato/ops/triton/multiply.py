@@ -23,7 +23,7 @@ def multiply_kernel(first, second, out, size, stride_first, stride_second, COLUM
 
 
 def multiply(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    """See the reference."""
+    """Compute `ops.multiply`; its reference documents arguments and result."""
     tokens, size = first.shape
     out = torch.empty((tokens, size), dtype=first.dtype, device=first.device)
     (launch,) = launches.multiply(size=size, capability=launcher.capability(first))

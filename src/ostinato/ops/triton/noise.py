@@ -1,4 +1,4 @@
-"""The noise of `ops.noise` in Triton: the same 32 bits, and logarithms that may differ in the last bit."""
+"""Noise of `ops.noise` in Triton: the same 32 bits, and logarithms that may differ in the last bit."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import triton.language as tl
 
 @triton.jit
 def noise_bits(token, low, high):
-    """The word of each `token`, for the key (`low`, `high`). All are uint32."""
+    """Return the word of each `token`, for the key (`low`, `high`). All are uint32."""
     return mix(mix(token ^ low) + high)
 
 
 @triton.jit
 def mix(x):
-    """`ops.noise.mix` of uint32."""
+    """Apply `ops.noise.mix` to uint32."""
     x = (x ^ (x >> 16)) * 0x7FEB352D
     x = (x ^ (x >> 15)) * 0x846CA68B
     return x ^ (x >> 16)
@@ -22,9 +22,9 @@ def mix(x):
 
 @triton.jit
 def to_gumbel(bits):
-    """Gumbel variates, float32, from uint32 words."""
+    """Return Gumbel variates, float32, from uint32 words."""
     distance = ((bits & 0x7FFFFFFF).to(tl.int32).to(tl.float32) + 0.5) * 2.3283064365386963e-10
-    # log(1 - distance), right also where 1 - distance rounds: by how much it does is known exactly.
+    # This is log(1 - distance), accurate also where 1 - distance rounds, since the error is known exactly.
     rest = 1 - distance
     survival = tl.where(rest == 1, -distance, tl.log(rest) * distance / tl.where(rest == 1, 1.0, 1 - rest))
     waiting = tl.where((bits >> 31) == 1, tl.log(distance), survival)

@@ -1,5 +1,7 @@
-"""Products of rows of tokens with rows of weights, plain, int8 with a scale for each group, or in blocks: what `linear`
-and `moe` share."""
+"""Matmul of rows of tokens with rows of weights, shared by `linear` and `moe`.
+
+Weights are plain, int8 with a scale for each group, or in blocks.
+"""
 
 from __future__ import annotations
 
@@ -28,12 +30,12 @@ def product(
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
 ):
-    """x W^T, [ROWS, OUTPUTS] float32.
+    """Compute x W^T, [ROWS, OUTPUTS] float32.
 
-    Row i of the tokens begins `row[i]` elements behind `x`. `weight` and `scales` are those of the first output; the
-    next one's weights are `weight_row` behind. `WEIGHTS` says what they are: "plain"; "int8", of which an output has
-    `groups` scales, for `group_size` inputs each, the last group may have fewer; or a format of blocks of `BLOCK`
-    inputs (`blocks.py`), `BLOCK` being 0 of all others.
+    Row i of the tokens begins `row[i]` elements after `x`. `weight` and `scales` are those of the first output; the
+    weights of each next output begin `weight_row` elements later. `WEIGHTS` is their format: "plain"; "int8", with
+    `groups` scales per output, for `group_size` inputs each (the last group may have fewer); or a format of blocks of
+    `BLOCK` inputs (`blocks.py`). `BLOCK` is 0 for the first two.
     """
     total = tl.zeros([ROWS, OUTPUTS], tl.float32)
     output = tl.arange(0, OUTPUTS)
@@ -58,14 +60,14 @@ def product(
 
 @triton.jit
 def _add_inputs(total, x, row, is_row, weight, column, is_output, base, end, INPUTS: tl.constexpr):
-    """`total` with the product of the inputs from `base` on, `INPUTS` of them or those before `end`."""
+    """Add the matmul of the inputs from `base` on to `total`: `INPUTS` of them, or those before `end`."""
     element = base + tl.arange(0, INPUTS)
     rows = tl.load(x + row[:, None] + element[None, :], mask=is_row[:, None] & (element < end)[None, :], other=0.0)
     columns = tl.load(
         weight + column[None, :] + element[:, None], mask=is_output[None, :] & (element < end)[:, None], other=0
     )
     rows = dot_operand(rows)
-    # Whole numbers up to 127 are exact in every dtype.
+    # Integers up to 127 are exact in every dtype.
     return tl.dot(rows, columns.to(rows.dtype), total, input_precision="tf32x3")
 
 
@@ -82,11 +84,11 @@ def _of_block(
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
 ):
-    """The product with one block of each output, which `block` points at."""
+    """Multiply tokens with one block of each output, which `block` points at."""
     part = tl.zeros([ROWS, OUTPUTS], tl.float32)
-    # Unrolled, so that the loop around it is the innermost one, whose loads are made ahead.
+    # It is unrolled, so that the loop around it is the innermost one, whose loads are pipelined.
     if WEIGHTS == "int4":
-        # A byte's halves are weights of inputs 16 apart: so the lower ones of many bytes are one operand, the upper
+        # A byte's halves are weights of inputs 16 apart. So the lower halves of many bytes are one operand, the upper
         # ones another, and nothing is shuffled.
         scale, zero = int4_head(block, is_output)
         byte = tl.arange(0, INPUTS // 2)
@@ -96,7 +98,7 @@ def _of_block(
             for half in tl.static_range(2):
                 of_half = x + row[:, None] + (first + 16 * half + element)[None, :]
                 rows = dot_operand(tl.load(of_half, mask=is_row[:, None], other=0.0))
-                # Less a zero point of 8 bits they are exact in every dtype.
+                # Integers less an 8-bit zero point are exact in every dtype.
                 whole = ((packed >> 4 * half) & 15).to(tl.int16) - zero[None, :]
                 part = tl.dot(rows, whole.to(rows.dtype), part, input_precision="tf32x3")
     else:

@@ -28,7 +28,7 @@ def rms_norm_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Row r of `x` begins at `(r // inner) * stride_outer + (r % inner) * stride_inner`."""
+    """Normalise rows; row r of `x` begins at `(r // inner) * stride_outer + (r % inner) * stride_inner`."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, COLUMNS)
     inside = (row < rows)[:, None] & (column < size)[None, :]
@@ -45,7 +45,7 @@ def rms_norm_kernel(
 def rms_norm(
     x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float = 0.0, residual: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """See the reference."""
+    """Compute `ops.rms_norm`; its reference documents arguments and result."""
     size = x.shape[-1]
     out = torch.empty(x.shape, dtype=weight.dtype, device=x.device)
     if x.dim() != 3 or x.stride(-1) != 1:

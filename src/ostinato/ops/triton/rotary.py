@@ -1,5 +1,7 @@
-"""rotary on a GPU: a program rotates some query heads of one token, or some key heads and writes these with their
-values into the token's cell of the cache."""
+"""rotary on a GPU: a program rotates some query heads of one token, or some of its key heads.
+
+With key heads it also writes keys and values into the token's cell of the cache.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,7 @@ def rotate_and_store(
     REST_WIDTH: tl.constexpr,
     HEADS: tl.constexpr,
 ):
-    """The first `q_programs` programs of a token have its queries, the others its keys and values."""
+    """Rotate queries in the first `q_programs` programs of a token, keys in the others, which also copy values."""
     token = tl.program_id(0)
     program = tl.program_id(1)
     if program < q_programs:
@@ -122,10 +124,10 @@ def rotary(
     k_scales: torch.Tensor | None = None,
     v_scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """As `ops.rotary`."""
+    """Compute `ops.rotary`; its reference documents arguments and result."""
     tokens, heads, head_dim = q.shape
     kv_heads = k.shape[1]
-    # Without angles the queries are the result as they stand.
+    # Without angles the result is the queries, unchanged.
     out = q if angles is None else torch.empty(q.shape, dtype=q.dtype, device=q.device)
     (launch,) = launches.rotary(
         num_heads=heads,

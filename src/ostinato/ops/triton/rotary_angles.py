@@ -8,5 +8,5 @@ from ostinato.ops.triton.axial_angles import angles_of
 
 
 def rotary_angles(positions: torch.Tensor, frequencies: torch.Tensor, scaling: float) -> torch.Tensor:
-    """As `ops.rotary_angles`."""
+    """Compute `ops.rotary_angles`; its reference documents arguments and result."""
     return angles_of(positions, positions.stride(0), None, frequencies, scaling)

@@ -35,10 +35,10 @@ def rotate_heads(
     REST_WIDTH: tl.constexpr,
     HEADS: tl.constexpr,
 ):
-    """`HEADS` heads of one token from `x` into `out`, which begins at the token's cell; all times `multiplier`.
+    """Rotate `HEADS` heads of one token from `x` into `out`, at the token's cell, all times `multiplier`.
 
-    The first `2 * HALF` elements are rotated by the token's angles, the rest pass through. With `scales`, the token's
-    from `scale_token` on, the heads are rounded to integers.
+    The first `2 * HALF` elements are rotated by the token's angles, the rest pass through. With `scales`, in which the
+    token's begin at `scale_token`, the heads are rounded to integers.
     """
     head = first_head + tl.arange(0, HEADS)
     is_head = head < heads
@@ -119,7 +119,7 @@ def rotate_tokens(
 
 
 def rotate(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
-    """As `ops.encoder.rotate`."""
+    """Compute `ops.encoder.rotate`; its reference documents arguments and result."""
     tokens, heads, head_dim = x.shape
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     (launch,) = launches.rotate(

@@ -1,4 +1,4 @@
-"""route on a GPU: scores in tiles of tokens and experts, then the choice of each token."""
+"""route on a GPU: scores in tiles of tokens and experts, then the selection for each token."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def score_experts(
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
 ):
-    """A tile of x W^T in float32."""
+    """Compute a tile of x W^T in float32."""
     token = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     expert = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
     is_token, is_expert = token < tokens, expert < experts
@@ -69,7 +69,10 @@ def choose_experts(
     TOP_GROUPS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """One token. NaN is chosen by no comparison; then some valid expert is."""
+    """Select the experts of one token.
+
+    No comparison selects NaN; in its place some valid expert is selected.
+    """
     token = tl.program_id(0)
     expert = tl.arange(0, WIDTH)
     is_expert = expert < experts
@@ -137,7 +140,7 @@ def route(
     over_all: bool = False,
     least_sum: float = 1e-20,
 ) -> torch.Tensor:
-    """As `ops.route`."""
+    """Compute `ops.route`; its reference documents arguments and result."""
     (tokens, hidden), experts = x.shape, weight.shape[0]
     choices = torch.empty((tokens, 2, top_k), dtype=torch.float32, device=x.device)
     if weight.dtype != x.dtype:

@@ -1,8 +1,7 @@
-"""sample on a GPU. Logits are taken in blocks, each with a best token of its own, from which the row's follows; between
-two such passes, a program finds the threshold of each row. The host reads nothing.
+"""sample on a GPU, in blocks of logits whose best tokens give the row's best.
 
-Thresholds are found bit by bit: scaled logits are at most 0, and the bits of their magnitudes are in the magnitudes'
-order.
+Between two such passes, a program finds the threshold of each row. The host reads nothing. Thresholds are found bit by
+bit: scaled logits are at most 0, and the bits of their magnitudes are in the magnitudes' order.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ def best_of_blocks(
     DRAWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The best value of one block of one row, NaN before all others, and the lowest token that has it.
+    """Find the best value of one block of one row, NaN before all others, and the lowest token that has this value.
 
-    With `DRAWS`, the values are those that rows with a temperature draw by: scaled by it, -inf below the row's
-    threshold, and with noise.
+    With `DRAWS`, rows with a temperature use values for sampling: scaled by it, -inf below the row's threshold, and
+    with noise.
     """
     row = tl.program_id(0)
     token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -57,7 +56,7 @@ def best_of_blocks(
 
 @triton.jit
 def _best(value, token, is_token):
-    """-> (best value, its lowest token), NaN being better than all others."""
+    """Return (best value, its lowest token), NaN being better than all others."""
     LAST: tl.constexpr = 2147483647
     is_nan = value != value
     any_nan = tl.max(is_nan.to(tl.int32), 0)
@@ -69,7 +68,7 @@ def _best(value, token, is_token):
 
 @triton.jit
 def best_of_rows(best, places, tokens, row_best, blocks, BLOCKS: tl.constexpr):
-    """The row's best value and its token, -1 where it is not finite."""
+    """Find the row's best value and its token, -1 if the value is not finite."""
     row = tl.program_id(0)
     block = tl.arange(0, BLOCKS)
     value = tl.load(best + row * blocks + block, mask=block < blocks, other=float("-inf"))
@@ -93,22 +92,22 @@ def find_thresholds(
     HAS_TOP_P: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The least scaled logit that one row may draw, by top-k, then top-p among these, and min-p."""
+    """Find the least scaled logit that one row may sample, by top-k, then top-p among these, and min-p."""
     row = tl.program_id(0)
     logits += row.to(tl.int64) * logits_row
     temperature = tl.load(settings + row * 3)
     best = tl.load(row_best + row)
     threshold = tl.load(settings + row * 3 + 2)
-    # Rows that draw nothing, as their best logit is not finite or the best is what they take.
+    # Other rows sample nothing: their best logit is not finite, or they are greedy.
     if (temperature > 0) & (best == best):
-        # The magnitude's bits of the greatest that may be drawn; all of them: those of infinity.
+        # The largest magnitude, as bits, that may be sampled; infinity allows all.
         reach = 0x7F800000
         if HAS_TOP_K:
             wanted = tl.load(settings + row * 3 + 1)
             if (wanted > 0) & (wanted < vocab_size):
                 reach = 0
                 for i in range(31):
-                    # Without this bit, and all those below it set, are there enough?
+                    # Set this bit if too few tokens are within reach without it.
                     below = reach + ((1 << (30 - i)) - 1)
                     count = 0
                     for base in range(0, vocab_size, BLOCK):
@@ -138,7 +137,7 @@ def find_thresholds(
 
 @triton.jit
 def _magnitudes(logits, base, vocab_size, best, temperature, BLOCK: tl.constexpr):
-    """The bits of the magnitudes of scaled logits; beyond infinity where there is no token."""
+    """Return the bits of the magnitudes of scaled logits; beyond infinity where there is no token."""
     token = base + tl.arange(0, BLOCK)
     value = tl.load(logits + token, mask=token < vocab_size, other=0.0)
     bits = tl.abs(tl.div_rn(value - best, temperature)).to(tl.int32, bitcast=True)
@@ -147,7 +146,7 @@ def _magnitudes(logits, base, vocab_size, best, temperature, BLOCK: tl.constexpr
 
 @triton.jit
 def _mass(bits, reach):
-    """The sum of the exponentials of those whose bits are at most `reach`."""
+    """Sum the exponentials of the logits whose bits are at most `reach`."""
     value = tl.exp(-bits.to(tl.float32, bitcast=True))
     return tl.sum(tl.where(bits <= reach, value, 0.0).to(tl.float64), 0)
 
@@ -155,7 +154,7 @@ def _mass(bits, reach):
 def sample(
     logits: torch.Tensor, settings: torch.Tensor | None = None, keys: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """As `ops.sample`."""
+    """Compute `ops.sample`; its reference documents arguments and result."""
     rows, vocab_size = logits.shape
     device = logits.device
     of_blocks, of_rows, search = launches.sample(vocab_size=vocab_size, capability=launcher.capability(logits))
@@ -164,7 +163,7 @@ def sample(
     best, places = (torch.empty((rows, blocks), dtype=dtype, device=device) for dtype in (torch.float32, torch.int32))
 
     def find_best(**drawn: torch.Tensor) -> None:
-        """Of the logits, or of what rows are drawn by."""
+        """Find the best tokens of the logits, or of the values for sampling."""
         launcher.run(
             best_of_blocks,
             (rows, blocks),
@@ -183,7 +182,7 @@ def sample(
         )
 
     find_best()
-    # The settings are in the CPU's memory: a look at them waits for nothing.
+    # The settings are in the CPU's memory, so reading them waits for nothing.
     if settings is None or keys is None or not bool((settings[:, 0] != 0).any()):
         return tokens
     temperature, top_k, top_p, min_p = settings.unbind(1)

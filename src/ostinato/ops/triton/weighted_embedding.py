@@ -25,7 +25,7 @@ def add_vectors(ids, weights, table, out, hidden, COUNT: tl.constexpr, BLOCK: tl
 
 
 def weighted_embedding(ids: torch.Tensor, weights: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """As `ops.encoder.weighted_embedding`."""
+    """Compute `ops.encoder.weighted_embedding`; its reference documents arguments and result."""
     tokens, count = ids.shape
     hidden = table.shape[1]
     out = torch.empty((tokens, hidden), dtype=table.dtype, device=table.device)

@@ -1,1 +1,1 @@
-"""What the plan knows of a device: memory, cores, rates, and which native kernels run on it."""
+"""Facts about a device: memory, cores, rates, and the native kernels that run on it."""

@@ -1,4 +1,4 @@
-"""DeviceSpec: what the plan knows of a device; and a catalogue of GPUs that need not be here."""
+"""DeviceSpec: the plan's facts about a device; and a catalogue of GPUs that need not be present."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ostinato.units import MiB
 
 @dataclass(frozen=True)
 class DeviceSpec:
-    """`kind` is `cpu` or `cuda`. Rates that nobody has measured or published are None.
+    """Facts about a device. `kind` is `cpu` or `cuda`. Rates that are neither measured nor published are None.
 
-    `peak_rates` are dense matrix products in FLOP/s by dtype; `bandwidth` is in bytes/s; `cores` are the
-    cores that the process may use, or a GPU's multiprocessors; `source` says where all this is from; `native` are
-    the native kernels for it; `rates` are those of its kernels that were measured, with some threads and dtypes.
-    `capability` is a GPU's compute capability, ten times the major number and the minor one (90 for 9.0), None where
-    nobody told; `triton`: whether Triton kernels run on it.
+    `peak_rates` are dense matmuls in FLOP/s by dtype; `bandwidth` is in bytes/s; `cores` are the cores that the process
+    may use, or a GPU's multiprocessors; `source` says where all this comes from; `native` describes the native kernels
+    for it; `rates` are the measured rates of its kernels, with some threads and dtypes. `capability` is a GPU's compute
+    capability, ten times the major number plus the minor one (90 for 9.0), None if unknown; `triton` says whether
+    Triton kernels run on it.
     """
 
     name: str
@@ -63,8 +63,11 @@ CATALOGUE = {
         _gpu("rtx4090-24gb", 89, 24564, 128, 1.008e12, 165e12, 82.6e12),
     )
 }
-"""GPUs by name. Memory is what the driver reports, which is less than what the name says; the rates are those
-of the vendor's data sheets (the SXM variants), without sparsity, sums in float32."""
+"""GPUs by name.
+
+Memory is the amount that the driver reports, which is less than the name says. The rates are those of the vendor's data
+sheets (the SXM variants), without sparsity, sums in float32.
+"""
 
 DEVICE_NAMES = ("cpu", *CATALOGUE)
-"""All that `find_device` knows; `cpu` is the CPU of this machine."""
+"""Names that `find_device` knows; `cpu` is the CPU of this machine."""

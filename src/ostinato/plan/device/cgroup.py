@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def memory_limit(root: Path = Path("/")) -> int | None:
-    """Bytes of memory that the process may use: the least of its cgroup and all those above it."""
+    """Return the bytes of memory that the process may use: the minimum of its cgroup and all those above it."""
     values = [
         *(_number(path / "memory.max") for path in _unified(root)),
         *(_number(path / "memory.limit_in_bytes") for path in _controller(root, "memory")),
@@ -16,7 +16,7 @@ def memory_limit(root: Path = Path("/")) -> int | None:
 
 
 def core_limit(root: Path = Path("/")) -> int | None:
-    """Cores that the process's CPU quota is worth, rounded up."""
+    """Return the number of cores that the process's CPU quota is worth, rounded up."""
     quotas = [
         *(_quota(path / "cpu.max") for path in _unified(root)),
         *(_quota(path / "cpu.cfs_quota_us", path / "cpu.cfs_period_us") for path in _controller(root, "cpu")),
@@ -25,10 +25,9 @@ def core_limit(root: Path = Path("/")) -> int | None:
 
 
 def _unified(root: Path) -> Iterator[Path]:
-    """Directories of the version 2 hierarchy, from the process's own upwards.
+    """Yield the directories of the version 2 hierarchy, from the process's own upwards.
 
-    In a container the path that /proc names may lie outside the mount, whose top is then the container's
-    group.
+    In a container the path that /proc names may be outside the mount, whose top is then the container's group.
     """
     for line in _lines(root / "proc/self/cgroup"):
         if line.startswith("0::"):
@@ -37,7 +36,7 @@ def _unified(root: Path) -> Iterator[Path]:
 
 
 def _controller(root: Path, controller: str) -> Iterator[Path]:
-    """Directories of a version 1 controller, from the process's own upwards."""
+    """Yield the directories of a version 1 controller, from the process's own upwards."""
     for line in _lines(root / "proc/self/cgroup"):
         names, _, path = line.partition(":")[2].partition(":")
         if controller in names.split(","):
@@ -54,15 +53,17 @@ def _upwards(mount: Path, path: str) -> Iterator[Path]:
 
 
 def _number(path: Path) -> int | None:
-    """The number in a file; None for `max`, for version 1's nearly 2**63, and where there is no file."""
+    """Return the number in a file; None for `max`, for version 1's nearly 2**63, and without a file."""
     text = " ".join(_lines(path))
     value = int(text) if text.isdigit() else None
     return value if value is not None and value < 2**60 else None
 
 
 def _quota(path: Path, period_path: Path | None = None) -> float | None:
-    """Cores' worth of time: version 2 has `quota period` in one file, version 1 two files, -1 being no
-    limit."""
+    """Return the quota in cores.
+
+    Version 2 has `quota period` in one file, version 1 has two files, where -1 means no limit.
+    """
     words = " ".join(_lines(path) + (_lines(period_path) if period_path else [])).split()
     if len(words) != 2 or not all(word.isdigit() for word in words):
         return None

@@ -1,4 +1,4 @@
-"""What Linux tells of the processor, from /proc/cpuinfo."""
+"""Facts about the processor from Linux's /proc/cpuinfo."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from pathlib import Path
 
 
 def cpu_model(root: Path = Path("/")) -> str:
-    """The processor's name; `CPU` where it has none."""
+    """Return the processor's name; `CPU` if it has none."""
     return _fields_of_first(root).get("model name", "CPU")
 
 
 def read_cpu_flags(root: Path = Path("/")) -> frozenset[str]:
-    """The flags of its features; none where there is no such line, as on ARM."""
+    """Return the flags of its features; an empty set without such a line, as on ARM."""
     return frozenset(_fields_of_first(root).get("flags", "").split())
 
 
 def processor_of(root: Path = Path("/")) -> str:
-    """A processor's name, family and model: a virtual machine may name no more than the maker."""
+    """Return a processor's name, family and model: a virtual machine may name no more than the maker."""
     fields = _fields_of_first(root)
     if "cpu family" in fields:
         numbers = f"family {fields['cpu family']}, model {fields.get('model', '')}"
@@ -26,7 +26,7 @@ def processor_of(root: Path = Path("/")) -> str:
 
 
 def _fields_of_first(root: Path) -> dict[str, str]:
-    """The lines `name : value` of the first processor; none where there is no such file."""
+    """Return the lines `name : value` of the first processor; empty if there is no such file."""
     try:
         text = (root / "proc/cpuinfo").read_text()
     except OSError:

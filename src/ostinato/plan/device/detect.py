@@ -1,7 +1,7 @@
-"""Detection: the device of this machine.
+"""Detection of the device of this machine.
 
-Nothing here imports torch: a GPU is found through `nvidia-smi` or /proc, memory and cores of a CPU through
-/proc and the cgroups that limit the process.
+Nothing here imports torch: a GPU is found through `nvidia-smi` or /proc, memory and cores of a CPU through /proc and
+the cgroups that limit the process.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ from ostinato.units import KiB, MiB
 
 
 def find_device(name: str) -> DeviceSpec:
-    """A device of the catalogue, or what `detect` finds for auto, cpu and cuda; else ConfigError."""
+    """Return a device of the catalogue, or the result of `detect` for auto, cpu and cuda.
+
+    ConfigError for other names.
+    """
     if name in CATALOGUE:
         return CATALOGUE[name]
     if name in ("auto", "cpu", "cuda"):
@@ -33,9 +36,9 @@ def find_device(name: str) -> DeviceSpec:
 
 
 def detect(device: str = "auto", root: Path = Path("/"), environ: Mapping[str, str] = os.environ) -> DeviceSpec:
-    """The device of this machine: `cpu`, `cuda`, or `auto`, a GPU if there is one that torch can use.
+    """Return the device of this machine: `cpu`, `cuda`, or for `auto` a GPU if torch can use one.
 
-    `root` is where /proc and /sys are looked for. ConfigError if `cuda` is asked for and there is none.
+    `root` is the directory that contains /proc and /sys. ConfigError if `cuda` is asked for and there is none.
     """
     gpu = None if device == "cpu" else _detect_gpu(root, environ)
     usable = _torch_supports_cuda()
@@ -63,7 +66,7 @@ def _detect_cpu(root: Path, environ: Mapping[str, str]) -> DeviceSpec:
 
 
 def _kept_rates(root: Path, isa: str | None, environ: Mapping[str, str]) -> tuple[Rates, ...]:
-    """What was measured of this processor with the kernels that are installed now."""
+    """Return the measured rates of this processor with the kernels that are installed now."""
     if isa is None:
         return ()
     kept = kept_rates(processor_of(root), cache_directory(environ))
@@ -72,7 +75,7 @@ def _kept_rates(root: Path, isa: str | None, environ: Mapping[str, str]) -> tupl
 
 
 def _installed_memory(root: Path) -> int:
-    """Bytes of RAM, from /proc/meminfo, whose unit is KiB."""
+    """Return the bytes of RAM, from /proc/meminfo, whose unit is KiB."""
     for line in (root / "proc/meminfo").read_text().splitlines():
         if line.startswith("MemTotal:"):
             return int(line.split()[1]) * KiB
@@ -80,7 +83,7 @@ def _installed_memory(root: Path) -> int:
 
 
 def _detect_gpu(root: Path, environ: Mapping[str, str]) -> DeviceSpec | None:
-    """The first GPU that the process may see; None if there is none."""
+    """Return the first GPU that the process may see, or None."""
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     chosen = None if visible is None else visible.split(",")[0].strip()
     if chosen in ("", "-1"):
@@ -107,7 +110,7 @@ def _ask_nvidia_smi(chosen: str | None) -> DeviceSpec | None:
 
 
 def _read_driver(root: Path) -> DeviceSpec | None:
-    """A GPU of the catalogue that the driver lists in /proc, which says its name but not its memory."""
+    """Return a GPU of the catalogue that the driver lists in /proc, by name but without its memory."""
     for path in sorted(root.glob("proc/driver/nvidia/gpus/*/information")):
         for line in path.read_text().splitlines():
             if line.startswith("Model:"):
@@ -118,19 +121,19 @@ def _read_driver(root: Path) -> DeviceSpec | None:
 
 
 def _known_gpu(name: str) -> DeviceSpec | None:
-    """The catalogue's entry for a product name such as `NVIDIA A100-SXM4-80GB`."""
+    """Return the catalogue's entry for a product name such as `NVIDIA A100-SXM4-80GB`."""
     words = name.lower().replace("-", " ").split()
     for key, spec in CATALOGUE.items():
         product, size = key.split("-")
         if product == "a100" and size not in words:
-            continue  # there is one of 40 GB, too
+            continue  # the A100 also exists with 40 GB
         if product in words or product.replace("rtx", "") in words:
             return spec
     return None
 
 
 def _torch_supports_cuda() -> bool:
-    """Whether the installed torch was built with CUDA, by its version alone: importing it takes seconds."""
+    """Return whether the installed torch was built with CUDA, by its version alone: importing it takes seconds."""
     try:
         return "+cpu" not in metadata.version("torch")
     except metadata.PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""Which native kernels run here: the modules that are installed, and of those the best that this CPU can run.
+"""Choice of native kernels: of the installed modules, the best that this CPU can run.
 
 Nothing is imported: a module for another CPU may not even load.
 """
@@ -18,12 +18,12 @@ from ostinato.plan.device.isa_table import MATRIX_UNITS, TABLE
 CPU_FLAGS: dict[str, dict[str, frozenset[str]]] = {
     machine: {isa.name: isa.cpu_flags for isa in isas if not isa.is_stand_in} for machine, isas in TABLE.items()
 }
-"""By machine: the instruction sets that the plan may choose, worst first, and the flags that a CPU must have."""
+"""Machine -> the instruction sets that the plan may choose, worst first, and the flags that a CPU must have."""
 
 STAND_INS: dict[str, dict[str, frozenset[str]]] = {
     machine: {isa.name: isa.cpu_flags for isa in isas if isa.is_stand_in} for machine, isas in TABLE.items()
 }
-"""The same of those for tests."""
+"""Machine -> the instruction sets that exist for tests only."""
 
 HOW_TO_GET = (
     "install a C++17 compiler with OpenMP and Python's headers (Debian, Ubuntu: apt install g++ python3-dev), then "
@@ -33,9 +33,12 @@ HOW_TO_GET = (
 
 @dataclass(frozen=True)
 class NativeFacts:
-    """`isa` names the module `ostinato._native_<isa>` to use, None if there is none; `reason` says why it is this one,
-    or what is missing and how to get it. `matrix_units`: `granted`, or why the operating system refuses those that
-    the CPU has; None if it has none."""
+    """Choice of native kernels.
+
+    `isa` names the module `ostinato._native_<isa>` to use, None if there is none; `reason` says why it is this one, or
+    what is missing and how to get it. `matrix_units` is `granted`, or the reason why the operating system refuses those
+    that the CPU has; None if it has none.
+    """
 
     isa: str | None
     reason: str
@@ -43,15 +46,15 @@ class NativeFacts:
 
 
 NOT_THIS_CPU = NativeFacts(None, "native kernels are for the CPU of this machine alone")
-"""Of a GPU, or of a device that is only described."""
+"""Facts for a GPU, or for a device that is only described."""
 
 GRANTED = "granted"
 
 
 def detect_native(root: Path = Path("/"), request: Callable[[], str | None] = request_matrix_units) -> NativeFacts:
-    """The native kernels of this process's package, on the CPU that `root`/proc describes.
+    """Return the native kernels of this process's package, on the CPU that `root`/proc describes.
 
-    `request` asks for matrix units where the CPU has any, and says why it may not use them.
+    `request` asks for matrix units if the CPU has any, and returns why it may not use them.
     """
     flags = read_cpu_flags(root)
     return choose_isa(installed_modules(), flags, platform.machine(), ask_for_matrix_units(flags, request))
@@ -60,22 +63,22 @@ def detect_native(root: Path = Path("/"), request: Callable[[], str | None] = re
 def ask_for_matrix_units(
     cpu_flags: Collection[str], request: Callable[[], str | None] = request_matrix_units
 ) -> str | None:
-    """`NativeFacts.matrix_units` of a CPU with `cpu_flags`."""
+    """Return `NativeFacts.matrix_units` of a CPU with `cpu_flags`."""
     return (request() or GRANTED) if MATRIX_UNITS.issubset(cpu_flags) else None
 
 
 def has_matrix_units(isa: str) -> bool:
-    """Whether kernels of the instruction set use them."""
+    """Return whether kernels of the instruction set use matrix units."""
     return _cpu_flags(isa) >= MATRIX_UNITS
 
 
 def multiplies_integers(isa: str) -> bool:
-    """Whether products may be in 16-bit integers."""
+    """Return whether matmuls may use 16-bit fixed-point (i16)."""
     return "avx2" in _cpu_flags(isa)
 
 
 def multiplies_all_in_integers(isa: str) -> bool:
-    """Whether they are so with any number of tokens, as with AVX2 and no more; else those of a few, with blocks."""
+    """Return whether matmuls of any m use i16, as with AVX2 only; else only small m with weights in blocks do."""
     return multiplies_integers(isa) and "avx512f" not in _cpu_flags(isa)
 
 
@@ -87,13 +90,13 @@ PACKAGE = Path(__file__).parents[2]
 
 
 def module_file(isa: str, package: Path = PACKAGE) -> Path | None:
-    """The file of an instruction set's kernels that fits this interpreter, if there is one."""
+    """Return the file of an instruction set's kernels that fits this interpreter, if there is one."""
     paths = (package / f"_native_{isa}{suffix}" for suffix in EXTENSION_SUFFIXES)
     return next((path for path in paths if path.is_file()), None)
 
 
 def installed_modules(package: Path = PACKAGE) -> frozenset[str]:
-    """The instruction sets whose modules lie beside the package's sources and fit this interpreter."""
+    """Return the instruction sets whose modules are in the package's folder and fit this interpreter."""
     known = (isa.name for isas in TABLE.values() for isa in isas)
     return frozenset(isa for isa in known if module_file(isa, package) is not None)
 
@@ -101,8 +104,10 @@ def installed_modules(package: Path = PACKAGE) -> frozenset[str]:
 def choose_isa(
     installed: Collection[str], cpu_flags: Collection[str], machine: str, matrix_units: str | None = None
 ) -> NativeFacts:
-    """The best of the installed instruction sets that a CPU with `cpu_flags` runs; `machine` as `platform.machine`,
-    `matrix_units` as in `NativeFacts`."""
+    """Return the best of the installed instruction sets that a CPU with `cpu_flags` runs.
+
+    `machine` is that of `platform.machine`, `matrix_units` that of `NativeFacts`.
+    """
     isas = CPU_FLAGS.get(machine)
     if isas is None:
         return NativeFacts(None, f"native kernels exist for {' and '.join(CPU_FLAGS)}, and this machine is {machine}")
@@ -118,7 +123,10 @@ def choose_isa(
 def _best(
     installed: Collection[str], isas: dict[str, frozenset[str]], cpu_flags: frozenset[str], unless: str
 ) -> tuple[str | None, str]:
-    """The best of `isas` that is installed and runs, and why; `unless`: what the CPU has and cannot be used."""
+    """Return the best of `isas` that is installed and runs, and why.
+
+    `unless` is a clause about what the CPU has and cannot use.
+    """
     lacking = {isa: sorted(needed - cpu_flags) for isa, needed in isas.items()}
     runnable = [isa for isa in isas if not lacking[isa]]
     if not runnable:
@@ -140,7 +148,7 @@ def _best(
 
 
 def runnable_here(root: Path = Path("/")) -> list[str]:
-    """The instruction sets that this machine runs, worst first, installed or not; stand-ins come last."""
+    """Return the instruction sets that this machine runs, worst first, installed or not; stand-ins come last."""
     flags, machine = read_cpu_flags(root), platform.machine()
     granted = ask_for_matrix_units(flags)
     chosen = [isa for isa in CPU_FLAGS.get(machine, {}) if choose_isa([isa], flags, machine, granted).isa == isa]

@@ -1,4 +1,4 @@
-"""The instruction sets that the native kernels are compiled for: the one home of their names and flags.
+"""Instruction sets that the native kernels are compiled for: the single source of their names and flags.
 
 The build reads this file, too (`cmake/write_instruction_sets.py`), where no package is installed: it imports nothing
 beyond Python's own library.
@@ -11,8 +11,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class InstructionSet:
-    """A module `ostinato._native_<name>`. A CPU must have `cpu_flags`, as /proc/cpuinfo spells them; the compiler gets
-    `compiler_flags`. A stand-in is for tests: the plan never chooses it, and it holds some kernels only."""
+    """Instruction set of a module `ostinato._native_<name>`.
+
+    A CPU must have `cpu_flags`, as /proc/cpuinfo spells them; the compiler gets `compiler_flags`. A stand-in is for
+    tests: the plan never chooses it, and it has some kernels only.
+    """
 
     name: str
     cpu_flags: frozenset[str]
@@ -21,7 +24,7 @@ class InstructionSet:
 
 
 MATRIX_UNITS = frozenset({"amx_tile", "amx_bf16", "amx_int8"})
-"""The flags of matrix units. A process must ask the operating system before it uses them (`ostinato.matrix_units`)."""
+"""Flags of matrix units. A process must ask the operating system before it uses them (`ostinato.matrix_units`)."""
 
 # The x86-64 psABI's levels; `abm` is how Linux spells LZCNT.
 _V3 = frozenset({"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"})
@@ -45,4 +48,4 @@ TABLE: dict[str, tuple[InstructionSet, ...]] = {
     ),
     "aarch64": (InstructionSet("aarch64", frozenset(), ()),),
 }
-"""By machine, as `platform.machine` names it: what modules are built for, worst first."""
+"""Machine, as `platform.machine` names it -> the instruction sets that modules are built for, worst first."""

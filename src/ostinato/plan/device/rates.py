@@ -1,4 +1,4 @@
-"""What a processor was measured to do: the rates from which the plan predicts a step's time, kept in files."""
+"""Measured rates of a processor, from which the plan predicts a step's time. They are kept in files."""
 
 from __future__ import annotations
 
@@ -20,9 +20,12 @@ Way = Literal["decode", "prompt"]
 
 @dataclass(frozen=True)
 class KernelRate:
-    """What one kernel reached with so many tokens, of decode rows or of one prompt, on what is stored in `storage`
-    (`int8`: weights of 8 bits): the bytes and the operations of its work (`ops/work.py`) over the seconds it took. For
-    a kernel that only passes over activations, bytes are those of its result."""
+    """Measured rate of one kernel with `tokens` tokens, of decode rows or of one prompt.
+
+    `storage` is the dtype of the stored data (`int8`: weights of 8 bits). The rates are the bytes and the operations of
+    its work (`ops/work.py`) divided by the seconds it took. For a kernel that only passes over activations, bytes are
+    those of its result.
+    """
 
     operation: str
     storage: str
@@ -34,45 +37,45 @@ class KernelRate:
 
 @dataclass(frozen=True)
 class Rates:
-    """Of a processor, with the kernels of one file, `threads` threads and a model in `dtype`."""
+    """Measured rates of a processor with one build of the kernels, a number of threads and a dtype."""
 
     processor: str
     kernels: str
-    """The instruction set, and a digest of the file that has them."""
+    """Instruction set, and a digest of the file with its kernels."""
     threads: int
     dtype: str
     measured: str
-    """When: date and time, UTC."""
+    """Date and time of the measurement, UTC."""
     bandwidth: float
     """Bytes/s from memory."""
     product_rate: float
-    """FLOP/s of a product of many tokens."""
+    """FLOP/s of a large-m matmul."""
     call_seconds: float
-    """Of one kernel with nothing to do."""
+    """Seconds of one kernel with nothing to do."""
     step_seconds: float
-    """Of the engine around a step: scheduling, inputs, sampling, outputs."""
+    """Seconds of the engine around a step: scheduling, inputs, sampling, outputs."""
     row_seconds: float
-    """The same, for each row."""
+    """Seconds of the engine for each row."""
     others: float
-    """The part of the processors' time that other work took meanwhile. Where it is large, the rates are low."""
+    """Share of the processors' time that other work took meanwhile. If it is large, the rates are too low."""
     rates: tuple[KernelRate, ...]
 
 
 def cache_directory(environ: Mapping[str, str] = os.environ) -> Path:
-    """Where a user's programs keep what they can make anew (the XDG base directory specification)."""
+    """Return the directory for files that can be created again (the XDG base directory specification)."""
     given = environ.get("XDG_CACHE_HOME")
     return (Path(given) if given else Path.home() / ".cache") / "ostinato"
 
 
 def kernels_of(isa: str, package: Path = PACKAGE) -> str:
-    """The kernels of an instruction set, by the digest of their file: others may be faster or slower."""
+    """Return an identity of an instruction set's kernels by their file's digest: others may be faster or slower."""
     path = module_file(isa, package)
     assert path is not None, "kernels that the plan has chosen are installed"
     return f"{isa} {hashlib.blake2b(path.read_bytes(), digest_size=6).hexdigest()}"
 
 
 def save_rates(rates: Rates, directory: Path) -> Path:
-    """Keeps them, in place of older ones of the same processor, threads and dtype -> the file."""
+    """Save the rates in place of older ones of the same processor, threads and dtype, and return the file."""
     key = hashlib.blake2b(rates.processor.encode(), digest_size=4).hexdigest()
     path = directory / f"rates-{key}-{rates.threads}-{rates.dtype}.json"
     directory.mkdir(parents=True, exist_ok=True)
@@ -81,7 +84,7 @@ def save_rates(rates: Rates, directory: Path) -> Path:
 
 
 def kept_rates(processor: str, directory: Path) -> tuple[Rates, ...]:
-    """All that are kept of a processor. What cannot be read counts as absent: it can be measured anew."""
+    """Return all saved rates of a processor. Unreadable files count as absent: they can be measured again."""
     found = []
     for path in sorted(directory.glob("rates-*.json")):
         try:

@@ -1,4 +1,4 @@
-"""Whether Triton kernels run on a device. Nothing is imported: Triton takes a second to load."""
+"""Detection of whether Triton kernels run on a device. Nothing is imported: Triton takes a second to load."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from importlib import metadata
 from pathlib import Path
 
 LEAST_CAPABILITY = 80
-"""The first with bfloat16."""
+"""The first compute capability with bfloat16."""
 
 LEAST_VERSION = (3, 5)
 
 
 @dataclass(frozen=True)
 class TritonFacts:
-    """`reason` says why kernels of Triton run, or what is missing and how to get it."""
+    """Availability of Triton kernels. `reason` says why they run, or what is missing and how to get it."""
 
     is_usable: bool
     reason: str
 
 
 FOR_GPUS = TritonFacts(False, "Triton kernels are for NVIDIA GPUs")
-"""Of a CPU."""
+"""Facts for a CPU."""
 
 BROUGHT_BY_TORCH = TritonFacts(True, "torch for CUDA brings Triton")
-"""Of a GPU that need not be here."""
+"""Facts for a GPU that need not be present."""
 
 
 def detect_triton(capability: int | None, environ: Mapping[str, str]) -> TritonFacts:
-    """Of a GPU of this machine: what is installed, and whether the GPU is new enough."""
+    """Return whether Triton runs on a GPU of this machine: what is installed, and whether the GPU is new enough."""
     if capability is not None and capability < LEAST_CAPABILITY:
         return TritonFacts(
             False, f"Triton kernels need compute capability 8.0, and this GPU has {capability // 10}.{capability % 10}"
@@ -49,7 +49,7 @@ def detect_triton(capability: int | None, environ: Mapping[str, str]) -> TritonF
 
 
 def missing_for_launcher(environ: Mapping[str, str]) -> str | None:
-    """What lacks of that with which Triton compiles the C code that starts kernels, and how to get it."""
+    """Return what is missing to compile the C code with which Triton starts kernels, and how to get it; or None."""
     path = environ.get("PATH")
     if "CC" not in environ and not any(shutil.which(name, path=path) for name in ("gcc", "clang")):
         return "C compiler: apt install gcc, or set CC"

@@ -1,5 +1,4 @@
-"""Encoder budgets: the sizes, in output tokens, that a vision encoder's graphs are captured for, and how many images
-each may hold."""
+"""Encoder budgets: capture sizes of a vision encoder's graphs, in output tokens, and how many images each may hold."""
 
 from __future__ import annotations
 
@@ -14,8 +13,11 @@ ITEMS = "encoder_max_items_per_batch"
 
 @dataclass(frozen=True)
 class EncoderBudgets:
-    """`token_budgets`, ascending, are in output tokens. None is smaller than `max_items_per_batch`, so that each image
-    of a pack has a token at least."""
+    """Budgets of an encoder's graphs.
+
+    `token_budgets`, ascending, are in output tokens. None is smaller than `max_items_per_batch`, since each image of a
+    pack has at least one token.
+    """
 
     token_budgets: tuple[int, ...]
     max_items_per_batch: int
@@ -28,11 +30,11 @@ def encoder_budgets(
     token_budgets: Iterable[int] | None = None,
     max_items_per_batch: int | None = None,
 ) -> EncoderBudgets:
-    """The budgets that the settings come to. None is open.
+    """Return the budgets that result from the settings. None is open.
 
-    `min_budget` are the tokens of the model's smallest image, `max_budget` those of the largest that is served; where
-    not even the smallest is, `max_budget` counts as both. Open budgets double from `min_budget`, or from the given
-    items where these are more, and `max_budget` is appended. Open items are as many of the smallest image as
+    `min_budget` is the number of tokens of the model's smallest image, `max_budget` that of the largest that is served;
+    if not even the smallest is served, `max_budget` counts as both. Open budgets double from `min_budget`, or from the
+    given items if these are more, and `max_budget` is appended. Open items are as many of the smallest image as
     `max_budget` holds, and no more than the smallest budget. Given budgets are sorted, each kept once, also those above
     `max_budget`.
 
@@ -64,7 +66,7 @@ def encoder_budgets(
 
 
 def doubling(first: int, last: int) -> tuple[int, ...]:
-    """`first`, twice that, and so on as far as below `last`, which ends them."""
+    """Return `first`, its doubles below `last`, and `last`."""
     budgets = []
     while first < last:
         budgets.append(first)

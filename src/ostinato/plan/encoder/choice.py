@@ -1,4 +1,4 @@
-"""EncoderPlan from settings and limits: whether the encoder has graphs, of which sizes, and how much it keeps."""
+"""EncoderPlan from settings and limits: whether the encoder has graphs, their sizes, and the size of its cache."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ EncoderGraphMode = Literal["none", "auto", "always"]
 
 MODE = "encoder_graph_mode"
 CACHED_ITEMS = 4
-"""Of the largest images, that the encoder cache holds by default."""
+"""Number of the largest images that the encoder cache holds by default."""
 CACHE_SHARE = 8
-"""One part in so many of the cache's memory is the most that this default takes, beyond one image."""
+"""Divisor of the cache's memory that bounds this default, beyond one image."""
 SETTINGS = (MODE, BUDGETS, ITEMS, "encoder_cache_tokens", "video_pruning_rate", "allow_remote_images")
 
 
 @dataclass(frozen=True)
 class EncoderPlan:
-    """What a vision encoder does. Tokens are output tokens; an item is one image, or one temporal patch of a video.
+    """Plan of a vision encoder. Tokens are output tokens; an item is one image, or one temporal patch of a video.
 
-    Graphs are captured for `token_budgets`, none if `graph_mode` is `none`, of at most `max_items_per_batch` items
-    each. `max_item_tokens` are those of the largest item that is served, which runs eagerly if no budget holds it.
-    `auto`: a budget at which the graph is measured to lose runs eagerly; `always`: none does. `reason` says why it is
-    the one or the other.
+    Graphs are captured for `token_budgets`, with up to `max_items_per_batch` items each; there are none if `graph_mode`
+    is `none`. `max_item_tokens` is the size of the largest item that is served, which runs eagerly if no budget holds
+    it. With `auto`, a budget runs eagerly if its graph is measured to be slower; with `always`, none does. `reason`
+    says why it is the one or the other.
 
-    The encoder cache has `num_cells` of `cell_bytes` each, the null one among them, one per token. `graph_bytes` are
-    what graphs take with their buffers, and `activation_bytes` what encoding `most_tokens` at a time eagerly takes.
+    The encoder cache has `num_cells` cells of `cell_bytes` each, the null one included, one per token. `graph_bytes` is
+    the memory of graphs with their buffers, and `activation_bytes` that of encoding `most_tokens` at a time eagerly.
     """
 
     token_budgets: tuple[int, ...]
@@ -62,14 +62,16 @@ class EncoderPlan:
 
     @property
     def most_tokens(self) -> int:
-        """Tokens that are encoded at a time: those of the largest image, or of several that fill the largest budget."""
+        """Largest number of tokens encoded at a time, of the largest image or of several in the largest budget."""
         return max((self.max_item_tokens, *self.token_budgets))
 
 
 @dataclass(frozen=True)
 class EncoderChoice:
-    """What is known of the encoder before the limits are: `mode` is that of its graphs, as `EncoderPlan.graph_mode`.
-    The given settings are None where they are open."""
+    """Choices about the encoder that do not depend on the limits.
+
+    `mode` is that of its graphs, as `EncoderPlan.graph_mode`. The given settings are None where they are open.
+    """
 
     vision: VisionSpec
     dtype: str
@@ -86,7 +88,7 @@ class EncoderChoice:
 
     @property
     def sees_all(self) -> bool:
-        """As in `encoding_bytes`."""
+        """True if attention is masked over all patches, as in `encoding_bytes`."""
         return self.backend == "cuda" and self.dtype == "float32" and "encoder_attention" not in self.triton
 
 
@@ -98,7 +100,10 @@ def choose_encoder(
     backend: Backend,
     threads: int,
 ) -> EncoderChoice | None:
-    """None for a model that takes text alone. ConfigError if graphs are always to be used and there can be none."""
+    """Return the encoder's choices, or None for a model that takes text alone.
+
+    ConfigError if graphs are always to be used and there can be none.
+    """
     if model.vision is None:
         return None
     mode, reason = _graph_mode(config, kernels, backend)
@@ -119,18 +124,18 @@ def choose_encoder(
 
 
 def max_item_tokens(limits: Limits) -> int:
-    """Output tokens of the largest image that is served: a step encodes it whole, and a request holds it."""
+    """Return the output tokens of the largest image that is served: a step encodes it whole, and a request holds it."""
     return min(limits.max_num_batched_tokens, limits.max_model_len)
 
 
 def what_limits_items(limits: Limits) -> str:
-    """The settings that `max_item_tokens` comes from."""
+    """Return the names of the settings that determine `max_item_tokens`."""
     values = {"max_num_batched_tokens": limits.max_num_batched_tokens, "max_model_len": limits.max_model_len}
     return " and ".join(name for name, value in values.items() if value == max_item_tokens(limits))
 
 
 def choose_budgets(choice: EncoderChoice, limits: Limits) -> EncoderBudgets:
-    """The budgets for these limits, whether or not there are graphs. ConfigError as `encoder_budgets`."""
+    """Return the budgets for these limits, whether or not there are graphs. ConfigError as `encoder_budgets`."""
     return encoder_budgets(
         min_budget=choice.vision.smallest_item,
         max_budget=max_item_tokens(limits),
@@ -140,7 +145,7 @@ def choose_budgets(choice: EncoderChoice, limits: Limits) -> EncoderBudgets:
 
 
 def encoder_activations(choice: EncoderChoice, limits: Limits) -> int:
-    """Bytes that the greediest pack needs at once when it runs eagerly: the largest image, or a full budget."""
+    """Return the peak bytes of the largest pack when it runs eagerly: the largest image, or a full budget."""
     tokens = max((max_item_tokens(limits), *_graph_budgets(choice, limits)))
     return encoding_bytes(
         choice.vision,
@@ -154,7 +159,10 @@ def encoder_activations(choice: EncoderChoice, limits: Limits) -> int:
 
 
 def encoder_memory(choice: EncoderChoice, limits: Limits, cache_tokens: int | None = None) -> EncoderMemory:
-    """Bytes of the graphs, and of a cache of `cache_tokens` tokens: by default as many as are given, or the least."""
+    """Return the bytes of the graphs, and of a cache of `cache_tokens` tokens.
+
+    By default the cache has the given number of tokens, or the minimum.
+    """
     tokens = least_cache_tokens(choice, limits) if cache_tokens is None else cache_tokens
     budgets = _graph_budgets(choice, limits)
     # No pack has more images than tokens.
@@ -172,12 +180,12 @@ def encoder_memory(choice: EncoderChoice, limits: Limits, cache_tokens: int | No
 
 
 def least_cache_tokens(choice: EncoderChoice, limits: Limits) -> int:
-    """Those given; else those of the largest image, which no cache may have less than."""
+    """Return the given cache tokens; else those of the largest image, which is the minimum of a cache."""
     return choice.cache_tokens or max_item_tokens(limits)
 
 
 def most_cache_tokens(choice: EncoderChoice, limits: Limits, room: int) -> int:
-    """Those that are wanted where `room` bytes are left for blocks, slots and this cache."""
+    """Return the cache tokens that are wanted if `room` bytes are left for blocks, slots and this cache."""
     least = least_cache_tokens(choice, limits)
     if choice.cache_tokens is not None:
         return least
@@ -186,7 +194,7 @@ def most_cache_tokens(choice: EncoderChoice, limits: Limits, room: int) -> int:
 
 
 def plan_encoder(choice: EncoderChoice, limits: Limits, cache_tokens: int) -> EncoderPlan:
-    """The plan, with a cache of `cache_tokens` tokens. ConfigError as `encoder_budgets`."""
+    """Return the plan, with a cache of `cache_tokens` tokens. ConfigError as `encoder_budgets`."""
     budgets = choose_budgets(choice, limits)
     memory = encoder_memory(choice, limits, cache_tokens)
     return EncoderPlan(
@@ -208,7 +216,7 @@ def plan_encoder(choice: EncoderChoice, limits: Limits, cache_tokens: int) -> En
 def encoder_decisions(
     config: EngineConfig, model: ModelSpec, limits: Limits, plan: EncoderPlan | None
 ) -> list[Decision]:
-    """What was chosen or changed, given settings that change nothing, and images that are not served."""
+    """Return the decisions on changed values, on settings without effect, and on images that are not served."""
     if plan is None or model.vision is None:
         idle = [name for name in SETTINGS if config.is_given(name) and getattr(config, name) != _default(name)]
         return [without_effect(config, name, "the model takes text alone") for name in idle]
@@ -242,7 +250,7 @@ def encoder_decisions(
 def _graph_mode(
     config: EngineConfig, kernels: Mapping[str, KernelChoice], backend: Backend
 ) -> tuple[EncoderGraphMode, str]:
-    """The mode, and why it is this one. ConfigError if `always` was asked for and cannot be had."""
+    """Return the mode and its reason. ConfigError if `always` was asked for and is impossible."""
     asked = config.encoder_graph_mode
     if asked == "none":
         return "none", "as given"
@@ -266,7 +274,7 @@ def _graph_mode(
 
 
 def _graph_budgets(choice: EncoderChoice, limits: Limits) -> tuple[int, ...]:
-    """As `choose_budgets`, also where that has an error to tell; none without graphs."""
+    """Return the budgets of `choose_budgets` without its checks; an empty tuple without graphs."""
     if choice.mode == "none":
         return ()
     if choice.token_budgets is not None:

@@ -1,5 +1,4 @@
-"""What a vision encoder takes: its cache, what encoding needs at once, and its graphs. Pure functions of plain
-numbers."""
+"""Memory of a vision encoder: its cache, the peak while encoding, and its graphs. Pure functions of plain numbers."""
 
 from __future__ import annotations
 
@@ -18,18 +17,18 @@ from ostinato.plan.vision import VisionSpec
 from ostinato.units import MiB
 
 ENCODER_OPS = called_by("encoder") | {"axial_angles", "linear"}
-"""Operations that it calls."""
+"""Operations that the encoder calls."""
 
 TAPS = 4
-"""Learned position embeddings that a patch's own is made of."""
+"""Number of learned position embeddings that a patch's own is interpolated from."""
 
 HEAP = 64 * MiB
-"""That glibc's heap keeps at its end: twice the largest block that is not a mapping of its own."""
+"""Bytes that glibc's heap keeps at its end: twice the largest block that is not a separate mapping."""
 
 
 @dataclass(frozen=True)
 class EncoderMemory:
-    """Bytes that a vision encoder keeps beside its weights: of its graphs with their buffers, and of its cache."""
+    """Bytes that a vision encoder keeps in addition to its weights: its graphs with their buffers, and its cache."""
 
     graphs: int = 0
     cache: int = 0
@@ -40,7 +39,7 @@ class EncoderMemory:
 
 
 def cell_bytes(vision: VisionSpec, dtype: str) -> int:
-    """Bytes of one cell of the encoder cache: the vectors of one output token."""
+    """Return the bytes of one cell of the encoder cache: the vectors of one output token."""
     return vision.hidden_rows * vision.out_hidden_size * DTYPE_BYTES[dtype]
 
 
@@ -54,12 +53,12 @@ def encoding_bytes(
     sees_all: bool,
     triton: Collection[str] = (),
 ) -> int:
-    """Bytes that encoding images of `tokens` output tokens in all needs at once, their inputs and results among them.
+    """Return the peak bytes of encoding images of `tokens` output tokens in all, their inputs and results included.
 
-    More is counted, since allocators hold on to some of what was freed: a quarter, as for steps, and as much of a heap
-    as lies free at its end, or in pieces (`HEAP`), up to half. `native` are the operations with a native kernel,
-    `triton` those with a Triton kernel; where one of the encoder's has neither, all is counted as a float32 copy too.
-    `sees_all`: whether attention is masked over all patches, as the reference is on a GPU in float32.
+    The result includes what allocators keep of freed memory: a quarter, as for steps, and the part of a heap that stays
+    free at its end or in pieces (`HEAP`), up to half. `native` are the operations with a native kernel, `triton` those
+    with a Triton kernel; if one of the encoder's has neither, everything is counted as a float32 copy too. `sees_all`
+    is true if attention is masked over all patches, as the reference does on a GPU in float32.
     """
     inputs = encoder_buffer_bytes(vision, tokens, tokens)
     peak = inputs + _peak_bytes(vision, dtype, tokens, widens=not {*native, *triton} >= ENCODER_OPS)
@@ -77,12 +76,12 @@ def encoder_graph_bytes(
     sees_all: bool,
     triton: Collection[str] = (),
 ) -> int:
-    """Bytes of the graphs of all `budgets`, of which each serves at most `items` images, with their buffers; 0 if there
-    are none. One arena serves all, so that the greediest decides.
+    """Return the bytes of the graphs of all `budgets`, with up to `items` images each, and of their buffers.
 
-    For tapes it is what they take, to the byte. What kernels allocate while they run is no part of a tape, but of a
-    CUDA graph: with Triton's kernels that is what one product needs before it is activated and added. Where one is a
-    reference, all is counted as it may be needed at once.
+    0 if there are none. All graphs share one arena, so the largest determines the size. For tapes the result is exact.
+    Memory that kernels allocate while they run is not in a tape, but in a CUDA graph: with Triton's kernels it is that
+    of one matmul before its activation and addition. If a kernel is a reference, everything is counted as it may be
+    needed at once.
     """
     if not budgets:
         return 0
@@ -100,36 +99,36 @@ def encoder_graph_bytes(
 
 
 def encoder_buffer_bytes(vision: VisionSpec, tokens: int, items: int) -> int:
-    """Bytes of the buffers that hold the inputs of `items` images of `tokens` output tokens in all."""
+    """Return the bytes of the buffers for the inputs of `items` images of `tokens` output tokens in all."""
     patches = tokens * vision.patches_per_token
     return table_bytes(ENCODER_TABLE, encoder_sizes(patches, items, vision.patch_elements))
 
 
 def _peak_bytes(vision: VisionSpec, dtype: str, tokens: int, widens: bool) -> int:
-    """Results, and at the greediest moment before them the residual stream and intermediate results."""
+    """Return the bytes of the results, and of the residual stream and intermediate results at the peak before them."""
     patches, width = tokens * vision.patches_per_token, DTYPE_BYTES[dtype]
     element = width + 4 if widens else width
     size, merged = vision.hidden_size, vision.patches_per_token * vision.hidden_size
-    # The position embeddings that a patch's own is made of, weighted and added up in float32.
+    # Position embeddings of a patch are interpolated: weighted and added up in float32.
     embedding = patches * ((TAPS + 1) * size * (width + 4) + vision.patch_elements * width)
-    # What is normed; queries, keys and values, two of them rotated; and what attention gives, twice.
+    # Counted are the normed input; queries, keys and values, two of them rotated; and two results of attention.
     attention = patches * 8 * size * element
     mlp = patches * (2 * size + 2 * vision.intermediate_size) * element
     merger = tokens * (3 * merged + vision.out_hidden_size) * element
     residual = patches * size * element
     angles = patches * size // vision.num_heads * 4
-    # Results lie apart, and then side by side.
+    # Results are separate tensors first and are then concatenated, so they count twice.
     results = 2 * tokens * vision.hidden_rows * vision.out_hidden_size * width
     return results + angles + residual + max(embedding, attention, mlp, merger)
 
 
 def _mask_bytes(vision: VisionSpec, tokens: int, sees_all: bool) -> int:
-    """Of every patch and every other: which it sees, as a bool and as a float32 to be added."""
+    """Return the bytes of a mask of all patches by all patches, as a bool and as a float32 to be added."""
     return (1 + 4) * (tokens * vision.patches_per_token) ** 2 if sees_all else 0
 
 
 def _scratch(vision: VisionSpec, tokens: int, native: Collection[str], threads: int) -> int:
-    """That native products and attention keep."""
+    """Return the bytes of scratch memory that native matmuls and attention keep."""
     products = (weight for weight in vision.weights if weight.role == "linear")
     layer = LayerSpec("vision", weights=tuple(replace(weight, can_be_quantised=True) for weight in products))
     size = vision.hidden_size

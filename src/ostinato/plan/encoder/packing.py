@@ -1,6 +1,6 @@
-"""Packing: which images the vision encoder takes together, and the graph that serves them.
+"""Packing: which images the vision encoder encodes together, and the graph that serves them.
 
-`pack_items` is the one rule: what the plan says and what the engine does come from it.
+`pack_items` is the one rule, used by the plan and by the engine.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ostinato.plan.graphs.coverage import smallest_holding
 
 @dataclass(frozen=True)
 class Pack:
-    """Images that are encoded together: `indices` into what was packed, the smallest image first.
+    """Images that are encoded together: `indices` into the packed sequence, the smallest image first.
 
     `tokens` are their output tokens, `budget` those of the graph that serves them; None: they run eagerly.
     """
@@ -24,11 +24,12 @@ class Pack:
 
 
 def pack_items(sizes: Sequence[int], budgets: Sequence[int], max_items: int) -> list[Pack]:
-    """Packs of images of `sizes` output tokens each, for graphs of the ascending `budgets`.
+    """Return packs of images of `sizes` output tokens each, for graphs of the ascending `budgets`.
 
-    Greedily, smallest first: each image begins a pack in the smallest budget that holds it, and the last two packs
-    become one of at most `max_items` images, again and again, wherever that takes no more tokens of budget than the two
-    apart. An image above the largest budget runs eagerly, alone, and so do all where there are no budgets.
+    The method is greedy, smallest first: each image begins a pack in the smallest budget that holds it. Then the last
+    two packs are merged repeatedly into one of at most `max_items` images, as long as that takes no more budget tokens
+    than the two separately. An image above the largest budget runs eagerly and alone; so do all if there are no
+    budgets.
     """
     packs: list[Pack] = []
     for index in sorted(range(len(sizes)), key=lambda index: sizes[index]):
@@ -42,7 +43,7 @@ def pack_items(sizes: Sequence[int], budgets: Sequence[int], max_items: int) -> 
 
 
 def _together(first: Pack, second: Pack, budgets: Sequence[int], max_items: int) -> Pack | None:
-    """One pack of the two, if that is allowed and no worse."""
+    """Return one pack of the two, or None if that is not allowed or worse."""
     tokens, count = first.tokens + second.tokens, len(first.indices) + len(second.indices)
     budget = smallest_holding(budgets, tokens)
     if first.budget is None or second.budget is None or budget is None or count > max_items:

@@ -1,1 +1,1 @@
-"""Limits that fit, and what they cost."""
+"""Limits that fit, and their costs."""

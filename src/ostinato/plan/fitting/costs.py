@@ -1,4 +1,4 @@
-"""What limits cost: the bytes that they take beside weights, blocks and slots."""
+"""Costs of limits: the bytes that they take besides weights, blocks and slots."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from ostinato.plan.memory.torch_memory import workspace_bytes
 
 @dataclass(frozen=True)
 class Costs:
-    """Bytes that some limits take beside weights, blocks and slots."""
+    """Bytes that some limits take besides weights, blocks and slots."""
 
     activations: int
     graphs: int
     encoder: EncoderMemory
 
     def room(self, budget: Budget) -> int:
-        """Bytes that are left for blocks and slots; negative if not even these fit."""
+        """Return the bytes that are left for blocks and slots; negative if not even the costs fit."""
         return cache_room(budget, self.activations, self.graphs + self.encoder.total)
 
 
 def costs_of(settled: Settled, limits: Limits, reach: Reach, cache_tokens: int | None = None) -> Costs:
-    """What these limits take, with an encoder cache of `cache_tokens` tokens, or of the least."""
+    """Return the costs of these limits, with an encoder cache of `cache_tokens` tokens, or of the minimum."""
     encoder = settled.encoder
     activations = activation_bytes(
         settled.kinds,
@@ -60,8 +60,8 @@ def costs_of(settled: Settled, limits: Limits, reach: Reach, cache_tokens: int |
 
 
 def graph_cost(settled: Settled, limits: Limits, captured: LargestGraphs) -> int:
-    """Bytes of all graphs if these are the largest."""
-    # Without graphs, what would cover a batch is a mode with full graphs, if their kernels can be captured.
+    """Return the bytes of all graphs if these are the largest."""
+    # Without graphs, the mode that would cover a batch has full graphs, if their kernels can be captured.
     can_be_full = settled.graph_mode == "none" and not not_capturable_in_decode(settled.kernels)
     gathers_states = _gathers_states(settled) and (settled.graph_mode in FULL_MODES or can_be_full)
     references = {*ops_of(settled.kernels, "reference")} - called_by("encoder")
@@ -83,7 +83,7 @@ def graph_cost(settled: Settled, limits: Limits, captured: LargestGraphs) -> int
 
 
 def _gathers_states(settled: Settled) -> bool:
-    """Whether a decode step gathers all rows' states into one tensor, as the reference does on a GPU."""
+    """Return whether a decode step gathers all rows' states into one tensor, as the reference does on a GPU."""
     triton = ops_of(settled.kernels, "triton")
     return settled.device.kind == "cuda" and any(
         array is not None and mixer.state[array].dtype == "state" and operation not in triton

@@ -1,7 +1,7 @@
-"""Fitting: which limits and which split of the memory a config comes to on a device, or why none fits.
+"""Fitting: the limits and the memory split of a config on a device, or why none fits.
 
-`settle` decides all that does not depend on memory. `lower` then looks for limits that fit, each tried by adding up
-what it costs (`costs_of`). `fit` makes the outcome of what it found.
+`settle` resolves all that does not depend on memory. `lower` then searches limits that fit, and adds up the costs of
+each (`costs_of`). `fit` builds the outcome.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from ostinato.plan.search import largest
 
 @dataclass(frozen=True)
 class Fit:
-    """The outcome. What was lowered or chosen is in `decisions`."""
+    """Outcome of fitting. `decisions` has the values that were lowered or chosen."""
 
     settled: Settled
     limits: Limits
@@ -51,9 +51,9 @@ class Fit:
 
 
 class DoesNotFit(CapacityError):
-    """A CapacityError together with what was tried, from which remedies are searched.
+    """CapacityError together with what was tried, from which remedies are searched.
 
-    `captured_tokens` are those of the largest graph; 0 if there is none.
+    `captured_tokens` is the size of the largest graph in tokens; 0 if there is none.
     """
 
     def __init__(self, message: str, settled: Settled, limits: Limits, captured_tokens: int) -> None:
@@ -65,7 +65,10 @@ class DoesNotFit(CapacityError):
 
 
 def fit(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Fit:
-    """Raises DoesNotFit if nothing fits, ConfigError if given values contradict each other or the model."""
+    """Return the outcome.
+
+    DoesNotFit if nothing fits, ConfigError if given values contradict each other or the model.
+    """
     settled = settle(config, model, device)
     limits, reach = lower(settled)
     budget, captured, even = settled.budget, settled.captured(limits, reach), even_if_lowered(settled.wanted, limits)
@@ -108,7 +111,7 @@ def fit(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Fit:
 
 
 def fit_with(config: EngineConfig, model: ModelSpec, device: DeviceSpec, setting: str, value: Any) -> Fit | None:
-    """The outcome with one setting changed; None if that contradicts the others or does not fit."""
+    """Return the outcome with one setting changed; None if that contradicts the others or does not fit."""
     try:
         return fit(config.with_settings(**{setting: value}), model, device)
     except OstinatoError:
@@ -116,7 +119,7 @@ def fit_with(config: EngineConfig, model: ModelSpec, device: DeviceSpec, setting
 
 
 def _cache_tokens(settled: Settled, limits: Limits, reach: Reach) -> int:
-    """Tokens of the encoder cache: as many as are wanted, if blocks and slots keep what they need."""
+    """Return the tokens of the encoder cache: as many as are wanted, if blocks and slots keep what they need."""
     encoder, budget = settled.encoder, settled.budget
     if encoder is None:
         return 0

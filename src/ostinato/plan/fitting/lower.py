@@ -1,4 +1,4 @@
-"""The search for limits that fit, each tried by adding up what it costs."""
+"""Search for limits that fit, adding up the costs of each candidate."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ostinato.plan.search import largest
 
 
 def lower(settled: Settled) -> tuple[Limits, Reach]:
-    """The limits and the reach of open ladders that fit, or the last ones tried if none do.
+    """Return the limits and the reach of open ladders that fit, or the last ones tried if none do.
 
-    Open ladders keep their default reach as long as one request fits beside it, however few its tokens: graphs are
-    what makes steps fast. They are never lowered to make room for the slots of given rows. Where no request fits,
-    ladders become as if the `max_num_seqs` tried had been given. Where that is not enough, or it was given, they are
-    lowered as far as to graphs of one token, and from there raised to the most that fits.
+    Open ladders keep their default reach as long as one request fits with it, however few its tokens: graphs are what
+    makes steps fast. They are never lowered to make room for the slots of given rows. If no request fits, ladders
+    become as if the `max_num_seqs` tried had been given. If that is not enough, or it was given, they are lowered to
+    graphs of one token, and then raised to the most that fits.
     """
     reach = settled.reach
     limits, is_fitting = _lower_limits(settled, reach)
@@ -38,8 +38,11 @@ def _lower_limits(settled: Settled, reach: Reach) -> tuple[Limits, bool]:
 
 
 def _with_larger_graphs(settled: Settled, limits: Limits) -> tuple[Limits, Reach]:
-    """Limits that fit beside graphs of one token, with the largest graphs that fit beside the least
-    `max_num_batched_tokens`, if that is open, which then gets back what they leave."""
+    """Return limits that fit with graphs, and the reach of the largest graphs that fit.
+
+    The largest graphs are searched with the smallest `max_num_batched_tokens`, if that is open. It is then raised again
+    as far as the graphs allow.
+    """
     rows, most_tokens = limits.max_num_seqs, limits.max_num_batched_tokens
     fewest = limits
     if not settled.config.is_given("max_num_batched_tokens"):
@@ -60,6 +63,6 @@ def _with_larger_graphs(settled: Settled, limits: Limits) -> tuple[Limits, Reach
 
 
 def _fits(settled: Settled, reach: Reach, limits: Limits, rows: int) -> bool:
-    """Whether there is room for the slots of `rows` rows and the blocks of one request."""
+    """Return whether the slots of `rows` rows and the blocks of one request fit."""
     need = cache_need(settled.budget, rows, limits.max_model_len, limits.max_num_batched_tokens)
     return need <= costs_of(settled, limits, reach).room(settled.budget)

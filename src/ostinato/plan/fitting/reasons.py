@@ -1,4 +1,4 @@
-"""What there is to say of a fit: which values were lowered, what the split assumes, or why nothing fits."""
+"""Explanations of a fit: which values were lowered, what the split assumes, or why nothing fits."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ostinato.units import format_bytes
 
 
 def limit_decisions(before: Iterable[Decision], wanted: Limits, limits: Limits, memory: MemoryPlan) -> list[Decision]:
-    """`before` and what was lowered to fit, as one decision where a setting was changed twice."""
+    """Return `before` and the lowered values, merged into one decision where a setting was changed twice."""
     changes = {decision.topic: decision for decision in before}
     others = "activations, graphs and the encoder's cache" if memory.encoder_cache else "activations and graphs"
     reason = (
@@ -45,8 +45,10 @@ def limit_decisions(before: Iterable[Decision], wanted: Limits, limits: Limits, 
 
 
 def cache_decisions(budget: Budget, memory: MemoryPlan, limits: Limits) -> list[Decision]:
-    """That the cache is smaller than by default, or has fewer blocks than there is room for; and what its split
-    assumes."""
+    """Return the decisions on the cache.
+
+    They say that it is smaller than by default, or has fewer blocks than there is room for, and what its split assumes.
+    """
     decisions: list[Decision] = []
     room = cache_room(budget, memory.activations, memory.beside_cache - memory.weights - memory.activations)
     if budget.cache_size is not None and room < budget.cache_size:
@@ -65,7 +67,7 @@ def cache_decisions(budget: Budget, memory: MemoryPlan, limits: Limits) -> list[
 
 
 def _prefix_decisions(budget: Budget, memory: MemoryPlan, limits: Limits, room: int) -> list[Decision]:
-    """What the split for prefixes assumes, or that there are more than are worth planning for."""
+    """Return what the split for prefixes assumes, or that there is room for more than are worth planning for."""
     expected = expected_prefix(budget, limits.max_model_len)
     possible = expected * prefixes_that_fit(
         budget, room, limits.max_num_seqs, limits.max_model_len, limits.max_num_batched_tokens
@@ -80,7 +82,7 @@ def _prefix_decisions(budget: Budget, memory: MemoryPlan, limits: Limits, room: 
 
 
 def why_graphs_are_smaller(memory: MemoryPlan, limits: Limits, reach: Reach) -> str:
-    """Why open ladders reach no further than `reach`."""
+    """Return why open ladders reach no further than `reach`."""
     reason = f"beside larger graphs nothing fits into {format_bytes(memory.available)}"
     if reach.most_tokens is None:
         return f"{reason}; this is the default for max_num_seqs {limits.max_num_seqs}"
@@ -88,7 +90,7 @@ def why_graphs_are_smaller(memory: MemoryPlan, limits: Limits, reach: Reach) -> 
 
 
 def even_if_lowered(wanted: Limits, limits: Limits) -> str:
-    """Says which open values were lowered in vain."""
+    """Return a clause with the open values that were lowered in vain."""
     lowered = [
         f"{setting} at {limit}" for setting, limit in asdict(limits).items() if limit != getattr(wanted, setting)
     ]
@@ -104,7 +106,7 @@ def explain(
     limits: Limits,
     device: DeviceSpec,
 ) -> str:
-    """What is needed, part by part, against what there is."""
+    """Return the message that compares what is needed, part by part, with what is available."""
     need = cache_need(budget, limits.max_num_seqs, limits.max_model_len, limits.max_num_batched_tokens)
     parts = []
     if budget.state_slot:
@@ -125,7 +127,7 @@ def explain(
         )
     what_for = " and ".join(parts)
     beside = budget.weights + graphs + encoder.total + activations
-    # A default is to blame only where there is room for more.
+    # The default is the cause only if there is room for more.
     is_cause = budget.cache_is_given or beside + need <= budget.available
     if budget.cache_size is not None and need > budget.cache_size and is_cause:
         by_default = f", by default a quarter of the memory and at most {format_bytes(DEFAULT_CPU_CACHE)}"

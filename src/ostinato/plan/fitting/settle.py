@@ -1,4 +1,4 @@
-"""What a config comes to on a device before its limits are known: all that does not depend on memory."""
+"""Resolved settings of a config on a device before its limits are known: everything that does not depend on memory."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ DEFAULT_CPU_CACHE = 4 * GiB
 
 @dataclass(frozen=True)
 class Settled:
-    """A config on a device, and what it comes to whatever the limits are.
+    """Config on a device, with everything that does not depend on the limits.
 
-    `model` has what makes drafts, and its weights are quantised as asked; `kinds` has one of each kind of its layers.
+    `model` has its drafter, and its weights are quantised as asked; `kinds` has one of each kind of its layers.
     `wanted` are the limits asked for, or the defaults; `reach` says how far ladders go by default.
     """
 
@@ -46,7 +46,7 @@ class Settled:
     dtype: str
     ssm_state_dtype: str
     kv_cache_dtype: str
-    """Of keys and values: the model's, or `int8`"""
+    """Dtype of keys and values: the model's, or `int8`."""
     state_cache_mode: StateCacheMode
     state_block_size: int
     slots_per_request: int
@@ -58,7 +58,7 @@ class Settled:
     reach: Reach
     decisions: tuple[Decision, ...]
     of_limits: tuple[Decision, ...]
-    """Those by which `wanted` differs from what was asked for."""
+    """Decisions by which `wanted` differs from what was asked for."""
 
     @property
     def threads(self) -> int | None:
@@ -69,7 +69,10 @@ class Settled:
 
 
 def settle(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Settled:
-    """What can be decided before the limits are. ConfigError if given values contradict each other or the model."""
+    """Resolve every setting that does not depend on the limits.
+
+    ConfigError if given values contradict each other or the model.
+    """
     model = with_quantization(config, with_drafter(config, model), device.kind)
     dtype, of_dtype = choose_dtype(config, model)
     ssm_state_dtype, of_ssm_dtype = choose_ssm_state_dtype(config, model)
@@ -84,7 +87,7 @@ def settle(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Settle
     graph_mode, of_mode = without_graphs_of_ranks(config, backend) or (graph_mode, of_mode)
     encoder = choose_encoder(config, model, dtype, kernels, backend, choose_threads(config, device) or 1)
     reach = Reach(config.max_num_seqs or DEFAULT_MAX_NUM_SEQS[device.kind])
-    # A contradiction is told before what fits.
+    # Contradictions are reported before anything is fitted.
     choose_ladders(config, graph_mode, reach, wanted, per_request)
     if encoder is not None:
         choose_budgets(encoder, wanted)
@@ -92,7 +95,7 @@ def settle(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Settle
         config=config,
         model=model,
         device=device,
-        # A step's peak is that of its greediest layer, so one of each kind is enough to find it.
+        # A step's peak is that of its largest layer, so one of each kind is enough to find it.
         kinds=of_each_kind(model),
         dtype=dtype,
         ssm_state_dtype=ssm_state_dtype,
@@ -120,7 +123,7 @@ def settle(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Settle
 
 
 def utilization(config: EngineConfig, device: DeviceSpec) -> float:
-    """The part of the device's memory that the plan may use."""
+    """Return the share of the device's memory that the plan may use."""
     return config.memory_utilization or DEFAULT_MEMORY_UTILIZATION[device.kind]
 
 
@@ -134,7 +137,7 @@ def _budget(
     mode: StateCacheMode,
     max_model_len: int,
 ) -> Budget:
-    # Each rank has a GPU of its own; on a CPU all share one memory.
+    # Each rank has a separate GPU; on a CPU all share one memory.
     own_memory = device.memory_bytes // (model.ranks if device.kind == "cpu" else 1)
     cache_size = config.cache_memory
     if cache_size is None and device.kind == "cpu":

@@ -1,1 +1,1 @@
-"""Which graphs there are, and which serves each batch."""
+"""Choice of the graphs to capture, and of the graph that serves each batch."""

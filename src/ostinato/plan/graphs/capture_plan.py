@@ -1,4 +1,4 @@
-"""CapturePlan: which graphs are captured, what each batch will run as, and what would cover the rest."""
+"""CapturePlan: the graphs to capture, the mode of each batch, and the settings that would cover the rest."""
 
 from __future__ import annotations
 
@@ -28,8 +28,10 @@ from ostinato.plan.speculation.widths import widths
 
 @dataclass(frozen=True)
 class CaptureTime:
-    """The `seconds` that capturing `graphs` graphs with `launches` launches in all takes, an estimate whose `source`
-    says what from."""
+    """Estimated `seconds` of capturing `graphs` graphs with `launches` launches in all.
+
+    `source` says how it was made.
+    """
 
     graphs: int
     launches: int
@@ -39,12 +41,13 @@ class CaptureTime:
 
 @dataclass(frozen=True)
 class CapturePlan:
-    """The graphs of an engine. `tokens` are the sizes of piecewise graphs, `rows` those of full ones, each captured
-    for every one of `tokens_per_row`; empty where `graph_mode` has no such graphs.
+    """Graphs of an engine.
 
-    `splits` are the parts of the model that piecewise graphs leave out (see `ops.facts.parts`). `uncovered` are the
-    ranges of `coverage` that run eagerly, with what would cover them. `time` is that of capturing all graphs, the
-    drafter's and the encoder's among them; None for tapes, which take milliseconds.
+    `tokens` are the sizes of piecewise graphs, `rows` those of full ones, each captured for every one of
+    `tokens_per_row`; empty if `graph_mode` has no such graphs. `splits` are the parts of the model that piecewise
+    graphs leave out (see `ops.facts.parts`). `uncovered` are the ranges of `coverage` that run eagerly, with the
+    settings that would cover them. `time` is that of capturing all graphs, the drafter's and the encoder's included;
+    None for tapes, which take milliseconds.
     """
 
     backend: Backend
@@ -58,7 +61,7 @@ class CapturePlan:
     time: CaptureTime | None = None
 
     def ladders(self) -> CaptureLadders:
-        """What `plan.coverage.dispatch` chooses from."""
+        """Return the ladders that `plan.graphs.coverage.dispatch` chooses from."""
         return CaptureLadders(self.tokens, self.rows)
 
     @property
@@ -68,10 +71,10 @@ class CapturePlan:
 
 
 def choose_capture(config: EngineConfig, backend: Backend, has_encoder: bool) -> str:
-    """When graphs are captured, `startup` or `lazy`: as asked, else so that the first token comes soonest.
+    """Return when graphs are captured: as asked, else `startup` or `lazy`, whichever gives the first token sooner.
 
-    A tape is a list of calls: it is written in milliseconds, and its memory is planned to the byte, so nothing is found
-    out by capturing all of them first. An encoder's graphs are timed when they are captured, which takes longer.
+    A tape is a list of calls: it is recorded in milliseconds, and its memory is planned to the byte, so capturing all
+    of them first would reveal nothing. An encoder's graphs are timed when they are captured, which takes longer.
     """
     if config.capture != "auto":
         return config.capture
@@ -81,8 +84,10 @@ def choose_capture(config: EngineConfig, backend: Backend, has_encoder: bool) ->
 def choose_graph_mode(
     config: EngineConfig, kernels: Mapping[str, KernelChoice], backend: Backend
 ) -> tuple[GraphMode, list[Decision]]:
-    """The mode asked for, or piecewise where that was left open and a kernel of decode cannot be captured; ConfigError
-    if a mode with full graphs, or sizes of such graphs, were given there."""
+    """Return the mode asked for, or piecewise if it was left open and a decode kernel cannot be captured.
+
+    ConfigError if such a kernel meets a given mode with full graphs, or given sizes of full graphs.
+    """
     asked, blockers = config.graph_mode, not_capturable_in_decode(kernels)
     if asked not in FULL_MODES or not blockers:
         return asked, []
@@ -103,10 +108,10 @@ def choose_graph_mode(
 def choose_ladders(
     config: EngineConfig, graph_mode: GraphMode, reach: Reach, limits: Limits, slots_per_request: int
 ) -> CaptureLadders:
-    """Both ladders that the settings come to, whether or not `graph_mode` has such graphs, and decisions on those that
-    it has. Rows come from the `max_num_seqs` that fits, tokens from `reach`, so that slots bound only rows.
+    """Return both ladders that result from the settings, whether or not `graph_mode` has such graphs.
 
-    ConfigError as `capture_ladders`.
+    Decisions are about those that it has. Rows come from the `max_num_seqs` that fits, tokens from `reach`, so that
+    slots bound only rows. ConfigError as `capture_ladders`.
     """
     settings = _settings(config, limits, slots_per_request)
     of_tokens = replace(settings, max_num_seqs=reach.rows or limits.max_num_seqs)
@@ -126,8 +131,10 @@ def choose_ladders(
 def largest_graphs(
     config: EngineConfig, graph_mode: GraphMode, reach: Reach, limits: Limits, slots_per_request: int
 ) -> LargestGraphs:
-    """Sizes that no graph is larger than. They never fall as `limits` or `reach` grow, as the top of a ladder does
-    where it leaves a size that is off stride."""
+    """Return upper bounds of the graphs' sizes.
+
+    They never fall as `limits` or `reach` grow. The top of a ladder can fall, where it drops a size that is off stride.
+    """
     tokens = rows = 0
     if graph_mode in PIECEWISE_MODES:
         tokens = _most_tokens(config, reach, limits, slots_per_request)
@@ -146,8 +153,10 @@ def largest_graphs(
 
 
 def ladder_decisions(first: LargestGraphs, last: LargestGraphs, ladders: CaptureLadders, reason: str) -> list[Decision]:
-    """That open ladders reach less far than by default: `first` are the largest graphs of the default, `last` those
-    that there are."""
+    """Return the decisions that open ladders reach less far than by default.
+
+    `first` are the largest graphs of the default, `last` the largest that there are.
+    """
     decisions = []
     if last.tokens < first.tokens:
         decisions.append(Decision("max_capture_size", first.tokens, last.tokens, reason))
@@ -157,7 +166,7 @@ def ladder_decisions(first: LargestGraphs, last: LargestGraphs, ladders: Capture
 
 
 def _most_tokens(config: EngineConfig, reach: Reach, limits: Limits, slots_per_request: int) -> int:
-    """Tokens that no piecewise graph has more than, where `capture_sizes` are open."""
+    """Return an upper bound of a piecewise graph's tokens, if `capture_sizes` are open."""
     if config.max_capture_size is not None:
         return min(config.max_capture_size, limits.max_num_batched_tokens)
     rows = reach.rows or limits.max_num_seqs
@@ -166,7 +175,7 @@ def _most_tokens(config: EngineConfig, reach: Reach, limits: Limits, slots_per_r
 
 
 def _most_rows(config: EngineConfig, reach: Reach, limits: Limits, slots_per_request: int) -> int:
-    """Rows that no full graph has more than."""
+    """Return an upper bound of a full graph's rows."""
     if config.capture_rows is not None or reach.most_tokens is None:
         return limits.max_num_seqs
     return min(limits.max_num_seqs, reach.most_tokens // slots_per_request)
@@ -182,8 +191,10 @@ def plan_capture(
     slots_per_request: int,
     bytes_for: Callable[[LargestGraphs], int],
 ) -> CapturePlan:
-    """The graphs that there will be. `ladders` are those of `choose_ladders`; `bytes_for` is what all graphs take if
-    these are the largest."""
+    """Return the plan of the graphs.
+
+    `ladders` are those of `choose_ladders`; `bytes_for` returns the bytes of all graphs if these are the largest.
+    """
     has_piecewise, has_full = graph_mode in PIECEWISE_MODES, graph_mode in FULL_MODES
     captured = CaptureLadders(ladders.tokens if has_piecewise else (), ladders.rows if has_full else ())
     largest = LargestGraphs(max(captured.tokens, default=0), max(captured.rows, default=0), slots_per_request)
@@ -233,7 +244,7 @@ def _settings(config: EngineConfig, limits: Limits, slots_per_request: int) -> L
 
 
 def _idle_settings(config: EngineConfig, graph_mode: GraphMode) -> list[Decision]:
-    """Given settings that this mode makes nothing of."""
+    """Return the decisions on given settings that have no effect in this mode."""
     idle: list[str] = []
     if graph_mode == "none":
         idle = ["capture_sizes", "capture_rows", "max_capture_size", "performance_mode", "check_replay"]

@@ -1,6 +1,6 @@
-"""Coverage: which graph serves each batch that can occur, how far it is padded, and what would run eagerly.
+"""Coverage: the graph that serves each possible batch, its padding, and the batches that would run eagerly.
 
-`dispatch` is the one rule. The plan's ranges are built with it and the engine asks it in every step, so they agree.
+`dispatch` is the one rule. The plan builds its ranges with it, and the engine calls it in every step, so they agree.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class GraphShape(NamedTuple):
 
 @dataclass(frozen=True)
 class MixedRange:
-    """Mixed batches of `from_` to `to` tokens. `size` is the graph's, in tokens; None where they run eagerly."""
+    """Mixed batches of `from_` to `to` tokens. `size` is the graph's, in tokens; None if they run eagerly."""
 
     from_: Annotated[int, Field(alias="from")]
     to: int
@@ -75,14 +75,16 @@ class DecodeRange:
 
 @dataclass(frozen=True)
 class Coverage:
-    """Ranges ascending, without gap or overlap: `decode` of rows, for each number of tokens per row in turn;
-    `mixed` of tokens."""
+    """Ascending ranges without gap or overlap.
+
+    `decode` is in rows, for each number of tokens per row; `mixed` is in tokens.
+    """
 
     decode: tuple[DecodeRange, ...]
     mixed: tuple[MixedRange, ...]
 
     def mode_of(self, rows: int, tokens_per_row: int | None, tokens: int) -> StepMode | None:
-        """What is promised to a batch, described as for `dispatch`; None if the ranges do not reach it."""
+        """Return the mode promised to a batch, described as for `dispatch`; None if the ranges do not reach it."""
         for decode in self.decode:
             if tokens_per_row == decode.tokens_per_row and decode.from_ <= rows <= decode.to:
                 return decode.mode
@@ -94,10 +96,10 @@ class Coverage:
 
 @dataclass(frozen=True)
 class Uncovered:
-    """Batches that run eagerly, and what would give them a graph.
+    """Batches that run eagerly, and the settings that would give them a graph.
 
-    `changes` are settings to be changed together. `sizes` are the graphs that would be captured beside those there are,
-    in tokens each and ascending; `memory` is what they take, in bytes.
+    `changes` are settings to be changed together. `sizes` are the additional graphs that would be captured, in tokens
+    each and ascending; `memory` is their bytes.
     """
 
     batches: DecodeRange | MixedRange
@@ -112,7 +114,7 @@ class Uncovered:
 
 
 def smallest_holding(ladder: Sequence[int], count: int) -> int | None:
-    """The smallest size of an ascending ladder that is at least `count`; None if none is."""
+    """Return the smallest size of an ascending ladder that is at least `count`; None if none is."""
     index = bisect_left(ladder, count)
     return ladder[index] if index < len(ladder) else None
 
@@ -120,10 +122,10 @@ def smallest_holding(ladder: Sequence[int], count: int) -> int | None:
 def dispatch(
     ladders: CaptureLadders, graph_mode: GraphMode, rows: int, tokens_per_row: int | None, tokens: int
 ) -> tuple[StepMode, int | None]:
-    """(mode, size) of the graph that serves a batch: the smallest that holds it, and (`eager`, None) if none does.
+    """Return (mode, size) of the smallest graph that holds a batch, or (`eager`, None) if none does.
 
-    `tokens_per_row` is a number where all rows decode with as many tokens, else None. Such a batch takes a full
-    graph, whose size is in rows, where the mode has them; else a piecewise one, in tokens, as mixed batches do.
+    `tokens_per_row` is a number if all rows decode with the same number of tokens, else None. Such a batch takes a full
+    graph, whose size is in rows, in a mode with full graphs; else a piecewise one, in tokens, as mixed batches do.
     """
     if tokens_per_row is not None and graph_mode in FULL_MODES:
         size = smallest_holding(ladders.rows, rows)
@@ -145,11 +147,14 @@ def coverage(
     num_speculative_tokens: int = 0,
     adaptive: bool = False,
 ) -> Coverage:
-    """What serves each batch: decode of 1 to `max_num_seqs` rows with each of `widths`, and mixed batches of 1 to
-    `max_num_batched_tokens` tokens."""
+    """Return the graphs that serve each batch.
+
+    Batches are decode of 1 to `max_num_seqs` rows with each of `widths`, and mixed ones of 1 to
+    `max_num_batched_tokens` tokens.
+    """
     decode: list[DecodeRange] = []
     for tokens_per_row in widths(num_speculative_tokens, adaptive):
-        # What serves a batch changes only behind a size: of rows, or of tokens if they are that many rows.
+        # The graph of a batch changes only after a size in rows, or a size in tokens divided by the tokens per row.
         ends = [*ladders.rows, *(size // tokens_per_row for size in ladders.tokens)]
         for first, last in _spans(ends, max_num_seqs):
             mode, size = dispatch(ladders, graph_mode, last, tokens_per_row, last * tokens_per_row)
@@ -175,11 +180,11 @@ def uncovered(
     bytes_for: Callable[[Collection[GraphShape]], int],
     full_graphs_work: bool = True,
 ) -> tuple[Uncovered, ...]:
-    """The ranges of `coverage` that run eagerly, each with the settings that would cover it.
+    """Return the ranges of `coverage` that run eagerly, each with the settings that would cover it.
 
     The settings are those that `ladders` came from, and `max_num_batched_tokens` is at least `max_num_seqs * (1 + k)`.
-    `bytes_for(graphs)` is the memory of more graphs.
-    `full_graphs_work`: whether the kernels of a decode step can be captured, so that a mode may have full graphs.
+    `bytes_for(graphs)` returns the memory of more graphs. `full_graphs_work` is true if the kernels of a decode step
+    can be captured, so that a mode may have full graphs.
     """
     covered = coverage(
         ladders,
@@ -202,8 +207,8 @@ def uncovered(
             changes += _size_changes(batches, mode, ladders, settings)
             sizes_changed = {each.setting: each.value for each in changes if each.setting != "graph_mode"}
             changed = capture_ladders(replace(settings, **sizes_changed))
-        # A default token ladder follows the max_num_seqs asked for, and `changed` the one that fits: its sizes are some
-        # of those present, so none of them counts as added.
+        # A default token ladder follows the max_num_seqs asked for, and `changed` the one that fits: its sizes are a
+        # subset of the present ones, so none of them counts as added.
         added = _graphs(changed, mode, counts) - present
         sizes = tuple(sorted(graph.tokens for graph in added))
         found.append(Uncovered(batches, tuple(changes), sizes, bytes_for(added)))
@@ -211,13 +216,13 @@ def uncovered(
 
 
 def _spans(ends: Iterable[int], last: int) -> list[tuple[int, int]]:
-    """1 to `last`, cut behind each of `ends`, as (first, last) pairs."""
+    """Return 1 to `last`, split after each of `ends`, as (first, last) pairs."""
     cuts = sorted({0, last} | {end for end in ends if 0 < end < last})
     return [(before + 1, end) for before, end in pairwise(cuts)]
 
 
 def _serves(ladders: CaptureLadders, mode: GraphMode, batches: DecodeRange | MixedRange) -> tuple[StepMode, int | None]:
-    """What serves the largest batch of a range, and so all of them."""
+    """Return the graph that serves the largest batch of a range, and so all of them."""
     if isinstance(batches, MixedRange):
         return dispatch(ladders, mode, 1, None, batches.to)
     return dispatch(ladders, mode, batches.to, batches.tokens_per_row, batches.to * batches.tokens_per_row)
@@ -226,7 +231,7 @@ def _serves(ladders: CaptureLadders, mode: GraphMode, batches: DecodeRange | Mix
 def _mode_for(
     batches: DecodeRange | MixedRange, graph_mode: GraphMode, full_graphs_work: bool
 ) -> tuple[GraphMode, list[Remedy]]:
-    """A mode that has graphs for such batches, `graph_mode` itself if it has, and the change to it."""
+    """Return a mode that has graphs for such batches, `graph_mode` itself if it has, and the change to it."""
     if graph_mode in PIECEWISE_MODES or (graph_mode in FULL_MODES and isinstance(batches, DecodeRange)):
         return graph_mode, []
     mode: GraphMode = "full_and_piecewise" if full_graphs_work else "piecewise"
@@ -239,7 +244,7 @@ def _size_changes(
     ladders: CaptureLadders,
     settings: LadderSettings,
 ) -> list[Remedy]:
-    """The settings that bring a ladder up to the largest batch of a range."""
+    """Return the settings that extend a ladder to the largest batch of a range."""
     if isinstance(batches, DecodeRange) and mode in FULL_MODES:
         return [Remedy("capture_rows", [*ladders.rows, batches.to])]
     tokens = batches.to * batches.tokens_per_row if isinstance(batches, DecodeRange) else batches.to
@@ -248,13 +253,13 @@ def _size_changes(
     sizes = sorted({*settings.capture_sizes, tokens})
     changes = [Remedy("capture_sizes", sizes)]
     if settings.max_capture_size is not None and settings.max_capture_size != sizes[-1]:
-        # Given beside the sizes, it has to be the largest of them.
+        # If max_capture_size is given together with sizes, it must be the largest of them.
         changes.append(Remedy("max_capture_size", sizes[-1]))
     return changes
 
 
 def _graphs(ladders: CaptureLadders, mode: GraphMode, tokens_per_row: Collection[int]) -> set[GraphShape]:
-    """Every graph that is captured."""
+    """Return every graph that is captured."""
     graphs: set[GraphShape] = set()
     if mode in PIECEWISE_MODES:
         graphs |= {GraphShape("piecewise", size) for size in ladders.tokens}

@@ -1,4 +1,4 @@
-"""First fit: where buffers lie in one piece of memory that they share, each of them for as long as it is needed."""
+"""First fit: offsets of buffers in a shared piece of memory, each for its own lifetime."""
 
 from __future__ import annotations
 
@@ -6,22 +6,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 ALIGNMENT = 64
-"""Bytes: a cache line, and the widest vector."""
+"""Alignment in bytes: a cache line, and the widest vector."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each buffer lies: number -> offset in bytes. `size` is the bytes of all."""
+    """Layout of buffers: number -> offset in bytes. `size` is the bytes of all."""
 
     offsets: dict[int, int]
     size: int
 
 
 def first_fit(sizes: Mapping[int, int], lives: Mapping[int, tuple[int, int]], alignment: int = ALIGNMENT) -> Layout:
-    """Offsets for the buffers of `lives` (number -> the first and the last moment of each), so that no two that live
-    at once overlap. `sizes`: number -> bytes, of which each takes a multiple of `alignment`.
+    """Return offsets for the buffers of `lives`, so that no two that live at once overlap.
 
-    Moment by moment, those that begin in one in the order of `lives`: each into the first gap that holds it.
+    `lives` maps a buffer's number to its first and its last moment, `sizes` to its bytes, which are rounded up to a
+    multiple of `alignment`. The function goes through the moments in order. Buffers that begin in one moment are placed
+    in the order of `lives`, each into the first gap that holds it.
     """
     begins: dict[int, list[int]] = {}
     ends: dict[int, list[int]] = {}

@@ -1,6 +1,6 @@
-"""The two ladders: for which numbers of tokens and of rows a graph is captured.
+"""The two ladders: the numbers of tokens and of rows that graphs are captured for.
 
-Mixed batches are bound by tokens, decode by rows, so each has a ladder of its own, and neither shortens the other.
+Mixed batches are bound by tokens, decode by rows, so each has its own ladder, and neither shortens the other.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PERFORMANCE_MODES: tuple[str, ...] = get_args(PerformanceMode)
 FIRST_SIZES = (1, 2, 4)
 FINE_STEP, LAST_FINE_SIZE, COARSE_STEP = 8, 256, 16
 LAST_INTERACTIVE_SIZE = 32
-"""Up to here `interactivity` captures every size: few users, and no step of theirs is padded."""
+"""Size up to which `interactivity` captures every size: for few users, none of whose steps is padded."""
 LARGEST_DEFAULT_SIZE = 512
 
 
@@ -28,7 +28,7 @@ class CaptureLadders:
     """Capture sizes, ascending: `tokens` of piecewise graphs, `rows` of full graphs of uniform decode.
 
     Each row count is captured for 1 token per row and, with speculation, for every other number that a step may have.
-    `decisions` says what was given and left out.
+    `decisions` says which given sizes were left out.
     """
 
     tokens: tuple[int, ...]
@@ -36,14 +36,17 @@ class CaptureLadders:
     decisions: tuple[Decision, ...] = ()
 
     def most_tokens(self, tokens_per_row: int) -> int:
-        """Tokens of the largest graph, rows having up to `tokens_per_row` each; 0 if there is none."""
+        """Return the tokens of the largest graph, rows having up to `tokens_per_row` each; 0 if there is none."""
         return max((*self.tokens, *(rows * tokens_per_row for rows in self.rows)), default=0)
 
 
 @dataclass(frozen=True)
 class Reach:
-    """How far open ladders go. That of tokens goes as far as the default for `rows` requests; None: for those of the
-    limits that are tried. Neither goes beyond graphs of `most_tokens` tokens; None: there is no such bound."""
+    """Extent of open ladders.
+
+    The token ladder goes as far as the default for `rows` requests; None: for those of the limits that are tried.
+    Neither ladder goes beyond graphs of `most_tokens` tokens; None: there is no such bound.
+    """
 
     rows: int | None = None
     most_tokens: int | None = None
@@ -51,7 +54,7 @@ class Reach:
 
 @dataclass(frozen=True)
 class LadderSettings:
-    """What ladders come from: limits of a batch, and what of `EngineConfig` is about capture sizes. None is open."""
+    """Inputs of ladders: limits of a batch, and the settings of `EngineConfig` about capture sizes. None is open."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -61,22 +64,22 @@ class LadderSettings:
     capture_rows: Sequence[int] | None = None
     performance_mode: str = "balanced"
     adaptive: bool = False
-    """Whether steps with fewer than all drafts occur."""
+    """True if steps with fewer than all drafts occur."""
 
     @property
     def tokens_per_row(self) -> int:
-        """The most tokens of a row that decodes."""
+        """Largest number of tokens of a decode row."""
         return 1 + self.num_speculative_tokens
 
 
 def capture_ladders(settings: LadderSettings) -> CaptureLadders:
-    """The ladders that the settings come to.
+    """Return the ladders that result from the settings.
 
     By default both are 1, 2, 4, steps of 8 up to 256, then steps of 16. Tokens go up to `max_capture_size`, by default
-    `min(max_num_seqs * (1 + k) * 2, 512)`, and never above `max_num_batched_tokens`, which is a size itself where
-    it is within `max_capture_size`; so is a given `max_capture_size`. Rows go up to `max_num_seqs`, always a size.
-    Given `capture_sizes` are the token ladder and, where `1 + k` divides them, the row ladder; given `capture_rows`
-    are the row ladder. Nothing is added to them, and what no batch can reach is left out, as a decision.
+    `min(max_num_seqs * (1 + k) * 2, 512)`, and never above `max_num_batched_tokens`, which is a size itself if it is
+    within `max_capture_size`; so is a given `max_capture_size`. Rows go up to `max_num_seqs`, always a size. Given
+    `capture_sizes` are the token ladder and, where `1 + k` divides them, the row ladder; given `capture_rows` are the
+    row ladder. Nothing is added to them, and sizes that no batch can reach are left out, as a decision.
 
     ConfigError if a value is no whole number or too small, a list is empty, `max_capture_size` is not the largest of
     `capture_sizes`, the mode is unknown, or `interactivity` should add to given `capture_sizes`.
@@ -117,7 +120,7 @@ def capture_ladders(settings: LadderSettings) -> CaptureLadders:
 
 
 def _progression(last: int, interactive: bool) -> list[int]:
-    """The sizes up to `last`, which is not one itself where it is off stride."""
+    """Return the sizes up to `last`, which is not one itself if it is off stride."""
     first = range(1, LAST_INTERACTIVE_SIZE + 1) if interactive else FIRST_SIZES
     fine = range(FINE_STEP, LAST_FINE_SIZE + 1, FINE_STEP)
     coarse = range(LAST_FINE_SIZE + COARSE_STEP, last + 1, COARSE_STEP)
@@ -127,14 +130,14 @@ def _progression(last: int, interactive: bool) -> list[int]:
 def _token_progression(last: int, max_num_batched_tokens: int, interactive: bool) -> tuple[int, ...]:
     if max_num_batched_tokens > last:
         return tuple(_progression(last, interactive))
-    # A full batch is the most common one while prompts are computed: without a size of its own it would run eagerly.
+    # A full batch is the most common one while prompts are computed: without this size it would run eagerly.
     return ascending([*_progression(max_num_batched_tokens, interactive), max_num_batched_tokens])
 
 
 def _tokens_up_to(
     max_capture_size: int, max_num_batched_tokens: int, interactive: bool
 ) -> tuple[tuple[int, ...], list[Decision]]:
-    """The token ladder for a given largest size, which is a size itself if a batch can reach it."""
+    """Return the token ladder for a given largest size, which is a size itself if a batch can reach it."""
     _check_at_least("max_capture_size", max_capture_size, 1)
     tokens = _token_progression(max_capture_size, max_num_batched_tokens, interactive)
     if max_capture_size <= max_num_batched_tokens:
@@ -144,7 +147,7 @@ def _tokens_up_to(
 
 
 def _rows_of(sizes: tuple[int, ...], tokens_per_row: int, max_num_seqs: int) -> tuple[tuple[int, ...], list[Decision]]:
-    """The row ladder that given token sizes come to, and a decision if it is empty."""
+    """Return the row ladder that results from given token sizes, and a decision if it is empty."""
     counts = (size // tokens_per_row for size in sizes if size % tokens_per_row == 0)
     rows = tuple(count for count in counts if count <= max_num_seqs)
     if rows:
@@ -160,7 +163,7 @@ def _rows_of(sizes: tuple[int, ...], tokens_per_row: int, max_num_seqs: int) -> 
 def _reachable(
     setting: str, sizes: tuple[int, ...], limit: int, limit_name: str
 ) -> tuple[tuple[int, ...], list[Decision]]:
-    """The given sizes that a batch can reach, and the decision that leaves the others out, if there are any."""
+    """Return the given sizes that a batch can reach, and the decision that leaves the others out, if there are any."""
     kept = tuple(size for size in sizes if size <= limit)
     if kept == sizes:
         return kept, []

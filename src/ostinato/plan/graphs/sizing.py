@@ -1,4 +1,4 @@
-"""Sizing: both ladders chosen anew from traffic, beside what the planned ones make of it."""
+"""Sizing: both ladders chosen from traffic, compared with the planned ones."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from ostinato.plan.graphs.traffic import Traffic, choose_sizes, expected_padding
 
 @dataclass(frozen=True)
 class LadderOutcome:
-    """What a ladder makes of counted steps: how many are `replayed`, with how many tokens of `padding` in all, and how
-    many are `eager`, being larger than all sizes."""
+    """Outcome of a ladder for counted steps.
+
+    `replayed` steps have `padding` tokens of padding in all; `eager` steps are larger than all sizes.
+    """
 
     sizes: tuple[int, ...]
     replayed: int
@@ -27,7 +29,7 @@ class LadderOutcome:
     @computed_field  # type: ignore[prop-decorator]
     @property
     def mean_padding(self) -> float:
-        """Tokens of padding of one replayed step, expected."""
+        """Expected tokens of padding of one replayed step."""
         return self.padding / self.replayed if self.replayed else 0.0
 
 
@@ -41,7 +43,7 @@ class LadderChoice:
 
 @dataclass(frozen=True)
 class Sizing:
-    """A choice for each ladder that the graph mode has; None for one that it has not."""
+    """Choices for each ladder that the graph mode has; None for a ladder that it does not have."""
 
     tokens: LadderChoice | None
     rows: LadderChoice | None
@@ -55,8 +57,10 @@ class Sizing:
     @computed_field  # type: ignore[prop-decorator]
     @property
     def flags(self) -> list[str]:
-        """What to give on a command line for the chosen sizes. All ladders are named, since what is left open would
-        follow from the others."""
+        """Command line flags for the chosen sizes.
+
+        All ladders are named, since an open one would follow from the others.
+        """
         names = {"tokens": "--capture-sizes", "rows": "--capture-rows"}
         return [
             f"{names[name]} {','.join(map(str, choice.chosen.sizes))}"
@@ -68,10 +72,10 @@ class Sizing:
 def size_for_traffic(
     traffic: Traffic, capture: CapturePlan, *, max_num_seqs: int, max_num_batched_tokens: int, num_sizes: int | None
 ) -> Sizing:
-    """The `num_sizes` best sizes of each ladder for such traffic, by default as many as are planned.
+    """Return the `num_sizes` best sizes of each ladder for such traffic, by default as many as are planned.
 
-    A uniform decode step takes a full graph if the mode has them, and else is one more step of tokens. ConfigError if
-    the mode has no graphs, or `num_sizes` is less than 1.
+    In a mode with full graphs a uniform decode step takes one of them, else it counts as a step of tokens. ConfigError
+    if the mode has no graphs, or `num_sizes` is less than 1.
     """
     mode = capture.graph_mode
     if mode == "none":
@@ -105,7 +109,7 @@ def _token_outcome(counts: Mapping[int, int], sizes: tuple[int, ...]) -> LadderO
 
 
 def _row_outcome(decode: Mapping[int, Mapping[int, int]], sizes: tuple[int, ...]) -> LadderOutcome:
-    """A row of padding is as many tokens as a row has."""
+    """Return the outcome of a row ladder. A row of padding counts as many tokens as a row has."""
     found = [(tokens_per_row, expected_padding(counts, sizes)) for tokens_per_row, counts in decode.items()]
     return LadderOutcome(
         sizes,

@@ -1,4 +1,4 @@
-"""Traffic: what an engine counted of its batches and requests; and the sizes that would pad the batches least."""
+"""Traffic: an engine's counts of its batches and requests; and the capture sizes that would pad the batches least."""
 
 from __future__ import annotations
 
@@ -20,8 +20,11 @@ FIELDS = ("decode", "mixed", "requests")
 
 @dataclass
 class Traffic:
-    """How many steps had which shape: `decode[tokens_per_row][rows]` of uniform decode, `mixed[tokens]` of others; and
-    how long the `requests` were that have ended, None where nobody counted them."""
+    """Counts of steps by shape, and of requests by length.
+
+    `decode[tokens_per_row][rows]` counts uniform decode, `mixed[tokens]` other steps. `requests` has the lengths of the
+    requests that have ended, None if they were not counted.
+    """
 
     decode: dict[int, Counter[int]] = field(default_factory=dict)
     mixed: Counter[int] = field(default_factory=Counter)
@@ -32,15 +35,18 @@ class Traffic:
         return bool(self.decode or self.mixed)
 
     def count(self, rows: int, tokens_per_row: int | None, tokens: int, steps: int = 1) -> None:
-        """Adds steps of one shape. `tokens_per_row` is None for a mixed batch, as for `dispatch`."""
+        """Add steps of one shape. `tokens_per_row` is None for a mixed batch, as for `dispatch`."""
         if tokens_per_row is None:
             self.mixed[tokens] += steps
         else:
             self.decode.setdefault(tokens_per_row, Counter())[rows] += steps
 
     def row_weights(self) -> Counter[int]:
-        """`{rows: tokens}` that a row more would have cost: the counts for one row ladder that serves every number of
-        tokens per row, so that its padding is in tokens."""
+        """Return `{rows: tokens}` that one more row would have cost.
+
+        These are the weights for one row ladder that serves every number of tokens per row, so that its padding is in
+        tokens.
+        """
         weights: Counter[int] = Counter()
         for tokens_per_row, counts in self.decode.items():
             for rows, count in counts.items():
@@ -48,8 +54,11 @@ class Traffic:
         return weights
 
     def to_json(self) -> dict[str, Any]:
-        """`{"decode": {tokens_per_row: {rows: count}}, "mixed": {tokens: count}}`, its keys ascending, as strings; and
-        `"requests"`, if they were counted."""
+        """Return the counts as plain data, keys ascending, as strings.
+
+        The form is `{"decode": {tokens_per_row: {rows: count}}, "mixed": {tokens: count}}`, and `"requests"`, if they
+        were counted.
+        """
         steps = {
             "decode": {str(size): with_string_keys(counts) for size, counts in sorted(self.decode.items())},
             "mixed": with_string_keys(self.mixed),
@@ -58,8 +67,10 @@ class Traffic:
 
     @classmethod
     def from_json(cls, data: Any) -> Traffic:
-        """The traffic that `to_json` gave, or its requests alone. ConfigError that names the field if the data has
-        another form."""
+        """Return the traffic from the result of `to_json`, or from its requests alone.
+
+        ConfigError that names the field if the data has another form.
+        """
         fields = json_object("traffic", data)
         if not (fields.keys() == {"requests"} or {"decode", "mixed"} <= fields.keys() <= set(FIELDS)):
             names = ", ".join(repr(name) for name in fields) or "nothing"
@@ -72,12 +83,12 @@ class Traffic:
         return cls(decode, read_counts("mixed", fields.get("mixed", {})), requests)
 
     def save(self, path: Path) -> None:
-        """Writes the traffic as JSON."""
+        """Write the traffic as JSON."""
         path.write_text(json.dumps(self.to_json(), indent=2) + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, path: Path) -> Traffic:
-        """Reads what `save` wrote. ConfigError if there is no such file, or it is not one of traffic."""
+        """Read a file that `save` wrote. ConfigError if there is no such file, or it is not one of traffic."""
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
@@ -90,8 +101,11 @@ class Traffic:
 
 @dataclass(frozen=True)
 class LadderPadding:
-    """What a ladder makes of counted batches: `covered` and `uncovered` of them, and the `padding` of all covered ones
-    together, in the unit of their sizes."""
+    """Outcome of a ladder for counted batches.
+
+    `covered` and `uncovered` are numbers of batches; `padding` is that of all covered ones together, in the unit of
+    their sizes.
+    """
 
     covered: int
     uncovered: int
@@ -99,12 +113,12 @@ class LadderPadding:
 
     @property
     def mean(self) -> float:
-        """Padding of one covered batch, expected; 0 if there are none."""
+        """Expected padding of one covered batch; 0 if there are none."""
         return self.padding / self.covered if self.covered else 0.0
 
 
 def expected_padding(counts: Mapping[int, int], ladder: Sequence[int]) -> LadderPadding:
-    """The padding of batches, as `{size: count}`, if each takes the smallest size of the ladder that holds it.
+    """Return the padding of batches, as `{size: count}`, if each takes the smallest size of the ladder that holds it.
 
     The ladder is ascending. Batches above its largest size run eagerly and are not padded.
     """
@@ -120,12 +134,11 @@ def expected_padding(counts: Mapping[int, int], ladder: Sequence[int]) -> Ladder
 
 
 def choose_sizes(counts: Mapping[int, int], num_sizes: int, largest: int | None = None) -> tuple[int, ...]:
-    """The `num_sizes` sizes, at most `largest`, that cover the most of the counted batches, as `{size: count}`, and of
-    those the ones with the least padding in all. Ascending; fewer if fewer sizes occur.
+    """Return the `num_sizes` sizes, none above `largest`, that cover most batches, with the least padding in all.
 
-    Exact, by dynamic programming over the sizes that occur, since a size that does not occur could be lowered to the
-    next one that does. The last size is the largest that occurs, so all that can be covered is.
-    ConfigError if `num_sizes` is less than 1.
+    `counts` is `{size: count}`. The result is ascending; it is shorter if fewer sizes occur. It is exact, by dynamic
+    programming over the sizes that occur, since a size that does not occur could be lowered to the next one that does.
+    The last size is the largest that occurs, so all that can be covered is. ConfigError if `num_sizes` is less than 1.
     """
     if num_sizes < 1:
         raise ConfigError(f"num_sizes = {num_sizes}: at least one size is chosen", [Remedy("num_sizes", 1)])
@@ -136,11 +149,11 @@ def choose_sizes(counts: Mapping[int, int], num_sizes: int, largest: int | None 
     units = [0, *accumulate(size * counts[size] for size in sizes)]
 
     def padding(first: int, end: int) -> int:
-        """Of the batches of sizes[first:end], all padded to the last of these sizes."""
+        """Return the padding of the batches of sizes[first:end], all padded to the last of these sizes."""
         return sizes[end - 1] * (batches[end] - batches[first]) - (units[end] - units[first])
 
-    # least[end]: the least padding of sizes[:end] with as many sizes chosen as there were rounds so far, the last being
-    # sizes[end - 1]; cuts: for each further round, where the batches that the last size serves begin.
+    # least[end]: the least padding of sizes[:end] with one size chosen per round so far, the last being sizes[end - 1];
+    # cuts: for each further round, the start of the batches that the last size serves.
     least = [0, *(padding(0, end) for end in range(1, len(sizes) + 1))]
     cuts: list[list[int]] = []
     for chosen in range(1, num_sizes):
@@ -153,7 +166,7 @@ def choose_sizes(counts: Mapping[int, int], num_sizes: int, largest: int | None 
 
 
 def _with_one_more(least: list[int], padding: Callable[[int, int], int], chosen: int) -> tuple[list[int], list[int]]:
-    """(least padding, cut) by end, with one size more than the `chosen` ones that `least` stands for.
+    """Return (least padding, cut) by end, with one size more than the `chosen` ones of `least`.
 
     Since a <= b <= c <= d gives padding(a, c) + padding(b, d) <= padding(a, d) + padding(b, c), the best cut moves only
     up with the end (Yao, 1980, on quadrangle inequalities). So the best cut of the middle end bounds those of all ends

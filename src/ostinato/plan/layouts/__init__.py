@@ -1,1 +1,1 @@
-"""Layouts: what requests a number of engines carries, and how long they wait there, estimated before any is built."""
+"""Layouts: estimates of the load that a number of engines carries, and of latencies, before any is built."""

@@ -1,4 +1,4 @@
-"""What users expect of a server's latency."""
+"""Deadlines: the latency that users expect of a server."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from ostinato.errors import ConfigError
 
 @dataclass(frozen=True)
 class Deadline:
-    """Seconds to the first token, and between tokens in the mean."""
+    """Seconds to the first token, and mean seconds between tokens."""
 
     first_token: float
     between_tokens: float
 
     def is_met(self, first_token: float, between_tokens: float | None) -> bool:
-        """By a request with these times; None for one that has no second token."""
+        """Return whether a request with these times meets it; `between_tokens` is None without a second token."""
         return first_token <= self.first_token and (between_tokens is None or between_tokens <= self.between_tokens)
 
 
 def parse_deadline(text: str) -> Deadline:
-    """From `TTFT:ITL`, both in milliseconds; else a ConfigError."""
+    """Parse `TTFT:ITL`, both in milliseconds; ConfigError for any other text."""
     try:
         first, between = (float(part) for part in text.split(":"))
     except ValueError:

@@ -1,4 +1,4 @@
-"""What a number of engines carries: the most requests per second, and how long requests wait at a given rate."""
+"""Estimates for a number of engines: their capacity in requests per second, and latencies at a given rate."""
 
 from __future__ import annotations
 
@@ -21,20 +21,23 @@ from ostinato.plan.search import smallest
 from ostinato.plan.windows import pane_rules
 
 LOADS = (0.5, 0.8, 0.9)
-"""Of the most that engines carry: the rates that are shown where none is given."""
+"""Shares of the capacity whose rates are shown if no rate is given."""
 REQUESTS = 2000
-"""Simulated for each rate, after those of `WARM_UP`."""
+"""Number of requests simulated for each rate, after those of `WARM_UP`."""
 WARM_UP = 200
-"""Requests at the beginning, which find an empty engine and do not count."""
+"""Number of requests at the beginning, which find an empty engine and do not count."""
 MOST_REPLICAS = 4096
 IN_TIME = 0.99
-"""Of the requests, those that must meet the deadline where the number of replicas is chosen."""
+"""Share of requests that must meet the deadline when the number of replicas is chosen."""
 QUANTILES = (0.5, 0.95, 0.99)
 
 
 @dataclass(frozen=True)
 class Offered:
-    """What comes: requests of these `lengths`, `per_second` of them in all; None: as many as are shown."""
+    """Offered load: request lengths and the total arrival rate `per_second`.
+
+    Without a rate, the shares `LOADS` of the capacity are shown.
+    """
 
     lengths: RequestLengths
     per_second: float | None
@@ -43,28 +46,34 @@ class Offered:
 
 @dataclass(frozen=True)
 class Load:
-    """One rate on one layout. Times are of the quantiles 0.5, 0.95 and 0.99; None where more comes than is carried, so
-    that the queue grows for as long as that lasts."""
+    """Estimate of one rate on one layout.
+
+    Times are of the quantiles 0.5, 0.95 and 0.99; None if the rate exceeds the capacity, so that the queue keeps
+    growing.
+    """
 
     replicas: int
     devices: int
-    """Of all replicas together."""
+    """Number of devices of all replicas together."""
     per_second: float
     share: float
-    """Of the most that the layout carries."""
+    """Share of the layout's capacity."""
     first_token: tuple[float, ...] | None = None
     per_token: tuple[float, ...] | None = None
-    """Empty if no request has a second token."""
+    """Quantiles of the time per token; empty if no request has a second token."""
     rows: float | None = None
-    """Of one engine, in the mean."""
+    """Mean number of rows of one engine."""
     in_time: float | None = None
     """Share of the requests that meet the deadline; None without one."""
 
 
 @dataclass(frozen=True)
 class LayoutEstimate:
-    """`most_per_second` is one replica's, with `rows` in a step, each `step_seconds`. `is_lower_bound`: step times are
-    the least that is possible, and so is each time here; what is carried is the most."""
+    """Estimate of all shown layouts.
+
+    `most_per_second` is the capacity of one replica, with `rows` in a step, each `step_seconds`. With `is_lower_bound`,
+    step times are lower bounds, and so is each time here; the capacity is an upper bound.
+    """
 
     requests: int
     mean_prompt: float
@@ -86,12 +95,14 @@ def estimate_layouts(
     offered: Offered,
     replicas: Sequence[int] = (),
 ) -> LayoutEstimate:
-    """How `replicas` engines, each with `plan`, serve what is `offered`; without `replicas` the fewest that do, or one
-    where no rate is given. Pure: the same arguments give the same figures.
+    """Estimate how `replicas` engines, each with `plan`, serve the `offered` load.
 
-    A router is taken to send requests at random, so that each replica sees its share of a Poisson stream. Preemption
-    is left out, and so is what a server adds. ConfigError if the plan predicts no step, or a request is longer than
-    max_model_len; CapacityError if no number of replicas meets the deadline.
+    Without `replicas` it is the smallest number that does, or one if no rate is given. The function is pure: the same
+    arguments give the same result. A router is assumed to send requests at random, so that each replica sees its share
+    of a Poisson stream. Preemption and the server's overhead are left out.
+
+    ConfigError if the plan predicts no step, or a request is longer than max_model_len; CapacityError if no number of
+    replicas meets the deadline.
     """
     if not plan.prediction.steps:
         raise ConfigError(f"no layout can be estimated without step times: {plan.prediction.reason}")
@@ -132,7 +143,7 @@ def estimate_layouts(
 
 
 def room_of(plan: Plan) -> Room:
-    """What an engine with this plan has room for. The null block is nobody's."""
+    """Return the capacity of an engine with this plan, without the null block."""
     blocks, size = plan.memory.num_blocks, plan.settings.block_size
     rows, rules = plan.settings.max_num_seqs, pane_rules(plan.memory, size, plan.settings.max_num_batched_tokens)
     if rules is not None:
@@ -145,19 +156,19 @@ def room_of(plan: Plan) -> Room:
 
 
 def full_step(lengths: RequestLengths, room: Room, times: StepSeconds) -> tuple[float, float]:
-    """(rows, seconds) of the mean step of an engine that never lacks requests.
+    """Return (rows, seconds) of the mean step of an engine that never lacks requests.
 
     Each row ends after as many steps as its output has tokens, and another's prompt is computed in its place: so a step
-    of n rows computes n * prompt / output tokens of prompts. n is what rows, the cache and the step's tokens allow. In
-    a step, long outputs are met more often than they come (`output_beside`); each holds blocks to its end from its
-    beginning, and has half of its tokens behind it in the mean.
+    of n rows computes n * prompt / output tokens of prompts. n is what rows, the cache and the step's tokens allow. A
+    step contains long outputs more often than they arrive (`output_beside`); each holds blocks for all its tokens from
+    the start, and half of its tokens are done in the mean.
     """
     prompt, output, beside = lengths.mean_prompt, lengths.mean_output, lengths.output_beside
     computed = max(1.0, prompt * (1 - lengths.cached_share))
     rows = min(float(room.rows), room.step_tokens / (1 + computed / output))
     if room.cache_tokens is not None:
         rows = min(rows, max(1.0, room.cache_tokens / (prompt + beside)))
-    # Less than a row is a row in a part of the steps.
+    # A number of rows below one means one row in a part of the steps.
     rows = float(math.floor(rows)) if rows > 1 else rows
     return rows, times(max(1, int(rows)), prompt + beside / 2, max(1, round(rows * computed / output)))
 
@@ -201,7 +212,7 @@ def _quantiles(values: list[float]) -> tuple[float, ...]:
 def _fewest(
     per_second: float, most_per_second: float, deadline: Deadline | None, at: Callable[[int, float], Load]
 ) -> int:
-    """The fewest replicas that carry the rate and, if there is a deadline, meet it nearly always."""
+    """Return the smallest number of replicas that carries the rate and nearly always meets the deadline, if any."""
     least = math.floor(per_second / most_per_second) + 1
     if least > MOST_REPLICAS:
         raise CapacityError(f"{per_second:g} requests per second need {least:,} replicas; at most {MOST_REPLICAS:,}")

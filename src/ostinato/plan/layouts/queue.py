@@ -1,5 +1,8 @@
-"""An engine as a queue: requests arrive, wait for a row, have their prompt computed in chunks beside others' tokens,
-and get a token from each step. Only times are computed, so that an hour of traffic takes a second."""
+"""Simulation of an engine as a queue. Only times are computed, so that an hour of traffic takes a second.
+
+Requests arrive, wait for a row, have their prompt computed in chunks while other rows decode, and get a token from each
+step.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,14 @@ from ostinato.plan.layouts.requests import RequestLengths
 
 
 class StepSeconds(Protocol):
-    """`StepTimes.seconds`."""
+    """Signature of `StepTimes.seconds`."""
 
     def __call__(self, rows: int, context: float, prompt_tokens: int = 0, before: float = 0) -> float: ...
 
 
 @dataclass(frozen=True)
 class Room:
-    """What an engine has room for: rows, tokens of a step, and tokens in blocks of the cache (None: without limit)."""
+    """Capacity of an engine: rows, tokens of a step, and tokens in blocks of the cache (None: without limit)."""
 
     rows: int
     step_tokens: int
@@ -31,7 +34,7 @@ class Room:
 
 @dataclass(frozen=True)
 class Arrival:
-    """A request: when it comes (seconds), its prompt's length, the part of it that has to be computed, its output's."""
+    """A request: arrival time in seconds, prompt length, the part of it that must be computed, and output length."""
 
     time: float
     prompt: int
@@ -41,7 +44,7 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Served:
-    """Seconds from the arrival to the first token, and from each token to the next in the mean, None with one token."""
+    """Seconds from the arrival to the first token, and mean seconds per later token, None with one token."""
 
     first_token: float
     per_token: float | None
@@ -49,8 +52,11 @@ class Served:
 
 @dataclass(frozen=True)
 class Run:
-    """All requests, in the order in which they came; the seconds until the last had ended, how much of that the engine
-    computed, and the mean of the rows meanwhile."""
+    """Result of a simulation.
+
+    `served` has all requests in order of arrival; `seconds` is the time until the last has ended, `busy` how much of it
+    the engine computed, and `mean_rows` the mean number of rows meanwhile.
+    """
 
     served: tuple[Served, ...]
     seconds: float
@@ -59,8 +65,10 @@ class Run:
 
 
 def make_arrivals(lengths: RequestLengths, per_second: float, count: int, seed: int) -> list[Arrival]:
-    """Requests of random lengths, drawn as they were counted, prompts and outputs apart, at random times (Poisson).
-    Of each prompt the same share is found in the prefix cache, all but its last token at the most."""
+    """Return requests at random times (Poisson), with prompt and output lengths sampled independently from the counts.
+
+    The same share of each prompt is found in the prefix cache, except its last token.
+    """
     chance = random.Random(seed)
     prompts, outputs = (_draw(counts, count, chance) for counts in (lengths.prompt_tokens, lengths.output_tokens))
     share, time, made = 1 - lengths.cached_share, 0.0, []
@@ -88,10 +96,10 @@ class _Job:
 
 
 def simulate(arrivals: Sequence[Arrival], room: Room, step_seconds: StepSeconds) -> Run:
-    """How long each of `arrivals`, which are in order of time, waits for its tokens.
+    """Simulate how long each of `arrivals`, which are in order of time, waits for its tokens.
 
-    As in the scheduler, rows come first, then prompts in order of arrival, as many tokens as a step still has. A
-    request is let in when a row and blocks for all of its tokens are free; so none is ever preempted.
+    As in the scheduler, rows come first, then prompts in order of arrival, with as many tokens as the step has left. A
+    request is admitted when a row and blocks for all of its tokens are free; so none is ever preempted.
     """
     waiting: deque[_Job] = deque()
     prompts: deque[_Job] = deque()
@@ -113,12 +121,12 @@ def simulate(arrivals: Sequence[Arrival], room: Room, step_seconds: StepSeconds)
         before, computed, ended = _compute_prompts(prompts, room.step_tokens - len(rows))
         count, mean_context = 1, context / len(rows) if rows else 0.0
         if not computed:
-            # Nothing changes before a row ends or a request comes: these steps are taken together.
+            # Nothing changes before a row ends or a request arrives, so these steps are simulated as one.
             count = rows[0][0] - step
             if come < len(arrivals):
                 until = arrivals[come].time - now
                 count = max(1, min(count, math.ceil(until / step_seconds(len(rows), mean_context))))
-                # Steps grow longer, so that may be some more than it takes.
+                # Steps grow longer, so the estimate may be too high.
                 while count > 1 and (count - 1) * step_seconds(len(rows), mean_context + (count - 2) / 2) >= until:
                     count -= 1
             mean_context += (count - 1) / 2
@@ -144,7 +152,7 @@ def _has_blocks(room: Room, held: int, job: _Job) -> bool:
 
 
 def _compute_prompts(prompts: deque[_Job], budget: int) -> tuple[int, int, list[_Job]]:
-    """(tokens of the first one that were computed sooner, tokens that this step computes, prompts that end with it)."""
+    """Return (earlier tokens of the first prompt, tokens that this step computes, prompts that end with it)."""
     before = computed = 0
     ended: list[_Job] = []
     while prompts and computed < budget:

@@ -1,4 +1,4 @@
-"""Lengths of requests, as an engine counted them or a user wrote them down."""
+"""Lengths of requests, as counted by an engine or given by a user."""
 
 from __future__ import annotations
 
@@ -15,15 +15,18 @@ FIELDS = ("prompt_tokens", "output_tokens", "cached_tokens")
 
 @dataclass
 class RequestLengths:
-    """`prompt_tokens` and `output_tokens` are {length: requests}; of all prompts' tokens together, `cached_tokens` were
-    found in the prefix cache."""
+    """Counts of request lengths.
+
+    `prompt_tokens` and `output_tokens` are {length: requests}; `cached_tokens` of all prompts' tokens were found in the
+    prefix cache.
+    """
 
     prompt_tokens: Counter[int] = field(default_factory=Counter)
     output_tokens: Counter[int] = field(default_factory=Counter)
     cached_tokens: int = 0
 
     def count(self, prompt_tokens: int, output_tokens: int, cached_tokens: int) -> None:
-        """Adds a request that has ended. One without output is not counted: it was aborted in its prompt."""
+        """Add a request that has ended. One without output is not counted: it was aborted in its prompt."""
         if output_tokens:
             self.prompt_tokens[prompt_tokens] += 1
             self.output_tokens[output_tokens] += 1
@@ -43,19 +46,23 @@ class RequestLengths:
 
     @property
     def output_beside(self) -> float:
-        """Mean length of the outputs that are being computed at a moment: long ones are met longer, so each counts as
-        often as it has tokens. E[n^2] / E[n]"""
+        """Mean length of the outputs that are being computed at a moment: E[n^2] / E[n].
+
+        Long outputs are in more steps, so each counts as often as it has tokens.
+        """
         squares = sum(length * length * count for length, count in self.output_tokens.items())
         return squares / sum(length * count for length, count in self.output_tokens.items())
 
     @property
     def cached_share(self) -> float:
-        """Of the prompts' tokens, those that need not be computed."""
+        """Share of the prompts' tokens that need not be computed."""
         return self.cached_tokens / sum(length * count for length, count in self.prompt_tokens.items())
 
     def to_json(self) -> dict[str, Any]:
-        """`{"prompt_tokens": {length: requests}, "output_tokens": {length: requests}, "cached_tokens": n}`, keys
-        ascending, as strings."""
+        """Return the counts as plain data, keys ascending, as strings.
+
+        The form is `{"prompt_tokens": {length: requests}, "output_tokens": {length: requests}, "cached_tokens": n}`.
+        """
         return {
             "prompt_tokens": with_string_keys(self.prompt_tokens),
             "output_tokens": with_string_keys(self.output_tokens),
@@ -64,8 +71,10 @@ class RequestLengths:
 
     @classmethod
     def from_json(cls, data: Any) -> RequestLengths:
-        """What `to_json` gave; `cached_tokens` may be missing. ConfigError that names the field if the data has another
-        form, or holds no request."""
+        """Return the counts from the result of `to_json`; `cached_tokens` may be missing.
+
+        ConfigError that names the field if the data has another form, or contains no request.
+        """
         fields = json_object("requests", data)
         if not {"prompt_tokens", "output_tokens"} <= fields.keys() <= set(FIELDS):
             names = ", ".join(repr(name) for name in fields) or "nothing"
@@ -81,5 +90,5 @@ class RequestLengths:
 
 
 def mean(counts: Counter[int]) -> float:
-    """Of the keys, each as often as it was counted; not a number without any."""
+    """Return the mean of the keys, each weighted by its count; NaN without any."""
     return sum(value * count for value, count in counts.items()) / counts.total() if counts.total() else math.nan

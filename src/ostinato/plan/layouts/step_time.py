@@ -1,4 +1,4 @@
-"""Seconds of any step, between those that were predicted."""
+"""Seconds of any step, interpolated between predicted steps."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from ostinato.plan.memory.kernel_work import LOGITS
 from ostinato.plan.prediction import ENGINE, Machine, PredictedStep
 
 OF_ALL_TOKENS = ("linear", "moe", ENGINE)
-"""Parts of a step that do not care whose tokens they compute: a step of rows and a prompt has them once."""
+"""Parts of a step that depend only on its number of tokens: a step of rows and a prompt counts them once."""
 LEAST_CONTEXT = 256
-"""Up to here one figure per row count would do: keys and values are a small part of a step."""
+"""Context up to which one prediction per row count would do: keys and values are a small part of a step."""
 
 
 class StepTimes:
-    """Predicts steps at powers of two and takes the time to grow evenly between them, so that thousands of steps cost
-    few predictions."""
+    """Step times, predicted at powers of two and interpolated linearly between them.
+
+    So thousands of steps cost few predictions.
+    """
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
@@ -22,15 +24,18 @@ class StepTimes:
         self._prompts: dict[tuple[int, int], PredictedStep] = {}
 
     def seconds(self, rows: int, context: float, prompt_tokens: int = 0, before: float = 0) -> float:
-        """Of a step of `rows` decode rows behind `context` tokens each, in the mean, and `prompt_tokens` of prompts, of
-        which `before` were computed sooner. Either may be missing, not both."""
+        """Return the seconds of a step of `rows` decode rows and `prompt_tokens` tokens of prompts.
+
+        Each row has `context` tokens before it in the mean; `before` tokens of the prompts were computed in earlier
+        steps. Either part may be missing, not both.
+        """
         if not prompt_tokens:
             return sum(share * self._row_step(*shape).seconds for share, shape in _around(rows, context))
         tokens = prompt_tokens + rows
         prompts = [(share, self._prompt_step(*shape)) for share, shape in _around(tokens, before)]
         if not rows:
             return sum(share * step.seconds for share, step in prompts)
-        # The products of all tokens, and what else the prompt has; then what rows have of their own, logits among it.
+        # First the matmuls of all tokens and the prompt's other parts; then the rows' other parts, including logits.
         seconds = sum(share * (step.seconds - step.parts[LOGITS]) for share, step in prompts)
         for share, shape in _around(rows, context):
             parts = self._row_step(*shape).parts
@@ -51,7 +56,7 @@ class StepTimes:
 
 
 def _around(count: float, context: float) -> list[tuple[float, tuple[int, int]]]:
-    """The up to four predicted shapes around (count, context), and what share each has in the time between them."""
+    """Return up to four predicted shapes around (count, context), each with its weight in the interpolation."""
     return [
         (of_count * of_context, (near_count, near_context))
         for of_count, near_count in _between(count, 1)
@@ -61,7 +66,7 @@ def _around(count: float, context: float) -> list[tuple[float, tuple[int, int]]]
 
 
 def _between(value: float, least: int) -> tuple[tuple[float, int], tuple[float, int]]:
-    """The next smaller and the next larger of 0, `least` and its doubles, each with its share."""
+    """Return the next smaller and the next larger of 0, `least` and its doubles, each with its weight."""
     low, high = (0, least) if value < least else (least, 2 * least)
     while high <= value:
         low, high = high, 2 * high

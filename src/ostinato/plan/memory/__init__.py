@@ -1,1 +1,1 @@
-"""Bytes: what weights, activations, graphs and cache take."""
+"""Bytes of weights, activations, graphs and cache."""

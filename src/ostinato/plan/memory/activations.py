@@ -1,5 +1,7 @@
-"""Activations: what a step takes beside weights and cache, which depends on the kernels that run. Pure functions of
-plain numbers."""
+"""Activations: the memory of a step besides weights and cache, which depends on the kernels that run.
+
+The functions are pure and take plain numbers.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,16 @@ from ostinato.plan.memory.passes import Pass, drafter_pass, own_pass
 from ostinato.plan.model import DTYPE_BYTES, ModelSpec
 
 LOGIT_COPIES = 9
-"""Floats per logit while sampling: raw, float32 and processed copies, and a sort with its 64-bit indices; 8
-were seen with top-p."""
+"""Floats per logit while sampling: raw, float32 and processed copies, and a sort with its 64-bit indices.
+
+8 were measured with top-p.
+"""
 
 NATIVE_LOGIT_COPIES = 4
-"""The same where the kernel that samples is no reference: it sorts in scratch of its own, or not at all."""
+"""Floats per logit if the sampling kernel is no reference: it sorts in its own scratch memory, or not at all."""
 
 SCORE_COPIES = 4
-"""The same for log-probabilities, which nothing is sorted for; 4.25 were seen, and a quarter more is counted."""
+"""Floats per logit for log-probabilities, which need no sort; 4.25 were measured, and a quarter more is counted."""
 
 PROMPT_POSITIONS = 32
 """Positions whose prompt log-probabilities are computed at a time, however few rows there are."""
@@ -40,21 +44,22 @@ def activation_bytes(
     triton: Collection[str] = (),
     kv_cache_dtype: str | None = None,
 ) -> int:
-    """Bytes that one step of `tokens` tokens in `rows` rows needs at most, beside weights and cache, without encoding
-    images.
+    """Return the peak bytes of one step of `tokens` tokens in `rows` rows, besides weights and cache.
 
-    Counted are, as alive at once: what the model's calls give, as long as it is needed; or, after the last layer, the
-    residual stream and its normed form, and the logits of `tokens_per_row` positions per row, each with its drafts, and
-    at least of those whose prompt log-probabilities are computed at a time, and their copies while sampling; and a
-    quarter more, since allocators hold on to some of what was freed.
+    Encoding images is not included. The result counts these as alive at once: the results of the model's calls, as long
+    as they are needed; or, after the last layer, the residual stream and its normed form, and the logits with their
+    copies while sampling. Logits are those of `tokens_per_row` positions per row, each with its drafts, and at least
+    those whose prompt log-probabilities are computed at a time. A quarter more is added, since allocators keep some of
+    the freed memory.
 
     `native` are the operations with a native kernel, whose scratch on `threads` threads is kept from step to step, and
-    `triton` those with a Triton kernel, whose scratch is freed with each call.
-    Where any of the model's operations has a reference, which widens what it reads and allocates besides, the layers
-    are counted as greedy as they may be: the residual stream, and of the greediest layer all intermediate results, each
-    with a float32 copy, with what its kernels allocate, every token in one expert; or as much of the drafter.
-    `kv_cache_dtype` is that of keys and values, None: the model's.
-    `gathers_states`: whether a decode step gathers all rows' states into one tensor, as the references do on a GPU.
+    `triton` those with a Triton kernel, whose scratch is freed with each call. If any of the model's operations has a
+    reference, which dequantizes what it reads and allocates more, the layers are counted at their upper bound: the
+    residual stream, and of the largest layer all intermediate results, each with a float32 copy, and the allocations of
+    its kernels, every token in one expert; or the same of the drafter.
+
+    `kv_cache_dtype` is that of keys and values, None: the model's. `gathers_states` is true if a decode step gathers
+    all rows' states into one tensor, as the references do on a GPU.
     """
     with_kernel = {*native, *triton}
     has_references = bool({*model.ops} - with_kernel - called_by("encoder"))
@@ -63,7 +68,7 @@ def activation_bytes(
     own, drafter = own_pass(model), drafter_pass(model)
 
     def scratch(layer: LayerSpec) -> int:
-        """Of the greediest reference."""
+        """Return the scratch memory of the largest reference."""
         return reference_scratch(
             layer,
             with_kernel,
@@ -88,7 +93,7 @@ def activation_bytes(
         )
         return max(widest, tokens * way.join_elements * element)
 
-    # A drafter's logits are of one position per row, so that they never decide.
+    # A drafter's logits are of one position per row, so they never determine the peak.
     copies = NATIVE_LOGIT_COPIES if "sample" in with_kernel else LOGIT_COPIES
     floats = max(min(tokens, rows * tokens_per_row) * copies, min(tokens, PROMPT_POSITIONS) * SCORE_COPIES)
     logits = floats * model.vocab_size * 4
@@ -113,8 +118,10 @@ def activation_bytes(
 
 
 def called_bytes(model: ModelSpec, width: int, tokens: int) -> int:
-    """Bytes of the results that a step's calls have at once, in a dtype of `width` bytes, and of two more as wide as
-    the residual stream: Python holds the arguments of the functions that it is in."""
+    """Return the bytes of the results of a step's calls that are alive at once, in a dtype of `width` bytes.
+
+    Two more results as wide as the residual stream are added: Python holds the arguments of the functions on its stack.
+    """
     drafter = model.drafter
     calls = [model.calls]
     if drafter is not None:
@@ -125,7 +132,10 @@ def called_bytes(model: ModelSpec, width: int, tokens: int) -> int:
 def scratch_bytes(
     model: ModelSpec, tokens: int, positions: int, max_model_len: int, native: Collection[str], threads: int
 ) -> int:
-    """Bytes that native kernels keep from step to step, for steps of `tokens` tokens that sample `positions`."""
+    """Return the bytes that native kernels keep from step to step.
+
+    The steps have `tokens` tokens and sample `positions`.
+    """
     drafter = drafter_pass(model)
     layers = own_pass(model).layers + (() if drafter is None else drafter.layers)
     head = (model.hidden_size, model.vocab_size)
@@ -133,7 +143,7 @@ def scratch_bytes(
 
 
 def sampled_positions(tokens: int, rows: int, tokens_per_row: int) -> int:
-    """Positions whose logits a step of `tokens` tokens has at once, at the most."""
+    """Return the largest number of positions whose logits a step of `tokens` tokens has at once."""
     return min(tokens, max(rows * tokens_per_row, PROMPT_POSITIONS))
 
 

@@ -1,5 +1,7 @@
-"""How the memory of a device is split: weights, activations, blocks, panes and slots. Pure functions of plain
-numbers."""
+"""Split of a device's memory among weights, activations, blocks, window blocks and slots.
+
+The functions are pure and take plain numbers.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,16 @@ from ostinato.plan.search import largest
 from ostinato.plan.states import StateDtype
 
 DEFAULT_PREFIX_TOKENS = 1024
-"""Mean length of the prefixes that the cache is split for, where the user does not say: a system prompt with some
-examples, or a few turns of a conversation."""
+"""Default mean length of the prefixes that the cache is split for.
+
+It is that of a system prompt with some examples, or a few turns of a conversation.
+"""
 
 MOST_CACHED_TOKENS = 2**22
-"""Tokens of prefixes that are planned for at most: memory for more is better left to others, since every block and
-slot is also an id to keep."""
+"""Upper bound of the tokens of prefixes that are planned for.
+
+Memory for more is better left to others, since every block and slot is also an id to keep.
+"""
 
 NO_ENCODER = EncoderMemory()
 
@@ -28,13 +34,13 @@ NO_ENCODER = EncoderMemory()
 class MemoryPlan:
     """The split. Sizes are in bytes, of one block and one slot for `kv_block` and `state_slot`.
 
-    The counts include the null block and the null slot; a model without attention has no blocks, one
-    that keeps no state no slots. `cache` is what all blocks and slots take, `available` what the plan may
-    use in all. `encoder_graphs` and `encoder_cache` are 0 for a model that takes text alone.
+    The counts include the null block and the null slot; a model without attention has no blocks, one without state no
+    slots. `cache` is the size of all blocks and slots, `available` what the plan may use in all. `encoder_graphs` and
+    `encoder_cache` are 0 for a model that takes text alone.
 
-    `num_checkpoints` slots are planned beyond the null one and the working ones of `max_num_seqs` rows. Beside
-    that many running requests of `expected_prefix_tokens` tokens each, the cache holds `prefix_tokens` tokens of
-    distinct prefixes of that length; None and 0 where no prompt can hit.
+    `num_checkpoints` slots are planned beyond the null one and the working ones of `max_num_seqs` rows. In addition to
+    `max_num_seqs` running requests of `expected_prefix_tokens` tokens each, the cache holds `prefix_tokens` tokens of
+    distinct prefixes of that length; None and 0 if no prompt can hit.
     """
 
     weights: int
@@ -53,16 +59,19 @@ class MemoryPlan:
     cache: int
     available: int
     mapped_weights: int = 0
-    """Of the weights, those that stay in the pages of the checkpoint's file."""
+    """The part of the weights that stays in the pages of the checkpoint's file."""
     pane: int = 0
-    """Bytes of a pane, which holds a block's tokens of the layers with a window; those are in no block then."""
+    """Bytes of a window block, which holds a block's tokens of the layers with a window.
+
+    They are in no other block then.
+    """
     num_panes: int = 0
     pane_window: int = 0
-    """The longest window of these layers. 0, as those above, where there are none."""
+    """The longest window of these layers. It and the two above are 0 without such layers."""
 
     @property
     def beside_cache(self) -> int:
-        """Bytes of all but blocks, panes and slots."""
+        """Bytes of everything except blocks, window blocks and slots."""
         return self.weights + self.activations + self.graphs + self.encoder_graphs + self.encoder_cache
 
     @property
@@ -72,11 +81,11 @@ class MemoryPlan:
 
 @dataclass(frozen=True)
 class Budget:
-    """What a split is made from, whatever the limits on rows and tokens are. Sizes in bytes.
+    """Inputs of a split that do not depend on the limits on rows and tokens. Sizes are in bytes.
 
-    `cache_size` is the size that the cache should have: exactly if `cache_is_given`, else less where there
-    is less room; None if it may take all that is left. `holds_prefixes`: whether a prompt can hit, so that the
-    cache is split for prefixes, of `expected_prefix_tokens` tokens if the user gave it.
+    `cache_size` is the size that the cache should have: exactly if `cache_is_given`, else less if there is less room;
+    None if it may take everything that is left. `holds_prefixes` is true if a prompt can hit, so that the cache is
+    split for prefixes, of `expected_prefix_tokens` tokens if the user gave it.
     """
 
     available: int
@@ -90,50 +99,59 @@ class Budget:
     holds_prefixes: bool = False
     expected_prefix_tokens: int | None = None
     mapped_weights: int = 0
-    """Of the weights."""
+    """The part of the weights that is mapped from files."""
     pane: int = 0
     pane_window: int = 0
 
     def pane_rules(self, step_tokens: int) -> PaneRules | None:
-        """How many panes requests need, where there are any; in steps of at most so many tokens."""
+        """Return the rules for window blocks in steps of up to `step_tokens` tokens; None without window blocks."""
         return PaneRules(self.pane_window, self.block_size, step_tokens) if self.pane_window else None
 
 
 def slots_per_request(num_speculative_tokens: int = 0) -> int:
-    """Slots that a running request writes in one step: one for the state after each of its input tokens."""
+    """Return the slots that a running request writes in one step: one for the state after each of its input tokens."""
     return 1 + num_speculative_tokens
 
 
 def kv_block_bytes(model: ModelSpec, block_size: int, dtype: str) -> int:
-    """Bytes of one block: keys and values of `block_size` tokens in all attention layers, a drafter's among them, in
-    the `dtype` that they are kept in."""
+    """Return the bytes of one block: keys and values of `block_size` tokens in all attention layers.
+
+    A drafter's layers are included. `dtype` is that of the stored keys and values.
+    """
     return block_size * sum(bytes_per_token(attention, dtype) for attention in model.attention_layers)
 
 
 def state_slot_bytes(model: ModelSpec, dtype: str, ssm_state_dtype: str) -> int:
-    """Bytes of one slot: the state of each state layer, its arrays in the model's dtype or in their own; and what a
-    drafter keeps of the model's hidden state."""
+    """Return the bytes of one slot: the state of each state layer, and the hidden state that a drafter needs.
+
+    The arrays are in the model's dtype or in `ssm_state_dtype`.
+    """
     widths: dict[StateDtype, int] = {"model": DTYPE_BYTES[dtype], "state": DTYPE_BYTES[ssm_state_dtype]}
     return sum(state.num_bytes(widths) for state in model.states)
 
 
 def cache_need(budget: Budget, max_num_seqs: int, max_model_len: int, step_tokens: int = 1) -> int:
-    """Bytes of the working slots of `max_num_seqs` rows and the blocks and panes of one request of `max_model_len`
-    tokens, in steps of at most `step_tokens`, with what is null: the least cache that a plan may have."""
+    """Return the bytes of the smallest cache that a plan may have.
+
+    It has the working slots of `max_num_seqs` rows, the blocks and window blocks of one request of `max_model_len`
+    tokens in steps of up to `step_tokens`, and the null ones.
+    """
     slots, blocks = _slots(budget, max_num_seqs), _blocks(budget, 1, max_model_len)
     panes = panes_of(budget, 1, max_model_len, step_tokens)
     return slots * budget.state_slot + blocks * budget.kv_block + panes * budget.pane
 
 
 def panes_of(budget: Budget, requests: int, max_model_len: int, step_tokens: int) -> int:
-    """Panes of so many requests, with the null one; 0 where there are none."""
+    """Return the window blocks of `requests` requests, with the null one; 0 if there are none."""
     rules = budget.pane_rules(step_tokens)
     return 0 if rules is None else rules.needed(_blocks_of(max_model_len, budget.block_size), requests) + 1
 
 
 def cache_room(budget: Budget, activations: int, others: int = 0) -> int:
-    """Bytes that the cache gets; negative if what must be there beside it does not fit. `others`: graphs, and what the
-    encoder keeps."""
+    """Return the bytes that the cache gets; negative if everything else does not fit.
+
+    `others` are graphs, and what the encoder keeps.
+    """
     left = budget.available - budget.weights - others - activations
     if budget.cache_size is None:
         return left
@@ -151,13 +169,13 @@ def fit_memory(
     encoder: EncoderMemory = NO_ENCODER,
     step_tokens: int = 1,
 ) -> MemoryPlan | None:
-    """The split for these limits, or None if it does not fit.
+    """Return the split for these limits, or None if it does not fit.
 
-    Working slots are counted for `max_num_seqs` rows. If prompts can hit, the rest is for running requests and
-    prefixes (see `prefixes_that_fit`), of which there are no more than `most_prefixes`; what is left over goes to
-    blocks. There are no more blocks than all those prefixes and `max_num_seqs` requests of `max_model_len`
-    tokens can use, save for a remainder that holds no further prefix. Where there are panes, `split_tables` splits what
-    slots leave; steps have at most `step_tokens` tokens.
+    Working slots are counted for `max_num_seqs` rows. If prompts can hit, the rest is for running requests and prefixes
+    (see `prefixes_that_fit`), up to `most_prefixes` of them; what is left over goes to blocks. There are no more blocks
+    than all those prefixes and `max_num_seqs` requests of `max_model_len` tokens can use, except for a remainder that
+    holds no further prefix. With window blocks, `split_tables` splits what slots leave; steps have up to `step_tokens`
+    tokens.
     """
     room = cache_room(budget, activations, graphs + encoder.total)
     if cache_need(budget, max_num_seqs, max_model_len, step_tokens) > room:
@@ -206,16 +224,16 @@ def fit_memory(
 
 
 def expected_prefix(budget: Budget, max_model_len: int) -> int:
-    """Tokens of the prefixes that the cache is split for."""
+    """Return the tokens of the prefixes that the cache is split for."""
     return budget.expected_prefix_tokens or min(DEFAULT_PREFIX_TOKENS, max_model_len)
 
 
 def prefixes_that_fit(budget: Budget, room: int, max_num_seqs: int, max_model_len: int, step_tokens: int = 1) -> int:
-    """How many distinct prefixes `room` bytes hold, each its blocks and one checkpoint, beside what runs.
+    """Return how many distinct prefixes fit in `room` bytes, each with its blocks and one checkpoint.
 
-    That is the working slots of `max_num_seqs` rows, and the blocks of as many requests of a prefix's length; of
-    these no more than half of the blocks there could be, but always those of one request of `max_model_len`. With
-    panes, see `prefixes_in`.
+    Running requests are subtracted first: the working slots of `max_num_seqs` rows, and the blocks of as many requests
+    of a prefix's length. These are no more than half of the possible blocks, but always those of one request of
+    `max_model_len`. With window blocks, see `prefixes_in`.
     """
     tables = _tables(budget, max_num_seqs, max_model_len, step_tokens)
     if tables is not None:
@@ -230,7 +248,7 @@ def prefixes_that_fit(budget: Budget, room: int, max_num_seqs: int, max_model_le
 
 
 def most_prefixes(budget: Budget, expected: int) -> int:
-    """How many prefixes of `expected` tokens are planned for at the most."""
+    """Return the largest number of prefixes of `expected` tokens that is planned for."""
     return max(1, MOST_CACHED_TOKENS // (_blocks_of(expected, budget.block_size) * budget.block_size))
 
 
@@ -244,7 +262,7 @@ def _tables(budget: Budget, rows: int, max_model_len: int, step_tokens: int) -> 
 
 
 def _prefixes_with_panes(budget: Budget, tables: Tables, room: int) -> int:
-    """In `room` bytes for blocks, panes and checkpoints."""
+    """Return the prefixes that fit in `room` bytes for blocks, window blocks and checkpoints."""
 
     def beside(prefixes: int) -> int:
         left = room - budget.kv_block - budget.pane - prefixes * budget.state_slot

@@ -10,30 +10,32 @@ from ostinato.plan.model import ModelSpec
 
 @dataclass(frozen=True)
 class PrefillFlops:
-    """Floating-point operations of a prefill. `per_token` is for each token, `per_pair` for each pair of a token
-    and one that it attends to: an earlier one or itself."""
+    """Floating-point operations of a prefill.
+
+    `per_token` is for each token, `per_pair` for each pair of a token and one that it attends to: an earlier one or
+    itself.
+    """
 
     per_token: float
     per_pair: float
 
     def until(self, tokens: int) -> float:
-        """Of the first `tokens` tokens of a prompt."""
+        """Return the operations of the first `tokens` tokens of a prompt."""
         return self.per_token * tokens + self.per_pair * tokens * (tokens + 1) / 2
 
 
 @dataclass(frozen=True)
 class StateCachePlan:
-    """What a hit saves. How prefixes are kept is in the settings, how many in the split of the memory."""
+    """Work that a hit saves. The settings say how prefixes are kept, the memory split how many."""
 
     prefill_flops: PrefillFlops
 
 
 def prefill_flops(model: ModelSpec) -> PrefillFlops:
-    """The work of all layers, the drafter's among them, which computes prompts too; embeddings cost none, and only a
-    prompt's last token needs the LM head.
+    """Return the work of all layers, including the drafter's, which computes prompts too.
 
-    Every parameter that a token meets counts as one multiplication and one addition, of the experts those that
-    the router chooses.
+    Embeddings cost none, and only a prompt's last token needs the LM head. Every parameter that a token uses counts as
+    one multiplication and one addition; of the experts, those that the router chooses.
     """
     met = sum(layer.used_parameters - layer.inactive_parameters for layer in model.cached_layers)
     if model.drafter is not None and model.drafter.method == "mtp":

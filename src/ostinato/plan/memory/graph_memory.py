@@ -1,4 +1,4 @@
-"""What graphs take: the persistent buffers that they read, and the arena that they compute in."""
+"""Memory of graphs: the persistent buffers that they read, and the arena that they compute in."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ from ostinato.plan.model import DTYPE_BYTES, ModelSpec
 
 @dataclass(frozen=True)
 class LargestGraphs:
-    """What the memory of graphs depends on: the `tokens` of the largest piecewise graph and the `rows` of the largest
-    full one, whose rows have at most `tokens_per_row` tokens; 0 where there is none."""
+    """Sizes that determine the memory of graphs.
+
+    They are the `tokens` of the largest piecewise graph and the `rows` of the largest full one, whose rows have up to
+    `tokens_per_row` tokens; 0 if there is none.
+    """
 
     tokens: int
     rows: int
@@ -31,9 +34,11 @@ class LargestGraphs:
 
 @dataclass(frozen=True)
 class Capture:
-    """How the graphs are captured: the `backend`, the parts that piecewise graphs leave out (`splits`), and whether
-    those of a decode step gather all rows' states (`gathers_states`). Of CUDA graphs: `holds_references`, whether a
-    reference is among their kernels, and its `triton` ones."""
+    """Method of capture: the `backend`, and the parts that piecewise graphs leave out (`splits`).
+
+    `gathers_states` is true if graphs of a decode step gather all rows' states. For CUDA graphs `holds_references` is
+    true if a reference is among their kernels, and `triton` are those of Triton.
+    """
 
     backend: Backend
     splits: frozenset[str]
@@ -52,10 +57,10 @@ def graph_bytes(
     capture: Capture,
     has_panes: bool = False,
 ) -> int:
-    """Bytes of all graphs together, the drafter's among them, with the buffers for any step within `limits`; 0 if
-    there are none.
+    """Return the bytes of all graphs, the drafter's included, with the buffers for any step within `limits`.
 
-    One arena serves all graphs of a model, so the largest decides. For tapes it is what they take, to the byte.
+    0 if there are none. All graphs of a model share one arena, so the largest determines its size. For tapes the result
+    is exact.
     """
     if largest.most_tokens == 0:
         return 0
@@ -73,15 +78,15 @@ def graph_bytes(
 def buffer_bytes(
     tokens: int, rows: int, max_blocks: int, slots_per_request: int, takes_images: bool = False, max_panes: int = 0
 ) -> int:
-    """Bytes of the buffers that hold a step's inputs."""
+    """Return the bytes of the buffers that hold a step's inputs."""
     sizes = step_sizes(rows, tokens, max_blocks, slots_per_request, max_panes)
     return table_bytes(step_table(takes_images, max_panes > 0), sizes)
 
 
 def arena_bytes(model: ModelSpec, dtype: str, largest: LargestGraphs, capture: Capture, gathered_rows: int = 0) -> int:
-    """Bytes of the arena of the model's own graphs.
+    """Return the bytes of the arena of the model's own graphs.
 
-    A prediction head follows the model in its graphs; a draft model has graphs of its own.
+    A prediction head follows the model in its graphs; a draft model has separate graphs.
     """
     drafter = model.drafter
     followed_by = drafter if drafter is not None and drafter.method == "mtp" else None
@@ -104,7 +109,7 @@ def drafter_graph_bytes(
     capture: Capture,
     max_panes: int = 0,
 ) -> int:
-    """Bytes of the graphs that make drafts, with their own buffers.
+    """Return the bytes of the graphs that make drafts, with their own buffers.
 
     Full ones have one token per row. Only a draft model has piecewise ones too, for prompts. A prediction head reads
     one hidden state per row from one more buffer.
@@ -130,8 +135,10 @@ def drafter_graph_bytes(
 
 
 def _tape_bytes(calls: Calls, dtype: str, largest: LargestGraphs, capture: Capture) -> int:
-    """Of tapes, which share an arena; what kernels allocate while they run is no part of it. The results of the same
-    calls take as much in a CUDA graph."""
+    """Return the bytes of tapes, which share an arena. It does not hold what kernels allocate while they run.
+
+    The results of the same calls take as much in a CUDA graph.
+    """
     width, full_tokens = DTYPE_BYTES[dtype], largest.rows * largest.tokens_per_row
     return max(
         calls.arena_bytes(width, full_tokens),
@@ -140,12 +147,12 @@ def _tape_bytes(calls: Calls, dtype: str, largest: LargestGraphs, capture: Captu
 
 
 def _triton_bytes(model: ModelSpec, dtype: str, largest: LargestGraphs, capture: Capture) -> int:
-    """Of the greediest call in a graph of Triton's kernels."""
+    """Return the scratch memory of the largest call in a graph of Triton's kernels."""
     drafter = drafter_pass(model)
     return triton_scratch(
         own_pass(model).layers + (() if drafter is None else drafter.layers),
         (model.hidden_size, 0),
-        # A prompt's scan is left out of graphs, as attention is of those of prompts.
+        # Graphs leave out a prompt's scan, and graphs of prompts leave out attention.
         capture.triton - called_by("prefill"),
         tokens=largest.most_tokens,
         rows=largest.rows,
@@ -157,10 +164,12 @@ def _triton_bytes(model: ModelSpec, dtype: str, largest: LargestGraphs, capture:
 
 
 def _cuda_bytes(way: Pass, dtype: str, tokens: int, gathered_rows: int) -> int:
-    """Of CUDA graphs with references among their kernels, an estimate, as these allocate what they please: as in
-    `activation_bytes`, what is kept and the greediest layer's intermediate results, each also in float32; the states
-    that a captured recurrence gathers of `gathered_rows` rows, three in float32 each; and a quarter more, for what
-    fits into no gap that is free."""
+    """Return the bytes of CUDA graphs with references among their kernels.
+
+    The result is an estimate, as references allocate without a rule. As in `activation_bytes` it counts what stays
+    alive and the largest layer's intermediate results, each also in float32. It adds the states that a captured
+    recurrence gathers of `gathered_rows` rows, three in float32 each; and a quarter more for fragmentation.
+    """
     elements = way.kept_elements + way.widest_elements
     state = max((mixer.state.recurrent_elements for mixer in way.state_layers), default=0)
     peak = tokens * elements * (DTYPE_BYTES[dtype] + 4) + gathered_rows * 3 * state * 4

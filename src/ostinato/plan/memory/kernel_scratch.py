@@ -1,4 +1,4 @@
-"""The memory that a step's kernels use while they run: what the operations' facts say, for the layers of a model."""
+"""Scratch memory of a step's kernels for the layers of a model, by the rules in the operations' facts."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def native_scratch(
     threads: int,
     in_order: bool = False,
 ) -> int:
-    """Bytes that the kernels of `native` keep, at the most: what all threads share, and what each has for itself.
+    """Return an upper bound of the bytes that the kernels of `native` keep: shared by all threads, and per thread.
 
-    `head`: the sizes of the LM head, in and out; `positions` are sampled. `in_order`: inputs of products may have
-    another order in their weights.
+    `head` are the input and output sizes of the LM head; `positions` are sampled. With `in_order`, inputs of matmuls
+    may have another order in their weights (act-order).
     """
     needed = [Scratch(0)]
 
@@ -74,8 +74,11 @@ def triton_scratch(
     element_bytes: int,
     in_order: bool = False,
 ) -> int:
-    """Bytes that the greediest call of a Triton kernel allocates, in a step of `tokens` tokens in `rows` rows, or of
-    `decode_tokens` tokens of rows that decode. `head`, `positions` and `in_order` as for `native_scratch`."""
+    """Return the bytes that the largest call of a Triton kernel allocates.
+
+    The step has `tokens` tokens in `rows` rows, or `decode_tokens` tokens of decode rows. `head`, `positions` and
+    `in_order` are as for `native_scratch`.
+    """
     needed = [0]
 
     def note(op: str, rule: Callable[..., int], **numbers: int) -> None:
@@ -129,9 +132,11 @@ def reference_scratch(
     states: int,
     gathering_ranks: int = 0,
 ) -> int:
-    """Bytes that the greediest reference of a layer allocates; operations of `native` have none. `kv_bytes`: of an
-    element of the keys and values that are read; `states`: of how many rows it takes the states at once;
-    `gathering_ranks`: how many give each other the inputs that they share, if they do."""
+    """Return the bytes that the largest reference of a layer allocates; operations of `native` have none.
+
+    `kv_bytes` are those of an element of the keys and values that are read; `states` is the number of rows whose states
+    are taken at once; `gathering_ranks` is the number of ranks that gather their sharded inputs, if they do.
+    """
     needed = [Scratch(0)]
 
     def note(op: str, **numbers: int) -> None:
@@ -159,5 +164,5 @@ def reference_scratch(
 
 
 def _sizes(layer: LayerSpec, **numbers: int) -> dict[str, int]:
-    """Of a layer's mixer, and of the step."""
+    """Return the sizes of a layer's mixer and of the step."""
     return numbers if layer.mixer is None else {**layer.mixer.sizes, **numbers}

@@ -1,4 +1,4 @@
-"""The work of each kernel in a step, of all of a model's layers, by the rules in the operations' facts."""
+"""Work of each kernel in a step, for all of a model's layers, by the rules in the operations' facts."""
 
 from __future__ import annotations
 
@@ -14,14 +14,18 @@ from ostinato.plan.states import Mixer, StateDtype
 from ostinato.plan.weights import Weight
 
 LOGITS = "logits"
-"""The LM head's product, for one position of each row, or for all of one that decodes: a `linear` with a name of its
-own."""
+"""Name of the LM head's matmul, for one position of each prompt row, or for all positions of a decode row.
+
+It is a `linear` under a separate name.
+"""
 
 
 @dataclass(frozen=True)
 class Part:
-    """The work of one operation on what is stored in one dtype (`int8` for weights of 8 bits): weights, states, or keys
-    and values."""
+    """Work of one operation on data stored in one dtype: weights, states, or keys and values.
+
+    `storage` is that dtype (`int8` for weights of 8 bits).
+    """
 
     name: str
     storage: str
@@ -35,11 +39,11 @@ class Part:
 def kernel_work(
     model: ModelSpec, dtype: str, ssm_state_dtype: str, step: StepShape, kv_cache_dtype: str | None = None
 ) -> dict[str, KernelWork | None]:
-    """By operation, of all of the model's layers, and `logits`. `kv_cache_dtype` is that of keys and values, None: the
-    model's.
+    """Return the work by operation, for all of the model's layers, and that of `logits`.
 
-    Operations that only pass over activations are left out. None for the experts of a step with several tokens, which
-    reads those that its tokens choose: that is not known beforehand.
+    `kv_cache_dtype` is that of keys and values, None: the model's. Operations that only pass over activations are left
+    out. None for the experts of a step with several tokens, which reads those that its tokens choose: that is not known
+    beforehand.
     """
     works: dict[str, KernelWork] = {}
     for part in kernel_parts(model, dtype, ssm_state_dtype, step, kv_cache_dtype):
@@ -50,7 +54,7 @@ def kernel_work(
 def kernel_parts(
     model: ModelSpec, dtype: str, ssm_state_dtype: str, step: StepShape, kv_cache_dtype: str | None = None
 ) -> Iterator[Part]:
-    """As `kernel_work`, by storage. Experts count as if every token chose them at random."""
+    """Yield the work of `kernel_work` by storage. Experts count as if every token chose them at random."""
     kept = kv_cache_dtype or dtype
     for i, layer in enumerate(model.layers):
         inside = f"{model.backbone}layers.{i}."
@@ -76,8 +80,10 @@ def _products(
     matrices: Iterable[Weight],
     inside: str,
 ) -> Iterator[Part]:
-    """Products with `parameters` weights, those of `matrices` among them, whose names lie `inside` a part of the
-    model; apart those of 8 bits."""
+    """Yield the work of matmuls with `parameters` weights, separately for 8-bit weights.
+
+    The parameters include those of `matrices`, whose names get the prefix `inside`.
+    """
     quantization = model.quantization
     matrices = [] if quantization is None else [matrix.under(inside) for matrix in matrices]
     small = [matrix for matrix in matrices if quantization is not None and quantization.quantises(matrix)]
@@ -101,7 +107,7 @@ def _of_experts(
 
 
 def _of_mixer(mixer: Mixer, dtypes: Mapping[StateDtype, str], step: StepShape) -> Iterator[Part]:
-    """Of the operations that read and write a part of its state, by the dtype of that part."""
+    """Yield the work of the operations that read and write a part of its state, by the dtype of that part."""
     for operation, array in mixer.operations.items():
         if array is not None:
             name, storage = operation if step.decodes else in_prompts(operation), dtypes[mixer.state[array].dtype]
@@ -109,7 +115,7 @@ def _of_mixer(mixer: Mixer, dtypes: Mapping[StateDtype, str], step: StepShape) -
 
 
 def experts_read(experts: ExpertsSpec, tokens: int) -> float:
-    """How many experts `tokens` tokens read, on average, if each chooses at random."""
+    """Return how many experts `tokens` tokens read, on average, if each chooses at random."""
     return experts.num_experts * (1 - (1 - experts.top_k / experts.num_experts) ** tokens)
 
 
@@ -121,8 +127,10 @@ def _work(operation: str, step: StepShape, **numbers: float) -> KernelWork:
 
 
 def _product_parameters(layer: LayerSpec) -> int:
-    """Weights and biases of a layer's `linear` operations, routers among them. Norms over the hidden size are left in:
-    they are too small to tell."""
+    """Return the weights and biases of a layer's `linear` operations, including routers.
+
+    Norms over the hidden size are included too: they are too small to matter.
+    """
     others = layer.expert_parameters
     if layer.mixer is not None:
         others += layer.mixer.conv_parameters

@@ -1,4 +1,4 @@
-"""The dtype of keys and values in the cache: which one a plan has, and what a token takes in it."""
+"""The dtype of keys and values in the cache: its choice, and the bytes of a token."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from ostinato.plan.layers import AttentionSpec
 from ostinato.plan.model import DTYPE_BYTES, ModelSpec
 
 INT8 = "int8"
-"""Integers from -127 to 127, with a float32 scale for each token's head (`ops/int8.py`)."""
+"""Dtype of integers from -127 to 127, with a float32 scale for each token's head (`ops/int8.py`)."""
 
 SCALE_BYTES = 4
 
 
 def bytes_per_token(attention: AttentionSpec, dtype: str) -> int:
-    """What one token adds to the cache in a layer: its keys and values in `dtype`, and their scales, if there are
-    any."""
+    """Return the bytes that one token adds to the cache in a layer: keys and values in `dtype`, with scales, if any."""
     elements = attention.kv_elements_per_token
     if dtype == INT8:
         return elements + elements // attention.head_dim * SCALE_BYTES
@@ -23,12 +22,12 @@ def bytes_per_token(attention: AttentionSpec, dtype: str) -> int:
 
 
 def bytes_while_read(dtype: str) -> int:
-    """Bytes of one element of the keys and values that a reference gathers: it widens integers to float32."""
+    """Return the bytes of one element of keys and values that a reference gathers: it converts integers to float32."""
     return 1 + DTYPE_BYTES["float32"] if dtype == INT8 else DTYPE_BYTES[dtype]
 
 
 def choose_kv_cache_dtype(config: EngineConfig, model: ModelSpec, dtype: str) -> tuple[str, list[Decision]]:
-    """The dtype of keys and values: `int8` if that is given, else the model's, which runs in `dtype`."""
+    """Return the dtype of keys and values: `int8` if that is given, else the model's, which runs in `dtype`."""
     if config.kv_cache_dtype != INT8:
         return dtype, []
     layers = model.attention_layers

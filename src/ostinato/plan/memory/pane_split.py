@@ -1,4 +1,4 @@
-"""How memory is split between blocks and panes. Pure functions of plain numbers."""
+"""Split of memory between blocks and window blocks. Pure functions of plain numbers."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from ostinato.cache.pane_rules import PaneRules
 
 @dataclass(frozen=True)
 class Tables:
-    """What requests need: `block` and `pane` are bytes of one of each, `longest` and `expected` the blocks of a request
-    of max_model_len tokens and of a prefix of the expected length, and `rows` those of a step."""
+    """Needs of requests.
+
+    `block` and `pane` are bytes of one block and one window block; `longest` and `expected` are the blocks of a request
+    of max_model_len tokens and of a prefix of the expected length; `rows` are those of a step.
+    """
 
     block: int
     pane: int
@@ -21,24 +24,24 @@ class Tables:
 
     @property
     def prefix_panes(self) -> int:
-        """Panes of a prefix that is kept."""
+        """Window blocks of a cached prefix."""
         return min(self.expected, self.rules.of_window)
 
     def pane_share(self, num_blocks: int) -> float:
-        """The part that panes have of the memory of a request of so many blocks."""
+        """Return the share that window blocks have of the memory of a request of `num_blocks` blocks."""
         panes = min(num_blocks, self.rules.own) * self.pane
         return panes / (panes + num_blocks * self.block)
 
 
 def split_tables(tables: Tables, room: int, holds_prefixes: bool) -> tuple[int, int]:
-    """(blocks, panes) that `room` bytes are split into, the null ones not among them. There is room for one request of
-    max_model_len tokens.
+    """Return (blocks, window blocks) that `room` bytes are split into, without the null ones.
 
-    Long requests have few panes for their blocks, short ones many. How long they will be is not known: with x of the
-    memory for panes, and s the part that requests of one length would best have there, x / s of as many such requests
-    as there could be run at once where x < s, and (1 - x) / (1 - s) elsewhere. The x that is equally far from the best
-    for prefixes of the expected length and for the longest requests is s_short / (s_short + 1 - s_long). Without
-    prefixes to hold there are no more panes than `rows` requests can use.
+    There is room for one request of max_model_len tokens. Long requests have few window blocks for their blocks, short
+    ones many. How long they will be is not known: with x of the memory for window blocks, and s the share that requests
+    of one length would best have there, x / s of as many such requests as there could be run at once if x < s, and (1 -
+    x) / (1 - s) otherwise. The x that is equally far from the best for prefixes of the expected length and for the
+    longest requests is s_short / (s_short + 1 - s_long). Without prefixes to hold there are no more window blocks than
+    `rows` requests can use.
     """
     rules, block, pane = tables.rules, tables.block, tables.pane
     short, long = tables.pane_share(tables.expected), tables.pane_share(tables.longest)
@@ -49,8 +52,11 @@ def split_tables(tables: Tables, room: int, holds_prefixes: bool) -> tuple[int, 
 
 
 def prefixes_in(tables: Tables, blocks: int, panes: int) -> int:
-    """How many distinct prefixes so many blocks and panes hold beside what runs: requests of a prefix's length in all
-    rows, but in no more than half of each, and always one of max_model_len."""
+    """Return how many distinct prefixes fit in these blocks and window blocks in addition to running requests.
+
+    Running requests have a prefix's length and fill all rows, but no more than half of each pool; one of max_model_len
+    always fits.
+    """
     rules, found = tables.rules, []
     if tables.block:
         running = max(min(tables.rows * tables.expected, blocks // 2), tables.longest)

@@ -1,4 +1,4 @@
-"""Passes: the ways of a token through layers in one step, and how wide each is."""
+"""Passes of a token through layers in one step, and the width of each."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from ostinato.plan.states import Mixer
 
 @dataclass(frozen=True)
 class Pass:
-    """One way through layers. `kept_elements` per token are alive from its begin to its end, `join_elements` only
-    before the first layer, as `LayerSpec.activation_elements` are within one."""
+    """One pass through layers.
+
+    `kept_elements` per token are alive from its start to its end, `join_elements` only before the first layer, as
+    `LayerSpec.activation_elements` are within one.
+    """
 
     kept_elements: int
     layers: tuple[LayerSpec, ...]
@@ -20,7 +23,7 @@ class Pass:
 
     @property
     def widest_elements(self) -> int:
-        """Per token, of the greediest moment between its begin and its end."""
+        """Elements per token at the peak between its start and its end, besides `kept_elements`."""
         return max(self.join_elements, *(layer.activation_elements for layer in self.layers), 0)
 
     @property
@@ -29,15 +32,15 @@ class Pass:
 
 
 def own_pass(model: ModelSpec) -> Pass:
-    """Through the model itself: kept are the residual stream and its normed form."""
+    """Return the pass through the model itself, where the residual stream and its normed form stay alive."""
     return Pass(2 * model.hidden_size, model.layers)
 
 
 def drafter_pass(model: ModelSpec) -> Pass | None:
-    """Through what makes drafts, where something with weights does.
+    """Return the pass through the drafter, or None without one.
 
-    A prediction head keeps the model's hidden states too, and before its first layer joins them with the tokens': both
-    normed, and side by side.
+    A prediction head also keeps the model's hidden states alive. Before its first layer it joins them with the tokens'
+    embeddings: both normed, and side by side.
     """
     drafter = model.drafter
     if drafter is None:
@@ -48,7 +51,7 @@ def drafter_pass(model: ModelSpec) -> Pass | None:
 
 
 def of_each_kind(model: ModelSpec) -> ModelSpec:
-    """The model with one of each kind of layer: as greedy as it at its greediest, and quicker to look through."""
+    """Return the model with one of each kind of layer: its peak is the same, and it is quicker to search."""
     drafter = model.drafter
     if drafter is not None:
         draft = None if drafter.model is None else of_each_kind(drafter.model)

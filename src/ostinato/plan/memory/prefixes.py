@@ -1,4 +1,4 @@
-"""What there is to say of the prefix cache beyond its sizes: settings without effect, and a cache that is too small."""
+"""Decisions on the prefix cache beyond its sizes: settings without effect, and a cache that is too small."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ PREFIX_SETTINGS = ("eviction_policy", "expected_prefix_tokens")
 
 
 def prefix_decisions(fitted: Fit) -> list[Decision]:
-    """Given settings that change nothing, each with the reason; and where no prefix is sure of a place, what would
-    give it one."""
+    """Return the decisions on given settings without effect, and on a cache that has no room reserved for a prefix.
+
+    The latter names the changes that would make room for one.
+    """
     decisions = _idle_settings(fitted)
     memory = fitted.memory
     if memory.expected_prefix_tokens is not None and memory.prefix_tokens == 0:
@@ -37,7 +39,7 @@ def _idle_settings(fitted: Fit) -> list[Decision]:
         idle = dict.fromkeys(("enable_prefix_caching", *CHECKPOINT_SETTINGS, *PREFIX_SETTINGS), reason)
     elif fitted.settled.state_block_size > fitted.limits.max_model_len:
         idle = {"state_block_size": f"no request is longer than max_model_len {fitted.limits.max_model_len}"}
-    # Caching is on unless it is turned off, so that it is in vain is news even where nobody asked for it.
+    # Caching is on by default, so a cache without effect is reported even if the setting was not given.
     names = [name for name in idle if config.is_given(name) or name == "enable_prefix_caching"]
     return [without_effect(config, name, idle[name]) for name in names]
 
@@ -56,7 +58,7 @@ def _no_place(fitted: Fit) -> Decision:
 
 
 def _ways_to_one(fitted: Fit) -> list[str]:
-    """Changes of one setting each, with which one prefix has a place."""
+    """Return changes of one setting each that make room for one prefix."""
     config, model, device = fitted.settled.config, fitted.settled.model, fitted.settled.device
 
     def works(setting: str, value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""The state cache: in which mode checkpoints are taken, and how far apart."""
+"""The state cache: the mode in which checkpoints are taken, and their distance."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from ostinato.plan.model import ModelSpec
 
 MODES = ("auto", "none", "align", "all")
 LEAST_STATE_BLOCK_SIZE = 256
-"""Tokens between checkpoints, at the least, where the user does not say: a slot weighs as much as hundreds of tokens
-of keys and values."""
+"""Minimum tokens between checkpoints by default: a slot takes as much memory as hundreds of tokens' keys and values."""
 
 
 def resolve_state_cache_mode(
@@ -24,10 +23,10 @@ def resolve_state_cache_mode(
     supports_all: bool,
     num_speculative_tokens: int = 0,
 ) -> Decision:
-    """The mode of a model with state layers: the requested one, or what `auto` (or None) comes to.
+    """Return the mode of a model with state layers: the requested one, or the result of `auto` (or None).
 
-    `supports_all`: whether every state layer's scan can write states out. ConfigError if the mode is unknown or
-    needs what there is not; each of its remedies works alone, all else being as it is.
+    `supports_all` is true if every state layer's scan can write states out. ConfigError if the mode is unknown or needs
+    something that is missing; each of its remedies works alone, with all else unchanged.
     """
     asked = "auto" if requested is None else requested
     if asked not in MODES:
@@ -45,8 +44,10 @@ def resolve_state_cache_mode(
 
 
 def choose_state_cache_mode(config: EngineConfig, model: ModelSpec) -> Decision:
-    """The mode that `config` comes to on `model`. ConfigError as `resolve_state_cache_mode`; never without state
-    layers, where there is nothing to keep."""
+    """Return the mode of `config` on `model`.
+
+    ConfigError as `resolve_state_cache_mode`, but never without state layers, where there is nothing to keep.
+    """
     if not model.keeps_state:
         reason = "the model has no state layers, so there is no state to keep"
         return Decision("state_cache_mode", config.state_cache_mode, "none", reason)
@@ -60,10 +61,10 @@ def choose_state_cache_mode(config: EngineConfig, model: ModelSpec) -> Decision:
 
 
 def choose_state_block_size(config: EngineConfig, model: ModelSpec) -> int:
-    """Tokens between checkpoints: the given number, else the least common multiple of `block_size` and the state
-    layers' chunk sizes that is at least 256.
+    """Return the tokens between checkpoints: the given number, else a default.
 
-    At multiples of the chunk size the scan has the state anyway. ConfigError if the given one is no multiple of
+    The default is the smallest common multiple of `block_size` and the state layers' chunk sizes that is at least 256:
+    at multiples of the chunk size the scan has the state anyway. ConfigError if the given number is no multiple of
     `block_size`.
     """
     block_size, given = config.block_size, config.state_block_size
@@ -84,7 +85,7 @@ def choose_state_block_size(config: EngineConfig, model: ModelSpec) -> int:
 
 
 def _automatic(prefix_caching: bool, chunked_prefill: bool, supports_all: bool) -> tuple[StateCacheMode, str]:
-    """What `auto` comes to, and why."""
+    """Return the mode that `auto` chooses, and why."""
     if not prefix_caching:
         return "none", "without enable_prefix_caching no checkpoint would be found again"
     if supports_all:
@@ -98,7 +99,7 @@ def _automatic(prefix_caching: bool, chunked_prefill: bool, supports_all: bool) 
 
 
 def _problems(mode: str, prefix_caching: bool, chunked_prefill: bool, supports_all: bool) -> list[str]:
-    """What a mode needs and there is not, each as the end of a sentence."""
+    """Return the requirements of a mode that are not met, each as the end of a sentence."""
     problems = []
     if mode != "none" and not prefix_caching:
         problems.append("needs enable_prefix_caching, which is off, so that its checkpoints are found again")
@@ -112,13 +113,13 @@ def _problems(mode: str, prefix_caching: bool, chunked_prefill: bool, supports_a
 def _contradiction(
     mode: str, problems: list[str], prefix_caching: bool, chunked_prefill: bool, supports_all: bool
 ) -> ConfigError:
-    """The error, with each change of one setting that mends all problems at once."""
+    """Return the error, with each change of one setting that solves all problems at once."""
     remedies = []
     if not prefix_caching and not _problems(mode, True, chunked_prefill, supports_all):
         remedies.append(Remedy("enable_prefix_caching", True))
     if not chunked_prefill and not _problems(mode, prefix_caching, True, supports_all):
         remedies.append(Remedy("enable_chunked_prefill", True))
-    # The mode that keeps the most; `none` works anywhere.
+    # Choose the mode that keeps most; `none` always works.
     other = next(
         mode for mode in ("all", "align", "none") if not _problems(mode, prefix_caching, chunked_prefill, supports_all)
     )

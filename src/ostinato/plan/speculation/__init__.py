@@ -1,1 +1,1 @@
-"""What makes drafts, as planned: the method, its weights and memory, and its graphs."""
+"""Plan of the drafter: the method, its weights and memory, and its graphs."""

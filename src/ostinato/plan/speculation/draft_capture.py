@@ -1,4 +1,4 @@
-"""The graphs of what makes drafts: as those of the model, for one token per row."""
+"""Graphs of the drafter: like those of the model, for one token per row."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from ostinato.plan.graphs.ladders import CaptureLadders
 def draft_capture(
     capture: CapturePlan, method: Literal["mtp", "draft"], max_num_seqs: int, max_num_batched_tokens: int
 ) -> CapturePlan:
-    """The graphs of a prediction head, which runs on decode rows alone, or of a draft model, which runs on all tokens.
+    """Return the graphs of a prediction head or of a draft model.
 
-    `capture` is the model's own plan. A head has full graphs where the model has, and none else.
+    A head runs on decode rows alone, a draft model on all tokens. `capture` is the model's own plan. A head has full
+    graphs where the model has, and no others.
     """
     is_head = method == "mtp"
     ladders = CaptureLadders((), capture.rows) if is_head else capture.ladders()

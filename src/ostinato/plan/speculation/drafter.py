@@ -1,4 +1,4 @@
-"""Speculation: what makes drafts, which methods a model can do, and what drafts take."""
+"""Speculation: the drafter, the methods that a model supports, and the memory of drafts."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ Method = Literal["ngram", "mtp", "draft"]
 
 @dataclass(frozen=True)
 class SpeculativePlan:
-    """How drafts are made, and what the drafter adds to the model's own; it is 0 where nothing with weights drafts.
+    """Method of drafting, and what the drafter adds to the model's sizes; the additions are 0 without a drafter.
 
     `weights` are bytes in all, `kv_block` those of one block, `state_slot` those of one slot. `model`, `quantization`
-    and `rope` (as resolved for `max_model_len`) are a draft model's, `architecture` is that of what has weights, and
-    the `prompt_lookup_*` are those of method `ngram`; each is None elsewhere.
+    and `rope` (as resolved for `max_model_len`) are a draft model's, `architecture` is the drafter's, and the
+    `prompt_lookup_*` are those of method `ngram`; each is None elsewhere.
     """
 
     method: Method
@@ -45,20 +45,20 @@ class SpeculativePlan:
 
     @property
     def draft_numbers(self) -> tuple[int, ...]:
-        """Drafts per row that a step may have."""
+        """Numbers of drafts per row that a step may have."""
         return draft_numbers(self.num_speculative_tokens, self.adaptive)
 
 
 def available_methods(model: ModelSpec) -> tuple[Method, ...]:
-    """The methods that a model can do, `draft` with a second checkpoint."""
+    """Return the methods that a model supports, `draft` with a second checkpoint."""
     return ("ngram", "mtp", "draft") if _why_no_head(model) is None else ("ngram", "draft")
 
 
 def with_drafter(config: EngineConfig, model: ModelSpec, draft: ModelSpec | None = None) -> ModelSpec:
-    """`model` with what makes drafts as `config` asks, None where nothing with weights does.
+    """Return `model` with the drafter that `config` asks for, None if the method needs none.
 
     `draft` is the second model of method `draft`; without it, the one that is attached already. ConfigError if the
-    model cannot do the method, or the draft model has another vocabulary.
+    model does not support the method, or the draft model has another vocabulary or an encoder of images.
     """
     speculative = config.speculative
     if speculative is None or speculative.method == "ngram":
@@ -87,8 +87,10 @@ def with_drafter(config: EngineConfig, model: ModelSpec, draft: ModelSpec | None
 def plan_speculation(
     config: EngineConfig, model: ModelSpec, dtype: str, ssm_state_dtype: str, kv_cache_dtype: str, max_model_len: int
 ) -> tuple[SpeculativePlan | None, list[Decision]]:
-    """What drafts take, the model having its drafter and running in these dtypes, and decisions on them; None without
-    speculation."""
+    """Return the plan of speculation and decisions on it; the plan is None without speculation.
+
+    The model must have its drafter; it runs in these dtypes.
+    """
     speculative = config.speculative
     if speculative is None:
         idle = without_effect(config, "speculative_adaptive", "speculative is open")
@@ -125,7 +127,7 @@ def plan_speculation(
 
 
 def _why_no_head(model: ModelSpec) -> str | None:
-    """What keeps the model from drafting with a head of its own; None if nothing does."""
+    """Return why the model cannot draft with its own head; None if it can."""
     if model.head is None:
         return "the model has no prediction head"
     if any(layer.mixer is not None for layer in model.head.layers):
@@ -144,7 +146,7 @@ def _other_vocabulary(speculative: Speculative, model: ModelSpec, draft: ModelSp
 
 
 def _draft_decisions(draft: ModelSpec, dtype: str, ssm_state_dtype: str, max_model_len: int) -> list[Decision]:
-    """Where a draft model runs otherwise than its checkpoint says."""
+    """Return the decisions where a draft model runs differently from its checkpoint."""
     decisions = []
     if draft.dtype != dtype:
         reason = "a draft model runs in the dtype of the model: its weights are converted while loading"

@@ -1,11 +1,14 @@
-"""The numbers of drafts that steps have: each has graphs of its own."""
+"""Numbers of drafts that steps may have: each has separate graphs."""
 
 from __future__ import annotations
 
 
 def draft_numbers(num_speculative_tokens: int, adaptive: bool) -> tuple[int, ...]:
-    """Drafts per row that a step may have, ascending: none and all; and if they are chosen, half of them, half of
-    that, and so on. Where many rows make a step dear, few drafts pay and many do not."""
+    """Return the numbers of drafts per row that a step may have, ascending.
+
+    They are none and all; with `adaptive` also half of them, half of that, and so on. If many rows make a step
+    expensive, few drafts pay and many do not.
+    """
     numbers = {0, num_speculative_tokens}
     while adaptive and num_speculative_tokens > 1:
         num_speculative_tokens //= 2
@@ -14,5 +17,5 @@ def draft_numbers(num_speculative_tokens: int, adaptive: bool) -> tuple[int, ...
 
 
 def widths(num_speculative_tokens: int, adaptive: bool) -> tuple[int, ...]:
-    """Tokens per row of the steps that decode, ascending."""
+    """Return the numbers of tokens per row of decode steps, ascending."""
     return tuple(1 + number for number in draft_numbers(num_speculative_tokens, adaptive))

@@ -1,1 +1,1 @@
-"""Plans and their errors in words."""
+"""Plans and their errors as text."""

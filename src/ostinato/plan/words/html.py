@@ -1,4 +1,4 @@
-"""What notebooks show: names with values as tables, in HTML without styles of its own."""
+"""HTML for notebooks: names with values as tables, without styles of its own."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _CELL = "text-align: left; vertical-align: top; white-space: pre-wrap"
 
 
 def table(rows: Iterable[tuple[str, str]]) -> str:
-    """Names beside their values, which are plain text."""
+    """Return a table of names and their values, which are plain text."""
     cells = (f'<tr><th style="{_CELL}">{escape(n)}</th><td style="{_CELL}">{escape(v)}</td></tr>' for n, v in rows)
     return f"<table>{''.join(cells)}</table>"
 
 
 def folded(title: str, inner: str) -> str:
-    """HTML that a click shows."""
+    """Return HTML that unfolds with a click."""
     return f"<details><summary>{escape(title)}</summary>{inner}</details>"
 
 
 def plan_html(plan: Mapping[str, Any]) -> str:
-    """A plan, as its JSON has it: in short what it is for, its memory and its decisions; all else folded."""
+    """Return a plan's JSON as HTML: a short summary with memory and decisions; everything else is folded."""
     model, device, memory = plan["model"], plan["device"], plan["memory"]
     about = (
         f"{model['architecture']}, {model['parameters']:,} parameters, {plan['settings']['dtype']} on {device['name']}"
@@ -45,7 +45,7 @@ def plan_html(plan: Mapping[str, Any]) -> str:
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, str]]:
-    """Those of inner mappings as `outer.inner`."""
+    """Yield names and values as text; those of inner mappings as `outer.inner`."""
     for name, value in values.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{name}.")

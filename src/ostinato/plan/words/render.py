@@ -1,4 +1,4 @@
-"""The plan as tables, for people. Readable at 80 columns; without colour where the output is no terminal."""
+"""The plan as tables, for people. Readable at 80 columns; without colour if the output is no terminal."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ostinato.units import format_bytes
 
 
 def print_plan(plan: Plan, console: Console) -> None:
-    """Prints every section that the plan has."""
+    """Print every section that the plan has."""
     console.print(render_plan(plan))
 
 
@@ -164,7 +164,7 @@ def _prefix_cache_rows(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def _files(files: CacheFilesPlan) -> str:
-    """Of what is evicted: where, how much, and from which length on it comes back."""
+    """Return a text on the files for evicted blocks: where, how large, and from which length on they are read back."""
     where = files.directory or "~/.cache/ostinato/prefixes"
     sizes = " and ".join(
         f"{format_bytes(size)} for {what}"
@@ -179,7 +179,7 @@ def _files(files: CacheFilesPlan) -> str:
 
 
 def _kernel_rows(plan: Plan) -> Iterator[tuple[str, str]]:
-    """One row per implementation and reason, since most operations share them."""
+    """Yield one row per implementation and reason, since most operations share them."""
     shared: dict[tuple[str, str], list[str]] = {}
     for op, choice in plan.kernels.items():
         reason = choice.reason if choice.capturable else f"{choice.reason}; no graph can hold it"
@@ -192,7 +192,7 @@ def _kernel_rows(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def render_launches(plan: Plan) -> RenderableType:
-    """What each Triton kernel starts in the plan's steps."""
+    """Return a table of the launches of each Triton kernel in the plan's steps."""
     table = Table(title="launches", title_justify="left", title_style="bold", box=None)
     for heading in ("operation", "kernel", "warps", "stages", "registers", "constants"):
         is_number = heading in ("warps", "stages", "registers")

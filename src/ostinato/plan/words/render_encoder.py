@@ -22,7 +22,7 @@ def vision_row(vision: VisionSummary) -> str:
 
 
 def encoder_rows(plan: Plan) -> Iterator[tuple[str, str]]:
-    """(name, text) of each line; a text may have several lines. None for a model that takes text alone."""
+    """Yield (name, text) of each row; a text may have several lines. Nothing for a model that takes text alone."""
     encoder, vision = plan.encoder, plan.model.vision
     if encoder is None or vision is None:
         return
@@ -41,8 +41,7 @@ def encoder_rows(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def _served(plan: Plan, encoder: EncoderPlan, served: int, side: int) -> Iterator[str]:
-    """One line for each range of images, the smallest first: which budget's graph they take, or that they run eagerly,
-    or are refused."""
+    """Yield one line for each range of images, the smallest first: their budget's graph, eager, or refused."""
     for budget in encoder.token_budgets:
         if budget < served:
             yield f"{_size(budget, side)}: budget {budget}"
@@ -62,7 +61,7 @@ def _served(plan: Plan, encoder: EncoderPlan, served: int, side: int) -> Iterato
 
 
 def _size(tokens: int, side: int) -> str:
-    """So many tokens, and the largest square image that has no more."""
+    """Return a text with the number of tokens, and the largest square image that has no more."""
     pixels = isqrt(tokens) * side
     return f"{tokens} tokens, {pixels} x {pixels} pixels"
 

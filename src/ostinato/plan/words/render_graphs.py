@@ -17,11 +17,11 @@ from ostinato.plan.settings import EffectiveSettings
 from ostinato.units import format_bytes
 
 LEAST_RUN = 4
-"""Sizes that are equally far apart are written as a range from so many on."""
+"""Minimum number of equally spaced sizes that are written as a range."""
 
 
 def graph_rows(capture: CapturePlan, settings: EffectiveSettings) -> Iterator[tuple[str, str]]:
-    """(name, text) of each line; a text may have several lines."""
+    """Yield (name, text) of each row; a text may have several lines."""
     yield "graph_mode", capture.graph_mode
     if capture.graph_mode != "none":
         when = "at start-up" if settings.capture == "startup" else "when first needed"
@@ -50,7 +50,7 @@ def graph_rows(capture: CapturePlan, settings: EffectiveSettings) -> Iterator[tu
 
 
 def short_sizes(sizes: Sequence[int]) -> str:
-    """`1, 2, 4, 8..256 by 8`: ascending sizes, runs of equal steps as ranges."""
+    """Return ascending sizes as text such as `1, 2, 4, 8..256 by 8`, runs of equal steps as ranges."""
     words: list[str] = []
     first = 0
     while first < len(sizes):
@@ -68,8 +68,10 @@ def short_sizes(sizes: Sequence[int]) -> str:
 
 
 def print_sizing(sizing: Sizing, console: Console) -> None:
-    """Prints what the planned ladders and the chosen ones make of the traffic, and the flags to choose them, which are
-    never wrapped, so that they can be copied."""
+    """Print the outcomes of the planned and the chosen ladders for the traffic, and the flags to choose them.
+
+    Flags are never wrapped, so that they can be copied.
+    """
     table = Table(title="sizes from traffic", title_justify="left", title_style="bold", box=None)
     for heading in ("ladder", "sizes", "replayed", "eager", "padding tokens", "per step"):
         table.add_column(heading, justify="left" if heading == "ladder" else "right", header_style="")
@@ -85,7 +87,7 @@ def print_sizing(sizing: Sizing, console: Console) -> None:
 def _lines(
     ranges: Sequence[DecodeRange | MixedRange], unit: str, uncovered: dict[DecodeRange | MixedRange, Uncovered]
 ) -> Iterator[str]:
-    """One line for each run of ranges that are served alike."""
+    """Yield one line for each run of ranges that are served alike."""
     for mode, run in groupby(ranges, key=lambda entry: entry.mode):
         entries = list(run)
         batches = f"{entries[0].from_}..{entries[-1].to} {unit}s"

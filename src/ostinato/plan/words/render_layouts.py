@@ -1,4 +1,4 @@
-"""What layouts carry, as a table."""
+"""Estimates of layouts, as a table."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ostinato.plan.layouts.layout import LayoutEstimate, Load
 
 
 def print_layouts(estimate: LayoutEstimate, console: Console) -> None:
-    """Prints what one engine carries, a row for each rate, and what the figures are."""
+    """Print the estimates, a row for each rate, and an explanation of the numbers."""
     table = Table(title="requests that engines carry", title_justify="left", title_style="bold", box=None)
     headings = ["replicas", "devices", "requests/s", "load", "rows", "first token, ms", "per token, ms"]
     for heading in [*headings, *(["in time"] if estimate.deadline is not None else [])]:
@@ -39,7 +39,7 @@ def _cells(load: Load) -> Iterator[str]:
 
 
 def _milliseconds(values: tuple[float, ...]) -> str:
-    """Of the quantiles: `12 / 40 / 81`."""
+    """Return the quantiles as text: `12 / 40 / 81`."""
     milliseconds = [1e3 * value for value in values]
     return " / ".join(f"{each:,.0f}" if each >= 10 else f"{each:.1f}" for each in milliseconds)
 

@@ -12,7 +12,7 @@ from ostinato.units import format_bytes
 
 
 def speculation_rows(plan: Plan) -> Iterator[tuple[str, str]]:
-    """(name, text) of each line; none without speculation."""
+    """Yield (name, text) of each row; nothing without speculation."""
     speculative = plan.speculative
     if speculative is None:
         return

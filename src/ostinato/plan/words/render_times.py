@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from ostinato.plan.prediction import PredictedStep, Prediction
 
 QUIET = 0.1
-"""Of the processors' time, what other work may take while rates are measured."""
+"""Share of the processors' time that other work may take while rates are measured."""
 
 
 def time_rows(prediction: Prediction) -> Iterator[tuple[str, str]]:
-    """(what a step computes, its time) of each step, and what that is from."""
+    """Yield (name, time) of each step, and the source of the prediction."""
     for step in prediction.steps:
         yield _name(step), _time(step, "at least " if prediction.is_lower_bound else "")
     yield "source" if prediction.steps else "", prediction.reason
@@ -28,7 +28,10 @@ def _name(step: PredictedStep) -> str:
 
 
 def _time(step: PredictedStep, prefix: str) -> str:
-    """`13.9 ms, 72 tokens/s; linear 84%, bound by memory`; of a GPU also what launching its kernels would take."""
+    """Return a text such as `13.9 ms, 72 tokens/s; linear 84%, bound by memory`.
+
+    On a GPU it also has the time of launching its kernels.
+    """
     share = step.parts[step.largest] / step.seconds
     most = " at the most" if prefix else ""
     words = f"{prefix}{_milliseconds(step.seconds)}, {step.tokens_per_second:,.0f} tokens/s{most}"

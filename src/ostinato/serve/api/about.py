@@ -1,4 +1,4 @@
-"""`/about`: what a person who opens the page should know of the model."""
+"""`/about`: facts about the model for visitors of the page."""
 
 from __future__ import annotations
 
@@ -17,11 +17,14 @@ _OTHERS = Introduction(
         "Compare three ways to brew coffee in a table.",
     ),
 )
-"""What a model is asked of which nothing is known."""
+"""Example questions for a model without an introduction."""
 
 
 def about_model(model: Model, name: str) -> dict[str, Any]:
-    """Plain data. `examples` are questions, some with a picture (a path below the page's own)."""
+    """Return the answer of `/about` as plain data.
+
+    `examples` are questions, some with a picture (a path below the page's own).
+    """
     engine, text = model.engine, model.text
     spec, settings = engine.plan.model, engine.plan.settings
     known = INTRODUCTIONS.get(settings.model, _OTHERS)

@@ -1,4 +1,4 @@
-"""What the answers of all endpoints share: the request in the engine, its tokens, its JSON."""
+"""Common parts of all endpoints' answers: the request in the engine, its tokens, its JSON."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ __all__ = [
 
 
 class Run:
-    """One HTTP request in the engine: a stream per prompt, and the tokens that they have gained so far."""
+    """One HTTP request in the engine: a stream per prompt, and counts of the tokens generated so far."""
 
     def __init__(self) -> None:
         self.streams: list[Stream] = []
         self.completion_tokens = 0
         self.reasoning_tokens: int | None = None
-        """How many of completion_tokens are reasoning; None where the endpoint does not tell reasoning apart."""
+        """Number of completion_tokens that are reasoning; None if the endpoint does not count reasoning separately."""
         self._num_ended = 0
 
     @classmethod
@@ -68,10 +68,10 @@ class Run:
         media: MediaPrompt | None = None,
         client: str | None = None,
     ) -> Run:
-        """Submits every prompt, as token ids. If one is refused, none runs, and its error is raised.
+        """Submit every prompt, as token ids. If one is refused, none runs, and its error is raised.
 
         `deadline` is in seconds. `record` is that of the HTTP request. `media` belongs to the only prompt. `client` is
-        whose it is.
+        the client that sent it.
         """
         if guide is not None:
             params = params.replace(guide=guide)
@@ -95,7 +95,7 @@ class Run:
         return run
 
     async def deltas(self) -> AsyncIterator[tuple[int, OutputDelta]]:
-        """(index of the prompt, what it gained), as they come."""
+        """Yield (index of the prompt, output delta) as they come."""
         if len(self.streams) == 1:
             async for delta in self.streams[0]:
                 yield 0, self._counted(delta)
@@ -119,16 +119,16 @@ class Run:
 
     @property
     def has_ended(self) -> bool:
-        """Whether `deltas` has given everything, and no error follows."""
+        """True if `deltas` has yielded everything, and no error follows."""
         return self._num_ended == len(self.streams)
 
     def close(self) -> None:
-        """Ends what is unfinished."""
+        """Abort the streams that are not finished."""
         for stream in self.streams:
             stream.abort()
 
     def usage(self, without_output: bool = False) -> dict[str, Any]:
-        """OpenAI's `usage`; `without_output` where the client asked for no output."""
+        """Return OpenAI's `usage`; `without_output` if the client asked for no output."""
         completion_tokens = 0 if without_output else self.completion_tokens
         prompt_tokens = sum(len(stream.prompt_token_ids) for stream in self.streams)
         cached = sum(stream.num_cached_tokens or 0 for stream in self.streams)
@@ -142,7 +142,7 @@ class Run:
         }
 
     def figures(self) -> dict[str, Any]:
-        """What log and trace tell of the request; see `RequestRecord.figures`."""
+        """Return the request's measurements for log and trace; see `RequestRecord.figures`."""
         streams = self.streams
         if not streams:
             return {}
@@ -178,14 +178,14 @@ async def _forward(
 
 @dataclass(frozen=True)
 class ConversationRequest:
-    """A conversation, and what its answer should be."""
+    """A conversation, and the kind of answer that it asks for."""
 
     conversation: Conversation
     tools: tuple[Tool, ...]
     """The tools that the answer may call."""
     tool_choice: Any
     parallel: bool
-    """Whether the answer may have several calls."""
+    """True if the answer may have several calls."""
     guide: GuideRequest | None
     param: str
     """The field of the body that holds the conversation."""
@@ -193,7 +193,7 @@ class ConversationRequest:
 
 @dataclass(frozen=True)
 class PreparedChat:
-    """A conversation as the engine gets it, and what its answer may consist of."""
+    """A conversation in the engine's form, and the parts that its answer may have."""
 
     params: SamplingParams
     token_ids: list[int]
@@ -205,7 +205,7 @@ class PreparedChat:
     guide: GuidePlan | None
 
     def form(self, text: ModelText) -> AnswerForm:
-        """What the answer may consist of."""
+        """Return the form that the answer may have."""
         return AnswerForm(text.formats, self.tools, self.starts_in_reasoning, self.parallel, self.either)
 
 
@@ -217,7 +217,10 @@ def prepare_chat(
     max_tokens: int | None,
     logprobs: int | None,
 ) -> PreparedChat:
-    """`logprobs`: how many of the most likely tokens are returned at each place; None: no log-probabilities."""
+    """Prepare a conversation for the engine.
+
+    `logprobs`: number of the most likely tokens that are returned at each place; None: no log-probabilities.
+    """
     text = work.text
     more = {"max_tokens": max_tokens, **text.shows_tags(body.skip_special_tokens)}
     if logprobs is not None:
@@ -239,7 +242,7 @@ async def start_chat(
     deadline: float,
     request: Request,
 ) -> Run:
-    """Has the engine answer a conversation."""
+    """Submit a conversation to the engine."""
     record, client = request.state.record, request.state.client
     engine.admission.check(prepared.params.n, client)
     guide = await compiler.compiled(prepared.guide)
@@ -254,8 +257,10 @@ async def answer(
     events: Callable[[], AsyncIterator[bytes]],
     whole: Callable[[], Coroutine[Any, Any, str | bytes | list[bytes]]],
 ) -> Response:
-    """The response to `request`: events as they come, or JSON once it is whole, perhaps in pieces. `run` ends with
-    it."""
+    """Return the response to `request`: events as they come, or the whole JSON, perhaps in pieces.
+
+    `run` ends with the response.
+    """
     if stream:
         return EventStream(events(), run.close)
     try:
@@ -266,7 +271,7 @@ async def answer(
 
 
 def head(prefix: str, kind: str, request_id: str, model: str) -> dict[str, Any]:
-    """The members that every part of an answer begins with."""
+    """Return the members that every part of an answer begins with."""
     return {"id": f"{prefix}-{request_id}", "object": kind, "created": int(time.time()), "model": model}
 
 
@@ -274,12 +279,12 @@ _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def compact(value: Any) -> str:
-    """JSON without white space. It is ASCII: text that a client sent may not be encodable."""
+    """Return JSON without white space, in ASCII: text that a client sent may not be encodable."""
     return _encode(value)
 
 
 class ChunkWriter:
-    """Writes the events of one stream. What is the same in all of them is serialised once. `choices` are JSON texts."""
+    """Writer of the events of one stream. Their common part is serialised once. `choices` are JSON texts."""
 
     def __init__(self, head: Mapping[str, Any], include_usage: bool) -> None:
         self._before = f'data: {compact(head)[:-1]},"choices":['
@@ -289,10 +294,10 @@ class ChunkWriter:
         return f"{self._before}{choice}{self._after}"
 
     def usage(self, usage: Mapping[str, Any]) -> str:
-        """The last event, which has no choice."""
+        """Return the last event, which has no choice."""
         return f'{self._before}],"usage":{compact(usage)}}}\n\n'
 
 
 def whole_body(head: Mapping[str, Any], choices: Iterable[str], usage: Mapping[str, Any]) -> bytes:
-    """The body of an answer that is not streamed; `choices` are JSON texts."""
+    """Return the body of an answer that is not streamed; `choices` are JSON texts."""
     return f'{compact(head)[:-1]},"choices":[{",".join(choices)}],"usage":{compact(usage)}}}'.encode()

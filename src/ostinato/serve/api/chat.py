@@ -64,12 +64,15 @@ class ChatRequest(GenerationBody, ConversationBody):
     logprobs: bool | None = None
     """Return the log-probability of every token of output, also of reasoning and tool calls."""
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    """With logprobs: how many of the most likely tokens are returned too."""
+    """Number of the most likely tokens to return at each place; needs logprobs."""
     response_format: ResponseFormat | None = None
     """The form of the answer after any reasoning."""
     tool_choice: str | dict[str, Any] | None = None
-    """`none` (the model is not told of tools), `auto`, `required`, one function by name, or `allowed_tools`: the model
-    is told of all, and calls only those."""
+    """Tools that the model may or must call.
+
+    `none` (the model does not see the tools), `auto`, `required`, one function by name, or `allowed_tools`: the model
+    sees all tools, and calls only the allowed ones.
+    """
     parallel_tool_calls: bool | None = None
     """False: at most one call. Where calls are free, those after the first are dropped."""
     store: Literal[False] | None = None
@@ -98,7 +101,7 @@ class ChatRequest(GenerationBody, ConversationBody):
         return prepare_chat(work, asked, self, max_tokens=self.max_output(), logprobs=self.num_logprobs())
 
     def max_output(self) -> int | None:
-        """Most tokens of output. ApiError if the two names for it disagree."""
+        """Return the most tokens of output. ApiError if the two names for it disagree."""
         new, old = self.max_completion_tokens, self.max_tokens
         if new is not None and old is not None and new != old:
             message = f"max_completion_tokens is {new} and max_tokens, which means the same, {old}; give one"
@@ -106,7 +109,7 @@ class ChatRequest(GenerationBody, ConversationBody):
         return old if new is None else new
 
     def _format_request(self) -> GuideRequest | None:
-        """What `response_format` asks for. ApiError for a type json_schema without a schema."""
+        """Return the guide that `response_format` asks for. ApiError for a type json_schema without a schema."""
         asked, param = self.response_format, "response_format.json_schema"
         if asked is None:
             return None
@@ -121,7 +124,7 @@ class ChatRequest(GenerationBody, ConversationBody):
         return GuideRequest("response_format", "json_schema", asked.json_schema.schema_)
 
     def num_logprobs(self) -> int | None:
-        """How many of the most likely tokens are returned at each place; None: no log-probabilities at all."""
+        """Return the number of likely tokens to return at each place, or None for no log-probabilities."""
         if self.top_logprobs is not None and not self.logprobs:
             raise ApiError(400, "top_logprobs needs logprobs to be true", param="top_logprobs")
         return (self.top_logprobs or 0) if self.logprobs else None
@@ -177,7 +180,7 @@ async def _events(
 
 
 def _streamed(sample: SampleDelta, answer: ChatOutput, texts: TokenTexts | None, begins: bool) -> str | None:
-    """A chunk's choice; None if it would be empty."""
+    """Return a chunk's choice as JSON; None if it would be empty."""
     delta = _delta(answer.take(sample), begins)
     if not (delta or sample.finish_reason or (texts is not None and sample.logprobs)):
         return None
@@ -189,7 +192,7 @@ def _streamed(sample: SampleDelta, answer: ChatOutput, texts: TokenTexts | None,
 
 
 def _delta(delta: AnswerDelta, begins: bool) -> str:
-    """The members of a chunk's `delta`."""
+    """Return the members of a chunk's `delta`."""
     if not (delta.reasoning or delta.tool_calls):
         return f'"content":{quoted(delta.content)}' if delta.content else ""
     members = []
@@ -219,7 +222,7 @@ async def _whole(run: Run, answers: Sequence[ChatOutput], texts: TokenTexts | No
             continue
         for sample in delta.output.outputs:
             choices.append(_complete(sample, answers[sample.index], texts))
-            # Many log-probabilities take long to write: other requests get a turn in between.
+            # Many log-probabilities take long to write: let other requests run in between.
             await asyncio.sleep(0)
         _count_reasoning(run, answers, delta.output.outputs)
     return whole_body(own, choices, run.usage())

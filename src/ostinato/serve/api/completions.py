@@ -32,7 +32,7 @@ from ostinato.serve.work.model import Model
 
 @dataclass(frozen=True)
 class _Prepared:
-    """The request as the engine gets it."""
+    """The request in the engine's form."""
 
     params: SamplingParams
     prompts: list[list[int]]
@@ -48,7 +48,7 @@ class CompletionRequest(GenerationBody):
     max_tokens: int | None = Field(16, ge=0)
     """Most tokens of output; null: as many as there is room for; 0: only score the prompt, which needs `echo`."""
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    """Return the log-probability of each token, and so many of the most likely tokens."""
+    """Return the log-probability of each token, and this number of the most likely tokens."""
     echo: bool | None = None
     """Begin the text with the prompt, and the log-probabilities with those of its tokens."""
     suffix: Annotated[Literal[""] | None, unserved("a prompt is only continued at its end", but="")] = None
@@ -66,7 +66,7 @@ class CompletionRequest(GenerationBody):
         return _Prepared(params, ids, echoes, plain_guide(self.guide_request()), self.max_tokens == 0)
 
     def check_echo(self) -> None:
-        """ApiError for what needs `echo`."""
+        """Raise ApiError for fields that need `echo`."""
         if self.max_tokens == 0 and not self.echo:
             raise ApiError(400, "max_tokens 0 needs echo: there would be no text", param="max_tokens")
 
@@ -110,7 +110,7 @@ def _params(body: CompletionRequest, defaults: SamplingParams) -> SamplingParams
 def _echoes(
     text: ModelText, body: CompletionRequest, prompts: Sequence[str | list[int]], skip_special_tokens: bool
 ) -> list[str]:
-    """The text that each prompt's outputs begin with."""
+    """Return the text that each prompt's outputs begin with."""
     if not body.echo:
         return [""] * len(prompts)
     decode = text.tokenizer.decode
@@ -119,7 +119,7 @@ def _echoes(
 
 @dataclass(frozen=True)
 class _Echo:
-    """The beginning of an output: its prompt's text, and its tokens if log-probabilities were asked for."""
+    """Beginning of an output: its prompt's text, and its tokens if log-probabilities were requested."""
 
     text: str = ""
     token_ids: Sequence[int] = ()
@@ -131,7 +131,7 @@ _NOTHING = _Echo()
 
 @dataclass(frozen=True)
 class _ChoiceForm:
-    """How outputs become choices."""
+    """Form of the choices that outputs become."""
 
     text: ModelText
     params: SamplingParams
@@ -143,13 +143,13 @@ class _ChoiceForm:
         return self.params.n
 
     def echo_of(self, place: int, stream: Stream) -> _Echo:
-        """The beginning of one prompt's outputs."""
+        """Return the echo that one prompt's outputs begin with."""
         if stream.prompt_logprobs is None:
             return _Echo(self.echoes[place])
         return _Echo(self.echoes[place], stream.prompt_token_ids, stream.prompt_logprobs)
 
     def logprobs(self) -> CompletionLogprobs | None:
-        """The writer of one output's log-probabilities; None if they were not asked for."""
+        """Return the writer of one output's log-probabilities; None if they were not requested."""
         if self.params.logprobs is None:
             return None
         return CompletionLogprobs(self.text.token_texts, self.text.tokenizer, self.params.skip_special_tokens)
@@ -185,7 +185,7 @@ async def _events(run: Run, form: _ChoiceForm, chunks: ChunkWriter, include_usag
 
 
 class _AwaitingPromptLogprobs:
-    """Holds outputs back until the log-probabilities of their prompt are there, which come with its first output."""
+    """Buffer of outputs until the log-probabilities of their prompt are there, which come with its first output."""
 
     def __init__(self, form: _ChoiceForm) -> None:
         self._waits = form.params.prompt_logprobs is not None
@@ -194,7 +194,7 @@ class _AwaitingPromptLogprobs:
     def released(
         self, place: int, samples: Sequence[SampleDelta], prompt_logprobs: Sequence[TokenLogprobs | None] | None
     ) -> Sequence[SampleDelta]:
-        """What can be sent of one prompt's outputs, now that they have gained `samples`."""
+        """Return what can be sent of one prompt's outputs after the new `samples`."""
         if not self._waits:
             return samples
         held = self._samples.setdefault(place, {})
@@ -210,7 +210,7 @@ class _AwaitingPromptLogprobs:
 def _streamed(
     index: int, before: _Echo, sample: SampleDelta, logprobs: CompletionLogprobs | None, scores_only: bool
 ) -> str | None:
-    """A chunk's choice; None if it would be empty."""
+    """Return a chunk's choice as JSON; None if it would be empty."""
     text, tokens, of_tokens = sample.text, sample.token_ids, sample.logprobs or ()
     if scores_only:
         text, tokens, of_tokens = "", (), ()
@@ -229,7 +229,7 @@ async def _whole(run: Run, form: _ChoiceForm, own: dict[str, Any]) -> bytes:
             for sample in delta.output.outputs:
                 index = place * form.num_samples + sample.index
                 choices[index] = _complete(index, form.echo_of(place, run.streams[place]), sample, form)
-            # Many log-probabilities take long to write: other requests get a turn in between.
+            # Many log-probabilities take long to write: let other requests run in between.
             await asyncio.sleep(0)
     return whole_body(own, [choices[index] for index in sorted(choices)], run.usage(form.scores_only))
 

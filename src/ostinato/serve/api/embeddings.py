@@ -44,11 +44,11 @@ class EmbeddingRequest(Body):
     encoding_format: Literal["float", "base64"] | None = None
     """`base64`: the vector as little-endian float32."""
     dimensions: int | None = Field(None, ge=1)
-    """Only so many of the vector's first elements, of length 1 again."""
+    """Number of the vector's first elements to return, scaled to length 1 again."""
     pooling: PoolingKind | None = None
     """The last hidden state, or the mean of all (as the checkpoint's modules.json asks, else `last`)."""
     normalize: bool | None = None
-    """Whether the vector has length 1 (as modules.json asks, else true)."""
+    """True if the vector is scaled to length 1 (as modules.json asks, else true)."""
     priority: int = 0
     """Lower is served first, where the engine's scheduling_policy is priority."""
     timeout: float | None = Field(None, gt=0)
@@ -56,11 +56,11 @@ class EmbeddingRequest(Body):
     cache_salt: str | None = None
     """Only requests of the same salt share the prefix cache."""
     truncate_prompt_tokens: int | None = Field(None, ge=-1)
-    """Only so many of an input's first tokens; -1: as many as the model has room for."""
+    """Number of an input's first tokens to use; -1: as many as the model has room for."""
     user: Ignored = None
 
     def prepare(self, work: Work) -> list[list[int]]:
-        """The token ids of each input."""
+        """Return the token ids of each input."""
         check_model(self.model, work.model_name)
         check_salt(self.cache_salt)
         inputs, most = prompts_in(self.input, "input"), work.settings.max_inputs
@@ -75,7 +75,7 @@ class EmbeddingRequest(Body):
         return [token_ids(work, each, "input")[:most_tokens] for each in inputs]
 
     def asked(self, engine: AsyncEngine) -> Embedding:
-        """How the vectors are made. ApiError where the checkpoint asks for what is not implemented."""
+        """Return the pooling of the vectors. ApiError if the checkpoint asks for what is not implemented."""
         directory, size = engine.started.directory, engine.started.hidden_size
         try:
             return Embedding.asked(directory, size, self.pooling, self.normalize, self.dimensions)
@@ -89,7 +89,7 @@ def embeddings_router(lifecycle: Lifecycle, models: Callable[[], Model]) -> APIR
 
     @router.post("/v1/embeddings", response_model=None)
     async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
-        """A vector of each input: a hidden state of the model, behind its final norm."""
+        """Return a vector of each input: a hidden state of the model, behind its final norm."""
         engine, most = models().engine, lifecycle.settings.request_timeout
         inputs = _Inputs(engine, request.state.prepared, body, min(body.timeout or most, most), request.state.client)
         request.state.record.figures = inputs.run.figures
@@ -107,7 +107,7 @@ def embeddings_router(lifecycle: Lifecycle, models: Callable[[], Model]) -> APIR
 
 
 class _Inputs:
-    """The inputs of one request in the engine: as many at a time as may run, so that others get their turns."""
+    """Inputs of one request in the engine: no more at a time than may run, so that others are scheduled too."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class _Inputs:
         self._ended = asyncio.Event()
 
     async def computed(self) -> list[str]:
-        """The JSON of each input's vector."""
+        """Return the JSON of each input's vector."""
         count = min(len(self._prompts), self._engine.plan.settings.max_num_seqs)
         await side_by_side(self._take_turns() for _ in range(count))
         return self._data
@@ -144,7 +144,10 @@ class _Inputs:
             self._data[place] = self._json(place, vector)
 
     async def _submitted(self, prompt: Sequence[int]) -> Stream:
-        """If there is no room, it waits for another input of the same request; Overloaded if none is computed."""
+        """Submit one input; if there is no room, wait for another input of the request.
+
+        Overloaded if no other input is being computed.
+        """
         body = self._body
         while True:
             left = self._until - asyncio.get_running_loop().time()

@@ -1,4 +1,4 @@
-"""The fields that every generating endpoint takes, and what they ask of the engine."""
+"""Fields that every generating endpoint takes, and their meaning for the engine."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class StructuredOutputs(Body):
     structural_tag: Annotated[None, unserved("give json, regex or choice")] = None
 
     def requests(self) -> list[GuideRequest]:
-        """What is asked for."""
+        """Return the guides that the fields ask for."""
         values = {
             "json": ("json_schema", self.schema_),
             "json_object": ("json_object", self.json_object),
@@ -57,19 +57,22 @@ class StructuredOutputs(Body):
 
 
 def check_model(name: str | None, model_name: str) -> None:
-    """ApiError for another model's name."""
+    """Raise ApiError for another model's name."""
     if name is not None and name != model_name:
         message = f"the model {name!r} is not served here; this server has {model_name!r}"
         raise ApiError(404, message, param="model", code="model_not_found")
 
 
 KEPT = frozenset({"n", "stream", "stream_options", "priority", "timeout", "cache_salt"})
-"""What every generating endpoint still needs of its body when the request is prepared."""
+"""Fields that every generating endpoint still needs once the request is prepared."""
 
 
 class GenerationBody(Body):
-    """Asks for generated text. A field that is null or left out has the value in the checkpoint's
-    generation_config.json, else the default of SamplingParams."""
+    """Body of a request for generated text.
+
+    A field that is null or left out has the value in the checkpoint's generation_config.json, else the default of
+    SamplingParams.
+    """
 
     kept: ClassVar[frozenset[str]] = KEPT
     generates: ClassVar[bool] = True
@@ -107,7 +110,7 @@ class GenerationBody(Body):
     guided_choice: ListOf[str] | None = None
     """The output is one of these strings."""
     structured_outputs: StructuredOutputs | None = None
-    """The same, as vLLM's clients ask for it: json, json_object, regex or choice."""
+    """The form of the output, as vLLM's clients ask for it: json, json_object, regex or choice."""
     user: Ignored = None
 
     @property
@@ -115,7 +118,7 @@ class GenerationBody(Body):
         return self.stream_options is not None and self.stream_options.include_usage
 
     def check(self, settings: ServeSettings, model_name: str, num_prompts: int = 1) -> None:
-        """ApiError for the name of another model, and for more than the server allows."""
+        """Raise ApiError for the name of another model, and for more than the server allows."""
         check_model(self.model, model_name)
         if self.stream_options is not None and not self.stream:
             raise ApiError(400, "stream_options needs stream", param="stream_options")
@@ -132,15 +135,15 @@ class GenerationBody(Body):
         check_salt(self.cache_salt)
 
     def stop_strings(self) -> tuple[str, Sequence[str]]:
-        """The field that holds the stop strings, and these."""
+        """Return the name of the field that holds the stop strings, and the strings."""
         return "stop", [self.stop] if isinstance(self.stop, str) else self.stop or []
 
     def deadline(self, settings: ServeSettings) -> float:
-        """Seconds after which the request is ended."""
+        """Return the seconds after which the request is ended."""
         return min(self.timeout or settings.request_timeout, settings.request_timeout)
 
     def guide_request(self) -> GuideRequest | None:
-        """The form that the output should have. ApiError if several are asked for."""
+        """Return the form that the output should have. ApiError if several are asked for."""
         fields = (("guided_json", "json_schema"), ("guided_regex", "regex"), ("guided_choice", "choice"))
         given = [
             GuideRequest(param, kind, value) for param, kind in fields if (value := getattr(self, param)) is not None
@@ -154,18 +157,21 @@ class GenerationBody(Body):
         return given[0] if given else None
 
     def _format_request(self) -> GuideRequest | None:
-        """The form that an endpoint's own field asks for."""
+        """Return the form that the endpoint's own field asks for."""
         return None
 
     def sampling(self, defaults: SamplingParams, **more: Any) -> SamplingParams:
-        """`defaults`, changed by the fields and by `more`, the endpoint's own settings. RequestError if illegal."""
+        """Return `defaults`, changed by the fields and by `more`, the endpoint's own settings.
+
+        RequestError if illegal.
+        """
         names = SamplingParams.model_fields.keys() & GenerationBody.model_fields.keys()
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
         return defaults.replace(**given, **more)
 
 
 def check_salt(salt: str | None) -> None:
-    """ApiError for one that is too long."""
+    """Raise ApiError for a salt that is too long."""
     _check_count("cache_salt", "characters of a cache_salt", len(salt or ""), MAX_SALT)
 
 

@@ -1,4 +1,4 @@
-"""The content blocks of one message, and the events that tell of them as they grow, in Anthropic's form."""
+"""Content blocks of one message, and the events that report their growth, in Anthropic's form."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ _GROWS = {"text": ("text_delta", "text"), "thinking": ("thinking_delta", "thinki
 
 
 def event(kind: str, data: str = "") -> str:
-    """An event as it is sent; `data` are JSON members, with a comma before them."""
+    """Return an event in wire form; `data` are JSON members with a leading comma."""
     return f'event: {kind}\ndata: {{"type":"{kind}"{data}}}\n\n'
 
 
 class MessageBlocks:
-    """Builds blocks from an answer's deltas: thinking, text and calls. Each is complete before the next begins."""
+    """Builder of blocks from an answer's deltas: thinking, text and calls.
+
+    Each block is complete before the next begins.
+    """
 
     def __init__(self) -> None:
         self.blocks: list[dict[str, Any]] = []
@@ -28,7 +31,7 @@ class MessageBlocks:
         self._is_open = False
 
     def take(self, delta: AnswerDelta) -> str:
-        """The events of a delta."""
+        """Return the events of a delta."""
         events = ""
         if delta.reasoning:
             events += self._grow("thinking", delta.reasoning)
@@ -39,7 +42,7 @@ class MessageBlocks:
         return events
 
     def end(self) -> str:
-        """The events of the end of the last block."""
+        """Return the events that end the last block."""
         if not self._is_open:
             return ""
         block, text = self.blocks[-1], "".join(self._text)
@@ -83,7 +86,7 @@ def _thinking() -> dict[str, Any]:
 
 
 def _object(arguments: str) -> dict[str, Any]:
-    """The arguments of a call. Of one that was cut off: what is whole of them."""
+    """Return the arguments of a call. If they were cut off, return those that are whole."""
     try:
         found = from_json(arguments or "{}", allow_partial="trailing-strings")
     except ValueError:

@@ -19,7 +19,7 @@ _KEYS = {
     "tool_result": ("tool_use_id", "content", "is_error"),
     "thinking": ("thinking", "signature"),
 }
-"""What a block of each type may hold, besides cache_control."""
+"""Type of block -> members that it may have besides cache_control."""
 _SOURCES = {"base64": ("media_type", "data"), "url": ("url",)}
 _OF_ROLE = {
     "system": ("text",),
@@ -31,20 +31,20 @@ _OF_ROLE = {
 
 @dataclass
 class Turn:
-    """A message as a chat template gets it."""
+    """A message in the form for a chat template."""
 
     role: Role
     where: str
-    """Where its beginning stood in the body."""
+    """Place in the body of the turn's first message."""
     parts: list[tuple[dict[str, Any], str]] = field(default_factory=list)
     """Parts of its content, in OpenAI's form, each with its place in the body."""
     calls: list[ToolCall] = field(default_factory=list)
     reasoning: str = ""
     call_id: str | None = None
-    """Of a tool's answer."""
+    """Id of the call that a tool's answer belongs to."""
 
     def message(self) -> Message:
-        """In the form of chat completions."""
+        """Return the turn in the form of chat completions."""
         return Message(
             role=self.role,
             content=[part for part, _ in self.parts],
@@ -55,8 +55,11 @@ class Turn:
 
 
 def turns_of(messages: Iterable[tuple[Role, Content, str]]) -> Iterator[Turn]:
-    """The turns of messages, which are (role, content, place). Neighbours of one role are one turn; each tool_result is
-    one of its own. ApiError, which names the place, for what cannot be taken."""
+    """Yield the turns of messages, which are (role, content, place).
+
+    Neighbours of one role are one turn; each tool_result is a separate turn. ApiError, which names the place, for what
+    cannot be taken.
+    """
     turn: Turn | None = None
     for role, content, where in messages:
         if turn is not None and turn.role != role:
@@ -76,7 +79,7 @@ def turns_of(messages: Iterable[tuple[Role, Content, str]]) -> Iterator[Turn]:
             has_begun = True
         if not has_begun:
             raise ApiError(400, f"{where}.content is empty", param=f"{where}.content")
-        # What tools answered is a turn already.
+        # Tool results are separate turns already.
         if role == "user" and not turn.parts:
             turn = None
     if turn is not None:
@@ -84,7 +87,7 @@ def turns_of(messages: Iterable[tuple[Role, Content, str]]) -> Iterator[Turn]:
 
 
 def parts_in(content: Content | None) -> int:
-    """How many blocks a content has, those in tool results among them."""
+    """Count the blocks of a content, those in tool results included."""
     if content is None or isinstance(content, str):
         return 0
     inner = (block.get("content") for block in content)
@@ -92,12 +95,12 @@ def parts_in(content: Content | None) -> int:
 
 
 def text_in(content: Content, where: str) -> str:
-    """A content of text alone."""
+    """Return the text of a content that has nothing but text."""
     return "\n".join(block["text"] for block, _ in _blocks(content, where, "system", inside=""))
 
 
 def _blocks(content: Content, where: str, role: Role, inside: str = ".content") -> Iterator[tuple[dict[str, Any], str]]:
-    """(a block without nulls, its place), checked."""
+    """Yield (a block without nulls, its place), checked."""
     if isinstance(content, str):
         yield {"type": "text", "text": content}, f"{where}{inside}"
         return

@@ -30,7 +30,7 @@ from ostinato.serve.http.errors import ApiError
 from ostinato.serve.work.context import Work
 
 _MADE = "made[{}]"
-"""Stands for the place of a message that is made of several, until its error is told."""
+"""Placeholder in errors for the place of a message made of several, until `with_places` replaces it."""
 
 
 class InputMessage(EchoedBody):
@@ -41,7 +41,7 @@ class InputMessage(EchoedBody):
 
 class Thinking(EchoedBody):
     type: Literal["enabled", "adaptive", "disabled"]
-    """Sets the chat template's enable_thinking; `adaptive` leaves it as it is."""
+    """Value of the chat template's enable_thinking; `adaptive` leaves it unset."""
     budget_tokens: Ignored = None
     display: Ignored = None
 
@@ -67,14 +67,16 @@ class MessagesInput(Body):
     model: str | None = None
     """The served model's name, or nothing."""
     messages: ListOf[InputMessage] = Field(min_length=1)
-    """The conversation so far. If an assistant's message stands last, it is continued."""
+    """The conversation so far. If an assistant's message comes last, it is continued."""
     system: str | ListOf[dict[str, Any]] | None = None
     """A system message before them: text, or blocks of text."""
     tools: ListOf[dict[str, Any]] | None = None
     """Functions that the model may call, each with name, description and input_schema."""
     tool_choice: dict[str, Any] | None = None
-    """Its type is `auto`, `any` (the model must call one), `tool` with a name, or `none`; beside it may stand
-    disable_parallel_tool_use."""
+    """Choice of the tools that the model may call, with an optional disable_parallel_tool_use.
+
+    The type is `auto`, `any` (the model must call one), `tool` with a name, or `none`.
+    """
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -86,7 +88,7 @@ class MessagesInput(Body):
     mcp_servers: Annotated[None, unserved("give the model tools, and call them yourself")] = None
 
     def asked(self, work: Work) -> ConversationRequest:
-        """The conversation, and what its answer should be. ApiError for what is wrong with it."""
+        """Return the conversation, and the kind of answer that it asks for. ApiError if something in it is wrong."""
         text, settings = work.text, work.settings
         parts = sum(parts_in(message.content) for message in self.messages) + parts_in(self.system)
         check_counts(self.messages, self.tools, settings, num_parts=parts)
@@ -119,7 +121,7 @@ class MessagesInput(Body):
         yield from turns_of((each.role, each.content, f"messages[{i}]") for i, each in enumerate(self.messages))
 
     def with_places(self, error: ApiError) -> ApiError:
-        """An error of a message that was made here, as one of what the client sent."""
+        """Return an error of a message that was made here, with the place of what the client sent."""
         message, param = error.message, error.param or ""
         for place, turn in reversed(list(enumerate(self._turns()))):
             made = _MADE.format(place)
@@ -170,10 +172,10 @@ class MessagesRequest(GenerationBody, MessagesInput):
 
 
 class CountTokensRequest(MessagesInput):
-    """What `/v1/messages` takes, without the fields that only the answer depends on."""
+    """Fields of `/v1/messages`, without those that only the answer depends on."""
 
     def prepare(self, work: Work) -> bytes:
-        """The answer's JSON."""
+        """Return the answer's JSON."""
         check_model(self.model, work.model_name)
         try:
             rendered = render(work, self.asked(work).conversation)

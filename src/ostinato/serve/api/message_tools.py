@@ -1,4 +1,4 @@
-"""Tools in Anthropic's form, as chat completions have them."""
+"""Conversion of tools from Anthropic's form to that of chat completions."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from ostinato.serve.http.errors import ApiError
 
 _TOOL = ("name", "description", "strict")
 _IGNORED = ("cache_control", "input_examples", "eager_input_streaming", "defer_loading", "allowed_callers")
-"""They change nothing."""
+"""Members of a tool that are accepted and ignored."""
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
 def nested_tools(tools: Sequence[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
-    """Each as `{"type": "function", "function": ...}`. ApiError, which names the field, for a tool of another kind."""
+    """Return each tool as `{"type": "function", "function": ...}`.
+
+    ApiError, which names the field, for a tool of another kind.
+    """
     return None if tools is None else [_nested(tool, f"tools[{place}]") for place, tool in enumerate(tools)]
 
 
@@ -36,7 +39,10 @@ def _nested(tool: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def nested_choice(choice: dict[str, Any] | None) -> tuple[Any, bool]:
-    """The choice, and whether several tools may be called at once. ApiError for one that is none."""
+    """Return the choice in the form of chat completions, and whether several tools may be called at once.
+
+    ApiError for a choice that is not valid.
+    """
     if choice is None:
         return None, True
     choice = {name: value for name, value in choice.items() if value is not None}
@@ -55,7 +61,7 @@ def nested_choice(choice: dict[str, Any] | None) -> tuple[Any, bool]:
 
 @contextmanager
 def with_own_names() -> Iterator[None]:
-    """Errors name the fields as Anthropic's form has them."""
+    """Make errors name the fields of Anthropic's form."""
     try:
         yield
     except ApiError as error:

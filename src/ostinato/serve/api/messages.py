@@ -38,7 +38,7 @@ def messages_router(lifecycle: Lifecycle, models: Callable[[], Model]) -> APIRou
 
     @router.post("/v1/messages/count_tokens", response_model=dict[str, int])
     async def count_tokens(body: CountTokensRequest, request: Request) -> Response:  # noqa: ARG001
-        """How many tokens the prompt of these messages has."""
+        """Return the number of tokens in the prompt of these messages."""
         return Response(request.state.prepared, media_type="application/json")
 
     return router
@@ -53,7 +53,10 @@ class _Message:
         self._head = {"id": message_id, "type": "message", "role": "assistant", "model": model}
 
     async def events(self) -> AsyncGenerator[bytes]:
-        """The events of a stream. The first comes with the first token: what the cache gave is not known before."""
+        """Yield the events of a stream.
+
+        The first comes with the first token, since the number of cached tokens is not known earlier.
+        """
         begun = False
         async for _, delta in self._run.deltas():
             events = ""
@@ -75,7 +78,7 @@ class _Message:
                 yield events.encode()
 
     async def whole(self) -> str:
-        """The whole message as JSON."""
+        """Return the whole message as JSON."""
         ending: dict[str, Any] = {}
         async for _, delta in self._run.deltas():
             if delta.output is not None:
@@ -90,7 +93,7 @@ class _Message:
         self._run.reasoning_tokens = self._output.reasoning_tokens(output.token_ids)
 
     def _ending(self, output: CompletionOutput) -> dict[str, Any]:
-        """Why the answer ended. To be called once the output was taken."""
+        """Return why the answer ended. The output must have been taken before."""
         reason = self._output.finish_reason(output)
         if reason == "tool_calls":
             return _ending("tool_use", None)
@@ -102,7 +105,7 @@ class _Message:
         return _ending("end_turn", None)
 
     def _usage(self, output_tokens: int | None = None) -> dict[str, Any]:
-        """`input_tokens` are those that the prefix cache did not give."""
+        """Return Anthropic's usage; its `input_tokens` are those that the prefix cache did not have."""
         usage = self._run.usage()
         cached = usage["prompt_tokens_details"]["cached_tokens"]
         thinking = self._run.reasoning_tokens

@@ -22,11 +22,11 @@ _HEADERS = {
     "object-src 'none'; require-trusted-types-for 'script'; trusted-types 'none'",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
-    # So that a browser does not mix files of two versions.
+    # A browser must not mix files of two versions.
     "Cache-Control": "no-cache",
 }
 _TEXTS = {".html", ".css", ".js", ".mjs", ".svg", ".json"}
-"""What is worth compressing."""
+"""Suffixes of files that are worth compressing."""
 
 
 class _Files(StaticFiles):
@@ -40,7 +40,7 @@ class _Files(StaticFiles):
         if not isinstance(response, FileResponse) or scope["method"] != "GET" or not _takes_gzip(scope):
             return response
         headers = {name: value for name, value in response.headers.items() if name != "content-length"}
-        # Weak: the same text in other bytes.
+        # The tag is weak: the text is the same, the bytes are not.
         headers |= {"content-encoding": "gzip", "etag": f"W/{headers['etag']}"}
         return Response(_compressed(path, stat_result.st_mtime_ns), status_code, headers)
 
@@ -52,13 +52,13 @@ def _takes_gzip(scope: Scope) -> bool:
 
 @lru_cache(maxsize=256)
 def _compressed(path: Path, changed: int) -> bytes:
-    """`changed` makes a file that was edited another one."""
+    """Return a file's compressed bytes; `changed` is part of the cache key, so that an edited file is read again."""
     del changed
     return gzip.compress(path.read_bytes(), 6, mtime=0)
 
 
 def page_files() -> StaticFiles:
-    """The files that the page loads, to be mounted at `/page`."""
+    """Return the files that the page loads, to be mounted at `/page`."""
     return _Files(directory=DIRECTORY)
 
 

@@ -11,7 +11,7 @@ from ostinato.serve.work.context import Work
 
 
 def _checked(value: Any) -> Any:
-    """A wrong prompt gets one message, instead of one for each form that a prompt may have."""
+    """Check a prompt, so that a wrong one gets one message, not one for each form that a prompt may have."""
     if isinstance(value, str) or _are_token_ids(value):
         return value
     if isinstance(value, list) and all(isinstance(each, str) or _are_token_ids(each) for each in value):
@@ -28,7 +28,7 @@ Prompts = Annotated[str | list[int] | list[str | list[int]], BeforeValidator(_ch
 
 
 def prompts_in(value: Any, param: str) -> list[str | list[int]]:
-    """Each prompt of the field `param`, as text or token ids. ApiError if there is none."""
+    """Return each prompt of the field `param`, as text or token ids. ApiError if there is none."""
     if isinstance(value, str):
         return [value]
     if not value:
@@ -37,7 +37,7 @@ def prompts_in(value: Any, param: str) -> list[str | list[int]]:
 
 
 def token_ids(work: Work, prompt: str | list[int], param: str) -> list[int]:
-    """Those of one prompt. ApiError, which names `param`, for what the model cannot have."""
+    """Return the token ids of one prompt. ApiError, which names `param`, for tokens that the model cannot take."""
     if isinstance(prompt, str):
         ids = work.encode(prompt, True, param)
     else:

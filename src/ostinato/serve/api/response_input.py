@@ -24,11 +24,11 @@ _LOGPROBS = "message.output_text.logprobs"
 
 @dataclass(frozen=True)
 class PreparedResponse:
-    """The conversation as the engine gets it, and what the response repeats of the request."""
+    """The conversation in the engine's form, and the part of the request that the response repeats."""
 
     chat: PreparedChat
     echo: list[bytes]
-    """Members of a JSON object, in pieces"""
+    """Members of a JSON object, in pieces."""
 
 
 class InputItem(EchoedBody):
@@ -83,8 +83,11 @@ class ResponsesRequest(GenerationBody):
     tools: ListOf[dict[str, Any]] | None = None
     """Functions that the model may call."""
     tool_choice: str | dict[str, Any] | None = None
-    """`none` (the model is not told of tools), `auto`, `required`, one function by name, or `allowed_tools`: the model
-    is told of all, and calls only those."""
+    """Tools that the model may or must call.
+
+    `none` (the model does not see the tools), `auto`, `required`, one function by name, or `allowed_tools`: the model
+    sees all tools, and calls only the allowed ones.
+    """
     parallel_tool_calls: bool | None = None
     """False: at most one call. Where calls are free, those after the first are dropped."""
     reasoning: ReasoningConfig | None = None
@@ -99,10 +102,13 @@ class ResponsesRequest(GenerationBody):
     truncation: Literal["disabled"] | None = None
     """Input that is too long is refused."""
     include: ListOf[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
-    """`message.output_text.logprobs`: return the log-probability of each token of a message.
-    `reasoning.encrypted_content` changes nothing: reasoning is returned as plain text."""
+    """Additional data to return.
+
+    `message.output_text.logprobs`: the log-probability of each token of a message. `reasoning.encrypted_content`
+    changes nothing: reasoning is returned as plain text.
+    """
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    """With those log-probabilities: how many of the most likely tokens are returned too."""
+    """Number of the most likely tokens to return at each place; needs `include` to ask for log-probabilities."""
     n: Annotated[None, unserved("a response has one output")] = None  # type: ignore[assignment]
     previous_response_id: Annotated[None, unserved("nothing is stored; give the conversation as input")] = None
     conversation: Annotated[None, unserved("nothing is stored; give the conversation as input")] = None
@@ -136,7 +142,7 @@ class ResponsesRequest(GenerationBody):
         return PreparedResponse(chat, cut(compact(self._echo(chat.params))[1:-1].encode()))
 
     def _echo(self, params: SamplingParams) -> dict[str, Any]:
-        """The members of a response that tell what was asked for."""
+        """Return the members of a response that repeat what was asked for."""
         text_format = None if self.text is None else self.text.format
         return {
             "instructions": self.instructions,
@@ -153,7 +159,7 @@ class ResponsesRequest(GenerationBody):
         }
 
     def _format_request(self) -> GuideRequest | None:
-        """What `text.format` asks for. ApiError for a type json_schema without a schema."""
+        """Return the guide that `text.format` asks for. ApiError for a type json_schema without a schema."""
         asked = None if self.text is None else self.text.format
         if asked is None or asked.type == "text":
             return None
@@ -165,7 +171,7 @@ class ResponsesRequest(GenerationBody):
         return GuideRequest("text.format", "json_schema", asked.schema_)
 
     def num_logprobs(self) -> int | None:
-        """How many of the most likely tokens are returned at each place; None: no log-probabilities at all."""
+        """Return the number of likely tokens to return at each place, or None for no log-probabilities."""
         if _LOGPROBS in (self.include or ()):
             return self.top_logprobs or 0
         if self.top_logprobs:
@@ -174,7 +180,7 @@ class ResponsesRequest(GenerationBody):
         return None
 
     def nested_tools(self) -> list[dict[str, Any]] | None:
-        """The tools in the form of chat completions."""
+        """Return the tools in the form of chat completions."""
         if self.tools is None:
             return None
         return [
@@ -183,7 +189,7 @@ class ResponsesRequest(GenerationBody):
         ]
 
     def nested_choice(self) -> Any:
-        """The tool choice in the form of chat completions."""
+        """Return the tool choice in the form of chat completions."""
         match self.tool_choice:
             case {"type": "function", "name": name, **others} if not others:
                 return {"type": "function", "function": {"name": name}}
@@ -201,8 +207,10 @@ class ResponsesRequest(GenerationBody):
 def template_messages(
     given: str | Sequence[InputItem], instructions: str | None, knows_developer: bool
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """The messages for a chat template, and where each stood in the body. ApiError, which names the field, for an item
-    that is not legal."""
+    """Return the messages for a chat template, and the place of each in the body.
+
+    ApiError, which names the field, for an item that is not legal.
+    """
     messages: list[dict[str, Any]] = []
     places: list[str] = []
     if instructions is not None:

@@ -1,4 +1,4 @@
-"""The output items of one response, and the events that tell of them as they grow."""
+"""Output items of one response, and the events that report their growth."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ class Event(NamedTuple):
 
 
 class ResponseItems:
-    """Builds items from an answer's deltas: reasoning, messages and calls. Each is complete before the next begins."""
+    """Builder of items from an answer's deltas: reasoning, messages and calls.
+
+    Each item is complete before the next begins.
+    """
 
     def __init__(self) -> None:
         self.items: list[dict[str, Any]] = []
@@ -27,7 +30,7 @@ class ResponseItems:
         self._is_open = False
 
     def take(self, delta: AnswerDelta, logprobs: Sequence[dict[str, Any]] = ()) -> Iterator[Event]:
-        """The events of a delta. `logprobs` belong to the tokens of its content, if they were asked for."""
+        """Yield the events of a delta. `logprobs` belong to the tokens of its content, if they were requested."""
         if delta.reasoning:
             yield from self._grow("reasoning", delta.reasoning)
         if delta.content:
@@ -36,8 +39,11 @@ class ResponseItems:
             yield from self._grow_call(call)
 
     def end(self, status: str, logprobs: Sequence[dict[str, Any]] = ()) -> Iterator[Event]:
-        """The events of the end. The last item gets the response's `status`; an empty answer has one empty message.
-        `logprobs` belong to the tokens that ended the answer; they go to the last item if it is a message."""
+        """Yield the events of the end.
+
+        The last item gets the response's `status`; an empty answer has one empty message. `logprobs` belong to the
+        tokens that ended the answer; they go to the last item if it is a message.
+        """
         if not self.items:
             yield from self._begin(_message())
         if logprobs and self.items[-1]["type"] == "message":

@@ -27,7 +27,7 @@ from ostinato.serve.http.streaming import LastEvents
 from ostinato.serve.work.model import Model
 
 _ECHO = secrets.token_hex(16)
-"""The name of a member in whose place stands what the client sent. No client knows it."""
+"""Name of a member that marks the place of the client's echoed fields. No client knows it."""
 _MARK = f'"{_ECHO}":null'.encode()
 
 
@@ -54,7 +54,7 @@ def responses_router(lifecycle: Lifecycle, models: Callable[[], Model]) -> APIRo
 
 
 def _response(response_id: str, model: str) -> dict[str, Any]:
-    """The response before its output begins."""
+    """Return the response before its output begins."""
     return {
         "id": response_id,
         "object": "response",
@@ -74,8 +74,10 @@ def _response(response_id: str, model: str) -> dict[str, Any]:
 
 
 def _parts(data: Mapping[str, Any], echo: Iterable[bytes]) -> Iterator[bytes]:
-    """The JSON of data that may hold a response. What the client sent is written already: it may be long, and must not
-    be copied at once."""
+    """Yield the JSON of data that may hold a response.
+
+    `echo`, the part that the client sent, is JSON already: it may be long, and must not be copied at once.
+    """
     before, found, after = compact(data).encode().partition(_MARK)
     yield before
     if found:
@@ -84,7 +86,7 @@ def _parts(data: Mapping[str, Any], echo: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _ended(response: dict[str, Any], items: ResponseItems, output: CompletionOutput, run: Run) -> dict[str, Any]:
-    """The response once its output has ended."""
+    """Return the response once its output has ended."""
     is_cut = output.finish_reason == "length"
     usage = run.usage()
     return {
@@ -107,7 +109,7 @@ def _status(output: CompletionOutput) -> str:
 
 
 class _ResponseOutput:
-    """The output of a response as items, with the log-probabilities of its messages if these were asked for."""
+    """Output of a response as items, with the log-probabilities of its messages if these were requested."""
 
     def __init__(self, text: ModelText, form: AnswerForm, params: SamplingParams) -> None:
         self.items = ResponseItems()
@@ -117,12 +119,12 @@ class _ResponseOutput:
             self._logprobs = MessageLogprobs(text, params.skip_special_tokens, form.is_plain)
 
     def take(self, piece: SampleDelta | CompletionOutput) -> Iterator[Event]:
-        """The events of the next piece of the output."""
+        """Yield the events of the next piece of the output."""
         delta = self._answer.take(piece)
         return self.items.take(delta, () if self._logprobs is None else self._logprobs.take(piece, delta))
 
     def end(self, output: CompletionOutput) -> Iterator[Event]:
-        """The events of its end."""
+        """Yield the events of the output's end."""
         return self.items.end(_status(output), () if self._logprobs is None else self._logprobs.rest())
 
     def reasoning_tokens(self, output: CompletionOutput) -> int:
@@ -174,14 +176,14 @@ def _failed(response: dict[str, Any], items: ResponseItems, error: ApiError) -> 
 
 
 class _EventWriter:
-    """Numbers events and writes them as they are sent."""
+    """Writer that numbers events and serialises them."""
 
     def __init__(self, echo: Sequence[bytes]) -> None:
         self._echo = echo
         self._number = 0
 
     def write(self, events: Iterable[Event]) -> list[bytes]:
-        """The events in pieces that can be sent one after the other; nearly always one."""
+        """Return the events in pieces that can be sent one after the other; nearly always one."""
         return list(joined(self._written(events)))
 
     def _written(self, events: Iterable[Event]) -> Iterator[bytes]:

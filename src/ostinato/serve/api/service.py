@@ -1,5 +1,7 @@
-"""What the server shows of itself: `/health`, `/version`, `/plan`, `/v1/models`, `/about`, `/live`, `/prefixes` and
-`/metrics`."""
+"""Endpoints about the server and its model.
+
+They are `/health`, `/version`, `/plan`, `/v1/models`, `/about`, `/live`, `/prefixes` and `/metrics`.
+"""
 
 from __future__ import annotations
 
@@ -40,14 +42,16 @@ def service_router(lifecycle: Lifecycle, made: Callable[[], Model]) -> APIRouter
 
     @router.get("/health", response_model=None)
     async def health() -> Response:
-        """200 once a step has succeeded and while requests are accepted, else 503. The body says which."""
+        """Return 200 once a step has succeeded and while requests are accepted, else 503. The body has the status."""
         status = lifecycle.status
         return JSONResponse({"status": status}, 200 if status == "ready" else 503)
 
     @router.get("/health/live", response_model=None)
     async def alive() -> Response:
-        """200 while the server may still do its work, also while it loads or drains; 503 if it failed or stalled, so
-        that only a restart helps."""
+        """Return 200 while the server may still do its work, else 503.
+
+        It may also while it loads or drains. 503 means that it failed or stalled, so that only a restart helps.
+        """
         status = lifecycle.status
         return JSONResponse({"status": status}, 503 if status in ("failed", "stalled") else 200)
 
@@ -57,17 +61,17 @@ def service_router(lifecycle: Lifecycle, made: Callable[[], Model]) -> APIRouter
 
     @router.get("/plan")
     async def plan() -> dict[str, Any]:
-        """What was decided before the weights were loaded, and what was measured since."""
+        """Return the decisions made before the weights were loaded, and the measurements since."""
         return lifecycle.engine.plan.to_json()
 
     @router.get("/about")
     async def about() -> dict[str, Any]:
-        """What the model is and takes, the sampling where a request says nothing, and what one may ask it."""
+        """Describe the model, its inputs, its default sampling and example questions."""
         return about_model(made(), lifecycle.model_name)
 
     @router.get("/tokenizer_info")
     async def tokenizer_info() -> dict[str, Any]:
-        """What the checkpoint's tokenizer_config.json says, with the chat template in use, for vLLM's clients."""
+        """Return the checkpoint's tokenizer_config.json with the chat template in use, for vLLM's clients."""
         engine = lifecycle.engine
         template = engine.chat_template.as_stored
         return {"tokenizer_class": "PreTrainedTokenizerFast", **engine.tokenizer.settings, "chat_template": template}
@@ -99,9 +103,11 @@ def observation_router(lifecycle: Lifecycle, counts: AnswerCounts) -> APIRouter:
 
     @router.get("/live")
     async def live() -> dict[str, Any]:
-        """The engine's counts since its start, and quantiles of its latencies. `time` is in seconds of a monotonic
-        clock: two answers give rates. While the engine does not answer, these are its last counts, and `heartbeat_age`
-        says for how many seconds it has not."""
+        """Return the engine's counts since its start, and quantiles of its latencies.
+
+        `time` is in seconds of a monotonic clock: two answers give rates. While the engine does not answer, these are
+        its last counts, and `heartbeat_age` is the number of seconds without an answer.
+        """
         engine = lifecycle.present_engine
         seen = await engine.last_seen()
         return {
@@ -116,16 +122,22 @@ def observation_router(lifecycle: Lifecycle, counts: AnswerCounts) -> APIRouter:
 
     @router.get("/prefixes")
     async def prefixes() -> dict[str, Any]:
-        """The texts that the prefix cache used last, as branches of a tree: where they part, where checkpoints stand,
-        and how often each was hit. Positions in tokens. No word of a text is in it, as it may be another client's."""
-        # One that has stalled would not answer, and `engine` says so.
+        """Return the prefixes that the prefix cache used last, as branches of a tree.
+
+        They show where prefixes part, where checkpoints are, and how often each was hit. Positions are in tokens. The
+        answer contains no text, as it may be another client's.
+        """
+        # A stalled engine would not answer, and `engine` raises the error.
         engine = lifecycle.engine if lifecycle.status == "stalled" else lifecycle.present_engine
         return await engine.prefixes()
 
     @router.get("/metrics", response_model=None)
     async def metrics(request: Request) -> Response:
-        """The counts of engine and server, for Prometheus. Those of keys need a key (`ApiKeys.seen_by`). 503 until the
-        engine runs, so that no series begins with zeros that nobody measured."""
+        """Return the counts of engine and server, for Prometheus.
+
+        Those of keys need a key (`ApiKeys.seen_by`). 503 until the engine runs, so that no series begins with zeros
+        that were never measured.
+        """
         seen_keys = lifecycle.keys.seen_by(request.headers.get("authorization"), request.headers.get("x-api-key"))
         engine = lifecycle.present_engine
         labels = {"model_name": lifecycle.model_name, "engine": "0"}
@@ -153,14 +165,14 @@ def observation_router(lifecycle: Lifecycle, counts: AnswerCounts) -> APIRouter:
 
 
 def _drains(engine: AsyncEngine, prefix: str, labels: Mapping[str, str]) -> Iterator[Metric]:
-    """Only several engines are ended one without the other."""
+    """Yield the metric of drains if there are several engines: only those end one by one."""
     if isinstance(engine, ReplicatedEngine):
         counts = engine.replicas.moving.counts
         yield drains(counts.moved, counts.stayed, prefix, labels)
 
 
 def _latencies(meter: Meter) -> dict[str, dict[str, float | None]]:
-    """Quantiles in seconds, each a bound of its histogram; None where nothing was measured."""
+    """Return quantiles in seconds, each a bound of its histogram; None if nothing was measured."""
     measured = {"first_token": meter.first_token, "inter_token": meter.inter_token, "step": meter.step}
     return {
         name: {"p50": histogram.quantile(0.5), "p90": histogram.quantile(0.9), "p99": histogram.quantile(0.99)}

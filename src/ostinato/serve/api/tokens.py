@@ -34,10 +34,10 @@ class TokenizeRequest(ConversationBody):
     add_special_tokens: bool | None = None
     """Add the tokens that the tokenizer puts around a text (default: true for a prompt, false for a conversation)."""
     return_token_strs: bool | None = None
-    """Also return the text of each token."""
+    """True to return the text of each token too."""
 
     def prepare(self, work: Work) -> bytes:
-        """The answer's JSON."""
+        """Return the answer's JSON."""
         check_model(self.model, work.model_name)
         if (self.prompt is None) == (self.messages is None):
             raise ApiError(400, "give either a prompt or messages", param="prompt")
@@ -59,7 +59,7 @@ class DetokenizeRequest(Body):
     tokens: ListOf[int] = Field(max_length=2**20)
 
     def prepare(self, work: Work) -> bytes:
-        """The answer's JSON."""
+        """Return the answer's JSON."""
         check_model(self.model, work.model_name)
         work.text.check_ids(self.tokens, "tokens")
         return _json({"prompt": work.text.tokenizer.decode(self.tokens, False)})
@@ -74,12 +74,12 @@ def tokens_router() -> APIRouter:
 
     @router.post("/tokenize", response_model=dict[str, Any])
     async def tokenize(body: TokenizeRequest, request: Request) -> Response:  # noqa: ARG001 (for its description)
-        """The token ids of a text or of a conversation's prompt, and how many there are."""
+        """Return the token ids of a text or of a conversation's prompt, and their number."""
         return Response(request.state.prepared, media_type="application/json")
 
     @router.post("/detokenize", response_model=dict[str, str])
     async def detokenize(body: DetokenizeRequest, request: Request) -> Response:  # noqa: ARG001
-        """The text of token ids, special tokens included."""
+        """Return the text of token ids, special tokens included."""
         return Response(request.state.prepared, media_type="application/json")
 
     return router

@@ -16,13 +16,13 @@ from typing import Any, Self
 from ostinato.errors import RequestError, reason
 
 _BEGIN = b'{"id":"batch_req_'
-"""What every line of answers begins with."""
+"""First bytes of every line of answers."""
 _MEMBERS = ("custom_id", "method", "url", "body")
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A request's place in its file."""
+    """Position of a request in its file."""
 
     custom_id: str
     url: str
@@ -30,7 +30,7 @@ class Line:
 
 
 def read_lines(path: Path, urls: Collection[str]) -> list[Line]:
-    """The requests of a file, none of whose bodies has been looked at. Blank lines are passed over.
+    """Return the requests of a file, without validating their bodies. Blank lines are skipped.
 
     RequestError, which names the line, for one that is no request of a batch, or has the custom_id of another.
     """
@@ -38,7 +38,7 @@ def read_lines(path: Path, urls: Collection[str]) -> list[Line]:
     numbers: dict[str, int] = {}
     try:
         with open(path, "rb", opener=_nowait) as file:
-            # Bodies are read again, when their turn has come.
+            # Bodies are read again when their requests are prepared.
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise RequestError(f"{path} is no file that can be read twice; write the requests to one first")
             offset = 0
@@ -62,7 +62,7 @@ def read_lines(path: Path, urls: Collection[str]) -> list[Line]:
 
 
 def _checked(text: bytes, offset: int, urls: Collection[str]) -> Line:
-    """ValueError for what is no request."""
+    """Return a line's request. ValueError if it is none."""
     value = _object(text)
     for name in value:
         if name not in _MEMBERS:
@@ -80,7 +80,7 @@ def _checked(text: bytes, offset: int, urls: Collection[str]) -> Line:
 
 
 def read_bodies(path: Path, lines: Collection[Line]) -> Iterator[tuple[Line, dict[str, Any]]]:
-    """Each request with its body, one after the other."""
+    """Yield each request with its body, one after the other."""
     with path.open("rb") as file:
         for line in lines:
             file.seek(line.offset)
@@ -98,17 +98,20 @@ def _object(text: bytes) -> dict[str, Any]:
 
 
 class AnswerFile:
-    """Answers that are there already, to which further ones are added. One process at a time has it."""
+    """File of answers that may have some already, and receives further ones. Only one process can open it at a time."""
 
     def __init__(self, path: Path) -> None:
-        """A last line that was cut off is removed. RequestError for a file that cannot be written, that another process
-        has, or that holds anything else than answers; such a file stays as it was."""
+        """Open the file, and remove a last line that was cut off.
+
+        RequestError for a file that cannot be written, that another process has open, or that holds anything else than
+        answers; such a file stays unchanged.
+        """
         self.path = path
         self.statuses: dict[str, int] = {}
-        """custom_id -> HTTP status, of every answer that the file has."""
+        """Status of every answer in the file: custom_id -> HTTP status."""
         try:
             self._file = os.fdopen(_nowait(str(path), os.O_RDWR | os.O_APPEND | os.O_CREAT), "a+b")
-        except OSError as error:  # of a pipe too
+        except OSError as error:  # also raised for a pipe
             raise RequestError(f"answers cannot be written to {path}: {reason(error)}") from None
         try:
             if not stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
@@ -123,7 +126,7 @@ class AnswerFile:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # What could not be written is tried once more, which `write` has told of.
+        # Closing tries once more to write what `write` has reported as unwritten.
         with contextlib.suppress(OSError):
             self._file.close()
 
@@ -133,7 +136,7 @@ class AnswerFile:
         return sum(status != 200 for status in self.statuses.values())
 
     def write(self, custom_id: str, status: int, request_id: str, body: bytes) -> None:
-        """Adds an answer, whose `body` is JSON in one line. RequestError if there is no room for it."""
+        """Add an answer, whose `body` is JSON in one line. RequestError if there is no room for it."""
         assert b"\n" not in body, "an answer is one line"
         ids = f'{uuid.uuid4().hex}","custom_id":{json.dumps(custom_id)}'
         response = f'"response":{{"status_code":{status},"request_id":{json.dumps(request_id)},"body":'
@@ -173,17 +176,17 @@ class AnswerFile:
 
 
 def _nowait(path: str, flags: int) -> int:
-    """Opens a pipe without waiting for its other end."""
+    """Open a pipe without waiting for its other end."""
     return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
 
 
 def _is_torn(text: bytes) -> bool:
-    """Whether an answer begins so, which was not written to its end."""
+    """Return whether `text` may be the beginning of an answer that was not written to its end."""
     return text.startswith(_BEGIN) or _BEGIN.startswith(text)
 
 
 def _answer(text: bytes) -> tuple[str, int]:
-    """(custom_id, status). ValueError for what is no answer."""
+    """Return (custom_id, status). ValueError if `text` is no answer."""
     match _object(text):
         case {"custom_id": str(custom_id), "response": {"status_code": int(status)}}:
             return custom_id, status

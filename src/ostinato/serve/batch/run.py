@@ -1,4 +1,4 @@
-"""Computes the answers of a batch: each body goes the way that it goes in the server, without HTTP."""
+"""Answers of a batch: each body takes the same steps as in the server, without HTTP."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
     from ostinato.engine.run.runner import StartProgress
 
 URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
-"""Endpoints that a batch may ask."""
+"""Endpoints that a batch may use."""
 _AHEAD = 64
-"""Requests that are prepared while others run: the engine should find the next one at once."""
+"""Requests that are prepared while others run, so that the engine finds the next one at once."""
 _PAUSE = 0.05
 """Seconds before a request for which there was no room is tried again."""
 _EVER = 1e9
-"""Seconds that a request may take, if it does not say itself: nobody waits for it."""
+"""Seconds that a request may take unless it sets a timeout: no client waits for it."""
 
 
 def batch_settings(served_model_name: str | None) -> ServeSettings:
-    """The server's, without what keeps one client from taking all of it."""
+    """Return the server's settings, without limits on one client's share."""
     return ServeSettings(
         served_model_name=served_model_name, request_timeout=_EVER, client_seconds=_EVER, client_pixels=2**62
     )
@@ -65,7 +65,7 @@ class _Asked:
 
 
 async def _stays() -> Any:
-    """What a client sends who waits for the answer: nothing."""
+    """Wait forever, like a client that sends nothing while it waits for the answer."""
     await asyncio.Event().wait()
 
 
@@ -79,10 +79,10 @@ async def run_batch(
     on_ready: Callable[[], None],
     on_answer: Callable[[int], None],
 ) -> None:
-    """Adds the answers to `lines` of the file `source`, in the order in which they end.
+    """Add the answers to `lines` of the file `source`, in the order in which they end.
 
-    `on_answer` gets an answer's number of tokens. Raises what keeps the engine from starting, and EngineFailed if it
-    ends; answers up to then are written. Cancelled, it ends the same way.
+    `on_answer` receives an answer's number of tokens. Raises what keeps the engine from starting, and EngineFailed if
+    it ends; answers up to then are written. Cancelled, it ends the same way.
     """
     lifecycle = Lifecycle(config, settings, loading)
     api, with_bodies, models = make_api(lifecycle, AnswerCounts())

@@ -1,1 +1,1 @@
-"""From a conversation to a prompt, and from an answer to messages."""
+"""Conversion of a conversation to a prompt, and of an answer to messages."""

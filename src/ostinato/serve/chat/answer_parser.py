@@ -15,19 +15,19 @@ from ostinato.serve.chat.tools import Tool
 
 
 class AnswerParser:
-    """Splits one answer's text, as it grows, into reasoning, content and tool calls.
+    """Parser that splits one answer's text, as it grows, into reasoning, content and tool calls.
 
     The joined deltas do not depend on where the text was cut. Only two things are held back: text that may be the
     beginning of a tag, with the white space before it, and a call that is not recognised yet.
 
-    - Reasoning stands only at the beginning: a tag after other text is content. Newlines around its tags are dropped.
+    - Reasoning comes only at the beginning: a tag after other text is content. Newlines around its tags are dropped.
       Without an end tag all the text is reasoning.
     - Everything else is content, verbatim, except for white space before a call and after the last one.
     - A call is recognised by its name, which must be among `tools`, and the beginning of its arguments. A call of
       another name is content, verbatim, as is all that only looks like a call.
-    - An answer with channels is read by `ChannelReader`, which has rules of its own.
-    - A recognised call stays a call, since it was given out. If the text leaves the format after that, the call ends
-      with the arguments so far, and the rest is content. Arguments that the end of the answer cuts off stay cut off.
+    - An answer with channels is read by `ChannelReader`, which has other rules.
+    - A recognised call stays a call, since its beginning was sent. If the text leaves the format after that, the call
+      ends with the arguments so far, and the rest is content. Arguments that the end of the answer cuts off stay so.
     """
 
     def __init__(
@@ -39,8 +39,11 @@ class AnswerParser:
         new_id: Callable[[], str],
         either: bool = False,
     ) -> None:
-        """`tools`: if None or empty, no calls are looked for. `new_id` makes the id of a call, such as "call_7f3a".
-        `either`: an answer that does not begin with a call has none, because a grammar makes it one or the other."""
+        """Make a parser of one answer.
+
+        `tools`: if None or empty, no calls are looked for. `new_id` makes the id of a call, such as "call_7f3a".
+        `either`: an answer that does not begin with a call has none, because a grammar makes it one or the other.
+        """
         self._text = GrowingText()
         self._collector = DeltaCollector(new_id)
         self._give: Callable[[str], None] = self._add_content
@@ -50,13 +53,13 @@ class AnswerParser:
             self._steps = self._read(formats, tools or (), starts_in_reasoning, either)
 
     def push(self, text: str) -> AnswerDelta:
-        """What the next piece of text adds, as far as that is certain."""
+        """Return what the next piece of text adds, as far as that is certain."""
         self._text.add(text)
         next(self._steps, None)
         return self._collector.take()
 
     def finish(self) -> AnswerDelta:
-        """What was held back, now that no text follows. A call that is not recognised is content, verbatim."""
+        """Return the text that was held back, now that no text follows. An unrecognised call is content, verbatim."""
         self._text.end()
         next(self._steps, None)
         return self._collector.take()
@@ -100,13 +103,13 @@ class AnswerParser:
         yield from text.drop("\n")
 
     def _begins(self, form: ToolForm) -> Reading[bool]:
-        """Whether a call comes next. Reads nothing."""
+        """Return whether a call comes next, without reading anything."""
         begins = yield from self._text.tag(form.begin)
         self._text.position = 0
         return begins
 
     def _add_content(self, released: str) -> None:
-        """Adds the text that was released last."""
+        """Add the text that was released last."""
         self._collector.add_content(released, self._text.released)
 
     def _read_plain(self) -> Reading[None]:
@@ -115,7 +118,7 @@ class AnswerParser:
             yield from self._text.wait()
 
     def _read_first(self, reader: BlockReader) -> Reading[None]:
-        """Reads an answer of a form without a begin tag: it begins with a call, or has none."""
+        """Read an answer of a form without a begin tag: it begins with a call, or has none."""
         try:
             yield from reader.read()
             yield from self._text.drop(SPACE)

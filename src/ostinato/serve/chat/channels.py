@@ -1,7 +1,8 @@
-"""One answer's text in gpt-oss's form (harmony) while it grows: messages, each with a header that says what it is.
+"""Reader of one answer's text in gpt-oss's form (harmony) while it grows.
 
-A header is `<|start|>assistant`, which the prompt holds of the first message, perhaps ` to=RECIPIENT`, then
-`<|channel|>CHANNEL`, perhaps ` to=RECIPIENT` here, perhaps `<|constrain|>json`, and `<|message|>`.
+The text is messages, each with a header that describes it. A header is `<|start|>assistant`, which the prompt holds of
+the first message, perhaps ` to=RECIPIENT`, then `<|channel|>CHANNEL`, perhaps ` to=RECIPIENT` here, perhaps
+`<|constrain|>json`, and `<|message|>`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ostinato.serve.chat.growing_text import EndOfText, GrowingText, Reading, st
 
 _ENDS = (END, "<|call|>", "<|return|>")
 _NEXT = f"{START}assistant"
-"""Begins a message, also where the one before has not ended."""
+"""Mark that begins a message, also if the one before has not ended."""
 _BEGINS = (_NEXT, "<|channel|>", " to=")
 _HEADER = re.compile(
     r"(?:<\|start\|>assistant)?(?: to=(?P<before>[^\s<]+))? ?"
@@ -28,13 +29,13 @@ _FUNCTIONS = "functions."
 
 
 class ChannelReader:
-    """Reads the messages of one answer.
+    """Reader of the messages of one answer.
 
-    - The channel `analysis` is reasoning. A message to a function among `names` is a call, whose arguments are given
-      out as they come. All other messages are content.
-    - A message to somebody else is content with its header, verbatim, as is what only looks like a message. So is an
-      answer whose special tokens were left out.
-    - A newline stands between two messages that are both content, or both reasoning.
+    - The channel `analysis` is reasoning. A message to a function among `names` is a call, whose arguments are
+      passed on as they come. All other messages are content.
+    - A message to any other recipient is content with its header, verbatim, as is text that only looks like a
+      message. So is an answer whose special tokens were left out.
+    - A newline separates two messages that are both content, or both reasoning.
     - A header that the end of the answer cuts off is dropped.
     """
 
@@ -44,7 +45,7 @@ class ChannelReader:
         self._has_reasoning = self._has_content = False
 
     def read(self) -> Reading[None]:
-        """Reads the whole answer. Never raises."""
+        """Read the whole answer. Never raises."""
         try:
             while True:
                 yield from self._read_message()
@@ -59,7 +60,7 @@ class ChannelReader:
         header = yield from self._header()
         self._in_header = header is not None
         if header is None:
-            # What begins like the next message, and is none, must not end this one before it has begun.
+            # Text that only begins like the next message must not end this one before it has begun.
             yield from self._read_body(self._content, least=1 if text.text.startswith(START) else 0)
             return
         recipient = header["to"] or header["before"]
@@ -85,7 +86,7 @@ class ChannelReader:
             yield from self._read_body(self._content, least=text.position, keeps_end=True)
 
     def _header(self) -> Reading[re.Match[str] | None]:
-        """The header that comes next; None if something else does. Reads nothing."""
+        """Return the header that comes next, or None if something else does, without reading anything."""
         text = self._text
         while True:
             if not any(text.text.startswith(begin[: len(text.text)]) for begin in _BEGINS):
@@ -111,8 +112,10 @@ class ChannelReader:
         yield from self._read_body(self._content)
 
     def _read_body(self, give: Callable[[str], None], least: int = 0, *, keeps_end: bool = False) -> Reading[None]:
-        """Gives out the text up to the message's end, which is dropped unless it `keeps_end`. `least`: how much of it
-        is given out in any case."""
+        """Pass the text up to the message's end on to `give`; the end is dropped unless `keeps_end`.
+
+        The first `least` characters are passed on in any case.
+        """
         text = self._text
         give(text.release(least))
         while True:
@@ -127,6 +130,6 @@ class ChannelReader:
             yield from text.wait()
 
     def _content(self, released: str) -> None:
-        """Adds the text that was released last."""
+        """Add the text that was released last."""
         self._has_content = self._has_content or bool(released)
         self._collector.add_content(released, self._text.released)

@@ -1,4 +1,4 @@
-"""From a conversation to a prompt."""
+"""Conversion of a conversation to a prompt."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class ConversationBody(Body):
 
 @dataclass(frozen=True)
 class Conversation:
-    """What a chat template is given."""
+    """Arguments of a chat template."""
 
     messages: Sequence[dict[str, Any]]
     tools: Sequence[dict[str, Any]] | None
@@ -54,7 +54,7 @@ class Conversation:
     add_generation_prompt: bool
     continue_final_message: bool
     places: Sequence[str] | None = None
-    """Where each message stood in the body; None: `messages[0]` and so on."""
+    """Place of each message in the body; None: `messages[0]` and so on."""
 
     @property
     def has_images(self) -> bool:
@@ -62,7 +62,7 @@ class Conversation:
 
 
 def conversation_of(text: ModelText, body: ConversationBody, tools: Sequence[Tool]) -> Conversation:
-    """The conversation in a body; the model is told of `tools`."""
+    """Return the conversation in a body; the prompt describes `tools`."""
     continues = body.continue_final_message is True
     adds = not continues if body.add_generation_prompt is None else body.add_generation_prompt
     return Conversation(
@@ -75,7 +75,7 @@ def conversation_of(text: ModelText, body: ConversationBody, tools: Sequence[Too
 
 
 def described(tools: Sequence[Tool]) -> list[dict[str, Any]] | None:
-    """Tools as chat templates take them."""
+    """Return tools in the form for chat templates."""
     return [
         {
             "type": "function",
@@ -88,7 +88,7 @@ def described(tools: Sequence[Tool]) -> list[dict[str, Any]] | None:
 def template_kwargs(
     given: dict[str, Any] | None, reasoning_effort: str | None, verbosity: str | None = None
 ) -> dict[str, Any]:
-    """The variables of the template. ApiError if one of them has a field of its own."""
+    """Return the variables of the template. ApiError if one of them has a separate field."""
     kwargs = dict(given or {})
     for name in kwargs.keys() & _OWN:
         path = f"chat_template_kwargs.{name}"
@@ -106,8 +106,10 @@ def template_kwargs(
 def check_counts(
     messages: Sequence[Any], tools: Any, settings: ServeSettings, param: str = "messages", num_parts: int | None = None
 ) -> None:
-    """ApiError for more messages, parts of messages or tools than a request may have. `messages` have a `content`, of
-    which `num_parts` counts the parts where they lie deeper."""
+    """Raise ApiError for more messages, parts of messages or tools than a request may have.
+
+    `messages` have a `content`; `num_parts` is the number of its parts if they are nested deeper.
+    """
     parts = num_parts
     if parts is None:
         parts = sum(len(message.content) for message in messages if isinstance(message.content, list))
@@ -123,7 +125,7 @@ def check_counts(
 
 
 def render(work: Work, conversation: Conversation, param: str = "messages") -> RenderedChat:
-    """The prompt, special tokens included, with its images.
+    """Render the prompt, special tokens included, with its images.
 
     Raises ApiError, which names `param` if the template refuses the conversation, and an image that cannot be used;
     TooHeavy on the event loop for what takes long, as images do.
@@ -157,22 +159,24 @@ def render(work: Work, conversation: Conversation, param: str = "messages") -> R
 
 
 def _with_thinking(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A message as gpt-oss's template has it: it calls reasoning thinking, and refuses it beside content in a message
-    with calls."""
+    """Return a message as gpt-oss's template takes it: with its reasoning as `thinking`.
+
+    The template refuses that together with content in a message with calls.
+    """
     if not message.get("reasoning_content") or (message.get("tool_calls") and message.get("content")):
         return message
     return {**message, "thinking": message["reasoning_content"]}
 
 
 def token_ids_of(work: Work, rendered: RenderedChat, param: str, add_special_tokens: bool = False) -> list[int]:
-    """The token ids of a rendered prompt. ApiError, which names `param`, if there are none or too many."""
+    """Return the token ids of a rendered prompt. ApiError, which names `param`, if there are none or too many."""
     if rendered.media is not None:
         return rendered.media.token_ids
     return work.encode(rendered.text, add_special_tokens, param)
 
 
 def begins_in_reasoning(formats: AnswerFormats, conversation: Conversation, prompt: str) -> bool:
-    """Whether the answer to `prompt`, which was rendered from the conversation, begins inside reasoning."""
+    """Return whether the answer to `prompt` begins inside reasoning; the prompt is rendered from the conversation."""
     if not conversation.continue_final_message or formats.reasoning is None:
         return opens_reasoning(prompt, formats)
     last = str(conversation.messages[-1]["content"])
@@ -184,18 +188,18 @@ class Tools:
     """The tools of a request."""
 
     told: tuple[Tool, ...] = ()
-    """Those that the model is told of."""
+    """Tools that the prompt describes."""
     callable: tuple[Tool, ...] = ()
-    """Those that an answer may call."""
+    """Tools that an answer may call."""
     choice: Any = None
     """The choice among them."""
 
 
 def checked_tools(text: ModelText, tools: Any, tool_choice: Any, nested: bool = True) -> Tools:
-    """The tools of a request: none if the choice is `none`. ApiError for what is wrong with them.
+    """Return the tools of a request: none if the choice is `none`. ApiError if something in them is wrong.
 
-    `nested`: whether the body holds each function in a field `function`, as `read_tools` takes it, or its fields beside
-    the type.
+    `nested`: whether the body holds each function in a field `function`, as `read_tools` takes it, or its fields
+    together with the type.
     """
     try:
         read = read_tools(tools)

@@ -1,4 +1,4 @@
-"""What one more piece of an answer's text adds to its reasoning, content and tool calls."""
+"""Deltas: the reasoning, content and tool calls that one more piece of an answer's text adds."""
 
 from __future__ import annotations
 
@@ -11,48 +11,48 @@ class ToolCallDelta:
     """One piece of a tool call."""
 
     index: int
-    """0, 1, ... within the answer."""
+    """Number of the call within the answer, from 0."""
     id: str | None
-    """With the first piece of a call."""
+    """Id of the call, with its first piece only."""
     name: str | None
-    """With the first piece of a call."""
+    """Name of the function, with the call's first piece only."""
     arguments: str
     """A further piece of the JSON text of the arguments."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerDelta:
-    """What one piece of text added: at most one delta of each call."""
+    """Addition of one piece of text: at most one delta of each call."""
 
     content: str = ""
     reasoning: str = ""
     tool_calls: tuple[ToolCallDelta, ...] = ()
     content_spans: tuple[tuple[int, int], ...] = field(default=(), compare=False)
-    """(begin, end) of each part of the content in the answer's whole text, in characters."""
+    """Spans (begin, end) of the content's parts in the answer's whole text, in characters."""
 
 
 class DeltaCollector:
-    """Gathers the next AnswerDelta. Gives the calls numbers and ids."""
+    """Collector of the next AnswerDelta. It numbers the calls and gives them ids."""
 
     def __init__(self, new_id: Callable[[], str]) -> None:
         self._new_id = new_id
         self.num_calls = 0
         self.after_call = False
-        """Whether no content followed the last call."""
+        """True if no content followed the last call."""
         self._content = ""
         self._reasoning = ""
         self._spans: list[tuple[int, int]] = []
         self._calls: list[ToolCallDelta] = []
 
     def add_content(self, text: str, end: int) -> None:
-        """`end` is the place in the answer's whole text where `text` ends."""
+        """Add content that ends at `end`, counted in characters of the answer's whole text."""
         if text:
             self._content += text
             self._spans.append((end - len(text), end))
             self.after_call = False
 
     def separate_content(self, text: str) -> None:
-        """Adds text between two parts of the content that the answer does not hold."""
+        """Add text that the answer does not contain, between two parts of the content."""
         self._content += text
 
     def add_reasoning(self, text: str) -> None:
@@ -64,7 +64,7 @@ class DeltaCollector:
         self.after_call = True
 
     def add_arguments(self, text: str) -> None:
-        """A further piece of the last call's arguments."""
+        """Add a further piece of the last call's arguments."""
         if not text:
             return
         last = self.num_calls - 1
@@ -75,7 +75,7 @@ class DeltaCollector:
             self._calls.append(ToolCallDelta(last, None, None, text))
 
     def take(self) -> AnswerDelta:
-        """What was gathered since the last time."""
+        """Return everything gathered since the last time."""
         delta = AnswerDelta(self._content, self._reasoning, tuple(self._calls), tuple(self._spans))
         self._content = self._reasoning = ""
         self._spans.clear()

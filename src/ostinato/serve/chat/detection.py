@@ -1,7 +1,7 @@
-"""Which reasoning tags and which form of tool calls a model uses, found by a round trip through its chat template.
+"""Detection of a model's reasoning tags and form of tool calls, by a round trip through its chat template.
 
 A call is rendered as an earlier answer's and read back: the form that gives the same call is the model's. A template
-that does not print calls, as some do, is told by the tags in its text.
+that does not print calls, as some do, is identified by the tags in its text.
 """
 
 from __future__ import annotations
@@ -36,13 +36,16 @@ _ARGUMENTS = {"city": _CITY, "days": 3, "hourly": True}
 
 
 def detect_formats(template: ChatTemplate) -> AnswerFormats:
-    """The formats that a chat template writes earlier answers in, or asks the model for."""
+    """Return the formats that a chat template writes earlier answers in, or asks the model for."""
     form = _tool_form(template)
     return AnswerFormats(ANALYSIS if form == HARMONY else _reasoning(template), form)
 
 
 def takes_tools(template: ChatTemplate) -> bool:
-    """Whether a prompt tells the model of tools. A template that cannot be rendered alone is told by its text."""
+    """Return whether a prompt describes tools to the model.
+
+    If the template cannot be rendered alone, its text decides.
+    """
     rendered = _rendered(template)
     return "tools" in template.text if rendered is None else _PROBE.name in rendered
 
@@ -60,8 +63,10 @@ def _tool_form(template: ChatTemplate) -> ToolForm | None:
 
 
 def _calls(template: ChatTemplate) -> Iterator[str]:
-    """A conversation that ends with a call, as far as the template renders it. Some want ids of nine characters, some
-    want arguments as text, some no content."""
+    """Yield renderings of a conversation that ends with a call, in the variants that the template accepts.
+
+    Some templates want ids of nine characters, some want arguments as text, some no content.
+    """
     for arguments in (_ARGUMENTS, json.dumps(_ARGUMENTS)):
         for content in ("", None):
             function = {"name": _PROBE.name, "arguments": arguments}
@@ -73,7 +78,7 @@ def _calls(template: ChatTemplate) -> Iterator[str]:
 
 
 def _rendered(template: ChatTemplate, *answer: Mapping[str, Any]) -> str | None:
-    """A question, and perhaps an answer, to a model that is told of a tool; None if the template refuses it."""
+    """Render a question with a tool, and perhaps an answer; None if the template refuses it."""
     function = {"name": _PROBE.name, "description": _PROBE.description, "parameters": dict(_PROBE.parameters)}
     messages = [{"role": "user", "content": _QUESTION}, *answer]
     try:
@@ -85,7 +90,7 @@ def _rendered(template: ChatTemplate, *answer: Mapping[str, Any]) -> str | None:
 
 
 def _reads(form: ToolForm, answer: str) -> bool:
-    """Whether the call comes back from an answer, perhaps with texts around it that belong to the template."""
+    """Return whether the form reads the call back from an answer, perhaps with texts of the template around it."""
     begin = form.begin or "{"
     if (start := answer.find(begin)) < 0:
         return False
@@ -103,14 +108,16 @@ def _reads(form: ToolForm, answer: str) -> bool:
 
 
 def _hinted(text: str) -> ToolForm | None:
-    """The form whose tags all stand in a template's text; of several, the one with the most."""
+    """Return the form whose tags are all in a template's text; of several, the one with the most."""
     fitting = [form for form in (*FORMS, HARMONY) if form.tags and all(tag in text for tag in form.hints or form.tags)]
     return max(fitting, key=lambda form: len(form.tags), default=None)
 
 
 def _reasoning(template: ChatTemplate) -> ReasoningTags | None:
-    """One of two tags is enough in the text: some templates only open reasoning, or only cut it out of earlier
-    answers."""
+    """Return the reasoning tags that the template prints, or else those in its text.
+
+    One of two tags is enough in the text: some templates only open reasoning, or only cut it out of earlier answers.
+    """
     text = template.text
     rendered = _rendered(template, {"role": "assistant", "content": _ANSWER, "reasoning_content": _THOUGHT})
     if rendered is not None and _THOUGHT in rendered:

@@ -1,4 +1,4 @@
-"""What a model's answers may contain besides plain text."""
+"""Parts of a model's answers other than plain text."""
 
 from __future__ import annotations
 
@@ -18,20 +18,22 @@ class ReasoningTags:
 
 @dataclass(frozen=True, slots=True)
 class AnswerFormats:
-    """What a model's answers may contain besides plain text. None: the server does not look for it."""
+    """Formats that a model's answers may contain besides plain text. None: the server does not look for it."""
 
     reasoning: ReasoningTags | None = None
     tools: ToolForm | None = None
 
     @property
     def has_channels(self) -> bool:
-        """Whether an answer is messages in channels, as gpt-oss writes them: then content too stands between tags."""
+        """True if an answer is messages in channels, as gpt-oss writes them: content is between tags too."""
         return self.tools == HARMONY
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """The tags that can be tokens of their own. If they are special tokens, answers must be decoded with special
-        tokens kept, and grammars must know of it."""
+        """Tags that can be single tokens.
+
+        If they are special tokens, answers must be decoded with special tokens kept, and grammars need their ids.
+        """
         if self.tools is not None and self.has_channels:
             return self.tools.tags
         reasoning = () if self.reasoning is None else (self.reasoning.begin, self.reasoning.end)
@@ -41,25 +43,25 @@ class AnswerFormats:
 
 @dataclass(frozen=True)
 class AnswerForm:
-    """What one answer may consist of."""
+    """Parts that one answer may consist of."""
 
     formats: AnswerFormats
     tools: tuple[Tool, ...]
-    """The tools that it may call."""
+    """The tools that the answer may call."""
     starts_in_reasoning: bool
     parallel: bool
-    """Whether it may have several calls."""
+    """True if the answer may have several calls."""
     either: bool
-    """Whether it has calls or content, but never both."""
+    """True if the answer has calls or content, but never both."""
 
     @property
     def is_plain(self) -> bool:
-        """Whether all of it is content, so that nothing has to be looked for."""
+        """True if the whole answer is content, so that nothing has to be looked for."""
         return self.formats.reasoning is None and not self.tools
 
 
 ANALYSIS = ReasoningTags(f"{CHANNEL}analysis{MESSAGE}", END)
-"""Of the form with channels alone."""
+"""Reasoning tags of the form with channels only."""
 THINK = ReasoningTags("<think>", "</think>")
 REASONING = (
     THINK,
@@ -68,9 +70,9 @@ REASONING = (
     ReasoningTags("<|START_THINKING|>", "<|END_THINKING|>"),
     ReasoningTags("<|inner_prefix|>", "<|inner_suffix|>"),
 )
-"""All that are known besides."""
+"""All other known reasoning tags."""
 
 
 def opens_reasoning(prompt: str, formats: AnswerFormats) -> bool:
-    """Whether a rendered prompt ends with an open reasoning tag, so that the answer begins inside reasoning."""
+    """Return whether a rendered prompt ends with an open reasoning tag, so that the answer begins inside reasoning."""
     return formats.reasoning is not None and prompt.rstrip().endswith(formats.reasoning.begin)

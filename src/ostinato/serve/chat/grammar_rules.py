@@ -19,11 +19,11 @@ class Grammar:
         self.rules: list[str] = []
 
     def text(self, start: str) -> str:
-        """The whole grammar."""
+        """Return the whole grammar."""
         return "\n".join([f"start: {start}", *self.rules, ""])
 
     def thoughts(self, tags: ReasoningTags | None, inside: bool) -> str:
-        """Reasoning before everything else: required if the answer begins `inside` it, else optional."""
+        """Return terms for reasoning before anything else: required if the answer begins `inside` it, else optional."""
         if tags is None:
             return ""
         if tags == ANALYSIS:
@@ -34,16 +34,16 @@ class Grammar:
         return "thoughts GAP? " if inside else f"({self.tag(tags.begin)} thoughts GAP?)? "
 
     def value(self, guide: Guide, in_channel: bool = False) -> str:
-        """What `guide` says; `in_channel`: as the message of the channel `final`."""
+        """Return a term for a value of `guide`; `in_channel`: as the message of the channel `final`."""
         self.rules.append(f"value: {lark_term(guide)}")
         return f"{self.final()} value" if in_channel else "value"
 
     def final(self) -> str:
-        """The header of a message that is for the user."""
+        """Return a term for the header of a message to the user."""
         return self.tags(f"{CHANNEL}final{MESSAGE}")
 
     def up_to(self, rule: str, tag: str, text: str) -> None:
-        """Adds a rule for `text`, a terminal, up to the first `tag`, which it includes."""
+        """Add a rule for `text`, a terminal, up to and with the first `tag`."""
         name = rule.upper()
         if tag in self.special_tags:
             self.rules += [f"{rule}: {name} {self.tag(tag)}", f"{name}: {text}"]
@@ -51,7 +51,7 @@ class Grammar:
             self.rules += [f"{rule}[lazy]: {name}", f"{name}: ({text}) & /(?s:.*){regex(tag)}/"]
 
     def tags(self, text: str) -> str:
-        """A text with tags in it, as terms."""
+        """Return a text with tags in it, as terms."""
         return " ".join(self.tag(part) for part in re.split(r"(<\|\w+\|>)", text) if part)
 
     def tag(self, tag: str) -> str:
@@ -59,5 +59,5 @@ class Grammar:
 
 
 def regex(tag: str) -> str:
-    """A regular expression for a tag, to stand between slashes."""
+    """Return a regular expression for a tag, to be put between slashes."""
     return re.escape(tag).replace("/", r"\/")

@@ -26,7 +26,7 @@ def tool_guide(
     special_tags: Mapping[str, int] = NO_TAGS,
     instead: Guide | None = None,
 ) -> str | None:
-    """The Lark grammar of an answer that calls tools as `tool_choice` demands; None if it demands nothing.
+    """Return the Lark grammar of an answer that calls tools as `tool_choice` demands; None if it demands nothing.
 
     - "required" allows calls of any of the tools, several in a row if `parallel`. A named function is called once.
     - With "auto", if some tools are `strict`, every call in the answer must be well-formed.
@@ -65,7 +65,7 @@ def tool_guide(
 def value_guide(
     guide: Guide, tags: ReasoningTags, starts_in_reasoning: bool, special_tags: Mapping[str, int] = NO_TAGS
 ) -> str:
-    """The Lark grammar of what `guide` says (JSON, a regular expression or a choice), after reasoning.
+    """Return the Lark grammar of a value of `guide` (JSON, a regular expression or a choice), after reasoning.
 
     Reasoning must end if the prompt began it; otherwise it is optional. `special_tags` as for `tool_guide`.
     """

@@ -1,4 +1,4 @@
-"""Text that comes in pieces. Generators read it from the front, and pause where they need more of it.
+"""Text that comes in pieces. Generators read it from the front, and pause if they need more of it.
 
 They decide only what no further text can change, so it does not matter where the pieces were cut.
 """
@@ -18,13 +18,13 @@ Reading: TypeAlias = Generator[None, None, _T]
 
 
 class EndOfText(Exception):
-    """More text is needed, and none will come."""
+    """Raised if more text is needed, and none will come."""
 
 
 class GrowingText:
-    """`text` has come and is not released yet; its first `position` characters are read.
+    """Text that has come and is not released yet; its first `position` characters are read.
 
-    Text that is read but not released can still turn out to be plain text, and is then given out unchanged.
+    Text that is read but not released can still turn out to be plain text, and is then passed on unchanged.
     """
 
     __slots__ = ("_ended", "position", "released", "text")
@@ -40,11 +40,11 @@ class GrowingText:
         self.text += piece
 
     def end(self) -> None:
-        """No text follows."""
+        """Declare that no text follows."""
         self._ended = True
 
     def release(self, count: int | None = None) -> str:
-        """Takes away the first `count` characters (default: those read so far). Reading goes on after them."""
+        """Remove and return the first `count` characters (default: those read so far). Reading continues after them."""
         count = self.position if count is None else count
         taken, self.text = self.text[:count], self.text[count:]
         self.position = max(0, self.position - count)
@@ -55,13 +55,13 @@ class GrowingText:
         return self.release(len(self.text))
 
     def wait(self) -> Reading[None]:
-        """Pauses until there may be more text. EndOfText if there will be none."""
+        """Pause until there may be more text. EndOfText if there will be none."""
         if self._ended:
             raise EndOfText
         yield
 
     def drop(self, characters: str) -> Reading[None]:
-        """Releases those of these characters that come next. Everything that was read must be released."""
+        """Release those of these characters that come next. Everything that was read must be released."""
         while True:
             left = self.text.lstrip(characters)
             self.released += len(self.text) - len(left)
@@ -71,7 +71,7 @@ class GrowingText:
             yield from self.wait()
 
     def next_character(self) -> Reading[str]:
-        """The next character after white space. The white space is read."""
+        """Read white space, and return the character after it."""
         while True:
             self.position = _after_space(self.text, self.position)
             if self.position < len(self.text):
@@ -79,7 +79,7 @@ class GrowingText:
             yield from self.wait()
 
     def tag(self, tag: str) -> Reading[bool]:
-        """Whether `tag` comes next, perhaps after white space. If it does, both are read."""
+        """Return whether `tag` comes next, perhaps after white space. If it does, both are read."""
         start = self.position
         while True:
             start = _after_space(self.text, start)
@@ -91,7 +91,7 @@ class GrowingText:
             yield from self.wait()
 
     def until(self, tag: str) -> Reading[str]:
-        """The text before the next `tag`; both are read."""
+        """Return the text before the next `tag`; both are read."""
         start = searched = self.position
         while (where := self.text.find(tag, searched)) < 0:
             searched = max(start, len(self.text) - len(tag) + 1)
@@ -107,8 +107,10 @@ def _after_space(text: str, start: int) -> int:
 
 
 def start_of_tag(text: str, tag: str, before: str) -> int:
-    """Where the last part of `text` begins that may be the beginning of `tag`, with any characters `before` in front of
-    it. The length of `text` if there is no such part. `text` does not hold the whole tag."""
+    """Return the start of the end of `text` that may be the beginning of `tag`, or the length of `text`.
+
+    Any characters of `before` in front of that part belong to it. `text` does not hold the whole tag.
+    """
     length = min(len(tag) - 1, len(text))
     while length and not text.endswith(tag[:length]):
         length -= 1

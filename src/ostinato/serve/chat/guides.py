@@ -16,7 +16,7 @@ from ostinato.serve.chat.tools import forced_tools
 from ostinato.serve.http.errors import ApiError
 
 MOST_WAITING = 64
-"""Requests that may wait for guides; more are told to come later. Each may take a second."""
+"""Largest number of requests that wait for guides; more get status 429. Each may take a second."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class GuideRequest:
     value: Any
 
     def guide(self) -> Guide:
-        """ApiError for a value that is no such form."""
+        """Return the guide. ApiError for a value that is no such form."""
         return _guide(self.param, **{self.kind: self.value})
 
 
@@ -40,20 +40,20 @@ class GuidePlan:
 
     guide: Guide
     param: str
-    """The field of the body that it is made of."""
+    """The field of the body that asks for it."""
     part: GuidePlan | None = None
-    """A part of it, which is compiled if the whole cannot be: then its error is told, if it has one."""
+    """Part of the guide that is compiled alone if the whole cannot be: its error, if any, is reported."""
 
 
 def plain_guide(asked: GuideRequest | None) -> GuidePlan | None:
-    """The guide of an output that has the form and nothing else."""
+    """Return the guide of an output that has the form and nothing else."""
     return None if asked is None else GuidePlan(asked.guide(), asked.param)
 
 
 def answer_guide(text: ModelText, form: AnswerForm, asked: GuideRequest | None, tool_choice: Any) -> GuidePlan | None:
-    """The guide of an answer that may reason first, and calls tools as `tool_choice` says.
+    """Return the guide of an answer that may reason first, and calls tools according to `tool_choice`.
 
-    Where a form is asked for and no call is demanded, the answer either calls tools or has the form.
+    If a form is asked for and no call is demanded, the answer either calls tools or has the form.
     """
     if asked is None or forced_tools(form.tools, tool_choice):
         return _tool_guide(text, form, tool_choice)
@@ -68,7 +68,7 @@ def answer_guide(text: ModelText, form: AnswerForm, asked: GuideRequest | None, 
 
 
 class GuideCompiler:
-    """Compiles one guide at a time, in the engine's process."""
+    """Compiler of one guide at a time, in the engine's process."""
 
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
@@ -76,7 +76,7 @@ class GuideCompiler:
         self._num_waiting = 0
 
     async def compiled(self, plan: GuidePlan | None) -> Guide | None:
-        """The guide, once the engine has compiled it. Requests with the same guide compile it once.
+        """Return the guide, once the engine has compiled it. Requests with the same guide compile it once.
 
         Raises ApiError, which names the field, if that cannot be done, and with status 429 if too many wait.
         """

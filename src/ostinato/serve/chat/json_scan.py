@@ -1,4 +1,4 @@
-"""Where a JSON object ends, found while its text grows; and the members of a complete object, as text."""
+"""Search for the end of a JSON object while its text grows; and the members of a complete object, as text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _DECODER = json.JSONDecoder()
 
 
 class NotJson(ValueError):
-    """The character at `position` cannot follow in JSON."""
+    """Raised for a character at `position` that cannot follow in JSON."""
 
     def __init__(self, position: int) -> None:
         super().__init__(position)
@@ -23,16 +23,16 @@ class NotJson(ValueError):
 
 
 class JsonScan:
-    """Follows the brackets and strings of a JSON text that comes in pieces. Nothing else is checked."""
+    """Scanner of the brackets and strings of a JSON text that comes in pieces. Nothing else is checked."""
 
     def __init__(self, closers: str = "") -> None:
-        """`closers` close the brackets that are open at the beginning, outermost first."""
+        """Begin a scan; `closers` close the brackets that are open at the beginning, outermost first."""
         self._closers = list(closers)
         self._in_string = False
         self._escaped = False
 
     def scan(self, text: str, start: int, depth: int) -> int:
-        """Scans the next piece, `text` from `start` on, up to the bracket that leaves `depth` brackets open.
+        """Scan the next piece, `text` from `start` on, up to the bracket that leaves `depth` brackets open.
 
         Returns the position after that bracket, or -1 if it has not come. NotJson at a "<" outside a string, or at a
         bracket that closes none.
@@ -66,7 +66,10 @@ class JsonScan:
 
 
 def load_json(text: str) -> Any:
-    """The value of a JSON text. ValueError if it is no JSON: also for NaN and for text that is nested too deep."""
+    """Return the value of a JSON text.
+
+    ValueError if it is no JSON: also for NaN and for text that is nested too deep.
+    """
     try:
         return json.loads(text, parse_constant=_refuse_constant)
     except RecursionError:
@@ -74,8 +77,10 @@ def load_json(text: str) -> Any:
 
 
 def members(text: str) -> dict[str, str]:
-    """The members of a JSON object, each value as the text that it is written in. Of two with one name, the first.
-    ValueError if the text is no JSON object."""
+    """Return the members of a JSON object, each value as its text. Of two with one name, the first.
+
+    ValueError if the text is no JSON object.
+    """
     if not isinstance(load_json(text), dict):
         raise ValueError("not an object")
     found: dict[str, str] = {}

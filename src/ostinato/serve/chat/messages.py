@@ -1,4 +1,4 @@
-"""The messages of a conversation: as bodies have them, and as chat templates take them."""
+"""The messages of a conversation: their form in bodies, and their form for chat templates."""
 
 from __future__ import annotations
 
@@ -26,42 +26,44 @@ class ToolCall(EchoedBody):
     function: FunctionCall
     index: Ignored = None
     provider_specific_fields: Ignored = None
-    """Of LiteLLM, as in `Message`."""
+    """Field of LiteLLM, as in `Message`."""
 
 
 class Message(EchoedBody):
     role: Role
     content: str | ListOf[dict[str, Any]] | None = None
-    """Text, or a list of parts: `{"type": "text", "text": ...}`, `{"type": "image_url", "image_url": {"url": ...}}` and
-    `{"type": "video", "video": [URLs of frames], "fps": ...}`. If all parts are text, the template gets them
-    as one text, joined with newlines."""
+    """Text, or a list of parts.
+
+    Parts are `{"type": "text", "text": ...}`, `{"type": "image_url", "image_url": {"url": ...}}` and `{"type": "video",
+    "video": [URLs of frames], "fps": ...}`. If all parts are text, the template gets them as one text, joined with
+    newlines.
+    """
     name: str | None = None
     tool_calls: ListOf[ToolCall] | None = None
-    """Of an assistant."""
+    """Calls of an assistant."""
     tool_call_id: str | None = None
-    """Of a tool's answer."""
+    """Id of the call that a tool's answer belongs to."""
     reasoning_content: str | None = None
-    """Of an assistant. The template decides how it is used."""
+    """Reasoning of an assistant. The template decides how it is used."""
     refusal: Annotated[None, unserved("give the message's text as content")] = None
     function_call: Annotated[None, unserved("use tool_calls")] = None
     audio: Annotated[None, unserved("only text is")] = None
     annotations: Ignored = None
     provider_specific_fields: Ignored = None
-    """LiteLLM adds it to an answer, and sends it back with it."""
+    """Field that LiteLLM adds to an answer, and sends back with it."""
 
 
 def for_template(messages: Sequence[Message], knows_developer: bool) -> list[dict[str, Any]]:
-    """Messages as Hugging Face's chat templates take them: content as one text, or as parts if there are images;
-    arguments of calls as objects.
+    """Convert messages to the form that Hugging Face's chat templates take.
 
-    `developer` becomes `system` for a template that does not know it. ApiError, which names the field, for content
-    that is neither text nor an image.
+    Content is one text, or parts if there are images; arguments of calls are objects. `developer` becomes `system` for
+    a template that does not know it. ApiError, which names the field, for content that is neither text nor an image.
     """
     return [one_for_template(message, f"messages[{place}]", knows_developer) for place, message in enumerate(messages)]
 
 
 def one_for_template(message: Message, where: str, knows_developer: bool) -> dict[str, Any]:
-    """See `for_template`; `where` is the message's place in the request."""
+    """Convert one message, as `for_template` does; `where` is its place in the request."""
     if message.tool_calls and message.role != "assistant":
         raise ApiError(400, "only an assistant's message has tool_calls", param=f"{where}.tool_calls")
     if message.content is None and message.role != "assistant":
@@ -79,14 +81,14 @@ def one_for_template(message: Message, where: str, knows_developer: bool) -> dic
 
 
 def text_of(content: str | list[dict[str, Any]], where: str) -> str:
-    """The text of a message's content, or of the parts of one."""
+    """Return the text of a message's content, or of the parts of one."""
     if isinstance(content, str):
         return content
     return "\n".join(_part(part, f"{where}[{place}]") for place, part in enumerate(content))
 
 
 def _content(content: str | list[dict[str, Any]], where: str) -> str | list[dict[str, Any]]:
-    """The text of a message's content, or its parts if there are images."""
+    """Return the text of a message's content, or its parts if there are images."""
     if isinstance(content, str) or not any(part.get("type") in _MEDIA for part in content):
         return text_of(content, where)
     return [
@@ -98,7 +100,7 @@ def _content(content: str | list[dict[str, Any]], where: str) -> str | list[dict
 
 
 def _media(part: dict[str, Any], where: str) -> dict[str, Any]:
-    """An image or video as `ostinato.media` takes it, which checks it."""
+    """Return an image or video in the form of `ostinato.media`, which checks it."""
     if part["type"] != "input_image":
         return part
     if part.get("file_id") is not None:
@@ -125,7 +127,7 @@ def _call(call: ToolCall, where: str) -> dict[str, Any]:
     arguments: Any = call.function.arguments
     if isinstance(arguments, str):
         try:
-            # A call that max_tokens cut off comes back as it was given out: what is whole of it is kept.
+            # A call that max_tokens cut off comes back as it was sent: its whole parts are kept.
             arguments = from_json(arguments or "{}", allow_partial="trailing-strings")
         except ValueError:
             arguments = None

@@ -1,4 +1,4 @@
-"""What the endpoints know of the model's text: its tokenizer, its chat template, and the formats of its answers."""
+"""Facts about the model's text for the endpoints: tokenizer, chat template, and formats of the answers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log = logging.getLogger("ostinato.serve")
 
 
 class ModelText:
-    """Made once for a model, beside the event loop and in the processes that read large bodies."""
+    """Text side of one model, made once in the server and once in the process that workers are forked from."""
 
     def __init__(
         self,
@@ -50,8 +50,10 @@ class ModelText:
         self.vocab_size, self.max_model_len = vocab_size, max_model_len
 
     def encode(self, text: str, add_special_tokens: bool, param: str) -> list[int]:
-        """Token ids of a text. ApiError, which names `param`, if it has none, or is too long for the model in any case:
-        to find that out by tokenising it may take seconds."""
+        """Return the token ids of a text. ApiError, which names `param`, if there are none or too many.
+
+        A text that is too long for the model in any case is refused first: tokenising it may take seconds.
+        """
         most = self.max_model_len * self.tokenizer.longest_token
         if len(text) > most:
             room = f"max_model_len ({self.max_model_len}) has room for at most {most}"
@@ -62,11 +64,14 @@ class ModelText:
             raise ApiError(400, error.message, param=param) from None
 
     def shows_tags(self, skip_special_tokens: bool | None) -> dict[str, bool]:
-        """The sampling parameter that keeps tags in the answer that are special tokens, unless the request sets it."""
+        """Return the sampling parameter that keeps special tokens in the answer if tags are among them.
+
+        Empty if none are, or if the request sets the parameter.
+        """
         return {"skip_special_tokens": False} if self.special_tags and skip_special_tokens is None else {}
 
     def check_ids(self, token_ids: Sequence[int], param: str) -> None:
-        """ApiError unless all ids are in the model's vocabulary."""
+        """Raise ApiError unless all ids are in the model's vocabulary."""
         outside = next((token for token in token_ids if not 0 <= token < self.vocab_size), None)
         if outside is not None:
             message = f"{param} holds token id {outside}; the model's lie between 0 and {self.vocab_size - 1}"
@@ -74,7 +79,7 @@ class ModelText:
 
 
 def _for_clients(media: MediaInput | None, settings: ServeSettings) -> MediaInput | None:
-    """How the server takes in images: no client can have it read files of this machine."""
+    """Return how the server takes in images: no client can make it read files of this machine."""
     if media is None:
         return None
     sources = Sources(files=False, remote=media.sources.remote, max_pixels=settings.max_image_pixels)
@@ -82,6 +87,6 @@ def _for_clients(media: MediaInput | None, settings: ServeSettings) -> MediaInpu
 
 
 def _special_tags(tokenizer: Tokenizer, tags: Sequence[str]) -> dict[str, int]:
-    """Those of the tags that are special tokens, with their ids."""
+    """Return the tags that are special tokens, with their ids."""
     ids = {tag: tokenizer.token_id(tag) for tag in tags}
     return {tag: id for tag, id in ids.items() if id is not None and tokenizer.has_no_text(id, True)}

@@ -1,4 +1,4 @@
-"""One output of a chat while it grows: reasoning, content and tool calls, and whose log-probabilities are whose."""
+"""One output of a chat while it grows: reasoning, content, tool calls, and each part's log-probabilities."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ostinato.serve.chat.token_texts import Offsets
 
 
 class Piece(Protocol):
-    """What an output has gained, or a whole output."""
+    """Delta of an output, or a whole output."""
 
     @property
     def text(self) -> str: ...
@@ -33,7 +33,7 @@ class Piece(Protocol):
 
 
 class ChatOutput:
-    """Takes the pieces of one output, in order. Where the output was cut into pieces makes no difference."""
+    """Parser of one output's pieces, in order. The result does not depend on where the output was cut into pieces."""
 
     def __init__(self, text: ModelText, form: AnswerForm) -> None:
         self._text, self._form = text, form
@@ -50,7 +50,7 @@ class ChatOutput:
             )
 
     def take(self, piece: Piece) -> AnswerDelta:
-        """What the next piece adds."""
+        """Return what the next piece adds."""
         if self._parser is None:
             return AnswerDelta(piece.text)
         delta = self._parser.push(self._without_end(piece))
@@ -63,11 +63,11 @@ class ChatOutput:
         return delta
 
     def finish_reason(self, piece: Piece) -> str | None:
-        """Why the output ended, in OpenAI's words. To be called after `take` of the same piece."""
+        """Return why the output ended, in OpenAI's words. Call it after `take` of the same piece."""
         return "tool_calls" if piece.finish_reason == "stop" and self._num_calls else piece.finish_reason
 
     def reasoning_tokens(self, token_ids: Sequence[int]) -> int:
-        """How many of the output's tokens are reasoning, the tags included."""
+        """Count the output's tokens that are reasoning, the tags included."""
         tags, tokenizer = self._form.formats.reasoning, self._text.tokenizer
         if tags is None or not self._reasoned:
             return 0
@@ -81,7 +81,7 @@ class ChatOutput:
         return min(len(token_ids), bisect.bisect_left(range(len(token_ids) + 1), True, key=ends_before))
 
     def _without_end(self, piece: Piece) -> str:
-        """The text without the token that ended it. Its text is there only where special tokens are shown."""
+        """Return the text without the token that ended it, which has text only if special tokens are shown."""
         if piece.finish_reason != "stop" or isinstance(piece.stop_reason, str) or not piece.token_ids:
             return piece.text
         last = piece.token_ids[-1]
@@ -106,21 +106,21 @@ def _call_id() -> str:
 
 
 class MessageLogprobs:
-    """Which of an output's log-probabilities belong to its messages. Takes the pieces in order, with their deltas.
+    """Log-probabilities of an output that belong to its messages. It takes the pieces in order, with their deltas.
 
     A token belongs to the message if one of its characters does. Tokens of reasoning and calls belong to no message.
-    Tokens that end the answer, and have no text, belong to the message if it stands last.
+    Tokens that end the answer, and have no text, belong to the message if it comes last.
     """
 
     def __init__(self, text: ModelText, skip_special_tokens: bool, is_plain: bool) -> None:
-        """`is_plain`: the whole answer is content."""
+        """Begin an output; `is_plain`: the whole answer is content."""
         self._texts, self._is_plain = text.token_texts, is_plain
         self._offsets = Offsets(text.token_texts, text.tokenizer, skip_special_tokens)
         self._waiting: deque[tuple[int, int, TokenLogprobs]] = deque()
-        """(begin, end, log-probability) of tokens that nothing is known about yet; places in characters."""
+        """Tokens whose part of the answer is not known yet: (begin, end, log-probability), places in characters."""
 
     def take(self, piece: Piece, delta: AnswerDelta) -> list[dict[str, Any]]:
-        """Those of the tokens of the content that a piece added."""
+        """Return the log-probabilities of the content's tokens that a piece added."""
         for token_id, logprob in zip(piece.token_ids, piece.logprobs or (), strict=True):
             begin = self._offsets.next(token_id)
             self._waiting.append((begin, self._offsets.end, logprob))
@@ -135,7 +135,7 @@ class MessageLogprobs:
         return self._texts.chat_objects(found)
 
     def rest(self) -> list[dict[str, Any]]:
-        """Those of the tokens that are left: at the end, those that ended the answer."""
+        """Return the log-probabilities that are left: at the end, those of the tokens that ended the answer."""
         left = [logprob for _, _, logprob in self._waiting]
         self._waiting.clear()
         return self._texts.chat_objects(left)

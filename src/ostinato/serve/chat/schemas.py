@@ -13,7 +13,7 @@ _PYTHON_LITERALS = {"True": "true", "False": "false", "None": "null"}
 
 
 def argument_json(value: str, parameters: Mapping[str, Any], key: str) -> str:
-    """The JSON text of the value that a model wrote for the parameter `key`.
+    """Return the JSON text of the value that a model wrote for the parameter `key`.
 
     If the schema allows a string, the value is that string; but `null` is null, if that is allowed too. Otherwise the
     value is JSON if it can be read as JSON, and a string if not.
@@ -32,7 +32,7 @@ def argument_json(value: str, parameters: Mapping[str, Any], key: str) -> str:
 
 
 def parameter_schema(parameters: Mapping[str, Any], key: str) -> Any:
-    """The schema of one parameter, {} where there is none."""
+    """Return the schema of one parameter, {} if there is none."""
     properties = parameters.get("properties")
     if isinstance(properties, Mapping) and key in properties:
         return properties[key]
@@ -40,7 +40,7 @@ def parameter_schema(parameters: Mapping[str, Any], key: str) -> Any:
 
 
 def allows(schema: Any, kind: str, root: Mapping[str, Any]) -> bool:
-    """Whether a schema names `kind` ("string", "null") among its types, enum, const or alternatives.
+    """Return whether a schema names `kind` ("string", "null") among its types, enum, const or alternatives.
 
     References are looked up in `root`, the tool's `parameters`. A schema that names no type allows nothing here.
     """
@@ -70,7 +70,7 @@ def _names(schema: Mapping[str, Any], kind: str) -> bool:
 
 
 def resolve(schema: Any, root: Mapping[str, Any]) -> Any:
-    """The schema itself, or the one that it refers to; None if that does not exist or references form a circle."""
+    """Return the schema itself, or the one that it refers to; None for a missing one or circular references."""
     followed: set[str] = set()
     while isinstance(schema, Mapping) and isinstance(reference := schema.get("$ref"), str):
         if reference in followed:
@@ -81,7 +81,7 @@ def resolve(schema: Any, root: Mapping[str, Any]) -> Any:
 
 
 def _look_up(reference: str, root: Mapping[str, Any]) -> Any:
-    """What a local JSON pointer (RFC 6901) such as `#/$defs/Unit` points to, or None."""
+    """Return the target of a local JSON pointer (RFC 6901) such as `#/$defs/Unit`, or None."""
     if not reference.startswith("#"):
         return None
     found: Any = root

@@ -14,7 +14,7 @@ from ostinato.schedule.batch import TokenLogprobs
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _SPACE_MARK = "\N{LOWER ONE EIGHTH BLOCK}"
 LOWEST = -9999.0
-"""Stands for the log-probability of an impossible token: JSON has no number for minus infinity."""
+"""Log-probability written for an impossible token: JSON has no number for minus infinity."""
 
 
 class TokenTexts:
@@ -27,20 +27,20 @@ class TokenTexts:
         self._names: dict[int, str] = {}
 
     def bytes_of(self, token_id: int) -> bytes | None:
-        """The token's bytes in a text in UTF-8, which may be a part of a character; None if they are not known."""
+        """Return the token's UTF-8 bytes in a text, which may be a part of a character; None if they are not known."""
         if token_id not in self._bytes:
             self._bytes[token_id] = _bytes_of(self._tokenizer, token_id)
         return self._bytes[token_id]
 
     def text_of(self, token_id: int) -> str:
-        """The token's text, also of special tokens; U+FFFD for parts of characters."""
+        """Return the token's text, also of special tokens; U+FFFD for parts of characters."""
         if not self._tokenizer.has_text:
             return f"token_id:{token_id}"
         found = self.bytes_of(token_id)
         return self._tokenizer.decode_token(token_id, False) if found is None else found.decode("utf-8", "replace")
 
     def name_of(self, token_id: int) -> str:
-        """The text; for parts of characters, whose texts are all the same, `bytes:\\xe2\\x80`."""
+        r"""Return the text; for parts of characters, whose texts are all the same, `bytes:\xe2\x80`."""
         if token_id not in self._names:
             text, found = self.text_of(token_id), self.bytes_of(token_id)
             if _REPLACEMENT in text and found is not None and found != text.encode():
@@ -49,11 +49,11 @@ class TokenTexts:
         return self._names[token_id]
 
     def chat_json(self, logprobs: Iterable[TokenLogprobs]) -> str:
-        """The `content` list of a chat answer's logprobs."""
+        """Return the `content` list of a chat answer's logprobs."""
         return f"[{','.join(map(self._chat_token, logprobs))}]"
 
     def chat_objects(self, logprobs: Iterable[TokenLogprobs]) -> list[dict[str, Any]]:
-        """The same as objects."""
+        """Return the `content` list as objects."""
         return json.loads(self.chat_json(logprobs))  # type: ignore[no-any-return]
 
     def _chat_token(self, logprob: TokenLogprobs) -> str:
@@ -79,7 +79,7 @@ class Offsets:
         """The end of the last token."""
 
     def next(self, token_id: int) -> int:
-        """Where the next token begins. A character of several tokens belongs to the last of them."""
+        """Return where the next token begins. A character of several tokens belongs to the last of them."""
         begin = self.end
         if not self._tokenizer.has_no_text(token_id, self._skip_special_tokens):
             found = self._texts.bytes_of(token_id)
@@ -89,14 +89,14 @@ class Offsets:
 
 
 class CompletionLogprobs:
-    """Writes the `logprobs` objects of a completion's choice, piece by piece, with each token's offset in the text."""
+    """Writer of the `logprobs` objects of a completion's choice, piece by piece, with each token's text offset."""
 
     def __init__(self, texts: TokenTexts, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
         self._texts = texts
         self._offsets = Offsets(texts, tokenizer, skip_special_tokens)
 
     def json(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs | None]) -> str:
-        """The object of the next tokens. A token without a log-probability (the first of a prompt) has null."""
+        """Return the object of the next tokens. A token without a log-probability (the first of a prompt) has null."""
         name = self._texts.name_of
         tokens = json.dumps([name(token_id) for token_id in token_ids])
         values = ",".join("null" if each is None else number(each.logprob) for each in logprobs)
@@ -105,7 +105,7 @@ class CompletionLogprobs:
         return f'{{"tokens":{tokens},"token_logprobs":[{values}],"top_logprobs":[{tops}],"text_offset":[{offsets}]}}'
 
     def _top(self, logprob: TokenLogprobs) -> str:
-        """The best tokens and the one that was chosen. Of several with the same text, the best one counts."""
+        """Return the best tokens and the sampled one. Of several with the same text, the best one counts."""
         found: dict[str, float] = {}
         for token_id, value in (*logprob.top, (logprob.token_id, logprob.logprob)):
             found.setdefault(self._texts.name_of(token_id), value)
@@ -113,7 +113,7 @@ class CompletionLogprobs:
 
 
 def number(value: float) -> str:
-    """A log-probability as JSON."""
+    """Return a log-probability as JSON."""
     return repr(_finite(value))
 
 
@@ -137,8 +137,10 @@ def _bytes_of(tokenizer: Tokenizer, token_id: int) -> bytes | None:
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """The characters that stand for bytes in vocabularies of byte-level BPE (GPT-2). Printable ones stand for
-    themselves, the characters from 256 on for the other bytes, in order."""
+    """Return the characters that stand for bytes in vocabularies of byte-level BPE (GPT-2).
+
+    Printable ones stand for themselves, the characters from 256 on for the other bytes, in order.
+    """
     printed = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(printed)]
     return {chr(byte): byte for byte in printed} | {chr(256 + place): byte for place, byte in enumerate(others)}

@@ -1,4 +1,4 @@
-"""Tools as OpenAI's API defines them: they are checked, and the choice says which an answer must call."""
+"""Tools as OpenAI's API defines them: their validation, and the choice of those that an answer must call."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class Tool:
     parameters: Mapping[str, Any]
     """The JSON schema of the arguments, an object."""
     strict: bool = False
-    """Whether the model may only write arguments that follow the schema."""
+    """True if the model may only write arguments that follow the schema."""
 
 
 def read_tools(value: Any) -> tuple[Tool, ...]:
-    """The tools of a request: objects `{"type": "function", "function": {"name", "description", "parameters"}}`.
+    """Return the tools of a request: objects `{"type": "function", "function": {"name", "description", "parameters"}}`.
 
-    RequestError that names the field that is wrong.
+    RequestError, which names the field, if one is wrong.
     """
     if value is None:
         return ()
@@ -44,10 +44,11 @@ def read_tools(value: Any) -> tuple[Tool, ...]:
 
 
 def read_choice(tools: Sequence[Tool], tool_choice: Any) -> tuple[tuple[Tool, ...], Any]:
-    """The tools that an answer may call, and the choice among them: of `{"type": "allowed_tools", "allowed_tools":
-    {"mode": "auto" or "required", "tools": [...]}}` those that it names and its mode, of any other choice all.
+    """Return the tools that an answer may call, and the choice among them.
 
-    RequestError if a choice of allowed tools is malformed or names a tool that is not among `tools`.
+    `{"type": "allowed_tools", "allowed_tools": {"mode": "auto" or "required", "tools": [...]}}` gives the tools that it
+    names and its mode; any other choice gives all tools and itself. RequestError if a choice of allowed tools is
+    malformed or names a tool that is not among `tools`.
     """
     if not (isinstance(tool_choice, dict) and tool_choice.get("type") == "allowed_tools"):
         return tuple(tools), tool_choice
@@ -77,10 +78,10 @@ def _allowed_name(entry: Any) -> str:
 
 
 def forced_tools(tools: Sequence[Tool], tool_choice: Any) -> tuple[Tool, ...]:
-    """The tools of which the answer must call one; none for None, "auto" and "none".
+    """Return the tools that the answer must call one of; none for None, "auto" and "none".
 
-    `tool_choice` is "none", "auto", "required" or `{"type": "function", "function": {"name": ...}}`. RequestError if
-    it is anything else, or names or needs a tool that is not among `tools`.
+    `tool_choice` is "none", "auto", "required" or `{"type": "function", "function": {"name": ...}}`. RequestError if it
+    is anything else, or names or needs a tool that is not among `tools`.
     """
     if tool_choice in (None, "none", "auto"):
         return ()

@@ -1,4 +1,4 @@
-"""Addresses to listen on: what a host is in what was given as one, and who can reach it."""
+"""Addresses to listen on: the host in a text given as one, and whether other machines can reach it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import lru_cache
 
 
 def address_in(host: str) -> str:
-    """The address or name in what may be a URL, have a port, or be no address at all."""
+    """Return the address or name in a text that may be a URL, have a port, or be no address at all."""
     name = host.partition("://")[2] or host
     name = name.partition("/")[0]
     if name.startswith("["):
@@ -31,7 +31,7 @@ def _is_ip(text: str) -> bool:
 
 @lru_cache(maxsize=64)
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach the address."""
+    """Return whether only this machine can reach the address."""
     if host.lower() == "localhost":
         return True
     try:

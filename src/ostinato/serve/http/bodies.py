@@ -1,4 +1,4 @@
-"""JSON bodies of requests: the base class of all, and how bytes become one. An unknown field is refused by name."""
+"""JSON bodies of requests: their base class, and their validation. An unknown field is refused by name."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ T = TypeVar("T")
 BodyT = TypeVar("BodyT", bound="Body")
 
 MAX_ERRORS = 100
-"""A body with more errors than this is refused without naming one of them: each takes a kilobyte to describe."""
+"""Errors above which a body is refused without naming any: each takes a kilobyte to describe."""
 
 
 class Body(BaseModel):
@@ -34,15 +34,17 @@ class Body(BaseModel):
     kept: ClassVar[frozenset[str]] = frozenset()
     """Fields that the endpoint still needs when the request is prepared."""
     generates: ClassVar[bool] = False
-    """Whether it asks for output, for which there may be no room."""
+    """True if the body asks for output, for which there may be no room."""
 
     def prepare(self, work: Any) -> Any:
-        """What the endpoint needs of the body, by a `Work`: on the event loop or in a process of its own. ApiError or
-        RequestError for what is wrong with it; TooHeavy if that takes too long on the loop."""
+        """Prepare the body for its endpoint with a `Work`, on the event loop or in a worker process.
+
+        ApiError or RequestError if something in it is wrong; TooHeavy if that takes too long on the loop.
+        """
         raise NotImplementedError(f"{type(self).__name__} is no whole body")
 
     def slim(self) -> Self:
-        """The body with the fields in `kept` alone; the others are None."""
+        """Return the body with only the fields in `kept`; the others are None."""
         return self.model_copy(update=dict.fromkeys(type(self).model_fields.keys() - self.kept))
 
     @model_validator(mode="wrap")
@@ -57,8 +59,11 @@ class Body(BaseModel):
 
 
 class EchoedBody(Body):
-    """Something that clients send back as they received it. Their classes know more fields than this server serves, and
-    write those as null, so null stands for a field that is left out."""
+    """Object that clients send back as they received it.
+
+    Their classes know more fields than this server serves, and write those as null, so null counts as a field that is
+    left out.
+    """
 
     @model_validator(mode="before")
     @classmethod
@@ -67,8 +72,10 @@ class EchoedBody(Body):
 
 
 def unserved(instead: str, but: Any = None) -> BeforeValidator:
-    """For a field that OpenAI's clients know and this server does not serve: only null is accepted, and `but`, a value
-    that asks for nothing."""
+    """Return a validator for a field of OpenAI's clients that this server does not serve.
+
+    Only null is accepted, and `but`, a value that asks for nothing.
+    """
 
     def refuse(value: Any) -> Any:
         if value is not None and not (type(value) is type(but) and value == but):
@@ -82,7 +89,7 @@ Ignored = Annotated[Any, Field(description="Accepted for OpenAI's clients; it ch
 
 
 class _FailFast(FailFast):
-    """Pydantic's own is not hashable, which a union needs."""
+    """Hashable subclass of pydantic's class, as a union needs."""
 
     __hash__ = object.__hash__
 
@@ -92,11 +99,11 @@ ListOf = Annotated[list[T], _FailFast()]
 
 
 def check_type(content_type: str, sent: bytes) -> None:
-    """ApiError unless there is a body, which says that it is JSON and may be text in UTF-8."""
+    """Raise ApiError unless there is a body, whose type is JSON, perhaps as UTF-8."""
     if not sent:
         raise ApiError(400, "the request has no body; it should be a JSON object")
     if not json.detect_encoding(sent[:4]).startswith("utf-8"):
-        # Another would also be counted wrongly (`work/shape.py`).
+        # Another encoding would also be counted wrongly (`work/shape.py`).
         raise ApiError(400, "the body is not valid JSON: it is not text in UTF-8")
     media_type = content_type.partition(";")[0].strip().lower()
     if media_type != "application/json" and not media_type.endswith("+json"):
@@ -106,7 +113,7 @@ def check_type(content_type: str, sent: bytes) -> None:
 
 
 def validated(kind: type[BodyT], sent: bytes) -> BodyT:
-    """The body that was sent. ApiError that says what is wrong with it."""
+    """Parse and validate the body that was sent. ApiError that describes the problem."""
     try:
         value = json.loads(sent)
     except (ValueError, RecursionError) as error:
@@ -120,7 +127,7 @@ def validated(kind: type[BodyT], sent: bytes) -> BodyT:
 
 
 def _why(error: ValueError | RecursionError) -> str:
-    """Why `json.loads` gave up."""
+    """Return why `json.loads` failed."""
     match error:
         case json.JSONDecodeError():
             return error.msg
@@ -133,9 +140,9 @@ def _why(error: ValueError | RecursionError) -> str:
 
 
 def _refusal(errors: Sequence[Mapping[str, Any]], body: dict[str, Any]) -> ApiError:
-    """What pydantic found wrong with a body, as the error of one field.
+    """Return pydantic's problems with a body as the error of one field.
 
-    The deepest field is named: of a union's alternatives, the one that was meant got furthest.
+    The deepest field is named: of a union's alternatives, validation of the intended one got furthest.
     """
     paths = [_path_in(body, detail["loc"], detail["type"]) for detail in errors]
     path = max(paths, key=len)
@@ -155,7 +162,7 @@ def _message(detail: Mapping[str, Any]) -> str:
 
 
 def path_text(path: Sequence[str | int]) -> str:
-    """`messages[0].role`."""
+    """Return a path as text, such as `messages[0].role`."""
     text = ""
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
@@ -163,7 +170,7 @@ def path_text(path: Sequence[str | int]) -> str:
 
 
 def _path_in(body: Any, where: Sequence[str | int], kind: str) -> list[str | int]:
-    """The part of an error's location that lies in the body. The rest names types that pydantic tried."""
+    """Return the part of an error's location that is in the body. The rest names types that pydantic tried."""
     path: list[str | int] = []
     value = body
     for place, part in enumerate(where):

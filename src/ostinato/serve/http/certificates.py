@@ -15,16 +15,19 @@ _NOT_YET_VALID, _EXPIRED = 9, 10
 
 
 class Certificates:
-    """What TLS connections are made with. Connections that are open keep what they began with."""
+    """Certificate of the next TLS connections. Open connections keep the one that they began with."""
 
     context: ssl.SSLContext
-    """For the next connection."""
+    """TLS context for the next connection."""
     valid_until: str
-    """When the certificate expires, as OpenSSL writes it."""
+    """Expiry date of the certificate, as OpenSSL writes it."""
 
     def __init__(self, certfile: Path, keyfile: Path | None, password: str | None) -> None:
-        """The files are in PEM; `certfile` has the server's certificate first, and then those that lead to its
-        authority. Without `keyfile` it holds the key too. ConfigError if they are of no use together."""
+        """Read the files, which are in PEM. ConfigError if they cannot be used together.
+
+        `certfile` has the server's certificate first, and then those that lead to its authority. Without `keyfile` it
+        holds the key too.
+        """
         self._given = certfile, keyfile, password
         self._use()
         log.info("ssl_certfile is valid until %s", self.valid_until)
@@ -34,7 +37,7 @@ class Certificates:
         self.valid_until = _rehearsed(self.context, self._given[0])
 
     def reload(self) -> None:
-        """Reads the files again. If they are of no use, what was read before stays, and the log says why."""
+        """Read the files again. If they cannot be used, the earlier certificate stays, and the log says why."""
         before = self.context
         try:
             self._use()
@@ -81,8 +84,10 @@ def _context(certfile: Path, keyfile: Path | None, password: str | None) -> ssl.
 
 
 def _rehearsed(context: ssl.SSLContext, certfile: Path) -> str:
-    """Has a client that trusts nothing but the certificate shake hands, in memory. Returns when the certificate
-    expires. ConfigError if clients would refuse it whatever they trust."""
+    """Make a handshake in memory with a client that trusts only the certificate, and return its expiry date.
+
+    ConfigError if clients would refuse it whatever they trust.
+    """
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False
     client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN

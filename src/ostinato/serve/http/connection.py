@@ -1,6 +1,6 @@
 """A client's connection: HTTP/1 read by httptools within limits, answered by the application, one request at a time.
 
-uvicorn makes one per client (`http=` of its configuration) and ends them at shutdown. Nothing here grows with what a
+uvicorn makes one per client (`http=` of its configuration) and ends them at shutdown. Memory does not grow with what a
 client sends or does not read: bytes are parsed only when the request before them is answered, and are read from the
 socket only while few wait to be parsed.
 """
@@ -24,11 +24,11 @@ from ostinato.serve.http.refusals import Refusals
 
 TOO_MANY = "too_many_connections"
 PIECE = 8192
-"""Bytes that are parsed at once; so many further requests may be parsed before the first is answered."""
+"""Bytes that are parsed at once; they may hold many further requests before the first is answered."""
 
 
 class Connection(asyncio.Protocol):
-    """Reads requests, has the application answer them in their order, and closes when a limit is passed."""
+    """Protocol that reads requests, has the application answer them in order, and closes at a limit."""
 
     def __init__(
         self,
@@ -40,7 +40,10 @@ class Connection(asyncio.Protocol):
         occupancy: Occupancy | None = None,
         refusals: Refusals | None = None,
     ) -> None:
-        """The first four are uvicorn's. `occupancy` and `refusals` are shared by the connections of a server."""
+        """Make a connection; the first four arguments are uvicorn's.
+
+        `occupancy` and `refusals` are shared by the connections of a server.
+        """
         self._app = config.loaded_app if config.loaded else config.app
         self._root_path = config.root_path
         self._server, self._app_state = server_state, app_state
@@ -56,15 +59,15 @@ class Connection(asyncio.Protocol):
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._in_head = self._is_ending = self._is_reading_off = False
         self._drained = -1
-        """Bytes thrown away since the connection only waits for its client to finish; -1 before."""
+        """Bytes discarded since the connection only waits for its client to finish; -1 before."""
         self._is_repeated = False
-        """Whether the parser is given a head that it had already."""
+        """True if the parser receives a head that it had already."""
         self._is_upgrade = False
-        """Whether the parser took the request's body for another protocol, and is to be given it anew."""
+        """True if the parser took the request's body for another protocol, and must receive it again."""
         self._num_headers = self._overhead = 0
         self._problem: ApiError | None = None
 
-    # what the loop tells
+    # events of the loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._loop = asyncio.get_running_loop()
@@ -106,7 +109,7 @@ class Connection(asyncio.Protocol):
         self._go_on()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        del exc  # however the client left
+        del exc  # the reason does not matter
         for name in list(self._timers):
             self._end_timer(name)
         self._server.connections.discard(cast(Any, self))
@@ -118,13 +121,13 @@ class Connection(asyncio.Protocol):
         self._writable.set()
 
     def shutdown(self) -> None:
-        """uvicorn ends: an answer that runs is finished, and nothing after it is begun."""
+        """End the connection for uvicorn: a running answer is finished, and nothing after it is begun."""
         if self._task is None and not self._transport.is_closing():
             self._transport.close()
         elif self._exchanges:
             self._exchanges[0].keep_alive = False
 
-    # what httptools finds
+    # events of httptools
 
     def on_message_begin(self) -> None:
         if self._is_repeated:
@@ -175,7 +178,7 @@ class Connection(asyncio.Protocol):
         elif self._problem is None:
             self._exchanges[-1].end_body()
 
-    # what the exchange tells
+    # events of the exchange
 
     def write(self, data: bytes) -> None:
         if not self._transport.is_closing():
@@ -190,7 +193,7 @@ class Connection(asyncio.Protocol):
             self._loop.call_soon(self._parse)
 
     def ended(self, exchange: Exchange) -> None:
-        """Its application has returned."""
+        """Handle the end of an exchange: its application has returned."""
         self._task = None
         if self._transport.is_closing():
             return
@@ -208,7 +211,7 @@ class Connection(asyncio.Protocol):
         else:
             self._loop.call_soon(self._go_on)
 
-    # between them
+    # internals
 
     def _parse(self) -> None:
         while self._pending and not self._is_ending and not self._transport.is_closing() and self._may_parse():
@@ -233,7 +236,7 @@ class Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(piece)
         except httptools.HttpParserUpgrade as upgrade:
-            # No other protocol is spoken, but the parser has skipped the body. A new one is told how long it is.
+            # No other protocol is spoken, but the parser has skipped the body. A new one gets the body's length.
             self._pending[:0] = piece[int(upgrade.args[0]) :]
             self._is_upgrade, self._is_repeated = False, True
             self._parser = httptools.HttpRequestParser(self)
@@ -254,7 +257,7 @@ class Connection(asyncio.Protocol):
             (self._transport.pause_reading if off else self._transport.resume_reading)()
 
     def _go_on(self) -> None:
-        """Begins the next answer, if the one before is over and its client has taken it."""
+        """Begin the next answer, if the one before is over and its client has taken it."""
         if self._task is not None or self._transport.is_closing() or self._drained >= 0 or not self._writable.is_set():
             return
         if self._exchanges:
@@ -269,7 +272,7 @@ class Connection(asyncio.Protocol):
             self._await_request()
 
     def _await_request(self) -> None:
-        """Bounds the time until the next request, and that of its headers, once no request before it is left."""
+        """Limit the time until the next request, and that of its headers, once no earlier request is left."""
         if self._exchanges or self._problem is not None or self._drained >= 0 or "head" in self._timers:
             return
         if self._in_head:
@@ -304,7 +307,7 @@ class Connection(asyncio.Protocol):
     def _refuse(self, error: ApiError, drain: bool = True) -> None:
         self._is_ending = True
         self._pending.clear()
-        if error.code != TOO_MANY:  # which the occupancy counts
+        if error.code != TOO_MANY:  # the occupancy counts those
             self._refusals.note(str(error.code), error.message, self._address)
         self.write(refusal(error.status, json.dumps(error.body()).encode()))
         if drain:
@@ -313,7 +316,7 @@ class Connection(asyncio.Protocol):
             self._transport.close()
 
     def _drain(self) -> None:
-        """The rest of what the client sends is thrown away for a while, so that it comes to read its answer."""
+        """Discard what the client sends for a while, so that it comes to read its answer."""
         self._drained = 0
         self._after("drain", self._limits.drained_seconds, self._transport.close)
         self._set_reading()

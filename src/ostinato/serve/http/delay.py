@@ -1,4 +1,4 @@
-"""How late the event loop is: what every client waits for while one request holds it."""
+"""Delay of the event loop: all clients wait for it while one request occupies the loop."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import contextlib
 from ostinato.observe.histograms import Histogram
 
 STALL = 0.02
-"""Seconds: no request may hold the loop longer."""
+"""Seconds that no request may hold the loop for."""
 _INTERVAL = 0.05
-"""Seconds between two looks. A stall that is longer is always seen; a shorter one in proportion to its length."""
+"""Seconds between two checks. A longer stall is always seen; a shorter one in proportion to its length."""
 _BOUNDS = (0.001, 0.005, STALL, 0.05, 0.1, 0.25, 1.0, 5.0)
 
 
 class LoopDelay:
-    """Asks to be called at certain times, and notes how much later that happens."""
+    """Monitor that asks to be called at certain times, and records how much later that happens."""
 
     def __init__(self) -> None:
         self.seconds = Histogram(_BOUNDS)
@@ -24,12 +24,12 @@ class LoopDelay:
 
     @property
     def num_stalls(self) -> int:
-        """Looks that came later than `STALL`."""
+        """Number of checks that came later than `STALL`."""
         counts = self.seconds.cumulative()
         return counts[-1] - counts[_BOUNDS.index(STALL)]
 
     def start(self) -> None:
-        """Watches the running loop."""
+        """Watch the running loop."""
         self._task = asyncio.create_task(self._watch())
 
     async def stop(self) -> None:

@@ -1,4 +1,4 @@
-"""How an endpoint gets its body: small ones are read on the event loop, others in processes of their own."""
+"""Delivery of bodies to endpoints: small ones are read on the event loop, others in worker processes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Endpoint = Callable[[Any, Request], Awaitable[Response]]
 
 
 class JsonEndpoints:
-    """ASGI middleware that takes POST requests with a JSON body to their endpoints; all others go on to `app`.
+    """ASGI middleware that takes POST requests with a JSON body to their endpoints; all others pass to `app`.
 
     The framework keeps the same routes to describe them in the OpenAPI document. It does not run them: a stream would
     pass all of its layers with every piece.
@@ -34,9 +34,11 @@ class JsonEndpoints:
     def __init__(
         self, app: ASGIApp, routers: Iterable[APIRouter], lifecycle: Lifecycle, work: Callable[[], Work]
     ) -> None:
-        """Each endpoint of `routers` is `async def endpoint(body, request) -> Response`, its body a Body. It gets what
-        is left of the body (`Body.slim`), and in `request.state.prepared` what `Body.prepare` made of it by `work`,
-        which raises ApiError while there is no model."""
+        """Register the endpoints of `routers`, each an `async def endpoint(body, request) -> Response`.
+
+        Its body is a Body. It receives the rest of the body (`Body.slim`), and in `request.state.prepared` the result
+        of `Body.prepare` with `work`, which raises ApiError while there is no model.
+        """
         self._app, self._lifecycle, self._work = app, lifecycle, work
         self._endpoints: dict[str, tuple[type[Body], Endpoint]] = {}
         for router in routers:
@@ -60,7 +62,7 @@ class JsonEndpoints:
         await response(scope, receive, send)
 
     async def answer(self, path: str, sent: bytes, request: Request) -> Response:
-        """What the endpoint at `path` answers to a body. ApiError or RequestError for what is wrong with it."""
+        """Return the answer of the endpoint at `path` to a body. ApiError or RequestError if the body is wrong."""
         kind, endpoint = self._endpoints[path]
         body, request.state.prepared = await self._read(kind, sent, request)
         return await endpoint(body, request)

@@ -1,4 +1,4 @@
-"""Errors as clients see them: OpenAI's form, with a status; and what the OpenAPI document says of them."""
+"""Errors in the clients' form: OpenAI's, with a status; and their description in the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ostinato.engine.process.stream import DeadlineExceeded
 from ostinato.errors import OstinatoError, RequestError
 
 LONGEST_MESSAGE = 1000
-"""Characters of a message to a client."""
+"""Largest number of characters of a message to a client."""
 
 _TYPES = {
     400: "invalid_request_error",
@@ -42,12 +42,12 @@ _ANTHROPIC_TYPES = {
 
 
 def is_anthropic(path: str) -> bool:
-    """Whether the endpoint at `path` speaks Anthropic's form."""
+    """Return whether the endpoint at `path` speaks Anthropic's form."""
     return path == "/v1/messages" or path.startswith("/v1/messages/")
 
 
 class ApiError(Exception):
-    """Ends a request with an error: an HTTP status, and the fields of OpenAI's error object."""
+    """Error that ends a request: an HTTP status, and the fields of OpenAI's error object."""
 
     def __init__(
         self,
@@ -68,25 +68,25 @@ class ApiError(Exception):
         return _error, (self.status, self.message, self.param, self.code, self.headers)
 
     def body(self) -> dict[str, Any]:
-        """`{"error": {...}}`: the body of a response, or the data of an event in a stream."""
+        """Return `{"error": {...}}`: the body of a response, or the data of an event in a stream."""
         kind = _TYPES.get(self.status, "server_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     def response(self, path: str = "") -> Response:
-        """The whole response, in the form of the endpoint at `path`."""
+        """Return the whole response, in the form of the endpoint at `path`."""
         return Response(self._json(path), self.status, headers=self.headers, media_type="application/json")
 
     def event(self, path: str) -> bytes:
-        """The event that tells of it in a stream of the endpoint at `path`."""
+        """Return the event that reports the error in a stream of the endpoint at `path`."""
         name = "event: error\n" if is_anthropic(path) else ""
         return f"{name}data: {self._json(path)}\n\n".encode()
 
     def _json(self, path: str) -> str:
-        # As ASCII: the message may repeat text of the client that cannot be encoded.
+        # ASCII, since the message may repeat text of the client that cannot be encoded.
         return json.dumps(self._anthropic() if is_anthropic(path) else self.body())
 
     def _anthropic(self) -> dict[str, Any]:
-        """The same in Anthropic's form, which has the field in its message."""
+        """Return the error in Anthropic's form, which has the field in its message."""
         message = self.message
         if self.param is not None and self.param not in message:
             message = f"{self.param}: {message}"
@@ -98,7 +98,10 @@ def _error(status: int, message: str, param: str | None, code: str | None, heade
 
 
 def as_api_error(error: BaseException) -> ApiError:
-    """What a client is told of an error. Of an error that it did not cause, it learns only that it happened."""
+    """Return an error as its client sees it.
+
+    Errors that the client did not cause are reported without details.
+    """
     if isinstance(error, ApiError):
         return error
     if isinstance(error, Overloaded):
@@ -114,7 +117,7 @@ def as_api_error(error: BaseException) -> ApiError:
         return ApiError(503, "the server is shutting down, and ended the request", code="draining")
     if isinstance(error, EngineFailed):
         return ApiError(503, "the engine has failed, and the server is shutting down", code="engine_failed")
-    # The error's text may tell of the server's files or of other requests, so it goes to the log alone.
+    # The error's text may name the server's files or other requests, so it goes only to the log.
     code = type(error).__name__ if isinstance(error, OstinatoError) else "internal_error"
     return ApiError(500, "the server failed to compute this request; its log says more", code=code)
 

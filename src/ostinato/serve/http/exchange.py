@@ -1,4 +1,4 @@
-"""One request and its answer, as an ASGI application sees them, and the bytes of the answer."""
+"""One request and its answer, in the ASGI application's form, and the bytes of the answer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _REASONS = {status.value: status.phrase.encode() for status in http.HTTPStatus}
 
 
 class Line(Protocol):
-    """What an exchange needs of its connection."""
+    """Methods that an exchange needs of its connection."""
 
     def write(self, data: bytes) -> None: ...
     async def writable(self) -> None: ...
@@ -28,11 +28,14 @@ class Exchange:
     """A request that has its headers, and perhaps not yet its body."""
 
     def __init__(self, line: Line, scope: dict[str, Any], *, keep_alive: bool, expects_continue: bool) -> None:
-        """`keep_alive`: the client would send further requests. `expects_continue`: it waits before it sends a body."""
+        """Begin an exchange.
+
+        `keep_alive`: the client would send further requests. `expects_continue`: it waits before it sends a body.
+        """
         self.scope = scope
         self.body = bytearray()
         self.is_received = False
-        """Whether the whole request has come."""
+        """True once the whole request has come."""
         self.is_answered = False
         self.keep_alive = keep_alive
         self._line = line
@@ -42,13 +45,13 @@ class Exchange:
         self._is_chunked = False
         self._has_body = True
         self._is_told = False
-        """Whether the application has the whole body."""
+        """True once the application has the whole body."""
         self._head = b""
-        """The head of the answer, until it goes out with the first part of the body."""
+        """Head of the answer, until it is sent with the first part of the body."""
         self._news = asyncio.Event()
 
     async def run(self, app: ASGIApp) -> None:
-        """Answers by `app`. What it leaves incomplete ends the connection."""
+        """Answer with `app`. An answer that it leaves incomplete ends the connection."""
         try:
             await app(cast(Any, self.scope), cast(Any, self.receive), cast(Any, self.send))
         except Exception:
@@ -65,7 +68,7 @@ class Exchange:
         self._news.set()
 
     def leave(self) -> None:
-        """The client is gone."""
+        """Note that the client is gone."""
         self._is_gone = True
         self._news.set()
 
@@ -130,7 +133,7 @@ class Exchange:
                 self._is_chunked = True
                 lines.append(b"transfer-encoding: chunked\r\n")
         if not self.is_received:
-            self.keep_alive = False  # the rest of the request is thrown away
+            self.keep_alive = False  # the rest of the request is discarded
         if not self.keep_alive:
             lines.append(b"connection: close\r\n")
         elif is_old:
@@ -139,7 +142,7 @@ class Exchange:
 
 
 def refusal(status: int, body: bytes) -> bytes:
-    """A whole answer with a JSON body, to something that is no request; the connection ends after it."""
+    """Return a whole answer with a JSON body, to something that is no request; the connection ends after it."""
     return b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b" % (
         status,
         _REASONS.get(status, b""),

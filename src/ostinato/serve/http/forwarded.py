@@ -1,4 +1,4 @@
-"""Who a client is behind proxies that are trusted to say so, by the header X-Forwarded-For."""
+"""Addresses of clients behind trusted proxies, from the header X-Forwarded-For."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import ipaddress
 from collections.abc import Iterable, Sequence
 
 UNIX = "unix"
-"""In place of an address: whoever comes through the Unix socket."""
+"""Name that replaces the address for connections through the Unix socket."""
 _Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 class TrustedProxies:
-    """The proxies whose header is believed. Anybody may send it, so everybody else's is not read."""
+    """The proxies whose header is trusted. Any client may send the header, so it is ignored from others."""
 
     def __init__(self, named: Iterable[str]) -> None:
-        """Addresses, networks such as 10.0.0.0/8, or `unix`. ValueError for anything else."""
+        """Read the names: addresses, networks such as 10.0.0.0/8, or `unix`. ValueError for anything else."""
         self._trusts_unix = False
         self._networks: list[_Network] = []
         for name in named:
@@ -28,8 +28,11 @@ class TrustedProxies:
         return self._trusts_unix or bool(self._networks)
 
     def client(self, peer: str | None, headers: Sequence[tuple[bytes, bytes]]) -> str | None:
-        """The client's address: the last one that a proxy names which is no trusted proxy itself. `peer` is who the
-        connection is from, None on the Unix socket; it is the client if it is not trusted, or names none."""
+        """Return the client's address: the last one named by a proxy that is no trusted proxy itself.
+
+        `peer` is the address of the connection, None on the Unix socket. It is the client if it is not trusted, or
+        names none.
+        """
         if not self.trusts(peer):
             return peer
         named = b",".join(value for name, value in headers if name == b"x-forwarded-for").split(b",")
@@ -37,14 +40,14 @@ class TrustedProxies:
         for each in reversed(named):
             found = _address(each.strip().decode("latin-1"))
             if found is None:
-                break  # what stands before it is not to be trusted
+                break  # the addresses before it cannot be trusted
             client = str(found)
             if not self.trusts(client):
                 break
         return client
 
     def trusts(self, address: str | None) -> bool:
-        """Whether it is a proxy's; None on the Unix socket."""
+        """Return whether an address is a trusted proxy's; None on the Unix socket."""
         if address is None:
             return self._trusts_unix
         found = _address(address)
@@ -52,7 +55,7 @@ class TrustedProxies:
 
 
 def _address(text: str) -> _Address | None:
-    """An address, perhaps with a port, as proxies write it; None for what is none."""
+    """Return an address that may have a port, as proxies write it; None if `text` is no address."""
     if text.startswith("["):
         text = text[1:].partition("]")[0]
     elif text.count(":") == 1:

@@ -1,4 +1,4 @@
-"""What every request passes first: host, key and body are checked. When it ends, it is logged and counted."""
+"""Gate in front of all endpoints: checks host, key and body, and logs and counts each request when it ends."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OPEN_PATHS = frozenset({"/", "/health", "/health/live", "/version", "/metrics"})
 """Paths that need no key. The files of the page (`PAGE`) need none either."""
 PAGE = "/page/"
 BODY_SECONDS = 60.0
-"""How long a body may take to arrive."""
+"""Seconds that a body may take to arrive."""
 
 
 class Gate:
@@ -42,7 +42,7 @@ class Gate:
         self._app, self._counts = app, counts
         settings = lifecycle.settings
         self._keys = lifecycle.keys
-        # Web pages can call a loopback address by names of their own, but no Unix socket.
+        # Web pages can call a loopback address by their own names, but no Unix socket.
         self._is_private = settings.uds is None and settings.is_local and not settings.keys
         self._root_path = settings.root_path
         self._proxies = lifecycle.proxies
@@ -109,7 +109,7 @@ class Gate:
 
 
 def _name_client(proxies: TrustedProxies, scope: Scope) -> None:
-    """Makes the client the one that trusted proxies name."""
+    """Set the scope's client to the one that trusted proxies name."""
     peer = scope["client"][0] if scope.get("client") else None
     client = proxies.client(peer, scope["headers"])
     if client is not None and client != peer:
@@ -117,7 +117,7 @@ def _name_client(proxies: TrustedProxies, scope: Scope) -> None:
 
 
 def _leave_out(root_path: str, scope: Scope) -> None:
-    """Takes the prefix off the path, so that everything behind knows one path only."""
+    """Remove the prefix from the path, so that the layers behind know one path only."""
     path, raw = scope["path"], root_path.encode()
     if path.startswith(f"{root_path}/"):
         scope["path"] = path[len(root_path) :]
@@ -126,15 +126,16 @@ def _leave_out(root_path: str, scope: Scope) -> None:
 
 
 def _is_open(path: str) -> bool:
-    """Whether it needs no key."""
+    """Return whether `path` is public."""
     return path in OPEN_PATHS or path.startswith(PAGE)
 
 
 def check_host(host: str | None) -> None:
-    """ApiError 421 unless the host is a name of this machine: for servers on a loopback address, without keys.
+    """Raise ApiError 421 unless the host is a name of this machine.
 
-    A web page can make its own host name point at this machine, and so read what only local users may. The browser
-    then sends that name as the host. A client that sends no host is not a browser.
+    It is for servers on a loopback address, without keys. A web page can make its own host name point at this machine,
+    and so read what only local users may. The browser then sends that name as the host. A client that sends no host is
+    not a browser.
     """
     name = _without_port(host or "localhost")
     if not is_loopback(name):
@@ -146,7 +147,7 @@ def check_host(host: str | None) -> None:
 
 
 async def _read_body(headers: Headers, receive: Receive, limit: int) -> Message:
-    """The whole body, as one message.
+    """Return the whole body, as one message.
 
     Raises ApiError for a body that has more than `limit` bytes or takes too long to arrive; ClientDisconnect if it ends
     early.
@@ -174,13 +175,13 @@ async def _read_body(headers: Headers, receive: Receive, limit: int) -> Message:
 
 
 def check_size(size: int, limit: int) -> None:
-    """ApiError for a body of more bytes than `limit`."""
+    """Raise ApiError for a body of more bytes than `limit`."""
     if size > limit:
         raise ApiError(413, f"the body is larger than {limit} bytes (max_body)", code="body_too_large")
 
 
 def _printable(scope: Scope) -> str:
-    """The path as it was sent, in printable characters, without the query."""
+    """Return the path as it was sent, in printable characters, without the query."""
     path = scope.get("raw_path") or scope["path"].encode()
     return "".join(chr(byte) if 32 < byte < 127 else f"%{byte:02X}" for byte in path[:200])
 

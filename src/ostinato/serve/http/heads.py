@@ -1,4 +1,4 @@
-"""The head of a request: what is wrong with it, what it asks of the connection, and what the application is told."""
+"""The head of a request: its errors, its wishes for the connection, and its part of the ASGI scope."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import httptools
 from ostinato.serve.http.errors import ApiError
 
 HeaderList = Sequence[tuple[bytes, bytes]]
-"""Names in lower case, and values."""
+"""Headers of a request: names in lower case, and values."""
 
 _HOST = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~%!$&'()*+,;=-]*)(:[0-9]*)?")
 
 
 def wrong_in_head(method: bytes, url: bytes, version: str, headers: HeaderList) -> ApiError | None:
-    """Why the request is refused before anybody is asked to answer it."""
+    """Return why the request is refused before any application sees it, or None."""
     hosts = [value for name, value in headers if name == b"host"]
     if len(hosts) > 1:
         return ApiError(400, "the request has more than one Host header; send one", code="bad_host")
@@ -36,7 +36,7 @@ def wrong_in_head(method: bytes, url: bytes, version: str, headers: HeaderList) 
 
 
 def scope_of(method: bytes, url: bytes, version: str, headers: HeaderList, root_path: str) -> dict[str, Any]:
-    """The part of the ASGI scope that the head tells. `headers` are handed on as they are."""
+    """Return the part of the ASGI scope that comes from the head. `headers` are passed on unchanged."""
     parsed = httptools.parse_url(url)
     path = parsed.path or b"/"
     return {
@@ -53,7 +53,7 @@ def scope_of(method: bytes, url: bytes, version: str, headers: HeaderList, root_
 
 
 def wishes(version: str, headers: HeaderList) -> tuple[bool, bool]:
-    """Whether the client would send further requests, and whether it waits before it sends the body."""
+    """Return whether the client would send further requests, and whether it waits before it sends the body."""
     words = b",".join(value for name, value in headers if name == b"connection").lower()
     if version == "1.0":
         return b"keep-alive" in words, False
@@ -62,6 +62,6 @@ def wishes(version: str, headers: HeaderList) -> tuple[bool, bool]:
 
 
 def framing_of(headers: HeaderList) -> bytes:
-    """A head that says of the body what `headers` say, and nothing else."""
+    """Return a head with the headers that describe the body, and no others."""
     framing = [(name, value) for name, value in headers if name in (b"content-length", b"transfer-encoding")]
     return b"POST / HTTP/1.1\r\n%b\r\n" % b"".join(b"%b: %b\r\n" % each for each in framing)

@@ -1,4 +1,4 @@
-"""The keys of clients, as settings and a file name them: each with a name, and a weight among the others."""
+"""Clients' keys in settings and a file: each with a name, and a weight for its fair share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from pathlib import Path
 from ostinato.errors import ConfigError, reason
 
 MOST_KEYS = 10_000
-"""In an api_key_file: each has series of its own in the metrics, and every request is compared with all."""
+"""Largest number of keys in an api_key_file.
+
+Each has separate series in the metrics, and every request is compared with all.
+"""
 MOST_WEIGHT = 1000
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _WEIGHT = "weight="
@@ -19,16 +22,16 @@ _SEES_ALL = "metrics=all"
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """A key, and how many turns its client gets for one of others."""
+    """A key, and its weight: its client's turns for one turn of others."""
 
     key: str = field(repr=False)
     weight: int = 1
     sees_all: bool = False
-    """Whether `/metrics` tells its client of all keys, and not of its own alone."""
+    """True if `/metrics` shows the key's client all keys, not only this one."""
 
 
 def read_keys(given: Sequence[str], path: Path | None) -> dict[str, ApiKey]:
-    """Keys by their names, of those given as settings and those in the file. ConfigError if the file is broken."""
+    """Return keys by name, from the settings and the file. ConfigError if the file is broken."""
     try:
         return named_keys(given, path)
     except ValueError as error:
@@ -36,7 +39,7 @@ def read_keys(given: Sequence[str], path: Path | None) -> dict[str, ApiKey]:
 
 
 def named_keys(given: Sequence[str], path: Path | None) -> dict[str, ApiKey]:
-    """As `read_keys`; ValueError if the file is broken. No message holds a key."""
+    """Return keys by name, as `read_keys` does; ValueError if the file is broken. No message holds a key."""
     keys = {f"api_key-{place}": ApiKey(key) for place, key in enumerate(given, start=1)}
     if path is None:
         return keys
@@ -64,7 +67,7 @@ def named_keys(given: Sequence[str], path: Path | None) -> dict[str, ApiKey]:
 
 
 def _read_line(words: list[str], name: str) -> tuple[str, ApiKey]:
-    """The key of a line, with its name; `name` if it has none."""
+    """Return the key of a line, with its name; `name` if it has none."""
     weight, sees_all = 1, False
     while len(words) > 1:
         if words[-1].startswith(_WEIGHT):

@@ -1,4 +1,4 @@
-"""The keys that clients may have, each with a name, and who a client is."""
+"""API keys of clients, each with a name, and the identity of a client."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ log = logging.getLogger("ostinato.serve")
 
 
 class ApiKeys:
-    """The keys that clients may have. Only digests are kept, and all of them are compared, always."""
+    """API keys of clients. Only digests are kept, and all of them are compared, always."""
 
     def __init__(self, settings: ServeSettings) -> None:
         self._settings = settings
         self._digests: Sequence[tuple[str, bytes]] = ()
         self.weights: Mapping[str, int] = {}
-        """Those of all keys, by their names."""
+        """Weights of all keys, by name."""
         self._see_all: frozenset[str] = frozenset()
         self._use(settings.keys)
 
     def reload(self) -> None:
-        """Reads the file of keys again. If it is broken, the keys stay as they are, and the log says why."""
+        """Read the file of keys again. If it is broken, the keys stay, and the log says why."""
         if self._settings.api_key_file is None:
             log.info("there is no api_key_file to read again")
             return
@@ -42,8 +42,11 @@ class ApiKeys:
             log.info("api_key_file was read again: there are %d keys", len(self._digests))
 
     def check(self, authorization: str | None, x_api_key: str | None = None) -> str | None:
-        """The name of the key in the headers: in `Authorization`, or without that in `x-api-key`, as Anthropic's
-        clients send it. None if the server has no keys. ApiError 401 without one of them."""
+        """Return the name of the key in the headers, or None if the server has no keys.
+
+        The key is in `Authorization`, or without that in `x-api-key`, as Anthropic's clients send it. ApiError 401
+        without a valid key.
+        """
         if not self._digests:
             return None
         if authorization is None and x_api_key is not None:
@@ -60,8 +63,11 @@ class ApiKeys:
         return found
 
     def seen_by(self, authorization: str | None, x_api_key: str | None = None) -> Collection[str]:
-        """The keys, by their names, that `/metrics` tells a client of: none without a key, its own, or all where its
-        line in the file says so. ApiError 401 for a key that is none of the server's."""
+        """Return the names of the keys that `/metrics` shows to a client.
+
+        None without a key; else the client's own, or all if its line in the file says so. ApiError 401 for an unknown
+        key.
+        """
         if authorization is None and x_api_key is None:
             return ()
         name = self.check(authorization, x_api_key)
@@ -77,8 +83,10 @@ class ApiKeys:
 
 @lru_cache(maxsize=1024)
 def client_of(name: str | None, address: str | None, weight: int = 1) -> Client:
-    """Who a client is, for its share of the server: its key's name and weight, or else its address. Addresses of IPv6
-    count by the first 64 bits, which one customer of a network has for himself."""
+    """Return the client for fair shares of the server: by its key's name and weight, or else by its address.
+
+    IPv6 addresses count by their first 64 bits, since one customer of a network usually has all of these.
+    """
     if name is not None:
         return Client(f"key {name}", weight)
     try:

@@ -1,4 +1,4 @@
-"""The server's lifecycle: starting, ready, stalled, draining or failed; and the engine that it has meanwhile."""
+"""The server's lifecycle: starting, ready, stalled, draining or failed; and its engine."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 log = logging.getLogger("ostinato.serve")
 
 StartEngine = Callable[..., Awaitable[AsyncEngine]]
-"""With max_waiting and max_per_client, as `AsyncEngine.start` has them."""
+"""Function that starts an engine, with max_waiting and max_per_client as in `AsyncEngine.start`."""
 
 
 class Lifecycle:
-    """Starts the engine while the server already answers, and stops it with the server."""
+    """Lifecycle of the engine: it starts while the server already answers, and stops with the server."""
 
     def __init__(
         self,
@@ -44,40 +44,43 @@ class Lifecycle:
         make: Callable[[EngineConfig, StartProgress], Engine] = make_engine,
         start_engine: StartEngine | None = None,
     ) -> None:
-        """`make` makes the engine; see `AsyncEngine.start`, whose place `start_engine` takes. ConfigError if the
-        process may not have as many connections as the settings say."""
+        """Make the lifecycle of an engine that is not started yet.
+
+        `make` makes the engine; see `AsyncEngine.start`, which `start_engine` replaces. ConfigError if the process may
+        not have as many connections as the settings say.
+        """
         self.config, self.settings = config, settings
         self.keys = ApiKeys(settings)
         self.loop_delay = LoopDelay()
         self.model_name = settings.name_of(config.model)
         self.created = int(time.time())
         self.refusals = Refusals()
-        """Of what the application never sees."""
+        """Requests and connections refused before the application."""
         self.proxies = TrustedProxies(settings.trusted_proxy)
         make_room(settings.max_connections)
         most = settings.max_connections or room_for_connections()
         self.occupancy = Occupancy(most, settings.max_connections_per_address, self.proxies.trusts)
         self.draining = False
         self.error: BaseException | None = None
-        """Why the engine could not start, or ended."""
+        """Error that kept the engine from starting, or ended it."""
         self.prepare: Callable[[AsyncEngine], object] = lambda engine: None
-        """Called with the engine before requests are accepted: what they all need is made here."""
+        """Function called with the engine before requests are accepted: it makes what they all need."""
         self.on_ready: Callable[[], None] = lambda: None
-        """Called once requests are accepted."""
+        """Function called once requests are accepted."""
         self.on_end: Callable[[], None] = lambda: None
-        """Called when the server should exit: the engine has failed, or everything is drained."""
+        """Function called when the server should exit: the engine has failed, or everything is drained."""
         self._start_engine = start_engine or partial(AsyncEngine.start, config, progress=progress, make=make)
         self._engine: AsyncEngine | None = None
         self._workers: Workers | None = None
         self._starting: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Starts the engine on the running loop. Returns at once."""
+        """Start the engine on the running loop. Returns at once."""
         self.loop_delay.start()
         self._starting = asyncio.create_task(self._start())
 
     async def started(self) -> None:
-        """Waits until requests are accepted. Raises the error if the engine cannot start."""
+        """Wait until requests are accepted. Raises the error if the engine cannot start."""
         assert self._starting is not None, "to be called after `start`"
         await self._starting
         if self.error is not None:
@@ -146,25 +149,25 @@ class Lifecycle:
 
     @property
     def workers(self) -> Workers:
-        """Those who read large bodies. ApiError 503 while requests are not accepted."""
+        """Workers that read large bodies. ApiError 503 while requests are not accepted."""
         assert self.engine is not None
         return self.present_workers
 
     @property
     def present_workers(self) -> Workers:
-        """The same also while requests are not accepted, once there has been an engine."""
+        """Workers, also while requests are not accepted, once there has been an engine."""
         assert self._workers is not None, "made with the engine"
         return self._workers
 
     @property
     def present_engine(self) -> AsyncEngine:
-        """The engine for those who only observe it: also while it drains. ApiError 503 before and after."""
+        """Engine for observation only: available also while it drains. ApiError 503 before and after."""
         if self._engine is not None and self.error is None:
             return self._engine
         return self.engine
 
     async def drain(self) -> None:
-        """Accepts no more requests, waits at most `drain_timeout` seconds for those that run, and calls `on_end`."""
+        """Refuse new requests, wait at most `drain_timeout` seconds for those that run, and call `on_end`."""
         if self.draining:
             return
         self.draining = True
@@ -177,11 +180,11 @@ class Lifecycle:
                 await asyncio.sleep(0.02)
             if engine.num_unfinished:
                 log.warning("%d requests did not end within %g s", engine.num_unfinished, self.settings.drain_timeout)
-                await engine.stop()  # which ends them with an error
+                await engine.stop()  # ends them with an error
         self.on_end()
 
     async def stop(self) -> None:
-        """Stops the engine, and with it what is unfinished. One that is being loaded is stopped too."""
+        """Stop the engine, and with it unfinished requests. An engine that is being loaded is stopped too."""
         await self.loop_delay.stop()
         if self._workers is not None:
             await self._workers.stop()
@@ -192,7 +195,7 @@ class Lifecycle:
             await asyncio.gather(self._starting, return_exceptions=True)
 
     def exit_status(self) -> int:
-        """0 after a drain; 1 if the engine failed. If the engine could not start, its error is raised."""
+        """Return 0 after a drain; 1 if the engine failed. If the engine could not start, its error is raised."""
         if self.error is None:
             return 0
         if self._engine is None:

@@ -1,4 +1,4 @@
-"""What a connection may take: bytes, seconds, and how many connections there may be."""
+"""Limits of connections: bytes, seconds, and the number of connections."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from ostinato.errors import ConfigError, Remedy
 log = logging.getLogger("ostinato.serve")
 
 RESERVED = 64
-"""File descriptors that connections leave free: for the engine, files and the listening socket."""
+"""File descriptors that connections leave free for the engine, files and the listening socket."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of each connection. The defaults are those of a server whose settings say nothing else."""
+    """Limits of each connection, by default those of a server with default settings."""
 
     head_bytes: int = 2**16
-    """Bytes of a request's line and headers, and again of whatever of a body is no data: trailers, chunk extensions."""
+    """Bytes of a request's line and headers, and again of the parts of a body without data: trailers, chunk extensions.
+    """
     headers: int = 128
-    """Headers of a request, trailers among them."""
+    """Headers of a request, trailers included."""
     head_seconds: float = 15.0
     """Seconds that the headers may take, from the connection or the first byte of the request."""
     idle_seconds: float = 30.0
@@ -32,23 +33,23 @@ class Limits:
     stalled_seconds: float = 60.0
     """Seconds without progress after which a client that does not read counts as gone."""
     waiting_bytes: int = 2**16
-    """Bytes that are read ahead of the application, of a body or of further requests. One read comes on top."""
+    """Bytes that are read ahead of the application, of a body or of further requests, plus one read."""
     drained_bytes: int = 2**26
-    """Bytes of a refused body that are read and thrown away, so that its sender comes to read the answer."""
+    """Bytes of a refused body that are read and discarded, so that its sender comes to read the answer."""
     drained_seconds: float = 10.0
-    """Seconds that this may take."""
+    """Seconds for reading and discarding a refused body."""
 
 
 @dataclass
 class Occupancy:
-    """The connections that are open. Logs a line when there are too many, and again only after there was room."""
+    """Counter of open connections. It logs once when the limit is reached, and again only after there was room."""
 
     most: int
     """Connections at once; beyond them, a new one gets status 503 and is closed."""
     most_per_address: int = 0
-    """Connections at once of an address that is not loopback; 0: no bound."""
+    """Connections at once of an address that is not loopback; 0: no limit."""
     is_proxy: Callable[[str], bool] = lambda address: False
-    """Whether an address has the connections of many clients."""
+    """Function that returns whether an address has the connections of many clients."""
     total: int = field(default=0, init=False)
     refused: int = field(default=0, init=False)
     """Connections that were turned away, since the start."""
@@ -56,7 +57,7 @@ class Occupancy:
     _has_told: bool = field(default=False, init=False)
 
     def enter(self, address: str) -> str | None:
-        """Counts a connection, which must `leave`. If there is no room, why."""
+        """Count a connection, which must `leave`. Return why there is no room, or None."""
         self.total += 1
         if self._is_bounded(address):
             self._by_address[address] += 1
@@ -73,7 +74,7 @@ class Occupancy:
         return why
 
     def leave(self, address: str) -> None:
-        """A connection that entered is closed."""
+        """Count the end of a connection that entered."""
         self.total -= 1
         if self._is_bounded(address):
             self._by_address[address] -= 1
@@ -93,7 +94,7 @@ class Occupancy:
 
 
 def room_for_connections() -> int:
-    """As many connections as the process has descriptors for (RLIMIT_NOFILE), less those it needs itself."""
+    """Return the number of descriptors of the process (RLIMIT_NOFILE), less those it needs itself."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return 2**20
@@ -101,7 +102,7 @@ def room_for_connections() -> int:
 
 
 def make_room(connections: int) -> None:
-    """Raises the process's own limit of descriptors, if so many connections need that. ConfigError if it may not."""
+    """Raise the process's limit of descriptors if `connections` need that. ConfigError if it may not."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = connections + RESERVED
     if resource.RLIM_INFINITY in (soft, hard) or needed <= hard:

@@ -15,12 +15,15 @@ from ostinato.serve.settings import ServeSettings
 
 BACKLOG = 2048
 FIRST_FOR_ANYONE = 1024
-"""Ports below are for the system's own servers."""
+"""First port that is not reserved for the system's own servers."""
 
 
 @contextmanager
 def listening(settings: ServeSettings) -> Iterator[socket.socket]:
-    """The socket of these settings. The file of a Unix socket goes with it. ConfigError if it cannot be had."""
+    """Yield the socket of these settings. The file of a Unix socket is removed with it.
+
+    ConfigError if the socket cannot be opened.
+    """
     if settings.uds is None:
         with _on_port(settings.host, settings.port) as listener:
             yield listener
@@ -37,7 +40,7 @@ def listening(settings: ServeSettings) -> Iterator[socket.socket]:
 
 
 def url_of(listener: socket.socket, is_tls: bool) -> str:
-    """Where clients find it."""
+    """Return the URL at which clients find the server."""
     scheme, address = "https" if is_tls else "http", listener.getsockname()
     if listener.family == socket.AF_UNIX:
         return f"unix:{address}"
@@ -62,7 +65,7 @@ def _on_port(host: str, port: int) -> socket.socket:
 
 
 def _free_port(host: str, taken: int, family: socket.AddressFamily) -> int:
-    """The next one that is free and for anyone to use; 0, for any, if there is none near."""
+    """Return the next free port that needs no privileges; 0, for any, if there is none near."""
     first = max(taken + 1, FIRST_FOR_ANYONE)
     for port in range(first, min(first + 100, 2**16)):
         with suppress(OSError), socket.create_server((host, port), family=family):
@@ -73,7 +76,7 @@ def _free_port(host: str, taken: int, family: socket.AddressFamily) -> int:
 def _on_file(path: Path, mode: int) -> socket.socket:
     _remove_stale(path)
     listener = socket.socket(socket.AF_UNIX)
-    before = os.umask(0o777 & ~mode)  # so that nobody else may connect meanwhile
+    before = os.umask(0o777 & ~mode)  # no other user may connect meanwhile
     try:
         listener.bind(str(path))
         listener.listen(BACKLOG)
@@ -87,7 +90,7 @@ def _on_file(path: Path, mode: int) -> socket.socket:
 
 
 def _remove_stale(path: Path) -> None:
-    """Removes the file of a server that has ended without doing so. ConfigError if it is anything else."""
+    """Remove the file of a server that has ended without doing so. ConfigError if it is anything else."""
     try:
         if not stat.S_ISSOCK(path.lstat().st_mode):
             raise ConfigError(f"uds {path} is a file that is no socket; choose another path, or remove it")

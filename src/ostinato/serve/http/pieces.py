@@ -1,5 +1,7 @@
-"""Answers that may be as large as what a client sent: sent piece by piece, since a copy of all of it would hold the
-event loop."""
+"""Answers that may be as large as what a client sent.
+
+They are sent piece by piece, since a copy of all of it would hold the event loop.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,12 @@ PIECE = 2**18
 
 
 def cut(data: bytes) -> list[bytes]:
-    """`data` in pieces."""
+    """Return `data` in pieces."""
     return [data[begin : begin + PIECE] for begin in range(0, len(data), PIECE)]
 
 
 def joined(parts: Iterable[bytes]) -> Iterator[bytes]:
-    """The same bytes in pieces of at most PIECE bytes, but for a part that is longer alone."""
+    """Yield the same bytes in pieces of at most PIECE bytes; a longer part is one piece."""
     waiting: list[bytes] = []
     size = 0
     for part in parts:
@@ -32,7 +34,7 @@ def joined(parts: Iterable[bytes]) -> Iterator[bytes]:
 
 
 class PiecedJson(Response):
-    """JSON whose pieces are each written when the client has taken the one before."""
+    """JSON response in pieces; each is written when the client has taken the one before."""
 
     def __init__(self, pieces: Sequence[bytes]) -> None:
         super().__init__(media_type="application/json")
@@ -48,5 +50,5 @@ class PiecedJson(Response):
 
 
 def body_of(response: Response) -> bytes:
-    """The whole body, for those whom a pause does not hurt."""
+    """Return the whole body, for callers that a pause does not hurt."""
     return b"".join(response.pieces) if isinstance(response, PiecedJson) else bytes(response.body)

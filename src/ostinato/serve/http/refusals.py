@@ -1,4 +1,4 @@
-"""What is refused before the application sees it: counted by reason, and logged without a flood."""
+"""Requests and connections refused before the application: counted by reason, and logged without a flood."""
 
 from __future__ import annotations
 
@@ -19,14 +19,16 @@ QUIET = 10.0
 """Seconds after a line of the log in which further refusals of the same reason are only counted."""
 NO_DESCRIPTOR = "no_file_descriptor"
 _LOOK = 1.0
-"""Seconds between two looks whether there is a file descriptor left."""
+"""Seconds between two checks for a free file descriptor."""
 _OF_ACCEPT = "socket.accept() out of system resource"
-"""What asyncio says when a connection cannot be accepted. It tries again after a second. uvloop says nothing: it closes
-the connections that wait."""
+"""asyncio's message when a connection cannot be accepted.
+
+asyncio tries again after a second. uvloop reports nothing: it closes the connections that wait.
+"""
 
 
 class Refusals:
-    """Counts what a server refuses below its application, by the error's code."""
+    """Counter of what a server refuses before its application, by the error's code."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.counts: Counter[str] = Counter()
@@ -35,7 +37,7 @@ class Refusals:
         self._untold: Counter[str] = Counter()
 
     def note(self, code: str, message: str, address: str) -> None:
-        """Something was refused. `address` is the client's, empty on a Unix socket."""
+        """Count a refusal, and log it. `address` is the client's, empty on a Unix socket."""
         self.counts[code] += 1
         now = self._clock()
         if now < self._quiet_until.get(code, now):
@@ -47,8 +49,10 @@ class Refusals:
         log.warning("refused (%s): %s; from %s%s", code, message, address or "this machine", more)
 
     def watch(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Notes too that the process has no file descriptor for a connection, which waits until there is one or is
-        closed, as the loop has it."""
+        """Count connections too that lack a file descriptor.
+
+        Depending on the loop, such a connection waits until there is one or is closed.
+        """
 
         def lacks(why: object) -> None:
             message = f"connections wait or are closed: {why}; raise ulimit -n, or lower max_connections"

@@ -21,22 +21,23 @@ T = TypeVar("T")
 log = logging.getLogger("ostinato.serve")
 
 DONE = b"data: [DONE]\n\n"
-"""The end of a stream of OpenAI's."""
+"""End of a stream in OpenAI's form."""
 
 
 class LastEvents(bytes):
-    """The end of a stream of events. It is sent with the end of the answer, which saves a message."""
+    """End of a stream of events. It is sent with the end of the answer, which saves a message."""
 
 
 class ClientGone(Exception):
-    """The client closed its connection before the answer was complete."""
+    """Raised if the client closed its connection before the answer was complete."""
 
 
 class EventStream(Response):
-    """Sends events as they come. `close` is always called at the end, even if the client leaves before the first event.
+    """Response that sends events as they come.
 
-    `events` may end with LastEvents. An error is sent as an event, since the status has been sent already. A client
-    that reads slowly delays its own events, not the engine. One that stops reading loses its connection (`Connection`).
+    `close` is always called at the end, even if the client leaves before the first event. `events` may end with
+    LastEvents. An error is sent as an event, since the status has been sent already. A client that reads slowly delays
+    its own events, not the engine. One that stops reading loses its connection (`Connection`).
     """
 
     def __init__(self, events: AsyncIterator[bytes], close: Callable[[], None]) -> None:
@@ -46,7 +47,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            # The timeout has no deadline of its own: it gets one when the client leaves.
+            # The timeout begins without a deadline: it gets one when the client leaves.
             async with asyncio.timeout(None) as sending:
                 leaving = asyncio.create_task(_end_when_left(receive, sending))
                 try:
@@ -81,7 +82,7 @@ class EventStream(Response):
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, which is cancelled, with ClientGone, when the client closes its connection."""
+    """Return the result of `work`. If the client closes its connection, cancel `work` and raise ClientGone."""
     working = asyncio.ensure_future(work)
     leaving = asyncio.create_task(_leaves(request.receive))
     try:
@@ -93,12 +94,12 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
         for task in (working, leaving):
             task.cancel()
         await asyncio.gather(working, leaving, return_exceptions=True)
-        # An error of theirs leads back here through its traceback: neither would be freed at once.
+        # Their errors refer back to this frame through tracebacks, so neither would be freed at once.
         del working, leaving
 
 
 def log_failure(request_id: str, error: Exception) -> None:
-    """Logs an error that is the server's fault, with a traceback unless the engine has logged one."""
+    """Log an error that is the server's fault, with a traceback unless the engine has logged one."""
     is_known = isinstance(error, (OstinatoError, StepFailed, EngineFailed, ReplicaLost))
     log.error("request %s failed: %s", request_id, error, exc_info=None if is_known else error)
 

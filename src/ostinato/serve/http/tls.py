@@ -1,8 +1,8 @@
-"""TLS below a protocol: what a client sends is decrypted, what it gets is encrypted, and nothing is kept between.
+"""TLS below a protocol: it decrypts what a client sends, encrypts what it gets, and buffers nothing.
 
 asyncio's own TLS makes the protocol only after the handshake. Here the protocol is there from the first byte, so its
-limits on connections and on silent clients hold for the handshake too. It is encrypted as it is written, so the limits
-on what a client does not read are those of the transport.
+limits on connections and on silent clients hold for the handshake too. Bytes are encrypted as they are written, so the
+limits on what a client does not read are those of the transport.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from ostinato.serve.http.exchange import refusal
 from ostinato.serve.http.refusals import Refusals
 
 HANDSHAKE = 22
-"""The first byte of a TLS connection: the record's type."""
+"""First byte of a TLS connection: the record's type."""
 PIECE = 2**14
-"""Bytes of a TLS record at most."""
+"""Largest size of a TLS record, in bytes."""
 UNREAD = 2**16
-"""Bytes that a client may leave unread while it makes TLS itself answer, by new keys again and again."""
+"""Bytes that a client may leave unread while it makes TLS itself answer, by repeated key updates."""
 
 
 class TlsLayer(asyncio.Protocol):
-    """Between a transport and the protocol above, which gets a `TlsTransport` as its own."""
+    """Layer between a transport and the protocol above, which gets a `TlsTransport` as its own."""
 
     def __init__(self, above: asyncio.Protocol, certificates: Certificates, refusals: Refusals | None = None) -> None:
         self._above, self._certificates, self._refusals = above, certificates, refusals or Refusals()
@@ -58,7 +58,7 @@ class TlsLayer(asyncio.Protocol):
 
 
 class TlsTransport(asyncio.Transport):
-    """A transport whose bytes are encrypted on `below`. Before the handshake is over, nothing can be written."""
+    """Transport whose bytes are encrypted on `below`. Before the handshake is over, nothing can be written."""
 
     def __init__(self, below: asyncio.Transport, context: ssl.SSLContext, refusals: Refusals) -> None:
         super().__init__({"sslcontext": context})
@@ -68,8 +68,10 @@ class TlsTransport(asyncio.Transport):
         self._has_begun = self._is_open = False
 
     def decrypted(self, data: bytes) -> list[bytes]:
-        """What `data`, which came from below, says; an empty piece at the end if the client ends the connection. What
-        is no TLS ends it."""
+        """Return the plain bytes of `data`, which came from below.
+
+        An empty piece at the end means that the client ends the connection. Data that is no TLS ends it.
+        """
         if not self._has_begun:
             self._has_begun = True
             if data[0] != HANDSHAKE:
@@ -109,7 +111,7 @@ class TlsTransport(asyncio.Transport):
         if self._is_open:
             self._is_open = False
             with contextlib.suppress(ssl.SSLError):
-                self._tls.unwrap()  # says so; nobody waits for the answer
+                self._tls.unwrap()  # announces the end; the answer is not awaited
             self._send()
         self._below.close()
 

@@ -1,1 +1,1 @@
-"""Replicas on Ray Serve. What imports ray is imported where replicas are asked for."""
+"""Replicas on Ray Serve. Modules that import ray are imported only if replicas are asked for."""

@@ -1,4 +1,4 @@
-"""The actor that holds a replica's engine: what fronts say to it, and what it says to each."""
+"""The actor that holds a replica's engine, and its messages from and to the fronts."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from ostinato.observe.logs import LogFormat, LogLevel, configure_logs
 from ostinato.serve.replicas.names import NAMESPACE
 
 SEND_COST = 0.001
-"""Seconds of a processor that Ray takes to hand a message over, at both ends."""
+"""Seconds of a processor that Ray takes to deliver a message, at both ends."""
 
 
 @dataclass(frozen=True)
 class ReplicaSettings:
-    """What an engine on Ray needs to know beside its EngineConfig. Times in seconds."""
+    """Settings of an engine on Ray besides its EngineConfig. Times are in seconds."""
 
     engine_timeout: float
     drain_timeout: float
@@ -34,20 +34,26 @@ class ReplicaSettings:
 
 
 class EngineActor:
-    """One engine. All methods run on the actor's event loop. Messages are pickled here: Ray's own way takes longer."""
+    """Actor with one engine. All methods run on its event loop.
+
+    Messages are pickled here, since Ray's own serialisation takes longer.
+    """
 
     _loop: asyncio.AbstractEventLoop | None = None
-    """Known once the engine is being started."""
+    """The actor's event loop, known once the engine is being started."""
 
     def __new__(cls, *_: Any) -> EngineActor:
         # Ray makes the object on the main thread, which alone may set handlers, and calls __init__ on the loop's.
         actor = super().__new__(cls)
-        if not issubclass(cls, ActorClass):  # that is Ray's description of the class, where an actor is asked for
+        if not issubclass(cls, ActorClass):  # a subclass is Ray's description of the actor
             signal.signal(signal.SIGTERM, lambda *_: actor._take_signal())
         return actor
 
     def __init__(self, engine: dict[str, Any], settings: ReplicaSettings, devices: str | None) -> None:
-        """`engine`: the settings of its EngineConfig. `devices`: CUDA_VISIBLE_DEVICES for it."""
+        """Prepare the process for its engine, without starting it.
+
+        `engine`: the settings of its EngineConfig. `devices`: CUDA_VISIBLE_DEVICES for it.
+        """
         configure_logs(settings.log_format, settings.log_level, access="none")
         # Ray sets threads and devices by the actor's own resources, and these are its deployment's.
         os.environ.pop("OMP_NUM_THREADS", None)
@@ -60,30 +66,36 @@ class EngineActor:
         self._draining: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Loads the model; raises the error if that fails."""
+        """Load the model; raise the error if that fails."""
         await self._host()
 
     async def messages(self, front: str) -> AsyncIterator[bytes]:
-        """What is said to a front, from now on; see `ReplicaHost.messages`."""
+        """Yield the messages to a front, from now on; see `ReplicaHost.messages`."""
         host = await self._host()
         async for messages in host.messages(front):
             yield pickle.dumps(messages, pickle.HIGHEST_PROTOCOL)
 
     async def take(self, front: str, messages: bytes) -> None:
-        """What a front says."""
+        """Accept messages from a front."""
         (await self._host()).take(front, pickle.loads(messages))
 
     async def leave(self, front: str) -> None:
-        """A front says that it ends."""
+        """Forget a front, which reports that it ends."""
         (await self._host()).leave(front)
 
     async def piece(self, request_id: str, offset: int) -> bytes:
-        """For another replica: some of the bytes of a request that leaves this one. LookupError if there are none."""
+        """Return, to another replica, some bytes of a request that migrates from this one.
+
+        LookupError if there are none.
+        """
         return (await self._host()).moves.departures.piece(request_id, offset)
 
     async def load(self) -> dict[str, float]:
-        """How busy it is, as shares of what it can hold: `requests` of those that may run, which may be above 1, and
-        `slots` or blocks of the cache that requests hold. Raises why the engine failed or that it does not answer."""
+        """Return the load, as shares of the capacity.
+
+        `requests` is the share of those that may run, which may be above 1, and `slots` that of slots or blocks of the
+        cache that requests hold. Raises RuntimeError if the engine has failed or does not answer.
+        """
         host = await self._host()
         if host.failure is not None:
             raise RuntimeError(f"the engine has failed: {host.failure}")
@@ -92,7 +104,7 @@ class EngineActor:
         return host.load()
 
     async def drain(self) -> None:
-        """Lets requests move or end, and then ends the engine."""
+        """Let requests migrate or end, and then end the engine."""
         if self._starting is None:
             return
         if self._draining is None:
@@ -100,15 +112,15 @@ class EngineActor:
         await asyncio.shield(self._draining)
 
     async def last(self) -> None:
-        """Returns when the engine has failed."""
+        """Wait until the engine has failed."""
         await self._ended.wait()
 
     async def pids(self) -> dict[str, int]:
-        """Of the actor's process and of its engine's."""
+        """Return the ids of the actor's process and of its engine's."""
         return {"actor": os.getpid(), "engine": (await self._host()).pid}
 
     def _take_signal(self) -> None:
-        """SIGTERM ends the process once its requests have moved or ended."""
+        """Handle SIGTERM: end the process once its requests have migrated or ended."""
         if self._loop is None:
             os._exit(1)
         asyncio.run_coroutine_threadsafe(self._drain_and_exit(), self._loop)
@@ -117,7 +129,7 @@ class EngineActor:
         try:
             await self.drain()
         finally:
-            os._exit(0)  # whoever started it sees that, and starts another
+            os._exit(0)  # the process that started it notices, and starts another
 
     async def _drain(self) -> None:
         host = await self._host()
@@ -141,7 +153,7 @@ class EngineActor:
 
 
 async def _fetch(source: str, request_id: str, offset: int) -> bytes:
-    """Bytes go from actor to actor, through Ray's store of large objects, a piece at a time."""
+    """Fetch bytes of a request from another actor, through Ray's object store, a piece at a time."""
     own = ray.get_runtime_context().get_actor_name() or ""
     actor = await asyncio.to_thread(ray.get_actor, f"{own.rpartition(':')[0]}:{source}", NAMESPACE)
     piece: bytes = await actor.piece.remote(request_id, offset)

@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("ostinato.replicas")
 
 OBJECT_STORE = 100 * 2**20
-"""Bytes of Ray's store of large objects on this machine: ours are pieces of requests that move."""
+"""Bytes of Ray's object store on this machine: ours are pieces of requests that migrate."""
 
 CONNECT_SECONDS = 10
-"""For a Ray that runs to accept a connection."""
+"""Seconds that a running Ray may take to accept a connection."""
 
 _RAY_VARIABLES = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -41,26 +41,31 @@ _RAY_VARIABLES = {
     "RAY_ENABLE_AUTO_CONNECT": "0",
     "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1",
 }
-"""Unless they are set: nothing is reported to anybody, a busy machine has time to start Ray, a late call at the end
-connects to no other Ray, and a process that is asked to end (SIGTERM) prints no stack of C++, as if it had crashed."""
+"""Variables for Ray, set unless the environment sets them.
+
+Ray then sends no usage statistics, a busy machine has time to start Ray, a late call at the end connects to no other
+Ray, and a process that is asked to end (SIGTERM) prints no stack of C++, as if it had crashed.
+"""
 
 
 def check_installed() -> None:
-    """ConfigError if ray is not."""
+    """Raise ConfigError if ray is not installed."""
     if find_spec("ray") is None:
         message = "replicas run on Ray Serve, which is not installed: pip install 'ostinato[ray]'"
         raise ConfigError(message, [Remedy("replicas", None), Remedy("ray_address", None)])
 
 
 def has_token(home: Path | None = None, environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether there is a token for a Ray that asks for one, where Ray looks for it."""
+    """Return whether there is a token for a Ray that asks for one, in one of Ray's places for it."""
     is_named = "RAY_AUTH_TOKEN" in environ or "RAY_AUTH_TOKEN_PATH" in environ
     return is_named or ((home or Path.home()) / ".ray" / "auth_token").exists()
 
 
 def check_reachable(address: str) -> None:
-    """ConfigError if nothing accepts a connection at HOST:PORT, for which Ray itself would wait for ever. Addresses of
-    other forms, such as `auto`, pass."""
+    """Raise ConfigError if nothing accepts a connection at HOST:PORT, where Ray itself would wait for ever.
+
+    Addresses of other forms, such as `auto`, pass.
+    """
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if host and port.isdigit():
         try:
@@ -78,7 +83,7 @@ def _unreachable(address: str, error: Exception) -> ConfigError:
 
 
 class ReplicatedServer:
-    """The engines of one server on a Ray. They are planned when it is made: ConfigError or CapacityError then."""
+    """Engines of one server on a Ray. They are planned on construction: ConfigError or CapacityError then."""
 
     def __init__(self, config: EngineConfig, settings: ServeSettings, model_name: str, progress: StartProgress) -> None:
         check_installed()
@@ -89,11 +94,14 @@ class ReplicatedServer:
         self._deploying: asyncio.Task[None] | None = None
 
     async def start(self, *, max_waiting: int, max_per_client: Callable[[int], int | None]) -> ReplicatedEngine:
-        """Starts or joins the Ray, deploys the engines, and waits for the first one. ConfigError if the cluster has no
-        room for them, EngineError with what Ray says if they cannot start. See `AsyncEngine.start`."""
+        """Start or join the Ray, deploy the engines, and wait for the first one.
+
+        ConfigError if the cluster has no room for them, EngineError with Ray's message if they cannot start. See
+        `AsyncEngine.start`.
+        """
         self._progress("Starting Ray", 0, 1)
         await asyncio.to_thread(self._connect)
-        from ostinato.serve.replicas.start import start_over  # which imports ray
+        from ostinato.serve.replicas.start import start_over  # imports ray
 
         count = self._settings.replicas or 1
         self._progress("Starting replicas", 0, count)
@@ -123,7 +131,7 @@ class ReplicatedServer:
                 ray.init(
                     address="local",
                     namespace=NAMESPACE,
-                    # One more for what Ray Serve itself has.
+                    # One more for Ray Serve's own processes.
                     num_cpus=cores + 1,
                     num_gpus=layout.num_gpus * self._settings.most_replicas,
                     include_dashboard=False,
@@ -176,10 +184,10 @@ class ReplicatedServer:
             log.info("Ray Serve runs %s", self._app)
 
     def _why(self) -> str:
-        """The last line of what Ray Serve knows of a failure: the error that its own error came from."""
+        """Return the last line of Ray Serve's report of a failure: the error that its own error came from."""
         from ray import serve
 
-        with contextlib.suppress(Exception):  # then its error alone is told
+        with contextlib.suppress(Exception):  # then only the error itself is reported
             application = serve.status().applications[self._app]
             lines = [line for each in application.deployments.values() for line in each.message.splitlines()]
             return next((line for line in reversed(lines) if "Error: " in line), "").strip()
@@ -204,7 +212,7 @@ class ReplicatedServer:
 
 @contextlib.contextmanager
 def _without_secrets() -> Iterator[None]:
-    """Processes that start meanwhile get no keys; Ray's own and its workers take the environment as it is then."""
+    """Hide keys from processes that start meanwhile: Ray's own and its workers copy the environment then."""
     found = {name: os.environ.pop(name) for name in SECRET_VARIABLES.values() if name in os.environ}
     try:
         yield

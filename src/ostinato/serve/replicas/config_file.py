@@ -31,7 +31,7 @@ NOT_THERE = {
 
 
 def ray_config(config: EngineConfig, settings: ServeSettings, ingresses: int = 1) -> str:
-    """The file, as YAML. ConfigError for a setting that does not apply there; what the plan raises."""
+    """Return the file, as YAML. ConfigError for a setting that does not apply on a cluster, and the plan's errors."""
     for name in sorted(settings.model_fields_set & NOT_THERE.keys()):
         raise ConfigError(f"{name} does not apply on a cluster: {NOT_THERE[name]}", [Remedy(name, None)])
     if settings.port == 0:

@@ -30,8 +30,10 @@ CONCURRENCY = 10_000
 
 
 class Engine:
-    """Sees to one engine: its health, its load and its end. The engine itself is in an actor beside it, which fronts
-    talk to without Ray Serve between them."""
+    """Deployment that manages one engine: its health, its load and its end.
+
+    The engine itself is in a separate actor, which fronts talk to without Ray Serve between them.
+    """
 
     # Ray Serve awaits it.
     async def __init__(self, app: str, engine: dict[str, Any], settings: ReplicaSettings) -> None:  # type: ignore[misc]
@@ -48,7 +50,7 @@ class Engine:
         self._watching = asyncio.create_task(self._end_with_engine())
 
     async def check_health(self) -> None:
-        """Raises unless the engine takes turns."""
+        """Raise unless the engine works."""
         await self._actor.load.remote()
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
@@ -60,14 +62,14 @@ class Engine:
             await self._actor.drain.remote()
 
     async def _end_with_engine(self) -> None:
-        """Ends this replica at once when its engine has: Ray Serve then starts another."""
+        """End this replica at once when its engine has: Ray Serve then starts another."""
         with contextlib.suppress(RayError):
             await self._actor.last.remote()
         os._exit(1)
 
 
 def engine_deployment(**options: Any) -> serve.Deployment:
-    """`options` are those of a deployment."""
+    """Return the engine deployment; `options` are those of a deployment."""
     return _deployment(Engine, "Engine", **options)
 
 
@@ -77,8 +79,11 @@ def _deployment(kind: Any, name: str, **options: Any) -> serve.Deployment:
 
 
 def build(args: dict[str, Any]) -> serve.Application:
-    """The application of a Serve config file, from its `args`: `name`, `engine` and `server`, the settings of
-    EngineConfig and of ServeSettings. Numbers of replicas and resources are the file's own."""
+    """Build the application of a Serve config file from its `args`: `name`, `engine` and `server`.
+
+    The latter two are the settings of EngineConfig and of ServeSettings. Numbers of replicas and resources are in the
+    file itself.
+    """
     server = ServeSettings(**args["server"])
     settings = replica_settings(server)
     engines = engine_deployment().bind(args["name"], args["engine"], settings)
@@ -88,7 +93,7 @@ def build(args: dict[str, Any]) -> serve.Application:
 
 
 def replica_settings(server: ServeSettings) -> ReplicaSettings:
-    """What of the server's settings holds for engines."""
+    """Return the server's settings that hold for engines."""
     return ReplicaSettings(server.engine_timeout, server.drain_timeout, server.log_level, server.log_format)
 
 

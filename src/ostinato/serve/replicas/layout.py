@@ -1,4 +1,4 @@
-"""What each replica may take of a machine, decided before any is started: without ray."""
+"""Share of a machine that each replica may take, decided before any is started: without ray."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from ostinato.plan.search import largest
 
 @dataclass(frozen=True)
 class ReplicaLayout:
-    """One replica of several: its settings, its plan, and what it takes of a node."""
+    """One replica of several: its settings, its plan, and its share of a node."""
 
     config: EngineConfig
-    """What the user gave, and the replica's part of what is shared."""
+    """The user's settings, and the replica's part of what is shared."""
     plan: Plan
     num_cpus: int
-    """Cores of a CPU's replica; 1 for a GPU's, which waits for it."""
+    """Cores of a CPU's replica; 1 for a GPU's, whose core waits for the GPU."""
     num_gpus: int
 
     @property
@@ -39,11 +39,11 @@ class ReplicaLayout:
 def lay_out(
     config: EngineConfig, replicas: int, on_one_machine: bool, device: DeviceSpec | None = None, num_gpus: int = 0
 ) -> ReplicaLayout:
-    """The layout of `replicas` engines: on one machine, `device` (open: this one) with `num_gpus` GPUs, they share its
-    cores and memory; on a cluster each has what the node gives it, and this machine stands for the nodes.
+    """Return the layout of `replicas` engines on one machine or on a cluster.
 
-    Raises ConfigError if there are too few devices, CapacityError if their memory is too small, both with numbers of
-    replicas that work.
+    On one machine, `device` (open: this one) with `num_gpus` GPUs, they share its cores and memory. On a cluster each
+    has what the node gives it, and this machine stands for the nodes. Raises ConfigError if there are too few devices,
+    CapacityError if their memory is too small, both with numbers of replicas that work.
     """
     device = detect(config.device) if device is None else device
     model = load_spec(config)
@@ -79,7 +79,7 @@ def _check_devices(replicas: int, ranks: int, there_are: int, kind: str) -> None
 
 
 def _plan_of_part(config: EngineConfig, model: ModelSpec, device: DeviceSpec, shared: int) -> Plan:
-    """The plan of one of `shared` replicas of a machine, which has that part of its memory and cores."""
+    """Return the plan of one of `shared` replicas of a machine, which has that part of its memory and cores."""
 
     def plan(count: int) -> Plan:
         part = replace(device, memory_bytes=device.memory_bytes // count, cores=max(1, device.cores // count))
@@ -104,7 +104,7 @@ def _plan_of_part(config: EngineConfig, model: ModelSpec, device: DeviceSpec, sh
 
 
 def count_gpus(root: Path = Path("/"), environ: Mapping[str, str] = os.environ) -> int:
-    """GPUs that this process may use, as far as the driver tells without torch."""
+    """Count the GPUs that this process may use, as far as the driver tells without torch."""
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return len([each for each in visible.split(",") if each.strip() not in ("", "-1")])

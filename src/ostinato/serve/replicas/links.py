@@ -1,4 +1,4 @@
-"""A front's links to the engines on Ray, and how it finds them."""
+"""Links of a front to the engines on Ray, and the search for new engines."""
 
 from __future__ import annotations
 
@@ -19,12 +19,15 @@ from ostinato.serve.replicas.names import NAMESPACE, actor_prefix
 log = logging.getLogger("ostinato.replicas")
 
 LOOK_SECONDS = 0.5
-"""Between two looks for engines that have come."""
+"""Seconds between two looks for new engines."""
 
 
 class RayLink:
-    """A link to one engine's actor. What is said to it waits while it takes what was said before, so that all arrives
-    in its order, and a burst of requests as one call."""
+    """Link to one engine's actor.
+
+    Messages wait while the actor takes the ones before, so that all arrive in order, and a burst of requests as one
+    call.
+    """
 
     def __init__(self, name: str, actor: Any, front: str) -> None:
         self.name, self._actor, self._front = name, actor, front
@@ -62,7 +65,7 @@ class RayLink:
         self.on_lost()
 
     async def _send(self) -> None:
-        with contextlib.suppress(RayError):  # which ends the other direction too
+        with contextlib.suppress(RayError):  # ends the other direction too
             while True:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._news.wait(), PING_SECONDS)
@@ -76,10 +79,10 @@ class RayLink:
 
 
 class Finder:
-    """Links `replicas` to the engines of an application, as they come."""
+    """Finder that links `replicas` to the engines of an application, as they come."""
 
     def __init__(self, app: str, front: str, replicas: Replicas) -> None:
-        """`front`: a name that no other front has."""
+        """Begin to look for engines; `front` is a name that no other front has."""
         self._prefix, self._front, self._replicas = actor_prefix(app), front, replicas
         self._links: dict[str, RayLink] = {}
         self._task = asyncio.get_running_loop().create_task(self._look())
@@ -93,7 +96,7 @@ class Finder:
             try:
                 names = await asyncio.to_thread(self._names)
                 for name in names - self._links.keys():
-                    # By its name alone: an actor that has just died is found no more.
+                    # Look by name: an actor that has just died is no longer found.
                     with contextlib.suppress(ValueError):
                         self._link(name, await asyncio.to_thread(ray.get_actor, name, NAMESPACE))
             except RayError as error:

@@ -1,4 +1,4 @@
-"""How engines and fronts of one application find each other on a Ray."""
+"""Names by which engines and fronts of one application find each other on a Ray."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ NAMESPACE = "ostinato"
 
 
 def app_name(model_name: str) -> str:
-    """The application that serves a model: letters, digits and dashes."""
+    """Return the name of the application that serves a model: letters, digits and dashes."""
     return f"ostinato-{re.sub('[^A-Za-z0-9]+', '-', model_name).strip('-').lower() or 'model'}"
 
 
 def actor_prefix(app: str) -> str:
-    """The names of an application's engines begin with it."""
+    """Return the prefix of the names of an application's engines."""
     return f"{app}:engine:"

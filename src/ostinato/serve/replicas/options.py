@@ -9,13 +9,13 @@ from ostinato.serve.replicas.layout import ReplicaLayout
 from ostinato.serve.settings import ServeSettings
 
 HEALTH_SECONDS = 2
-"""Between two looks at a replica's health."""
+"""Seconds between two checks of a replica's health."""
 END_SECONDS = 10
-"""That a replica has to end, beside those in which it drains and writes files of its prefix cache."""
+"""Seconds that a replica has to end, besides those in which it drains and writes files of its prefix cache."""
 
 
 def deployment_options(layout: ReplicaLayout, settings: ServeSettings) -> dict[str, Any]:
-    """The options of the engine deployment, as Ray Serve names them."""
+    """Return the options of the engine deployment, as Ray Serve names them."""
     replicas, most = settings.replicas or 1, settings.most_replicas
     numbers: dict[str, Any] = {"num_replicas": replicas}
     if most > replicas:

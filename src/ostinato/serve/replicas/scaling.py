@@ -1,4 +1,4 @@
-"""How many replicas there should be, by what they hold: Ray Serve's autoscaler calls it."""
+"""Number of replicas for Ray Serve's autoscaler, from their loads."""
 
 from __future__ import annotations
 
@@ -7,19 +7,24 @@ from collections.abc import Iterable
 from typing import Any
 
 TARGET = 0.8
-"""The share of what a replica can hold that it should hold in the mean."""
+"""Target of a replica's mean load, as a share of its capacity."""
 
 
 def wanted_replicas(context: Any) -> tuple[int, dict[str, Any]]:
-    """Ray Serve's policy: the number of replicas, and nothing to remember. Bounds and delays are applied after it."""
+    """Return the number of replicas, and no state: a policy of Ray Serve.
+
+    Ray Serve applies bounds and delays after it.
+    """
     metrics = context.aggregated_metrics or {}
     loads = [max(each) for each in _by_replica(metrics.get("requests", {}), metrics.get("slots", {}))]
     return replicas_for(loads, context.current_num_replicas), {}
 
 
 def replicas_for(loads: Iterable[float], num_replicas: int) -> int:
-    """How many replicas bring the mean of `loads`, each a share of what one can hold, to TARGET; as many as there are
-    while none has told anything."""
+    """Return the number of replicas that brings the mean of `loads` to TARGET.
+
+    Each load is a share of one replica's capacity. Without any load, the number stays.
+    """
     found = list(loads)
     if not found or not num_replicas:
         return num_replicas

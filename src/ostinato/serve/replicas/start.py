@@ -23,8 +23,10 @@ async def start_over(
     on_close: Callable[[], Awaitable[None]] | None = None,
     on_made: Callable[[Replicas], None] = lambda replicas: None,
 ) -> ReplicatedEngine:
-    """Waits for the first replica of `app`. `on_made` is given what replicas are linked to; `on_close` is called at the
-    end, when no link is left."""
+    """Wait for the first replica of `app`, and return the engine over its replicas.
+
+    `on_made` receives the `Replicas` that they are linked to; `on_close` is called at the end, when no link is left.
+    """
 
     async def close() -> None:
         await finder.stop()

@@ -1,1 +1,1 @@
-"""Large bodies are read in processes of their own, so that nobody else waits for them."""
+"""Worker processes that read large bodies, so that other requests do not wait for them."""

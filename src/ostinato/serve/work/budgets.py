@@ -1,4 +1,4 @@
-"""What clients use of the processes that read large bodies: seconds and pixels, per minute."""
+"""Clients' use of the processes that read large bodies: seconds and pixels, per minute."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ostinato.serve.http.errors import ApiError
 WINDOW = 60.0
 """Seconds in which a whole budget comes back."""
 MOST_CLIENTS = 1024
-"""Beyond so many, those that have used least are forgotten."""
+"""Largest number of clients; beyond it, those that have used least are forgotten."""
 
 
 @dataclass(slots=True)
@@ -23,15 +23,18 @@ class _Use:
 
 
 class ClientBudgets:
-    """What each client has used, as buckets that leak: a client may use a whole budget at once, and gets it back within
-    `WINDOW`. What it uses is known afterwards, so the last request may go beyond the budget, and the next ones wait."""
+    """Use of each client, as leaky buckets.
+
+    A client may use a whole budget at once, and gets it back within `WINDOW`. What it uses is known afterwards, so the
+    last request may exceed the budget, and the next ones wait.
+    """
 
     def __init__(self, seconds: float, pixels: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._seconds, self._pixels, self._clock = seconds, pixels, clock
         self._uses: dict[str, _Use] = {}
 
     def check(self, client: str) -> None:
-        """ApiError 429 for a client that has used all it may."""
+        """Raise ApiError 429 for a client that has used all it may."""
         use = self._leaked(client)
         if use is None:
             return
@@ -46,7 +49,7 @@ class ClientBudgets:
         raise ApiError(429, message, code="client_budget", headers=retry)
 
     def charge(self, client: str, seconds: float, pixels: int) -> None:
-        """A client has used so much."""
+        """Add to what a client has used."""
         use = self._leaked(client) or self._uses.setdefault(client, _Use(since=self._clock()))
         use.seconds += seconds
         use.pixels += pixels

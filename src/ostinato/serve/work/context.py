@@ -1,4 +1,4 @@
-"""What preparing a request takes, besides its body, wherever it is done: on the event loop or in a worker."""
+"""Context of preparing a request, besides its body, on the event loop and in a worker alike."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from ostinato.serve.chat.model_text import ModelText
 from ostinato.serve.settings import ServeSettings
 
 ON_LOOP = Budget(steps=10_000, seconds=0.01)
-"""What a template may do on the event loop."""
+"""Budget of a template on the event loop."""
 MAX_CHARACTERS = 2**15
-"""Of a text that is tokenised on the event loop, where it takes some milliseconds."""
+"""Longest text that is tokenised on the event loop, which takes some milliseconds."""
 
 
 class TooHeavy(Exception):
-    """The request takes more work than the event loop may do for one: a worker does all of it again."""
+    """Raised on the event loop for a request that is too costly there; a worker prepares it instead."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """See the file's line."""
+    """Tokenizer, settings and defaults that preparing a request needs."""
 
     text: ModelText
     settings: ServeSettings
@@ -34,16 +34,16 @@ class Work:
 
     @property
     def budget(self) -> Budget:
-        """What a template may take."""
+        """Budget of a template."""
         return ON_LOOP if self.on_loop else DEFAULT
 
     def on_worker_only(self) -> None:
-        """TooHeavy on the event loop."""
+        """Raise TooHeavy on the event loop."""
         if self.on_loop:
             raise TooHeavy
 
     def encode(self, text: str, add_special_tokens: bool, param: str) -> list[int]:
-        """See `ModelText.encode`; TooHeavy for a long text on the event loop."""
+        """Encode a text, as `ModelText.encode` does; TooHeavy for a long text on the event loop."""
         if len(text) > MAX_CHARACTERS:
             self.on_worker_only()
         return self.text.encode(text, add_special_tokens, param)
@@ -51,14 +51,14 @@ class Work:
 
 @dataclass(frozen=True)
 class Context:
-    """From what a worker makes its `Work`: sent as it is."""
+    """Data that a worker makes its `Work` from, sent as a message."""
 
     started: Started
     settings: ServeSettings
-    """Without keys"""
+    """Settings of the server, without keys."""
     model_name: str
     remote: bool
-    """Whether images are fetched from URLs"""
+    """True if images are fetched from URLs."""
 
     def work(self) -> Work:
         started = self.started

@@ -1,4 +1,4 @@
-"""The model as the endpoints have it."""
+"""The model in the endpoints' form."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ostinato.serve.work.context import Work
 
 @dataclass(frozen=True)
 class Model:
-    """Made once for an engine, and used on the event loop."""
+    """An engine and the work of its requests, made once and used on the event loop."""
 
     engine: AsyncEngine
     text: ModelText
     compiler: GuideCompiler
     work: Work
-    """For requests that are prepared on the event loop"""
+    """Work for requests that are prepared on the event loop."""
 
 
 def model_of(engine: AsyncEngine, settings: ServeSettings, model_name: str) -> Model:

@@ -2,7 +2,7 @@
 
 `python -m ostinato.serve.work.nursery FD` serves the server at the other end of the socket FD. For each descriptor of a
 socket that comes, it forks a worker, which serves jobs from there until that socket is closed: also in the middle of a
-job, whatever it is doing then.
+job.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _AT_ONCE = 2**18
 
 
 class Job(NamedTuple):
-    """A body to be read; so many bytes of it follow."""
+    """A body to be read; `length` bytes of it follow."""
 
     kind: type[Body]
     length: int
@@ -39,21 +39,21 @@ class Job(NamedTuple):
 
 @dataclass(frozen=True)
 class Done:
-    """The answer to a Job: the body without what is not needed any more, and what was prepared; or an error."""
+    """Answer to a Job: the slim body, and what was prepared; or an error."""
 
     body: Body | None = None
     prepared: Any = None
     error: Exception | None = None
     pixels: int = 0
-    """Of images that were decoded for it"""
+    """Pixels of images that were decoded for the job."""
 
 
 def main(descriptor: int) -> None:
-    """Loads what the first message says, and forks workers until the server is gone."""
+    """Load the context in the first message, and fork workers until the server is gone."""
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(each, signal.SIG_IGN)  # the server's alone
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for workers
-    # What there is to say of the model, the server has said.
+        signal.signal(each, signal.SIG_IGN)  # these signals are for the server only
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # workers are not waited for
+    # The server has logged the messages about the model already.
     logging.getLogger("ostinato").addHandler(logging.NullHandler())
     server = socket.socket(fileno=descriptor)
     try:
@@ -110,18 +110,18 @@ def _done(work: Work, kind: type[Body], sent: bytes) -> Done:
         message = f"reading the request takes more than {most} bytes of memory (worker_memory); make it smaller"
         failure = ApiError(400, message, code="too_costly")
     except Exception as error:
-        # As text: the error itself may not be one that can be sent.
+        # Sent as text, since the error itself may not be picklable.
         failure = RuntimeError(f"{type(error).__name__}: {error}")
     return Done(read, prepared, failure, _pixels(work) - before)
 
 
 def _pixels(work: Work) -> int:
-    """Of all images that were decoded here."""
+    """Return the pixels of all images that were decoded here."""
     return 0 if work.text.media is None else work.text.media.sources.meter.count
 
 
 def _limit_memory(more: int) -> None:
-    """What this process may have: `more` bytes of addresses than now."""
+    """Limit this process to `more` bytes of addresses above its present use."""
     try:
         with open("/proc/self/statm") as file:
             present = int(file.read().split()[0]) * resource.getpagesize()
@@ -133,7 +133,7 @@ def _limit_memory(more: int) -> None:
 
 
 def _end_with_peer(connection: socket.socket, ends: bool) -> None:
-    """From now on, the end of the connection kills this process, even within a call into C. Or no longer."""
+    """Have the kernel kill this process when the connection closes, even within a call into C, or stop doing so."""
     flags = fcntl.fcntl(connection, fcntl.F_GETFL)
     if not ends:
         fcntl.fcntl(connection, fcntl.F_SETFL, flags & ~os.O_ASYNC)
@@ -147,7 +147,7 @@ def _end_with_peer(connection: socket.socket, ends: bool) -> None:
 
 
 def _message(connection: socket.socket) -> Any:
-    """The next message. Bytes that follow it are not read."""
+    """Return the next message. Bytes that follow it are not read."""
     unpacker = Unpacker()
     size = _exactly(connection, 8)
     messages = list(unpacker.feed(bytes(size) + _exactly(connection, int.from_bytes(size, "little"))))
@@ -155,7 +155,7 @@ def _message(connection: socket.socket) -> Any:
 
 
 def _exactly(connection: socket.socket, count: int) -> bytearray:
-    """So many bytes. EOFError if they do not come."""
+    """Read `count` bytes. EOFError if they do not come."""
     data = bytearray()
     while len(data) < count:
         piece = connection.recv(min(_AT_ONCE, count - len(data)))
@@ -166,7 +166,7 @@ def _exactly(connection: socket.socket, count: int) -> bytearray:
 
 
 if __name__ == "__main__":
-    # Under its own name, as messages know its classes by that.
+    # Import it under its own name, since messages name its classes by that.
     from ostinato.serve.work import nursery
 
     nursery.main(int(sys.argv[1]))

@@ -1,4 +1,4 @@
-"""What a JSON body holds, counted over its bytes before anything is built from them."""
+"""Shape of a JSON body, counted over its bytes before anything is built from them."""
 
 from __future__ import annotations
 
@@ -10,44 +10,44 @@ from ostinato.serve.http.errors import ApiError
 from ostinato.serve.settings import ServeSettings
 
 MAX_DEPTH = 200
-"""Lists and objects inside each other."""
+"""Largest depth of nested lists and objects."""
 LIGHT_BYTES = 2**14
-"""A body of at most so many bytes may be read on the event loop, where it takes some milliseconds."""
+"""Largest body that may be read on the event loop, in bytes; that takes some milliseconds."""
 LIGHT_VALUES = 1024
-"""If it has at most so many values."""
+"""Largest number of values of such a body."""
 _PIECE = 2**20
-"""Bytes that are looked at together: what that takes in memory is a dozen times as much."""
+"""Bytes that are counted together; that takes a dozen times as much memory."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Of a body that is JSON. Of another one, these are some numbers."""
+    """Shape of a body that is JSON. For other bodies the numbers mean nothing."""
 
     depth: int
     keys: int
-    """Members of objects"""
+    """Members of objects."""
     values: int
-    """At most so many: one more for each list or object that is empty"""
+    """Upper bound of the number of values: each empty list or object counts as one more."""
 
 
 def is_light(body: bytes) -> bool:
-    """Whether a body takes little to read, as far as that shows at a glance."""
+    """Return whether a body is small enough to parse on the event loop."""
     return len(body) <= LIGHT_BYTES and _most_values(body) <= LIGHT_VALUES
 
 
 def check_light(body: bytes, settings: ServeSettings) -> None:
-    """`check_shape` of a light body, which most often need not be looked at."""
+    """Check a light body as `check_shape` does, which usually needs no full count."""
     if _most_values(body) > min(MAX_DEPTH, settings.max_keys, settings.max_values):
         check_shape(body, settings)
 
 
 def _most_values(body: bytes) -> int:
-    """At least as many as it has, and as it is nested deep: what stands in strings counts too."""
+    """Return an upper bound of a body's number of values and of its depth; it counts strings' contents too."""
     return body.count(b",") + body.count(b"[") + body.count(b"{") + 1
 
 
 def check_shape(body: bytes, settings: ServeSettings) -> None:
-    """ApiError for a body that is nested too deep, or has more keys or values than a request may have."""
+    """Raise ApiError for a body that is nested too deep, or has more keys or values than a request may have."""
     shape = shape_of(body)
     if shape.depth > MAX_DEPTH:
         message = f"the body is nested {shape.depth} deep, and may be {MAX_DEPTH} deep"
@@ -60,8 +60,8 @@ def check_shape(body: bytes, settings: ServeSettings) -> None:
 
 
 def shape_of(body: bytes) -> Shape:
-    """Counts outside of strings; ends early where the body is nested deeper than it may be."""
-    # Without escapes, every quote begins or ends a string. Backslashes stand in strings alone.
+    """Count depth, keys and values outside of strings; stop early if the body is nested too deep."""
+    # Without escapes, every quote begins or ends a string. Backslashes occur only in strings.
     plain = body.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in body else body
     depth = deepest = commas = colons = openings = 0
     inside = False

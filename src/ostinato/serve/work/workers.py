@@ -1,4 +1,7 @@
-"""The processes that read large bodies, as the event loop sees them: few, in turns, within time, memory and budgets."""
+"""Worker processes that read large bodies, used from the event loop.
+
+They are few, are shared fairly, and are limited in time, memory and budgets.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +33,9 @@ from ostinato.serve.work.nursery import Done, Job
 log = logging.getLogger("ostinato.serve")
 
 MOST_WAITING = 64
-"""Requests that may wait for a worker; more are told to come later."""
+"""Largest number of requests that wait for a worker; more get status 429."""
 _LARGE = 2**20
-"""A worker that has read more bytes than this, or an image, is not used again: memory is not given back otherwise."""
+"""Bytes after which a worker is not used again, as after an image, since it keeps its memory otherwise."""
 _PIECE = 2**18
 """Bytes handed to a worker at a time."""
 
@@ -40,7 +43,7 @@ _Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Workers:
-    """Has bodies read. Every method is called on one event loop."""
+    """Pool of worker processes that read bodies. Every method is called on one event loop."""
 
     def __init__(self, context: Context) -> None:
         settings = context.settings
@@ -50,14 +53,14 @@ class Workers:
         self._free = self._count = settings.body_workers
         self._waiting: list[tuple[float, int, asyncio.Future[None]]] = []
         self._of_client: Counter[str] = Counter()
-        """Those that wait"""
+        """Waiting requests of each client."""
         self._numbers = itertools.count()
         self._turns = Turns()
         self._idle: list[_Connection] = []
         self._nursery: tuple[subprocess.Popen[bytes], socket.socket] | None = None
         self._starting: asyncio.Future[tuple[subprocess.Popen[bytes], socket.socket]] | None = None
         self.num_done = self.num_ended_early = 0
-        """Jobs that a worker has finished, and those that were taken from it: the client left, or the time was over."""
+        """Jobs that a worker has finished, and those that were stopped: the client left, or the time was over."""
 
     @property
     def num_running(self) -> int:
@@ -65,7 +68,7 @@ class Workers:
         return self._count - self._free
 
     async def read(self, client: str, kind: type[Body], sent: bytes) -> tuple[Body, Any]:
-        """The body without what is not needed any more, and what `Body.prepare` makes of it.
+        """Have a worker read a body; return the slim body, and the result of `Body.prepare`.
 
         Raises what that raises; ApiError 429 if too many wait or the client has used up its budget, 400 if it takes too
         long or too much memory. Cancelled, it ends the worker.
@@ -89,13 +92,13 @@ class Workers:
             try:
                 raise done.error
             finally:
-                del done  # else it would lead back here through its traceback, and keep the body for a while
+                del done  # its traceback refers back here, and would keep the body for a while
         assert done.body is not None, "without an error there is a body"
         return done.body, done.prepared
 
     @asynccontextmanager
     async def _turn(self, client: str) -> AsyncIterator[None]:
-        """A worker's time. Clients take turns."""
+        """Reserve a worker's time. Clients get fair shares."""
         if self._free:
             self._free -= 1
         else:
@@ -110,7 +113,7 @@ class Workers:
                 await future
             except asyncio.CancelledError:
                 if future.done() and not future.cancelled():
-                    self._next()  # it had just got its turn
+                    self._next()  # its slot was just granted
                 raise
             finally:
                 self._of_client[client] -= 1
@@ -154,7 +157,7 @@ class Workers:
             if is_kept:
                 self._idle.append(connection)
             else:
-                writer.transport.abort()  # which ends the worker, whatever it is doing
+                writer.transport.abort()  # ends the worker, whatever it is doing
 
     async def _new(self) -> _Connection:
         ours, theirs = socket.socketpair()
@@ -177,7 +180,7 @@ class Workers:
                 self._starting = asyncio.ensure_future(asyncio.to_thread(_start_nursery, self._context))
             starting = self._starting
             try:
-                # It goes on for others if this request's client leaves.
+                # It continues for others if this request's client leaves.
                 self._nursery = await asyncio.shield(starting)
             finally:
                 if starting.done() and self._starting is starting:
@@ -193,7 +196,7 @@ class Workers:
             process.wait()
 
     async def stop(self) -> None:
-        """Ends all processes."""
+        """End all processes."""
         if self._starting is not None:
             with contextlib.suppress(RuntimeError):
                 self._nursery = await self._starting
@@ -205,7 +208,7 @@ class Workers:
 
 
 def _start_nursery(context: Context) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """RuntimeError if it cannot start."""
+    """Start the process that workers are forked from. RuntimeError if it cannot start."""
     ours, theirs = socket.socketpair()
     # Forked processes have no use for threads, which a fork does not copy.
     single = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")

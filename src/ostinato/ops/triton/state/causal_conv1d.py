@@ -1,8 +1,8 @@
 """causal_conv1d: a program takes a block of channels through some tokens of a row, the last inputs in registers.
 
-Decode rows are read and written by one program each. Prompts are cut into segments, whose outputs need no order; the
-states behind them are written by a second kernel, since a row may write the slot that it reads. `token_shift` has the
-same kernels: its output is the last input.
+Decode rows are read and written by one program each. Prompts are split into segments, whose outputs need no order; a
+second kernel writes the states after them, since a row may write the slot that it reads. `token_shift` has the same
+kernels: its output is the last input.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ostinato.ops.triton.state.ragged import ROW_INPUTS, checkpoint_table, segme
 
 @triton.jit
 def kept_input(states, slot, BACK: tl.constexpr, KEPT: tl.constexpr, channel, inside, channels):
-    """The input `BACK` places before the state's position, zeros of slot 0 and beyond the `KEPT` ones."""
+    """Load the input `BACK` tokens before the state's position; zeros for slot 0 and beyond the `KEPT` inputs."""
     if BACK <= KEPT:
         place = (slot.to(tl.int64) * KEPT + KEPT - BACK) * channels + channel
         found = tl.load(states + place, mask=inside & (spread(slot, channel) > 0), other=0.0)
@@ -33,7 +33,7 @@ def kept_input(states, slot, BACK: tl.constexpr, KEPT: tl.constexpr, channel, in
 
 @triton.jit
 def tap(weight, BACK: tl.constexpr, WIDTH: tl.constexpr, channel, inside, channels):
-    """The weight of the input `BACK` places before a token, in float32; of a shift it is nothing."""
+    """Load the weight of the input `BACK` tokens before a token, in float32; zeros for a shift."""
     if weight is None or BACK >= WIDTH:
         found = tl.zeros(channel.shape, tl.float32)
     else:
@@ -46,8 +46,10 @@ def tap(weight, BACK: tl.constexpr, WIDTH: tl.constexpr, channel, inside, channe
 def output_of(
     now, p1, p2, p3, p4, w0, w1, w2, w3, w4, start, WIDTH: tl.constexpr, SHIFTS: tl.constexpr, SILU: tl.constexpr
 ):
-    """A token's output, by its input and the four before it, the newest first, and their weights. `start` is the bias.
-    A shift gives the input before as it is."""
+    """Compute a token's output from its input and the four before it, the newest first, and their weights.
+
+    `start` is the bias. A shift returns the previous input unchanged.
+    """
     if SHIFTS:
         y = p1
     else:
@@ -67,7 +69,7 @@ def output_of(
 
 @triton.jit
 def put_state(states, slot, p1, p2, p3, p4, channel, inside, channels, WIDTH: tl.constexpr):
-    """The state with these last inputs, the newest first."""
+    """Store the state with these last inputs, the newest first."""
     to = states + slot.to(tl.int64) * (WIDTH - 1) * channels + channel
     tl.store(to + (WIDTH - 2) * channels, p1, mask=inside)
     if WIDTH > 2:
@@ -125,7 +127,10 @@ def conv_decode_kernel(
 
 @triton.jit
 def input_before(x, states, slot, at, start, kept, stride_x, channel, inside, channels):
-    """The input at token `at` of the step, of a row that begins at `start`: of the step, or of the row's state."""
+    """Load the input at token `at` of the step, for a row that begins at `start`.
+
+    It is from the step, or from the row's state.
+    """
     back = spread(start - at, channel)
     given = tl.load(x + at.to(tl.int64) * stride_x + channel, mask=inside & (back <= 0), other=0.0)
     place = (slot.to(tl.int64) * kept + kept - back) * channels + channel
@@ -195,8 +200,10 @@ def conv_states_kernel(
     WIDTH: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    """The states after each prompt's last token and at its checkpoints. All that is read of the row's slot is read
-    before anything is written, by the same threads."""
+    """Write the states after each prompt's last token and at its checkpoints.
+
+    The same threads read all they need of the row's slot before they write anything.
+    """
     row = tl.program_id(0)
     start, end = tl.load(row_starts + row), tl.load(row_starts + row + 1)
     if start < end:
@@ -233,7 +240,7 @@ def causal_conv1d(
     checkpoints: Sequence[tuple[int, int, int]] = (),
     activation: str | None = "silu",
 ) -> torch.Tensor:
-    """See the reference."""
+    """Compute `ops.causal_conv1d`; its reference documents arguments and result."""
     rows = (row_starts, read_slots, write_slots, num_decode_rows)
     return convolve(x, weight, bias, conv_states, *rows, checkpoints, activation)
 
@@ -250,7 +257,7 @@ def convolve(
     checkpoints: Sequence[tuple[int, int, int]],
     activation: str | None = None,
 ) -> torch.Tensor:
-    """As `causal_conv1d`; without a weight the shift by one token."""
+    """Compute `causal_conv1d`, or without a weight the shift by one token."""
     channels = x.shape[1]
     width = states.shape[1] + 1
     assert 2 <= width <= launches.MOST_TAPS, f"a convolution of {width} taps"

@@ -1,19 +1,19 @@
-"""delta_scan: two kernels. The first makes of each chunk what needs no state, for all chunks at once; the second takes
-some value columns of one row's head through the row, chunk by chunk.
+"""delta_scan: two kernels, one for the state-independent work of all chunks, one for the pass along each row.
 
-With the names of the reference, X the inverse of the unit lower triangular system of a chunk, and E the sum of its log
-decays (Yang et al. 2024, arXiv 2412.06464, section 3.3):
+The first works on all chunks at once. The second takes some value columns of one row's head through the row, chunk by
+chunk. With the names of the reference, X the inverse of the unit lower triangular system of a chunk, and E the sum of
+its log decays (Yang et al. 2024, arXiv 2412.06464, section 3.3):
 
     U = X beta v;  W = X beta e^L k;  P_ts = q_t . e^(L_t - L_s) k_s  where s <= t               (first kernel)
     d = U - W S;  o = e^L q S + P d;  S <- e^E S + (e^(E - L) k)^T d                             (second kernel)
 
-The second holds the state in registers and nothing else that is large. What the first makes lies in scratch memory, in
-float32 (`triton_scratch.delta_scan`). Chunks have 16 tokens and lie on absolute multiples of 16, and so do checkpoints:
-each is behind a chunk. Sums of log decays are made in float64 and kept as two float32 numbers each, so that small
-differences of large sums are right.
+The second holds the state in registers and nothing else that is large. The results of the first are in scratch memory,
+in float32 (`triton_scratch.delta_scan`). Chunks have 16 tokens and begin at absolute multiples of 16, and so do
+checkpoints: each ends a chunk. Sums of log decays are made in float64 and kept as two float32 numbers each, so that
+small differences of large sums are right.
 
-16-bit inputs are multiplied in TF32; float32 inputs without matrix units: three products of TF32, which would keep
-errors below 1e-5, need more registers than there are.
+16-bit inputs are multiplied in TF32. float32 inputs are multiplied without matrix units: three TF32 matmuls, which
+would keep errors below 1e-5, need more registers than there are.
 """
 
 from __future__ import annotations
@@ -71,8 +71,11 @@ def delta_chunk_kernel(
     KEYS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """`work` [tokens, heads, ...] has W, e^L q, e^(E - L) k, U and P of each token side by side; `ends` [chunks, heads,
-    1 or key_dim] E, as its exponential."""
+    """Compute the state-independent terms of one chunk and head.
+
+    `work` [tokens, heads, ...] has W, e^L q, e^(E - L) k, U and P of each token side by side; `ends` [chunks, heads, 1
+    or key_dim] has E, as its exponential.
+    """
     index, head = tl.program_id(0), tl.program_id(1)
     heads = tl.num_programs(1)
     _, token, stop = chunk_of(index, row_starts, start_positions, rows, TOKENS, SPAN)
@@ -93,7 +96,7 @@ def delta_chunk_kernel(
         to_work = work + at * stride_work + head * stride_work_head
         to_end = ends + (index.to(tl.int64) * heads + head) * (key_dim if PER_CHANNEL else 1)
 
-        # [t, s]: what a key or query at t finds of the key at s, which has decayed since.
+        # [t, s]: scores of a key or query at t with the key at s, which has decayed since.
         if PER_CHANNEL:
             from_a = a + at[:, None] * stride_a + head * stride_a_head + channel[None, :]
             bias = tl.load(dt_bias + head * key_dim + channel, mask=in_key, other=0.0)
@@ -112,7 +115,7 @@ def delta_chunk_kernel(
                 in_s = (time == s)[None, :]
                 by_key = tl.where(in_s, tl.sum(key * decayed, axis=1)[:, None], by_key)
                 by_query = tl.where(in_s, tl.sum(query * decayed, axis=1)[:, None], by_query)
-            # Behind the last token the sums stay what they are there.
+            # After the last token the sums stay constant.
             end_high = tl.sum(tl.where((time == TOKENS - 1)[:, None], high, 0.0), axis=0)
             end_low = tl.sum(tl.where((time == TOKENS - 1)[:, None], low, 0.0), axis=0)
             tl.store(to_end + channel, decay_of(end_high, end_low), mask=in_key)
@@ -139,7 +142,7 @@ def delta_chunk_kernel(
         by_query = tl.where(time[:, None] >= time[None, :], by_query, 0.0)
         tl.store(to_scores, by_query, mask=there[:, None] & (time >= 0)[None, :])
 
-        # The inverse, row by row: those before it are done.
+        # The inverse is computed row by row; each row needs those before it.
         by_key = tl.where(time[:, None] > time[None, :], by_key * beta[:, None], 0.0)
         inverse = tl.where(time[:, None] == time[None, :], 1.0, 0.0)
         for t in range(1, TOKENS):
@@ -249,7 +252,10 @@ def delta_scan(
     write_slots: torch.Tensor,
     checkpoints: Sequence[tuple[int, int, int]] = (),
 ) -> torch.Tensor:
-    """See the reference. A checkpoint lies at a multiple of 16 of its request's positions, or at its row's end."""
+    """Compute `ops.delta_scan`; its reference documents arguments and result.
+
+    A checkpoint is at a multiple of 16 of its request's positions, or at its row's end.
+    """
     assert states.dtype == torch.float32, f"states of a delta net in {states.dtype}; use float32"
     heads, key_dim, value_dim = states.shape[1:]
     tokens, rows, per_channel = v.shape[0], read_slots.shape[0], a.dim() == 3

@@ -19,20 +19,20 @@ from ostinato.ops.triton.state.rounding import step_size
 
 @triton.jit
 def unit(x, axis: tl.constexpr):
-    """`x` in float32, each vector along `axis`, the last one, divided by its length."""
+    """Divide each vector of `x` along `axis`, the last one, by its length, in float32."""
     x = x.to(tl.float32)
     return x * tl.expand_dims(1.0 / tl.sqrt(tl.sum(x * x, axis=axis) + 1e-6), axis)
 
 
 @triton.jit
 def log_decay(a, bias, A_log):
-    """The logarithm of a decay, at most 0, in float32."""
+    """Return the logarithm of a decay, at most 0, in float32."""
     return -tl.exp(A_log) * step_size(a, bias, 0.0, float("inf"))
 
 
 @triton.jit
 def beta_of(b, scale):
-    """scale sigmoid(b), in float32."""
+    """Return scale sigmoid(b), in float32."""
     return scale / (1.0 + tl.exp(-b.to(tl.float32)))
 
 
@@ -130,7 +130,7 @@ def delta_update(
     read_slots: torch.Tensor,
     write_slots: torch.Tensor,
 ) -> torch.Tensor:
-    """See the reference."""
+    """Compute `ops.delta_update`; its reference documents arguments and result."""
     assert states.dtype == torch.float32, f"states of a delta net in {states.dtype}; use float32"
     heads, key_dim, value_dim = states.shape[1:]
     rows, tokens = write_slots.shape

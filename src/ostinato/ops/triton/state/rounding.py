@@ -1,4 +1,4 @@
-"""Rounding of states to the dtype in which they are kept: the same bits as `ops/state/rounding.py`, in a kernel."""
+"""Rounding of states to the dtype of their slots: the same bits as `ops/state/rounding.py`, in a kernel."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ostinato.ops.triton.launcher import to_dtype
 
 @triton.jit
 def mix(x):
-    """The bijection of 32-bit integers of `ops/noise.py`; `x` is uint32."""
+    """Apply the bijection of 32-bit integers of `ops/noise.py`; `x` is uint32."""
     x = x ^ (x >> 16)
     x = x * tl.full((), 0x7FEB352D, tl.uint32)
     x = x ^ (x >> 15)
@@ -20,15 +20,15 @@ def mix(x):
 
 @triton.jit
 def noise_words(at, places):
-    """Words of 16 bits for some columns or channels: `at` is the mixed position and layer."""
+    """Return words of 16 bits for some columns or channels; `at` is the mixed position and layer."""
     return (mix(at + places.to(tl.uint32)) >> 16).to(tl.int32)
 
 
 @triton.jit
 def rounded(state, channels, columns, position, noise, state_size, dtype: tl.constexpr, HAS_NOISE: tl.constexpr):
-    """float32 `state` [channels, columns] as it is kept in `dtype`, after the token at `position`.
+    """Round float32 `state` [channels, columns] to `dtype`, after the token at `position`.
 
-    `channels` and `columns` are its places in a layer's state [heads * head_dim, state_size]; `noise` is the layer.
+    `channels` and `columns` are its indices in a layer's state [heads * head_dim, state_size]; `noise` is the layer.
     """
     if HAS_NOISE and dtype != tl.float32:
         position = position.to(tl.uint32)
@@ -40,7 +40,7 @@ def rounded(state, channels, columns, position, noise, state_size, dtype: tl.con
             carried = (bits + tl.where(is_number, words, 0)) >> 16
             kept = carried.to(tl.int16).to(tl.bfloat16, bitcast=True)
         else:
-            words = words >> 3  # of the 16 bits, as many as float16 drops
+            words = words >> 3  # Keep as many of the 16 bits as float16 drops.
             sign = (bits >> 16) & 0x8000
             magnitude = bits & 0x7FFFFFFF
             normal = tl.minimum(((magnitude + words) >> 13) - (112 << 10), 0x7C00)
@@ -57,10 +57,10 @@ def rounded(state, channels, columns, position, noise, state_size, dtype: tl.con
 
 @triton.jit
 def step_size(dt, bias, low, high):
-    """softplus(dt + bias) between `low` and `high`, in float32; precise where it is small."""
+    """Return softplus(dt + bias) between `low` and `high`, in float32, precise also where it is small."""
     x = dt.to(tl.float32) + bias
     grown = tl.exp(tl.minimum(x, 20.0))
     above = 1.0 + grown
-    # log(1 + e): what rounding takes from 1 + e is divided out again.
+    # This is log(1 + e); the rounding error of 1 + e is divided out again.
     exact = tl.where(above == 1.0, grown, tl.log(above) * (grown / tl.where(above == 1.0, 1.0, above - 1.0)))
     return tl.minimum(tl.maximum(tl.where(x > 20.0, x, exact), low), high)

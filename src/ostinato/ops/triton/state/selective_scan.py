@@ -1,7 +1,7 @@
 """selective_scan: a program takes some channels of one row through the row, token by token.
 
-The state stays in registers; what a token brings is read as it comes. There is no scratch memory, and a state is read
-once and written where it is wanted.
+The state stays in registers; a token's inputs are read when its turn comes. There is no scratch memory. A state is read
+once, and written only to the slots that need it.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def selective_scan_kernel(
         skip = tl.load(D + channel, mask=there, other=0.0)
         bias = tl.load(dt_bias + channel, mask=there, other=0.0)
         read, write = tl.load(read_slots + row).to(tl.int64), tl.load(write_slots + row * stride_write).to(tl.int64)
-        before = tl.load(start_positions + row) - start  # a token's position, less its number
+        before = tl.load(start_positions + row) - start  # A token's position less its index in the step.
         is_read = inside & (spread(read, channel) > 0)[:, None]
         state = tl.load(states + read * slot_elements + place, mask=is_read, other=0.0).to(tl.float32)
         first, last = start * 0, start * 0
@@ -71,13 +71,13 @@ def selective_scan_kernel(
             first, last = tl.load(checkpoints + row), tl.load(checkpoints + row + 1)
         token = start
         for entry in range(first, last + 1):
-            # Up to the next checkpoint, and behind the last one to the end.
+            # Each pass runs up to the next checkpoint, the last one to the end.
             stop, slot = end, write
             if checkpoints is not None and entry < last:
                 stop = start + tl.load(checkpoints + rows + 1 + 2 * entry)
                 slot = tl.load(checkpoints + rows + 2 + 2 * entry).to(tl.int64)
             for number in range(token, stop):
-                at = read * 0 + number  # in int64
+                at = read * 0 + number  # This makes it int64.
                 raw = tl.load(dt + at * stride_dt + channel, mask=there, other=0.0)
                 step = step_size(raw, bias, 0.0, float("inf"))
                 value = tl.load(x + at * stride_x + channel, mask=there, other=0.0).to(tl.float32)
@@ -109,7 +109,7 @@ def selective_scan(
     checkpoints: Sequence[tuple[int, int, int]] = (),
     noise: int | None = None,
 ) -> torch.Tensor:
-    """See the reference."""
+    """Compute `ops.selective_scan`; its reference documents arguments and result."""
     channels, state_size = states.shape[1:]
     rows = read_slots.shape[0]
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)

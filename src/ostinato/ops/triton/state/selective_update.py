@@ -19,7 +19,7 @@ from ostinato.ops.triton.state.rounding import rounded, step_size
 
 @triton.jit
 def advanced(state, rates, step, value, b):
-    """`state` [channels, columns] after one token, given its steps and inputs by channel and B by column."""
+    """Return `state` [channels, columns] after one token, given its steps and inputs by channel and B by column."""
     return state * tl.exp(step[:, None] * rates) + (step * value)[:, None] * b[None, :]
 
 
@@ -103,7 +103,7 @@ def selective_update(
     start_positions: torch.Tensor | None = None,
     noise: int | None = None,
 ) -> torch.Tensor:
-    """See the reference."""
+    """Compute `ops.selective_update`; its reference documents arguments and result."""
     channels, state_size = states.shape[1:]
     rows, tokens = write_slots.shape
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)

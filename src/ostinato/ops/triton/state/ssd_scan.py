@@ -1,11 +1,11 @@
 """ssd_scan: a program takes some channels of one row's head through the row, chunk by chunk.
 
-The state stays in registers from chunk to chunk. So there is no scratch memory, nothing that chunks of one row would
-have to wait for, and a state is read and written once. The products of C and B of a group are made again for each block
-of channels. Chunks lie where the reference has them. Sums of log decays are made in float64 and kept as two float32
-numbers each, so that small differences of large sums are right.
+The state stays in registers from chunk to chunk. So there is no scratch memory, chunks of one row wait for nothing, and
+a state is read and written once. The matmuls of C and B of a group are repeated for each block of channels. Chunks
+begin where the reference's begin. Sums of log decays are made in float64 and kept as two float32 numbers each, so that
+small differences of large sums are right.
 
-16-bit inputs are multiplied by what is in float32 in TF32; float32 inputs in float32, without matrix units.
+16-bit inputs are multiplied with float32 values in TF32; float32 inputs in float32, without matrix units.
 """
 
 from __future__ import annotations
@@ -26,13 +26,19 @@ from ostinato.ops.triton.state.rounding import rounded, step_size
 
 @triton.jit
 def decay_of(high, low):
-    """exp of a log decay given in two parts, which counts where it is at most 0 and is never smaller than e^-60."""
+    """Return exp of a log decay given in two parts, clamped to 0 and -60.
+
+    It counts only where the log decay is at most 0.
+    """
     return tl.exp(tl.minimum(tl.maximum(high + low, -60.0), 0.0))
 
 
 @triton.jit
 def advanced(state, x, b, step, high, low, count, time, PRECISION: tl.constexpr):
-    """`state` [channels, columns] after the first `count` of a chunk's tokens, whose log decays are `high + low`."""
+    """Return `state` [channels, columns] after the first `count` tokens of a chunk.
+
+    The log decays of its tokens are `high + low`.
+    """
     end_high = tl.sum(tl.where(time == count - 1, high, 0.0), axis=0)
     end_low = tl.sum(tl.where(time == count - 1, low, 0.0), axis=0)
     remaining = tl.where(time < count, decay_of(end_high - high, end_low - low) * step, 0.0)
@@ -78,7 +84,7 @@ def ssd_scan_kernel(
     CHANNELS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """`LENGTH` tokens are a chunk, `TOKENS` the power of two that holds them."""
+    """Scan some channels of one row's head; a chunk has `LENGTH` tokens, padded to `TOKENS`, a power of two."""
     row, head = tl.program_id(0), tl.program_id(1)
     heads = tl.num_programs(1)
     start, end = tl.load(row_starts + row), tl.load(row_starts + row + 1)
@@ -94,7 +100,7 @@ def ssd_scan_kernel(
         decay_rate = -tl.exp(tl.load(A_log + head))
         skip, bias = tl.load(D + head), tl.load(dt_bias + head)
         read, write = tl.load(read_slots + row).to(tl.int64), tl.load(write_slots + row * stride_write).to(tl.int64)
-        before = tl.load(start_positions + row) - start  # a token's position, less its number
+        before = tl.load(start_positions + row) - start  # A token's position less its index in the step.
         is_read = inside & (spread(read, channel) > 0)[:, None]
         state = tl.load(states + read * slot_elements + place, mask=is_read, other=0.0).to(tl.float32)
         token = start
@@ -179,7 +185,10 @@ def ssd_scan(
     recurrent: bool = False,
     noise: int | None = None,
 ) -> torch.Tensor:
-    """See the reference. `recurrent` is not there: the plan refuses `deterministic` with Triton kernels."""
+    """Compute `ops.ssd_scan`; its reference documents arguments and result.
+
+    `recurrent` is not supported: the plan refuses `deterministic` with Triton kernels.
+    """
     assert not recurrent, "the Triton scan is made of chunks"
     heads, head_dim, state_size = ssm_states.shape[1:]
     rows = read_slots.shape[0]

@@ -116,7 +116,7 @@ def state_update(
     start_positions: torch.Tensor | None = None,
     noise: int | None = None,
 ) -> torch.Tensor:
-    """See the reference."""
+    """Compute `ops.state_update`; its reference documents arguments and result."""
     heads, head_dim, state_size = ssm_states.shape[1:]
     rows, tokens = write_slots.shape
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)

@@ -1,4 +1,4 @@
-"""token_shift: the convolution's kernels, whose output here is a token's predecessor as it is."""
+"""token_shift: the convolution's kernels, with a token's predecessor as the output."""
 
 from __future__ import annotations
 
@@ -18,5 +18,5 @@ def token_shift(
     num_decode_rows: int,
     checkpoints: Sequence[tuple[int, int, int]] = (),
 ) -> torch.Tensor:
-    """See the reference."""
+    """Compute `ops.token_shift`; its reference documents arguments and result."""
     return convolve(x, None, None, states, row_starts, read_slots, write_slots, num_decode_rows, checkpoints)

@@ -1,1 +1,1 @@
-"""How models write tool calls: the forms, what reads them from a growing answer, and what writes grammars of them."""
+"""Forms in which models write tool calls, readers of them in a growing answer, and their grammars."""

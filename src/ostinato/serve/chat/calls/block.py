@@ -1,4 +1,4 @@
-"""Reads a block of tool calls out of an answer's text while it grows, whatever the form of its calls."""
+"""Reader of a block of tool calls in an answer's text while it grows, whatever the form of its calls."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from ostinato.serve.chat.tools import Tool
 
 
 class CallReader(Protocol):
-    """Reads one call of a syntax from a growing text, and gives it to a DeltaCollector."""
+    """Reader of one call of a syntax in a growing text; it passes the call to a DeltaCollector."""
 
     def read_call(self) -> Reading[None]:
-        """Reads a call, and releases it once it is recognised. NotACall where the text leaves the syntax."""
+        """Read a call, and release it once it is recognised. NotACall if the text does not follow the syntax."""
 
 
 class BlockReader:
-    """Reads the blocks of one form."""
+    """Reader of the blocks of one form."""
 
     def __init__(self, form: ToolForm, text: GrowingText, collector: DeltaCollector, tools: Mapping[str, Tool]) -> None:
         self._form = form
@@ -31,8 +31,10 @@ class BlockReader:
         self._call = _call_reader(form, text, collector, tools)
 
     def read(self) -> Reading[None]:
-        """Reads one block, from after its begin tag to after its end tag, and releases it. NotACall where the text
-        leaves the form."""
+        """Read one block, from after its begin tag to after its end tag, and release it.
+
+        NotACall if the text does not follow the form.
+        """
         form, text = self._form, self._text
         if form.open and not (yield from text.tag(form.open)):
             raise NotACall
@@ -42,7 +44,7 @@ class BlockReader:
         yield from read_end(text, *(tag for tag in (form.close, form.end) if tag))
 
     def _goes_on(self, separator: str) -> Reading[bool]:
-        """Whether another call follows. Reads the separator."""
+        """Read the separator, and return whether another call follows."""
         if separator:
             return (yield from self._text.tag(separator))
         before = self._text.position

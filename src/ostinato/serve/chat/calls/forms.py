@@ -1,7 +1,7 @@
-"""The forms in which models write tool calls, as data. Readers and grammars of calls both read them.
+"""The forms in which models write tool calls, as data. Readers and grammars of calls both use them.
 
-Which form a model has, its chat template shows (`chat/detection.py`). A form of another model that is put together
-like one of these is one more entry of `FORMS`.
+A model's chat template shows its form (`chat/detection.py`). A form of another model that is composed like one of these
+is one more entry of `FORMS`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from enum import Enum
 
 
 class Slot(Enum):
-    """A place in a call whose text is not the same in every call. Ids and numbers of calls are read by nobody."""
+    """Part of a call whose text differs between calls. Readers skip ids and numbers of calls."""
 
     NAME = "[a-zA-Z0-9_-]{1,64}"
     ID = "[a-zA-Z0-9]{9}"
@@ -22,7 +22,7 @@ class Slot(Enum):
 NAME, ID, INDEX, ARGUMENTS = Slot
 
 START, CHANNEL, MESSAGE, END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
-"""The marks of harmony's messages"""
+"""Marks of harmony's messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,19 +35,22 @@ class JsonSyntax:
 
 @dataclass(frozen=True, slots=True)
 class NamedSyntax:
-    """A name, and JSON arguments after it, with texts around them. White space is a part of its own, which readers
-    skip."""
+    """A name, and JSON arguments after it, with texts around them.
+
+    White space is a separate part, which readers skip.
+    """
 
     parts: tuple[str | Slot, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class TagSyntax:
-    """Each argument stands between tags of its own: `function` NAME `name_end`, then for each argument `key` KEY
-    `key_end` VALUE `value_end`, then `function_end`.
+    """Syntax with tags around each argument.
 
-    Strings are written as they are, other values as JSON. With `on_lines` each tag and value has its line, and one
-    newline on either side of a value belongs to the form; else newlines between tags do not matter.
+    A call is `function` NAME `name_end`, then for each argument `key` KEY `key_end` VALUE `value_end`, then
+    `function_end`. Strings are written verbatim, other values as JSON. With `on_lines` each tag and value is on a
+    separate line, and one newline on either side of a value belongs to the form; else newlines between tags do not
+    matter.
     """
 
     function: str
@@ -74,29 +77,29 @@ Syntax = JsonSyntax | NamedSyntax | TagSyntax | PythonSyntax | ChannelSyntax
 
 @dataclass(frozen=True, slots=True)
 class ToolForm:
-    """How a model writes tool calls: blocks of one call, or of several if there is a `separator`."""
+    """Form of a model's tool calls: blocks of one call, or of several if there is a `separator`."""
 
     name: str
     begin: str
-    """Begins a block. Empty: the answer's first character begins a call, and there are no others."""
+    """Tag that begins a block. Empty: the answer's first character begins a call, and there are no others."""
     end: str
-    """Ends a block; empty where the last call does."""
+    """Tag that ends a block; empty if the block ends with its last call."""
     syntax: Syntax
     separator: str | None = None
-    """Between two calls of a block. None: a block has one call."""
+    """Text between two calls of a block. None: a block has one call."""
     open: str = ""
-    """Before the first call of a block, if several can stand in it."""
+    """Text before the first call of a block, for forms whose blocks may have several calls."""
     close: str = ""
     gap: str = ""
-    """Behind the begin tag and before the end tag, as templates print them. A reader skips all white space there."""
+    """White space after the begin tag and before the end tag, as templates print it. A reader skips any there."""
     block_gap: str = "\n"
-    """Between two blocks."""
+    """Text between two blocks."""
     hints: tuple[str, ...] = ()
-    """What tells the form in a template that prints no calls; if there are none, its tags."""
+    """Texts that identify the form in a template that prints no calls; if there are none, its tags do."""
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """All that may be special tokens of a tokenizer."""
+        """All texts that may be special tokens of a tokenizer."""
         syntax, inner = self.syntax, tuple[str, ...]()
         if isinstance(syntax, NamedSyntax):
             inner = tuple(part for part in syntax.parts if isinstance(part, str))
@@ -269,10 +272,12 @@ FORMS = (
     FUNCTIONARY,
     LLAMA3,
 )
-"""All whose calls stand in blocks within other text, in the order in which they are tried. Llama 3's last, since it has
-no tag that tells it."""
+"""All forms with calls in blocks within other text, in the order in which they are tried.
+
+Llama 3's form is the last, since no tag identifies it.
+"""
 
 
 def known_forms() -> str:
-    """The models whose forms are known, for messages."""
+    """Return the models whose forms are known, for messages."""
     return "; ".join(form.name for form in (*FORMS, HARMONY))

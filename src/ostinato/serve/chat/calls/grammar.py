@@ -34,13 +34,13 @@ class ToolGrammar(Grammar):
     """A grammar of tool calls in one form."""
 
     def __init__(self, form: ToolForm, special_tags: Mapping[str, int], tools: Sequence[Tool]) -> None:
-        """`tools` are those that a call may be of."""
+        """Begin a grammar of calls of `tools`."""
         super().__init__(special_tags)
         self._form = form
         self._tools = tools
 
     def text(self, start: str) -> str:
-        """The whole grammar. Its rule `call` is a call of one of the tools."""
+        """Return the whole grammar. Its rule `call` is a call of one of the tools."""
         for index, tool in enumerate(self._tools):
             self.rules.append(f"call_{index}: {self._write_call(index, tool)}")
         choices = " | ".join(f"call_{index}" for index in range(len(self._tools)))
@@ -48,7 +48,7 @@ class ToolGrammar(Grammar):
         return super().text(start)
 
     def forced_calls(self, several: bool) -> str:
-        """Calls and nothing else."""
+        """Return a term for calls and nothing else."""
         form = self._form
         if form == HARMONY:
             return "call"  # the end of a call is the end of the answer
@@ -58,11 +58,11 @@ class ToolGrammar(Grammar):
         return block
 
     def calls_or_value(self, guide: Guide, several: bool) -> str:
-        """Calls and nothing else, or only what `guide` says."""
+        """Return a term for calls and nothing else, or for a value of `guide` alone."""
         return f"({self.forced_calls(several)} | {self.value(guide, in_channel=self._form == HARMONY)})"
 
     def free_calls(self, reasoning: ReasoningTags | None, several: bool) -> str:
-        """Any text, with a well-formed call wherever it begins one."""
+        """Return a term for any text, in which each call that begins is well-formed."""
         if self._form == HARMONY:
             self.rules.append("REST: /(?s:.*)/")
             return f"(call | {self.final()} REST)"
@@ -77,7 +77,7 @@ class ToolGrammar(Grammar):
         return f"(opening {self._block(several)}){'*' if several else '?'} REST"
 
     def _block(self, several: bool) -> str:
-        """What follows the begin tag, up to the end tag."""
+        """Return a term for the text after the begin tag, up to and with the end tag."""
         form = self._form
         more = ""
         if several and form.separator is not None:
@@ -87,7 +87,7 @@ class ToolGrammar(Grammar):
         return self._terms(form.gap, form.open, "call", more, form.close, end, form.end, rules=("call", more))
 
     def _terms(self, *texts: str, rules: Collection[str] = ()) -> str:
-        """Texts one after the other, as terms; those among `rules` are terms already."""
+        """Return texts one after the other, as terms; those among `rules` are terms already."""
         return " ".join(text if text in rules else self.tag(text) for text in texts if text)
 
     def _write_call(self, index: int, tool: Tool) -> str:
@@ -142,14 +142,14 @@ class ToolGrammar(Grammar):
         return " ".join(parts)
 
     def _key(self, key: str, syntax: TagSyntax, line: str) -> str:
-        """A key with its tags. Tags that are special tokens cannot be parts of a text."""
+        """Return a term for a key with its tags. Tags that are special tokens cannot be parts of a text."""
         tags = (syntax.key, *syntax.key_end)
         if not any(tag in self.special_tags for tag in tags):
             return json.dumps(f"{syntax.key}{key}{''.join(syntax.key_end)}{line}")
         return self._terms(syntax.key, key, *syntax.key_end, line)
 
     def _tag_value(self, rule: str, tool: Tool, schema: Any, syntax: TagSyntax) -> str:
-        """A value with its end tag."""
+        """Return a term for a value with its end tag."""
         line = "\n" if syntax.on_lines else ""
         end = json.dumps(f"{line}{syntax.value_end}{line}")
         if syntax.value_end in self.special_tags:
@@ -166,7 +166,7 @@ class ToolGrammar(Grammar):
         return f"({' | '.join(json.dumps(text, ensure_ascii=False) for text in texts)}) {end}"
 
     def _text_rules(self, value_end: str, line: str) -> None:
-        """Rules for a value of any text but the tag that would end it for the parser."""
+        """Add rules for a value of any text but the tag that would end it for the parser."""
         if value_end in self.special_tags:
             rules = [f"text: TEXT {self._terms(value_end, line)}", f"TEXT: /(?s:.*)/ {json.dumps(line)}"]
         else:
@@ -176,7 +176,7 @@ class ToolGrammar(Grammar):
             self.rules += rules
 
     def _python_call(self, index: int, tool: Tool) -> str:
-        """Required arguments stand in each call; a comma stands before all but the first."""
+        """Return a term for the arguments: each call has all required ones, and a comma before all but the first."""
         required = tool.parameters.get("required", ())
         properties = list(tool.parameters.get("properties", {}).items())
         for number, (key, schema) in enumerate(properties):
@@ -200,14 +200,14 @@ class ToolGrammar(Grammar):
 
 
 def _json_value(schema: Any, root: Mapping[str, Any]) -> str:
-    """llguidance's term for a JSON value of a schema whose references point into `root`."""
+    """Return llguidance's term for a JSON value of a schema whose references point into `root`."""
     own = schema if isinstance(schema, Mapping) else {} if schema else {"not": {}}
     shared = {key: root[key] for key in ("$defs", "definitions") if key in root}
     return f"%json {json.dumps({**shared, **own, 'x-guidance': _SPACING}, ensure_ascii=False)}"
 
 
 def _enumerated(schema: Any) -> list[str] | None:
-    """All values of a schema that lists them, if they are strings."""
+    """Return all values of a schema that lists them, if they are strings, else None."""
     if not isinstance(schema, Mapping):
         return None
     values = schema.get("enum", [schema["const"]] if "const" in schema else None)

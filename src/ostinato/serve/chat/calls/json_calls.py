@@ -1,4 +1,4 @@
-"""Reads tool calls whose arguments are JSON."""
+"""Readers of tool calls whose arguments are JSON."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ostinato.serve.chat.json_scan import JsonScan, NotJson, load_json, members
 
 
 class JsonCalls:
-    """Reads calls `{"name": ..., "arguments": {...}}`.
+    """Reader of calls `{"name": ..., "arguments": {...}}`.
 
-    With the members in this order, arguments are given out as they come. In another order a call is given out at once
-    at its end; so are arguments that are a JSON string of an object, which is unwrapped. Further members of a call are
-    ignored, and a missing brace at its end is forgiven.
+    With the members in this order, arguments are passed on as they come. In another order a call is passed on as a
+    whole at its end; so are arguments that are a JSON string of an object, which is unwrapped. Further members of a
+    call are ignored, and a missing brace at its end is forgiven.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class JsonCalls:
         self._header = _header(syntax)
 
     def read_call(self) -> Reading[None]:
-        """See CallReader."""
+        """Read a call; see `CallReader`."""
         text = self._text
         if (yield from text.next_character()) != "{":
             raise NotACall
@@ -74,14 +74,14 @@ class JsonCalls:
         self._collector.add_arguments(written)
 
     def _parts(self, found: dict[str, str]) -> tuple[object, str]:
-        """Name and arguments, as they are written, of a call with these members."""
+        """Return name and arguments, as they are written, of a call with these members."""
         if self._syntax.name is None:
             [(name, arguments)] = found.items()
             return name, arguments
         return load_json(found[self._syntax.name]), found[self._syntax.arguments]
 
     def _drop_rest(self) -> Reading[None]:
-        """Drops what follows the arguments in the object around them."""
+        """Drop the text after the arguments in the object around them."""
         text, scan = self._text, JsonScan("}")
         while True:
             try:
@@ -97,7 +97,7 @@ class JsonCalls:
 
 
 class NamedCalls:
-    """Reads calls that are a name with an object of arguments behind it, which are given out as they come."""
+    """Reader of calls that are a name and an object of arguments, which are passed on as they come."""
 
     def __init__(
         self, text: GrowingText, collector: DeltaCollector, names: Collection[str], syntax: NamedSyntax
@@ -110,7 +110,7 @@ class NamedCalls:
         self._after = [part for part in syntax.parts[place + 1 :] if isinstance(part, str) and not part.isspace()]
 
     def read_call(self) -> Reading[None]:
-        """See CallReader."""
+        """Read a call; see `CallReader`."""
         text, name = self._text, ""
         for part in self._before:
             if isinstance(part, str):
@@ -128,7 +128,7 @@ class NamedCalls:
         yield from read_end(text, *self._after)
 
     def _run(self, slot: Slot) -> Reading[str]:
-        """The longest text that can stand in a slot. Text after it must have come, to tell where it ends."""
+        """Return the longest text that fits a slot. Text after it must have come, to show where it ends."""
         text = self._text
         yield from text.next_character()
         while True:
@@ -147,8 +147,11 @@ _LONGEST_RUN = 64
 
 
 def stream_object(text: GrowingText, collector: DeltaCollector, within: str = "") -> Reading[None]:
-    """Gives out the object that comes next as arguments. `within` closes what stands around it. NotACall at what can
-    not stand in it; what came before is given out by then."""
+    """Pass the object that comes next on as arguments.
+
+    `within` closes the brackets around the object. NotACall at a character that is not allowed in it; the text before
+    that character has been passed on by then.
+    """
     scan = JsonScan(within)
     while True:
         try:
@@ -164,7 +167,7 @@ def stream_object(text: GrowingText, collector: DeltaCollector, within: str = ""
 
 
 def _header(syntax: JsonSyntax) -> re.Pattern[str]:
-    """The beginning of a call whose arguments can be given out while they come."""
+    """Return a pattern for the beginning of a call whose arguments can be passed on while they come."""
     if syntax.name is None:
         return re.compile(r'\{\s*"([^"\\]*)"\s*:\s*(?=\{)')
     name, arguments = json.dumps(syntax.name), json.dumps(syntax.arguments)

@@ -1,4 +1,4 @@
-"""What all readers of calls share: how they say that a text is no call, and how a call ends."""
+"""Common parts of all readers of calls: the error for a text that is no call, and the end of a call."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from ostinato.serve.chat.growing_text import EndOfText, GrowingText, Reading
 
 
 class NotACall(Exception):
-    """The text left the form of tool calls at its position. Text that is read but not released is content."""
+    """Raised if the text does not follow the form at its position. Text that is read but not released is content."""
 
 
 def read_end(text: GrowingText, *tags: str) -> Reading[None]:
-    """Reads the tags that end a call that is complete. If the answer ends within them, they are dropped."""
+    """Read the tags that end a complete call. If the answer ends within them, they are dropped."""
     try:
         for tag in tags:
             if not (yield from text.tag(tag)):

@@ -1,4 +1,4 @@
-"""Reads tool calls that are written as calls in Python."""
+"""Reader of tool calls that are written as calls in Python."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ostinato.serve.chat.growing_text import GrowingText, Reading
 _NAME = re.compile(r"[a-zA-Z0-9_-]*")
 _PLAIN = re.compile(r"""[^'"()\[\]{}\\]*""")
 _JSON_NAMES = {"true": True, "false": False, "null": None}
-"""Models write these too, where Python has names of its own."""
+"""JSON's names of constants, which models write too, where Python has other names."""
 
 
 class PythonCalls:
-    """Reads calls `NAME(KEY=VALUE, ...)` whose values are literals. A call is given out at its end."""
+    """Reader of calls `NAME(KEY=VALUE, ...)` whose values are literals. A call is passed on at its end."""
 
     def __init__(self, text: GrowingText, collector: DeltaCollector, names: Collection[str]) -> None:
         self._text = text
@@ -27,7 +27,7 @@ class PythonCalls:
         self._names = names
 
     def read_call(self) -> Reading[None]:
-        """See CallReader."""
+        """Read a call; see `CallReader`."""
         text = self._text
         yield from text.next_character()
         start = text.position
@@ -46,7 +46,7 @@ class PythonCalls:
         text.release()
 
     def _read_parentheses(self) -> Reading[str]:
-        """The text from one parenthesis to the one that closes it. Brackets in strings do not count."""
+        """Return the text from one parenthesis to the one that closes it. Brackets in strings do not count."""
         text, start = self._text, self._text.position
         position, depth, quote = start, 0, ""
         while True:
@@ -75,7 +75,7 @@ class PythonCalls:
 
 
 def _arguments(parenthesised: str) -> str:
-    """The JSON text of arguments, which are given as `(KEY=VALUE, ...)`."""
+    """Return the JSON text of arguments, which are given as `(KEY=VALUE, ...)`."""
     try:
         call = ast.parse(f"f{parenthesised}", mode="eval").body
         if not isinstance(call, ast.Call) or call.args:
@@ -93,7 +93,7 @@ def _key(keyword: ast.keyword) -> str:
 
 
 def _value(node: ast.expr) -> Any:
-    """The value of a literal. ValueError for anything else."""
+    """Return the value of a literal. ValueError for anything else."""
     match node:
         case ast.Name(id=name) if name in _JSON_NAMES:
             return _JSON_NAMES[name]

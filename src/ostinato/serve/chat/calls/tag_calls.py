@@ -1,4 +1,4 @@
-"""Reads tool calls whose arguments stand between tags of their own."""
+"""Reader of tool calls with tags around each argument."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ostinato.serve.chat.tools import Tool
 
 
 class TagCalls:
-    """Reads calls such as `<function=NAME><parameter=KEY>VALUE</parameter>...</function>`.
+    """Reader of calls such as `<function=NAME><parameter=KEY>VALUE</parameter>...</function>`.
 
-    Each argument is given out when it is complete, the first one with the call's name. A value ends at the first of its
+    Each argument is passed on when it is complete, the first one with the call's name. A value ends at the first of its
     end tags, even inside other text.
     """
 
@@ -30,7 +30,7 @@ class TagCalls:
         self._syntax = syntax
 
     def read_call(self) -> Reading[None]:
-        """See CallReader."""
+        """Read a call; see `CallReader`."""
         text, give, syntax = self._text, self._collector.add_arguments, self._syntax
         if syntax.function and not (yield from text.tag(syntax.function)):
             raise NotACall
@@ -68,8 +68,10 @@ class TagCalls:
         return key
 
     def _read_name(self, end: str) -> Reading[str]:
-        """The text before `end`, on one line and without angle brackets. Both are read. Without an `end`, the text up
-        to the end of the line or to the next tag, stripped."""
+        """Read the text before `end`, on one line and without angle brackets, and `end` itself.
+
+        Without an `end`, read the text up to the end of the line or to the next tag, and strip it.
+        """
         text = self._text
         if not end:
             yield from text.next_character()
