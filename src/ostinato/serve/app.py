@@ -66,7 +66,12 @@ def make_api(
     """All endpoints with their description; again those that take a body, which `JsonEndpoints` runs; and the model,
     which they get once it is there."""
     made = lru_cache(maxsize=1)(
-        partial(model_of, settings=lifecycle.settings.without_keys(), model_name=lifecycle.model_name)
+        partial(
+            model_of,
+            settings=lifecycle.settings.without_keys(),
+            model_name=lifecycle.model_name,
+            workers=lambda: lifecycle.workers,
+        )
     )
     lifecycle.prepare = made
 
