@@ -192,7 +192,6 @@ def test_random_tokens_that_a_grammar_allows_make_up_what_its_guide_asks_for(nam
         ({"json_schema": {"allOf": [{"type": "string"}, {"type": "null"}]}}, "Unsatisfiable"),
         ({"json_schema": {"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 3}]}}, "oneOf"),
         ({"json_schema": {"type": "string", "pattern": "(a"}}, "unclosed group"),
-        ({"json_schema": '{"type": "integer", "minimum": 1' + "0" * 400 + "}"}, "number out of range"),
         ({"lark": 'begin: "a"'}, "start"),
         ({"lark": 'start: "a" | b'}, "unknown name"),
     ],
@@ -217,6 +216,8 @@ HOSTILE = {
     "classes of Unicode": Guide(regex=r"(\w|\d|\p{L}){1,2000}"),
     "deep arrays": Guide(json_schema='{"items": ' * 90 + "{}" + "}" * 90),
     "endless arrays": Guide(json_schema={"type": "array", "minItems": 10**8, "items": {"minItems": 10**8}}),
+    "joined patterns": Guide(json_schema={"allOf": [{"pattern": f"a{{{i}}}"} for i in range(12)]}),
+    "patterns of names": Guide(json_schema={"patternProperties": {f"^{i}(a|b){{1,20}}$": {} for i in range(48)}}),
     "endless strings": Guide(json_schema={"type": "string", "minLength": 2 * 10**9}),
     "combinations": Guide(
         json_schema={"allOf": [{"anyOf": [{"properties": {f"{i}{j}": {}}} for j in range(4)]} for i in range(20)]}
@@ -224,9 +225,9 @@ HOSTILE = {
     "a chain of references": Guide(json_schema=chain(lambda reference: reference, 1800)),
     "a chain of unions": Guide(json_schema=chain(lambda reference: {"allOf": [reference]}, 1400)),
     "a chain of arrays": Guide(json_schema=chain(lambda reference: {"items": reference, "minItems": 1}, 1000)),
-    "many properties": Guide(json_schema={"properties": {f"p{i}": {"type": "string"} for i in range(2200)}}),
+    "many properties": Guide(json_schema={"properties": {f"p{i}": {"type": "string"} for i in range(480)}}),
     "many names": Guide(json_schema={"enum": [f"v{i}" for i in range(6000)]}),
-    "multiples": Guide(json_schema={"properties": {f"p{i}": {"multipleOf": 9973} for i in range(1000)}}),
+    "multiples": Guide(json_schema={"prefixItems": [{"multipleOf": 9973}] * 1000}),
     "a chain of rules": Guide(lark="start: a0\n" + "".join(f"a{i}: a{i + 1}\n" for i in range(4500)) + 'a4500: "x"'),
     "an ambiguous rule": Guide(lark='start: start start | "a" | ""'),
 }

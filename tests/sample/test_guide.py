@@ -46,6 +46,12 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"lark": 'start: a b\na: %json {"multipleOf": 101}\nb: %json{}\nb: %json {"multipleOf": 103}'}, "multipleOf"),
     ({"lark": "start: %json " + nested("items", 101, "{}")}, "nested more than 100 deep"),
     ({"lark": "start: %json " + nested("a", 6000, "{}")}, "nested more than 100 deep"),
+    ({"json_schema": {"allOf": [{"pattern": f"a{{{i}}}"} for i in range(13)]}}, "13 patterns, and may have 12"),
+    ({"json_schema": {"patternProperties": {f"^a{i}$": {} for i in range(49)}}}, "has 49 patterns, and may have 48"),
+    ({"json_schema": {"properties": {f"p{i}": {} for i in range(481)}}}, "more than 480 optional properties in a row"),
+    ({"json_schema": {"items": {"enum": [[i] for i in range(901)]}}}, r"items\.enum has 901 alternatives"),
+    ({"lark": "start: C\nC: A0" + "".join(f" & A{i}" for i in range(12))}, "joins 13 terminals"),
+    ({"lark": 'start: %json{"const": -9223372036854775807}'}, "const is -9223372036854775807"),
     ({"regex": "\ud800"}, "surrogate"),
     ({"choice": ["a", "\udfff"]}, "surrogate"),
     ({"json_schema": {"const": "\ud800"}}, "surrogate"),
@@ -60,9 +66,50 @@ def test_a_guide_that_cannot_be_is_a_request_error_that_says_why(settings: dict[
         SamplingParams(guide=settings)
 
 
+SAFE = "numbers that can be enforced are 0 and those from 1e-100 to 9007199254740991"
+COUNT = "may be a whole number from 0 to 2147483647"
+NUMBERS: list[tuple[str, str]] = [
+    ('{"const": -9223372036854775807}', rf"\$\.const is -9223372036854775807; {SAFE}"),
+    ('{"const": -9223372036854775808}', SAFE),
+    ('{"const": 9223372036854775807}', SAFE),
+    ('{"const": 9223372036854775808}', SAFE),
+    ('{"const": 1234567890123456789}', rf"\$\.const is 1234567890123456789; {SAFE}"),
+    ('{"const": 9007199254740992.0}', SAFE),
+    ('{"enum": [1, {"a": [-9223372036854775807]}]}', rf"\$\.enum\[1\]\.a\[0\] is -9223372036854775807; {SAFE}"),
+    ('{"properties": {"a b": {"minimum": 9007199254740992}}}', rf'\$\.properties\["a b"\]\.minimum is .*; {SAFE}'),
+    ('{"$defs": {"a": {"anyOf": [{"exclusiveMaximum": -1e308}]}}}', rf"exclusiveMaximum is -1e\+308; {SAFE}"),
+    ('{"maximum": 1e-320}', SAFE),
+    ('{"maximum": 1e400}', SAFE),
+    ('{"maximum": NaN}', SAFE),
+    ('{"examples": [1' + "0" * 400 + "]}", f"is a number of more than 398 digits; {SAFE}"),
+    ('{"multipleOf": -2147483648}', r"\$\.multipleOf is -2147483648, and has to be greater than 0"),
+    ('{"items": {"multipleOf": 0.0}}', r"items\.multipleOf is 0\.0, and has to be greater than 0"),
+    ('{"minLength": -1}', rf"\$\.minLength is -1, and {COUNT}"),
+    ('{"maxLength": 2147483648}', rf"\$\.maxLength is 2147483648, and {COUNT}"),
+    ('{"maxItems": 1099511627776}', COUNT),
+    ('{"minItems": 1.5}', COUNT),
+    ('{"minProperties": -1}', COUNT),
+    ('{"maxProperties": 18446744073709551616}', COUNT),
+]
+
+
+@pytest.mark.parametrize(("schema", "reason"), NUMBERS)
+def test_a_number_that_cannot_be_enforced_is_refused_with_its_place_and_what_works(schema: str, reason: str) -> None:
+    with pytest.raises(RequestError, match=reason):
+        Guide(json_schema=schema)
+    with pytest.raises(RequestError, match=reason):
+        Guide(lark=f'start: "a" b\nb: %json {schema}')
+
+
 @pytest.mark.parametrize(
     "settings",
     [
+        {"json_schema": '{"enum": [9007199254740991, -9007199254740991, -0.0, 1e-100, true]}'},
+        {"json_schema": {"type": "string", "minLength": 0, "maxLength": 2**31 - 1}},
+        {"json_schema": {"properties": {f"p{i}": {"pattern": "a", "allOf": [{}]} for i in range(12)}}},
+        {"json_schema": {"properties": {f"p{i}": {} for i in range(900)}, "required": ["p450"]}},
+        {"json_schema": {"$defs": {f"d{i}": {"pattern": "a"} for i in range(50)}, "items": {"$ref": "#/$defs/d1"}}},
+        {"lark": 'start: "&&&&&&&&&&&&&" /&&&&&&&&&&&&&/ // &&&&&&&&&&&&&'},
         {"json_schema": {"type": "number", "multipleOf": 0.01}},
         {"json_schema": {"multipleOf": 9999}},
         {"json_schema": {"anyOf": [{"multipleOf": 0.25}, {"multipleOf": 5}]}},

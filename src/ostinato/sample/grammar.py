@@ -5,6 +5,7 @@ The library is imported when it is used.
 
 from __future__ import annotations
 
+import random
 import re
 import threading
 from collections import OrderedDict
@@ -12,6 +13,8 @@ from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
+
+import numpy as np
 
 from ostinato.errors import RequestError
 from ostinato.sample.guide import Guide, lark_grammar
@@ -22,9 +25,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+STACK_BYTES = 2**28
+"""Stack on which a guide is compiled.
+
+Only the used part takes memory; a guide of the greatest length needs less than a quarter.
+"""
+_TRIED_TOKENS = 8
 _NUM_CACHED = 16
-# Only the used part takes memory; a guide of the greatest length needs less than a quarter.
-_STACK_BYTES = 2**28
 _STACK_LOCK = threading.Lock()
 # Most tokens that a matcher takes in one step.
 _PIECE = 16
@@ -99,6 +106,22 @@ class GrammarCompiler:
                 self._kept.popitem(last=False)
         return grammar
 
+    def try_out(self, guide: Guide) -> None:
+        """Compile a guide and follow it for a few tokens, without keeping it. Raise RequestError if that is too much
+        for the library."""
+        tokenizer = self.prepare()
+        grammar = Grammar(guide, tokenizer.eos_tokens, partial(_make_matcher, guide, tokenizer))
+        output: list[int] = []
+        guidance, rng = Guidance(grammar, output), random.Random(0)
+        while len(output) < _TRIED_TOKENS and (mask := guidance.allowed()) is not None:
+            tokens = np.flatnonzero(np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little"))
+            token = int(tokens[rng.randrange(len(tokens))])
+            if token in grammar.eos_token_ids or guidance.ends_with((token,)):
+                break
+            output.append(token)
+        if guidance.error is not None:
+            raise RequestError(_refused(guidance.error))
+
     def prepare(self) -> LLTokenizer:
         """Return the tokenizer's tokens as a tree of bytes; made once, in up to some seconds for a large vocabulary."""
         with self._tokenizer_lock:
@@ -158,7 +181,7 @@ def _on_a_deep_stack(work: Callable[[], T]) -> T:
             result.set_exception(error)
 
     with _STACK_LOCK:
-        usual = threading.stack_size(_STACK_BYTES)
+        usual = threading.stack_size(STACK_BYTES)
         try:
             threading.Thread(target=run, name="compile a guide").start()
         finally:

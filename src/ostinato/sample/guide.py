@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from ostinato.errors import RequestError
 from ostinato.field_help import describe_fields
+from ostinato.sample.schema_limits import MAX_JOINED_PATTERNS, check_limits
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
@@ -26,6 +27,8 @@ MAX_MULTIPLE = 10_000
 """Largest common multiple for `multipleOf`: telling multiples of m takes an automaton of m states."""
 _MAX_DEPTH = 100
 _DECODER = json.JSONDecoder()
+# A comment, a text or a regular expression in a Lark grammar: in these, no character is an operator.
+_LARK_TEXT = re.compile(r'//[^\n]*|"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/')
 
 # A slash, or an escaped character with its backslash, or a line break.
 _TO_ESCAPE = re.compile(r"\\.|/|\n|\r", re.DOTALL)
@@ -111,6 +114,9 @@ class Guide(BaseModel):
         for name in ("regex", "lark"):
             _check_length(name, len(getattr(self, name) or ""))
         _check_cost(list(_schemas_in(self.lark or "")))
+        joined = _LARK_TEXT.sub("", self.lark or "").count("&") + 1
+        if joined > MAX_JOINED_PATTERNS:
+            raise ValueError(f"lark joins {joined} terminals with &, and may join {MAX_JOINED_PATTERNS} in all")
         _check_length("choice", sum(map(len, self.choice)) + len(self.choice))
         for text in (self.json_schema, self.regex, self.lark, *self.choice):
             if text is not None and any("\ud800" <= character <= "\udfff" for character in text):
@@ -136,7 +142,7 @@ def _check_schema(text: str) -> None:
 
 def _schemas_in(lark: str) -> Iterator[Any]:
     """Yield the JSON values after %json in a Lark grammar."""
-    for place in re.finditer(r"%json\s+", lark):
+    for place in re.finditer(r"%json\s*", lark):
         try:
             yield _DECODER.raw_decode(lark, place.end())[0]
         except ValueError:
@@ -161,6 +167,8 @@ def _check_cost(schemas: list[Any]) -> None:
         raise ValueError(
             f"the values of multipleOf have a common multiple of more than {MAX_MULTIPLE} of their last digits' units"
         )
+    for schema in schemas:
+        check_limits(schema)
 
 
 def _objects(schemas: list[Any]) -> Iterator[dict[str, Any]]:

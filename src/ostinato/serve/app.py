@@ -68,7 +68,12 @@ def make_api(
     `JsonEndpoints` runs the endpoints that take a body. The model is there once the engine is.
     """
     made = lru_cache(maxsize=1)(
-        partial(model_of, settings=lifecycle.settings.without_keys(), model_name=lifecycle.model_name)
+        partial(
+            model_of,
+            settings=lifecycle.settings.without_keys(),
+            model_name=lifecycle.model_name,
+            workers=lambda: lifecycle.workers,
+        )
     )
     lifecycle.prepare = made
 

@@ -245,7 +245,7 @@ async def start_chat(
     """Submit a conversation to the engine."""
     record, client = request.state.record, request.state.client
     engine.admission.check(prepared.params.n, client)
-    guide = await compiler.compiled(prepared.guide)
+    guide = await compiler.compiled(prepared.guide, client)
     prompts, media = [prepared.token_ids], prepared.media
     return await Run.start(engine, prompts, prepared.params, body, deadline, record, guide, media, client)
 

@@ -80,7 +80,7 @@ def completions_router(lifecycle: Lifecycle, models: Callable[[], Model]) -> API
         prepared: _Prepared = request.state.prepared
         client = request.state.client
         model.engine.admission.check(len(prepared.prompts) * prepared.params.n, client)
-        guide = await model.compiler.compiled(prepared.guide)
+        guide = await model.compiler.compiled(prepared.guide, client)
         deadline, record = body.deadline(lifecycle.settings), request.state.record
         params = prepared.params
         run = await Run.start(model.engine, prepared.prompts, params, body, deadline, record, guide, client=client)

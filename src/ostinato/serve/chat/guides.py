@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +19,8 @@ from ostinato.serve.http.errors import ApiError
 
 MOST_WAITING = 64
 """Largest number of requests that wait for guides; more get status 429. Each may take a second."""
+MAX_TRIED = 1024
+"""Number of guides that are known to be harmless; the least recently requested one is forgotten first."""
 
 
 @dataclass(frozen=True)
@@ -68,15 +72,19 @@ def answer_guide(text: ModelText, form: AnswerForm, asked: GuideRequest | None, 
 
 
 class GuideCompiler:
-    """Compiler of one guide at a time, in the engine's process."""
+    """Compiler of one guide at a time in the engine's process, after a trial in a process that may die of it."""
 
-    def __init__(self, engine: AsyncEngine) -> None:
+    def __init__(self, engine: AsyncEngine, try_out: Callable[[str, Guide], Awaitable[None]] | None = None) -> None:
+        """`try_out` tries a guide of a client; see `GuideTrial`."""
         self._engine = engine
+        self._try_out = try_out
+        self._tried: OrderedDict[Guide, None] = OrderedDict()
+        self._trying: dict[Guide, asyncio.Event] = {}
         self._turn = asyncio.Lock()
         self._num_waiting = 0
 
-    async def compiled(self, plan: GuidePlan | None) -> Guide | None:
-        """Return the guide, once the engine has compiled it. Requests with the same guide compile it once.
+    async def compiled(self, plan: GuidePlan | None, client: str) -> Guide | None:
+        """Return the guide, once the engine has compiled it. Requests with the same guide try and compile it once.
 
         Raises ApiError, which names the field, if that cannot be done, and with status 429 if too many wait.
         """
@@ -87,6 +95,7 @@ class GuideCompiler:
             raise ApiError(429, message, code="queue_full", headers={"Retry-After": "5"})
         self._num_waiting += 1
         try:
+            await self._try(plan.guide, client)
             async with self._turn:
                 await self._engine.compile_guide(plan.guide)
                 return plan.guide
@@ -94,8 +103,35 @@ class GuideCompiler:
             refusal = ApiError(400, error.message, param=plan.param)
         finally:
             self._num_waiting -= 1
-        await self.compiled(plan.part)
+        await self.compiled(plan.part, client)
         raise refusal
+
+    async def _try(self, guide: Guide, client: str) -> None:
+        """Return once a guide has passed its trial, now or before. RequestError if it does not."""
+        if self._try_out is None:
+            return
+        while guide not in self._tried:
+            if (other := self._trying.get(guide)) is not None:
+                await other.wait()
+                continue
+            ended = self._trying[guide] = asyncio.Event()
+            try:
+                await self._try_out(client, guide)
+                self._tried[guide] = None
+                if len(self._tried) > MAX_TRIED:
+                    self._tried.popitem(last=False)
+            except ApiError as error:
+                if error.code not in ("worker_ended", "too_costly"):
+                    raise
+                most = "time or memory (worker_seconds, worker_memory)"
+                raise RequestError(
+                    f"the guide cannot be compiled: the process that tried it took too much {most}, or died; "
+                    "a guide with smaller numbers, fewer alternatives or less nesting works"
+                ) from None
+            finally:
+                del self._trying[guide]
+                ended.set()
+        self._tried.move_to_end(guide)
 
 
 def _tool_guide(

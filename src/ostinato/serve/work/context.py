@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 
 from ostinato.engine.process.messages import Started
 from ostinato.engine.text.template_budget import DEFAULT, Budget
 from ostinato.engine.text.texts import load_texts
+from ostinato.errors import RequestError
 from ostinato.media.input import load_media_input
+from ostinato.sample.grammar import GrammarCompiler
 from ostinato.sample.params import SamplingParams
 from ostinato.serve.chat.model_text import ModelText
 from ostinato.serve.settings import ServeSettings
@@ -31,6 +34,8 @@ class Work:
     model_name: str
     default_params: SamplingParams
     on_loop: bool = True
+    grammars: GrammarCompiler | None = None
+    """For guides that are tried; in a worker alone"""
 
     @property
     def budget(self) -> Budget:
@@ -66,4 +71,8 @@ class Context:
         media = load_media_input(started.directory, started.vision, tokenizer, started.plan, self.remote)
         max_model_len = started.plan.settings.max_model_len
         text = ModelText(tokenizer, template, media, started.vocab_size, max_model_len, self.settings)
-        return Work(text, self.settings, self.model_name, started.default_params, on_loop=False)
+        ends = [token for token in tokenizer.eos_token_ids if token < started.vocab_size]
+        grammars = GrammarCompiler(tokenizer, started.vocab_size, ends)
+        with suppress(RequestError):  # which each guide raises again
+            grammars.prepare()  # here, so that all workers have it
+        return Work(text, self.settings, self.model_name, started.default_params, on_loop=False, grammars=grammars)

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ostinato.engine.process.async_engine import AsyncEngine
+from ostinato.sample.guide import Guide
 from ostinato.serve.chat.guides import GuideCompiler
 from ostinato.serve.chat.model_text import ModelText
 from ostinato.serve.settings import ServeSettings
 from ostinato.serve.work.context import Work
+from ostinato.serve.work.trial import GuideTrial
+
+if TYPE_CHECKING:
+    from ostinato.serve.work.workers import Workers
 
 
 @dataclass(frozen=True)
@@ -22,8 +29,17 @@ class Model:
     """Work for requests that are prepared on the event loop."""
 
 
-def model_of(engine: AsyncEngine, settings: ServeSettings, model_name: str) -> Model:
+def model_of(
+    engine: AsyncEngine, settings: ServeSettings, model_name: str, workers: Callable[[], Workers] | None = None
+) -> Model:
+    """Return the model of an engine; its guides are tried by `workers`, if there are any."""
+
+    async def try_out(client: str, guide: Guide) -> None:
+        assert workers is not None, "asked only if there are some"
+        body = GuideTrial(guide=guide.model_dump_json())
+        await workers().read(client, GuideTrial, body.model_dump_json().encode())
+
     max_model_len = engine.plan.settings.max_model_len
     text = ModelText(engine.tokenizer, engine.chat_template, engine.media, engine.vocab_size, max_model_len, settings)
     work = Work(text, settings, model_name, engine.default_params)
-    return Model(engine, text, GuideCompiler(engine), work)
+    return Model(engine, text, GuideCompiler(engine, try_out if workers else None), work)

@@ -171,7 +171,7 @@ class Workers:
                     self._end_nursery()
             else:
                 ours.close()
-                raise ApiError(500, "no process can be started to read the request", code="worker_ended")
+                raise ApiError(500, "no process can be started to read the request", code="no_worker")
         return await asyncio.open_unix_connection(sock=ours, limit=2**20)
 
     async def _started(self) -> socket.socket:
