@@ -121,7 +121,7 @@ def test_tables_beside_other_engines_say_what_a_mistyped_flag_is_answered_with()
     answered = 0
     for *others, ours in rows:
         for theirs in re.findall(r"(?<![\w-])--?[a-z][a-z-]*", " ".join(others[1:])):
-            flags = _FLAG.findall(f"`{other_engines.HERE.get(theirs) or ''}".replace(" --", " `--"))
+            flags = _FLAG.findall(f"`{other_engines.FLAG_EQUIVALENTS.get(theirs) or ''}".replace(" --", " `--"))
             assert all(f"`{flag}" in ours for flag in flags), (theirs, flags, ours)
             answered += bool(flags)
     assert answered > 25

@@ -23,7 +23,7 @@ MUTATIONS = (
     mutation(
         "the slot that became a checkpoint is written on",
         "cache/entering.py",
-        ("tuple(own for own in holding.slots if own != slot)", "tuple(holding.slots)"),
+        ("tuple(own for own in holding.write_slots if own != slot)", "tuple(holding.write_slots)"),
     ),
     mutation(
         "a checkpoint is taken over in place and stays in the index",
@@ -41,7 +41,7 @@ MUTATIONS = (
     mutation(
         "a checkpoint is taken where no block ends",
         "cache/entering.py",
-        ("elif holding.num_indexed * chain.block_size == num_computed:", "elif holding.tip is not None:"),
+        ("elif holding.num_indexed * chain.block_size == num_computed:", "elif holding.last_entry is not None:"),
     ),
     mutation(
         "a checkpoint that was read stays referenced",
@@ -51,7 +51,7 @@ MUTATIONS = (
     mutation(
         "slots of checkpoints that were not taken are not handed back",
         "cache/entering.py",
-        ("    store.slots.release(tuple(slot for _, slot in holding.reserved))\n", ""),
+        ("    store.slots.release(tuple(slot for _, slot in holding.reserved_checkpoints))\n", ""),
     ),
     mutation(
         "a trailing checkpoint that was hit is given up",
@@ -64,7 +64,7 @@ MUTATIONS = (
     mutation(
         "the trailing checkpoint does not move on",
         "cache/entering.py",
-        ("                _give_up(store, before)\n", "                pass\n"),
+        ("                _drop_unless_hit(store, before)\n", "                pass\n"),
     ),
     mutation(
         "spare slots are not left",
@@ -102,10 +102,7 @@ MUTATIONS = (
         "schedule/scheduler.py",
         (
             "        for request in failed.requests:\n            if request.status is not RequestStatus.FINISHED:\n",
-            "        for request, row in zip(failed.requests, batch.rows, strict=True):\n"
-            "            if request.status is not RequestStatus.FINISHED:\n"
-            "                request.num_computed_tokens = row.end\n"
-            "                self._enter(request, row)\n",
+            "        for request, next_row in zip(failed.requests, batch.rows, strict=True):\n            if request.status is not RequestStatus.FINISHED:\n                request.num_computed_tokens = next_row.end\n                self._commit(request, next_row)\n",
         ),
     ),
     mutation(
@@ -113,9 +110,7 @@ MUTATIONS = (
         "schedule/scheduler.py",
         (
             "            if row_result.error is not None:\n",
-            "            if row_result.error is not None:\n"
-            "                request.num_computed_tokens = row.end\n"
-            "                self._enter(request, row)\n",
+            "            if row_result.error is not None:\n                request.num_computed_tokens = next_row.end\n                self._commit(request, next_row)\n",
         ),
     ),
     mutation(
@@ -134,7 +129,7 @@ MUTATIONS = (
     mutation(
         "a request that computes all of its tokens takes hits",
         "schedule/admission.py",
-        ("    limit = 0 if request.computes_all else request", "    limit = request"),
+        ("    limit = 0 if request.skips_prefix_cache else request", "    limit = request"),
     ),
     mutation(
         "a request that is owed log-probabilities of its prompt skips them",
@@ -164,7 +159,7 @@ MUTATIONS = (
     mutation(
         "images do not change hashes",
         "cache/chain.py",
-        ('                content += _framed(b"media", digest)\n', "                pass\n"),
+        ("                content += _length_prefixed(b\"media\", digest)\n", "                pass\n"),
     ),
     # Eviction: what is referenced stays, and the rest goes in order.
     mutation(
@@ -184,7 +179,7 @@ MUTATIONS = (
     mutation(
         "an evicted block is not handed back",
         "cache/store.py",
-        ("            self.blocks.drop(entry.block)\n", "            pass\n"),
+        ("            self.blocks.unmark_cached(entry.block)\n", "            pass\n"),
     ),
     mutation(
         "checkpoints inside texts do not go first",
@@ -194,7 +189,7 @@ MUTATIONS = (
     mutation(
         "leaves without a checkpoint do not go first",
         "cache/eviction.py",
-        ("        return Worth(0, entry.last_use, 0.0)\n", "        return Worth(1, entry.last_use, 0.0)\n"),
+        ("        return Utility(0, entry.last_use, 0.0)\n", "        return Utility(1, entry.last_use, 0.0)\n"),
     ),
     mutation(
         "what was used since it was ranked is evicted",
@@ -209,20 +204,20 @@ MUTATIONS = (
     mutation(
         "a checkpoint's base is remembered when one is placed before it",
         "cache/index.py",
-        ("            if entry.based_at == self._num_changes:\n", "            if entry.based_at >= 0:\n"),
+        ("            if entry.previous_checkpoint_version == self._num_changes:\n", "            if entry.previous_checkpoint_version >= 0:\n"),
     ),
     mutation(
         "the text that is released is not the one used last",
         "cache/manager.py",
         (
-            "        if holding.tip is not None:\n            self.store.touch(holding.tip)\n",
-            "        if holding.tip is not None:\n",
+            "        if holding.last_entry is not None:\n            self.store.touch(holding.last_entry)\n",
+            "        if request_cache.last_entry is not None:\n",
         ),
     ),
     mutation(
         "a request takes more than its share of the slots",
         "cache/placement.py",
-        ("SHARE = 4\n", "SHARE = 1\n"),
+        ("SLOT_FRACTION = 4\n", "SLOT_FRACTION = 1\n"),
     ),
     mutation(
         "a long output gives up the checkpoint at its prompt's end",
@@ -232,7 +227,7 @@ MUTATIONS = (
     mutation(
         "a report keeps the spacing of the start",
         "schedule/scheduler.py",
-        ("            restate_spacing(request)\n", ""),
+        ("            update_reported_spacing(request)\n", ""),
     ),
     mutation(
         "a request that waits does not see what it could share",
@@ -248,7 +243,7 @@ MUTATIONS = (
         "what is forgotten is told as evicted",
         "cache/store.py",
         (
-            "            entry.lost_checkpoint = False\n        self.evicted_keys = EvictedKeys(MOST_EVICTED_KEYS)\n",
+            "            entry.lost_checkpoint = False\n        self.evicted_keys = RecentKeys(MAX_EVICTED_KEYS)\n",
             "            entry.lost_checkpoint = False\n",
         ),
     ),
@@ -266,21 +261,21 @@ MUTATIONS = (
         "the pin stays behind when a request moves on",
         "cache/entering.py",
         (
-            "            holding.tip.num_pins -= 1\n        holding.tip = entered",
-            "            pass\n        holding.tip = entered",
+            "            holding.last_entry.num_pins -= 1\n        holding.last_entry = entered",
+            "            pass\n        holding.last_entry = entered",
         ),
     ),
     mutation(
         "a hit sets no pin",
         "cache/manager.py",
-        ("        holding.tip.num_pins += 1\n        holding.capacity", "        holding.capacity"),
+        ("        holding.last_entry.num_pins += 1\n        holding.capacity", "        request_cache.capacity"),
     ),
     mutation(
         "a request that ends leaves its pin",
         "cache/manager.py",
         (
-            "            holding.tip.num_pins -= 1\n        self.blocks.release",
-            "            pass\n        self.blocks.release",
+            "            holding.last_entry.num_pins -= 1\n        self.blocks.release",
+            "            pass\n        self.blocks.free",
         ),
     ),
     # Placement and what is told.
@@ -306,17 +301,17 @@ MUTATIONS = (
     mutation(
         "speculation: the next step reads the first state of the window",
         "cache/state_slots.py",
-        ("holding.read_slot = holding.slots[anchor]", "holding.read_slot = holding.slots[0]"),
+        ("holding.read_slot = holding.write_slots[anchor]", "holding.read_slot = holding.write_slots[0]"),
     ),
     mutation(
         "speculation: the anchor is not told when checkpoints are placed",
         "schedule/scheduler.py",
-        ("request.placement, row.samples, anchor)", "request.placement, row.samples)"),
+        ("request.checkpoint_positions, row.samples, anchor)", "request.checkpoint_positions, next_row.samples)"),
     ),
     mutation(
         "speculation: drafts behind a stop token count for the anchor",
         "schedule/scheduler.py",
-        ("self._enter(request, row, anchor=num_kept - 1)", "self._enter(request, row, len(row_result.token_ids) - 1)"),
+        ("self._commit(request, row, anchor=num_kept - 1)", "self._commit(request, next_row, len(row_result.token_ids) - 1)"),
     ),
     mutation(
         "speculation: another state of the window is kept for a boundary",
@@ -326,7 +321,7 @@ MUTATIONS = (
     mutation(
         "speculation: a slot is looked up in the window after one was left behind",
         "cache/entering.py",
-        ("slot = written[position - start]", "slot = holding.slots[position - start]"),
+        ("slot = written[position - start]", "slot = holding.write_slots[position - start]"),
     ),
     mutation(
         "speculation: boundaries inside a window are passed over",
@@ -341,7 +336,7 @@ MUTATIONS = (
     mutation(
         "speculation: checkpoints before a window stay for ever",
         "cache/entering.py",
-        ("    for checkpoint in holding.superseded:\n        _give_up(store, checkpoint)\n", ""),
+        ("    for checkpoint in holding.replaced_checkpoints:\n        _drop_unless_hit(store, checkpoint)\n", ""),
     ),
     mutation(
         "speculation: the checkpoint before a window's first state is not given up",
@@ -358,7 +353,7 @@ MUTATIONS = (
         "cache/entering.py",
         (
             "        if position not in entered:\n",
-            "        if holding.tip is None or position % len(holding.tip.token_ids):\n",
+            "        if holding.last_entry is None or position % len(holding.last_entry.token_ids):\n",
         ),
         (
             "        slot = written",
@@ -368,20 +363,20 @@ MUTATIONS = (
     mutation(
         "speculation: a request is admitted with fewer slots than its window has",
         "cache/manager.py",
-        ("        if not self.states.can_fill(holding) or not self.grow(", "        if not self.grow("),
+        ("        if not self.state_slots.can_allocate(holding) or not self.grow(", "        if not self.grow("),
     ),
     mutation(
         "speculation: a row waits for the slots of its drafts",
         "cache/state_slots.py",
         (
-            "return bool(holding.slots) or self.per_request == 0",
-            "return len(holding.slots) == self.per_request",
+            "return bool(holding.write_slots) or self.slots_per_request == 0",
+            "return len(holding.write_slots) == self.slots_per_request",
         ),
     ),
     mutation(
         "speculation: a row has drafts for which it has no slots",
         "schedule/decoding.py",
-        ("count = min(count, len(holding.slots) - 1)", "pass"),
+        ("count = min(count, len(holding.write_slots) - 1)", "pass"),
     ),
     mutation(
         "speculation: no blocks are asked for drafts",
@@ -424,7 +419,7 @@ MUTATIONS = (
         "cache/manager.py",
         (
             "needed = -(-num_tokens // self.block_size)\n        if holding",
-            "needed = -(-(num_tokens - 1) // self.block_size)\n        if holding",
+            "needed = -(-(num_tokens - 1) // self.block_size)\n        if request_cache",
         ),
     ),
     mutation(
@@ -435,22 +430,22 @@ MUTATIONS = (
     mutation(
         "images: a request holds on to what it has computed",
         "schedule/media.py",
-        ("            self.cache.keep(request.request_id, held_between_steps(request))\n", "            pass\n"),
+        ("            self.cache.unpin_except(request.request_id, image_in_progress(request))\n", "            pass\n"),
     ),
     mutation(
         "images: what a failed step was to encode stays",
         "schedule/scheduler.py",
-        ("self.encoder_cache.settle(succeeded=False)", "self.encoder_cache.settle(succeeded=True)"),
+        ("self.encoder_cache.finish_step(succeeded=False)", "self.encoder_cache.finish_step(succeeded=True)"),
     ),
     mutation(
         "images: a request is admitted though its row has no room for the first",
         "schedule/admission.py",
-        ("if self._media.reach(request, start, end) < end:", "if False:"),
+        ("if self._media.max_chunk_end(request, start, end) < end:", "if False:"),
     ),
     mutation(
         "images: without chunked prefill a prompt begins though not all of its images fit",
         "schedule/admission.py",
-        ("end = start + 1 if limits.enable_chunked_prefill or is_cut else", "end = start + 1 if True else"),
+        ("end = start + 1 if limits.enable_chunked_prefill or is_cut else", "end = start_first + 1 if True else"),
     ),
     mutation(
         "images: a request lets go of the one in whose midst it stands",
@@ -460,7 +455,7 @@ MUTATIONS = (
     mutation(
         "images: the hash of a block does not tell them apart",
         "cache/chain.py",
-        ('                content += _framed(b"media", digest)\n', "                pass\n"),
+        ("                content += _length_prefixed(b\"media\", digest)\n", "                pass\n"),
     ),
     mutation(
         "files: what was matched is evicted for what goes on from it",
@@ -493,7 +488,7 @@ MUTATIONS = (
     mutation(
         "files: those that were forgotten are found",
         "cache/store.py",
-        ("self.files.directory.forget()", "pass"),
+        ("self.files.directory.clear()", "pass"),
     ),
     mutation(
         "files: a name does not tell what stands before a block",
@@ -503,7 +498,7 @@ MUTATIONS = (
     mutation(
         "files: a checksum is not compared",
         "cache/files/packed.py",
-        (" or checksum != checksum_of(packed[CHECKED_FROM:])", ""),
+        (" or checksum != file_checksum(packed[CHECKSUM_START:])", ""),
     ),
     mutation(
         "files: the limit is not kept",
@@ -528,7 +523,7 @@ MUTATIONS = (
     mutation(
         "files: engines write under one name",
         "cache/files/directory.py",
-        ("{secrets.token_hex(4)}{UNFINISHED}", "{UNFINISHED}"),
+        ("{secrets.token_hex(4)}{PARTIAL_SUFFIX}", "{PARTIAL_SUFFIX}"),
     ),
     mutation(
         "files: a salt may end in what looks like an image",
@@ -538,7 +533,7 @@ MUTATIONS = (
     mutation(
         "files: at the end more is written than files may hold",
         "cache/files/exchange.py",
-        ("in _that_fit(kept, windows, files)", "in kept"),
+        ("in _within_limit(kept, windows, files)", "in kept"),
     ),
     mutation(
         "files: a folder that was cleared away stays away",
@@ -563,7 +558,7 @@ MUTATIONS = (
     mutation(
         "files: a pane of a leaf is lost",
         "cache/store.py",
-        ("            self._save_pane(entry.pane)\n", "            pass\n"),
+        ("            self._save_pane(entry.window_block)\n", "            pass\n"),
     ),
     mutation(
         "files: a pane that makes room is lost",
@@ -573,12 +568,12 @@ MUTATIONS = (
     mutation(
         "files: panes inside a text are written",
         "cache/store.py",
-        ("self.files is not None and tier_of(pane) > 0:", "self.files is not None:"),
+        ("self.files is not None and utility_tier(pane) > 0:", "self.files is not None:"),
     ),
     mutation(
         "files: a state is written without its window",
         "cache/files/tier.py",
-        ("                self.save_pane(each, each.pane.id)\n", "                pass\n"),
+        ("                self.save_window_block(each, each.window_block.id)\n", "                pass\n"),
     ),
     mutation(
         "files: a state whose window is gone is written",
@@ -588,7 +583,7 @@ MUTATIONS = (
     mutation(
         "files: panes at the end are lost",
         "cache/files/exchange.py",
-        ("            files.save_pane(entry, entry.pane.id)\n", "            pass\n"),
+        ("            files.save_window_block(entry, entry.window_block.id)\n", "            pass\n"),
     ),
     mutation(
         "files: panes of a hit are not looked for",
@@ -598,7 +593,7 @@ MUTATIONS = (
     mutation(
         "files: panes in memory are not held while others are read",
         "cache/files/exchange.py",
-        ("        store.panes.retain(panes)\n", "        panes = []\n"),
+        ("        store.window_blocks.retain(panes)\n", "        window_blocks = []\n"),
     ),
     mutation(
         "files: a damaged pane is not told",
@@ -611,7 +606,7 @@ MUTATIONS = (
     mutation(
         "files: a pane that was read is not written to its memory",
         "cache/files/exchange.py",
-        ("        files.memory.write_pane(pane, contents)\n", ""),
+        ("        files.memory.write_window_block(pane, contents)\n", ""),
     ),
     # Requests that move.
     mutation(
@@ -633,32 +628,32 @@ MUTATIONS = (
         "move: a state that came is not read",
         "cache/manager.py",
         (
-            "            holding.read_slot = holding.slots[0]\n            memory.write_slot(holding.read_slot",
-            "            memory.write_slot(holding.slots[0]",
+            "            holding.read_slot = holding.write_slots[0]\n            memory.write_slot(holding.read_slot",
+            "            memory.write_slot(request_cache.write_slots[0]",
         ),
     ),
     mutation(
         "move: a request reads a checkpoint beside the state that came",
         "cache/manager.py",
-        ("holding.tip.checkpoint is not None and reads_checkpoint:", "holding.tip.checkpoint is not None:"),
+        ("holding.last_entry.checkpoint is not None and reads_checkpoint:", "request_cache.last_entry.checkpoint is not None:"),
     ),
     mutation(
         "move: a block that is not full is indexed",
         "cache/manager.py",
         (
-            "enter_blocks(self.store, holding, chain, carried.num_tokens)",
-            "enter_blocks(self.store, holding, chain, len(carried.blocks) * self.block_size)",
+            "commit_blocks(self.store, holding, chain, carried.num_tokens)",
+            "commit_blocks(self.store, request_cache, chain, len(carried.blocks) * self.block_size)",
         ),
     ),
     mutation(
         "move: full blocks that came are not indexed",
         "cache/manager.py",
-        ("            enter_blocks(self.store, holding, chain, carried.num_tokens)\n", ""),
+        ("            commit_blocks(self.store, holding, chain, carried.num_tokens)\n", ""),
     ),
     mutation(
         "move: the state is that of another slot",
         "schedule/carry.py",
-        ("memory.read_slot(holding.read_slot)", "memory.read_slot(holding.slots[-1])"),
+        ("memory.read_slot(holding.read_slot)", "memory.read_slot(request_cache.slots[-1])"),
     ),
     mutation(
         "move: a block is copied with what stands behind its tokens",
@@ -668,17 +663,17 @@ MUTATIONS = (
     mutation(
         "move: who waits loses what came with it when it moves on",
         "schedule/carry.py",
-        ("        return request.carried\n", "        return None\n"),
+        ("        return request.kv_snapshot\n", "        return None\n"),
     ),
     mutation(
         "move: a request begins where the index has it, and not where it was",
         "schedule/admission.py",
-        ("start = match.hit if carried is None else carried.num_tokens", "start = match.hit"),
+        ("start = match.hit if carried is None else carried.num_tokens", "start_first = match.hit"),
     ),
     mutation(
         "move: what came is taken though the index has more",
         "schedule/admission.py",
-        ("carried is not None and carried.num_tokens > match.hit else None", "carried is not None else None"),
+        ("carried is not None and carried.num_tokens > match.hit else None", "kv_snapshot is not None else None"),
     ),
     mutation(
         "move: more blocks of the index are attached than were carried",
@@ -688,73 +683,73 @@ MUTATIONS = (
     mutation(
         "move: what came is kept after it was admitted",
         "schedule/admission.py",
-        ("        request.carried, request.num_elsewhere = None, 0\n", "        request.num_elsewhere = 0\n"),
+        ("        request.kv_snapshot, request.num_imported_tokens = None, 0\n", "        request.num_imported_tokens = 0\n"),
     ),
     mutation(
         "move: tokens that are lost are not counted",
         "schedule/admission.py",
-        ("            self.moves.recomputed_tokens += max(0, request.num_elsewhere - start)\n", "            pass\n"),
+        ("            self.moves.recomputed_tokens += max(0, request.num_imported_tokens - start)\n", "            pass\n"),
     ),
     mutation(
         "move: who has begun elsewhere waits behind all",
         "schedule/queues.py",
-        ("self._turns.now if request.has_begun else self._turns", "self._turns"),
+        ("self._turns.current if request.was_imported else self._turns", "self._turns"),
     ),
     mutation(
         "move: panes that came are not written",
         "cache/manager.py",
         (
-            "                memory.write_pane(holding.pane_table[index], carried.panes[index - holding.first_pane])\n",
+            "                memory.write_window_block(holding.window_block_table[index], carried.window_blocks[index - holding.first_window_block])\n",
             "                pass\n",
         ),
     ),
     mutation(
         "move: panes that the index has are evicted for those that came",
         "cache/panes.py",
-        ("        self._store.panes.retain(kept.values())\n", ""),
+        ("        self._store.window_blocks.retain(kept.values())\n", ""),
         (
             "        ids = kept | taken\n",
-            "        self._store.panes.retain(kept.values())\n        ids = kept | taken\n",
+            "        self._store.window_blocks.retain(kept.values())\n        ids = kept | taken\n",
         ),
     ),
     mutation(
         "move: the index does not keep the panes of its blocks",
         "cache/panes.py",
-        ("                self._store.keep_pane(indexed[number], id)\n", "                pass\n"),
+        ("                self._store.add_window_block(indexed[number], id)\n", "                pass\n"),
     ),
     mutation(
         "move: panes of other blocks are carried",
         "schedule/carry.py",
-        ('copied("pane", holding.pane_table, holding.first_pane)', 'copied("pane", holding.pane_table, 0)'),
+        ("copied(\"pane\", holding.window_block_table, holding.first_window_block)", "copied(\"pane\", request_cache.window_block_table, 0)"),
     ),
     # Panes: what requests keep of layers with a window, and what of it is cached.
     mutation(
         "panes: a request lets go of one that it still sees",
         "cache/pane_rules.py",
-        ("return max(0, position // self.block_size - self.of_window)", "return max(0, position // self.block_size)"),
+        ("return max(0, position // self.block_size - self.blocks_per_window)", "return max(0, position // self.block_size)"),
     ),
     mutation(
         "panes: the window before the last boundary is let go of",
         "cache/pane_rules.py",
         (
-            "return max(0, position // self.block_size - self.of_window)",
+            "return max(0, position // self.block_size - self.blocks_per_window)",
             "return max(0, (position - self.window + 1) // self.block_size)",
         ),
     ),
     mutation(
         "panes: a request keeps all of them",
         "cache/panes.py",
-        ("        first = min(self.rules.first(position), len(holding.pane_table))\n", "        first = 0\n"),
+        ("        first = min(self.rules.first_block(position), len(holding.window_block_table))\n", "        first_block = 0\n"),
     ),
     mutation(
         "panes: those of drafts that were not kept are kept",
         "cache/panes.py",
-        ("        end = position // self.rules.block_size + 1\n", "        end = len(holding.pane_table)\n"),
+        ("        end = position // self.rules.block_size + 1\n", "        end = len(holding.window_block_table)\n"),
     ),
     mutation(
         "panes: too few are promised to a request",
         "cache/pane_rules.py",
-        ("        return self.of_window + 2\n", "        return self.of_window + 1\n"),
+        ("        return self.blocks_per_window + 2\n", "        return self.blocks_per_window + 1\n"),
     ),
     mutation(
         "panes: none are set aside for the rows of a step",
@@ -764,40 +759,40 @@ MUTATIONS = (
     mutation(
         "panes: more are promised than there are",
         "cache/panes.py",
-        ("if self.num_left < before and self.num_left < spare:", "if False:"),
+        ("if self.num_unreserved < before and self.num_unreserved < spare:", "if False:"),
     ),
     mutation(
         "panes: what was promised to a request that ends stays promised",
         "cache/panes.py",
-        ("        self.promise(holding, 0)\n", ""),
+        ("        self.reserve(holding, 0)\n", ""),
     ),
     mutation(
         "panes: those of a request that ends leak",
         "cache/panes.py",
         (
-            "        self._store.release_panes(holding.pane_table[holding.first_pane :])\n        holding.pane_table,",
-            "        holding.pane_table,",
+            "        self._store.release_window_blocks(holding.window_block_table[holding.first_window_block :])\n        holding.window_block_table,",
+            "        holding.window_block_table,",
         ),
     ),
     mutation(
         "panes: those that are hit are not referenced",
         "cache/panes.py",
-        ("        self._store.panes.retain(ids)\n", ""),
+        ("        self._store.window_blocks.retain(ids)\n", ""),
     ),
     mutation(
         "panes: a hit is taken where one of its window is gone",
         "cache/store.py",
-        ("depth = index if num_panes >= min(self.of_window, index) else depth", "depth = index"),
+        ("depth = index if num_panes >= min(self.blocks_per_window, index) else depth", "depth = index"),
     ),
     mutation(
         "panes: a hit is taken though a pane in the middle of its window is gone",
         "cache/store.py",
-        ("num_panes = 0 if entry.pane is None else num_panes + 1", "num_panes += entry.pane is not None"),
+        ("num_panes = 0 if entry.window_block is None else num_panes + 1", "num_panes += entry.window_block is not None"),
     ),
     mutation(
         "panes: a hit needs one more than its window has",
         "cache/store.py",
-        ("if num_panes >= min(self.of_window, index)", "if num_panes >= min(self.of_window + 1, index)"),
+        ("if num_panes >= min(self.blocks_per_window, index)", "if num_panes >= min(self.blocks_per_window + 1, index)"),
     ),
     mutation(
         "panes: a hit is taken where no checkpoint stands",
@@ -807,46 +802,46 @@ MUTATIONS = (
     mutation(
         "panes: one that was computed is not entered",
         "cache/entering.py",
-        ("            _enter_pane(store, holding, entry, index)\n", "            pass\n"),
+        ("            _commit_window_block(store, holding, entry, index)\n", "            pass\n"),
     ),
     mutation(
         "panes: one that was given up for an equal one leaks",
         "cache/entering.py",
-        ("    store.panes.release((own,))\n", ""),
+        ("    store.window_blocks.release((own,))\n", ""),
     ),
     mutation(
         "panes: an equal one is not taken in place of one's own",
         "cache/entering.py",
-        ("(*table[:index], entry.pane.id, *table[index + 1 :])", "table"),
+        ("(*table[:index], entry.window_block.id, *table[index + 1 :])", "table"),
     ),
     mutation(
         "panes: that of a block that leaves the index stays behind",
         "cache/store.py",
         (
-            "        if entry.pane is not None:\n            self._drop_pane(entry.pane)\n",
-            "        entry.pane = None\n",
+            "        if entry.window_block is not None:\n            self._drop_pane(entry.window_block)\n",
+            "        entry.window_block = None\n",
         ),
     ),
     mutation(
         "panes: those in use are evicted",
         "cache/store.py",
-        ("(pane for pane in index.panes if self.panes.is_idle(pane.id))", "index.panes"),
-        ("index.pane_of(pane.id) is pane and self.panes.is_idle(pane.id)", "index.pane_of(pane.id) is pane"),
+        ("(pane for pane in index.window_blocks if self.window_blocks.is_idle(pane.id))", "index.window_blocks"),
+        ("index.window_block_of(pane.id) is pane and self.window_blocks.is_idle(pane.id)", "index.window_block_of(window_block.id) is window_block"),
     ),
     mutation(
         "panes: one that became idle waits until all have gone",
         "cache/store.py",
-        ("                self._panes.offer(pane)\n", "                pass\n"),
+        ("                self._panes.push(pane)\n", "                pass\n"),
     ),
     mutation(
         "panes: those at the end of a text go first",
         "cache/manager.py",
-        ("            self.store.use_window(holding.tip)\n", ""),
+        ("            self.store.touch_window(holding.last_entry)\n", ""),
     ),
     mutation(
         "panes: a hit does not make them stay",
         "cache/manager.py",
-        ("        self.store.use_window(holding.tip, is_hit=True)\n", ""),
+        ("        self.store.touch_window(holding.last_entry, is_hit=True)\n", ""),
     ),
     mutation(
         "panes: those where a text parts from another go first",
@@ -856,12 +851,12 @@ MUTATIONS = (
     mutation(
         "panes: a block at a text's end that lacks one does not go first",
         "cache/eviction.py",
-        ("        return Worth(tier=0, last_use=entry.last_use, efficiency=0.0)\n", "        pass\n"),
+        ("        return Utility(tier=0, last_use=entry.last_use, efficiency=0.0)\n", "        pass\n"),
     ),
     mutation(
         "panes: those of idle blocks stay when all is forgotten",
         "cache/store.py",
-        ("for pane in [each for each in self.index.panes if self.panes.is_idle(each.id)]:", "for pane in ():"),
+        ("for pane in [each for each in self.index.window_blocks if self.window_blocks.is_idle(each.id)]:", "for window_block in ():"),
     ),
     mutation(
         "panes: what lacks a window is told as without a checkpoint",
@@ -876,7 +871,7 @@ MUTATIONS = (
     mutation(
         "panes: a request waits no more where there are none for it",
         "schedule/admission.py",
-        ("match, spare_blocks, spare_panes, reads_checkpoint", "match, spare_blocks, 0, reads_checkpoint"),
+        ("match, spare_blocks, spare_panes, uses_checkpoint", "match, spare_blocks, 0, uses_checkpoint"),
     ),
     mutation(
         "panes: one that lacks them is admitted only when it finds more blocks",
@@ -886,6 +881,6 @@ MUTATIONS = (
     mutation(
         "panes: those that no token sees are not let go of",
         "schedule/scheduler.py",
-        ("        if cache.panes is not None:\n", "        if False:\n"),
+        ("        if cache.window_blocks is not None:\n", "        if False:\n"),
     ),
 )

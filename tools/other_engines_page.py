@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from ostinato.cli.other_engines import HERE, REFUSED
+from ostinato.cli.other_engines import FLAG_EQUIVALENTS, REFUSED
 
 PAGE = Path(__file__).parent.parent / "docs/flags-of-other-engines.md"
 HEAD = """# Flags of other engines
@@ -23,8 +23,8 @@ from the code.
 
 def page() -> str:
     known = [
-        ("Another name", "here", {flag: _code(ours) for flag, ours in HERE.items() if ours is not None}),
-        ("Leave out", "here", {flag: "needs no flag" for flag, ours in HERE.items() if ours is None}),
+        ("Another name", "here", {flag: _code(ours) for flag, ours in FLAG_EQUIVALENTS.items() if ours is not None}),
+        ("Leave out", "here", {flag: "needs no flag" for flag, ours in FLAG_EQUIVALENTS.items() if ours is None}),
         ("No counterpart", "why", {flag: _code(why) for flag, why in REFUSED.items()}),
     ]
     return HEAD + "\n".join(_table(title, column, answers) for title, column, answers in known)

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "src"))
 
 from ostinato.config import EngineConfig  # noqa: E402
-from ostinato.engine.engine import Engine  # noqa: E402
+from ostinato.engine.engine import EngineCore  # noqa: E402
 from ostinato.engine.outputs import RequestOutput  # noqa: E402
 from ostinato.sample.params import SamplingParams  # noqa: E402
 
@@ -28,7 +28,7 @@ STEADY = 36
 """Tokens that each request has then: past the first blocks, and inside one."""
 
 
-def traced_step(engine: Engine) -> tuple[Counter[str], int]:
+def traced_step(engine: EngineCore) -> tuple[Counter[str], int]:
     """(calls by file of the package, calls into other files) of the engine's next step in which nothing new happens."""
     known: set[int] = set()
     while True:
@@ -41,7 +41,7 @@ def traced_step(engine: Engine) -> tuple[Counter[str], int]:
         known |= tokens
 
 
-def _trace(engine: Engine) -> tuple[Counter[str], int, list[RequestOutput]]:
+def _trace(engine: EngineCore) -> tuple[Counter[str], int, list[RequestOutput]]:
     """Of the next step: calls by file, calls into other files, and the outputs."""
     files: Counter[str] = Counter()
     others = 0
@@ -75,10 +75,10 @@ def main() -> None:
         max_num_seqs=arguments.rows,
         graph_mode="none" if arguments.no_graphs else "full_and_piecewise",
     )
-    engine = Engine(config)
+    engine = EngineCore(config)
     params = SamplingParams(max_tokens=4 * STEADY, ignore_eos=True)
     for row in range(arguments.rows):
-        engine.add([10 + row] * 4, params)
+        engine.add_request([10 + row] * 4, params)
     for _ in range(STEADY):
         engine.step()
     files, others = traced_step(engine)

@@ -20,16 +20,16 @@ from triton.compiler import make_backend
 from triton.runtime.jit import create_function_from_signature
 from triton_operations import call_operations
 
-from ostinato.layers.build import Build
+from ostinato.layers.build import WeightAllocator
 from ostinato.models.checkpoint import model_spec, read_config
 from ostinato.models.loader import build_model
 from ostinato.ops.facts import OPERATIONS
-from ostinato.ops.kernels import Ops, Tap, triton_kernel
+from ostinato.ops.kernels import Ops, CallHook, triton_kernel
 from ostinato.ops.launches.table import Launch
 from ostinato.ops.step import (
     ENCODER_TABLE,
     EncoderInputs,
-    LayerMemory,
+    LayerCache,
     StepInputs,
     encoder_sizes,
     step_sizes,
@@ -132,10 +132,10 @@ def stand_in(name: str) -> Callable[..., torch.Tensor]:
 
 
 def meta_ops() -> Ops:
-    return Ops({name: triton_kernel(name) if row.triton else stand_in(name) for name, row in OPERATIONS.items()}, Tap())
+    return Ops({name: triton_kernel(name) if row.triton else stand_in(name) for name, row in OPERATIONS.items()}, CallHook())
 
 
-def meta_memory(spec: ModelSpec, dtype: torch.dtype, state_dtype: torch.dtype, slots: int) -> list[LayerMemory]:
+def meta_memory(spec: ModelSpec, dtype: torch.dtype, state_dtype: torch.dtype, slots: int) -> list[LayerCache]:
     """Of a model's layers, with some blocks and slots."""
 
     def empty(*shape: int, of: torch.dtype = dtype) -> torch.Tensor:
@@ -154,9 +154,9 @@ def meta_memory(spec: ModelSpec, dtype: torch.dtype, state_dtype: torch.dtype, s
                 array.name: empty(slots, *array.shape, of=dtypes[array.dtype]) for array in mixer.state.arrays
             }
             parts["noise"] = None if state_dtype == torch.float32 else len(memory)
-        memory.append(LayerMemory(**parts))
+        memory.append(LayerCache(**parts))
     if (vision := spec.vision) is not None:
-        memory.append(LayerMemory(media=empty(64, 1 + len(vision.deepstack_layers), spec.hidden_size)))
+        memory.append(LayerCache(media=empty(64, 1 + len(vision.deepstack_layers), spec.hidden_size)))
     return memory
 
 
@@ -202,11 +202,11 @@ def noted(capability: int) -> Iterator[list[Call]]:
 def run_model(directory: Path, dtype: str, state_dtype: str, steps: Sequence[tuple[int, int, int]] = STEPS) -> None:
     """Its steps, and its encoder, on tensors without memory."""
     spec = model_spec(read_config(directory))
-    model = build_model(Build(meta_ops(), getattr(torch, dtype), META), spec)
+    model = build_model(WeightAllocator(meta_ops(), getattr(torch, dtype), META), spec)
     memory = meta_memory(spec, getattr(torch, dtype), getattr(torch, state_dtype), slots=1024)
     for step in steps:
         hidden = model(meta_step(*step, takes_images=spec.vision is not None), memory)
-        triton_kernel("sample")(model.logits(hidden[: max(step[0] * step[1], 1)]))
+        triton_kernel("sample")(model.compute_logits(hidden[: max(step[0] * step[1], 1)]))
     if spec.vision is not None:
         for tokens in (64, 1024):
             model.encode(meta_images(spec, tokens))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ostinato.bench.figures import Trace
+from ostinato.bench.figures import RoundTrace
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Workload:
         Prefill: the prompt's tokens over the time from handing it over to its first token. Decode: the tokens that came
         after every request had its first, over the time since then.
         """
-        kept = [Trace(**trace) for trace in traces]
+        kept = [RoundTrace(**trace) for trace in traces]
         prefills = kept[2 : 2 + self.prefills]
         decodes = kept[2 + self.prefills :][1::2]
         return {

@@ -113,7 +113,7 @@ class ForkError(OstinatoError):
         super().__init__(f"{message}: the threads that compute stayed behind, and it would wait for ever; {remedy}")
 
 
-def reason(error: Exception) -> str:
+def os_error_text(error: Exception) -> str:
     """Return why a file could not be read or written, in the system's words without its numbers and paths."""
     if isinstance(error, UnicodeDecodeError):
         return "it is not text in UTF-8"
@@ -122,7 +122,7 @@ def reason(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error)
 
 
-def problem_of(found: Mapping[str, Any], equals: str = " = ") -> tuple[str, list[Remedy]]:
+def validation_problem(found: Mapping[str, Any], equals: str = " = ") -> tuple[str, list[Remedy]]:
     """Return pydantic's problem with one setting as text, and the nearest legal value as a remedy, if there is one."""
     # A wrong key of an object is the problem's input: pydantic marks its location by `[key]`.
     loc = found["loc"][:-2] if found["loc"][-1:] == ("[key]",) else found["loc"]

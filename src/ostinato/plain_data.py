@@ -9,19 +9,19 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
 
-from ostinato.errors import ModelError, reason
+from ostinato.errors import ModelError, os_error_text
 
 Data = TypeVar("Data")
 
 
-def to_plain(value: Any) -> Any:
+def to_json_data(value: Any) -> Any:
     """Return a dataclass, or any other type that pydantic knows, as plain data for `json.dumps`."""
     kind: Any = type(value)
     return _adapter(kind).dump_python(value, mode="json", by_alias=True)
 
 
 def from_plain(kind: type[Data], data: Any) -> Data:
-    """Return the `kind` that `to_plain` made `data` from.
+    """Return the `kind` that `to_json_data` made `data` from.
 
     pydantic's ValidationError if the data does not describe one.
     """
@@ -31,8 +31,8 @@ def from_plain(kind: type[Data], data: Any) -> Data:
 
 
 def save_json(value: Any, path: Path) -> None:
-    """Write the result of `to_plain` as indented JSON."""
-    path.write_text(json.dumps(to_plain(value), indent=2) + "\n", encoding="utf-8")
+    """Write the result of `to_json_data` as indented JSON."""
+    path.write_text(json.dumps(to_json_data(value), indent=2) + "\n", encoding="utf-8")
 
 
 def load_json(kind: type[Data], path: Path) -> Data:
@@ -53,7 +53,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ModelError(f"{path} cannot be read: {reason(error)}") from None
+        raise ModelError(f"{path} cannot be read: {os_error_text(error)}") from None
     if not isinstance(value, dict):
         raise ModelError(f"{path} should hold an object, not a {type(value).__name__}")
     return value

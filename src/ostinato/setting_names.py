@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic_core import ErrorDetails
 
-from ostinato.errors import ConfigError, Remedy, problem_of
+from ostinato.errors import ConfigError, Remedy, validation_problem
 
 ALIASES = {
     "mamba_ssm_cache_dtype": "ssm_state_dtype",
@@ -24,7 +24,7 @@ ALIASES = {
 }
 """vLLM's names for settings of the same meaning. They work wherever a setting is named."""
 
-NOT_HERE = {
+UNSUPPORTED_SETTINGS = {
     "enforce_eager": "here it is graph_mode='none'",
     "trust_remote_code": "leave it out; no code of a checkpoint is ever run",
     "swap_space": "leave it out; requests that lose their memory are computed again",
@@ -69,7 +69,7 @@ def config_error(problems: list[ErrorDetails], settings: Iterable[str]) -> Confi
         if problem["type"] == "extra_forbidden":
             lines.append(_unknown_setting(name, settings))
             continue
-        text, nearest = problem_of(problem)
+        text, nearest = validation_problem(problem)
         if name == "kv_cache_dtype" and str(problem["input"]) in KV_CACHE_DTYPES:
             there_is, why = KV_CACHE_DTYPES[problem["input"]]
             text, nearest = f"{name} = {problem['input']!r}: {why}", [Remedy(name, there_is)]
@@ -83,8 +83,8 @@ def config_error(problems: list[ErrorDetails], settings: Iterable[str]) -> Confi
 
 
 def _unknown_setting(name: str, settings: Iterable[str]) -> str:
-    if name in NOT_HERE:
-        return f"{name} is not a setting: {NOT_HERE[name]}"
+    if name in UNSUPPORTED_SETTINGS:
+        return f"{name} is not a setting: {UNSUPPORTED_SETTINGS[name]}"
     known = [*settings, *ALIASES]
     close = get_close_matches(name, known, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(close)}?" if close else f"the known ones are {', '.join(known)}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import MutableMapping
 
-TURNS = 10_000
+SPIN_TURNS = 10_000
 """Spins of a fraction of a millisecond, for a process that may have to share the machine.
 
 libgomp's own count is 300,000. If another process has taken one of the cores, the threads on the other cores spin until
@@ -14,7 +14,7 @@ TURNS_BESIDE_SERVER = 1000
 """Spins of some microseconds, for a server's engine process, which needs a core between any two steps."""
 
 
-def wait_briefly(environment: MutableMapping[str, str], turns: int = TURNS) -> None:
+def limit_spin_wait(environment: MutableMapping[str, str], turns: int = SPIN_TURNS) -> None:
     """Set the OpenMP spin count in `environment`, for a process that has not loaded libgomp yet.
 
     libgomp comes with torch. A thread spins `turns` times before it gives its core to others. The user's own

@@ -11,10 +11,10 @@ import torch
 from ostinato import ConfigError, EngineConfig
 from ostinato.bench.comparison import check_peer, compare
 from ostinato.bench.drive import Workload, bench_config
-from ostinato.bench.figures import Trace, percentiles, spread
+from ostinato.bench.figures import RoundTrace, percentiles, spread
 from ostinato.bench.floor import Bandwidth, DecodeBytes, decode_bytes, floor_figures, measure_bandwidth
 from ostinato.bench.throughput import PHASES, latency, latency_figures, startup, throughput, throughput_figures
-from ostinato.bench.worker import ask
+from ostinato.bench.worker import run_in_process
 from ostinato.cli.main import main
 from ostinato.models.checkpoint import model_spec, read_config
 from ostinato.plan.device.detect import find_device
@@ -24,7 +24,7 @@ from tests.support.checkpoints import VOCAB_SIZE, checkpoint
 MODELS = Path(__file__).parents[2] / "benchmarks" / "models"
 TINY = {"threads": 1, "dtype": "float32", "cache_memory": "16MiB"}
 
-ROUND = Trace(
+ROUND = RoundTrace(
     prompt_tokens=30,
     token_times=[[1.0, 2.0, 4.0], [2.0, 4.0, 5.0]],
     step_ends=[1.0, 2.0, 4.0, 5.0],
@@ -49,14 +49,14 @@ def test_decode_counts_only_what_comes_after_every_first_token() -> None:
 
 
 def test_a_round_of_one_token_has_no_decode_rate() -> None:
-    figures = throughput_figures([Trace(8, [[0.5]], [0.5])])
+    figures = throughput_figures([RoundTrace(8, [[0.5]], [0.5])])
     assert figures["decode_tokens_per_second"] is None
     assert figures["decode_step_seconds"] is None
     assert figures["prefill_tokens_per_second"]["median"] == 16
 
 
 def test_rates_are_spread_over_rounds() -> None:
-    slow = Trace(30, [[t * 2 for t in times] for times in ROUND.token_times], [t * 2 for t in ROUND.step_ends])
+    slow = RoundTrace(30, [[t * 2 for t in times] for times in ROUND.token_times], [t * 2 for t in ROUND.step_ends])
     assert throughput_figures([ROUND, slow, ROUND])["seconds"] == {"median": 5.0, "min": 5.0, "max": 10.0}
     assert spread([]) is None
 
@@ -176,7 +176,7 @@ def test_startup_times_a_whole_process() -> None:
 def test_an_error_in_a_process_is_raised_in_the_one_that_asked() -> None:
     batches = [{"prompts": [[1, 2, 3]], "output_len": 1}]
     with pytest.raises(ConfigError, match="max_num_seqs") as refused:
-        ask("ostinato", {"settings": {"model": "demo", "max_num_seqs": 0}, "batches": batches})
+        run_in_process("ostinato", {"settings": {"model": "demo", "max_num_seqs": 0}, "batches": batches})
     assert [(remedy.setting, remedy.value) for remedy in refused.value.remedies] == [("max_num_seqs", 1)]
 
 

@@ -13,10 +13,10 @@ from rich.console import Console
 from ostinato import CapacityError, ConfigError, EngineConfig
 from ostinato.bench.figures import (
     KernelShares,
-    StepTimes,
+    GraphStepTimes,
     capture_figures,
     largest_cliff,
-    least_steps,
+    min_steps,
     overall_figures,
     speed_ratio,
     step_figures,
@@ -33,13 +33,13 @@ from ostinato.bench.graph_speed import (
 from ostinato.bench.reports import check_plot
 from ostinato.bench.steps import Stopwatch, kernel_shares, make_decode_steps, run_eagerly, take_turns
 from ostinato.cli.main import main
-from ostinato.engine.run.inputs import step_inputs
+from ostinato.engine.run.inputs import make_step_inputs
 from tests.support.checkpoints import VOCAB_SIZE, checkpoint
 from tests.support.engines import make_engine
 
 TINY = {"threads": 1, "dtype": "float32", "cache_memory": "16MiB", "capture_sizes": (8,), "capture_rows": (2, 4)}
 FLAGS = ["--threads", "1", "--cache-memory", "16MiB", "--capture-sizes", "8", "--capture-rows", "2,4"]
-TIMES = StepTimes(rows=3, eager=[0.2, 0.4, 0.3], graph=[0.1, 0.1, 0.3])
+TIMES = GraphStepTimes(rows=3, eager=[0.2, 0.4, 0.3], graph=[0.1, 0.1, 0.3])
 
 
 def quiet(_: str) -> None:
@@ -52,7 +52,7 @@ def measure(name: str, bench: GraphBench, **settings: Any) -> dict[str, Any]:
 
 def figures_of(rows: int, eager: float, graph: float, size: int | None = 4) -> dict[str, Any]:
     """Of a step that took so many seconds."""
-    return step_figures(StepTimes(rows, [eager], [graph]), "full", size, "tape")
+    return step_figures(GraphStepTimes(rows, [eager], [graph]), "full", size, "tape")
 
 
 def test_a_step_has_medians_in_milliseconds_and_the_speed_of_pairs() -> None:
@@ -95,11 +95,11 @@ def test_a_cliff_is_found_whether_it_goes_up_or_down() -> None:
 
 
 def test_the_same_figures_are_made_of_the_least_times() -> None:
-    times = [TIMES, StepTimes(4, [0.3, 0.9, 0.9], [0.4, 0.5, 0.5])]
+    times = [TIMES, GraphStepTimes(4, [0.3, 0.9, 0.9], [0.4, 0.5, 0.5])]
     steps = [step_figures(each, "full", 4, "tape") for each in times]
-    steps.append(step_figures(StepTimes(5, [0.6], [0.1]), "eager", None, "tape"))
+    steps.append(step_figures(GraphStepTimes(5, [0.6], [0.1]), "eager", None, "tape"))
     assert [step["least_ms"].keys() for step in steps] == [{"eager", "tape"}, {"eager", "tape"}, {"eager"}]
-    least = overall_figures(least_steps(steps), "tape")
+    least = overall_figures(min_steps(steps), "tape")
     assert least["ratio"] == {"median": pytest.approx(1.375), "worst": pytest.approx(0.75), "worst_rows": 4}
     assert least["cliff"]["eager"] == {"ratio": pytest.approx(2), "from": 4, "to": 5}
     assert least["cliff"]["tape"] == {"ratio": pytest.approx(4), "from": 3, "to": 4}
@@ -116,7 +116,7 @@ def test_capture_is_also_told_per_graph() -> None:
 def test_a_decode_step_by_hand_is_what_the_engine_would_run(name: str) -> None:
     engine = make_engine(name, max_num_batched_tokens=20)
     steps = make_decode_steps(engine.runner, (1, 3), prompt_len=37, vocab_size=VOCAB_SIZE)
-    step, first = (step_inputs(steps[size], engine.runner.block_size, torch.device("cpu")) for size in (3, 1))
+    step, first = (make_step_inputs(steps[size], engine.runner.block_size, torch.device("cpu")) for size in (3, 1))
     assert step.num_decode_rows == 3
     assert step.positions.tolist() == step.start_positions.tolist() == [37] * 3
     assert step.kv_lens.tolist() == [38] * 3
@@ -228,7 +228,7 @@ def test_an_open_max_num_seqs_and_its_ladder_stay_as_they_are_without_the_benchm
 def test_settings_that_leave_nothing_to_measure_are_refused_before_a_weight_is_loaded(
     settings: dict[str, Any], setting: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ostinato.engine.engine.Engine", lambda _: pytest.fail("loaded"))
+    monkeypatch.setattr("ostinato.engine.engine.EngineCore", lambda _: pytest.fail("loaded"))
     with pytest.raises(ConfigError) as refused:
         measure("llama", GraphBench(rows=(2,), prompt_len=4, rounds=1), **settings)
     assert refused.value.remedies[0].setting == setting
@@ -283,10 +283,10 @@ def test_the_command_prints_tables_or_json(capsys: pytest.CaptureFixture[str]) -
 def test_the_tables_of_a_gpu_show_its_floor_and_no_time_in_kernels(capsys: pytest.CaptureFixture[str]) -> None:
     floor = {"step_seconds": 0.05, "fraction_reached": 0.5}
     steps = [step_figures(TIMES, "piecewise", 4, "cuda", floor=floor)]
-    steps.append(step_figures(StepTimes(9, [0.3], [0.3]), "eager", None, "cuda"))
+    steps.append(step_figures(GraphStepTimes(9, [0.3], [0.3]), "eager", None, "cuda"))
     measured = {"captured": 1, "capture_seconds": 1.0, "planned_bytes": 2**20, "observed_bytes": 2**19}
     report = {"backend": "cuda", "steps": steps, "capture": capture_figures(measured), "off_stride": None}
-    report |= overall_figures(steps, "cuda") | {"least": overall_figures(least_steps(steps), "cuda")}
+    report |= overall_figures(steps, "cuda") | {"least": overall_figures(min_steps(steps), "cuda")}
     console = Console(width=100)
     for table in graph_tables(report):
         table.print(console)

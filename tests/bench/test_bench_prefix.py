@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from ostinato import ConfigError, EngineConfig
-from ostinato.bench.prefix import Variant, check_open, choose_variants, configs_of, find_baseline
-from ostinato.bench.prefix_run import COUNTERS, Round, Served, prefix_figures, run_round, second_turn_figures
-from ostinato.bench.prefix_workloads import Answer, Ask
+from ostinato.bench.prefix import CacheVariant, check_open, choose_variants, configs_of, find_baseline
+from ostinato.bench.prefix_run import COUNTERS, PrefixRound, AskResult, prefix_figures, run_round, second_turn_figures
+from ostinato.bench.prefix_workloads import Answer, PromptRequest
 from ostinato.errors import CapacityError
 from ostinato.models.checkpoint import model_spec, read_config
 from ostinato.plan.device.detect import find_device
@@ -70,10 +70,10 @@ class FakeEngine:
 
 def test_no_more_run_at_once_than_asked_for_and_a_turn_waits_for_the_turn_before() -> None:
     asks = [
-        Ask(((1,),), 3),
-        Ask(((2,), Answer(0, 0, 3), (3,)), 1, after=0),
-        Ask(((4,),), 2),
-        Ask(((5,),), 1),
+        PromptRequest(((1,),), 3),
+        PromptRequest(((2,), Answer(0, 0, 3), (3,)), 1, after=0),
+        PromptRequest(((4,),), 2),
+        PromptRequest(((5,),), 1),
     ]
     engine = FakeEngine()
     one = run_round(engine, asks, 2, 0)  # type: ignore[arg-type]
@@ -87,7 +87,7 @@ def test_no_more_run_at_once_than_asked_for_and_a_turn_waits_for_the_turn_before
 
 def test_cold_asks_have_a_salt_of_their_round() -> None:
     engine = FakeEngine()
-    asks = [Ask(((1,),), 1, role="setup"), Ask(((1,),), 1, role="cold"), Ask(((1,),), 1)]
+    asks = [PromptRequest(((1,),), 1, role="setup"), PromptRequest(((1,),), 1, role="cold"), PromptRequest(((1,),), 1)]
     for number in (0, 1):
         run_round(engine, asks, 1, number)  # type: ignore[arg-type]
     assert [salt is None for salt in engine.salts] == [True, False, True] * 2
@@ -96,23 +96,23 @@ def test_cold_asks_have_a_salt_of_their_round() -> None:
 
 def test_a_request_that_fails_ends_the_benchmark() -> None:
     with pytest.raises(RuntimeError, match="broken"):
-        run_round(FakeEngine(fails=True), [Ask(((1,),), 1)], 1, 0)  # type: ignore[arg-type]
+        run_round(FakeEngine(fails=True), [PromptRequest(((1,),), 1)], 1, 0)  # type: ignore[arg-type]
 
 
 # Figures
 
 
-def served(seconds: float, cached: int = 0, role: str = "counted", **misses: int) -> Served:
-    return Served(role, cached + sum(misses.values()), cached, misses, seconds)
+def served(seconds: float, cached: int = 0, role: str = "counted", **misses: int) -> AskResult:
+    return AskResult(role, cached + sum(misses.values()), cached, misses, seconds)
 
 
 def test_figures_add_up_tokens_and_compare_mean_times_round_by_round() -> None:
     ours = [
-        Round((served(1, 6, no_checkpoint=4), served(3, 0, never_seen=10)), {"evicted_blocks": 2}),
-        Round((served(2, 10, recomputed_tail=10),), {"evicted_blocks": 1}),
-        Round((served(1, role="setup", never_seen=5), served(8, 20)), {"evicted_blocks": 0}),
+        PrefixRound((served(1, 6, no_checkpoint=4), served(3, 0, never_seen=10)), {"evicted_blocks": 2}),
+        PrefixRound((served(2, 10, recomputed_tail=10),), {"evicted_blocks": 1}),
+        PrefixRound((served(1, role="setup", never_seen=5), served(8, 20)), {"evicted_blocks": 0}),
     ]
-    theirs = [Round((served(4), served(6)), {}), Round((served(8),), {}), Round((served(10),), {})]
+    theirs = [PrefixRound((served(4), served(6)), {}), PrefixRound((served(8),), {}), PrefixRound((served(10),), {})]
     figures = prefix_figures(ours, theirs)
     assert figures["requests"] == 4
     assert (figures["prompt_tokens"], figures["cached_tokens"], figures["hit_rate"]) == (60, 36, 0.6)
@@ -126,8 +126,8 @@ def test_figures_add_up_tokens_and_compare_mean_times_round_by_round() -> None:
 
 
 def test_the_second_turn_is_as_many_times_sooner_as_cold_is_slower() -> None:
-    ours = [Round((served(9, role="setup"), served(8, role="cold"), served(seconds)), {}) for seconds in (1, 2, 4)]
-    theirs = [Round((served(9, role="setup"), served(4, role="cold"), served(4)), {})] * 3
+    ours = [PrefixRound((served(9, role="setup"), served(8, role="cold"), served(seconds)), {}) for seconds in (1, 2, 4)]
+    theirs = [PrefixRound((served(9, role="setup"), served(4, role="cold"), served(4)), {})] * 3
     figures = second_turn_figures(ours, theirs)
     assert figures is not None
     assert figures["speedup"] == {"median": 4, "min": 2, "max": 8}
@@ -153,24 +153,24 @@ def transformer() -> ModelSpec:
 def test_policies_that_cannot_matter_are_run_once(hybrid: ModelSpec) -> None:
     variants = choose_variants(("none", "all", "all"), BOTH, ("marconi", "lru"), hybrid, True)
     assert variants == [
-        Variant("none"),
-        Variant("all", "boundaries", "marconi"),
-        Variant("all", "boundaries", "lru"),
-        Variant("all", "boundaries+branches", "marconi"),
-        Variant("all", "boundaries+branches", "lru"),
+        CacheVariant("none"),
+        CacheVariant("all", "boundaries", "marconi"),
+        CacheVariant("all", "boundaries", "lru"),
+        CacheVariant("all", "boundaries+branches", "marconi"),
+        CacheVariant("all", "boundaries+branches", "lru"),
     ]
     assert [variant.name for variant in variants[1:4]] == ["all", "all, lru", "all+branches"]
-    assert find_baseline(variants, hybrid) == Variant("none")
+    assert find_baseline(variants, hybrid) == CacheVariant("none")
     assert find_baseline(variants[1:], hybrid) is None
 
 
 def test_a_model_without_states_has_one_mode_and_no_checkpoints(transformer: ModelSpec) -> None:
     variants = choose_variants(("none", "align", "all"), BOTH, ("marconi", "lru"), transformer, True)
-    assert variants == [Variant("none", None, "marconi"), Variant("none", None, "lru")]
+    assert variants == [CacheVariant("none", None, "marconi"), CacheVariant("none", None, "lru")]
     assert find_baseline(variants, transformer) is None
     open_modes = choose_variants(None, BOTH, ("marconi",), transformer, True)
-    assert open_modes == [Variant("off"), Variant("none", None, "marconi")]
-    assert find_baseline(open_modes, transformer) == Variant("off")
+    assert open_modes == [CacheVariant("off"), CacheVariant("none", None, "marconi")]
+    assert find_baseline(open_modes, transformer) == CacheVariant("off")
 
 
 def test_open_modes_are_those_that_the_model_can_do(hybrid: ModelSpec) -> None:

@@ -6,19 +6,19 @@ from collections.abc import Sequence
 
 import pytest
 
-from ostinato.bench.prefix_workloads import WORKLOADS, Answer, Ask, Sizes, cut, make_asks
+from ostinato.bench.prefix_workloads import WORKLOADS, Answer, PromptRequest, Sizes, cut, make_asks
 
 SIZES = Sizes(shared_len=40, new_len=8, output_len=6, sessions=3, turns=3, conversation_len=64)
 VOCABULARY = 50_000
 """So many tokens that random texts do not begin alike."""
 
 
-def answers_to(asks: Sequence[Ask]) -> dict[int, list[int]]:
+def answers_to(asks: Sequence[PromptRequest]) -> dict[int, list[int]]:
     """Answers whose tokens lie outside the vocabulary and all differ."""
     return {n: [VOCABULARY + n * 1000 + i for i in range(ask.output_len)] for n, ask in enumerate(asks)}
 
 
-def prompts_of(name: str, sizes: Sizes = SIZES, number: int = 0) -> tuple[list[Ask], list[list[int]]]:
+def prompts_of(name: str, sizes: Sizes = SIZES, number: int = 0) -> tuple[list[PromptRequest], list[list[int]]]:
     asks = make_asks(name, sizes, VOCABULARY, number)
     answers = answers_to(asks)
     return asks, [ask.prompt(answers) for ask in asks]

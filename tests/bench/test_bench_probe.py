@@ -35,7 +35,7 @@ def native_kernels() -> None:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Little memory, few sizes, one round."""
     monkeypatch.setattr("ostinato.bench.probe.NUM_BYTES", 2**16)
-    for name, value in {"FEW_TOKENS": (1,), "MANY_TOKENS": (9,), "ROWS": (1, 2), "PROMPT": 16, "MOST_CALLS": 2}.items():
+    for name, value in {"FEW_TOKENS": (1,), "MANY_TOKENS": (9,), "ROWS": (1, 2), "PROMPT": 16, "MAX_CALLS": 2}.items():
         monkeypatch.setattr(f"ostinato.bench.kernel_probe.{name}", value)
     for name, value in {"WIDTH": 64, "OUTPUTS": 32, "CHANNELS": 64}.items():
         monkeypatch.setattr(f"ostinato.bench.kernel_probe.{name}", value)
@@ -54,7 +54,7 @@ def test_what_is_measured_predicts_steps_of_every_kernel(dtype: str) -> None:
     assert (rates.dtype, rates.threads) == (dtype, 1)
     assert all(each.bytes_per_second > 0 for each in rates.rates)
     assert rates.row_seconds >= 0
-    assert 0 <= rates.others <= 1
+    assert 0 <= rates.other_load <= 1
     machine = machine_of(load_spec(made), plan, measure=True, say=lambda _: None)
     assert machine is not None
     for step in (StepShape(3, 1, 20, decodes=True), StepShape(1, 30, 0, decodes=False)):

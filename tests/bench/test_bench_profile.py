@@ -13,20 +13,20 @@ from ostinato.bench.floor import Bandwidth, measure_bandwidth, measure_flops
 from ostinato.bench.phases import PhaseClock, phase_figures
 from ostinato.bench.profile import (
     ProfileBench,
-    Roofs,
+    Roofline,
     kernel_figures,
     profile,
     total_figures,
 )
 from ostinato.bench.steps import Stopwatch, shortest_pass
 from ostinato.cli.main import main
-from ostinato.ops.work import KernelWork
+from ostinato.ops.work import KernelCost
 from ostinato.plan.device.instruction_sets import detect_native
 from tests.support.checkpoints import checkpoint
 
 TINY = {"threads": 1, "dtype": "float32", "cache_memory": "16MiB"}
 BENCH = ProfileBench(batch_sizes=(1, 3), context=20, prefill=40, rounds=2)
-ROOFS = Roofs(bytes_per_second=1000, flops_per_second=50)
+ROOFS = Roofline(bytes_per_second=1000, flops_per_second=50)
 PHASES = {"loop", "schedule", "run", "inputs", "buffers", "model", "sampling", "logits", "update", "deliver"}
 
 
@@ -50,7 +50,7 @@ def test_the_pass_that_is_shortest_in_all_counts() -> None:
 
 def test_kernels_come_longest_first_beside_what_bounds_them() -> None:
     calls = [("norm", 1.0), ("linear", 2.0), ("linear", 6.0), ("scan", 1.0)]
-    work = {"linear": KernelWork(num_bytes=2000, flops=50), "scan": KernelWork(num_bytes=100, flops=25)}
+    work = {"linear": KernelCost(num_bytes=2000, flops=50), "scan": KernelCost(num_bytes=100, flops=25)}
     linear, norm, scan = kernel_figures(calls, work, ROOFS)
     assert (linear["kernel"], linear["calls"], linear["seconds"], linear["share"]) == ("linear", 2, 8.0, 0.8)
     assert (linear["floor_seconds"], linear["fraction_reached"]) == (2.0, 0.25)  # its bytes
@@ -64,7 +64,7 @@ def test_kernels_come_longest_first_beside_what_bounds_them() -> None:
 
 
 def test_the_floor_of_a_step_is_unknown_where_that_of_its_experts_is() -> None:
-    figures = kernel_figures([("moe", 1.0), ("linear", 1.0)], {"moe": None, "linear": KernelWork(1, 1)}, ROOFS)
+    figures = kernel_figures([("moe", 1.0), ("linear", 1.0)], {"moe": None, "linear": KernelCost(1, 1)}, ROOFS)
     assert total_figures(figures)["floor_seconds"] is None
 
 
@@ -130,7 +130,7 @@ def test_steps_without_a_full_graph_are_profiled_eagerly() -> None:
 
 
 def test_a_profile_with_drafts_is_refused_before_a_weight_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ostinato.engine.engine.Engine", lambda _: pytest.fail("loaded"))
+    monkeypatch.setattr("ostinato.engine.engine.EngineCore", lambda _: pytest.fail("loaded"))
     with pytest.raises(ConfigError, match="speculative"):
         measure("llama", speculative="ngram:2")
 

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from ostinato.bench.profile import decode_phases
-from ostinato.bench.reports import Column, Report, Table, at, shown
+from ostinato.bench.reports import Column, BenchReport, Table, at, format_value
 from ostinato.cli.main import main
 from ostinato.graphs.tape import Tape
 from ostinato.plan.device.cpuinfo import cpu_model
@@ -23,7 +23,7 @@ COLUMNS = (
 )
 
 
-def printed(report: Report | Table) -> str:
+def printed(report: BenchReport | Table) -> str:
     console = Console(file=io.StringIO(), width=100)
     report.print(console)
     return console.file.getvalue()
@@ -43,7 +43,7 @@ def printed(report: Report | Table) -> str:
     ],
 )
 def test_values_are_shown_in_their_format(value: object, format: str, text: str) -> None:
-    assert shown(value, format) == text
+    assert format_value(value, format) == text
 
 
 def test_a_path_ends_where_something_is_none() -> None:
@@ -70,10 +70,10 @@ def test_names_that_stand_above_are_left_out_and_what_was_not_measured_is_a_dash
 
 def test_a_report_prints_its_facts_and_notes() -> None:
     data = {"command": "latency", "command_line": "ostinato bench latency demo", "date": "2026-11-22"}
-    text = printed(Report(data, {"model": "demo [bold]"}, [], notes=["the machine was busy"]))
+    text = printed(BenchReport(data, {"model": "demo [bold]"}, [], notes=["the machine was busy"]))
     for part in ("demo [bold]", "ostinato bench latency demo", "2026-11-22", "the machine was busy"):
         assert part in text
-    assert json.loads(Report(data, {}, []).to_json()) == data
+    assert json.loads(BenchReport(data, {}, []).to_json()) == data
 
 
 def test_a_report_names_the_command_the_date_and_the_processor_but_no_key(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,16 +14,16 @@ import pytest
 
 from ostinato import ConfigError, RequestError
 from ostinato.bench.figures import summary
-from ostinato.bench.serve.latencies import at_once, meets, seconds_per_token, serve_figures
-from ostinato.bench.serve.sending import Outcome, Run, Target
+from ostinato.bench.serve.latencies import at_once, meets_slo, seconds_per_token, serve_figures
+from ostinato.bench.serve.sending import RequestOutcome, LoadRun, Target
 from ostinato.bench.serve.sweep import ServeBench, remarks, serve, serve_chart, try_server
-from ostinato.bench.serve.workload import Lengths, Load, Ruler, make_conversations, make_ruler, parse_lengths
+from ostinato.bench.serve.workload import Lengths, LoadSpec, TokenEstimate, make_conversations, make_ruler, parse_lengths
 from ostinato.cli.main import main
 from ostinato.plan.layouts.deadline import Deadline, parse_deadline
 from tests.support.fake_openai import FakeServer, fake_openai
 
 TEN = Lengths("uniform", 10, 10)
-PLAIN = Ruler(1.0)
+PLAIN = TokenEstimate(1.0)
 
 
 def quiet(_: str) -> None:
@@ -61,7 +61,7 @@ def test_lengths_of_another_form_are_refused_with_those_that_there_are(text: str
 
 
 def test_arrivals_are_a_poisson_process_that_begins_at_once() -> None:
-    conversations = make_conversations(Load(2000, TEN, TEN), PLAIN, chat=False, rate=5.0)
+    conversations = make_conversations(LoadSpec(2000, TEN, TEN), PLAIN, chat=False, rate=5.0)
     arrivals = [each.arrival for each in conversations]
     gaps = [later - sooner for sooner, later in pairwise(arrivals)]
     assert arrivals[0] == 0
@@ -70,12 +70,12 @@ def test_arrivals_are_a_poisson_process_that_begins_at_once() -> None:
     assert statistics.mean(gaps) == pytest.approx(0.2, rel=0.1)
     assert statistics.stdev(gaps) == pytest.approx(0.2, rel=0.1)
     for rate in (None, math.inf):
-        together = make_conversations(Load(5, TEN, TEN), PLAIN, chat=False, rate=rate)
+        together = make_conversations(LoadSpec(5, TEN, TEN), PLAIN, chat=False, rate=rate)
         assert [each.arrival for each in together] == [0] * 5
 
 
 def test_the_same_seed_sends_the_same_and_every_run_has_texts_of_its_own() -> None:
-    load = Load(20, Lengths("uniform", 1, 50), Lengths("uniform", 1, 50), turns=2, think_seconds=2.0)
+    load = LoadSpec(20, Lengths("uniform", 1, 50), Lengths("uniform", 1, 50), turns=2, think_seconds=2.0)
     first, again, second = (make_conversations(load, PLAIN, chat=False, rate=1.0, number=n) for n in (0, 0, 1))
     assert first == again
     texts, others = ([turn.text for each in run for turn in each.turns] for run in (first, second))
@@ -88,8 +88,8 @@ def test_the_same_seed_sends_the_same_and_every_run_has_texts_of_its_own() -> No
 
 
 def test_groups_share_a_prefix_before_what_is_their_own() -> None:
-    load = Load(6, TEN, TEN, prefix_tokens=30, prefix_groups=2, turns=2)
-    conversations = make_conversations(load, Ruler(per_word=2.0), chat=True)
+    load = LoadSpec(6, TEN, TEN, prefix_tokens=30, prefix_groups=2, turns=2)
+    conversations = make_conversations(load, TokenEstimate(per_word=2.0), chat=True)
     prefixes = [tuple(each.turns[0].text.split()[:15]) for each in conversations]
     assert prefixes[0::2] == [prefixes[0]] * 3
     assert prefixes[1::2] == [prefixes[1]] * 3
@@ -101,16 +101,16 @@ def test_groups_share_a_prefix_before_what_is_their_own() -> None:
 
 def test_a_ruler_is_the_line_through_two_prompts() -> None:
     ruler = make_ruler([(10, 25), (100, 205)])
-    assert ruler == Ruler(per_word=2.0, overhead=5.0)
+    assert ruler == TokenEstimate(per_word=2.0, overhead=5.0)
     assert ruler.words(105, opening=True) == 50
     assert ruler.words(100, opening=False) == 50
     assert ruler.words(1, opening=True) == 1
     # A server that says the same of any prompt measures nothing.
-    assert make_ruler([(10, 50), (100, 50)]) == Ruler(0.5)
+    assert make_ruler([(10, 50), (100, 50)]) == TokenEstimate(0.5)
 
 
 def test_problems_are_asked_in_the_form_of_the_endpoint_and_never_twice() -> None:
-    load = Load(8, TEN, None, turns=2)
+    load = LoadSpec(8, TEN, None, turns=2)
     first, second = (make_conversations(load, PLAIN, chat=False, number=number) for number in (0, 1))
     texts = [turn.text for each in (*first, *second) for turn in each.turns]
     assert len(set(texts)) == 32
@@ -121,15 +121,15 @@ def test_problems_are_asked_in_the_form_of_the_endpoint_and_never_twice() -> Non
 # Figures
 
 
-def outcome(due: float, times: tuple[float, ...], tokens: int | None = None, **more: Any) -> Outcome:
+def outcome(due: float, times: tuple[float, ...], tokens: int | None = None, **more: Any) -> RequestOutcome:
     """Sent a tenth of a second late, and over with its last piece of text."""
     end = more.pop("end", times[-1] if times else due + 1)
     more.setdefault("prompt_tokens", 10)
-    return Outcome(0, due, due + 0.1, end, times, output_tokens=tokens, **more)
+    return RequestOutcome(0, due, due + 0.1, end, times, output_tokens=tokens, **more)
 
 
-def measured(*outcomes: Outcome, seconds: float = 10.0) -> Run:
-    return Run(list(outcomes), seconds, not_sent=0, cpu_seconds=1.0, loop_lags=[0.001, 0.003])
+def measured(*outcomes: RequestOutcome, seconds: float = 10.0) -> LoadRun:
+    return LoadRun(list(outcomes), seconds, not_sent=0, cpu_seconds=1.0, loop_lags=[0.001, 0.003])
 
 
 def test_latencies_count_from_when_a_request_was_due() -> None:
@@ -162,7 +162,7 @@ def test_goodput_counts_requests_that_meet_both_limits() -> None:
     single = outcome(0.0, (0.5,), 1)
     broken = outcome(0.0, (0.5, 0.6), 3, error="broken_stream")
     empty = outcome(0.0, (), 0)
-    assert [meets(deadline, each) for each in (just, late, slow, single, broken, empty)] == [
+    assert [meets_slo(deadline, each) for each in (just, late, slow, single, broken, empty)] == [
         True, False, False, True, False, False,
     ]  # fmt: skip
     figures = serve_figures(measured(just, late, slow, single, broken, empty), deadline)
@@ -196,7 +196,7 @@ def target(server: FakeServer, chat: bool = False, **more: Any) -> Target:
 
 
 def test_prompts_have_the_lengths_that_the_server_counts() -> None:
-    bench = ServeBench(Load(4, TEN, Lengths("uniform", 45, 45)), rates=(math.inf,), concurrencies=(2,))
+    bench = ServeBench(LoadSpec(4, TEN, Lengths("uniform", 45, 45)), rates=(math.inf,), concurrencies=(2,))
     with fake_openai() as server:
         report = serve(target(server), bench, quiet).data
     assert report["ruler"] == {"per_word": 2.0, "overhead": 5.0, "measured": True}
@@ -211,7 +211,7 @@ def test_prompts_have_the_lengths_that_the_server_counts() -> None:
 
 
 def test_a_server_that_counts_nothing_gets_prompts_of_a_guessed_length_and_a_remark() -> None:
-    bench = ServeBench(Load(2, TEN, TEN), concurrencies=(1,))
+    bench = ServeBench(LoadSpec(2, TEN, TEN), concurrencies=(1,))
     with fake_openai(counts_usage=False) as server:
         report = serve(target(server), bench, quiet).data
     assert report["ruler"]["measured"] is False
@@ -222,14 +222,14 @@ def test_a_server_that_counts_nothing_gets_prompts_of_a_guessed_length_and_a_rem
 
 def test_a_trial_asks_no_problem_that_counts() -> None:
     with fake_openai() as server:
-        serve(target(server), ServeBench(Load(4, TEN, None, turns=2), concurrencies=(2,)), quiet)
+        serve(target(server), ServeBench(LoadSpec(4, TEN, None, turns=2), concurrencies=(2,)), quiet)
     assert len(server.bodies) == 9
     assert not any(body["prompt"].startswith(server.bodies[0]["prompt"]) for body in server.bodies[1:])
 
 
 def test_a_server_that_refuses_the_first_request_is_not_measured() -> None:
     with fake_openai(fault=lambda number, body: "429") as server, pytest.raises(RequestError) as refused:
-        try_server(target(server), Load(2, TEN, None))
+        try_server(target(server), LoadSpec(2, TEN, None))
     assert "http_429, the queue is full" in refused.value.message
 
 
@@ -303,7 +303,7 @@ def test_a_server_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str])
 
 def test_a_plot_shows_distributions_of_one_run_and_percentiles_of_several(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    bench = ServeBench(Load(3, TEN, TEN), rates=(500.0, math.inf), deadline=Deadline(1, 1))
+    bench = ServeBench(LoadSpec(3, TEN, TEN), rates=(500.0, math.inf), deadline=Deadline(1, 1))
     with fake_openai(fault=lambda number, body: "429" if number in (3, 4, 5) else None) as server:
         report = serve(target(server), bench, quiet).data
     serve_chart(report).draw(tmp_path / "sweep.svg")

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato import ConfigError
-from ostinato.bench.serve.http_client import Connection, Failure, HttpClient, check_url
+from ostinato.bench.serve.http_client import ClientConnection, Failure, HttpClient, check_url
 from ostinato.bench.serve.latencies import serve_figures
-from ostinato.bench.serve.reply import EventParser, Reply
-from ostinato.bench.serve.sending import Run, Target, run_load
-from ostinato.bench.serve.workload import Conversation, Turn
+from ostinato.bench.serve.reply import EventParser, SseReply
+from ostinato.bench.serve.sending import LoadRun, Target, run_load
+from ostinato.bench.serve.workload import ScriptedConversation, ScriptedTurn
 from ostinato.plan.layouts.deadline import Deadline
 from tests.support.fake_openai import FakeServer, event, fake_openai
 
@@ -25,11 +25,11 @@ GENEROUS = 60.0
 """Seconds in which even a busy machine does what takes milliseconds."""
 
 
-def one_turn(count: int, tokens: int = 3, gap: float = 0.0) -> list[Conversation]:
-    return [Conversation(number * gap, (Turn(f"prompt {number}", tokens),)) for number in range(count)]
+def one_turn(count: int, tokens: int = 3, gap: float = 0.0) -> list[ScriptedConversation]:
+    return [ScriptedConversation(number * gap, (ScriptedTurn(f"prompt {number}", tokens),)) for number in range(count)]
 
 
-def run(server: FakeServer, conversations: Sequence[Conversation], concurrency: int | None = None, **more: Any) -> Run:
+def run(server: FakeServer, conversations: Sequence[ScriptedConversation], concurrency: int | None = None, **more: Any) -> LoadRun:
     target = Target(**{"base_url": server.base_url, "model": "m", "chat": False, "timeout": GENEROUS, **more})
     return asyncio.run(run_load(target, conversations, concurrency))
 
@@ -53,9 +53,9 @@ def test_events_are_the_same_however_the_stream_is_cut(cuts: list[int]) -> None:
     assert found == [b'{"a": 1}', b"two\nlines", b"[DONE]"]
 
 
-def reply_to(*chunks: str, status: int = 200, kind: str = "text/event-stream; charset=utf-8") -> Reply:
+def reply_to(*chunks: str, status: int = 200, kind: str = "text/event-stream; charset=utf-8") -> SseReply:
     moments = iter(range(100))
-    reply = Reply(lambda: float(next(moments)))
+    reply = SseReply(lambda: float(next(moments)))
     reply.begin(status, {"content-type": kind})
     for chunk in chunks:
         reply.feed(chunk.encode())
@@ -122,9 +122,9 @@ class Wire(asyncio.Transport):
         pass
 
 
-def exchange(pieces: Sequence[bytes], ends: bool = False) -> tuple[Noted, Connection]:
+def exchange(pieces: Sequence[bytes], ends: bool = False) -> tuple[Noted, ClientConnection]:
     """One exchange whose reply arrives in `pieces`, after which the server hangs up if it `ends`."""
-    noted, connection = Noted(), Connection()
+    noted, connection = Noted(), ClientConnection()
 
     async def go() -> None:
         connection.connection_made(Wire())
@@ -282,7 +282,7 @@ def test_replies_without_usage_are_counted_by_pieces_of_text() -> None:
 
 @pytest.mark.parametrize("chat", [True, False])
 def test_a_turn_sends_what_was_said_and_the_answers_that_came(chat: bool) -> None:
-    conversation = Conversation(0.0, (Turn("one", 2), Turn("two", 1, think_seconds=0.01), Turn("three", 1)))
+    conversation = ScriptedConversation(0.0, (ScriptedTurn("one", 2), ScriptedTurn("two", 1, think_seconds=0.01), ScriptedTurn("three", 1)))
     with fake_openai() as server:
         seen = run(server, [conversation], chat=chat, ignore_eos=True)
     last = server.bodies[-1]
@@ -305,9 +305,9 @@ def test_plain_servers_are_sent_no_parameter_that_openai_does_not_know() -> None
 
 
 def test_turns_after_one_that_failed_are_not_sent() -> None:
-    turns = (Turn("one", 1), Turn("two", 1), Turn("three", 1), Turn("four", 1))
+    turns = (ScriptedTurn("one", 1), ScriptedTurn("two", 1), ScriptedTurn("three", 1), ScriptedTurn("four", 1))
     with fake_openai(fault=lambda number, body: "429" if "two" in body["prompt"] else None) as server:
-        seen = run(server, [Conversation(0.0, turns)])
+        seen = run(server, [ScriptedConversation(0.0, turns)])
     assert [outcome.error for outcome in seen.outcomes] == [None, "http_429"]
     assert seen.not_sent == 2
     assert len(server.bodies) == 2

@@ -11,9 +11,9 @@ import pytest
 
 from ostinato import ModelError, RequestError
 from ostinato.bench.serve.cost import GENERATED, PROCESSES, Used, cost_figures, cost_tables
-from ostinato.bench.serve.overhead import Round, compare_round, overhead_figures, server_process, setting_flags
+from ostinato.bench.serve.overhead import OverheadRound, compare_round, overhead_figures, server_process, setting_flags
 from ostinato.bench.serve.sampler import ENGINE, FRONT, GENERATOR, OTHER, Sampler, part_of
-from ostinato.bench.serve.sending import Outcome, Run
+from ostinato.bench.serve.sending import RequestOutcome, LoadRun
 from ostinato.cli.main import main
 from tests.support.text_checkpoint import text_checkpoint
 
@@ -23,16 +23,16 @@ ANSWER: dict[str, Any] = {"texts": ["a", "b"], "output_tokens": 8, "seconds": 2.
 SOURCE = Path(__file__).parents[2] / "src"
 
 
-def run_of(*outcomes: Outcome) -> Run:
-    return Run(list(outcomes), seconds=4.0, not_sent=0, cpu_seconds=0.0, loop_lags=[])
+def run_of(*outcomes: RequestOutcome) -> LoadRun:
+    return LoadRun(list(outcomes), seconds=4.0, not_sent=0, cpu_seconds=0.0, loop_lags=[])
 
 
-def outcome(number: int, text: str, **more: Any) -> Outcome:
-    return Outcome(number, 0.0, 0.0, 4.0, (1.0, 4.0), text, 3, 4, **more)
+def outcome(number: int, text: str, **more: Any) -> RequestOutcome:
+    return RequestOutcome(number, 0.0, 0.0, 4.0, (1.0, 4.0), text, 3, 4, **more)
 
 
 def test_a_round_compares_rates_and_the_answers_to_each_prompt() -> None:
-    assert compare_round(run_of(outcome(0, "a"), outcome(1, "c")), ANSWER) == Round(2.0, 4.0, 1, 8, 8)
+    assert compare_round(run_of(outcome(0, "a"), outcome(1, "c")), ANSWER) == OverheadRound(2.0, 4.0, 1, 8, 8)
     assert compare_round(run_of(outcome(0, "b"), outcome(1, "a")), ANSWER).same == 0
 
 
@@ -43,7 +43,7 @@ def test_a_server_that_fails_a_request_is_not_compared() -> None:
 
 
 def test_the_ratio_is_that_of_each_round() -> None:
-    figures = overhead_figures([Round(9.0, 10.0, 2), Round(10.0, 20.0, 2), Round(16.0, 20.0, 1)])
+    figures = overhead_figures([OverheadRound(9.0, 10.0, 2), OverheadRound(10.0, 20.0, 2), OverheadRound(16.0, 20.0, 1)])
     assert figures["ratio"] == {"median": 0.8, "min": 0.5, "max": 0.9}
     assert figures["server_tokens_per_second"]["median"] == 10
     assert figures["generate_tokens_per_second"]["median"] == 20

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from ostinato import ConfigError, EngineConfig
-from ostinato.bench.draft_speed import Round, SpeculativeBench, make_prompts, speculative_figures, verify_floor
+from ostinato.bench.draft_speed import DraftRound, SpeculativeBench, make_prompts, speculative_figures, verify_floor
 from ostinato.bench.drive import plan_of
-from ostinato.bench.figures import Trace
-from ostinato.bench.profile import Roofs
+from ostinato.bench.figures import RoundTrace
+from ostinato.bench.profile import Roofline
 from ostinato.cli.main import main
 from tests.support.checkpoints import VOCAB_SIZE, checkpoint
 
@@ -34,20 +34,20 @@ def bench_of(prompts: Path | None = None, rounds: int = 2) -> SpeculativeBench:
 
 
 def test_acceptance_at_a_position_is_of_the_drafts_whose_predecessors_were_kept() -> None:
-    trace = Trace(20, [[1, 2, 3]], [1, 2, 3])
-    rounds = [Round(trace, (10, 8, 4), (8, 6, 3)), Round(trace, (10, 8, 0), (8, 2, 0))]
-    figures = speculative_figures(rounds, [Round(trace), Round(trace)], k=3)
+    trace = RoundTrace(20, [[1, 2, 3]], [1, 2, 3])
+    rounds = [DraftRound(trace, (10, 8, 4), (8, 6, 3)), DraftRound(trace, (10, 8, 0), (8, 2, 0))]
+    figures = speculative_figures(rounds, [DraftRound(trace), DraftRound(trace)], k=3)
     assert figures["acceptance"] == [0.8, 0.5, 0.75]
     assert figures["tokens_per_step"] == 1 + 27 / 20
-    unused = speculative_figures([Round(trace, (0, 0), (0, 0))], [Round(trace)], k=2)
+    unused = speculative_figures([DraftRound(trace, (0, 0), (0, 0))], [DraftRound(trace)], k=2)
     assert (unused["acceptance"], unused["tokens_per_step"]) == ([None, None], 1.0)
 
 
 def test_speed_is_that_of_a_round_over_the_same_round_without_drafts() -> None:
     # Two requests, prefilled after 1 s; then 4 tokens each, one per second, or two per step of 1.2 s.
-    plain = Trace(20, [[1, 2, 3, 4, 5]] * 2, [1, 2, 3, 4, 5])
-    drafted = Trace(20, [[1, 2.2, 2.2, 3.4, 3.4]] * 2, [1, 2.2, 3.4])
-    figures = speculative_figures([Round(drafted, (4,), (4,))], [Round(plain)], k=1)
+    plain = RoundTrace(20, [[1, 2, 3, 4, 5]] * 2, [1, 2, 3, 4, 5])
+    drafted = RoundTrace(20, [[1, 2.2, 2.2, 3.4, 3.4]] * 2, [1, 2.2, 3.4])
+    figures = speculative_figures([DraftRound(drafted, (4,), (4,))], [DraftRound(plain)], k=1)
     assert figures["decode_tokens_per_second"]["median"] == pytest.approx(8 / 2.4)
     assert figures["speed"]["median"] == pytest.approx((8 / 2.4) / (8 / 4))
     assert figures["total_speed"]["median"] == pytest.approx((10 / 3.4) / (10 / 5))
@@ -58,8 +58,8 @@ def test_speed_is_that_of_a_round_over_the_same_round_without_drafts() -> None:
 
 
 def test_a_step_costs_what_it_takes_before_any_request_ends() -> None:
-    trace = Trace(20, [[1, 2, 3], [1, 2]], [1, 2, 9])
-    figures = speculative_figures([Round(trace)], [Round(trace)], k=0)
+    trace = RoundTrace(20, [[1, 2, 3], [1, 2]], [1, 2, 9])
+    figures = speculative_figures([DraftRound(trace)], [DraftRound(trace)], k=0)
     assert figures["step_milliseconds"] == pytest.approx(1000)
 
 
@@ -112,16 +112,16 @@ def test_the_floor_is_of_bytes_while_they_take_longer_and_then_of_operations() -
     config = EngineConfig(model=str(checkpoint("llama")))
     plan = plan_of(config)
 
-    def floor(roofs: Roofs | None, rows: int, k: int) -> float:
+    def floor(roofs: Roofline | None, rows: int, k: int) -> float:
         found = verify_floor(config, plan, roofs, rows, k, context=10)
         assert found is not None
         return found
 
-    slow_memory, slow_products = Roofs(1e6, 1e30), Roofs(1e30, 1e6)
+    slow_memory, slow_products = Roofline(1e6, 1e30), Roofline(1e30, 1e6)
     # Weights, which are nearly all, are read once; each token's products are made.
     assert floor(slow_memory, 1, 0) < floor(slow_memory, 1, 3) < 1.2 * floor(slow_memory, 1, 0)
     assert floor(slow_products, 1, 3) == pytest.approx(4 * floor(slow_products, 1, 0), rel=0.05)
-    assert floor(Roofs(1e6, 1e6), 2, 3) >= max(floor(slow_memory, 2, 3), floor(slow_products, 2, 3))
+    assert floor(Roofline(1e6, 1e6), 2, 3) >= max(floor(slow_memory, 2, 3), floor(slow_products, 2, 3))
     assert verify_floor(config, plan, None, 1, 0, context=10) is None
     experts = EngineConfig(model=str(checkpoint("nemotron_h")))
     assert verify_floor(experts, plan_of(experts), slow_memory, 1, 3, context=10) is None

@@ -18,9 +18,9 @@ from ostinato import EngineConfig
 from ostinato.bench import comparison, worker
 from ostinato.bench.floor import measure_bandwidth, measure_flops
 from ostinato.bench.gpu import check, measures
-from ostinato.bench.gpu.check import Outcome, limit_of, measure_apart, run_parts
+from ostinato.bench.gpu.check import PartOutcome, limit_of, measure_apart, run_parts
 from ostinato.bench.gpu.measures import overlap
-from ostinato.bench.gpu.parts import BUDGET, Part, full_scale, make_parts, toy_scale
+from ostinato.bench.gpu.parts import BUDGET, CheckPart, full_scale, make_parts, toy_scale
 from ostinato.bench.gpu.process import Finished, run_within
 from ostinato.bench.gpu.pytest_run import figures_of_tests, why_not
 from ostinato.bench.gpu.report import make_report, write_report
@@ -41,7 +41,7 @@ def quiet(_: str) -> None:
     """Reports nothing."""
 
 
-def named(parts: tuple[Part, ...], name: str) -> Part:
+def named(parts: tuple[CheckPart, ...], name: str) -> CheckPart:
     return next(part for part in parts if part.name == name)
 
 
@@ -52,11 +52,11 @@ def answered_here(kind: str, job: dict[str, Any]) -> dict[str, Any]:
     return {**json.loads(json.dumps(answer)), "peak_memory_bytes": 0}
 
 
-def measured_here(part: Part, limit: float, checkout: Path) -> Outcome:
+def measured_here(part: CheckPart, limit: float, checkout: Path) -> PartOutcome:
     """As `measure_apart`, in this process, but for the tests and the compiler."""
     if part.kind in ("tests", "compile"):
         return measure_apart(part, limit, checkout)
-    return Outcome(part, "ok", 1.0, limit, data=answered_here("gpu", {"part": asdict(part)})["data"])
+    return PartOutcome(part, "ok", 1.0, limit, data=answered_here("gpu", {"part": asdict(part)})["data"])
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_the_dry_run_does_every_part_on_a_cpu_and_writes_the_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ostinato.cli.gpu_check.measure_apart", measured_here)
-    monkeypatch.setattr(comparison, "ask", answered_here)
+    monkeypatch.setattr(comparison, "run_in_process", answered_here)
     with pytest.raises(SystemExit) as ended:
         main(["gpu-check", "--dry-run", "--checkout", str(ROOT), "--output", str(tmp_path), "--budget", "100000"])
     data = json.loads((tmp_path / "report.json").read_text())
@@ -121,7 +121,7 @@ def test_a_part_runs_in_a_process_of_its_own_and_its_mistake_is_told() -> None:
     assert (done.outcome, done.reason) == ("ok", None)
     assert done.data is not None
     assert done.data["planned_bytes"]["weights"] == done.data["observed_bytes"]["weights"]
-    broken = Part("start", "start", "broken", 1, {"model": "demo", "block_size": 17}, part.options)
+    broken = CheckPart("start", "start", "broken", 1, {"model": "demo", "block_size": 17}, part.options)
     failed = measure_apart(broken, 600, ROOT)
     assert failed.outcome == "failed"
     assert failed.reason is not None
@@ -152,13 +152,13 @@ def test_parts_take_what_is_left_and_what_the_budget_does_not_hold_is_named(monk
     takes = {"a": 4.0, "b": 30.0, "c": 1.0}
     limits = {}
 
-    def measure(part: Part, limit: float) -> Outcome:
+    def measure(part: CheckPart, limit: float) -> PartOutcome:
         limits[part.name] = limit
         now[0] += min(takes[part.name], limit)
-        return Outcome(part, "ok" if takes[part.name] <= limit else "timed out", 0.0, limit)
+        return PartOutcome(part, "ok" if takes[part.name] <= limit else "timed out", 0.0, limit)
 
-    parts = [Part(name, "start", name, 10) for name in "abc"]
-    parts.insert(1, Part("x", "overlap", "x", 5, needs_setting="no_such_setting"))
+    parts = [CheckPart(name, "start", name, 10) for name in "abc"]
+    parts.insert(1, CheckPart("x", "overlap", "x", 5, needs_setting="no_such_setting"))
     seen: list[int] = []
     outcomes = run_parts(parts, 40, measure, quiet, lambda so_far: seen.append(len(so_far)))
     assert limits == {"a": 15, "b": 26, "c": 10}
@@ -187,7 +187,7 @@ class Stop(Exception):
 
 
 @pytest.mark.parametrize("part", [part for part in FULL if part.kind not in ("compile", "tests", "overlap", "encoder")])
-def test_every_part_can_be_planned_for_an_h100(part: Part, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_part_can_be_planned_for_an_h100(part: CheckPart, monkeypatch: pytest.MonkeyPatch) -> None:
     """Up to the engine, which needs the GPU."""
     plans = []
 
@@ -201,10 +201,10 @@ def test_every_part_can_be_planned_for_an_h100(part: Part, monkeypatch: pytest.M
         return answered_here(kind, job)
 
     monkeypatch.setattr("ostinato.bench.drive.detect", lambda _: H100)
-    monkeypatch.setattr("ostinato.engine.engine.Engine", engine)
-    monkeypatch.setattr(comparison, "ask", ask)
+    monkeypatch.setattr("ostinato.engine.engine.EngineCore", engine)
+    monkeypatch.setattr(comparison, "run_in_process", ask)
     with pytest.raises(Stop):
-        measures.answer({"part": json.loads(json.dumps(asdict(part)))})
+        measures.run_job({"part": json.loads(json.dumps(asdict(part)))})
     [plan] = plans
     assert plan.device == H100
     wanted = part.options.get("rows") or part.options.get("batch_sizes") or (1,)
@@ -297,12 +297,12 @@ def test_a_decode_step_has_the_figures_of_all_parts_side_by_side() -> None:
 
 def test_a_report_is_made_of_failures_alone_and_of_data_that_cannot_be_shown(tmp_path: Path) -> None:
     outcomes = [
-        Outcome(named(FULL, "compile"), "failed", 3.0, 9.0, "1 launches with findings", FOUND),
-        Outcome(
+        PartOutcome(named(FULL, "compile"), "failed", 3.0, 9.0, "1 launches with findings", FOUND),
+        PartOutcome(
             named(FULL, "tests"), "failed", 3.0, 9.0, "2 of 3 failed", figures_of_tests(Finished(1, ALONE, "", 2.0))
         ),
-        Outcome(named(FULL, "start"), "timed out", 9.0, 9.0, "ended after 9 s", trace="CUDA error"),
-        Outcome(named(FULL, "decode-8b"), "ok", 9.0, 9.0, data={"results": [{}]}),
+        PartOutcome(named(FULL, "start"), "timed out", 9.0, 9.0, "ended after 9 s", trace="CUDA error"),
+        PartOutcome(named(FULL, "decode-8b"), "ok", 9.0, 9.0, data={"results": [{}]}),
     ]
     report = make_report(outcomes, H100, BUDGET, is_dry=False)
     data, text, *_ = write_report(report, tmp_path)

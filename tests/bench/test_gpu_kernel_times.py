@@ -11,13 +11,13 @@ from ostinato.bench.figures import Calls
 from ostinato.bench.gpu.kernel_times import captured, operation_times, step_seconds
 from ostinato.bench.profile import ProfileBench, profile
 from ostinato.bench.steps import make_decode_steps
-from ostinato.engine.engine import Engine
+from ostinato.engine.engine import EngineCore
 from tests.graphs.test_graph_cuda import PretendedDriver
 from tests.support.checkpoints import VOCAB_SIZE
 from tests.support.parity import make_engine
 
 
-def times_of(engine: Engine, driver: PretendedDriver | None) -> tuple[Calls, tuple[str, ...]]:
+def times_of(engine: EngineCore, driver: PretendedDriver | None) -> tuple[Calls, tuple[str, ...]]:
     steps = make_decode_steps(engine.runner, (2,), prompt_len=9, vocab_size=VOCAB_SIZE)
     return operation_times(engine.runner, steps[2], 2, passes=1, driver=driver)
 

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from ostinato.cache.chain import Chain, MediaSpan
-from ostinato.cache.index import Entry, PrefixIndex
+from ostinato.cache.chain import BlockHashes, MediaSpan
+from ostinato.cache.index import IndexEntry, PrefixIndex
 from tests.support.scheduler_steps import make_caching_scheduler, make_request, report_of, run_all, runner_for, text
 
 B = 4
 
 
-def chain_of(tokens: tuple[int, ...], **fields: object) -> Chain:
-    chain = Chain(B, **fields)
+def chain_of(tokens: tuple[int, ...], **fields: object) -> BlockHashes:
+    chain = BlockHashes(B, **fields)
     chain.extend(lambda start, end: tokens[start:end], len(tokens))
     return chain
 
 
-def add_all(index: PrefixIndex, chain: Chain, now: int = 0) -> list[Entry]:
+def add_all(index: PrefixIndex, chain: BlockHashes, now: int = 0) -> list[IndexEntry]:
     """Enter all blocks of a chain, from block id 1 on; those that are there already stay."""
     path = index.walk(chain, len(chain.keys))
     for number in range(len(path), len(chain.keys)):
@@ -36,7 +36,7 @@ def one_hash(_before: int, _content: bytes) -> int:
 
 def test_only_full_blocks_are_hashed_and_a_chain_grows_by_what_is_new() -> None:
     tokens, asked = text(11), []
-    chain = Chain(B)
+    chain = BlockHashes(B)
     for num_tokens in (3, 4, 7, 11):
         chain.extend(lambda start, end: (asked.append(start), tokens[start:end])[1], num_tokens)
     assert asked == [0, 4]
@@ -101,7 +101,7 @@ def test_a_walk_ends_at_the_first_block_that_is_not_indexed() -> None:
     ],
     ids=["tokens", "salt", "image"],
 )
-def test_a_collision_of_hashes_is_a_miss_and_is_not_entered(other: Chain) -> None:
+def test_a_collision_of_hashes_is_a_miss_and_is_not_entered(other: BlockHashes) -> None:
     index = PrefixIndex()
     first = chain_of(text(4), block_hash=one_hash)
     path = add_all(index, first)
@@ -135,13 +135,13 @@ def test_requests_of_one_hash_get_what_they_would_get_alone(num_slots: int) -> N
     runner = runner_for(scheduler)
     requests = [make_request(name, 14, max_tokens=9) for name in "abc"]
     for request in requests:
-        request.chain = Chain(B, block_hash=one_hash)
+        request.block_hashes = BlockHashes(B, block_hash=one_hash)
         scheduler.add(request)
     run_all(scheduler, runner)
     assert [report_of(request)[0] for request in requests] == [0, 0, 0]
     assert len(scheduler.cache.store.index) == 1
     again = make_request("a", 14, max_tokens=9)
-    again.chain = Chain(B, block_hash=one_hash)
+    again.block_hashes = BlockHashes(B, block_hash=one_hash)
     scheduler.add(again)
     run_all(scheduler, runner)
     assert again.output_token_ids == requests[0].output_token_ids
@@ -155,12 +155,12 @@ def test_entries_and_checkpoints_are_counted_out_when_they_are_removed() -> None
     twig = add_all(index, chain_of((*text(4), 1, 1, 1, 1)))
     assert (stem[0].num_children, list(index.leaves)) == (2, [stem[1], twig[1]])
     assert not stem[0].is_evictable
-    index.place(twig[1], slot=3, is_interior=False, now=1)
+    index.add_checkpoint(twig[1], slot=3, is_interior=False, now=1)
     with pytest.raises(AssertionError, match="checkpoint"):
         index.remove(twig[1])
     checkpoint = index.checkpoint_of(3)
     assert checkpoint is not None
-    index.displace(checkpoint)
+    index.remove_checkpoint(checkpoint)
     assert index.checkpoint_of(3) is None
     for entry in (stem[1], twig[1]):
         index.remove(entry)
@@ -180,28 +180,28 @@ def test_an_entry_where_a_request_stands_cannot_be_removed() -> None:
 def test_what_a_checkpoint_saves_begins_at_the_checkpoint_before_it_whichever_came_first() -> None:
     index = PrefixIndex()
     path = add_all(index, chain_of(text(20)))
-    last = index.place(path[4], slot=1, is_interior=False, now=0)
-    assert index.base_end(last) == 0
-    middle = index.place(path[2], slot=2, is_interior=False, now=0)
-    assert (index.base_end(last), index.base_end(middle)) == (12, 0)
-    first = index.place(path[0], slot=3, is_interior=False, now=0)
-    assert (index.base_end(last), index.base_end(middle)) == (12, 4)
-    index.displace(middle)
-    assert index.base_end(last) == 4
-    index.displace(first)
-    assert index.base_end(last) == 0
+    last = index.add_checkpoint(path[4], slot=1, is_interior=False, now=0)
+    assert index.previous_checkpoint_end(last) == 0
+    middle = index.add_checkpoint(path[2], slot=2, is_interior=False, now=0)
+    assert (index.previous_checkpoint_end(last), index.previous_checkpoint_end(middle)) == (12, 0)
+    first = index.add_checkpoint(path[0], slot=3, is_interior=False, now=0)
+    assert (index.previous_checkpoint_end(last), index.previous_checkpoint_end(middle)) == (12, 4)
+    index.remove_checkpoint(middle)
+    assert index.previous_checkpoint_end(last) == 4
+    index.remove_checkpoint(first)
+    assert index.previous_checkpoint_end(last) == 0
     index.check_integrity()
 
 
 def test_a_checkpoint_that_stands_again_is_the_base_of_those_after_it_again() -> None:
     index = PrefixIndex()
     path = add_all(index, chain_of(text(12)))
-    last = index.place(path[2], slot=1, is_interior=False, now=0)
-    index.displace(index.place(path[1], slot=2, is_interior=False, now=0))
-    index.place(path[0], slot=3, is_interior=False, now=0)
-    assert index.base_end(last) == 4
-    index.place(path[1], slot=2, is_interior=False, now=0)
-    assert index.base_end(last) == 8
+    last = index.add_checkpoint(path[2], slot=1, is_interior=False, now=0)
+    index.remove_checkpoint(index.add_checkpoint(path[1], slot=2, is_interior=False, now=0))
+    index.add_checkpoint(path[0], slot=3, is_interior=False, now=0)
+    assert index.previous_checkpoint_end(last) == 4
+    index.add_checkpoint(path[1], slot=2, is_interior=False, now=0)
+    assert index.previous_checkpoint_end(last) == 8
     index.check_integrity()
 
 
@@ -209,17 +209,17 @@ def test_a_checkpoint_of_another_branch_is_nobodys_base() -> None:
     index = PrefixIndex()
     stem = add_all(index, chain_of(text(12)))
     twig = add_all(index, chain_of((*text(4), 1, 1, 1, 1, 2, 2, 2, 2)))
-    end = index.place(stem[2], slot=1, is_interior=False, now=0)
-    index.place(twig[1], slot=2, is_interior=False, now=0)
-    assert index.base_end(end) == 0
+    end = index.add_checkpoint(stem[2], slot=1, is_interior=False, now=0)
+    index.add_checkpoint(twig[1], slot=2, is_interior=False, now=0)
+    assert index.previous_checkpoint_end(end) == 0
     index.check_integrity()
 
 
 def test_a_salt_that_looks_like_an_image_is_none() -> None:
     # A file is found by its name alone: nobody compares the salt and the images of what stands before it.
     tokens = tuple(range(8))
-    image = Chain(4, "salt", [MediaSpan(0, 4, "digest")], root=bytes(16))
-    chains = [image, *(Chain(4, "salt" + tail, root=bytes(16)) for tail in ("mediadigest", ""))]
+    image = BlockHashes(4, "salt", [MediaSpan(0, 4, "digest")], root=bytes(16))
+    chains = [image, *(BlockHashes(4, "salt" + tail, root=bytes(16)) for tail in ("mediadigest", ""))]
     for chain in chains:
         chain.extend(lambda start, end: tokens[start:end], 8)
-    assert len({chain.names[-1] for chain in chains}) == 3
+    assert len({chain.file_keys[-1] for chain in chains}) == 3

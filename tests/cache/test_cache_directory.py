@@ -18,9 +18,9 @@ from pathlib import Path
 import pytest
 
 from ostinato.cache.files import directory as module
-from ostinato.cache.files.directory import PAUSE, UNFINISHED, CacheDirectory
+from ostinato.cache.files.directory import RETRY_SECONDS, PARTIAL_SUFFIX, CacheDirectory
 from ostinato.cache.files.draft import PAGE
-from ostinato.cache.files.packed import DIRECT_FROM, packed_bytes
+from ostinato.cache.files.packed import DIRECT_IO_BYTES, file_bytes
 from ostinato.errors import ConfigError, Remedy
 from tests.support.damaged_files import damage
 
@@ -106,7 +106,7 @@ def test_what_was_read_while_it_waited_stays_though_its_memory_is_used_again(
 
 
 @pytest.mark.parametrize("is_refused", [False, True])
-@pytest.mark.parametrize("size", [DIRECT_FROM - 200, DIRECT_FROM, DIRECT_FROM + PAGE - 173, 5 * DIRECT_FROM])
+@pytest.mark.parametrize("size", [DIRECT_IO_BYTES - 200, DIRECT_IO_BYTES, DIRECT_IO_BYTES + PAGE - 173, 5 * DIRECT_IO_BYTES])
 def test_large_files_go_past_the_page_cache_where_that_can_be(
     size: int, is_refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,10 +123,10 @@ def test_large_files_go_past_the_page_cache_where_that_can_be(
     monkeypatch.setattr(os, "write", noting)
     assert write(directory, 1, size=size) == [True]
     # Some systems of files, as those in memory, refuse it themselves.
-    assert ways[-1] is False if size < DIRECT_FROM - 172 or is_refused else ways
+    assert ways[-1] is False if size < DIRECT_IO_BYTES - 172 or is_refused else ways
     later = opened(tmp_path, limit=10**7)
     assert (read(later, 1, size), directory.counts.failed) == (contents_of(1, size), 0)
-    assert later.num_bytes == directory.num_bytes == packed_bytes(len(TOKENS), size)
+    assert later.num_bytes == directory.num_bytes == file_bytes(len(TOKENS), size)
 
 
 def test_what_would_wait_for_too_long_is_dropped_and_not_copied(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_files_are_for_their_owner_alone(tmp_path: Path) -> None:
 def test_the_limit_is_kept_by_removing_what_was_unused_for_longest(tmp_path: Path) -> None:
     directory = opened(tmp_path, limit=3 * 520)
     write(directory, 1, 2, 3)
-    directory.use("block", name_of(1))
+    directory.touch("block", name_of(1))
     write(directory, 4)
     assert [directory.has("block", name_of(n)) for n in (1, 2, 3, 4)] == [True, False, True, True]
     assert directory.counts.removed == 1
@@ -209,15 +209,15 @@ def test_what_another_engine_removed_is_not_found_and_is_no_damage(tmp_path: Pat
     first, second = opened(tmp_path), None
     write(first, 1, 2)
     second = opened(tmp_path)
-    first.forget()
+    first.clear()
     assert (first.num_files, list((tmp_path / "one").iterdir())) == (0, [])
     assert read(second, 1) is None
-    second.use("block", name_of(2))
+    second.touch("block", name_of(2))
     assert (second.num_files, second.counts.damaged) == (0, 0)
 
 
 def test_what_another_engine_wrote_is_found_after_a_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LOOK_EVERY", 2)
+    monkeypatch.setattr(module, "RESCAN_WRITES", 2)
     first, second = opened(tmp_path), opened(tmp_path)
     write(first, 1)
     assert not second.has("block", name_of(1))
@@ -241,7 +241,7 @@ def test_after_a_write_that_failed_nothing_is_written_for_a_while(
     assert (directory.counts.failed, list((tmp_path / "one").iterdir())) == (1, [])
     assert write(directory, 2) == [False]
     assert directory.counts.dropped == 1
-    clock.now = PAUSE
+    clock.now = RETRY_SECONDS
     assert write(directory, 2) == [True]
     assert read(directory, 2) == contents_of(2)
 
@@ -284,7 +284,7 @@ def test_a_process_killed_while_it_writes_leaves_whole_files(size: int, tmp_path
     process.send_signal(signal.SIGKILL)
     process.wait()
     process.stdout.close()
-    unfinished = tmp_path / "one" / f"{name_of(0).hex()}.block.1{UNFINISHED}"
+    unfinished = tmp_path / "one" / f"{name_of(0).hex()}.block.1{PARTIAL_SUFFIX}"
     unfinished.write_bytes(b"what it was writing")
     os.utime(unfinished, (1, 1))
     directory = opened(tmp_path, limit=10**9)
@@ -321,7 +321,7 @@ def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
     (folder / f"{'x' * 32}.block").write_text("not a name")
     directory = opened(tmp_path)
     write(directory, 1)
-    directory.forget()
+    directory.clear()
     assert {each.name for each in folder.iterdir()} == {"notes.txt", f"{'x' * 32}.block"}
 
 
@@ -340,7 +340,7 @@ def test_what_is_kept_already_counts_as_used_now_for_later_engines_too(tmp_path:
 def test_what_another_engine_removed_is_written_again(tmp_path: Path) -> None:
     first = opened(tmp_path)
     write(first, 1)
-    opened(tmp_path).forget()
+    opened(tmp_path).clear()
     assert write(first, 1) == [True]
     assert (first.counts.written, read(first, 1)) == (2, contents_of(1))
 
@@ -349,10 +349,10 @@ def test_an_error_that_nobody_foresaw_does_not_end_the_writer(tmp_path: Path, mo
     clock = Clock()
     directory = opened(tmp_path, clock=clock)
     with monkeypatch.context() as patch:
-        patch.setattr(module.Draft, "seal", lambda *_: [][0])
+        patch.setattr(module.PendingFile, "write_checksum", lambda *_: [][0])
         assert write(directory, 1) == [True]  # and waiting for it ends
     assert (directory.counts.failed, directory.has("block", name_of(1))) == (1, False)
-    clock.now = PAUSE
+    clock.now = RETRY_SECONDS
     write(directory, 2)
     assert read(directory, 2) == contents_of(2)
     directory.close()
@@ -398,16 +398,16 @@ def test_bytes_are_counted_right_whatever_happens(tmp_path: Path) -> None:
             case "write":
                 write(directory, number)
             case "use":
-                directory.use("block", name_of(number))
+                directory.touch("block", name_of(number))
             case "read":
                 if directory.has("block", name_of(number)):
                     read(directory, number)
             case "gone":
                 (tmp_path / "one" / f"{name_of(number).hex()}.block").unlink(missing_ok=True)
             case "look":
-                directory._look()
+                directory._rescan()
         assert directory.num_bytes == sum(directory._known.values()) <= 20 * 520
-    directory._look()
+    directory._rescan()
     assert directory.num_bytes == sum(each.stat().st_size for each in (tmp_path / "one").iterdir()) > 0
 
 
@@ -419,7 +419,7 @@ def test_a_folder_that_was_cleared_away_is_made_again(tmp_path: Path) -> None:
     (tmp_path / "one").rmdir()
     assert write(directory, 2) == [True]
     assert (directory.counts.failed, read(directory, 2)) == (0, contents_of(2))
-    assert (tmp_path / "one" / module.ABOUT).read_bytes() == b"of whom"
+    assert (tmp_path / "one" / module.ABOUT_FILE).read_bytes() == b"of whom"
     assert stat.S_IMODE((tmp_path / "one").stat().st_mode) == 0o700
 
 
@@ -435,7 +435,7 @@ def test_where_no_thread_can_be_started_nothing_is_written_and_nothing_waits(
         patch.setattr("threading.Thread.start", refuse)
         assert write(directory, 1) == [False]  # and waiting for it ends
     assert (directory.counts.failed, directory.has("block", name_of(1))) == (1, False)
-    clock.now = PAUSE
+    clock.now = RETRY_SECONDS
     assert write(directory, 1) == [True]
     assert read(directory, 1) == contents_of(1)
     directory.close()

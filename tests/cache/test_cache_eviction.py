@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator
 import pytest
 
 from ostinato.cache import store as store_module
-from ostinato.cache.chain import Chain
-from ostinato.cache.eviction import EvictionCosts, EvictionPolicy, EvictionQueue, Worth
-from ostinato.cache.index import Entry
-from ostinato.cache.report import EvictedKeys
+from ostinato.cache.chain import BlockHashes
+from ostinato.cache.eviction import EvictionCosts, EvictionPolicy, EvictionQueue, Utility
+from ostinato.cache.index import IndexEntry
+from ostinato.cache.report import RecentKeys
 from ostinato.cache.store import CacheStore
 from tests.support.scheduler_steps import BLOCK, make_caching_scheduler, report_of, runner_for, serve, text
 
@@ -24,40 +24,40 @@ def make_store(
     return CacheStore(num_blocks + 1, num_slots and num_slots + 1, policy, EvictionCosts(**costs))
 
 
-def enter(store: CacheStore, tokens: tuple[int, ...], ends: Iterable[int] = (), inside: Iterable[int] = ()) -> Entry:
-    """Index a text as a request that has ended leaves it, with checkpoints at `ends` and `inside`."""
+def enter(store: CacheStore, tokens: tuple[int, ...], ends: Iterable[int] = (), inside: Iterable[int] = ()) -> IndexEntry:
+    """Index a text as a request that has ended leaves it, with checkpoints at `ends` and `positions_inside`."""
     chain = chain_of(tokens)
     path = store.index.walk(chain, len(chain.keys))
     for number in range(len(path), len(chain.keys)):
-        (block,) = store.take_blocks(1)
-        entry = store.enter(path[-1] if path else None, chain, number, block)
+        (block,) = store.allocate_blocks(1)
+        entry = store.add_block(path[-1] if path else None, chain, number, block)
         assert entry is not None
         path.append(entry)
         store.blocks.release([block])
     for position in (*ends, *inside):
-        (slot,) = store.take_slots(1)
-        store.place(path[position // B - 1], slot, position in inside)
+        (slot,) = store.allocate_slots(1)
+        store.add_checkpoint(path[position // B - 1], slot, position in inside)
         store.slots.release([slot])
     store.touch(path[-1])
     store.check_integrity()
     return path[-1]
 
 
-def chain_of(tokens: tuple[int, ...]) -> Chain:
-    chain = Chain(B)
+def chain_of(tokens: tuple[int, ...]) -> BlockHashes:
+    chain = BlockHashes(B)
     chain.extend(lambda start, end: tokens[start:end], len(tokens))
     return chain
 
 
 def evict_blocks(store: CacheStore, count: int = 1) -> None:
     """Take blocks until `count` had to be evicted, and hand them back."""
-    taken = store.take_blocks(store.blocks.num_free + count)
+    taken = store.allocate_blocks(store.blocks.num_free + count)
     store.check_integrity()
     store.blocks.release(taken)
 
 
 def evict_slots(store: CacheStore, count: int = 1) -> None:
-    taken = store.take_slots(store.slots.num_free + count)
+    taken = store.allocate_slots(store.slots.num_free + count)
     store.check_integrity()
     store.slots.release(taken)
 
@@ -241,7 +241,7 @@ class Things:
         self.uses = {name: number for number, name in enumerate(names)}
         self.looks = 0
         self.queue: EvictionQueue = EvictionQueue(
-            "lru", self._all, lambda name: Worth(1, self.uses[name], 0.0), lambda name: name in self.uses
+            "lru", self._all, lambda name: Utility(1, self.uses[name], 0.0), lambda name: name in self.uses
         )
 
     def pop(self) -> str | None:
@@ -285,8 +285,8 @@ def test_a_new_candidate_waits_for_the_next_look_unless_it_is_offered_and_goes_b
     things = Things(f"{number:03}" for number in range(80))
     things.pop()
     things.uses |= {"offered": 3, "not offered": 2, "too good": 99}
-    things.queue.offer("offered")
-    things.queue.offer("too good")
+    things.queue.push("offered")
+    things.queue.push("too good")
     assert [things.pop() for _ in range(4)] == ["001", "002", "003", "offered"]
     assert [things.pop() for _ in range(6)] == [f"{number:03}" for number in range(4, 10)]
     assert things.looks == 1
@@ -305,7 +305,7 @@ def test_a_queue_without_candidates_gives_none_and_serves_those_that_come_later(
 
 
 def test_the_list_of_evicted_blocks_forgets_the_oldest() -> None:
-    keys = EvictedKeys(most=3)
+    keys = RecentKeys(most=3)
     for key in (1, 2, 3, 1, 4):
         keys.add(key)
     assert [key for key in range(6) if key in keys] == [1, 3, 4]
@@ -318,7 +318,7 @@ def test_the_list_of_evicted_blocks_forgets_the_oldest() -> None:
 def test_the_index_of_a_model_without_attention_is_bounded_and_keeps_what_was_used_last(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(store_module, "MOST_ENTRIES_WITHOUT_BLOCKS", 10)
+    monkeypatch.setattr(store_module, "MAX_ENTRIES_WITHOUT_BLOCKS", 10)
     scheduler = make_caching_scheduler("align", num_blocks=0, num_slots=30, eviction="lru")
     runner = runner_for(scheduler)
     for seed in range(6):
@@ -335,7 +335,7 @@ def test_the_index_of_a_model_without_attention_is_bounded_and_keeps_what_was_us
 def test_a_text_longer_than_the_bound_of_a_model_without_attention_is_served(
     monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
-    monkeypatch.setattr(store_module, "MOST_ENTRIES_WITHOUT_BLOCKS", 3)
+    monkeypatch.setattr(store_module, "MAX_ENTRIES_WITHOUT_BLOCKS", 3)
     scheduler = make_caching_scheduler(mode, num_blocks=0, num_slots=30, max_num_batched_tokens=7)
     runner = runner_for(scheduler)
     serve(scheduler, runner, text(10 * B), max_tokens=10)

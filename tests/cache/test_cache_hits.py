@@ -175,7 +175,7 @@ def test_two_requests_that_compute_one_text_at_once_share_its_blocks_and_its_che
     assert step(scheduler, runner) == [("a", 0, 19), ("b", 0, 19)]
     cache = scheduler.cache
     if kind != "state":
-        tables = [cache.holding(name).block_table for name in "ab"]
+        tables = [cache.request_cache(name).block_table for name in "ab"]
         assert tables[0][:4] == tables[1][:4]
         assert tables[0][4] != tables[1][4]
         assert [cache.blocks.references(block) for block in tables[0]] == [2, 2, 2, 2, 1]
@@ -199,7 +199,7 @@ def test_a_request_shares_the_blocks_of_one_that_still_runs_and_keeps_them_when_
     scheduler.add(second)
     assert step(scheduler, runner) == [("a", 14, 1), ("b", 12, 2)]
     cache = scheduler.cache
-    assert cache.holding("a").block_table[:3] == cache.holding("b").block_table[:3]
+    assert cache.request_cache("a").block_table[:3] == cache.request_cache("b").block_table[:3]
     run_all(scheduler, runner)
     assert second.output_token_ids == continuation(second.prompt_token_ids, 9)
 
@@ -317,7 +317,7 @@ def test_what_is_forgotten_is_as_if_it_had_never_been_seen(mode: StateCacheMode)
         serve(scheduler, runner, text(26, seed))
     counters = replace(scheduler.cache.store.counters)
     assert counters.evicted_blocks > 0
-    assert scheduler.cache.store.forget()
+    assert scheduler.cache.store.clear()
     scheduler.check_integrity()
     assert scheduler.cache.blocks.num_free == 13
     assert scheduler.cache.slots.num_free == 6
@@ -332,9 +332,9 @@ def test_what_a_running_request_holds_is_not_forgotten_but_its_checkpoints_that_
     serve(scheduler, runner, text(26, seed=1))
     scheduler.add(request_of("running", text(26), max_tokens=9))
     step(scheduler, runner)
-    assert not scheduler.cache.store.forget()
+    assert not scheduler.cache.store.clear()
     scheduler.check_integrity()
     assert (len(scheduler.cache.store.index), scheduler.cache.blocks.num_idle) == (24 // BLOCK, 0)
     assert list(scheduler.cache.store.index.checkpoints) == []
     assert report_of(serve(scheduler, runner, text(26))) == (0, {"no_checkpoint": 24, "recomputed_tail": 2})
-    assert scheduler.cache.store.forget()
+    assert scheduler.cache.store.clear()

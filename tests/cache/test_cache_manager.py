@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from ostinato.cache.chain import Chain
+from ostinato.cache.chain import BlockHashes
 from ostinato.cache.manager import CacheManager
-from ostinato.cache.placement import CachePolicy, Placement, place_checkpoints
+from ostinato.cache.placement import PrefixCachePolicy, CheckpointPositions, plan_checkpoints
 from tests.support.fake_runner import continuation
 from tests.support.scheduler_steps import (
     BLOCK,
@@ -24,23 +24,23 @@ from tests.support.scheduler_steps import (
 )
 
 B = BLOCK
-ALL = CachePolicy(True, "all", 2 * B)
+ALL = PrefixCachePolicy(True, "all", 2 * B)
 
 
-def chain_of(tokens: tuple[int, ...]) -> Chain:
-    chain = Chain(B)
+def chain_of(tokens: tuple[int, ...]) -> BlockHashes:
+    chain = BlockHashes(B)
     chain.extend(lambda start, end: tokens[start:end], len(tokens))
     return chain
 
 
-def placement_of(num_tokens: int, policy: CachePolicy = ALL, num_evictable: int = 40) -> Placement:
-    return place_checkpoints(policy, B, num_tokens, 0, 0, num_evictable)
+def placement_of(num_tokens: int, policy: PrefixCachePolicy = ALL, num_evictable: int = 40) -> CheckpointPositions:
+    return plan_checkpoints(policy, B, num_tokens, 0, 0, num_evictable)
 
 
 def compute(cache: CacheManager, name: str, tokens: tuple[int, ...], samples: bool = False) -> None:
     """A step of the request succeeded, which computed its text up to here."""
-    cache.advance(name)
-    cache.enter(name, chain_of(tokens), len(tokens), placement_of(len(tokens) + (not samples)), samples)
+    cache.accept_state(name)
+    cache.commit(name, chain_of(tokens), len(tokens), placement_of(len(tokens) + (not samples)), samples)
     cache.check_integrity()
 
 
@@ -50,17 +50,17 @@ def compute(cache: CacheManager, name: str, tokens: tuple[int, ...], samples: bo
 def test_a_state_that_becomes_a_checkpoint_stays_where_it_is_and_the_next_step_writes_elsewhere() -> None:
     cache = CacheManager(20, 20, B)
     assert cache.admit("a", 9)
-    (slot,) = cache.holding("a").slots
+    (slot,) = cache.request_cache("a").write_slots
     compute(cache, "a", text(8))
-    holding = cache.holding("a")
-    assert (holding.slots, holding.read_slot) == ((), slot)
+    holding = cache.request_cache("a")
+    assert (holding.write_slots, holding.read_slot) == ((), slot)
     assert cache.store.index.checkpoint_of(slot) is not None
-    assert cache.take_write_slots("a")
-    assert cache.holding("a").slots != (slot,)
+    assert cache.allocate_write_slots("a")
+    assert cache.request_cache("a").write_slots != (slot,)
     assert not cache.slots.is_idle(slot)
-    cache.advance("a")
+    cache.accept_state("a")
     assert cache.slots.is_idle(slot)
-    assert cache.holding("a").read_slot == cache.holding("a").slots[0]
+    assert cache.request_cache("a").read_slot == cache.request_cache("a").write_slots[0]
     cache.check_integrity()
 
 
@@ -68,16 +68,16 @@ def test_a_checkpoint_that_is_hit_is_referenced_from_admission_until_the_step_th
     cache = CacheManager(20, 4, B)
     cache.admit("a", 9)
     compute(cache, "a", text(8))
-    cache.release("a")
+    cache.free("a")
     (checkpoint,) = cache.store.index.checkpoints
     match = cache.store.match(chain_of(text(9)), 8)
     assert cache.admit("b", 9, match)
-    assert (cache.holding("b").read_slot, checkpoint.hits) == (checkpoint.slot, 1)
+    assert (cache.request_cache("b").read_slot, checkpoint.hits) == (checkpoint.slot, 1)
     # All other slots are taken, and this one is not.
     assert cache.admit("c", 1)
     assert not cache.admit("d", 1)
     assert cache.store.index.checkpoint_of(checkpoint.slot) is checkpoint
-    cache.advance("b")
+    cache.accept_state("b")
     assert cache.admit("d", 1)
     assert cache.store.index.checkpoint_of(checkpoint.slot) is None
     cache.check_integrity()
@@ -87,7 +87,7 @@ def test_a_request_that_is_not_admitted_leaves_no_trace() -> None:
     cache = CacheManager(6, 4, B)
     cache.admit("a", 9)
     compute(cache, "a", text(8))
-    cache.release("a")
+    cache.free("a")
     match = cache.store.match(chain_of(text(9)), 8)
     before = (cache.usage(), cache.store.now, [(each.hits, each.last_use) for each in cache.store.index.checkpoints])
     assert not cache.admit("b", 25, match)
@@ -97,7 +97,7 @@ def test_a_request_that_is_not_admitted_leaves_no_trace() -> None:
         cache.store.now,
         [(each.hits, each.last_use) for each in cache.store.index.checkpoints],
     )
-    assert cache.holders() == set()
+    assert cache.request_ids() == set()
     cache.check_integrity()
 
 
@@ -106,7 +106,7 @@ def test_a_request_that_lacks_slots_is_not_admitted_and_nothing_is_evicted_for_i
     for seed in (1, 2):
         cache.admit("a", 9)
         compute(cache, "a", text(8, seed))
-        cache.release("a")
+        cache.free("a")
     assert cache.admit("a", 9)
     assert cache.admit("b", 1)
     # One slot is left, and the one that it would read.
@@ -126,7 +126,7 @@ def test_what_is_hit_is_not_evicted_for_the_blocks_of_the_same_request() -> None
     for seed in (1, 2):
         cache.admit("a", 8)
         compute(cache, "a", text(8, seed))
-        cache.release("a")
+        cache.free("a")
     # The first text is the older one, and the fifth block has to come from somewhere.
     match = cache.store.match(chain_of(text(8, 1)), 8)
     assert cache.admit("b", 16, match)
@@ -151,9 +151,9 @@ def test_the_text_whose_request_ended_first_is_evicted_first_though_it_was_admit
     for name, seed in (("a", 1), ("b", 2)):
         cache.admit(name, 5)
         compute(cache, name, text(4, seed))
-    cache.release("b")
-    cache.release("a")
-    cache.store.take_blocks(cache.blocks.num_free + 1)
+    cache.free("b")
+    cache.free("a")
+    cache.store.allocate_blocks(cache.blocks.num_free + 1)
     assert [len(cache.store.match(chain_of(text(4, seed)), 4).path) for seed in (1, 2)] == [1, 0]
 
 
@@ -196,13 +196,13 @@ def test_a_checkpoint_that_two_requests_read_is_not_taken_over_and_one_of_them_w
     compute(cache, "a", text(8), samples=True)
     match = cache.store.match(chain_of(text(9)), 8)
     assert cache.admit("b", 9, match)
-    assert cache.holding("a").read_slot == cache.holding("b").read_slot
-    assert not cache.take_write_slots("a")
+    assert cache.request_cache("a").read_slot == cache.request_cache("b").read_slot
+    assert not cache.allocate_write_slots("a")
     cache.check_integrity()
     assert len(list(cache.store.index.checkpoints)) == 1
-    cache.advance("b")
-    assert cache.take_write_slots("a")
-    assert cache.holding("a").slots == (cache.holding("a").read_slot,)
+    cache.accept_state("b")
+    assert cache.allocate_write_slots("a")
+    assert cache.request_cache("a").write_slots == (cache.request_cache("a").read_slot,)
     assert list(cache.store.index.checkpoints) == []
     cache.check_integrity()
 
@@ -215,13 +215,13 @@ def test_a_checkpoint_that_its_own_request_takes_over_counts_as_not_taken_and_on
     cache.admit("a", 9)
     compute(cache, "a", text(8), samples)
     counters = cache.store.counters
-    cache.release("a")
+    cache.free("a")
     assert (counters.checkpoints_taken, counters.checkpoints_not_taken) == (1, 0)
     match = cache.store.match(chain_of(text(9)), 8)
     assert (match.hit, cache.admit("b", 20, match)) == (8, True)
     assert (counters.evicted_checkpoints, counters.checkpoints_not_taken) == (1, 0)
     compute(cache, "b", text(16), samples)
-    assert cache.take_write_slots("b")
+    assert cache.allocate_write_slots("b")
     assert (counters.evicted_checkpoints, counters.checkpoints_not_taken) == (2, 1)
 
 
@@ -230,7 +230,7 @@ def test_spare_slots_are_left_by_taking_the_checkpoint_over_though_a_slot_is_fre
         cache = CacheManager(20, 3, B)
         cache.admit("a", 9)
         compute(cache, "a", text(8), samples=True)
-        assert cache.take_write_slots("a", spare_slots)
+        assert cache.allocate_write_slots("a", spare_slots)
         assert len(list(cache.store.index.checkpoints)) == kept
         assert cache.store.counters.checkpoints_not_taken == 1 - kept
         assert cache.slots.num_available == 1 - kept
@@ -253,15 +253,15 @@ def test_a_waiting_request_gets_the_slot_that_a_checkpoint_would_have_cost() -> 
 def test_checkpoints_inside_a_chunk_are_taken_as_far_as_slots_are_available_and_the_rest_is_counted() -> None:
     cache = CacheManager(20, 4, B)
     cache.admit("a", 20)
-    cache.reserve("a", [4, 8, 12])
-    assert [position for position, _ in cache.holding("a").reserved] == [4, 8]
+    cache.reserve_checkpoints("a", [4, 8, 12])
+    assert [position for position, _ in cache.request_cache("a").reserved_checkpoints] == [4, 8]
     assert cache.store.counters.checkpoints_not_taken == 1
-    cache.release("a")
+    cache.free("a")
     cache.admit("b", 20)
-    cache.reserve("b", [4, 8, 12], spare_slots=1)
-    assert [position for position, _ in cache.holding("b").reserved] == [4]
+    cache.reserve_checkpoints("b", [4, 8, 12], spare_slots=1)
+    assert [position for position, _ in cache.request_cache("b").reserved_checkpoints] == [4]
     cache.check_integrity()
-    cache.release("b")
+    cache.free("b")
     assert cache.slots.num_free == 3
 
 
@@ -320,13 +320,13 @@ def test_a_second_checkpoint_at_one_position_is_not_taken_and_its_slot_stays_wit
     cache = CacheManager(20, 20, B)
     for name in "ab":
         cache.admit(name, 9)
-    slots = [cache.holding(name).slots for name in "ab"]
+    slots = [cache.request_cache(name).write_slots for name in "ab"]
     for name in "ab":
         compute(cache, name, text(8))
-    assert (cache.holding("a").slots, cache.holding("b").slots) == ((), slots[1])
-    assert cache.holding("b").read_slot == slots[1][0]
+    assert (cache.request_cache("a").write_slots, cache.request_cache("b").write_slots) == ((), slots[1])
+    assert cache.request_cache("b").read_slot == slots[1][0]
     assert cache.store.counters.checkpoints_taken == 1
-    assert cache.holding("a").block_table[:2] == cache.holding("b").block_table[:2]
+    assert cache.request_cache("a").block_table[:2] == cache.request_cache("b").block_table[:2]
     assert cache.store.counters.shared_blocks == 2
 
 
@@ -338,7 +338,7 @@ def test_a_block_that_was_given_up_for_an_equal_one_is_free() -> None:
     for name in "ab":
         compute(cache, name, text(9))
     assert cache.blocks.num_free == free + 2
-    tables = [cache.holding(name).block_table for name in "ab"]
+    tables = [cache.request_cache(name).block_table for name in "ab"]
     assert tables[0][2] != tables[1][2]
 
 
@@ -346,12 +346,12 @@ def test_a_row_made_before_a_block_was_swapped_keeps_its_table() -> None:
     cache = CacheManager(20, 0, B)
     for name in "ab":
         cache.admit(name, 9)
-    table = cache.holding("b").block_table
+    table = cache.request_cache("b").block_table
     before = tuple(table)
     for name in "ab":
         compute(cache, name, text(9))
     assert table == before
-    assert cache.holding("b").block_table != before
+    assert cache.request_cache("b").block_table != before
 
 
 # The check
@@ -362,17 +362,17 @@ def test_the_check_finds_a_pin_that_was_lost_a_slot_of_the_index_to_be_written_a
         cache = CacheManager(20, 20, B)
         cache.admit("a", 12)
         compute(cache, "a", text(8))
-        cache.take_write_slots("a")
+        cache.allocate_write_slots("a")
         return cache
 
     cache = sound()
-    tip = cache.holding("a").tip
+    tip = cache.request_cache("a").last_entry
     assert tip is not None
     tip.num_pins = 0
     with pytest.raises(AssertionError, match="number of pins"):
         cache.check_integrity()
     cache = sound()
-    cache.slots.keep(cache.holding("a").slots[0])
+    cache.slots.mark_cached(cache.request_cache("a").write_slots[0])
     with pytest.raises(AssertionError, match="the index has other slots"):
         cache.check_integrity()
     cache = sound()
@@ -380,6 +380,6 @@ def test_the_check_finds_a_pin_that_was_lost_a_slot_of_the_index_to_be_written_a
     with pytest.raises(AssertionError, match="outlived its entry"):
         cache.check_integrity()
     cache = sound()
-    cache.holding("a").num_indexed = 1
+    cache.request_cache("a").num_indexed = 1
     with pytest.raises(AssertionError, match="stands elsewhere"):
         cache.check_integrity()

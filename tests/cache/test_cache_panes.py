@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ostinato.cache.manager import CacheManager
-from ostinato.cache.pane_rules import PaneRules
+from ostinato.cache.pane_rules import SlidingWindowSpec
 from ostinato.schedule.request import FinishReason
 from ostinato.schedule.scheduler import Scheduler
 from tests.cache.test_cache_eviction import chain_of
@@ -42,7 +42,7 @@ def make_scheduler(num_panes: int = 60, num_blocks: int = 200, num_slots: int = 
 
 def pane_ends(scheduler: Scheduler) -> set[int]:
     """Where the blocks end whose panes the index has."""
-    return {pane.entry.end for pane in scheduler.cache.store.index.panes}
+    return {pane.entry.end for pane in scheduler.cache.store.index.window_blocks}
 
 
 # How many
@@ -53,9 +53,9 @@ def pane_ends(scheduler: Scheduler) -> set[int]:
 def test_a_request_keeps_all_that_later_tokens_and_a_hit_at_its_last_boundary_see_and_no_more(
     size: int, window: int
 ) -> None:
-    rules = PaneRules(window, size, 1)
+    rules = SlidingWindowSpec(window, size, 1)
     for position in range(4 * window + 3 * size):
-        first = rules.first(position)
+        first = rules.first_block(position)
         # What a token at the last boundary sees.
         boundary = position // size * size
         assert first == max(0, boundary - window + 1) // size
@@ -68,15 +68,15 @@ def test_a_request_keeps_all_that_later_tokens_and_a_hit_at_its_last_boundary_se
 def test_what_is_promised_is_enough_for_every_row_of_a_step_and_a_token_ahead(
     size: int, window: int, step: int
 ) -> None:
-    rules = PaneRules(window, size, step)
+    rules = SlidingWindowSpec(window, size, step)
     for tokens in range(1, step + 1):
         for position in range(2 * window + 2 * size):
-            held = -(-(position + tokens + 1) // size) - rules.first(position)
-            assert held <= rules.own + (tokens - 1) // size
+            held = -(-(position + tokens + 1) // size) - rules.first_block(position)
+            assert held <= rules.blocks_per_request + (tokens - 1) // size
             assert held <= -(-(window - 1) // size) + -(-tokens // size) + 1
-    assert rules.needed(10**6) == rules.own + (step - 1) // size
-    assert rules.needed(1, 3) == 3
-    assert rules.needed(10**6, 3) == 3 * rules.own + (step - 1) // size
+    assert rules.blocks_needed(10**6) == rules.blocks_per_request + (step - 1) // size
+    assert rules.blocks_needed(1, 3) == 3
+    assert rules.blocks_needed(10**6, 3) == 3 * rules.blocks_per_request + (step - 1) // size
 
 
 @pytest.mark.parametrize(("prompt", "max_tokens"), [(3, 180), (100, 60), (150, 1)])
@@ -84,8 +84,8 @@ def test_what_is_promised_is_enough_for_every_row_of_a_step_and_a_token_ahead(
 def test_a_long_request_holds_no_more_panes_than_its_window_and_its_step_need(
     prompt: int, max_tokens: int, num_blocks: int
 ) -> None:
-    rules = PaneRules(WINDOW, B, 16)
-    scheduler = make_scheduler(rules.needed(1000), num_blocks)
+    rules = SlidingWindowSpec(WINDOW, B, 16)
+    scheduler = make_scheduler(rules.blocks_needed(1000), num_blocks)
     runner = runner_for(scheduler)
     request = make_request("a", prompt, max_tokens)
     scheduler.add(request)
@@ -93,9 +93,9 @@ def test_a_long_request_holds_no_more_panes_than_its_window_and_its_step_need(
     while scheduler.has_unfinished:
         step(scheduler, runner)
         used = scheduler.cache.usage().panes_used
-        assert used <= rules.own
+        assert used <= rules.blocks_per_request
         most = max(most, used)
-    assert most >= rules.of_window
+    assert most >= rules.blocks_per_window
     assert request.output_token_ids == continuation(request.prompt_token_ids, max_tokens)
 
 
@@ -107,13 +107,13 @@ def test_panes_behind_the_next_token_are_let_go_of_where_drafts_were_not_kept() 
     while scheduler.has_unfinished:
         step(scheduler, runner)
         if scheduler.has_unfinished:
-            assert len(scheduler.cache.holding("a").pane_table) <= request.num_computed_tokens // B + 1
+            assert len(scheduler.cache.request_cache("a").window_block_table) <= request.num_computed_tokens // B + 1
     assert request.output_token_ids == continuation(request.prompt_token_ids, 30)
 
 
 def test_requests_wait_until_panes_can_be_promised_and_none_is_preempted_in_its_prompt() -> None:
-    rules = PaneRules(WINDOW, B, 16)
-    scheduler = make_scheduler(2 * rules.own + rules.shared)
+    rules = SlidingWindowSpec(WINDOW, B, 16)
+    scheduler = make_scheduler(2 * rules.blocks_per_request + rules.shared_blocks)
     runner = runner_for(scheduler)
     requests = [make_request(name, 60, 3) for name in "abc"]
     for request in requests:
@@ -160,12 +160,12 @@ def test_a_row_has_no_more_drafts_than_panes_can_be_promised_for() -> None:
 
 
 def test_panes_for_a_window_and_a_step_serve_a_request_of_any_length_and_fewer_as_many_blocks() -> None:
-    rules = PaneRules(WINDOW, B, 16)
-    enough = rules.own + rules.shared
-    lengths = [CacheManager(0, 0, B, num_panes=1 + n, pane_rules=rules).max_tokens_ever() for n in (enough, enough - 1)]
+    rules = SlidingWindowSpec(WINDOW, B, 16)
+    enough = rules.blocks_per_request + rules.shared_blocks
+    lengths = [CacheManager(0, 0, B, num_panes=1 + n, pane_rules=rules).max_request_tokens() for n in (enough, enough - 1)]
     assert lengths[0] > 10**9
     assert lengths[1] == (enough - 1) * B
-    assert CacheManager(31, 0, B, num_panes=1 + enough, pane_rules=rules).max_tokens_ever() == 30 * B
+    assert CacheManager(31, 0, B, num_panes=1 + enough, pane_rules=rules).max_request_tokens() == 30 * B
 
 
 # Hits
@@ -190,8 +190,8 @@ def test_the_next_turn_hits_at_the_end_of_the_answer_though_all_other_panes_made
         first = serve(scheduler, runner, text(30), max_tokens)
         computed = first.num_tokens - 1
         store = scheduler.cache.store
-        taken = store.take_panes(store.panes.num_free + store.panes.num_idle - 2)
-        store.panes.release(taken)
+        taken = store.allocate_window_blocks(store.window_blocks.num_free + store.window_blocks.num_idle - 2)
+        store.window_blocks.release(taken)
         assert pane_ends(scheduler) == {computed // B * B, computed // B * B - B}
         second = serve(scheduler, runner, first.tokens(0, first.num_tokens))
         assert report_of(second)[0] == computed // B * B
@@ -205,7 +205,7 @@ def test_a_hit_goes_back_to_where_the_whole_window_is_and_what_lies_behind_is_an
     runner = runner_for(scheduler)
     serve(scheduler, runner, text(30))
     store = scheduler.cache.store
-    [pane] = [pane for pane in store.index.panes if pane.entry.end == lost]
+    [pane] = [pane for pane in store.index.window_blocks if pane.entry.end == lost]
     store._drop_pane(pane)
     again = serve(scheduler, runner, text(30))
     assert report_of(again) == (hit, {"recomputed_tail": 2} | ({"evicted_window": 28 - hit} if hit < 28 else {}))
@@ -220,7 +220,7 @@ def test_with_state_a_hit_needs_a_checkpoint_and_the_window_before_it() -> None:
     serve(scheduler, runner, text(33))
     store = scheduler.cache.store
     assert {each.entry.end for each in store.index.checkpoints} == {8, 16, 24, 32}
-    [pane] = [pane for pane in store.index.panes if pane.entry.end == 32]
+    [pane] = [pane for pane in store.index.window_blocks if pane.entry.end == 32]
     store._drop_pane(pane)
     longer = serve(scheduler, runner, text(41))
     # The checkpoint at 32 is of no use; those behind it were never there.
@@ -235,8 +235,8 @@ def test_what_two_requests_compute_at_once_is_shared_and_no_pane_is_lost() -> No
     run_all(scheduler, runner)
     store = scheduler.cache.store
     assert store.counters.shared_blocks >= 3
-    assert len(pane_ends(scheduler)) == len(list(store.index.panes)) == store.panes.num_idle
-    assert store.panes.num_free + store.panes.num_idle == store.panes.capacity
+    assert len(pane_ends(scheduler)) == len(list(store.index.window_blocks)) == store.window_blocks.num_idle
+    assert store.window_blocks.num_free + store.window_blocks.num_idle == store.window_blocks.capacity
 
 
 # What goes first
@@ -270,7 +270,7 @@ def test_a_text_that_must_be_computed_again_up_to_where_it_parts_keeps_its_windo
     common = text(40)
     serve(scheduler, runner, (*common, *text(9, 1)))
     store = scheduler.cache.store
-    for pane in [each for each in store.index.panes if each.entry.end <= 40]:
+    for pane in [each for each in store.index.window_blocks if each.entry.end <= 40]:
         store._drop_pane(pane)
     assert report_of(serve(scheduler, runner, (*common, *text(9, 2))))[0] == 0
     for seed in (3, 4):
@@ -284,17 +284,17 @@ def test_a_pane_that_a_request_lets_go_of_goes_before_what_was_ranked_earlier() 
     for seed in range(10):
         serve(scheduler, runner, text(13, seed))
     store = scheduler.cache.store
-    for pane in [each for each in store.index.panes if each.is_interior]:
+    for pane in [each for each in store.index.window_blocks if each.is_interior]:
         store._drop_pane(pane)
     # All that are left, two of each text, have been ranked, and a few of them will be the next to go.
-    store.panes.release(store.take_panes(store.panes.num_free + 1))
+    store.window_blocks.release(store.allocate_window_blocks(store.window_blocks.num_free + 1))
     scheduler.add(make_request("z", 30, 9))
     step(scheduler, runner)
     step(scheduler, runner)
-    assert any(pane.is_interior and store.panes.is_idle(pane.id) for pane in store.index.panes)
-    before = [pane for pane in store.index.panes if not pane.is_interior]
-    store.panes.release(store.take_panes(store.panes.num_free + 1))
-    assert [pane for pane in store.index.panes if not pane.is_interior] == before
+    assert any(pane.is_interior and store.window_blocks.is_idle(pane.id) for pane in store.index.window_blocks)
+    before = [pane for pane in store.index.window_blocks if not pane.is_interior]
+    store.window_blocks.release(store.allocate_window_blocks(store.window_blocks.num_free + 1))
+    assert [pane for pane in store.index.window_blocks if not pane.is_interior] == before
 
 
 def test_the_window_used_last_stays_longest() -> None:
@@ -303,9 +303,9 @@ def test_the_window_used_last_stays_longest() -> None:
     for seed in (1, 2, 3, 1):
         serve(scheduler, runner, text(17, seed))
     store = scheduler.cache.store
-    for pane in [each for each in store.index.panes if each.is_interior]:
+    for pane in [each for each in store.index.window_blocks if each.is_interior]:
         store._drop_pane(pane)
-    store.panes.release(store.take_panes(store.panes.num_free + 2 * 2))
+    store.window_blocks.release(store.allocate_window_blocks(store.window_blocks.num_free + 2 * 2))
     assert [store.match(chain_of(text(17, seed)), 16).hit for seed in (1, 2, 3)] == [16, 0, 0]
 
 
@@ -315,9 +315,9 @@ def test_a_block_without_a_pane_at_a_texts_end_leaves_first() -> None:
     for seed in (1, 2):
         serve(scheduler, runner, text(17, seed))
     store = scheduler.cache.store
-    for pane in [each for each in store.index.panes if each.entry.token_ids == text(17, 2)[12:16]]:
+    for pane in [each for each in store.index.window_blocks if each.entry.token_ids == text(17, 2)[12:16]]:
         store._drop_pane(pane)
-    store.blocks.release(store.take_blocks(store.blocks.num_free + 1))
+    store.blocks.release(store.allocate_blocks(store.blocks.num_free + 1))
     assert [len(store.match(chain_of(text(17, seed)), 16).matched) for seed in (1, 2)] == [4, 3]
 
 
@@ -326,9 +326,9 @@ def test_the_pane_of_a_block_that_leaves_the_index_is_free() -> None:
     runner = runner_for(scheduler)
     serve(scheduler, runner, text(17))
     store = scheduler.cache.store
-    free = store.panes.num_free
-    store.blocks.release(store.take_blocks(store.blocks.num_free + 1))
-    assert store.panes.num_free == free + 1
+    free = store.window_blocks.num_free
+    store.blocks.release(store.allocate_blocks(store.blocks.num_free + 1))
+    assert store.window_blocks.num_free == free + 1
     scheduler.check_integrity()
 
 
@@ -336,7 +336,7 @@ def test_all_that_nobody_holds_is_forgotten() -> None:
     scheduler = make_scheduler()
     runner = runner_for(scheduler)
     serve(scheduler, runner, text(17))
-    assert scheduler.cache.store.forget()
+    assert scheduler.cache.store.clear()
     usage = scheduler.cache.usage()
     assert (usage.panes_used, usage.panes_cached) == (0, 0)
     assert report_of(serve(scheduler, runner, text(17))) == (0, {"never_seen": 16, "recomputed_tail": 1})
@@ -350,7 +350,7 @@ def test_what_a_running_request_has_let_go_of_is_forgotten_and_what_it_holds_is_
     step(scheduler, runner)
     held = scheduler.cache.usage().panes_used
     assert scheduler.cache.usage().panes_cached > 0
-    assert not scheduler.cache.store.forget()
+    assert not scheduler.cache.store.clear()
     usage = scheduler.cache.usage()
     assert (usage.panes_used, usage.panes_cached) == (held, 0)
     scheduler.check_integrity()
@@ -370,19 +370,19 @@ def test_the_check_finds_a_lost_promise_a_pane_beside_the_index_and_one_that_two
         return scheduler.cache
 
     cache = sound()
-    cache.holding("a").num_promised -= 1
+    cache.request_cache("a").num_reserved_blocks -= 1
     with pytest.raises(AssertionError, match="miscounted"):
         cache.check_integrity()
     cache = sound()
-    [tip] = [cache.holding("a").tip]
+    [tip] = [cache.request_cache("a").last_entry]
     assert tip is not None
-    assert tip.pane is not None
-    cache.store.panes.retain((tip.pane.id,))
+    assert tip.window_block is not None
+    cache.store.window_blocks.retain((tip.window_block.id,))
     with pytest.raises(AssertionError, match="references"):
         cache.check_integrity()
     cache = sound()
-    cache.store._drop_pane(next(iter(cache.store.index.panes)))
+    cache.store._drop_pane(next(iter(cache.store.index.window_blocks)))
     cache.check_integrity()  # nobody held that one
-    cache.holding("a").first_pane -= 1
+    cache.request_cache("a").first_window_block -= 1
     with pytest.raises(AssertionError, match="null pane"):
         cache.check_integrity()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ostinato.cache.picture import picture
+from ostinato.cache.picture import snapshot_index
 from ostinato.schedule.scheduler import Scheduler
 from tests.support.fake_runner import FakeRunner
 from tests.support.scheduler_steps import make_caching_scheduler, runner_for, serve
@@ -25,7 +25,7 @@ def cache() -> Cache:
 
 
 def draw(cache: Cache, **bounds: int) -> dict[str, Any]:
-    return picture(cache[0].cache.store.index, **bounds)
+    return snapshot_index(cache[0].cache.store.index, **bounds)
 
 
 def prompt(*parts: tuple[int, int]) -> list[int]:

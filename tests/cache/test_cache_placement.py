@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.cache.placement import CachePolicy, Placement, StateCacheMode, place_checkpoints
+from ostinato.cache.placement import PrefixCachePolicy, CheckpointPositions, StateCacheMode, plan_checkpoints
 from tests.support.scheduler_steps import (
     BLOCK,
     make_caching_scheduler,
@@ -23,8 +23,8 @@ B = BLOCK
 
 def make_placement(
     mode: StateCacheMode, spacing: int = 16, last: int = 40, branch: int = 0, share: int = 9
-) -> Placement:
-    return Placement(mode, spacing, last, branch, share)
+) -> CheckpointPositions:
+    return CheckpointPositions(mode, spacing, last, branch, share)
 
 
 def boundaries(scheduler_steps: list[list[tuple[str, int, int]]]) -> list[int]:
@@ -87,8 +87,8 @@ def test_other_modes_cut_nothing(mode: StateCacheMode) -> None:
 def test_a_chunk_is_never_empty_and_never_too_long(
     start: int, count: int, spacing: int, num_tokens: int, matched: int, slots: int
 ) -> None:
-    policy = CachePolicy(True, "align", spacing * B)
-    placement = place_checkpoints(policy, B, num_tokens, 0, min(matched * B, (num_tokens - 1) // B * B), slots)
+    policy = PrefixCachePolicy(True, "align", spacing * B)
+    placement = plan_checkpoints(policy, B, num_tokens, 0, min(matched * B, (num_tokens - 1) // B * B), slots)
     end = placement.chunk_end(start, start + count)
     assert start < end <= start + count
     limit = start + count
@@ -134,17 +134,17 @@ def test_a_prompt_that_ends_at_a_boundary_has_its_last_checkpoint_a_block_before
 def test_in_mode_all_a_chunk_writes_out_the_multiples_and_the_last_boundary_inside_it(
     start: int, end: int, positions: list[int]
 ) -> None:
-    assert make_placement("all").inside(start, end) == positions
+    assert make_placement("all").positions_inside(start, end) == positions
 
 
 def test_in_mode_all_a_chunk_writes_out_the_branch_too_and_nothing_twice() -> None:
-    assert make_placement("all", branch=12).inside(0, 43) == [12, 16, 32, 40]
-    assert make_placement("all", branch=16, last=32).inside(0, 35) == [16, 32]
+    assert make_placement("all", branch=12).positions_inside(0, 43) == [12, 16, 32, 40]
+    assert make_placement("all", branch=16, last=32).positions_inside(0, 35) == [16, 32]
 
 
 @pytest.mark.parametrize("mode", ["none", "align"])
 def test_other_modes_write_out_nothing_on_the_way(mode: StateCacheMode) -> None:
-    assert make_placement(mode, branch=12).inside(0, 43) == []
+    assert make_placement(mode, branch=12).positions_inside(0, 43) == []
 
 
 def test_only_multiples_that_are_neither_the_last_boundary_nor_the_branch_are_interior() -> None:
@@ -172,21 +172,21 @@ def test_only_multiples_that_are_neither_the_last_boundary_nor_the_branch_are_in
 def test_a_request_places_at_most_a_quarter_of_the_evictable_slots_and_its_spacing_doubles_until_it_does(
     num_evictable: int, share: int, spacing: int
 ) -> None:
-    placement = place_checkpoints(CachePolicy(True, "all", 8), B, 101, 0, 0, num_evictable)
-    assert (placement.share, placement.spacing, placement.last) == (share, spacing, 100)
-    placed = placement.inside(0, 101)
+    placement = plan_checkpoints(PrefixCachePolicy(True, "all", 8), B, 101, 0, 0, num_evictable)
+    assert (placement.max_interior, placement.spacing, placement.last) == (share, spacing, 100)
+    placed = placement.positions_inside(0, 101)
     assert len([position for position in placed if position != 100]) <= share
     assert len(placed) <= max(1, num_evictable // 4)
 
 
 def test_a_last_boundary_or_branch_that_is_a_multiple_counts_once() -> None:
-    policy = CachePolicy(True, "all", 8)
+    policy = PrefixCachePolicy(True, "all", 8)
     # The multiples are 8 to 96: 96 is the last boundary, and 48 the branch.
-    assert place_checkpoints(policy, B, 97, 0, 0, 48).spacing == 8
-    assert place_checkpoints(policy, B, 97, 0, 48, 48).spacing == 8
-    assert place_checkpoints(policy, B, 97, 0, 0, 44).spacing == 16
-    placement = place_checkpoints(policy, B, 97, 0, 48, 48)
-    placed = placement.inside(0, 97)
+    assert plan_checkpoints(policy, B, 97, 0, 0, 48).spacing == 8
+    assert plan_checkpoints(policy, B, 97, 0, 48, 48).spacing == 8
+    assert plan_checkpoints(policy, B, 97, 0, 0, 44).spacing == 16
+    placement = plan_checkpoints(policy, B, 97, 0, 48, 48)
+    placed = placement.positions_inside(0, 97)
     assert placed == list(range(8, 97, 8))
     assert len(placed) <= 48 // 4
 
@@ -208,21 +208,21 @@ def test_a_long_output_gives_up_multiples_but_not_the_prompt_s_last_checkpoint(m
 
 
 def test_what_a_hit_covers_takes_no_share() -> None:
-    placement = place_checkpoints(CachePolicy(True, "all", 8), B, 101, 80, 80, 16)
-    assert (placement.share, placement.spacing, placement.branch) == (3, 8, 0)
-    assert placement.inside(80, 101) == [88, 96, 100]
+    placement = plan_checkpoints(PrefixCachePolicy(True, "all", 8), B, 101, 80, 80, 16)
+    assert (placement.max_interior, placement.spacing, placement.branch) == (3, 8, 0)
+    assert placement.positions_inside(80, 101) == [88, 96, 100]
 
 
 def test_a_branch_is_where_the_indexed_blocks_end_beyond_the_hit_if_the_policy_wants_branches() -> None:
-    both, neither = CachePolicy(True, "all", 8), CachePolicy(True, "all", 8, branches=False)
-    assert place_checkpoints(both, B, 101, 16, 52, 400).branch == 52
-    assert place_checkpoints(neither, B, 101, 16, 52, 400).branch == 0
-    assert place_checkpoints(both, B, 101, 52, 52, 400).branch == 0
+    both, neither = PrefixCachePolicy(True, "all", 8), PrefixCachePolicy(True, "all", 8, branches=False)
+    assert plan_checkpoints(both, B, 101, 16, 52, 400).branch == 52
+    assert plan_checkpoints(neither, B, 101, 16, 52, 400).branch == 0
+    assert plan_checkpoints(both, B, 101, 52, 52, 400).branch == 0
 
 
 def test_a_text_that_outgrows_its_share_doubles_its_spacing_and_gives_up_what_is_off_it() -> None:
     placement = make_placement("all", spacing=4, last=0, share=3)
-    assert [position for position in range(4, 100, 4) if placement.claims(position)] == [
+    assert [position for position in range(4, 100, 4) if placement.claim(position)] == [
         4,
         8,
         12,
@@ -233,21 +233,21 @@ def test_a_text_that_outgrows_its_share_doubles_its_spacing_and_gives_up_what_is
         64,
         96,
     ]
-    assert (sorted(placement.placed), placement.spacing) == ([32, 64, 96], 32)
+    assert (sorted(placement.interior), placement.spacing) == ([32, 64, 96], 32)
 
 
 def test_a_multiple_whose_checkpoint_was_not_taken_is_forgotten() -> None:
     placement = make_placement("all", share=3)
-    placement.inside(0, 43)
-    assert sorted(placement.placed) == [16, 32]
-    assert placement.settle() == []
-    assert placement.placed == {}
+    placement.positions_inside(0, 43)
+    assert sorted(placement.interior) == [16, 32]
+    assert placement.take_dropped() == []
+    assert placement.interior == {}
 
 
 @pytest.mark.parametrize("mode", ["none", "align"])
 def test_no_multiple_is_claimed_in_mode_none_or_without_a_share(mode: StateCacheMode) -> None:
-    assert not make_placement("none").claims(16)
-    assert not make_placement(mode, share=0).claims(16)
+    assert not make_placement("none").claim(16)
+    assert not make_placement(mode, share=0).claim(16)
 
 
 @pytest.mark.parametrize("mode", ["align", "all"])

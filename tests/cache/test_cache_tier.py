@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from ostinato.cache.files.exchange import keep_in_files
+from ostinato.cache.files.exchange import save_to_files
 from ostinato.cache.placement import StateCacheMode
 from ostinato.schedule.request import Request
 from ostinato.schedule.scheduler import Scheduler
@@ -71,7 +71,7 @@ def test_all_that_can_be_hit_is_kept_at_the_end_and_another_engine_finds_it(kind
     scheduler, runner = crowded(kind, directory)
     turns(scheduler, runner, [1])
     tier = scheduler.cache.store.files
-    keep_in_files(scheduler.cache.store)
+    save_to_files(scheduler.cache.store)
     assert scheduler.cache.store.files is None
     num_blocks, num_slots, num_panes = (40 if each else 0 for each in KINDS[kind])
     later = make_caching_scheduler("all", num_blocks, num_slots, num_panes=num_panes, window=WINDOW)
@@ -90,13 +90,13 @@ def test_blocks_before_a_state_that_went_to_files_alone_are_kept_at_the_end(kind
     directory = ForgetfulDirectory(one_in=0)
     scheduler, runner = crowded(kind, directory)
     [first] = turns(scheduler, runner, [1])
-    store, chain = scheduler.cache.store, first.chain
+    store, chain = scheduler.cache.store, first.block_hashes
     assert chain is not None
     for checkpoint in list(store.index.checkpoints):
         store.evict_checkpoint(checkpoint)
-    assert not any(directory.has("block", name) for name in chain.names)
-    keep_in_files(store)
-    assert all(directory.has("block", name) for name in chain.names[:5])
+    assert not any(directory.has("block", name) for name in chain.file_keys)
+    save_to_files(store)
+    assert all(directory.has("block", name) for name in chain.file_keys[:5])
 
 
 def test_at_the_end_no_more_is_written_than_files_may_hold() -> None:
@@ -105,13 +105,13 @@ def test_at_the_end_no_more_is_written_than_files_may_hold() -> None:
     runner = runner_for(scheduler)
     scheduler.cache.store.files = tier = fake_tier(runner, directory)
     *_, last = turns(scheduler, runner, [1, 2, 3])
-    assert last.chain is not None
+    assert last.block_hashes is not None
     entries = list(scheduler.cache.store.index)
-    own = [each for each in entries if each.name in last.chain.names]
+    own = [each for each in entries if each.file_key in last.block_hashes.file_keys]
     directory.limit = sum(map(tier.bytes_of, own))
-    keep_in_files(scheduler.cache.store)
+    save_to_files(scheduler.cache.store)
     kept = {name for kind, name in directory._kept if kind == "block"}
-    assert {each.name for each in own if each.end <= 20} <= kept <= {each.name for each in own}
+    assert {each.file_key for each in own if each.end <= 20} <= kept <= {each.file_key for each in own}
     assert len(own) < len(entries)
 
 
@@ -152,9 +152,9 @@ def with_damage(*bad: tuple[str, int]) -> tuple[Request, Request]:
     runner = runner_for(scheduler)
     scheduler.cache.store.files = fake_tier(runner, directory)
     requests = turns(scheduler, runner, [1, 2, 3])
-    chain = requests[0].chain
+    chain = requests[0].block_hashes
     assert chain is not None
-    directory.ends = {name: (index + 1) * 4 for index, name in enumerate(chain.names)}
+    directory.ends = {name: (index + 1) * 4 for index, name in enumerate(chain.file_keys)}
     directory.bad = {*bad}
     again = serve(scheduler, runner, text(24, 1))
     directory.bad = set()
@@ -179,9 +179,9 @@ def test_a_damaged_pane_is_a_miss_with_its_cause_and_is_computed_and_kept_again(
     directory = Damaged()
     scheduler, runner = crowded("windows", directory)
     requests = turns(scheduler, runner, [1, 2, 3])
-    chain = requests[0].chain
+    chain = requests[0].block_hashes
     assert chain is not None
-    directory.ends = {name: (index + 1) * 4 for index, name in enumerate(chain.names)}
+    directory.ends = {name: (index + 1) * 4 for index, name in enumerate(chain.file_keys)}
     directory.bad = {("pane", 16)}
     again = serve(scheduler, runner, text(24, 1))
     assert report_of(again) == (0, {"damaged": 20, "recomputed_tail": 4})
@@ -195,13 +195,13 @@ def test_of_panes_those_before_places_where_texts_go_on_are_kept_alone() -> None
     directory = ForgetfulDirectory(one_in=0)
     scheduler, runner = crowded("windows", directory)
     requests = turns(scheduler, runner, [1, 2, 3])
-    chain = requests[0].chain
+    chain = requests[0].block_hashes
     assert chain is not None
-    kept = [index for index, name in enumerate(chain.names) if directory.has("pane", name)]
+    kept = [index for index, name in enumerate(chain.file_keys) if directory.has("pane", name)]
     # The prompt's last boundary is behind block 4, the text's end behind block 6: of 28 tokens, or of 29.
     assert set(kept) <= {3, 4, 5, 6}
     assert {3, 4} <= set(kept)
-    assert all(directory.has("block", name) for name in chain.names[:5])
+    assert all(directory.has("block", name) for name in chain.file_keys[:5])
 
 
 def test_a_state_whose_window_is_gone_is_not_written() -> None:
@@ -213,13 +213,13 @@ def test_a_state_whose_window_is_gone_is_not_written() -> None:
         serve(scheduler, runner, text(24, 1))
         store.files = fake_tier(runner, directory)
         [checkpoint] = [each for each in store.index.checkpoints if each.entry.end == 20]
-        pane = checkpoint.entry.pane
+        pane = checkpoint.entry.window_block
         assert pane is not None
         if lacks:
-            store.index.displace_pane(pane)
-            store.panes.drop(pane.id)
-        name = checkpoint.entry.name = b"20"
-        checkpoint.entry.parent.name = b"16"  # type: ignore[union-attr]
+            store.index.remove_window_block(pane)
+            store.window_blocks.unmark_cached(pane.id)
+        name = checkpoint.entry.file_key = b"20"
+        checkpoint.entry.parent.file_key = b"16"  # type: ignore[union-attr]
         store.evict_checkpoint(checkpoint)
         kept = [directory.has("state", name), directory.has("pane", name), directory.has("pane", b"16")]
         assert kept == [not lacks] * 3
@@ -229,16 +229,16 @@ def test_panes_that_are_in_memory_are_not_read_and_stay_while_the_others_are() -
     directory = ForgetfulDirectory(one_in=0)
     scheduler, runner = crowded("windows", directory)
     [first] = turns(scheduler, runner, [1])
-    store, chain = scheduler.cache.store, first.chain
+    store, chain = scheduler.cache.store, first.block_hashes
     assert chain is not None
     turns(scheduler, runner, [2, 3, 1])
     entries = store.index.walk(chain, 5)
-    assert [entry.pane is not None for entry in entries[3:]] == [True, True]
-    lost = entries[3].pane
+    assert [entry.window_block is not None for entry in entries[3:]] == [True, True]
+    lost = entries[3].window_block
     assert lost is not None
-    store.files.save_pane(entries[3], lost.id)  # type: ignore[union-attr]
-    store.index.displace_pane(lost)
-    store.panes.drop(lost.id)
+    store.files.save_window_block(entries[3], lost.id)  # type: ignore[union-attr]
+    store.index.remove_window_block(lost)
+    store.window_blocks.unmark_cached(lost.id)
     before = directory.counts.read
     again = serve(scheduler, runner, text(24, 1))
     assert report_of(again) == (20, {"recomputed_tail": 4})
@@ -256,7 +256,7 @@ def test_what_is_missing_without_damage_keeps_its_cause() -> None:
 def test_forgetting_forgets_files_too() -> None:
     scheduler, runner = crowded("hybrid", ForgetfulDirectory(one_in=0))
     turns(scheduler, runner, [1, 2, 3])
-    assert scheduler.cache.store.forget()
+    assert scheduler.cache.store.clear()
     assert report_of(serve(scheduler, runner, text(24, 1))) == (0, {"never_seen": 20, "recomputed_tail": 4})
 
 

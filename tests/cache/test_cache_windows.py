@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ostinato.cache.chain import Chain
+from ostinato.cache.chain import BlockHashes
 from ostinato.cache.placement import StateCacheMode
 from ostinato.schedule.request import FinishReason, Request, StopConditions
 from ostinato.schedule.scheduler import Scheduler
@@ -48,7 +48,7 @@ def make_roomy(mode: StateCacheMode = "all", kind: Kind = "hybrid", k: int = 3, 
 
 def hit_of(scheduler: Scheduler, prompt: tuple[int, ...]) -> int:
     """The tokens of this prompt that are cached."""
-    chain = Chain(B)
+    chain = BlockHashes(B)
     chain.extend(lambda start, end: prompt[start:end], len(prompt))
     return scheduler.cache.store.match(chain, len(prompt) - 1).hit
 
@@ -122,7 +122,7 @@ def test_the_checkpoint_of_a_boundary_is_the_slot_that_the_step_wrote_there_and_
             for end in range(row.end, row.end + anchor + 1):
                 if end % B == 0:
                     assert placed[end] == row.write_slots[end - row.end]
-            assert not set(placed.values()) & set(scheduler.cache.holding("a").slots)
+            assert not set(placed.values()) & set(scheduler.cache.request_cache("a").write_slots)
             scheduler.check_integrity()
         assert request.num_tokens > prompt + 6
 
@@ -187,7 +187,7 @@ def test_a_text_whose_next_block_cannot_be_indexed_keeps_its_trailing_checkpoint
     runner = runner_for(scheduler, right_guesses(k))
     request = request_of("a", text(6), 40)
     # The hash of the fourth block is that of the first.
-    request.chain = Chain(B, block_hash=lambda before, content: before + 1 if before < 3 else 1)
+    request.block_hashes = BlockHashes(B, block_hash=lambda before, content: before + 1 if before < 3 else 1)
     scheduler.add(request)
     run_all(scheduler, runner)
     assert len(scheduler.cache.store.index) == 3

@@ -5,18 +5,18 @@ from __future__ import annotations
 import pytest
 
 from ostinato.cache.manager import CacheManager
-from ostinato.cache.pool import Pool
+from ostinato.cache.pool import IdPool
 
 
 def test_a_new_pool_hands_out_every_id_but_the_null_one_lowest_first() -> None:
-    pool = Pool("block", 5)
+    pool = IdPool("block", 5)
     assert (pool.capacity, pool.num_free) == (4, 4)
     assert pool.allocate(4) == [1, 2, 3, 4]
     assert (pool.num_free, pool.num_used) == (0, 4)
 
 
 def test_an_allocation_that_cannot_be_met_takes_nothing() -> None:
-    pool = Pool("block", 4)
+    pool = IdPool("block", 4)
     assert pool.allocate(4) is None
     assert pool.allocate(2) == [1, 2]
     assert pool.allocate(2) is None
@@ -26,7 +26,7 @@ def test_an_allocation_that_cannot_be_met_takes_nothing() -> None:
 
 @pytest.mark.parametrize("count", [0, 1])
 def test_a_pool_of_nothing_gives_nothing_and_needs_nothing(count: int) -> None:
-    pool = Pool("slot", count)
+    pool = IdPool("slot", count)
     assert pool.allocate(0) == []
     assert pool.allocate(1) is None
     assert pool.capacity == 0
@@ -34,7 +34,7 @@ def test_a_pool_of_nothing_gives_nothing_and_needs_nothing(count: int) -> None:
 
 
 def test_what_was_released_last_is_handed_out_first_in_the_same_order() -> None:
-    pool = Pool("block", 10)
+    pool = IdPool("block", 10)
     first, second = pool.allocate(3), pool.allocate(3)
     assert first is not None
     assert second is not None
@@ -44,7 +44,7 @@ def test_what_was_released_last_is_handed_out_first_in_the_same_order() -> None:
 
 
 def test_a_shared_id_is_free_only_when_its_last_reference_is_released() -> None:
-    pool = Pool("block", 4)
+    pool = IdPool("block", 4)
     pool.allocate(2)
     pool.retain([1])
     pool.release([1, 2])
@@ -57,9 +57,9 @@ def test_a_shared_id_is_free_only_when_its_last_reference_is_released() -> None:
 
 
 def test_an_id_that_the_index_keeps_stays_when_its_last_reference_goes_and_can_be_referenced_again() -> None:
-    pool = Pool("block", 4)
+    pool = IdPool("block", 4)
     pool.allocate(2)
-    pool.keep(1)
+    pool.mark_cached(1)
     assert (pool.num_used, pool.num_idle, pool.num_free) == (2, 0, 1)
     pool.release([1, 2])
     assert (pool.num_used, pool.num_idle, pool.num_free, pool.num_available) == (0, 1, 2, 3)
@@ -72,13 +72,13 @@ def test_an_id_that_the_index_keeps_stays_when_its_last_reference_goes_and_can_b
 
 
 def test_an_id_that_the_index_drops_is_free_at_once_unless_it_is_referenced() -> None:
-    pool = Pool("block", 4)
+    pool = IdPool("block", 4)
     pool.allocate(2)
     for id in (1, 2):
-        pool.keep(id)
+        pool.mark_cached(id)
     pool.release([1])
-    pool.drop(1)
-    pool.drop(2)
+    pool.unmark_cached(1)
+    pool.unmark_cached(2)
     assert (pool.num_used, pool.num_idle, pool.num_free) == (1, 0, 2)
     pool.check_integrity()
     pool.release([2])
@@ -87,15 +87,15 @@ def test_an_id_that_the_index_drops_is_free_at_once_unless_it_is_referenced() ->
 
 
 def test_keeping_what_is_not_referenced_or_kept_already_and_dropping_what_is_not_kept_is_an_error() -> None:
-    pool = Pool("slot", 4)
+    pool = IdPool("slot", 4)
     pool.allocate(1)
     with pytest.raises(AssertionError, match="slot 2 is not in use"):
-        pool.keep(2)
-    pool.keep(1)
+        pool.mark_cached(2)
+    pool.mark_cached(1)
     with pytest.raises(AssertionError, match="slot 1 is in the index already"):
-        pool.keep(1)
+        pool.mark_cached(1)
     with pytest.raises(AssertionError, match="slot 3 is not in the index"):
-        pool.drop(3)
+        pool.unmark_cached(3)
     pool.release([1])
     with pytest.raises(AssertionError, match="slot 1 is not in use"):
         pool.release([1])
@@ -104,7 +104,7 @@ def test_keeping_what_is_not_referenced_or_kept_already_and_dropping_what_is_not
 
 @pytest.mark.parametrize("id", [0, 2, 7, -1])
 def test_handing_back_or_sharing_what_is_not_in_use_is_an_error(id: int) -> None:
-    pool = Pool("block", 4)
+    pool = IdPool("block", 4)
     pool.allocate(1)
     with pytest.raises(AssertionError, match=f"block {id} is not"):
         pool.release([id])
@@ -114,7 +114,7 @@ def test_handing_back_or_sharing_what_is_not_in_use_is_an_error(id: int) -> None
 
 
 def test_the_check_finds_an_id_that_leaked_is_free_twice_or_is_free_and_referenced() -> None:
-    leaked, twice, both, null, kept, counted = (Pool("block", 4) for _ in range(6))
+    leaked, twice, both, null, kept, counted = (IdPool("block", 4) for _ in range(6))
     leaked._free.remove(2)
     twice._free.append(2)
     both._references[2] = 1
@@ -130,16 +130,16 @@ def test_the_check_finds_an_id_that_leaked_is_free_twice_or_is_free_and_referenc
 def test_a_request_keeps_its_blocks_and_its_slot_while_it_grows() -> None:
     cache = CacheManager(num_blocks=10, num_slots=3, block_size=4)
     assert cache.admit("a", 5)
-    before = cache.holding("a").block_table
-    slots = cache.holding("a").slots
+    before = cache.request_cache("a").block_table
+    slots = cache.request_cache("a").write_slots
     assert len(before) == 2
     assert len(slots) == 1
     assert cache.grow("a", 8)
-    assert cache.holding("a").block_table == before
+    assert cache.request_cache("a").block_table == before
     assert cache.grow("a", 9)
-    assert cache.holding("a").block_table[:2] == before
-    assert len(cache.holding("a").block_table) == 3
-    assert cache.holding("a").slots == slots
+    assert cache.request_cache("a").block_table[:2] == before
+    assert len(cache.request_cache("a").block_table) == 3
+    assert cache.request_cache("a").write_slots == slots
     cache.check_integrity()
 
 
@@ -149,10 +149,10 @@ def test_a_request_that_finds_too_few_blocks_or_no_slot_takes_neither() -> None:
     assert cache.usage().slots_used == 0
     assert cache.admit("a", 4)
     assert not cache.grow("a", 13)
-    assert len(cache.holding("a").block_table) == 1
+    assert len(cache.request_cache("a").block_table) == 1
     assert not cache.admit("b", 1)
     assert cache.usage().blocks_used == 1
-    assert cache.holders() == {"a"}
+    assert cache.request_ids() == {"a"}
     cache.check_integrity()
 
 
@@ -166,7 +166,7 @@ def test_spare_blocks_stay_free_when_blocks_are_taken_and_do_not_matter_when_non
 def test_released_memory_serves_the_next_request() -> None:
     cache = CacheManager(num_blocks=4, num_slots=2, block_size=4)
     assert cache.admit("a", 12)
-    cache.release("a")
+    cache.free("a")
     usage = cache.usage()
     assert (usage.blocks_used, usage.blocks_total, usage.slots_used, usage.slots_total) == (0, 3, 0, 1)
     assert cache.admit("b", 12)
@@ -177,8 +177,8 @@ def test_a_model_without_attention_needs_no_blocks() -> None:
     cache = CacheManager(num_blocks=0, num_slots=2, block_size=16)
     assert cache.blocks_needed(10**9) == 0
     assert cache.admit("a", 10**9)
-    assert cache.holding("a").block_table == ()
-    assert cache.max_tokens_ever() >= 10**9
+    assert cache.request_cache("a").block_table == ()
+    assert cache.max_request_tokens() >= 10**9
     cache.check_integrity()
 
 
@@ -186,14 +186,14 @@ def test_a_model_without_state_layers_needs_no_slots() -> None:
     cache = CacheManager(num_blocks=3, num_slots=0, block_size=16)
     assert cache.admit("a", 16)
     assert cache.admit("b", 16)
-    assert cache.holding("a").slots == ()
-    assert cache.max_tokens_ever() == 32
+    assert cache.request_cache("a").write_slots == ()
+    assert cache.max_request_tokens() == 32
     cache.check_integrity()
 
 
 def test_nothing_ever_fits_where_there_are_fewer_slots_than_one_request_needs() -> None:
-    assert CacheManager(num_blocks=9, num_slots=2, block_size=4, slots_per_request=2).max_tokens_ever() == 0
-    assert CacheManager(num_blocks=9, num_slots=3, block_size=4, slots_per_request=2).max_tokens_ever() == 32
+    assert CacheManager(num_blocks=9, num_slots=2, block_size=4, slots_per_request=2).max_request_tokens() == 0
+    assert CacheManager(num_blocks=9, num_slots=3, block_size=4, slots_per_request=2).max_request_tokens() == 32
 
 
 def test_each_request_holds_as_many_slots_as_a_step_of_it_writes() -> None:
@@ -201,7 +201,7 @@ def test_each_request_holds_as_many_slots_as_a_step_of_it_writes() -> None:
     assert cache.admit("a", 1)
     assert cache.admit("b", 1)
     assert not cache.admit("c", 1)
-    assert len({*cache.holding("a").slots, *cache.holding("b").slots}) == 4
+    assert len({*cache.request_cache("a").write_slots, *cache.request_cache("b").write_slots}) == 4
     cache.check_integrity()
 
 
@@ -209,11 +209,11 @@ def test_the_check_finds_a_block_with_two_writers_and_one_that_nobody_holds() ->
     shared = CacheManager(num_blocks=9, num_slots=3, block_size=4)
     shared.admit("a", 4)
     shared.admit("b", 4)
-    shared.holding("b").block_table = shared.holding("a").block_table
+    shared.request_cache("b").block_table = shared.request_cache("a").block_table
     with pytest.raises(AssertionError, match="1 references and 2 holders"):
         shared.check_integrity()
     lost = CacheManager(num_blocks=9, num_slots=3, block_size=4)
     lost.admit("a", 8)
-    lost.holding("a").block_table = lost.holding("a").block_table[:1]
+    lost.request_cache("a").block_table = lost.request_cache("a").block_table[:1]
     with pytest.raises(AssertionError, match="1 references and 0 holders"):
         lost.check_integrity()

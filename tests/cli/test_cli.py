@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from ostinato import LLM, EngineConfig, SamplingParams
-from ostinato.cli.chat import Conversation, StopRequest
+from ostinato.cli.chat import ChatSession, StopRequest
 from ostinato.cli.main import main
 from ostinato.cli.output import piped_progress, print_pieces
 from tests.support.checkpoints import checkpoint
@@ -322,7 +322,7 @@ def test_chat_without_a_chat_template_is_refused_before_the_first_message(ask: C
 def test_an_interrupted_answer_stays_in_the_conversation_and_the_engine_goes_on(
     llm: LLM, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    talk = Conversation(llm, SamplingParams(temperature=0), system=None, variables={})
+    talk = ChatSession(llm, SamplingParams(temperature=0), system=None, variables={})
     step, steps = llm.engine.step, 0
 
     def interrupted_step() -> Any:

@@ -30,7 +30,7 @@ def filled(tmp_path: Path) -> Path:
     """A directory with the files of two models, and something of a user's."""
     for name in ("nemotron_h", "qwen3"):
         engine = make_engine(name, cache_dir=str(tmp_path), cache_offload="8MiB")
-        engine.add(list(range(40)), greedy())
+        engine.add_request(list(range(40)), greedy())
         run(engine)
         engine.close()
     (tmp_path / "mine").mkdir()
@@ -119,12 +119,12 @@ def test_the_plan_says_what_goes_to_files(capsys) -> None:
 def test_the_plan_counts_the_panes_of_a_window(capsys) -> None:
     plan = plan_of(name="gemma3_text", cache_offload="1GiB")
     assert plan.cache_files is not None
-    assert plan.cache_files.pane_bytes == plan.memory.pane > 0
+    assert plan.cache_files.pane_bytes == plan.memory.window_block > 0
     _, out, _ = run_cli(capsys, "plan", str(checkpoint("gemma3_text")), "--cache-offload", "1GiB")
     assert "for a block and" in " ".join(out.split())
     assert "for a pane; read from" in " ".join(out.split())
     with pytest.raises(ConfigError, match="no room for two files"):
-        plan_of(name="gemma3_text", cache_offload=2 * plan.memory.pane - 1)
+        plan_of(name="gemma3_text", cache_offload=2 * plan.memory.window_block - 1)
 
 
 def test_the_plan_reads_where_blocks_and_the_panes_of_one_window_take_less_time_than_computing(
@@ -137,11 +137,11 @@ def test_the_plan_reads_where_blocks_and_the_panes_of_one_window_take_less_time_
             monkeypatch.setattr("ostinato.plan.cache_files.CORE_RATE", rate)
             files = plan_of(name="gemma3_text", cache_offload="1GiB").cache_files
             assert files is not None
-            found.append(float("inf") if files.pays_from is None else files.pays_from)
+            found.append(float("inf") if files.min_tokens_to_read is None else files.min_tokens_to_read)
         return found
 
     with_panes = pays_from()
-    monkeypatch.setattr("ostinato.cache.pane_rules.PaneRules.of_window", 0)
+    monkeypatch.setattr("ostinato.cache.pane_rules.SlidingWindowSpec.blocks_per_window", 0)
     without = pays_from()
     assert with_panes != without
     assert all(one >= other for one, other in zip(with_panes, without, strict=True))

@@ -10,13 +10,13 @@ import pytest
 from PIL import Image
 
 from ostinato import LLM, SamplingParams
-from ostinato.cli.chat import Conversation, _attach
+from ostinato.cli.chat import ChatSession, _attach
 from ostinato.cli.main import main
 from ostinato.engine.outputs import CompletionOutput, RequestOutput, RequestTimes
 from ostinato.engine.text.chat_template import ChatTemplate
 from ostinato.errors import RequestError
 from ostinato.media.input import MediaInput, render_chat
-from ostinato.media.load import Sources
+from ostinato.media.load import MediaSources
 from ostinato.media.prompt import Placeholders
 from tests.engine.test_llm_images import SMALL, checkpoint
 from tests.support.media_cases import END, IMAGE, START, TEMPLATE, VIDEO, drawn, encode, media_settings, vision_spec
@@ -27,7 +27,7 @@ class _Engine:
 
     def __init__(self) -> None:
         own = Placeholders(IMAGE, VIDEO, START, END)
-        self.media = MediaInput(vision_spec(), media_settings(), own, encode, Sources(True, False), 64, 1000)
+        self.media = MediaInput(vision_spec(), media_settings(), own, encode, MediaSources(True, False), 64, 1000)
         self.template = ChatTemplate({"default": TEMPLATE})
 
     def render_chat_media(self, messages: Any, **kwargs: Any) -> Any:
@@ -65,8 +65,8 @@ def seer() -> _Seer:
 
 
 @pytest.fixture
-def talk(seer: _Seer) -> Conversation:
-    return Conversation(seer, SamplingParams(temperature=0), None, {})  # type: ignore[arg-type]
+def talk(seer: _Seer) -> ChatSession:
+    return ChatSession(seer, SamplingParams(temperature=0), None, {})  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def kinds(message: Any) -> Any:
 
 
 def test_images_go_with_the_next_message_and_stay_in_the_conversation(
-    seer: _Seer, talk: Conversation, picture: str
+    seer: _Seer, talk: ChatSession, picture: str
 ) -> None:
     talk.attach(picture)
     talk.attach(picture)
@@ -92,14 +92,14 @@ def test_images_go_with_the_next_message_and_stay_in_the_conversation(
     assert [kinds(message) for message in seer.asked[1]] == [["image", "image", "text"], "seen", "sure?"]
 
 
-def test_an_image_is_read_when_it_is_shown(seer: _Seer, talk: Conversation, picture: str) -> None:
+def test_an_image_is_read_when_it_is_shown(seer: _Seer, talk: ChatSession, picture: str) -> None:
     talk.attach(picture)
     Image.new("RGB", (8, 8)).save(picture)
     talk.answer("what?")
     assert seer.asked[0][0]["content"][0]["image"].size == (96, 64)
 
 
-def test_a_message_that_failed_keeps_its_images_for_the_next(seer: _Seer, talk: Conversation, picture: str) -> None:
+def test_a_message_that_failed_keeps_its_images_for_the_next(seer: _Seer, talk: ChatSession, picture: str) -> None:
     talk.attach(picture)
     seer.fails = True
     talk.answer("what?")
@@ -113,7 +113,7 @@ def test_a_message_that_failed_keeps_its_images_for_the_next(seer: _Seer, talk: 
 
 
 def test_the_command_takes_a_path_with_spaces_and_says_what_is_wrong(
-    talk: Conversation, picture: str, capsys: pytest.CaptureFixture[str]
+    talk: ChatSession, picture: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for source in (picture, f'"{picture}"', "", "/absent.png", "http://example.org/a.png"):
         _attach(talk, source)
@@ -127,7 +127,7 @@ def test_the_command_takes_a_path_with_spaces_and_says_what_is_wrong(
 
 def test_a_model_of_text_alone_refuses_an_image_at_once(picture: str) -> None:
     llm = LLM("demo", threads=1, max_num_seqs=4, cache_memory="16MiB")
-    talk = Conversation(llm, SamplingParams(temperature=0), None, {})
+    talk = ChatSession(llm, SamplingParams(temperature=0), None, {})
     with pytest.raises(RequestError, match="takes text only"):
         talk.attach(picture)
     with pytest.raises(RequestError, match="takes text only"):

@@ -20,7 +20,7 @@ from typer.main import get_command
 from ostinato.cli import other_engines
 from ostinato.cli.bench import app as bench
 from ostinato.cli.command import SHORT_HELP_LINES
-from ostinato.cli.groups import MOST_WANTED, groups
+from ostinato.cli.groups import COMMON_FLAGS, groups
 from ostinato.cli.main import COMMANDS, main
 from ostinato.config import EngineConfig
 from ostinato.serve.settings import ServeSettings
@@ -63,7 +63,7 @@ def test_help_is_a_page_that_names_every_flag(capsys: pytest.CaptureFixture[str]
         assert f"--{alias.replace('_', '-')}" in full, "what grep looks for"
     assert "None:" not in full
     assert "default: (" not in full
-    first = [short.index(f"  --{name.replace('_', '-')} ") for name in MOST_WANTED if f"--{name}" in full]
+    first = [short.index(f"  --{name.replace('_', '-')} ") for name in COMMON_FLAGS if f"--{name}" in full]
     assert first == sorted(first)
 
 
@@ -156,11 +156,11 @@ def test_what_is_answered_exists_and_is_no_flag_of_ours_itself(capsys: pytest.Ca
     ours: set[str] = set()
     for command in ENGINES:
         ours |= set(re.findall(r"--[a-z0-9-]+|(?<![\w-])-[a-zA-Z](?![\w-])", run(capsys, command, "--help-all")[1]))
-    for theirs, here in other_engines.HERE.items():
+    for theirs, here in other_engines.FLAG_EQUIVALENTS.items():
         assert theirs not in ours
         assert set(re.findall(r"--[a-z-]+", here or "")) <= ours
     assert not other_engines.REFUSED.keys() & ours
-    assert not other_engines.REFUSED.keys() & other_engines.HERE.keys()
+    assert not other_engines.REFUSED.keys() & other_engines.FLAG_EQUIVALENTS.keys()
 
 
 def test_flags_that_the_page_of_other_engines_names_are_known(capsys: pytest.CaptureFixture[str]) -> None:

@@ -247,7 +247,7 @@ def test_only_what_may_begin_a_stop_string_is_held_back() -> None:
 
 def test_nothing_is_looked_for_before_the_checker_is_armed() -> None:
     checker = StopChecker(["stop"])
-    assert checker.append("a stop, st", armed=False) == ("a stop, st", None)
+    assert checker.append("a stop, st", enabled=False) == ("a stop, st", None)
     assert checker.append("op st") == ("op ", None)
     assert checker.append("op") == ("", "stop")
 

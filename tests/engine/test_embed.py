@@ -13,7 +13,7 @@ import torch
 from ostinato import LLM
 from ostinato.errors import ModelError, RequestError
 from ostinato.models.pooling import Pooling, PoolingKind, load_pooling
-from ostinato.sample.pool import POOLED, Pool, shaped
+from ostinato.sample.pool import POOLING_PARAMS, HiddenStatePooler, finish_embedding
 from tests.support.checkpoints import checkpoint, oracle, random_prompt
 from tests.support.engines import make_engine
 
@@ -64,7 +64,7 @@ def test_the_last_state_takes_hits_of_the_prefix_cache_and_a_mean_takes_none() -
     engine = make_engine("nemotron_h_dense", max_num_batched_tokens=32)
     cached = []
     for kind in ("last", "last", "mean", "mean"):
-        request = engine.add(prompt, POOLED, pooling=kind)
+        request = engine.add_request(prompt, POOLING_PARAMS, pooling=kind)
         output = engine.output(request)
         assert output is not None
         while engine.has_unfinished:
@@ -80,7 +80,7 @@ def test_the_last_state_takes_hits_of_the_prefix_cache_and_a_mean_takes_none() -
 def test_a_preempted_prompt_begins_anew(kind: PoolingKind) -> None:
     prompts = [random_prompt(90, 3), random_prompt(80, 4)]
     engine = make_engine("nemotron_h_dense", max_num_batched_tokens=32)
-    ids = [engine.add(prompt, POOLED, pooling=kind) for prompt in prompts]
+    ids = [engine.add_request(prompt, POOLING_PARAMS, pooling=kind) for prompt in prompts]
     outputs = [engine.output(request) for request in ids]
     engine.step()
     engine.step()
@@ -93,9 +93,9 @@ def test_a_preempted_prompt_begins_anew(kind: PoolingKind) -> None:
 def test_others_are_generated_in_the_same_steps() -> None:
     prompt = random_prompt(40, 2)
     engine = make_engine("nemotron_h_dense", max_num_batched_tokens=32)
-    alone = engine.add(prompt, POOLED.replace(max_tokens=8))
+    alone = engine.add_request(prompt, POOLING_PARAMS.replace(max_tokens=8))
     text = engine.output(alone)
-    vector = engine.output(engine.add(prompt, POOLED, pooling="mean", cache_salt="a"))
+    vector = engine.output(engine.add_request(prompt, POOLING_PARAMS, pooling="mean", cache_salt="a"))
     while engine.has_unfinished:
         engine.step()
     assert text is not None
@@ -126,13 +126,13 @@ def test_vectors_have_length_one_and_as_many_elements_as_were_asked_for() -> Non
 
 
 def test_a_vector_of_zeros_stays_one_and_one_that_is_not_finite_is_an_error() -> None:
-    assert not shaped(np.zeros(4, np.float32), True).any()
+    assert not finish_embedding(np.zeros(4, np.float32), True).any()
     with pytest.raises(ValueError, match="not finite"):
-        shaped(np.array([1, np.nan], np.float32), True)
+        finish_embedding(np.array([1, np.nan], np.float32), True)
 
 
 def test_a_pool_counts_every_token_once() -> None:
-    pool = Pool("mean")
+    pool = HiddenStatePooler("mean")
     pool.add(np.full(2, 9.0, np.float32), 0, 4)  # and then it was preempted
     pool.add(np.full(2, 3.0, np.float32), 0, 3)
     pool.add(np.full(2, 1.0, np.float32), 3, 1)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from ostinato.engine.run.encoding import Encoding
+from ostinato.engine.run.encoding import ImageEncoder
 from ostinato.graphs.encoder import EncoderGraphs
 from ostinato.media.item import MediaItem
 from ostinato.schedule.batch import MediaToEncode
@@ -42,7 +42,7 @@ def image(digest: int, tokens: int, cells: Sequence[int], kept: list[int] | None
 def encode(images: Sequence[MediaToEncode], most_tokens: int) -> tuple[list[float], list[list[str]]]:
     """What stands in the cells, -1 where nothing was written, and the groups."""
     encoder, cells = Encoder(), torch.full((12, ROWS, HIDDEN), -1.0)
-    Encoding(cast(EncoderGraphs, encoder), cells, most_tokens * PATCHES_PER_TOKEN).run(images)
+    ImageEncoder(cast(EncoderGraphs, encoder), cells, most_tokens * PATCHES_PER_TOKEN).run(images)
     assert (cells == cells[:, :1, :1]).all()
     return cells[:, 0, 0].tolist(), encoder.groups
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ostinato import EngineConfig, RequestError, SamplingParams
-from ostinato.engine.engine import Engine
+from ostinato.engine.engine import EngineCore
 from ostinato.errors import Remedy
 from ostinato.schedule.batch import Batch, StepResult
 from tests.support.checkpoints import EOS, VOCAB_SIZE, checkpoint, random_prompt
@@ -20,12 +20,12 @@ from tests.support.engines import NAME, PROMPT, assert_empty, complete, greedy, 
 
 
 @pytest.fixture(scope="module")
-def shared() -> Engine:
+def shared() -> EngineCore:
     return make_engine()
 
 
 @pytest.fixture
-def engine(shared: Engine) -> Engine:
+def engine(shared: EngineCore) -> EngineCore:
     """An engine that the test before has left without requests."""
     assert_empty(shared)
     return shared
@@ -48,14 +48,14 @@ BAD_REQUESTS: dict[str, tuple[Any, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", BAD_REQUESTS)
-def test_a_request_that_cannot_be_served_is_refused_and_the_others_go_on(engine: Engine, case: str) -> None:
+def test_a_request_that_cannot_be_served_is_refused_and_the_others_go_on(engine: EngineCore, case: str) -> None:
     prompt, settings, message = BAD_REQUESTS[case]
     expected = tokens_of(engine, greedy())
     before = engine.stats()["requests"]
-    good = engine.add(PROMPT, greedy())
+    good = engine.add_request(PROMPT, greedy())
     engine.step()
     with pytest.raises(RequestError, match=message):
-        engine.add(prompt, SamplingParams(**settings))
+        engine.add_request(prompt, SamplingParams(**settings))
     assert run(engine)[good].outputs[0].token_ids == expected
     assert engine.stats()["requests"] == before + 1
 
@@ -63,9 +63,9 @@ def test_a_request_that_cannot_be_served_is_refused_and_the_others_go_on(engine:
 # Steps that fail
 
 
-def fail_once(monkeypatch: pytest.MonkeyPatch, engine: Engine, call: int, error: BaseException, before: bool) -> None:
+def fail_once(monkeypatch: pytest.MonkeyPatch, engine: EngineCore, call: int, error: BaseException, before: bool) -> None:
     """Makes the `call`-th step raise, before or after it wrote to the cache."""
-    run_batch, calls = engine.runner.run, 0
+    run_batch, calls = engine.runner.execute, 0
 
     def flaky(batch: Batch) -> StepResult:
         nonlocal calls
@@ -76,7 +76,7 @@ def fail_once(monkeypatch: pytest.MonkeyPatch, engine: Engine, call: int, error:
             run_batch(batch)
         raise error
 
-    monkeypatch.setattr(engine.runner, "run", flaky)
+    monkeypatch.setattr(engine.runner, "execute", flaky)
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["before writing", "after writing"])
@@ -89,7 +89,7 @@ def test_a_step_that_fails_ends_its_requests_and_frees_their_memory_for_those_th
     expected = [tokens_of(engine, greedy(), prompt) for prompt in prompts]
     boom = RuntimeError("boom")
     fail_once(monkeypatch, engine, call, boom, before)
-    ids = [engine.add(prompt, greedy()) for prompt in prompts]
+    ids = [engine.add_request(prompt, greedy()) for prompt in prompts]
     done = run(engine)
     for request_id in ids[:2]:
         assert done[request_id].error is boom
@@ -102,11 +102,11 @@ def test_a_step_that_fails_ends_its_requests_and_frees_their_memory_for_those_th
 
 def test_a_result_that_does_not_match_its_batch_ends_the_requests_and_is_counted_nowhere() -> None:
     engine = make_engine(speculative="ngram:2")
-    engine.add(PROMPT, greedy())
+    engine.add_request(PROMPT, greedy())
     for _ in range(2):
         engine.step()
     expected = engine.stats()["speculation"]
-    engine.runner.run = lambda batch: StepResult(())  # type: ignore[method-assign]
+    engine.runner.execute = lambda batch: StepResult(())  # type: ignore[method-assign]
     [output] = engine.step()
     assert isinstance(output.error, AssertionError)
     assert_empty(engine)
@@ -120,9 +120,9 @@ def test_an_interrupted_step_ends_its_requests_and_leaves_the_engine_able_to_ser
     engine = make_engine(max_num_seqs=1)
     expected = tokens_of(engine, greedy())
     fail_once(monkeypatch, engine, 3, KeyboardInterrupt(), before=False)
-    interrupted = engine.add(PROMPT, greedy())
+    interrupted = engine.add_request(PROMPT, greedy())
     output = engine.output(interrupted)
-    waiting = engine.add(PROMPT, greedy())
+    waiting = engine.add_request(PROMPT, greedy())
     with pytest.raises(KeyboardInterrupt):
         run(engine)
     assert output is not None
@@ -134,9 +134,9 @@ def test_a_model_whose_logits_are_not_finite_is_an_error_that_names_the_dtype(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     engine = make_engine()
-    logits = engine.runner.model.logits
-    monkeypatch.setattr(engine.runner.model, "logits", lambda hidden: logits(hidden) * float("nan"))
-    failed = engine.add(PROMPT, greedy())
+    logits = engine.runner.model.compute_logits
+    monkeypatch.setattr(engine.runner.model, "compute_logits", lambda hidden: logits(hidden) * float("nan"))
+    failed = engine.add_request(PROMPT, greedy())
     error = run(engine)[failed].error
     assert "overflow in this dtype" in str(error)
 
@@ -144,7 +144,7 @@ def test_a_model_whose_logits_are_not_finite_is_an_error_that_names_the_dtype(
 # When an output ends
 
 
-def test_an_end_token_ends_the_output_unless_it_is_to_be_ignored(engine: Engine) -> None:
+def test_an_end_token_ends_the_output_unless_it_is_to_be_ignored(engine: EngineCore) -> None:
     forced = {"logit_bias": {EOS: 100.0}}
     [output] = complete(engine, PROMPT, greedy(ignore_eos=False, **forced)).outputs
     assert (output.token_ids, output.finish_reason, output.stop_reason) == ([EOS], "stop", EOS)
@@ -152,7 +152,7 @@ def test_an_end_token_ends_the_output_unless_it_is_to_be_ignored(engine: Engine)
     assert (output.token_ids, output.finish_reason, output.stop_reason) == ([EOS] * 12, "length", None)
 
 
-def test_a_stop_token_of_the_request_ends_the_output_even_if_end_tokens_are_ignored(engine: Engine) -> None:
+def test_a_stop_token_of_the_request_ends_the_output_even_if_end_tokens_are_ignored(engine: EngineCore) -> None:
     tokens = tokens_of(engine, sampled())
     stop = tokens[5]
     [output] = complete(engine, PROMPT, sampled(stop_token_ids=[stop])).outputs
@@ -160,7 +160,7 @@ def test_a_stop_token_of_the_request_ends_the_output_even_if_end_tokens_are_igno
     assert (output.finish_reason, output.stop_reason) == ("stop", stop)
 
 
-def test_min_tokens_holds_end_and_stop_tokens_back(engine: Engine) -> None:
+def test_min_tokens_holds_end_and_stop_tokens_back(engine: EngineCore) -> None:
     params = greedy(min_tokens=5, ignore_eos=False, logit_bias={EOS: 100.0, 9: 90.0}, stop_token_ids=[9])
     [output] = complete(engine, PROMPT, params).outputs
     assert len(output.token_ids) == 6
@@ -169,7 +169,7 @@ def test_min_tokens_holds_end_and_stop_tokens_back(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("max_tokens", [500, None])
-def test_an_output_ends_where_the_model_length_is_reached(engine: Engine, max_tokens: int | None) -> None:
+def test_an_output_ends_where_the_model_length_is_reached(engine: EngineCore, max_tokens: int | None) -> None:
     prompt = random_prompt(90, seed=1)
     [output] = complete(engine, prompt, greedy(max_tokens=max_tokens)).outputs
     assert len(output.token_ids) == 6
@@ -184,10 +184,10 @@ def test_an_end_token_beyond_the_vocabulary_of_the_model_disturbs_nobody(tmp_pat
         config = json.loads((directory / name).read_text())
         (directory / name).write_text(json.dumps(config | {"eos_token_id": [EOS, VOCAB_SIZE + 2]}))
     settings = {"max_model_len": 96, "max_num_seqs": 4, "cache_memory": "8MiB", "threads": 1}
-    engine = Engine(EngineConfig(model=str(directory), **settings))
+    engine = EngineCore(EngineConfig(model=str(directory), **settings))
     favourite = greedy(ignore_eos=False, logit_bias={2: 100.0})
-    held_back = engine.add(PROMPT, favourite.replace(min_tokens=8))
-    other = engine.add(PROMPT, favourite)
+    held_back = engine.add_request(PROMPT, favourite.replace(min_tokens=8))
+    other = engine.add_request(PROMPT, favourite)
     done = run(engine)
     assert done[held_back].outputs[0].token_ids == done[other].outputs[0].token_ids == [2] * 12
 
@@ -201,8 +201,8 @@ def test_a_request_can_be_aborted_at_any_time(n: int, steps: int) -> None:
     """While it waits, between the chunks of its prompt, and while it decodes."""
     engine = make_engine(max_num_batched_tokens=24)
     expected = tokens_of(engine, greedy())
-    other = engine.add(PROMPT, greedy())
-    victim = engine.add(PROMPT, greedy(n=n))
+    other = engine.add_request(PROMPT, greedy())
+    victim = engine.add_request(PROMPT, greedy(n=n))
     for _ in range(steps):
         engine.step()
     output = engine.abort(victim)
@@ -217,14 +217,14 @@ def test_a_request_can_be_aborted_at_any_time(n: int, steps: int) -> None:
 def test_a_request_can_be_aborted_while_a_step_computes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make_engine()
     expected = tokens_of(engine, greedy())
-    other, victim = engine.add(PROMPT, greedy()), engine.add(PROMPT, greedy())
-    run_batch: Callable[[Batch], StepResult] = engine.runner.run
+    other, victim = engine.add_request(PROMPT, greedy()), engine.add_request(PROMPT, greedy())
+    run_batch: Callable[[Batch], StepResult] = engine.runner.execute
 
     def run_and_abort(batch: Batch) -> StepResult:
         engine.abort(victim)
         return run_batch(batch)
 
-    monkeypatch.setattr(engine.runner, "run", run_and_abort)
+    monkeypatch.setattr(engine.runner, "execute", run_and_abort)
     done = run(engine)
     assert done.keys() == {other}
     assert done[other].outputs[0].token_ids == expected
@@ -233,56 +233,56 @@ def test_a_request_can_be_aborted_while_a_step_computes_it(monkeypatch: pytest.M
 def test_under_the_priority_policy_lower_ones_are_served_first_then_as_they_came() -> None:
     """Who runs is not interrupted."""
     engine = make_engine(max_num_seqs=1, scheduling_policy="priority")
-    engine.add(PROMPT, greedy(), request_id="a", priority=9)
+    engine.add_request(PROMPT, greedy(), request_id="a", priority=9)
     engine.step()
     for request_id, priority in (("b", 5), ("c", -1), ("d", -1)):
-        engine.add(PROMPT, greedy(), request_id=request_id, priority=priority)
+        engine.add_request(PROMPT, greedy(), request_id=request_id, priority=priority)
     assert "".join(run(engine)) == "acdb"
 
 
-def test_a_priority_that_would_have_no_effect_is_refused(engine: Engine) -> None:
+def test_a_priority_that_would_have_no_effect_is_refused(engine: EngineCore) -> None:
     with pytest.raises(RequestError, match="no effect") as caught:
-        engine.add(PROMPT, greedy(), priority=3)
+        engine.add_request(PROMPT, greedy(), priority=3)
     assert caught.value.remedies == (Remedy("scheduling_policy", "priority"),)
 
 
-def test_an_id_can_be_used_again_only_when_its_request_has_ended(engine: Engine) -> None:
-    engine.add(PROMPT, greedy(n=2), request_id="a")
+def test_an_id_can_be_used_again_only_when_its_request_has_ended(engine: EngineCore) -> None:
+    engine.add_request(PROMPT, greedy(n=2), request_id="a")
     for taken in ("a", "a/0"):
         with pytest.raises(RequestError, match="choose another"):
-            engine.add(PROMPT, greedy(), request_id=taken)
+            engine.add_request(PROMPT, greedy(), request_id=taken)
     run(engine)
-    assert engine.add(PROMPT, greedy(), request_id="a") == "a"
+    assert engine.add_request(PROMPT, greedy(), request_id="a") == "a"
     run(engine)
 
 
-def test_the_id_of_an_ended_sample_stays_in_use_until_its_request_ends(engine: Engine) -> None:
+def test_the_id_of_an_ended_sample_stays_in_use_until_its_request_ends(engine: EngineCore) -> None:
     """One sample meets its stop token early; the other goes on."""
     tokens = [each.token_ids for each in complete(engine, PROMPT, sampled(n=2)).outputs]
     early = next(token for token in tokens[0][:6] if token not in tokens[1])
-    engine.add(PROMPT, sampled(n=2, stop_token_ids=[early]), request_id="a")
+    engine.add_request(PROMPT, sampled(n=2, stop_token_ids=[early]), request_id="a")
     output = engine.output("a")
     assert output is not None
     while not output.outputs[0].finished:
         engine.step()
     assert not output.finished
     with pytest.raises(RequestError, match="choose another"):
-        engine.add(PROMPT, greedy(), request_id="a/0")
+        engine.add_request(PROMPT, greedy(), request_id="a/0")
     run(engine)
     assert output.outputs[1].token_ids == tokens[1]
 
 
 def test_a_generated_id_avoids_those_that_callers_chose() -> None:
     engine = make_engine()
-    first = engine.add(PROMPT, greedy(), request_id="request-1")
-    second = engine.add(PROMPT, greedy())
+    first = engine.add_request(PROMPT, greedy(), request_id="request-1")
+    second = engine.add_request(PROMPT, greedy())
     assert run(engine).keys() == {first, second}
 
 
 def test_stats_count_what_was_done() -> None:
     engine = make_engine(max_num_batched_tokens=24)
-    engine.add(PROMPT, greedy())
-    engine.add(PROMPT, greedy(n=2), request_id="aborted")
+    engine.add_request(PROMPT, greedy())
+    engine.add_request(PROMPT, greedy(n=2), request_id="aborted")
     engine.step()
     running = engine.stats()
     assert running["running"] + running["waiting"] == 3

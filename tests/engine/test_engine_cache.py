@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ostinato import RequestError
-from ostinato.engine.engine import Engine
+from ostinato.engine.engine import EngineCore
 from ostinato.engine.outputs import RequestOutput
 from tests.support.checkpoints import random_prompt
 from tests.support.engines import assert_empty, complete, greedy, make_engine, run, sampled
@@ -15,7 +15,7 @@ PROMPT = random_prompt(70, seed=9)
 MODES = ("none", "align", "all")
 
 
-def assert_sums(engine: Engine, outputs: list[RequestOutput]) -> None:
+def assert_sums(engine: EngineCore, outputs: list[RequestOutput]) -> None:
     """The statistics are the sums of what the outputs say, and these the prompts."""
     prefix = engine.stats()["prefix_cache"]
     assert prefix["cached_tokens"] == sum(map(cached, outputs))
@@ -32,7 +32,7 @@ def test_the_statistics_add_up_to_the_prompts(mode: str) -> None:
     prompts = [PROMPT, PROMPT, PROMPT[:40], PROMPT[:64], PROMPT[:32] + random_prompt(30, seed=3), PROMPT[:1]]
     outputs = [complete(engine, prompt, greedy()) for prompt in prompts]
     for prompt in prompts:
-        engine.add(prompt, greedy())
+        engine.add_request(prompt, greedy())
     outputs += run(engine).values()
     assert_sums(engine, outputs)
     assert (engine.stats()["prefix_cache"]["cached_tokens"] > 0) == (mode != "none")
@@ -53,7 +53,7 @@ def test_a_hit_is_told_with_its_causes_of_misses() -> None:
 
 def test_nothing_is_told_before_the_request_has_begun() -> None:
     engine = make_engine(max_num_seqs=1)
-    first, second = (engine.output(engine.add(PROMPT, greedy())) for _ in range(2))
+    first, second = (engine.output(engine.add_request(PROMPT, greedy())) for _ in range(2))
     assert first is not None
     assert second is not None
     assert first.cache is None
@@ -66,7 +66,7 @@ def test_nothing_is_told_before_the_request_has_begun() -> None:
 
 def test_what_a_preempted_request_finds_again_does_not_change_what_was_told_of_its_prompt() -> None:
     engine = make_engine()
-    output = engine.output(engine.add(PROMPT, greedy()))
+    output = engine.output(engine.add_request(PROMPT, greedy()))
     assert output is not None
     for _ in range(5):
         engine.step()
@@ -81,7 +81,7 @@ def test_requests_of_different_salts_share_nothing() -> None:
     engine = make_engine()
     outputs = []
     for salt in (None, "a", "b", None, "a", "b"):
-        output = engine.output(engine.add(PROMPT, greedy(), cache_salt=salt))
+        output = engine.output(engine.add_request(PROMPT, greedy(), cache_salt=salt))
         assert output is not None
         run(engine)
         outputs.append(output)
@@ -93,7 +93,7 @@ def test_requests_of_different_salts_share_nothing() -> None:
 def test_a_salt_that_is_no_text_is_refused(salt: object) -> None:
     engine = make_engine()
     with pytest.raises(RequestError, match=r"cache_salt .* should be text that is not empty"):
-        engine.add(PROMPT, greedy(), cache_salt=salt)  # type: ignore[arg-type]
+        engine.add_request(PROMPT, greedy(), cache_salt=salt)  # type: ignore[arg-type]
     assert_empty(engine)
     assert engine.stats()["requests"] == 0
 
@@ -124,7 +124,7 @@ def test_preempted_log_probabilities_of_a_prompt_go_on_where_they_were_delivered
     """What was delivered need not be computed again, so so much may be taken from the cache."""
     engine = make_engine(max_num_batched_tokens=20, max_num_seqs=1, state_cache_mode="align", state_block_size=16)
     expected = complete(make_engine(), PROMPT, greedy(prompt_logprobs=1))
-    output = engine.output(engine.add(PROMPT, greedy(prompt_logprobs=1)))
+    output = engine.output(engine.add_request(PROMPT, greedy(prompt_logprobs=1)))
     assert output is not None
     for _ in range(3):
         engine.step()
@@ -148,8 +148,8 @@ def test_a_failed_step_leaves_nothing_in_the_cache(monkeypatch: pytest.MonkeyPat
         raise RuntimeError(f"boom in {batch}")
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine.runner, "run", fail)
-        engine.add(PROMPT, greedy())
+        patch.setattr(engine.runner, "execute", fail)
+        engine.add_request(PROMPT, greedy())
         run(engine)
     usage = engine.scheduler.cache.usage()
     assert usage.blocks_cached == usage.slots_cached == 0
@@ -158,7 +158,7 @@ def test_a_failed_step_leaves_nothing_in_the_cache(monkeypatch: pytest.MonkeyPat
 
 def test_an_aborted_request_leaves_what_it_has_computed() -> None:
     engine = make_engine()
-    request_id = engine.add(PROMPT, greedy())
+    request_id = engine.add_request(PROMPT, greedy())
     engine.step()
     engine.abort(request_id)
     assert_empty(engine)

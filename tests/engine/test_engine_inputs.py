@@ -9,19 +9,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.engine.run.inputs import step_inputs, write_step
+from ostinato.engine.run.inputs import make_step_inputs, write_step_inputs
 from ostinato.graphs.buffers import StepBuffers
 from ostinato.media.item import RopePositions
 from ostinato.ops.step import StepInputs
-from ostinato.schedule.batch import Batch, MediaUse, Row
+from ostinato.schedule.batch import Batch, MediaUse, BatchRow
 
 CPU = torch.device("cpu")
 tables = st.lists(st.integers(1, 99), max_size=9).map(tuple)
 steps = st.lists(st.lists(tables, min_size=1, max_size=5), min_size=1, max_size=6)
 
 
-def rows_of(step: list[tuple[int, ...]]) -> list[Row]:
-    return [Row(str(i), (0,), 0, table) for i, table in enumerate(step)]
+def rows_of(step: list[tuple[int, ...]]) -> list[BatchRow]:
+    return [BatchRow(str(i), (0,), 0, table) for i, table in enumerate(step)]
 
 
 @given(steps)
@@ -46,19 +46,19 @@ BLOCK_SIZE = 4
 
 
 @st.composite
-def decode_rows(draw: st.DrawFn) -> Row:
+def decode_rows(draw: st.DrawFn) -> BatchRow:
     start = draw(st.integers(1, 30))
     has_blocks = draw(st.booleans())
     table = tuple(draw(st.integers(1, 99)) for _ in range(start // BLOCK_SIZE + 1 if has_blocks else 0))
     slots = draw(st.tuples(st.integers(0, 9), st.integers(0, 9)))
-    return Row("a", (draw(st.integers(0, 999)),), start, table, slots[0], (slots[1], 77))
+    return BatchRow("a", (draw(st.integers(0, 999)),), start, table, slots[0], (slots[1], 77))
 
 
 @given(st.lists(st.lists(decode_rows(), min_size=1, max_size=5), min_size=1, max_size=6))
-def test_the_inputs_of_a_decode_step_hold_nothing_of_an_earlier_one(steps: list[list[Row]]) -> None:
+def test_the_inputs_of_a_decode_step_hold_nothing_of_an_earlier_one(steps: list[list[BatchRow]]) -> None:
     kept = StepBuffers(5, 5, 8, 2, CPU)
     for rows in steps:
-        inputs = write_step(kept, Batch(tuple(rows), num_decode_rows=len(rows)), BLOCK_SIZE)
+        inputs = write_step_inputs(kept, Batch(tuple(rows), num_decode_rows=len(rows)), BLOCK_SIZE)
         starts = [row.start for row in rows]
         width = 8
         assert inputs.token_ids.tolist() == [row.token_ids[0] for row in rows]
@@ -85,15 +85,15 @@ pane_tables = st.tuples(st.integers(0, 5), st.lists(st.integers(1, 99), max_size
 def test_pane_tables_are_written_with_what_is_null_before_their_windows(steps: list[list[tuple[int, ...]]]) -> None:
     buffers = StepBuffers(5, 5, 9, 1, CPU, max_panes=9)
     for step in steps:
-        buffers.write_panes(step)
+        buffers.write_window_tables(step)
         found = buffers.arrays["pane_tables"]
         assert found[: len(step)].tolist() == [[*table, *[0] * (9 - len(table))] for table in step]
 
 
 def test_a_layer_with_a_window_finds_its_keys_in_panes_and_another_in_blocks() -> None:
     rows = (
-        Row("a", (5,), 9, (3, 4, 5), pane_table=(0, 7, 8)),
-        Row("b", (1, 2, 3), 2, (6, 2), pane_table=(9, 1)),
+        BatchRow("a", (5,), 9, (3, 4, 5), window_block_table=(0, 7, 8)),
+        BatchRow("b", (1, 2, 3), 2, (6, 2), window_block_table=(9, 1)),
     )
     drafted = (rows[0]._replace(num_drafts=2, write_slots=(0,)),)
     for batch, drafts, blocks, panes in (
@@ -103,20 +103,20 @@ def test_a_layer_with_a_window_finds_its_keys_in_panes_and_another_in_blocks() -
         (Batch(drafted, 1, 2), ((1,),), [21, 22, 0], [33, 34, 0]),
     ):
         buffers = StepBuffers(2, 6, 4, 3, CPU, max_panes=4)
-        inputs = write_step(buffers, batch, BLOCK_SIZE, drafts)
-        for window, cells, table in ((None, blocks, rows[0].block_table), (8, panes, rows[0].pane_table)):
-            found, tables = inputs.places(window)
+        inputs = write_step_inputs(buffers, batch, BLOCK_SIZE, drafts)
+        for window, cells, table in ((None, blocks, rows[0].block_table), (8, panes, rows[0].window_block_table)):
+            found, tables = inputs.kv_targets(window)
             assert found.tolist() == cells
             assert tables[0].tolist() == [*table, 0]
-    plain = write_step(StepBuffers(2, 6, 4, 3, CPU), Batch(rows[:1], 1), BLOCK_SIZE)
-    assert plain.places(8) == (plain.kv_cells, plain.block_tables)
+    plain = write_step_inputs(StepBuffers(2, 6, 4, 3, CPU), Batch(rows[:1], 1), BLOCK_SIZE)
+    assert plain.kv_targets(8) == (plain.kv_cells, plain.block_tables)
 
 
 def test_decode_steps_of_the_same_rows_lie_in_the_same_memory() -> None:
     kept = StepBuffers(1, 1, 2, 1, CPU)
 
     def written(start: int) -> StepInputs:
-        return write_step(kept, Batch((Row("a", (1,), start, (3, 5), 1, (1,)),), 1), BLOCK_SIZE)
+        return write_step_inputs(kept, Batch((BatchRow("a", (1,), start, (3, 5), 1, (1,)),), 1), BLOCK_SIZE)
 
     first, second = written(4), written(5)
     assert first is second
@@ -128,9 +128,9 @@ def rope_of(length: int, delta: int) -> RopePositions:
     return RopePositions(np.arange(length)[:, None] + [[100, 200, 300]], delta)
 
 
-def images_of(*rows: Row, num_decode_rows: int = 0, num_drafts: int = 0, drafts: Any = ()) -> tuple[Any, Any]:
+def images_of(*rows: BatchRow, num_decode_rows: int = 0, num_drafts: int = 0, drafts: Any = ()) -> tuple[Any, Any]:
     batch = Batch(rows, num_decode_rows, num_drafts)
-    inputs = step_inputs(batch, BLOCK_SIZE, CPU, drafts, takes_images=True)
+    inputs = make_step_inputs(batch, BLOCK_SIZE, CPU, drafts, takes_images=True)
     assert inputs.rope_positions is not None
     assert inputs.media_cells is not None
     return inputs.rope_positions.tolist(), inputs.media_cells.tolist()
@@ -139,22 +139,22 @@ def images_of(*rows: Row, num_decode_rows: int = 0, num_drafts: int = 0, drafts:
 def test_tokens_of_images_have_cells_and_tokens_stand_where_the_request_has_them() -> None:
     """A chunk that begins within one image and ends within another one, between rows of text."""
     uses = (MediaUse(3, 6, (11, 12, 13)), MediaUse(7, 10, (5, 4, 3)))
-    chunk = Row("a", (1,) * 5, 4, (1, 2, 3), rope=rope_of(20, -3), media=uses)
-    positions, cells = images_of(Row("t", (1, 2), 6, (4, 5)), chunk, Row("u", (1,), 2, (6,)))
+    chunk = BatchRow("a", (1,) * 5, 4, (1, 2, 3), rope=rope_of(20, -3), media=uses)
+    positions, cells = images_of(BatchRow("t", (1, 2), 6, (4, 5)), chunk, BatchRow("u", (1,), 2, (6,)))
     assert cells == [0, 0, 12, 13, 0, 5, 4, 0]
     assert positions == [[6] * 3, [7] * 3, *([100 + i, 200 + i, 300 + i] for i in range(4, 9)), [2] * 3]
 
 
 def test_what_follows_the_prompt_stands_at_its_position_and_an_offset() -> None:
     """Also where it is computed again together with the end of the prompt, and in steps that only decode."""
-    again = Row("a", (1,) * 5, 6, (1, 2, 3), rope=rope_of(8, -3))
+    again = BatchRow("a", (1,) * 5, 6, (1, 2, 3), rope=rope_of(8, -3))
     assert images_of(again)[0] == [[106, 206, 306], [107, 207, 307], [5] * 3, [6] * 3, [7] * 3]
-    rows = Row("a", (1,), 9, (1, 2, 3), rope=rope_of(8, -3)), Row("t", (1,), 4, (4, 5))
+    rows = BatchRow("a", (1,), 9, (1, 2, 3), rope=rope_of(8, -3)), BatchRow("t", (1,), 4, (4, 5))
     assert images_of(*rows, num_decode_rows=2) == ([[6] * 3, [4] * 3], [0, 0])
 
 
 def test_drafts_stand_behind_their_token_and_padding_stands_somewhere() -> None:
-    rows = Row("a", (1,), 9, (1, 2, 3, 4), rope=rope_of(8, -7), num_drafts=2), Row("t", (1,), 4, (5, 6), num_drafts=2)
+    rows = BatchRow("a", (1,), 9, (1, 2, 3, 4), rope=rope_of(8, -7), num_drafts=2), BatchRow("t", (1,), 4, (5, 6), num_drafts=2)
     positions, cells = images_of(*rows, num_decode_rows=2, num_drafts=2, drafts=[(7, 8), (9,)])
     assert positions[:5] == [[2] * 3, [3] * 3, [4] * 3, [4] * 3, [5] * 3]
     assert min(positions[5]) >= 0
@@ -162,11 +162,11 @@ def test_drafts_stand_behind_their_token_and_padding_stands_somewhere() -> None:
 
 
 @given(st.lists(st.lists(decode_rows(), min_size=1, max_size=5), min_size=1, max_size=6))
-def test_positions_of_a_decode_step_hold_nothing_of_an_earlier_one(steps: list[list[Row]]) -> None:
+def test_positions_of_a_decode_step_hold_nothing_of_an_earlier_one(steps: list[list[BatchRow]]) -> None:
     kept = StepBuffers(5, 5, 8, 2, CPU, takes_images=True)
     for number, rows in enumerate(steps):
         rows = [row._replace(rope=rope_of(1, number + i)) if i % 2 else row for i, row in enumerate(rows)]
-        inputs = write_step(kept, Batch(tuple(rows), len(rows)), BLOCK_SIZE)
+        inputs = write_step_inputs(kept, Batch(tuple(rows), len(rows)), BLOCK_SIZE)
         assert inputs.rope_positions is not None
         assert inputs.media_cells is not None
         expected = [[row.start + (number + i if i % 2 else 0)] * 3 for i, row in enumerate(rows)]

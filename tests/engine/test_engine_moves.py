@@ -13,19 +13,19 @@ import numpy as np
 import pytest
 import torch
 
-from ostinato.engine.engine import Engine
-from ostinato.engine.move.form import HEAD, MAGIC, MovedRequest, pack, unpack
-from ostinato.engine.run.cache_bytes import CacheBytes, DeviceRows, HostRows, Rows
+from ostinato.engine.engine import EngineCore
+from ostinato.engine.move.form import HEAD, MAGIC, RequestSnapshot, pack_snapshot, unpack_snapshot
+from ostinato.engine.run.cache_bytes import LayerCacheMemory, DeviceRows, HostRows, MemoryRows
 from ostinato.errors import DamagedExport, ForeignExport, MoveError, RequestError
-from ostinato.ops.step import LayerMemory
-from ostinato.sample.pool import POOLED
+from ostinato.ops.step import LayerCache
+from ostinato.sample.pool import POOLING_PARAMS
 from tests.support.checkpoints import random_prompt
 from tests.support.engines import PROMPT, assert_empty, greedy, make_engine, run, sampled, tokens_of
 from tests.support.native_sets import skip_unless_planned
 
 
-def exported(engine: Engine, steps: int = 5, prompt: list[int] = PROMPT, **settings: Any) -> bytes:
-    name = engine.add(prompt, sampled(max_tokens=30, logprobs=1, **settings))
+def exported(engine: EngineCore, steps: int = 5, prompt: list[int] = PROMPT, **settings: Any) -> bytes:
+    name = engine.add_request(prompt, sampled(max_tokens=30, logprobs=1, **settings))
     for _ in range(steps):
         engine.step()
     data = engine.export_request(name)
@@ -34,7 +34,7 @@ def exported(engine: Engine, steps: int = 5, prompt: list[int] = PROMPT, **setti
     return data
 
 
-def finish(engine: Engine, data: bytes) -> list[list[int]]:
+def finish(engine: EngineCore, data: bytes) -> list[list[int]]:
     name = engine.import_request(data)
     return [each.token_ids for each in run(engine)[name].outputs]
 
@@ -94,7 +94,7 @@ def test_nonsense_under_a_right_checksum_is_refused_or_served_and_never_breaks_t
     engine, chance = make_engine(), random.Random(6)
     data = exported(engine, n=2)
     expected = finish(engine, data)
-    _, parts = unpack(data)
+    _, parts = unpack_snapshot(data)
     plain = json.loads(data[HEAD.size : HEAD.size + HEAD.unpack_from(data)[3]])
     numbers = [0, 1, -1, 2, 10**6, -(2**70), 2**70, 0.5, "", "x", None, [], {}, [[]], True]
     served = refused = 0
@@ -138,11 +138,11 @@ def sealed(told: dict[str, Any], parts: list[memoryview]) -> bytes:
 def test_what_is_exported_is_read_as_it_was_and_equal_requests_give_equal_bytes() -> None:
     engine = make_engine()
     data = exported(engine)
-    moved, parts = unpack(data)
-    assert isinstance(moved, MovedRequest)
-    assert pack(moved, parts) == data
+    moved, parts = unpack_snapshot(data)
+    assert isinstance(moved, RequestSnapshot)
+    assert pack_snapshot(moved, parts) == data
     engine.reset_prefix_cache()
-    again, same = unpack(exported(engine))
+    again, same = unpack_snapshot(exported(engine))
     assert [bytes(part) for part in same] == [bytes(part) for part in parts]
     assert replace(again, arrival=0, scheduled=0, first_token=0, last_token=0, request_id="") == replace(
         moved, arrival=0, scheduled=0, first_token=0, last_token=0, request_id=""
@@ -207,7 +207,7 @@ def test_other_memory_is_no_other_plan() -> None:
 
 def test_an_export_ends_the_request_and_gives_its_memory_back() -> None:
     engine = make_engine()
-    name = engine.add(PROMPT, greedy())
+    name = engine.add_request(PROMPT, greedy())
     for _ in range(4):
         engine.step()
     output = engine.output(name)
@@ -230,7 +230,7 @@ def test_an_export_ends_the_request_and_gives_its_memory_back() -> None:
 
 def test_a_request_that_the_step_on_its_way_ends_is_not_exported_and_its_output_is_told() -> None:
     engine = make_engine(overlap="on")
-    name = engine.add(PROMPT, greedy(max_tokens=2))
+    name = engine.add_request(PROMPT, greedy(max_tokens=2))
     while (output := engine.output(name)) is not None and len(output.outputs[0].token_ids) < 1:
         engine.step()
     assert output is not None
@@ -244,9 +244,9 @@ def test_unseeded_requests_take_their_seed_along() -> None:
     first, second, third = make_engine(), make_engine(seed=9), make_engine()
     params = sampled(seed=None, max_tokens=30)
     expected = tokens_of(first, params)
-    second.add(PROMPT, params)
+    second.add_request(PROMPT, params)
     run(second)
-    name = third.add(PROMPT, params)
+    name = third.add_request(PROMPT, params)
     for _ in range(6):
         third.step()
     data = third.export_request(name)
@@ -258,29 +258,29 @@ def test_unseeded_requests_take_their_seed_along() -> None:
 @pytest.mark.parametrize("steps", [0, 1, 2])
 def test_embeddings_move_in_the_midst_of_their_prompt(pooling: Any, steps: int) -> None:
     here, there = (make_engine(max_num_seqs=1, max_num_batched_tokens=17) for _ in range(2))
-    expected = here.add(PROMPT, POOLED, pooling=pooling)
+    expected = here.add_request(PROMPT, POOLING_PARAMS, pooling=pooling)
     vector = run(here)[expected].embedding
     here.reset_prefix_cache()
-    name = here.add(PROMPT, POOLED, pooling=pooling)
+    name = here.add_request(PROMPT, POOLING_PARAMS, pooling=pooling)
     for _ in range(steps):
         here.step()
     data = here.export_request(name)
     assert data is not None
     found = run_imported(there, data)
     np.testing.assert_allclose(found.embedding, vector, rtol=1e-5, atol=1e-6)
-    computed = unpack(data)[0].samples[0].num_computed
+    computed = unpack_snapshot(data)[0].samples[0].num_computed
     assert (computed > 0) == (steps > 0)
     assert there.stats()["moves"]["recomputed_tokens"] == (computed if pooling == "mean" else 0)
 
 
-def run_imported(engine: Engine, data: bytes) -> Any:
+def run_imported(engine: EngineCore, data: bytes) -> Any:
     name = engine.import_request(data)
     return run(engine)[name]
 
 
 def test_a_request_keeps_how_long_it_has_taken() -> None:
     here, there = make_engine(), make_engine()
-    name = here.add(PROMPT, greedy())
+    name = here.add_request(PROMPT, greedy())
     for _ in range(3):
         here.step()
     before = here.output(name)
@@ -295,32 +295,32 @@ def test_a_request_keeps_how_long_it_has_taken() -> None:
     assert there.meter.first_token.total == 0  # its first token was another engine's
 
 
-def memory_of(rows: Callable[..., Rows]) -> CacheBytes:
+def memory_of(rows: Callable[..., MemoryRows]) -> LayerCacheMemory:
     generator = torch.Generator().manual_seed(1)
     layers = [
-        LayerMemory(
+        LayerCache(
             k_cache=torch.randn(5, 4, 2, 3, generator=generator),
             v_cache=torch.randn(5, 4, 2, 3, generator=generator).bfloat16(),
             states={"conv": torch.randn(3, 7, generator=generator), "ssm": torch.randn(3, 2, 5, generator=generator)},
         ),
-        LayerMemory(states={"conv": torch.randn(3, 4, generator=generator)}),
-        LayerMemory(k_cache=torch.randn(6, 4, 1, 3, generator=generator), is_paned=True),
+        LayerCache(states={"conv": torch.randn(3, 4, generator=generator)}),
+        LayerCache(k_cache=torch.randn(6, 4, 1, 3, generator=generator), in_window_blocks=True),
     ]
-    return CacheBytes(layers, 4, rows)
+    return LayerCacheMemory(layers, 4, rows)
 
 
 def test_bytes_of_a_device_are_those_of_a_host() -> None:
     host, device = memory_of(HostRows), memory_of(DeviceRows)
-    sizes = [(each.block_bytes, each.pane_bytes, each.slot_bytes) for each in (host, device)]
+    sizes = [(each.block_bytes, each.window_block_bytes, each.slot_bytes) for each in (host, device)]
     assert sizes[0] == sizes[1] == (4 * 2 * 3 * (4 + 2), 4 * 3 * 4, (7 + 2 * 5 + 4) * 4)
     for block, count in ((1, None), (2, 3), (4, 1)):
         assert bytes(host.read_block(block, count)) == bytes(device.read_block(block, count))
-        assert bytes(host.read_pane(block, count)) == bytes(device.read_pane(block, count))
+        assert bytes(host.read_window_block(block, count)) == bytes(device.read_window_block(block, count))
     assert bytes(host.read_block(2, 3)) != bytes(host.read_block(2))
     for each in (host, device):
         each.write_block(3, host.read_block(1))
-        each.write_pane(5, host.read_pane(1))
+        each.write_window_block(5, host.read_window_block(1))
         each.write_slot(2, host.read_slot(1, into=memoryview(bytearray(host.slot_bytes))))
-    assert bytes(device.read_pane(5)) == bytes(host.read_pane(5)) == bytes(host.read_pane(1))
+    assert bytes(device.read_window_block(5)) == bytes(host.read_window_block(5)) == bytes(host.read_window_block(1))
     assert bytes(device.read_block(3)) == bytes(host.read_block(3)) == bytes(host.read_block(1))
     assert bytes(device.read_slot(2)) == bytes(host.read_slot(2)) == bytes(host.read_slot(1))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ostinato.config import EngineConfig
-from ostinato.engine.engine import Engine
+from ostinato.engine.engine import EngineCore
 from ostinato.errors import ConfigError, Remedy
 from ostinato.sample.guide import Guide
 from ostinato.schedule.batch import Batch
@@ -17,11 +17,11 @@ from tests.support.engines import greedy, make_engine, run
 PROMPT = random_prompt(20, seed=3)
 
 
-def ahead(**settings: Any) -> Engine:
+def ahead(**settings: Any) -> EngineCore:
     return make_engine(overlap="on", **settings)
 
 
-def fail_at(monkeypatch: pytest.MonkeyPatch, engine: Engine, step: int) -> None:
+def fail_at(monkeypatch: pytest.MonkeyPatch, engine: EngineCore, step: int) -> None:
     """The engine's `step`-th step breaks down when it is computed."""
     launch, count = engine.runner.launch, 0
 
@@ -37,7 +37,7 @@ def fail_at(monkeypatch: pytest.MonkeyPatch, engine: Engine, step: int) -> None:
 
 def test_steps_of_decoding_requests_are_scheduled_ahead_and_known_ends_make_no_row_void() -> None:
     engine = ahead()
-    engine.add(PROMPT, greedy(max_tokens=12))
+    engine.add_request(PROMPT, greedy(max_tokens=12))
     run(engine)
     stats = engine.stats()
     assert (stats["steps"], stats["steps_ahead"], stats["void_rows"]) == (12, 11, 0)
@@ -45,11 +45,11 @@ def test_steps_of_decoding_requests_are_scheduled_ahead_and_known_ends_make_no_r
 
 def test_an_unforeseen_end_makes_the_row_ahead_void_and_leaves_no_memory_behind() -> None:
     plain = make_engine()
-    plain.add(PROMPT, greedy(), request_id="a")
+    plain.add_request(PROMPT, greedy(), request_id="a")
     [output] = run(plain)["a"].outputs
     stop = output.token_ids[5]
     engine = ahead()
-    engine.add(PROMPT, greedy(stop_token_ids=[stop]), request_id="a")
+    engine.add_request(PROMPT, greedy(stop_token_ids=[stop]), request_id="a")
     [ended] = run(engine)["a"].outputs
     assert ended.token_ids == output.token_ids[: output.token_ids.index(stop) + 1]
     assert engine.stats()["void_rows"] == 1
@@ -60,8 +60,8 @@ def test_an_unforeseen_end_makes_the_row_ahead_void_and_leaves_no_memory_behind(
     "params", [{"repetition_penalty": 1.3}, {"min_tokens": 12}, {"guide": Guide(regex="[ab]{40}")}]
 )
 def test_requests_whose_choice_looks_back_wait_for_their_token(params: dict[str, Any]) -> None:
-    engine = Engine(EngineConfig(model="demo", overlap="on", threads=1, cache_memory="16MiB", max_num_seqs=2))
-    engine.add("How many?", greedy(ignore_eos=False, **params))
+    engine = EngineCore(EngineConfig(model="demo", overlap="on", threads=1, cache_memory="16MiB", max_num_seqs=2))
+    engine.add_request("How many?", greedy(ignore_eos=False, **params))
     run(engine)
     stats = engine.stats()
     assert stats["steps_ahead"] == 0
@@ -75,7 +75,7 @@ def test_a_failed_step_ends_its_requests_and_the_step_ahead_and_others_go_on(
     engine = ahead(max_num_seqs=1)
     fail_at(monkeypatch, engine, step)
     for request_id in ("a", "b"):
-        engine.add(PROMPT, greedy(), request_id=request_id)
+        engine.add_request(PROMPT, greedy(), request_id=request_id)
     done = run(engine)
     assert str(done["a"].error) == "broken"
     assert done["b"].error is None
@@ -86,13 +86,13 @@ def test_a_failed_step_ends_its_requests_and_the_step_ahead_and_others_go_on(
 
 def test_an_id_can_be_used_again_while_a_void_row_of_it_is_on_its_way() -> None:
     engine = ahead()
-    engine.add(PROMPT, greedy(max_tokens=100), request_id="other")
-    engine.add(PROMPT, greedy(max_tokens=100), request_id="a")
+    engine.add_request(PROMPT, greedy(max_tokens=100), request_id="other")
+    engine.add_request(PROMPT, greedy(max_tokens=100), request_id="a")
     for _ in range(4):
         engine.step()
     engine.abort("a")
-    assert engine.scheduler.is_ending("a")
-    engine.add(PROMPT, greedy(max_tokens=3), request_id="a")
+    assert engine.scheduler.is_memory_in_use("a")
+    engine.add_request(PROMPT, greedy(max_tokens=3), request_id="a")
     assert len(run(engine)["a"].outputs[0].token_ids) == 3
 
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ostinato.engine.engine import Engine
+from ostinato.engine.engine import EngineCore
 from ostinato.engine.outputs import RequestOutput
 from tests.support.checkpoints import checkpoint, oracle_logits, random_prompt
 from tests.support.engines import NAME, PROMPT, assert_empty, complete, greedy, make_engine, run, sampled, tokens_of
 
 
 @pytest.fixture(scope="module")
-def shared() -> Engine:
+def shared() -> EngineCore:
     return make_engine()
 
 
 @pytest.fixture
-def engine(shared: Engine) -> Engine:
+def engine(shared: EngineCore) -> EngineCore:
     """An engine that the test before has left without requests."""
     assert_empty(shared)
     return shared
@@ -31,14 +31,14 @@ def test_a_seed_gives_the_same_tokens_alone_in_a_batch_in_other_chunks_and_after
     assert tokens_of(engine, params.replace(seed=8)) != expected
 
     for length in (3, 17, 60):
-        engine.add(random_prompt(length, seed=length), sampled(seed=length))
-    request_id = engine.add(PROMPT, params)
+        engine.add_request(random_prompt(length, seed=length), sampled(seed=length))
+    request_id = engine.add_request(PROMPT, params)
     assert run(engine)[request_id].outputs[0].token_ids == expected
 
     for chunk in (17, 23):
         assert tokens_of(make_engine(max_num_seqs=1, max_num_batched_tokens=chunk), params) == expected
 
-    request_id = engine.add(PROMPT, params)
+    request_id = engine.add_request(PROMPT, params)
     done: dict[str, RequestOutput] = {}
     for step in range(200):
         if step in (1, 9, 10, 25):
@@ -49,7 +49,7 @@ def test_a_seed_gives_the_same_tokens_alone_in_a_batch_in_other_chunks_and_after
     assert done[request_id].outputs[0].token_ids == expected
 
 
-def test_samples_of_a_request_differ_and_the_first_is_that_of_a_request_for_one(engine: Engine) -> None:
+def test_samples_of_a_request_differ_and_the_first_is_that_of_a_request_for_one(engine: EngineCore) -> None:
     output = complete(engine, PROMPT, sampled(n=4, prompt_logprobs=0))
     assert [each.index for each in output.outputs] == [0, 1, 2, 3]
     assert output.outputs[0].token_ids == tokens_of(engine, sampled())
@@ -58,14 +58,14 @@ def test_samples_of_a_request_differ_and_the_first_is_that_of_a_request_for_one(
     assert [None if p is None else p.token_id for p in output.prompt_logprobs] == [None, *PROMPT[1:]]
 
 
-def test_greedy_samples_are_all_the_same(engine: Engine) -> None:
+def test_greedy_samples_are_all_the_same(engine: EngineCore) -> None:
     output = complete(engine, PROMPT, greedy(n=3))
     assert len({tuple(each.token_ids) for each in output.outputs}) == 1
 
 
 def test_without_a_seed_no_two_samples_of_equal_requests_are_alike() -> None:
     engine = make_engine()
-    ids = [engine.add(PROMPT, sampled(seed=None, n=3)) for _ in range(3)]
+    ids = [engine.add_request(PROMPT, sampled(seed=None, n=3)) for _ in range(3)]
     done = run(engine)
     samples = [tuple(each.token_ids) for request_id in ids for each in done[request_id].outputs]
     assert len(set(samples)) == 9
@@ -77,7 +77,7 @@ def test_the_seed_of_the_engine_decides_for_requests_without_one(seeds: tuple[in
     assert (first == second) == (seeds[0] == seeds[1])
 
 
-def test_a_bias_rules_tokens_in_and_out(engine: Engine) -> None:
+def test_a_bias_rules_tokens_in_and_out(engine: EngineCore) -> None:
     plain = tokens_of(engine, greedy())
     assert tokens_of(engine, greedy(logit_bias={77: 100.0})) == [77] * 12
     without = tokens_of(engine, greedy(logit_bias=dict.fromkeys(plain, -100.0)))
@@ -88,7 +88,7 @@ def test_a_bias_rules_tokens_in_and_out(engine: Engine) -> None:
     ("repetition", "presence", "frequency"), [(1.3, 0.0, 0.0), (1.0, 2.0, 0.0), (1.0, 0.0, 1.0), (0.9, -1.0, 0.5)]
 )
 def test_penalties_change_the_logits_as_their_formulas_say(
-    engine: Engine, repetition: float, presence: float, frequency: float
+    engine: EngineCore, repetition: float, presence: float, frequency: float
 ) -> None:
     """Against the oracle's logits, with the formulas of the three penalties written out."""
     expected: list[int] = []
@@ -104,7 +104,7 @@ def test_penalties_change_the_logits_as_their_formulas_say(
     assert tokens_of(engine, greedy(logit_bias={77: 2.0})) != expected
 
 
-def test_logprobs_add_up_to_those_of_transformers(engine: Engine) -> None:
+def test_logprobs_add_up_to_those_of_transformers(engine: EngineCore) -> None:
     params = greedy(logprobs=2, logit_bias={9: 3.0}, temperature=0)
     [output] = complete(engine, PROMPT, params).outputs
     expected = oracle_logits(NAME, [*PROMPT, *output.token_ids]).log_softmax(-1)[len(PROMPT) - 1 : -1]
@@ -121,7 +121,7 @@ def test_logprobs_add_up_to_those_of_transformers(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("method", ["ngram:3", "draft:{model}:3"])
-def test_drafts_change_neither_tokens_nor_logprobs_whatever_is_asked_of_sampling(engine: Engine, method: str) -> None:
+def test_drafts_change_neither_tokens_nor_logprobs_whatever_is_asked_of_sampling(engine: EngineCore, method: str) -> None:
     asked = [
         greedy(logprobs=2),
         sampled(logprobs=0, temperature=0.7, top_k=20, top_p=0.9, min_p=0.01),

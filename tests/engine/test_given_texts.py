@@ -17,7 +17,7 @@ from ostinato.models.checkpoint import load_spec
 from ostinato.plan.device.detect import detect
 from ostinato.plan.plan import Plan, make_plan
 from ostinato.serve.settings import ServeSettings
-from ostinato.serve.work.context import Context
+from ostinato.serve.work.context import WorkerContext
 from tests.support.checkpoints import VOCAB_SIZE
 from tests.support.text_checkpoint import SETTINGS, text_checkpoint
 
@@ -92,7 +92,7 @@ def test_the_servers_processes_use_what_was_given(swapped: Path, shouted: Path) 
             assert own.token_id("A") != text_tokens()["A"]
             assert output.prompt_token_ids[0] == own.encode("A", add_special_tokens=False)[0]
             started = llm._started().started
-            text = Context(started, ServeSettings(), "model", remote=False).work().text
+            text = WorkerContext(started, ServeSettings(), "model", remote=False).work().text
             assert text.chat_template.render(HI) == "HI!"
             assert text.tokenizer.encode("AB") == own.encode("AB")
 

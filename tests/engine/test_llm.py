@@ -177,7 +177,7 @@ def test_streams_can_be_read_side_by_side_and_generate_be_called_between(llm: LL
 def test_a_stream_ends_when_its_request_is_aborted_from_elsewhere(llm: LLM) -> None:
     stream = llm.stream(PROMPT, sampled(0))
     begin = next(stream)
-    [request_id] = llm.engine.unfinished.generations
+    [request_id] = llm.engine.output_processor.request_states
     llm.engine.abort(request_id)
     assert text_of(llm, sampled(0)).startswith(begin + "".join(stream))
 
@@ -244,7 +244,7 @@ def test_a_prompt_without_room_for_an_answer_says_how_long_it_may_be(llm: LLM) -
 
 def test_a_failed_step_is_raised_and_the_next_call_is_served(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = text_of(llm, sampled(0))
-    run_batch = llm.engine.runner.run
+    run_batch = llm.engine.runner.execute
 
     def fail_at(step: int, error: BaseException) -> Callable[[Batch], StepResult]:
         calls = iter(range(1, 1000))
@@ -259,7 +259,7 @@ def test_a_failed_step_is_raised_and_the_next_call_is_served(llm: LLM, monkeypat
     for error in (RuntimeError("boom"), KeyboardInterrupt()):
         for step in (1, 3):
             for call in (lambda: llm.generate([PROMPT] * 6, sampled(0)), lambda: list(llm.stream(PROMPT))):
-                monkeypatch.setattr(llm.engine.runner, "run", fail_at(step, error))
+                monkeypatch.setattr(llm.engine.runner, "execute", fail_at(step, error))
                 with pytest.raises(type(error)):
                     call()
                 monkeypatch.undo()

@@ -85,7 +85,7 @@ def test_one_message_is_no_conversation(llm: LLM) -> None:
 
 def test_a_priority_that_has_no_order_is_refused(llm: LLM) -> None:
     with pytest.raises(RequestError, match="priority 'high' should be a whole number"):
-        llm.engine.add(IDS, GREEDY, priority="high")  # type: ignore[arg-type]
+        llm.engine.add_request(IDS, GREEDY, priority="high")  # type: ignore[arg-type]
     assert not llm.engine.has_unfinished
 
 

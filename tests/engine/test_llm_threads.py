@@ -84,7 +84,7 @@ def test_calls_from_many_threads_give_what_each_gives_alone(overlap: str) -> Non
 
 
 def test_requests_of_several_threads_run_in_the_same_steps(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    run, wait, added, sizes = llm.engine.runner.run, llm._turns.wait, threading.Barrier(4), []
+    run, wait, added, sizes = llm.engine.runner.execute, llm._shared.wait_for_update, threading.Barrier(4), []
 
     def counted(batch: Any) -> Any:
         sizes.append(len(batch.rows))
@@ -95,8 +95,8 @@ def test_requests_of_several_threads_run_in_the_same_steps(llm: LLM, monkeypatch
             added.wait(PATIENCE)
         wait(call)
 
-    monkeypatch.setattr(llm.engine.runner, "run", counted)
-    monkeypatch.setattr(llm._turns, "wait", wait_for_all)
+    monkeypatch.setattr(llm.engine.runner, "execute", counted)
+    monkeypatch.setattr(llm._shared, "wait_for_update", wait_for_all)
     in_threads(4, lambda number: alone(llm, number))
     assert max(sizes) == 4
     assert len(sizes) < 40, "24 steps, and those of the prompts"
@@ -104,17 +104,17 @@ def test_requests_of_several_threads_run_in_the_same_steps(llm: LLM, monkeypatch
 
 def test_a_thread_that_runs_the_steps_lets_the_others_in(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """A call of two tokens, which begins when another thread's long one is running, ends before it."""
-    run, steps, short = llm.engine.runner.run, iter(range(1000)), ThreadPoolExecutor(1)
+    run, steps, short = llm.engine.runner.execute, iter(range(1000)), ThreadPoolExecutor(1)
     asked: list[Any] = []
 
     def begin_another(batch: Any) -> Any:
         if next(steps) == 5:
             asked.append(short.submit(llm.generate, PROMPTS[1], params(1, max_tokens=2)))
-            while not llm._turns._access._waiting:
+            while not llm._shared._access._waiting:
                 time.sleep(0.001)
         return run(batch)
 
-    monkeypatch.setattr(llm.engine.runner, "run", begin_another)
+    monkeypatch.setattr(llm.engine.runner, "execute", begin_another)
     [long] = llm.generate(PROMPTS[0], params(0, max_tokens=60))
     [output] = asked[0].result(60)
     assert output.times.last_token < long.times.last_token
@@ -135,14 +135,14 @@ def test_an_error_of_one_thread_is_not_anothers(llm: LLM) -> None:
 
 def test_an_interrupted_thread_leaves_the_others_no_deadlock(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """What interrupts a step ends the requests of that step; whoever waits is told, and the next call works."""
-    run, steps = llm.engine.runner.run, iter(range(1000))
+    run, steps = llm.engine.runner.execute, iter(range(1000))
 
     def interrupted(batch: Any) -> Any:
         if next(steps) == 7:
             raise KeyboardInterrupt
         return run(batch)
 
-    monkeypatch.setattr(llm.engine.runner, "run", interrupted)
+    monkeypatch.setattr(llm.engine.runner, "execute", interrupted)
     ends = []
 
     def work(number: int) -> None:

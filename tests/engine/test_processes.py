@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ostinato.engine.process.peer import start_kept
+from ostinato.engine.process.peer import start_bound_process
 from tests.support.patience import PATIENCE
 
 
@@ -33,7 +33,7 @@ def test_a_process_whose_starter_is_interrupted_while_it_starts_is_killed_also_w
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):
-            start_kept([sys.executable, "-c", "import time; time.sleep(3600)"], os.environ)
+            start_bound_process([sys.executable, "-c", "import time; time.sleep(3600)"], os.environ)
     finally:
         signal.signal(signal.SIGINT, before)
         has_left.set()

@@ -13,25 +13,25 @@ import pytest
 import torch
 
 from ostinato.engine.ranks import shared
-from ostinato.engine.ranks.shared import SharedMemory
+from ostinato.engine.ranks.shared import SharedMemoryGroup
 from ostinato.errors import RankError
 from ostinato.plan.cuts import Rank
 
 T = TypeVar("T")
 
-pytestmark = pytest.mark.skipif(not shared.is_available(), reason="processes here share no memory without a name")
+pytestmark = pytest.mark.skipif(not shared.has_shared_memory(), reason="processes here share no memory without a name")
 
 
 @contextmanager
-def groups(ranks: int) -> Iterator[list[SharedMemory]]:
-    fileno = shared.create(ranks)
+def groups(ranks: int) -> Iterator[list[SharedMemoryGroup]]:
+    fileno = shared.create_shared_memory(ranks)
     try:
-        yield [SharedMemory(Rank(number, ranks), fileno) for number in range(ranks)]
+        yield [SharedMemoryGroup(Rank(number, ranks), fileno) for number in range(ranks)]
     finally:
         os.close(fileno)
 
 
-def on_all(ranks: int, call: Callable[[SharedMemory], T]) -> list[T]:
+def on_all(ranks: int, call: Callable[[SharedMemoryGroup], T]) -> list[T]:
     """What `call` gives on each of so many ranks, which are threads here."""
     with groups(ranks) as each, ThreadPoolExecutor(ranks) as threads:
         return list(threads.map(call, each))
@@ -42,12 +42,12 @@ def on_all(ranks: int, call: Callable[[SharedMemory], T]) -> list[T]:
 def test_sums_are_those_of_the_ranks_in_their_order_whatever_the_size(
     ranks: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shared, "AREA", 256)  # so that tensors go in pieces
+    monkeypatch.setattr(shared, "CHUNK_BYTES", 256)  # so that tensors go in pieces
     generator = torch.Generator().manual_seed(1)
     sizes = (1, 3, 63, 64, 65, 1000)
     given = [[torch.randn(size, generator=generator).to(dtype) for size in sizes] for _ in range(ranks)]
 
-    def sums(group: SharedMemory) -> list[torch.Tensor]:
+    def sums(group: SharedMemoryGroup) -> list[torch.Tensor]:
         return [group.all_reduce(each.clone()) for each in given[group.number]]
 
     for found in on_all(ranks, sums):
@@ -59,7 +59,7 @@ def test_sums_are_those_of_the_ranks_in_their_order_whatever_the_size(
 
 
 def test_what_is_not_contiguous_is_added_up_in_its_place() -> None:
-    def add(group: SharedMemory) -> torch.Tensor:
+    def add(group: SharedMemoryGroup) -> torch.Tensor:
         whole = torch.zeros(4, 6)
         whole[:, ::2] = 1.0 + group.number
         added = group.all_reduce(whole[:, ::2])
@@ -72,7 +72,7 @@ def test_what_is_not_contiguous_is_added_up_in_its_place() -> None:
 
 
 def test_all_get_what_each_has_or_the_first_alone() -> None:
-    def exchange(group: SharedMemory) -> tuple[list[torch.Tensor], list[torch.Tensor] | None]:
+    def exchange(group: SharedMemoryGroup) -> tuple[list[torch.Tensor], list[torch.Tensor] | None]:
         x = torch.arange(6).view(2, 3).t() + 10 * group.number
         return group.all_gather(x), group.gather(x)
 
@@ -87,7 +87,7 @@ def test_all_get_what_each_has_or_the_first_alone() -> None:
 
 
 def test_a_rank_that_is_ahead_overwrites_nothing_that_another_has_yet_to_read() -> None:
-    def many(group: SharedMemory) -> list[float]:
+    def many(group: SharedMemoryGroup) -> list[float]:
         found = []
         for turn in range(60):
             if turn % 3 == group.number:
@@ -105,7 +105,7 @@ def test_a_rank_that_is_ahead_overwrites_nothing_that_another_has_yet_to_read() 
 def test_the_first_rank_waits_as_long_as_it_has_patience_and_looks_whether_it_waits_in_vain(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("ostinato.engine.ranks.waiting.PATIENCE", 0.3)
+    monkeypatch.setattr("ostinato.engine.ranks.waiting.RANK_TIMEOUT", 0.3)
     told = r"another of the 2 ranks of this engine lives, and has not answered for 0\.3 s"
     with groups(2) as (first, _), pytest.raises(RankError, match=told):
         first.all_reduce(torch.ones(2))

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ostinato.engine.process.failures import ReplicaLost
-from ostinato.engine.process.messages import Abort, Ask, Compile, Ended, Gained, Reply, Settled
-from ostinato.engine.replicas.front import Replicas
-from ostinato.engine.replicas.messages import Draining, Parted, Retell, TakeBack, Told
+from ostinato.engine.process.messages import AbortRequest, Query, CompileGuide, RequestFailed, OutputDeltas, EngineReply, DeltasHandled
+from ostinato.engine.replicas.front import ReplicaSet
+from ostinato.engine.replicas.messages import ReplicaDraining, DrainAcknowledged, ResendIndex, CancelMove, ReplicaStatus
 from ostinato.errors import RequestError
-from ostinato.replicas.prompts import chain_of
-from ostinato.replicas.published import Changes
+from ostinato.replicas.prompts import hash_prompt
+from ostinato.replicas.published import IndexChanges
 from ostinato.sample.guide import Guide
 from tests.support.fake_replicas import FakeLink, MovingLink, observation, submit
 from tests.support.on_loop import on_loop
@@ -28,7 +28,7 @@ class Front:
     """Replicas behind fake links, and what they said."""
 
     def __init__(self, *names: str) -> None:
-        self.replicas = Replicas()
+        self.replicas = ReplicaSet()
         self.heard: list[Any] = []
         self.replicas.on_message = self.heard.append
         self.links = {name: self.join(name) for name in names}
@@ -48,7 +48,7 @@ class Front:
         return name
 
     def ended(self) -> dict[str, Exception]:
-        return {message.request_id: message.error for message in self.heard if isinstance(message, Ended)}
+        return {message.request_id: message.error for message in self.heard if isinstance(message, RequestFailed)}
 
 
 @on_loop
@@ -59,7 +59,7 @@ def test_a_request_goes_to_one_replica_and_comes_back_as_from_one_engine() -> No
     link.add("1")
     link.gain("1", 5)
     link.gain("1", 6, end=True)
-    assert [type(message) for message in front.heard] == [Reply, Gained, Gained]
+    assert [type(message) for message in front.heard] == [EngineReply, OutputDeltas, OutputDeltas]
     front.replicas.check_integrity()
     assert front.replicas._requests == {}
 
@@ -93,17 +93,17 @@ def test_requests_of_a_lost_replica_that_had_not_begun_are_served_elsewhere_and_
 def test_requests_wait_where_no_replica_is_left_and_begin_with_the_next() -> None:
     front = Front("a")
     front.send(submit("1"))
-    front.send(Compile("guide", GUIDE))
+    front.send(CompileGuide("guide", GUIDE))
     front.links["a"].on_lost()
     front.send(submit("2"))
     front.send(submit("gone"))
-    front.send(Abort("gone"))
+    front.send(AbortRequest("gone"))
     assert front.ended() == {}
     link = front.join("b")
     assert link.requests == ["1", "2"]
-    assert link.asked(Compile) == ["guide"]
-    link.say(Reply("guide"))
-    assert front.heard == [Reply("guide")]
+    assert link.asked(CompileGuide) == ["guide"]
+    link.say(EngineReply("guide"))
+    assert front.heard == [EngineReply("guide")]
 
 
 @on_loop
@@ -116,8 +116,8 @@ def test_a_replica_that_drains_gets_nothing_new_and_ends_what_it_has() -> None:
     draining.gain("1")
     front.send(submit("waits", range(100)))
     before = front.replicas.max_running
-    draining.say(Draining())
-    assert Parted() in draining.sent
+    draining.say(ReplicaDraining())
+    assert DrainAcknowledged() in draining.sent
     assert front.replicas.max_running == before // 2
     for number in range(2, 8):
         front.send(submit(str(number)))
@@ -132,7 +132,7 @@ def test_a_replica_that_drains_gets_nothing_new_and_ends_what_it_has() -> None:
 def test_the_last_replica_that_drains_ends_all_that_it_has() -> None:
     front = Front("a")
     front.send(submit("1"))
-    front.links["a"].say(Draining())
+    front.links["a"].say(ReplicaDraining())
     front.send(submit("2"))
     assert front.links["a"].requests == ["1"]
     assert front.join("b").requests == ["2"]
@@ -146,21 +146,21 @@ def test_a_request_that_the_second_replica_refuses_ends_with_that_error_once() -
     front.links[first].add("1")
     front.links[first].on_lost()
     second = front.links["b" if first == "a" else "a"]
-    second.say(Reply("1", error=RequestError("no")))
-    assert [type(message) for message in front.heard] == [Reply, Ended]
+    second.say(EngineReply("1", error=RequestError("no")))
+    assert [type(message) for message in front.heard] == [EngineReply, RequestFailed]
     assert front.replicas._requests == {}
 
 
 @on_loop
 def test_counts_are_those_of_all_and_one_that_does_not_answer_does_not_hold_them_up() -> None:
     front = Front("a", "b")
-    front.send(Ask("question", "observe"))
+    front.send(Query("question", "observe"))
     for name, count in (("a", 3), ("b", 4)):
-        front.links[name].say(Reply("question", observation(running=count)))
+        front.links[name].say(EngineReply("question", observation(running=count)))
     [reply] = front.heard
     assert reply.result.stats == {"running": 7}
-    front.send(Ask("later", "observe"))
-    front.links["a"].say(Reply("later", observation(running=10)))
+    front.send(Query("later", "observe"))
+    front.links["a"].say(EngineReply("later", observation(running=10)))
     assert len(front.heard) == 1
     front.replicas._questions.stop_waiting("later")  # as the loop does in a second
     assert front.heard[1].result.stats == {"running": 14}
@@ -171,11 +171,11 @@ def test_counts_are_those_of_all_and_one_that_does_not_answer_does_not_hold_them
 def test_no_replica_is_no_sign_of_life() -> None:
     front = Front("a")
     front.links["a"].on_lost()
-    front.send(Ask("question", "observe"))
+    front.send(Query("question", "observe"))
     front.replicas._questions.stop_waiting("question")
     assert front.heard == []
     link = front.join("b")
-    link.say(Reply("question", observation(running=1)))
+    link.say(EngineReply("question", observation(running=1)))
     assert [reply.call_id for reply in front.heard] == ["question"]
 
 
@@ -183,18 +183,18 @@ def test_no_replica_is_no_sign_of_life() -> None:
 def test_a_replica_whose_news_are_missing_is_asked_for_everything() -> None:
     front = Front("a")
     link = front.links["a"]
-    link.say(Told(observation(), Changes(0, (1,), is_whole=True)))
-    assert Retell() not in link.sent
-    link.say(Told(observation(), Changes(2, (2,))))
-    assert Retell() in link.sent
+    link.say(ReplicaStatus(observation(), IndexChanges(0, (1,), is_whole=True)))
+    assert ResendIndex() not in link.sent
+    link.say(ReplicaStatus(observation(), IndexChanges(2, (2,))))
+    assert ResendIndex() in link.sent
 
 
 @on_loop
 def test_a_prompt_goes_where_its_beginning_was_published_and_not_for_another_salt() -> None:
     front = Front("a", "b", "c")
     prompt = list(range(64))
-    keys = tuple(chain_of(prompt, 16, "one").keys)
-    front.links["b"].say(Told(observation(), Changes(0, keys, is_whole=True)))
+    keys = tuple(hash_prompt(prompt, 16, "one").keys)
+    front.links["b"].say(ReplicaStatus(observation(), IndexChanges(0, keys, is_whole=True)))
     router = front.replicas.router
     assert router is not None
     front.send(submit("1", prompt, "one"))
@@ -233,8 +233,8 @@ def test_what_gains_cost_is_told_to_their_replica_seldom_and_for_all_replicas() 
     name = front.where("0")
     for _ in range(3):
         front.links[name].gain("0")
-        front.send(Settled(0.5))
-    assert [message for message in front.links[name].sent if isinstance(message, Settled)] == [Settled(1.0)]
+        front.send(DeltasHandled(0.5))
+    assert [message for message in front.links[name].sent if isinstance(message, DeltasHandled)] == [DeltasHandled(1.0)]
 
 
 def test_a_failure_of_all_reaches_who_waits_for_the_first_and_who_serves() -> None:
@@ -304,17 +304,17 @@ def test_every_request_ends_once_with_its_own_tokens_whatever_replicas_do(steps:
                     each.advance(chosen, end=kind == "e")
             elif kind == "a" and chosen is not None:
                 aborted.add(chosen)
-                front.replicas.send(Abort(chosen))
+                front.replicas.send(AbortRequest(chosen))
             elif kind == "j" and len(live()) < 4:
                 join()
             elif kind == "w" and link is not None:
-                num_refused += bool(link.inbox) and isinstance(link.inbox[0], TakeBack) and number == 7
+                num_refused += bool(link.inbox) and isinstance(link.inbox[0], CancelMove) and number == 7
                 link.work(number)
             elif kind == "l" and link is not None:
                 link.lose()
                 num_lost += 1
             elif kind == "d" and link is not None:
-                link.say(Draining(number == 0))
+                link.say(ReplicaDraining(number == 0))
             elif kind == "o" and sent:
                 for each in links.values():
                     if each.is_gone:
@@ -349,10 +349,10 @@ def test_every_request_ends_once_with_its_own_tokens_whatever_replicas_do(steps:
 
 def ends_of(front: Front) -> Counter[str]:
     """How often each request has ended, in whatever way."""
-    gained = [each for message in front.heard if isinstance(message, Gained) for each in message.deltas]
+    gained = [each for message in front.heard if isinstance(message, OutputDeltas) for each in message.deltas]
     return Counter([*front.ended(), *(each.request_id for each in gained if each.output is not None)])
 
 
 def tokens_of(front: Front, request_id: str) -> list[int]:
-    gained = [each for message in front.heard if isinstance(message, Gained) for each in message.deltas]
+    gained = [each for message in front.heard if isinstance(message, OutputDeltas) for each in message.deltas]
     return [token for each in gained if each.request_id == request_id for token in each.samples[0].token_ids]

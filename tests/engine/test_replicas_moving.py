@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from ostinato.engine.process.failures import ReplicaLost
-from ostinato.engine.process.messages import Abort, Ended, Gained, Observation
+from ostinato.engine.process.messages import AbortRequest, RequestFailed, OutputDeltas, StatsSnapshot
 from ostinato.engine.replicas import moving
-from ostinato.engine.replicas.departures import Departures
-from ostinato.engine.replicas.front import Replicas
-from ostinato.engine.replicas.messages import Arrive, Draining, Leave, Left, Parted, Release, TakeBack, Told
-from ostinato.observe.histograms import Meter
+from ostinato.engine.replicas.departures import MoveSource
+from ostinato.engine.replicas.front import ReplicaSet
+from ostinato.engine.replicas.messages import AcceptMove, ReplicaDraining, PrepareMove, MovePrepared, DrainAcknowledged, CommitMove, CancelMove, ReplicaStatus
+from ostinato.observe.histograms import EngineHistograms
 from tests.support.fake_replicas import MovingLink, submit
 from tests.support.on_loop import on_loop
 
@@ -23,7 +23,7 @@ class Front:
     """Replicas that do what they are told, and what reaches the engine in front of them."""
 
     def __init__(self, *names: str) -> None:
-        self.replicas = Replicas()
+        self.replicas = ReplicaSet()
         self.heard: list[Any] = []
         self.replicas.on_message = self.heard.append
         self.tokens: dict[str, int] = {}
@@ -58,7 +58,7 @@ class Front:
         return [
             token
             for message in self.heard
-            if isinstance(message, Gained)
+            if isinstance(message, OutputDeltas)
             for each in message.deltas
             if each.request_id == request_id
             for token in each.samples[0].token_ids
@@ -66,12 +66,12 @@ class Front:
 
     def ends(self) -> Counter[str]:
         """How often each request has ended, in whatever way."""
-        errors = [message.request_id for message in self.heard if isinstance(message, Ended)]
-        gained = [each for message in self.heard if isinstance(message, Gained) for each in message.deltas]
+        errors = [message.request_id for message in self.heard if isinstance(message, RequestFailed)]
+        gained = [each for message in self.heard if isinstance(message, OutputDeltas) for each in message.deltas]
         return Counter(errors + [each.request_id for each in gained if each.output is not None])
 
     def errors(self) -> dict[str, Exception]:
-        return {message.request_id: message.error for message in self.heard if isinstance(message, Ended)}
+        return {message.request_id: message.error for message in self.heard if isinstance(message, RequestFailed)}
 
     def finish(self, request_id: str) -> None:
         for link in self.all.values():
@@ -88,8 +88,8 @@ def test_what_has_begun_goes_on_elsewhere_with_its_next_token() -> None:
     front = Front("a")
     ids = front.begin("a", 3)
     front.join("b")
-    front.all["a"].say(Draining())
-    assert Parted() in front.all["a"].sent
+    front.all["a"].say(ReplicaDraining())
+    assert DrainAcknowledged() in front.all["a"].sent
     front.work()
     assert front.all["a"].running == front.all["a"].kept == {}
     for request_id in ids:
@@ -105,16 +105,16 @@ def test_what_has_begun_goes_on_elsewhere_with_its_next_token() -> None:
 @on_loop
 def test_so_many_move_at_a_time_and_the_others_go_on_meanwhile() -> None:
     front = Front("a")
-    ids = front.begin("a", moving.AT_ONCE + 2)
+    ids = front.begin("a", moving.MAX_MOVES_AT_ONCE + 2)
     front.join("b")
     front.join("c")
     link = front.all["a"]
-    link.say(Draining())
-    assert len([each for each in link.sent if isinstance(each, Leave)]) == moving.AT_ONCE
+    link.say(ReplicaDraining())
+    assert len([each for each in link.sent if isinstance(each, PrepareMove)]) == moving.MAX_MOVES_AT_ONCE
     link.advance(ids[-1])
     assert front.heard_of(ids[-1]) == [0, 1]
     front.work()
-    link.say(Told(Observation({}, Meter()), None))
+    link.say(ReplicaStatus(StatsSnapshot({}, EngineHistograms()), None))
     front.work()
     assert link.running == {}
     assert front.counts.moved == len(ids)
@@ -128,13 +128,13 @@ def test_without_room_elsewhere_a_request_stays_until_there_is_some_or_it_ends()
     front.replicas.send(submit("other", range(300, 390), n=3))  # of 4 rows
     front.work()
     assert "other" in front.all["b"].running
-    front.all["a"].say(Draining())
+    front.all["a"].say(ReplicaDraining())
     front.work()
     assert set(front.all["a"].running) == {first, second}
     front.finish(first)
     assert front.counts.stayed == {"no_room": 1}
     front.finish("other")
-    front.all["a"].say(Told(Observation({}, Meter()), None))
+    front.all["a"].say(ReplicaStatus(StatsSnapshot({}, EngineHistograms()), None))
     front.work()
     assert set(front.all["b"].running) == {second}
     front.finish(second)
@@ -153,13 +153,13 @@ def test_what_a_replica_has_told_of_other_fronts_takes_room_too() -> None:
         {"running": 1, "waiting": 0, "cache": {**cache, "blocks_used": 99}},
         {"running": 1, "waiting": 0, "cache": {**cache, "slots_used": 100}},
     ]
-    link.say(Told(Observation(told[0], Meter()), None))
-    front.all["a"].say(Draining())
+    link.say(ReplicaStatus(StatsSnapshot(told[0], EngineHistograms()), None))
+    front.all["a"].say(ReplicaDraining())
     for stats in told:
-        link.say(Told(Observation(stats, Meter()), None))
+        link.say(ReplicaStatus(StatsSnapshot(stats, EngineHistograms()), None))
         front.work()
         assert first in front.all["a"].running, stats
-    link.say(Told(Observation({"running": 3, "waiting": 0, "cache": cache}, Meter()), None))
+    link.say(ReplicaStatus(StatsSnapshot({"running": 3, "waiting": 0, "cache": cache}, EngineHistograms()), None))
     front.work()
     assert first in link.running
 
@@ -168,12 +168,12 @@ def test_what_a_replica_has_told_of_other_fronts_takes_room_too() -> None:
 def test_where_time_is_short_a_request_goes_to_where_it_has_to_wait() -> None:
     front = Front("a")
     [first] = front.begin("a", 1)
-    full = Told(Observation({"running": 4, "waiting": 2}, Meter()), None)
+    full = ReplicaStatus(StatsSnapshot({"running": 4, "waiting": 2}, EngineHistograms()), None)
     front.join("b").say(full)
-    front.all["a"].say(Draining())
+    front.all["a"].say(ReplicaDraining())
     front.work()
     assert first in front.all["a"].running
-    front.all["a"].say(Draining(is_short_of_time=True))
+    front.all["a"].say(ReplicaDraining(is_short_of_time=True))
     front.work()
     assert first in front.all["b"].running
 
@@ -182,7 +182,7 @@ def test_where_time_is_short_a_request_goes_to_where_it_has_to_wait() -> None:
 def test_with_nobody_else_it_stays_and_moves_to_whoever_comes() -> None:
     front = Front("a")
     first, second = front.begin("a", 2)
-    front.all["a"].say(Draining())
+    front.all["a"].say(ReplicaDraining())
     front.work()
     front.finish(first)
     assert front.counts.stayed == {"nobody": 1}
@@ -197,8 +197,8 @@ def test_one_of_another_plan_is_asked_once_and_a_third_gets_the_request() -> Non
     ids = front.begin("a", 2)
     for name in "bc":
         front.join(name)
-    front.all["a"].say(Draining())
-    while not (asked := [link for link in front.all.values() if link.inbox and isinstance(link.inbox[0], Arrive)]):
+    front.all["a"].say(ReplicaDraining())
+    while not (asked := [link for link in front.all.values() if link.inbox and isinstance(link.inbox[0], AcceptMove)]):
         front.all["a"].work()
     [foreign] = asked
     foreign.work(luck=1)
@@ -214,15 +214,15 @@ def test_what_nobody_goes_on_with_is_taken_back_and_ends_where_it_was() -> None:
     front = Front("a")
     first, second = front.begin("a", 2)
     link = front.join("b")
-    front.all["a"].say(Draining())
-    while not any(isinstance(message, Arrive) for message in link.inbox):
+    front.all["a"].say(ReplicaDraining())
+    while not any(isinstance(message, AcceptMove) for message in link.inbox):
         front.all["a"].work()
     while link.inbox:
         link.work(luck=1)
         front.all["a"].work()
     front.work()
     assert set(front.all["a"].running) == {first, second}
-    front.all["a"].say(Told(Observation({}, Meter()), None))
+    front.all["a"].say(ReplicaStatus(StatsSnapshot({}, EngineHistograms()), None))
     assert front.all["a"].inbox == [], "it is known that b is foreign"
     for each in (first, second):
         front.all["a"].advance(each)
@@ -235,19 +235,19 @@ def test_what_nobody_goes_on_with_is_taken_back_and_ends_where_it_was() -> None:
 @on_loop
 def test_a_request_that_is_too_large_stays() -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(moving, "MOST_BYTES", 1)
+        patch.setattr(moving, "MAX_MOVE_BYTES", 1)
         front = Front("a")
         [first] = front.begin("a", 1)
         front.join("b")
-        front.all["a"].say(Draining())
-        assert not any(isinstance(each, Leave) for each in front.all["a"].sent)
+        front.all["a"].say(ReplicaDraining())
+        assert not any(isinstance(each, PrepareMove) for each in front.all["a"].sent)
         # One whose size was known too late is taken back.
-        patch.setattr(moving.Moving, "_size", lambda self, request: 0)
+        patch.setattr(moving.RequestMover, "_size", lambda self, request: 0)
         front.replicas._requests[first].must_stay = False
         front.replicas.moving.look()
         front.work()
         assert first in front.all["a"].running
-        assert [type(each) for each in front.all["a"].sent[-2:]] == [Leave, TakeBack]
+        assert [type(each) for each in front.all["a"].sent[-2:]] == [PrepareMove, CancelMove]
         front.finish(first)
         assert front.counts.stayed == {"too_large": 1}
 
@@ -256,11 +256,11 @@ def _on_its_way(front: Front, stage: str) -> str:
     """A request that leaves a for b, or arrives there."""
     [first] = front.begin("a", 1)
     front.join("b")
-    front.all["a"].say(Draining())
+    front.all["a"].say(ReplicaDraining())
     if stage == "arrives":
-        front.all["a"].inbox[:] = [each for each in front.all["a"].inbox if isinstance(each, Leave)]
+        front.all["a"].inbox[:] = [each for each in front.all["a"].inbox if isinstance(each, PrepareMove)]
         front.all["a"].work()
-        assert isinstance(front.all["b"].inbox[-1], Arrive)
+        assert isinstance(front.all["b"].inbox[-1], AcceptMove)
     return first
 
 
@@ -317,7 +317,7 @@ def test_a_request_that_was_fetched_in_time_outlives_its_source() -> None:
     target.advance(first)
     front.finish(first)
     assert front.heard_of(first) == [0, 1, 2]
-    assert isinstance(told[-1], Arrive)
+    assert isinstance(told[-1], AcceptMove)
 
 
 @pytest.mark.parametrize("stage", ["leaves", "arrives"])
@@ -325,12 +325,12 @@ def test_who_leaves_during_a_move_leaves_nothing_behind(stage: str) -> None:
     async def run() -> None:
         front = Front("a")
         first = _on_its_way(front, stage)
-        front.replicas.send(Abort(first))
+        front.replicas.send(AbortRequest(first))
         front.work()
         for link in front.all.values():
             assert link.running == link.kept == {}
         if stage == "arrives":
-            assert Release(first) in front.all["a"].sent
+            assert CommitMove(first) in front.all["a"].sent
         assert front.heard_of(first) == [0]
         assert front.ends() == {}
         assert front.counts.moved == 0
@@ -341,16 +341,16 @@ def test_who_leaves_during_a_move_leaves_nothing_behind(stage: str) -> None:
 def test_requests_leave_in_turn_and_only_so_many_bytes_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     from ostinato.engine.replicas import departures
 
-    monkeypatch.setattr(departures, "MOST_KEPT", 10)
+    monkeypatch.setattr(departures, "MAX_KEPT_BYTES", 10)
     monkeypatch.setattr(departures, "PIECE", 4)
     sent: list[Any] = []
-    told: list[Left] = []
-    leaving = Departures(sent.append, lambda request_id, message: told.append(message))
+    told: list[MovePrepared] = []
+    leaving = MoveSource(sent.append, lambda request_id, message: told.append(message))
     for name in ("f/1", "f/2", "f/3", "g/4"):
         leaving.leave(name)
     assert [each.request_id for each in sent] == ["f/1"]
     leaving.exported(b"123456789012")
-    assert told == [Left("f/1", 12)]
+    assert told == [MovePrepared("f/1", 12)]
     assert len(sent) == 1, "as much is kept as may be"
     assert [leaving.piece("f/1", offset) for offset in (0, 4, 8, 12)] == [b"1234", b"5678", b"9012", b""]
     leaving.drop("f/1")
@@ -362,7 +362,7 @@ def test_requests_leave_in_turn_and_only_so_many_bytes_are_kept(monkeypatch: pyt
     assert leaving.num_kept == 0, "nobody waits for it any more"
     assert [each.request_id for each in sent] == ["f/1", "f/2", "g/4"]
     leaving.exported(None)
-    assert told == [Left("f/1", 12), Left("g/4", None)]
+    assert told == [MovePrepared("f/1", 12), MovePrepared("g/4", None)]
     leaving.leave("g/5")
     leaving.exported(b"12")
     assert leaving.take_back("g/5") == b"12"

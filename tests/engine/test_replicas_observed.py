@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from ostinato import LLM, SamplingParams
-from ostinato.engine.process.messages import Observation
-from ostinato.engine.replicas.observed import pictures_together, sum_of, summed
-from ostinato.observe.exposition import exposition, together
-from ostinato.observe.histograms import Meter
+from ostinato.engine.process.messages import StatsSnapshot
+from ostinato.engine.replicas.observed import merge_index_snapshots, merge_stats, merge_observations
+from ostinato.observe.exposition import render_metrics, merge_metrics
+from ostinato.observe.histograms import EngineHistograms
 from ostinato.observe.metrics import families
 from ostinato.observe.speculation_counts import SpeculationCounts
 
@@ -23,7 +23,7 @@ def test_counts_add_up_by_name_and_what_is_no_count_stays() -> None:
         "list": [3, 4],
         "is": True,
     }
-    assert sum_of([one, two]) == {
+    assert merge_stats([one, two]) == {
         "running": 5,
         "finished": {"stop": 3, "length": 5},
         "files": {"read": 3},
@@ -31,14 +31,14 @@ def test_counts_add_up_by_name_and_what_is_no_count_stays() -> None:
         "list": [4, 6],
         "is": True,
     }
-    assert sum_of([one]) == one
-    assert sum_of([None, None]) is None
+    assert merge_stats([one]) == one
+    assert merge_stats([None, None]) is None
 
 
 def test_pictures_of_two_indices_stand_beside_each_other() -> None:
     branch = {"parent": None, "start": 0, "end": 32}
     one = {"texts": 1, "blocks": 2, "checkpoints": 1, "branches": [branch, {**branch, "parent": 0}]}
-    assert pictures_together([one, one]) == {
+    assert merge_index_snapshots([one, one]) == {
         "texts": 2,
         "blocks": 4,
         "checkpoints": 2,
@@ -55,7 +55,7 @@ def speculation(rows: list[tuple[int, int]]) -> dict[str, Any]:
 def test_rates_are_those_of_all_rows_together() -> None:
     first, second = [(2, 3), (2, 1)], [(2, 2)]
     together_counted = speculation(first + second)
-    added = sum_of([speculation(first), speculation(second)])
+    added = merge_stats([speculation(first), speculation(second)])
     added["steps"] = together_counted["steps"]  # one step there, two here
     added["tokens_per_row_with_drafts"] = together_counted["tokens_per_row_with_drafts"]
     assert added == together_counted
@@ -64,9 +64,9 @@ def test_rates_are_those_of_all_rows_together() -> None:
 def test_the_counts_of_a_real_engine_twice_are_twice_its_counts_and_metrics_tell_both_apart() -> None:
     llm = LLM("demo", threads=1, speculative="ngram:2")
     llm.generate("Q: Ava has 17 apples and buys 25 more.", SamplingParams(max_tokens=20, temperature=0))
-    seen = Observation(llm.stats(), Meter())
+    seen = StatsSnapshot(llm.stats(), EngineHistograms())
     seen.meter.first_token.observe(0.2, times=3)
-    both = summed([seen, seen])
+    both = merge_observations([seen, seen])
     assert both.stats["generated_tokens"] == 2 * seen.stats["generated_tokens"] > 0
     assert both.stats["graphs"]["steps"] == {name: 2 * count for name, count in seen.stats["graphs"]["steps"].items()}
     assert both.stats["speculation"]["acceptance"] == seen.stats["speculation"]["acceptance"]
@@ -77,7 +77,7 @@ def test_the_counts_of_a_real_engine_twice_are_twice_its_counts_and_metrics_tell
     }
     memory = dict.fromkeys(("weights", "activations", "graphs", "cache"), 1)
     of_each = [families(seen.stats, seen.meter, memory, "ostinato:", {"engine": name}) for name in "ab"]
-    text = exposition(together(of_each)).decode()
+    text = render_metrics(merge_metrics(of_each)).decode()
     count = float(seen.stats["generated_tokens"])
     assert text.count("# TYPE ostinato:generation_tokens_total counter") == 1
     for name in "ab":

@@ -17,8 +17,8 @@ import pytest
 from ostinato.config import EngineConfig
 from ostinato.engine.process.async_engine import AsyncEngine
 from ostinato.engine.process.failures import ReplicaLost
-from ostinato.engine.process.stream import Stream
-from ostinato.engine.replicas.front import Replicas
+from ostinato.engine.process.stream import RequestStream
+from ostinato.engine.replicas.front import ReplicaSet
 from ostinato.engine.replicas.host import FRONT_PATIENCE, ReplicaHost
 from ostinato.engine.replicas.replicated_engine import ReplicatedEngine
 from ostinato.sample.guide import Guide
@@ -36,7 +36,7 @@ class Two:
     """An engine over replicas; `hosts` by name, and a probe of each."""
 
     engine: ReplicatedEngine
-    replicas: Replicas
+    replicas: ReplicaSet
     hosts: dict[str, ReplicaHost]
     probes: dict[str, Probe]
     config: EngineConfig = CONFIG
@@ -53,20 +53,20 @@ class Two:
         host.moves.fetch = self.fetch
         self.replicas.add(LocalLink(name, host))
 
-    def where(self, stream: Stream) -> str | None:
+    def where(self, stream: RequestStream) -> str | None:
         """The replica that has its request; once that has ended, the one that it was sent to."""
         request = self.replicas._requests.get(stream.request_id)
         return self.sent_to[stream.request_id] if request is None else request.replica
 
     def note_places(self) -> None:
         """From now on it is known of requests that end at once, too."""
-        place = self.replicas._place
+        place = self.replicas._dispatch
 
         def noted(request_id: str) -> None:
             place(request_id)
             self.sent_to[request_id] = self.replicas._requests[request_id].replica
 
-        self.replicas._place = noted  # type: ignore[method-assign]
+        self.replicas._dispatch = noted  # type: ignore[method-assign]
 
     async def until(self, condition: object) -> None:
         end = asyncio.get_running_loop().time() + PATIENCE
@@ -80,7 +80,7 @@ class Two:
 
 @asynccontextmanager
 async def two_replicas(config: EngineConfig = CONFIG) -> AsyncIterator[Two]:
-    replicas = Replicas()
+    replicas = ReplicaSet()
     two = Two(None, replicas, {}, {}, config)  # type: ignore[arg-type]
     two.note_places()
     try:
@@ -116,7 +116,7 @@ def asked() -> list[tuple[str, SamplingParams]]:
 async def answers(engine: AsyncEngine) -> list[list[int]]:
     """The tokens of all requests, which run at the same time."""
 
-    async def answer(stream: Stream) -> list[int]:
+    async def answer(stream: RequestStream) -> list[int]:
         async with stream:
             return [token async for delta in stream for sample in delta.samples for token in sample.token_ids]
 
@@ -124,7 +124,7 @@ async def answers(engine: AsyncEngine) -> list[list[int]]:
     return await asyncio.gather(*map(answer, streams))
 
 
-async def first_tokens(stream: Stream) -> None:
+async def first_tokens(stream: RequestStream) -> None:
     await anext(aiter(stream))
 
 
@@ -217,7 +217,7 @@ def kinds() -> list[SamplingParams]:
     ]
 
 
-async def whole(stream: Stream) -> tuple[dict[int, list[int]], dict[int, str], list[str]]:
+async def whole(stream: RequestStream) -> tuple[dict[int, list[int]], dict[int, str], list[str]]:
     """Tokens and text of each output, as its gains add up, and the reasons for which outputs ended."""
     tokens: dict[int, list[int]] = {}
     texts: dict[int, str] = {}
@@ -232,16 +232,16 @@ async def whole(stream: Stream) -> tuple[dict[int, list[int]], dict[int, str], l
     return tokens, texts, stream.finish_reasons
 
 
-async def begun_on(two: Two, name: str, params: list[SamplingParams]) -> list[Stream]:
+async def begun_on(two: Two, name: str, params: list[SamplingParams]) -> list[RequestStream]:
     """Streams that run on one replica, whose next step waits."""
     other = next(each for each in two.hosts if each != name)
-    two.replicas._replicas[other].takes_new = False
+    two.replicas._replicas[other].accepts_requests = False
     two.replicas._books.router._replicas[other].takes_new = False
     probe = two.probes[name]
     probe.delay = 0.02  # of each step, so that none ends before the last begins
     streams = [await two.engine.submit(prompts()[place], each) for place, each in enumerate(params)]
     await two.until(lambda: all(two.replicas._requests[each.request_id].has_begun for each in streams))
-    two.replicas._replicas[other].takes_new = True
+    two.replicas._replicas[other].accepts_requests = True
     two.replicas._books.router._replicas[other].takes_new = True
     assert {two.where(each) for each in streams} == {name}
     probe.hold_next()
@@ -390,7 +390,7 @@ def test_a_front_that_leaves_takes_its_requests_with_it() -> None:
     async def run() -> None:
         async with two_replicas() as two:
             host = two.hosts["a"]
-            other = Replicas()
+            other = ReplicaSet()
             other.add(LocalLink("a", host, front="other"))
             engine = await ReplicatedEngine.over(other, CONFIG, seed=1)
             streams = [await engine.submit(prompt, LONG) for prompt in prompts()]
@@ -462,7 +462,7 @@ def test_a_replica_notes_that_its_engine_hangs_and_that_a_front_is_silent() -> N
             assert held.num_output_tokens == 300
             # One that says nothing for long is as good as gone.
             for front in host._fronts.values():
-                front.heard_at -= 2 * FRONT_PATIENCE
+                front.last_message_at -= 2 * FRONT_PATIENCE
             await two.until(lambda: list(two.replicas.states) == ["b"])
             assert host.num_unfinished == 0
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from ostinato.errors import ModelError
-from ostinato.formats.gguf.header import MOST_ENTRIES, MOST_TEXT, Header, read_header
-from ostinato.formats.gguf.texts import Texts
+from ostinato.formats.gguf.header import MAX_ENTRIES, MAX_TEXT, Header, read_header
+from ostinato.formats.gguf.texts import LazyStrings
 
 gguf = pytest.importorskip("gguf", reason="the package that writes them comes with the test extra")
 
@@ -176,7 +176,7 @@ def test_texts_are_a_sequence_of_what_was_written(tmp_path: Path) -> None:
     ]
     stored = b"".join(text(each.encode("utf-8", errors="surrogateescape")) for each in expected)
     found = read_header(crafted(tmp_path / "texts.gguf", array_of(b"a", 8, len(expected), stored))).metadata["a"]
-    assert isinstance(found, Texts)
+    assert isinstance(found, LazyStrings)
     assert list(found) == expected == [found[i] for i in range(len(found))]
     assert (found[-1], found[1:3], found == expected, found == expected[1:]) == (
         expected[-1],
@@ -191,12 +191,12 @@ def test_texts_are_a_sequence_of_what_was_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("entries", "words"),
     [
-        ([text(b"%x" % i) + struct.pack("<IB", 0, 1) for i in range(MOST_ENTRIES + 1)], "65537 metadata"),
+        ([text(b"%x" % i) + struct.pack("<IB", 0, 1) for i in range(MAX_ENTRIES + 1)], "65537 metadata"),
         (
-            [array_of(b"a", 9, MOST_ENTRIES + 1, struct.pack("<IQ", 0, 0) * (MOST_ENTRIES + 1))],
+            [array_of(b"a", 9, MAX_ENTRIES + 1, struct.pack("<IQ", 0, 0) * (MAX_ENTRIES + 1))],
             "arrays within an array",
         ),
-        ([text(b"a") + struct.pack("<I", 8) + text(b" " * MOST_TEXT)], "texts of more than"),
+        ([text(b"a") + struct.pack("<I", 8) + text(b" " * MAX_TEXT)], "texts of more than"),
     ],
     ids=["metadata", "nested", "text"],
 )
@@ -206,7 +206,7 @@ def test_tables_larger_than_any_model_has_are_errors(tmp_path: Path, entries: li
 
 
 def test_more_tensors_than_any_model_has_are_an_error(tmp_path: Path) -> None:
-    count = MOST_ENTRIES + 1
+    count = MAX_ENTRIES + 1
     path = crafted(tmp_path / "large.gguf", num_tensors=count, behind=bytes(24 * count))
     with pytest.raises(ModelError, match="65537 tensors"):
         read_header(path)

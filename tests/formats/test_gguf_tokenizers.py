@@ -178,7 +178,7 @@ def test_random_damage_of_a_tokenizer_gives_one_or_an_error(monkeypatch: pytest.
     readers["generation_config.json"] = generation_config_of
     monkeypatch.setattr(tokenizer_module, "is_gguf", lambda path: True)
     monkeypatch.setattr(
-        tokenizer_module, "read_part", lambda path, name: readers[name](files[-1]) if name in readers else {}
+        tokenizer_module, "read_checkpoint_json", lambda path, name: readers[name](files[-1]) if name in readers else {}
     )
     read = 0
     for _ in range(2000):

@@ -225,7 +225,7 @@ def test_buffers_are_padded_with_indices_that_exist_and_images_without_patches()
     real = inputs_of([image(1), image(2)])
     view = write(buffers, [image(1), image(2)])
     buffers.pad(12, 2, 16)
-    assert view.length == 12
+    assert view.num_tokens == 12
     assert view.starts.tolist() == [0, 4, 12, 12]
     for name in ("patches", "taps", "tap_weights", "positions"):
         assert torch.equal(getattr(view, name), getattr(real, name))

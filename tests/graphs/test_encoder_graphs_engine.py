@@ -10,18 +10,18 @@ import pytest
 import torch
 
 from ostinato import CapacityError, EngineConfig, SamplingParams
-from ostinato.engine.engine import Engine
-from ostinato.engine.run.runner import Runner
+from ostinato.engine.engine import EngineCore
+from ostinato.engine.run.runner import ModelRunner
 from tests.support.vision_parity import make_prompt
 from tests.support.vl_models import random_items, vl_checkpoint
 
 BUDGETS = (4, 16, 40)
 
 
-def engine_of(**settings: Any) -> Engine:
+def engine_of(**settings: Any) -> EngineCore:
     small = {"threads": 1, "dtype": "float32", "max_num_seqs": 4, "max_model_len": 128, "cache_memory": "16MiB"}
     sizes = {"capture_sizes": (8,), "capture_rows": (2,), "encoder_token_budgets": BUDGETS}
-    return Engine(EngineConfig(model=str(vl_checkpoint("qwen3_vl")), **small | sizes | settings))
+    return EngineCore(EngineConfig(model=str(vl_checkpoint("qwen3_vl")), **small | sizes | settings))
 
 
 def test_start_up_times_every_budget_and_the_plan_says_what_was_measured_for_which_decision() -> None:
@@ -42,7 +42,7 @@ def test_left_to_their_first_use_they_are_captured_and_timed_then() -> None:
     assert "encoder" not in engine.plan.measured
     assert engine.stats()["encoder"]["graphs"]["captured"] == 0
     with torch.inference_mode():
-        engine.runner.encoder.run(random_items("qwen3_vl", [(4, 6)], seed=1))
+        engine.runner.encoder_graphs.run(random_items("qwen3_vl", [(4, 6)], seed=1))
     graphs = engine.stats()["encoder"]["graphs"]
     assert graphs["captured"] == 1
     assert [one["budget"] for one in graphs["timed"]] == [16]
@@ -58,7 +58,7 @@ def test_a_budget_above_the_largest_image_is_for_the_images_of_several_requests(
     images = ((8, 8), (8, 8))
     for seed in range(4):
         prompt = make_prompt("qwen3_vl", (3, ("image", images, seed), 5), seed)
-        engine.add(prompt.token_ids, SamplingParams(temperature=0, max_tokens=2), media=prompt)
+        engine.add_request(prompt.token_ids, SamplingParams(temperature=0, max_tokens=2), media=prompt)
     while engine.has_unfinished:
         engine.step()
     [used] = engine.stats()["encoder"]["graphs"]["budgets"]
@@ -75,7 +75,7 @@ def test_nothing_is_captured_for_none() -> None:
 def test_graphs_that_take_more_than_was_planned_are_an_error() -> None:
     engine = engine_of(capture="lazy")
     plan = replace(engine.plan, encoder=replace(engine.plan.encoder, graph_bytes=1000), measured={})
-    runner = Runner(plan, engine.spec, engine.directory)
+    runner = ModelRunner(plan, engine.spec, engine.directory)
     with pytest.raises(CapacityError, match=r"the encoder's graphs take \d+ bytes, and 1000 were planned") as caught:
         runner.capture()
     assert [(remedy.setting, remedy.value) for remedy in caught.value.remedies] == [("encoder_graph_mode", "none")]

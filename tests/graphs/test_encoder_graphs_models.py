@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from ostinato.engine.run.encoding import write_images
+from ostinato.engine.run.encoding import write_encoder_inputs
 from ostinato.engine.run.graphing import make_encoder_graphs
 from ostinato.graphs.cuda import CudaBackend
 from ostinato.graphs.encoder import EncoderGraphs
 from ostinato.graphs.graphs import weight_storages
-from ostinato.layers.build import Build
+from ostinato.layers.build import WeightAllocator
 from ostinato.media.item import MediaItem
 from ostinato.models.loader import build_model, load_weights
 from ostinato.ops.encoder.encoder_attention import of_all_segments
@@ -71,7 +71,7 @@ def test_an_encoder_is_captured_for_cuda_where_attention_does_not_look_at_the_ho
         plan_of((6, 16, 24), 3),
         vision,
         model.encode,
-        partial(write_images, vision=vision),
+        partial(write_encoder_inputs, vision=vision),
         CPU,
         lambda persistent: CudaBackend(ops.tap, persistent, CPU, driver),
         lambda: weight_storages(model),
@@ -91,7 +91,7 @@ def test_an_encoder_is_captured_for_cuda_where_attention_does_not_look_at_the_ho
 def test_graphs_of_an_encoder_on_a_gpu(name: str) -> None:
     vision = vl_spec(name).vision
     assert vision is not None
-    model = build_model(Build(select_ops({}), torch.float32, torch.device("cuda")), vl_spec(name))
+    model = build_model(WeightAllocator(select_ops({}), torch.float32, torch.device("cuda")), vl_spec(name))
     load_weights(model, vl_checkpoint(name))
     graphs = make_encoder_graphs(replace(plan_of((6, 16, 24), 3), backend="cuda"), vision, model)
     graphs.capture_all()

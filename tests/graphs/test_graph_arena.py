@@ -8,20 +8,20 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.graphs.places import Place, place_of
-from ostinato.graphs.recorder import Call
+from ostinato.graphs.places import TensorRef, tensor_ref
+from ostinato.graphs.recorder import RecordedCall
 from ostinato.graphs.tape import Arena, bind, plan_layout
 from ostinato.plan.graphs.first_fit import ALIGNMENT
 
 
-def place(storage: int, size: int) -> Place:
-    return Place(storage, torch.uint8, (size,), (1,), 0)
+def place(storage: int, size: int) -> TensorRef:
+    return TensorRef(storage, torch.uint8, (size,), (1,), 0)
 
 
-def call_of(*places: Place) -> Call:
+def call_of(*places: TensorRef) -> RecordedCall:
     """A call that reads all but the last, one of them by keyword, and writes the last."""
     *reads, write = places
-    return Call("torch", "f", None, ([reads[:-1]],), {"x": tuple(reads[-1:])}, (write, None), True)
+    return RecordedCall("torch", "f", None, ([reads[:-1]],), {"x": tuple(reads[-1:])}, (write, None), True)
 
 
 @st.composite
@@ -39,7 +39,7 @@ def lifetimes(draw: st.DrawFn) -> tuple[int, list[tuple[int, int, int]]]:
 def test_storages_that_live_at_once_never_overlap(case: tuple[int, list[tuple[int, int, int]]]) -> None:
     count, storages = case
     sizes = {number: size for number, (_, _, size) in enumerate(storages)}
-    named: list[list[Place]] = [[] for _ in range(count + 1)]
+    named: list[list[TensorRef]] = [[] for _ in range(count + 1)]
     for number, (first, last, size) in enumerate(storages):
         for at in {first, last}:
             named[at].append(place(number, size))
@@ -83,8 +83,8 @@ def test_places_become_views_with_their_shape_stride_offset_and_dtype() -> None:
     arena.reserve(1024)
     whole = torch.empty(6, 4, dtype=torch.float64)
     part = whole[1:5, 1:3].t()
-    layout = plan_layout([call_of(place_of(whole, 7), place_of(part, 7))], {7: 192, 3: 100}, [place(3, 100)])
-    bound = bind({"a": [place_of(part, 7), (2, None)], "b": place_of(whole, 7)}, layout, arena.memory)
+    layout = plan_layout([call_of(tensor_ref(whole, 7), tensor_ref(part, 7))], {7: 192, 3: 100}, [place(3, 100)])
+    bound = bind({"a": [tensor_ref(part, 7), (2, None)], "b": tensor_ref(whole, 7)}, layout, arena.memory)
     bound["b"].fill_(1.5)
     bound["a"][0].fill_(2.5)
     assert bound["a"][0].shape == part.shape

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.graphs.buffers import Addresses, StepBuffers
+from ostinato.graphs.buffers import BufferAddresses, StepBuffers
 from ostinato.ops.step import StepInputs
 from ostinato.plan.memory.graph_memory import buffer_bytes
 from tests.support.graph_steps import CPU, lay, step_of
@@ -57,16 +57,16 @@ def test_a_model_with_panes_has_two_more_buffers_which_are_padded_as_those_of_bl
     assert buffers.num_bytes - plain.num_bytes == 12 * 8 + 6 * 4 * 4
     assert buffers.num_bytes == buffer_bytes(12, 6, 5, 3, max_panes=4)
     buffers.arrays["pane_cells"][:] = 9
-    buffers.write_panes([(0, 3, 4)] * 6)
+    buffers.write_window_tables([(0, 3, 4)] * 6)
     buffers.pad(2, 2, 4, 6)
     view = buffers.view(4, 6, 1, 4)
-    assert view.pane_cells is not None
-    assert view.pane_tables is not None
-    assert view.pane_cells.tolist() == [9, 9, 0, 0, 0, 0]
-    assert view.pane_tables.tolist() == [[0, 3, 4, 0]] * 2 + [[0] * 4] * 2
+    assert view.window_kv_cells is not None
+    assert view.window_block_tables is not None
+    assert view.window_kv_cells.tolist() == [9, 9, 0, 0, 0, 0]
+    assert view.window_block_tables.tolist() == [[0, 3, 4, 0]] * 2 + [[0] * 4] * 2
     with buffers.cleared():
         assert not buffers.arrays["pane_tables"].any()
-    buffers.write_panes([(0, 3, 4)] * 6)
+    buffers.write_window_tables([(0, 3, 4)] * 6)
     assert buffers.arrays["pane_tables"].tolist() == [[0, 3, 4, 0]] * 6
 
 
@@ -130,7 +130,7 @@ def test_cleared_buffers_are_padding_everywhere() -> None:
 
 def test_filling_and_viewing_leave_the_buffers_where_they_are() -> None:
     buffers = full_buffers()
-    before = Addresses(buffers.view(6, 12, 3, 0))
+    before = BufferAddresses(buffers.view(6, 12, 3, 0))
     lay(buffers, step_of([1, 2], [[3], [4]]), 4, 4)
     before.check(buffers.view(1, 2, 1, 0))
     buffers.clear()

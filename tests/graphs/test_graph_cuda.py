@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ostinato.errors import CaptureError
 from ostinato.graphs.buffers import check_unmoved
 from ostinato.graphs.cuda import CudaBackend
-from ostinato.graphs.places import pointer_of, tensors_in
+from ostinato.graphs.places import storage_pointer, tensors_in
 from ostinato.graphs.recorder import UNWRITTEN
 from ostinato.ops.step import StepInputs
 from tests.support.checkpoints import RECIPES
@@ -38,8 +38,8 @@ class PretendedSegment(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        given = {pointer_of(tensor) for tensor in tensors_in((args, kwargs))}
-        new = [(i, each) for i, each in enumerate(tensors_in(result)) if pointer_of(each) not in given]
+        given = {storage_pointer(tensor) for tensor in tensors_in((args, kwargs))}
+        new = [(i, each) for i, each in enumerate(tensors_in(result)) if storage_pointer(each) not in given]
         self._calls.append((func, args, kwargs or {}, new))
         return result
 
@@ -73,7 +73,7 @@ class PretendedDriver:
         self.segments: list[PretendedSegment] = []
 
     @contextmanager
-    def aside(self) -> Iterator[None]:
+    def capture_stream(self) -> Iterator[None]:
         self.log.append("aside")
         yield
         self.log.append("back")
@@ -229,9 +229,9 @@ def test_a_weight_or_a_cache_that_moved_is_named_when_a_replay_is_checked() -> N
     steps = Steps("llama", kernels="reference")
     before = dict(steps.backend._persistent)
     weight = steps.runner.model.embedding.weight
-    moved = {pointer: name for pointer, name in before.items() if pointer != pointer_of(weight)}
+    moved = {pointer: name for pointer, name in before.items() if pointer != storage_pointer(weight)}
     with pytest.raises(CaptureError, match=r"weights\..*embed_tokens\.weight moved after graphs were captured"):
-        check_unmoved(before, moved | {pointer_of(weight.clone()): before[pointer_of(weight)]})
+        check_unmoved(before, moved | {storage_pointer(weight.clone()): before[storage_pointer(weight)]})
 
 
 def test_a_part_left_out_gets_buffers_of_the_pool_at_the_captured_addresses_in_every_replay() -> None:
@@ -242,7 +242,7 @@ def test_a_part_left_out_gets_buffers_of_the_pool_at_the_captured_addresses_in_e
     attend = forward.attend
 
     def noted(query: torch.Tensor, key: torch.Tensor, step: StepInputs, scale: float) -> torch.Tensor:
-        places.append((pointer_of(query), pointer_of(key), query.shape[0]))
+        places.append((storage_pointer(query), storage_pointer(key), query.shape[0]))
         return attend(query, key, step, scale)
 
     forward.attend = noted  # type: ignore[method-assign]

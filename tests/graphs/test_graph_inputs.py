@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from ostinato.errors import CaptureError
-from ostinato.graphs.buffers import Addresses
+from ostinato.graphs.buffers import BufferAddresses
 from ostinato.graphs.tape import TapeBackend
-from ostinato.ops.kernels import Tap
+from ostinato.ops.kernels import CallHook
 from ostinato.ops.step import EncoderInputs
 from tests.support.native_sets import SETS, native_kernel
 
@@ -32,7 +32,7 @@ def first(inputs: EncoderInputs, count: int) -> EncoderInputs:
 @pytest.mark.parametrize("isa", SETS)
 def test_native_kernels_leave_out_the_padding_of_patches_and_of_the_tokens_that_they_make(isa: str) -> None:
     buffers, weights = patches(16), torch.ones(16)
-    tap = Tap()
+    tap = CallHook()
     norm = tap.wrap("rms_norm", native_kernel(isa, "rms_norm"))
     named = {**vars(buffers), "weights": weights, "weights.4": weights[:4].clone()}
     backend = TapeBackend(tap, {t.untyped_storage().data_ptr(): name for name, t in named.items()}, torch.device("cpu"))
@@ -53,7 +53,7 @@ def test_native_kernels_leave_out_the_padding_of_patches_and_of_the_tokens_that_
 
 def test_inputs_that_moved_are_named_with_their_buffers() -> None:
     buffers = patches(8)
-    places = Addresses(buffers)
+    places = BufferAddresses(buffers)
     places.check(first(buffers, 4))
     with pytest.raises(CaptureError, match=r"^encoder buffers\.taps, .*starts moved"):
         places.check(patches(8))

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from ostinato.errors import CaptureError
-from ostinato.graphs.recorder import Call, Recorder
-from ostinato.ops.facts import called_by
+from ostinato.graphs.recorder import RecordedCall, CallRecorder
+from ostinato.ops.facts import ops_called_by
 from ostinato.ops.step import StepInputs
 from tests.support.graph_steps import Steps, Toy
 
@@ -120,7 +120,7 @@ def test_where_a_device_allows_no_reads_in_kernels_the_kernel_is_named(name: str
     kernel = toy.tap.wrap("moe", reads)
 
     def run(splits: tuple[str, ...]) -> None:
-        recorder = Recorder(toy.persistent(), splits, kernels_may_read=False)
+        recorder = CallRecorder(toy.persistent(), splits, kernels_may_read=False)
         toy.tap.recorder = recorder
         with recorder:
             toy.tap.split("moe", kernel, (toy.table[toy.padding().token_ids],))
@@ -136,7 +136,7 @@ def test_where_a_device_allows_no_reads_in_kernels_the_kernel_is_named(name: str
 def test_the_reference_kernels_of_a_model_read_on_the_host(recipe: str, kernel: str) -> None:
     steps = Steps(recipe, kernels="reference")
     tap = steps.runner.model.build.ops.tap
-    recorder = Recorder(steps.backend._persistent, (), kernels_may_read=False)
+    recorder = CallRecorder(steps.backend._persistent, (), kernels_may_read=False)
     tap.recorder = recorder
     with recorder, pytest.raises(CaptureError, match=f"^the kernel {kernel} reads values on the host"):
         steps.forward(steps.padding(1, 16, False))
@@ -151,14 +151,14 @@ def test_a_decode_step_is_kernels_alone(recipe: str) -> None:
     steps = Steps(recipe)
     calls = calls_of(steps, steps.padding(4, 4, True), ())
     assert {call.kind for call in calls} == {"kernel"}
-    assert {call.name for call in calls} == set(steps.engine.spec.ops) - called_by("prefill", "encoder")
+    assert {call.name for call in calls} == set(steps.engine.spec.ops) - ops_called_by("prefill", "encoder")
 
 
 def test_what_a_prediction_head_follows_in_a_decode_step_is_kernels_alone() -> None:
     steps = Steps("nemotron_h_head", speculative="mtp:2")
     calls = calls_of(steps, steps.padding(4, 4, True), ())
     assert {call.kind for call in calls} == {"kernel"}
-    assert {call.name for call in calls} == {*steps.engine.spec.ops, "concat", "token_shift"} - called_by(
+    assert {call.name for call in calls} == {*steps.engine.spec.ops, "concat", "token_shift"} - ops_called_by(
         "prefill", "encoder"
     )
 
@@ -171,8 +171,8 @@ def test_a_piecewise_graph_holds_the_write_of_keys_and_values_and_leaves_out_att
     assert {call.name for call in calls} - left_out == set(steps.engine.spec.ops) - {"attention"}
 
 
-def calls_of(steps: Steps, step: StepInputs, splits: tuple[str, ...]) -> list[Call]:
-    recorder = Recorder(steps.backend._persistent, splits)
+def calls_of(steps: Steps, step: StepInputs, splits: tuple[str, ...]) -> list[RecordedCall]:
+    recorder = CallRecorder(steps.backend._persistent, splits)
     steps.runner.model.build.ops.tap.recorder = recorder
     with recorder:
         steps.forward(step)
@@ -209,7 +209,7 @@ def test_a_tensor_made_of_python_values_is_refused_as_such() -> None:
 def test_memory_that_torch_gave_back_and_native_code_got_is_not_taken_for_computed() -> None:
     """The addresses of tensors that are gone are given out again, and prove nothing."""
     toy = Toy()
-    recorder = Recorder(toy.persistent(), ())
+    recorder = CallRecorder(toy.persistent(), ())
     with recorder:
         x = toy.table[:8] + 1
         pointer, shape = x.untyped_storage().data_ptr(), x.shape

@@ -13,18 +13,18 @@ from hypothesis import strategies as st
 
 from ostinato import EngineConfig
 from ostinato.engine import engine as engine_module
-from ostinato.engine.engine import Engine
-from ostinato.engine.run.graphing import SizeCheck
+from ostinato.engine.engine import EngineCore
+from ostinato.engine.run.graphing import GraphMemoryCheck
 from ostinato.errors import CapacityError, CaptureError, ConfigError, Remedy
 from ostinato.graphs.buffers import StepBuffers
-from ostinato.graphs.graphs import Forward, GraphKey, Graphs, StepCounts
+from ostinato.graphs.graphs import StepForward, GraphKey, StepGraphs, GraphCounts
 from ostinato.layers.feed_forward import MLP
 from ostinato.ops.step import StepInputs
-from ostinato.plain_data import to_plain
+from ostinato.plain_data import to_json_data
 from ostinato.plan.device.catalogue import CATALOGUE
 from ostinato.plan.graphs.capture_plan import CapturePlan
 from ostinato.plan.graphs.coverage import FULL_MODES, PIECEWISE_MODES, coverage
-from ostinato.plan.graphs.ladders import CaptureLadders, LadderSettings, capture_ladders
+from ostinato.plan.graphs.ladders import CaptureSizes, LadderSettings, make_capture_sizes
 from ostinato.plan.plan import Plan, make_plan
 from tests.support.checkpoints import random_prompt
 from tests.support.engines import PROMPT, greedy, make_engine, run, tokens_of
@@ -55,7 +55,7 @@ class FakeBackend:
         self.captured: list[tuple[bool, int, int]] = []
         """(full, rows, tokens) of each graph."""
 
-    def capture(self, _forward: Forward, step: StepInputs, _splits: Any) -> FakeGraph:
+    def capture(self, _forward: StepForward, step: StepInputs, _splits: Any) -> FakeGraph:
         rows, tokens = step.read_slots.shape[0], step.token_ids.shape[0]
         self.captured.append((step.num_decode_rows == rows, rows, tokens))
         return FakeGraph(len(self.captured) - 1, tokens)
@@ -92,11 +92,11 @@ def check_all_batches(capture: CapturePlan, max_num_seqs: int, max_num_batched_t
     """Every batch that limits allow runs as the one range of the coverage that has it says, and is counted so."""
     backend = FakeBackend()
     buffers = StepBuffers(max_num_seqs, max_num_batched_tokens, 1, capture.tokens_per_row[-1], torch.device("cpu"))
-    graphs = Graphs(capture, backend, eager_forward, buffers, [], strict=True)
+    graphs = StepGraphs(capture, backend, eager_forward, buffers, [], strict=True)
     if not is_lazy:
         graphs.capture_all()
         assert len(backend.captured) == len(graphs.planned()) == len(set(graphs.planned()))
-    promised = json.loads(json.dumps(to_plain(capture.coverage)))
+    promised = json.loads(json.dumps(to_json_data(capture.coverage)))
     expected = {"full": 0, "piecewise": 0, "eager": 0}
     padding = 0
 
@@ -201,8 +201,8 @@ def test_every_batch_is_served_as_covered_also_with_several_tokens_per_row(
     sizes = dict(chosen)
     if "capture_sizes" in sizes:
         sizes.pop("max_capture_size", None)
-    ladders = capture_ladders(LadderSettings(**limits, **sizes))
-    captured = CaptureLadders(
+    ladders = make_capture_sizes(LadderSettings(**limits, **sizes))
+    captured = CaptureSizes(
         ladders.tokens if graph_mode in PIECEWISE_MODES else (), ladders.rows if graph_mode in FULL_MODES else ()
     )
     capture = CapturePlan(
@@ -221,10 +221,10 @@ def test_every_batch_is_served_as_covered_also_with_several_tokens_per_row(
 # Counts
 
 
-def serve(engine: Engine, lengths: tuple[int, ...] = (40, 7, 23), max_tokens: int = 8) -> list[list[int]]:
+def serve(engine: EngineCore, lengths: tuple[int, ...] = (40, 7, 23), max_tokens: int = 8) -> list[list[int]]:
     """Requests that come one by one -> their tokens."""
     for length in lengths:
-        engine.add(PROMPT[:length], greedy(max_tokens=max_tokens), request_id=f"{length}")
+        engine.add_request(PROMPT[:length], greedy(max_tokens=max_tokens), request_id=f"{length}")
         engine.step()
     done = run(engine)
     assert [output.error for output in done.values()] == [None] * len(done)
@@ -272,7 +272,7 @@ def test_eager_steps_are_counted_with_their_reason() -> None:
 
 
 def test_counts_of_two_kinds_of_graphs_of_one_size_stay_apart() -> None:
-    counts = StepCounts()
+    counts = GraphCounts()
     counts.count_replay(GraphKey("full", 4, 1), 3)
     counts.count_replay(GraphKey("full", 4, 2), 6)
     counts.count_replay(GraphKey("piecewise", 4), 1)
@@ -287,7 +287,7 @@ def test_counts_of_two_kinds_of_graphs_of_one_size_stay_apart() -> None:
 # Strict
 
 
-def forget(engine: Engine, **ladders: tuple[int, ...]) -> None:
+def forget(engine: EngineCore, **ladders: tuple[int, ...]) -> None:
     """Let the engine miss graphs that its plan has promised."""
     graphs = engine.runner.graphs
     graphs._ladders = replace(graphs._ladders, **ladders)
@@ -307,7 +307,7 @@ def test_under_strict_a_step_without_its_planned_graph_is_an_error_that_names_it
 ) -> None:
     engine = make_engine(strict=True, max_num_batched_tokens=24, max_capture_size=24)
     forget(engine, **ladders)
-    engine.add(PROMPT, greedy())
+    engine.add_request(PROMPT, greedy())
     [output] = run(engine).values()
     if shape is None:  # a piecewise graph serves decode instead
         assert output.error is None
@@ -321,9 +321,9 @@ def test_under_strict_a_step_without_its_planned_graph_is_an_error_that_names_it
 def test_under_strict_a_decode_step_without_its_graph_is_named_by_its_rows() -> None:
     engine = make_engine(strict=True, max_num_batched_tokens=64, graph_mode="full_decode_only")
     forget(engine, rows=(1,))
-    engine.add(PROMPT, greedy(), request_id="first")
+    engine.add_request(PROMPT, greedy(), request_id="first")
     engine.step()
-    engine.add(PROMPT[:9], greedy())
+    engine.add_request(PROMPT[:9], greedy())
     done = run(engine)
     assert {type(output.error) for output in done.values()} == {ConfigError}
     assert "2 rows of 1 tokens" in str(done["first"].error)
@@ -372,7 +372,7 @@ def test_lazy_graphs_are_captured_when_they_are_first_needed() -> None:
 
 def test_at_start_every_planned_graph_is_captured_largest_first_and_measured() -> None:
     said = []
-    engine = Engine(make_config(max_num_batched_tokens=24, capture="startup"), lambda *progress: said.append(progress))
+    engine = EngineCore(make_config(max_num_batched_tokens=24, capture="startup"), lambda *progress: said.append(progress))
     graphs = engine.runner.graphs
     assert list(graphs._graphs) == graphs.planned()
     tokens = [key.tokens for key in graphs.planned()]
@@ -415,7 +415,7 @@ def test_a_graph_captured_late_that_takes_more_than_planned_fails_the_step_with_
 
     monkeypatch.setattr(engine_module, "make_plan", frugal)
     engine = make_engine(capture="lazy")
-    engine.add(PROMPT[:4], greedy())
+    engine.add_request(PROMPT[:4], greedy())
     [output] = engine.step()
     assert isinstance(output.error, CapacityError)
     assert output.error.remedies == (Remedy("graph_mode", "none"),)
@@ -463,7 +463,7 @@ def assert_found_by_check_replay(graph_mode: str) -> None:
     serve(make_engine(**chosen))
     engine = make_engine(check_replay=True, **chosen)
     for length in (40, 23, 12):
-        engine.add(PROMPT[:length], greedy(), request_id=f"{length}")
+        engine.add_request(PROMPT[:length], greedy(), request_id=f"{length}")
     errors = [output.error for output in run(engine).values()]
     assert all(isinstance(error, CaptureError) for error in errors)
     assert "Python value" in str(errors[0])
@@ -487,7 +487,7 @@ def test_a_step_that_fails_leaves_graphs_that_serve_the_next(monkeypatch: pytest
         raise RuntimeError("out of memory")
 
     monkeypatch.setattr(graphs.buffers, "pad", breaking)
-    engine.add(random_prompt(30, seed=9), greedy())
+    engine.add_request(random_prompt(30, seed=9), greedy())
     [output] = run(engine).values()
     assert "out of memory" in str(output.error)
     monkeypatch.undo()
@@ -498,7 +498,7 @@ def test_graphs_of_a_gpu_may_take_what_the_plan_leaves_of_the_device_and_it_is_t
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     gpu = CATALOGUE["h100-80gb"]
-    check = SizeCheck(gpu, gpu.memory_bytes - 1000)
+    check = GraphMemoryCheck(gpu, gpu.memory_bytes - 1000)
     for observed in (500, 1400, 1500):
         check("the graphs", {"planned_bytes": 500, "observed_bytes": observed}, Remedy("graph_mode", "none"))
     [told] = caplog.messages

@@ -10,7 +10,7 @@ import torch
 
 from ostinato import EngineConfig, SamplingParams
 from ostinato.engine.run.graphing import HasEncoder
-from ostinato.engine.run.inputs import write_step
+from ostinato.engine.run.inputs import write_step_inputs
 from ostinato.graphs.buffers import EncoderBuffers
 from ostinato.models.checkpoint import load_spec
 from ostinato.ops.kernels import triton_kernel
@@ -19,9 +19,9 @@ from ostinato.plan.memory.torch_memory import LARGE_SEGMENT
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import Plan, make_plan
 from ostinato.plan.speculation.drafter import with_drafter
-from ostinato.sample.sampler import sample
+from ostinato.sample.sampler import sample_rows
 from ostinato.sample.state import SamplingState
-from ostinato.schedule.batch import Batch, Row
+from ostinato.schedule.batch import Batch, BatchRow
 from tests.support.checkpoints import checkpoint
 from tests.support.recipes import HEADED, RECIPES
 from tests.support.triton_kernels import require_triton
@@ -89,7 +89,7 @@ def test_so_it_has_with_a_draft_model() -> None:
 
 def decode_rows(count: int, drafts: int) -> Batch:
     rows = [
-        Row(str(i), (5,), 20 + i, (1 + 2 * i, 2 + 2 * i), 1 + i, tuple(range(8 + 4 * i, 9 + 4 * i + drafts)))
+        BatchRow(str(i), (5,), 20 + i, (1 + 2 * i, 2 + 2 * i), 1 + i, tuple(range(8 + 4 * i, 9 + 4 * i + drafts)))
         for i in range(count)
     ]
     return Batch(tuple(rows), count, drafts)
@@ -102,12 +102,12 @@ def test_a_decode_step_reads_nothing_on_the_host(name: str, monkeypatch: pytest.
     with torch.inference_mode(), collected_launches(monkeypatch) as launches:
         for drafts in (0, DRAFTS):
             buffers = meta_buffers(spec, 4, 16, 1 + DRAFTS)
-            step = write_step(buffers, decode_rows(3, drafts), BLOCK_SIZE, [(7,) * drafts] * 3 if drafts else ())
-            buffers.pad(3, step.length, 4, 4 * (1 + drafts))
+            step = write_step_inputs(buffers, decode_rows(3, drafts), BLOCK_SIZE, [(7,) * drafts] * 3 if drafts else ())
+            buffers.pad(3, step.num_tokens, 4, 4 * (1 + drafts))
             captured = buffers.view(4, 4 * (1 + drafts), 1 + drafts, 4)
             with OnDevice():
                 hidden = model(captured, memory)
-                logits = model.logits(hidden)
+                logits = model.compute_logits(hidden)
             assert logits.shape == (4 * (1 + drafts), spec.vocab_size)
     assert launches
 
@@ -149,7 +149,7 @@ def test_sampling_brings_back_the_tokens_and_nothing_else(which: int | None, mon
     chosen = SAMPLED if which is None else [SAMPLED[which]] * 3
     states = [SamplingState(SamplingParams(**each), [1, 2, 3], [4], eos_token_ids=[1], seed=5) for each in chosen]
     rows = [
-        row._replace(payload=state, num_logits=1, samples=True)
+        row._replace(sampling_state=state, num_logits=1, samples=True)
         for row, state in zip(decode_rows(3, 0).rows, states, strict=True)
     ]
     logits = torch.empty(3, 4000, device=META)
@@ -160,7 +160,7 @@ def test_sampling_brings_back_the_tokens_and_nothing_else(which: int | None, mon
         return torch.zeros(3, dtype=torch.int32)  # what a copy to the host would be
 
     with torch.inference_mode(), collected_launches(monkeypatch) as launches:
-        results = sample(lambda places: logits[: len(places)], rows, draw=draw)
+        results = sample_rows(lambda places: logits[: len(places)], rows, draw=draw)
     assert [result.token_ids for result in results] == [(0,)] * 3
     assert [(each.device, tuple(each.shape)) for each in brought] == [(META, (3,))]
     assert launches

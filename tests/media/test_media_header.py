@@ -11,9 +11,9 @@ from PIL import Image
 
 from ostinato.errors import RequestError
 from ostinato.media.header import size_of
-from ostinato.media.load import FORMATS, PixelMeter, Sources, load_image
+from ostinato.media.load import FORMATS, PixelMeter, MediaSources, load_image
 
-NONE = Sources(files=False, remote=False)
+NONE = MediaSources(files=False, remote=False)
 
 
 def encoded(width, height, kind, mode="RGB", **more):
@@ -84,11 +84,11 @@ def test_an_image_of_absurd_size_is_refused_by_its_header_alone(make, monkeypatc
     with pytest.raises(RequestError, match="67108864x1 pixels is too narrow"):
         load_image(png(2**26, 1), NONE)
     with pytest.raises(RequestError, match="at most 100 are decoded"):
-        load_image(make(20, 20), Sources(files=False, remote=False, max_pixels=100))
+        load_image(make(20, 20), MediaSources(files=False, remote=False, max_pixels=100))
 
 
 def test_a_request_has_a_budget_of_pixels():
-    sources = Sources(files=False, remote=False, meter=PixelMeter())
+    sources = MediaSources(files=False, remote=False, meter=PixelMeter())
     sources.meter.begin(200)
     load_image(encoded(10, 10, "PNG"), sources)
     with pytest.raises(RequestError, match="max_request_pixels"):

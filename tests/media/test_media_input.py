@@ -14,7 +14,7 @@ from PIL import Image
 from ostinato.engine.text.chat_template import ChatTemplate
 from ostinato.errors import Remedy, RequestError
 from ostinato.media.input import MediaInput, render_chat
-from ostinato.media.load import Sources
+from ostinato.media.load import MediaSources
 from ostinato.media.messages import MediaError, split_media
 from ostinato.media.prompt import Placeholders
 from tests.support.media_cases import (
@@ -39,7 +39,7 @@ def media_input(**changes):
         settings=media_settings(),
         placeholders=Placeholders(IMAGE, VIDEO, START, END),
         encode=encode,
-        sources=Sources(files=True, remote=False),
+        sources=MediaSources(files=True, remote=False),
         max_item_tokens=64,
         max_prompt_tokens=1000,
     )
@@ -199,7 +199,7 @@ def test_frames_with_too_many_tokens_are_refused_at_the_first():
         chat(
             {"type": "video", "video": [f"http://a/{i}" for i in range(4)], "fps": 1},
             max_item_tokens=3,
-            sources=Sources(files=False, remote=True, fetch=opened),
+            sources=MediaSources(files=False, remote=True, fetch=opened),
         )
     assert taken == ["http://a/0"]
 

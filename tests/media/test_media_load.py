@@ -17,11 +17,11 @@ from PIL import Image
 from transformers.image_utils import load_image as their_load_image
 
 from ostinato.errors import RequestError
-from ostinato.media.load import Sources, load_image
+from ostinato.media.load import MediaSources, load_image
 from tests.support.media_cases import drawn
 
-ALL = Sources(files=True, remote=True, fetch=lambda url: pytest.fail(f"fetched {url}"))
-NONE = Sources(files=False, remote=False)
+ALL = MediaSources(files=True, remote=True, fetch=lambda url: pytest.fail(f"fetched {url}"))
+NONE = MediaSources(files=False, remote=False)
 
 
 def encoded(image, kind="PNG", **options):
@@ -44,7 +44,7 @@ def test_every_form_gives_the_same_pixels(tmp_path):
     content = encoded(image)
     path = tmp_path / "a b.png"
     path.write_bytes(content)
-    fetched = Sources(files=True, remote=True, fetch=lambda url: {"https://example.org/x": content}[url])
+    fetched = MediaSources(files=True, remote=True, fetch=lambda url: {"https://example.org/x": content}[url])
     for source in (
         image,
         np.asarray(image),
@@ -153,7 +153,7 @@ def test_data_urls_of_anything_else_are_refused(url, message):
 def test_nothing_is_fetched_without_leave():
     for url in ("http://example.org/a.png", "HTTPS://example.org/a.png"):
         with pytest.raises(RequestError, match="allow_remote_images") as error:
-            load_image(url, Sources(files=True, remote=False))
+            load_image(url, MediaSources(files=True, remote=False))
         assert error.value.remedies[0].setting == "allow_remote_images"
 
 

@@ -10,15 +10,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import PretrainedConfig
 
-from ostinato.engine.run.inputs import step_inputs
+from ostinato.engine.run.inputs import make_step_inputs
 from ostinato.errors import ModelError
-from ostinato.layers.build import Build
+from ostinato.layers.build import WeightAllocator
 from ostinato.models.checkpoint import model_spec, read_config
 from ostinato.models.loader import build_model, load_weights
 from ostinato.ops.facts import OPERATIONS
 from ostinato.ops.kernels import Ops, select_ops
 from ostinato.plan.model import ModelSpec
-from ostinato.schedule.batch import Batch, Row
+from ostinato.schedule.batch import Batch, BatchRow
 from tests.models.test_models import BLOCK_SIZE, CPU, PROMPT, logits_in_steps, poisoned_memory
 from tests.support.checkpoints import RECIPES, checkpoint, oracle_logits, random_prompt
 
@@ -101,18 +101,18 @@ def test_the_spec_names_the_kernels_that_the_model_calls(name: str) -> None:
     ops = select_ops({})
     ops = Ops({op: noting(op, getattr(ops, op)) for op in OPERATIONS}, ops.tap)
     spec = spec_with(name)
-    model = build_model(Build(ops, torch.float32, CPU), spec)
+    model = build_model(WeightAllocator(ops, torch.float32, CPU), spec)
     load_weights(model, checkpoint(name))
     memory = poisoned_memory(spec)
-    for row, decode_rows in ((Row("r", (5, 6), 0, (1,), 0, (2,)), 0), (Row("r", (7,), 2, (1,), 2, (2,)), 1)):
-        model.logits(model(step_inputs(Batch((row,), decode_rows), BLOCK_SIZE, CPU), memory))
+    for row, decode_rows in ((BatchRow("r", (5, 6), 0, (1,), 0, (2,)), 0), (BatchRow("r", (7,), 2, (1,), 2, (2,)), 1)):
+        model.compute_logits(model(make_step_inputs(Batch((row,), decode_rows), BLOCK_SIZE, CPU), memory))
     assert called == set(spec.ops)
 
 
 @pytest.mark.parametrize(("in_float32", "dtype"), [(True, torch.float32), (False, torch.bfloat16)])
 def test_the_residual_of_a_mamba_is_float32_where_the_config_says_so(in_float32: bool, dtype: torch.dtype) -> None:
     spec = spec_with("mamba2", residual_in_fp32=in_float32)
-    model = build_model(Build(select_ops({}), torch.bfloat16, CPU), spec)
+    model = build_model(WeightAllocator(select_ops({}), torch.bfloat16, CPU), spec)
     load_weights(model, checkpoint("mamba2"))
     residuals = []
 
@@ -126,8 +126,8 @@ def test_the_residual_of_a_mamba_is_float32_where_the_config_says_so(in_float32:
 
     for block in model.backbone.layers:
         block.forward = noting(block.forward)
-    row = Row("r", (5, 6, 7), 0, (1,), 0, (2,))
-    hidden = model(step_inputs(Batch((row,), 0), BLOCK_SIZE, CPU), poisoned_memory(spec))
+    row = BatchRow("r", (5, 6, 7), 0, (1,), 0, (2,))
+    hidden = model(make_step_inputs(Batch((row,), 0), BLOCK_SIZE, CPU), poisoned_memory(spec))
     assert residuals == [dtype] * 4
     assert hidden.dtype == torch.bfloat16
 
@@ -141,7 +141,7 @@ def test_a_mamba_checkpoint_may_name_its_embedding_in_the_singular(tmp_path: Pat
     tensors = load_file(checkpoint("mamba2") / "model.safetensors")
     embedding = tensors.pop("backbone.embeddings.weight")
     save_file(tensors | {"backbone.embedding.weight": embedding}, tmp_path / "model.safetensors")
-    model = build_model(Build(select_ops({}), torch.float32, CPU), spec_with("mamba2"))
+    model = build_model(WeightAllocator(select_ops({}), torch.float32, CPU), spec_with("mamba2"))
     load_weights(model, tmp_path)
     assert torch.equal(model.embedding.weight, embedding)
 

@@ -14,10 +14,10 @@ from transformers.convert_slow_tokenizer import TikTokenConverter
 
 from ostinato import LLM, SamplingParams
 from ostinato.config import EngineConfig
-from ostinato.engine.run.inputs import step_inputs
+from ostinato.engine.run.inputs import make_step_inputs
 from ostinato.engine.text.tokenizer import load_tokenizer
 from ostinato.errors import ModelError
-from ostinato.layers.build import Build
+from ostinato.layers.build import WeightAllocator
 from ostinato.models.checkpoint import load_spec
 from ostinato.models.loader import build_model, load_weights
 from ostinato.ops.kernels import select_ops
@@ -25,7 +25,7 @@ from ostinato.plan.device.catalogue import CATALOGUE
 from ostinato.plan.device.detect import detect
 from ostinato.plan.plan import Plan, make_plan
 from ostinato.plan.quantization import BlockQuantization
-from ostinato.schedule.batch import Batch, Row
+from ostinato.schedule.batch import Batch, BatchRow
 from tests.models.test_models import BLOCK_SIZE, CPU, poisoned_memory
 
 pytest.importorskip("gguf", reason="the package that writes GGUF files comes with the test extra")
@@ -47,10 +47,10 @@ def file_of(folder: Path, architecture: str, kind: str = "Q8_0", **options: Any)
 
 def logits_of(path: Path) -> torch.Tensor:
     spec = load_spec(EngineConfig(model=str(path)))
-    model = build_model(Build(select_ops({}), torch.float32, CPU), spec)
+    model = build_model(WeightAllocator(select_ops({}), torch.float32, CPU), spec)
     load_weights(model, path)
-    row = Row("r", PROMPT, 0, tuple(range(1, 4)), 0, (2,), num_logits=len(PROMPT))
-    return model.logits(model(step_inputs(Batch((row,), 0), BLOCK_SIZE, CPU), poisoned_memory(spec)))
+    row = BatchRow("r", PROMPT, 0, tuple(range(1, 4)), 0, (2,), num_logits=len(PROMPT))
+    return model.compute_logits(model(make_step_inputs(Batch((row,), 0), BLOCK_SIZE, CPU), poisoned_memory(spec)))
 
 
 @pytest.mark.parametrize(
@@ -270,7 +270,7 @@ def test_experts_of_which_one_matrix_is_no_blocks_are_expanded_and_the_plan_name
 def test_the_plan_counts_the_bytes_of_blocks_as_they_are(folder: Path, kind: str) -> None:
     path = file_of(folder, "llama", kind)
     spec = load_spec(EngineConfig(model=str(path)))
-    model = build_model(Build(select_ops({}), torch.float32, CPU), spec)
+    model = build_model(WeightAllocator(select_ops({}), torch.float32, CPU), spec)
     assert spec.weight_bytes("float32") == sum(each.nbytes for each in model.parameters())
     in_blocks = sum(each.nbytes for each in model.parameters() if each.dtype is torch.uint8)
     assert in_blocks == dict(spec.stored_blocks)[kind]

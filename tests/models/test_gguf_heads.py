@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from ostinato import EngineConfig
-from ostinato.engine.engine import Engine
+from ostinato.engine.engine import EngineCore
 from ostinato.errors import ConfigError, ModelError
-from ostinato.layers.build import Build
+from ostinato.layers.build import WeightAllocator
 from ostinato.models.checkpoint import load_spec
 from ostinato.models.loader import build_model, load_weights
 from ostinato.ops.kernels import select_ops
@@ -49,9 +49,9 @@ def drafted(monkeypatch: pytest.MonkeyPatch, model: Path, **settings: Any) -> Ou
     given: dict[str, Any] = {"dtype": "float32", "cache_memory": "16MiB", "max_num_seqs": 2, "threads": 1}
     config = EngineConfig(model=str(model), speculative=f"mtp:{K}", speculative_adaptive="off", **given | settings)
     with monkeypatch.context() as patched:
-        engine = Engine(config)
+        engine = EngineCore(config)
         recorder = Recorder(patched, engine)
-        outputs = [engine.output(engine.add(prompt, GREEDY)) for prompt in PROMPTS]
+        outputs = [engine.output(engine.add_request(prompt, GREEDY)) for prompt in PROMPTS]
         while engine.has_unfinished:
             engine.step()
     tokens = [list(output.outputs[0].token_ids) for output in outputs if output is not None]
@@ -88,7 +88,7 @@ def test_a_head_that_drafts_is_counted_and_one_that_does_not_takes_no_memory(fol
     for speculative in (None, f"mtp:{K}"):
         config = EngineConfig(model=str(path), speculative=speculative, cache_memory="16MiB", dtype="float32")
         spec = load_spec(config)
-        model = build_model(Build(select_ops({}), torch.float32, torch.device("cpu")), spec)
+        model = build_model(WeightAllocator(select_ops({}), torch.float32, torch.device("cpu")), spec)
         own = [getattr(module, name) for module, name, _ in model.weights()]
         mapped = sum(weight.nbytes for weight in own if weight.is_meta)
         load_weights(model, path)
@@ -132,7 +132,7 @@ def test_a_file_that_lacks_what_it_says_runs_without_its_head_alone(folder: Path
     path = tmp_path / "m.gguf"
     path.write_bytes(file_of(folder, HEADED[0]).read_bytes().replace(b"nextn.eh_proj", b"nextn.eh_pr_j"))
     with pytest.raises(ModelError, match=r"(?s)missing.*mtp\.fc\.weight.*blk\.3\.nextn\.eh_pr_j"):
-        Engine(EngineConfig(model=str(path), cache_memory="16MiB", speculative="mtp:2"))
+        EngineCore(EngineConfig(model=str(path), cache_memory="16MiB", speculative="mtp:2"))
     without = file_of(folder, "qwen35 with shared keys")
     with pytest.raises(ConfigError, match="the model has no prediction head"):
         load_spec(EngineConfig(model=str(without), speculative="mtp:2"))

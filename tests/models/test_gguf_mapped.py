@@ -12,12 +12,12 @@ import torch
 
 from ostinato import LLM, ModelError, SamplingParams
 from ostinato.config import EngineConfig
-from ostinato.formats.gguf.header import Header, TensorPlace
-from ostinato.formats.gguf.runs import stored_runs
+from ostinato.formats.gguf.header import Header, GgufTensor
+from ostinato.formats.gguf.runs import find_contiguous_tensors
 from ostinato.formats.gguf.types import TYPES
-from ostinato.formats.in_use import FilesInUse
+from ostinato.formats.in_use import MappedFileWatch
 from ostinato.formats.parts import gguf_header
-from ostinato.layers.build import Build
+from ostinato.layers.build import WeightAllocator
 from ostinato.models import checkpoint
 from ostinato.models.base import CausalLM
 from ostinato.models.checkpoint import load_spec
@@ -49,7 +49,7 @@ def llama(folder: Path) -> Path:
 
 def loaded(path: Path) -> tuple[ModelSpec, CausalLM]:
     spec = load_spec(EngineConfig(model=str(path)))
-    model = build_model(Build(select_ops({}), torch.float32, torch.device("cpu")), spec)
+    model = build_model(WeightAllocator(select_ops({}), torch.float32, torch.device("cpu")), spec)
     load_weights(model, path)
     return spec, model
 
@@ -95,7 +95,7 @@ def test_loading_holds_a_few_forms_of_one_tensor_beside_the_weights(
     path = folder / f"{architecture}-{kind}.gguf".replace(" ", "-")
     path = path if path.exists() else write_gguf(path, architecture, kind)
     spec = load_spec(EngineConfig(model=str(path), quantization=quantization))
-    model = build_model(Build(select_ops({}), torch.float32, torch.device("cpu")), spec)
+    model = build_model(WeightAllocator(select_ops({}), torch.float32, torch.device("cpu")), spec)
     largest = max(tensor.num_elements for tensor in gguf_header(path).tensors.values())
     # What blocks are taken apart into has up to 8 bytes for each weight, beside the weights themselves.
     assert peak_bytes(lambda: load_weights(model, path)) <= 12 * largest + 2**12
@@ -105,7 +105,7 @@ def test_loading_holds_a_few_forms_of_one_tensor_beside_the_weights(
 @pytest.mark.parametrize("quantization", ["none", "int8"])
 def test_weights_that_are_made_anew_leave_no_page_of_the_file(llama: Path, quantization: str) -> None:
     spec = load_spec(EngineConfig(model=str(llama), quantization=quantization))
-    model = build_model(Build(select_ops({}), torch.float32, torch.device("cpu")), spec)
+    model = build_model(WeightAllocator(select_ops({}), torch.float32, torch.device("cpu")), spec)
     load_weights(model, llama)
     assert spec.mapped_bytes == 0
     assert mapped_names(llama, model) == set()
@@ -125,7 +125,7 @@ def test_mapped_and_copied_weights_are_the_same_bytes_and_give_the_same_tokens(
         return llm.engine.spec.mapped_bytes, weights, llm.generate([list(range(5, 40))], greedy)[0].outputs[0].token_ids
 
     mapped, weights, tokens = run()
-    monkeypatch.setattr(checkpoint, "stored_runs", lambda header, model: ())
+    monkeypatch.setattr(checkpoint, "find_contiguous_tensors", lambda header, model: ())
     copied, others, expected = run()
     assert mapped > 0 == copied
     assert all(torch.equal(a, b) for a, b in zip(weights, others, strict=True))
@@ -150,15 +150,15 @@ def test_a_model_outlives_its_file(folder: Path) -> None:
 # Which tensors are one matrix where they lie
 
 
-def place(name: str, begin: int, kind: str = "Q8_0", rows: int = 32) -> TensorPlace:
+def place(name: str, begin: int, kind: str = "Q8_0", rows: int = 32) -> GgufTensor:
     """Of 32 columns: a block of 34 bytes per row in Q8_0."""
-    return TensorPlace(name, (rows, 32), OF_TYPE[kind], begin, Path("model.gguf"))
+    return GgufTensor(name, (rows, 32), OF_TYPE[kind], begin, Path("model.gguf"))
 
 
-def runs_of(model_type: str, *places: TensorPlace) -> tuple[tuple[str, ...], ...]:
+def runs_of(model_type: str, *places: GgufTensor) -> tuple[tuple[str, ...], ...]:
     header = Header(Path("model.gguf"), 3, {}, {each.name: each for each in places})
     model = replace(load_spec(EngineConfig(model="demo")), architecture=model_type, head=None)
-    found = stored_runs(header, model)
+    found = find_contiguous_tensors(header, model)
     return tuple(tuple(name.removeprefix("model.layers.0.").removesuffix(".weight") for name in run) for run in found)
 
 
@@ -193,7 +193,7 @@ def test_halves_of_one_matrix_are_a_run_only_with_the_gates_first() -> None:
 
 def test_a_weight_is_mapped_if_its_tensors_follow_each_other_in_its_order() -> None:
     formats = tuple((f"{name}.weight", "Q8_0") for name in "abcd")
-    chosen = BlockQuantization(formats, runs=(("a.weight", "b.weight"), ("c.weight",)))
+    chosen = BlockQuantization(formats, contiguous_tensors=(("a.weight", "b.weight"), ("c.weight",)))
 
     def is_mapped(*names: str) -> bool:
         names = tuple(f"{name}.weight" for name in names)
@@ -213,7 +213,7 @@ def test_a_mapped_file_that_is_written_to_is_noticed_and_one_that_is_replaced_is
 ) -> None:
     path = Path(shutil.copy(llama, tmp_path / "model.gguf"))
     _, model = loaded(path)
-    files = FilesInUse([path])
+    files = MappedFileWatch([path])
     files.check()
     shutil.copy(llama, tmp_path / "other")
     (tmp_path / "other").replace(path)
@@ -223,7 +223,7 @@ def test_a_mapped_file_that_is_written_to_is_noticed_and_one_that_is_replaced_is
 
     path = Path(shutil.copy(llama, tmp_path / "again.gguf"))
     _, model = loaded(path)
-    files = FilesInUse([path])
+    files = MappedFileWatch([path])
     with path.open("r+b") as file:
         file.write(file.read(4)[::-1])
     with pytest.raises(ModelError, match="was written to while it was in use"):
@@ -234,6 +234,6 @@ def test_a_mapped_file_that_is_written_to_is_noticed_and_one_that_is_replaced_is
 @needs_proc
 def test_a_file_whose_weights_were_copied_may_be_written_to(llama: Path, tmp_path: Path) -> None:
     path = Path(shutil.copy(llama, tmp_path / "model.gguf"))
-    files = FilesInUse([path])
+    files = MappedFileWatch([path])
     path.write_bytes(b"")
     files.check()

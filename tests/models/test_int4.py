@@ -15,7 +15,7 @@ from ostinato.layers.build import BlockView, checkpoint_views
 from ostinato.models.checkpoint import load_spec
 from ostinato.models.loader import SINGLE, load_weights
 from ostinato.models.random import randomize_weights
-from ostinato.ops.blocks.quantizers import Quantizers
+from ostinato.ops.blocks.quantizers import WeightQuantizers
 from ostinato.plan.device.catalogue import CATALOGUE
 from ostinato.plan.plan import Plan, make_plan
 from ostinato.plan.quantization import BlockQuantization
@@ -97,7 +97,7 @@ def test_each_tensor_becomes_the_blocks_that_are_made_of_it_alone(name: str) -> 
     directory = checkpoint(name)
     model = build(small_rows(spec_of(directory, quantization="int4_g32")))
     load_weights(model, directory)
-    ordered = {name for _, _, row in model.weights() if row.interleaved for name in row.names}
+    ordered = {name for _, _, row in model.weights() if row.row_interleave for name in row.names}
     places, count = {name: place for name, place in checkpoint_views(model) if name not in ordered}, 0
     for key, tensor in load_file(directory / SINGLE).items():
         place = places.get(model.checkpoint_name(key) or "")
@@ -105,7 +105,7 @@ def test_each_tensor_becomes_the_blocks_that_are_made_of_it_alone(name: str) -> 
             rows = place.flat()
             of_rows = tensor.transpose(-1, -2) if tensor.shape != place.shape else tensor
             expected = torch.empty_like(rows.bytes)
-            Quantizers().into_blocks(of_rows.flatten(0, -2), expected, place.name)
+            WeightQuantizers().quantize_blocks(of_rows.flatten(0, -2), expected, place.name)
             assert torch.equal(rows.bytes, expected), key
             count += 1
     assert count > 6

@@ -14,12 +14,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ostinato import ModelError
-from ostinato.layers.build import Build
+from ostinato.layers.build import WeightAllocator
 from ostinato.models.base import CausalLM
 from ostinato.models.checkpoint import model_spec, read_config
-from ostinato.models.interleaved import together, transpose_first
+from ostinato.models.interleaved import deinterleaved_index, transpose_first
 from ostinato.models.loader import SINGLE, build_model, load_weights
-from ostinato.models.table import with_table
+from ostinato.models.table import with_weight_table
 from ostinato.ops.kernels import select_ops
 from ostinato.plan.device.catalogue import CATALOGUE
 from ostinato.plan.kernels import choose_kernels
@@ -74,7 +74,7 @@ PUBLISHED: dict[str, Any] = {
 
 
 def test_the_published_config_gives_layers_by_their_numbers_and_a_latent_per_token() -> None:
-    spec = with_table(model_spec(PUBLISHED))
+    spec = with_weight_table(model_spec(PUBLISHED))
     kinds = ["attention" if i in ATTENTION_LAYERS else "delta_net" for i in range(1, 28)]
     assert [layer.kind for layer in spec.layers] == kinds
     assert spec.layers[0].mixer == GatedDeltaSpec(
@@ -141,13 +141,13 @@ def test_layers_that_have_no_number_or_two_are_refused() -> None:
 
 
 def test_on_a_gpu_every_operation_has_a_kernel_that_graphs_hold_heads_of_latents_too() -> None:
-    kernels = choose_kernels(with_table(model_spec(PUBLISHED)), CATALOGUE["h100-80gb"])
+    kernels = choose_kernels(with_weight_table(model_spec(PUBLISHED)), CATALOGUE["h100-80gb"])
     assert {choice.implementation for choice in kernels.values()} == {"triton"}
     assert all(choice.capturable for choice in kernels.values())
 
 
 def test_heads_wider_than_the_tiles_attend_by_the_reference_and_the_plan_says_so() -> None:
-    kernels = choose_kernels(with_table(model_spec(PUBLISHED | {"kv_lora_rank": 1024})), CATALOGUE["h100-80gb"])
+    kernels = choose_kernels(with_weight_table(model_spec(PUBLISHED | {"kv_lora_rank": 1024})), CATALOGUE["h100-80gb"])
     attention = kernels["attention"]
     assert attention.implementation == "reference"
     assert attention.reason == "its triton kernel takes 576 elements of a head, and the model has 1088"
@@ -156,7 +156,7 @@ def test_heads_wider_than_the_tiles_attend_by_the_reference_and_the_plan_says_so
 
 def test_convolutions_longer_than_the_kernels_are_the_references() -> None:
     config = PUBLISHED["linear_attn_config"] | {"short_conv_kernel_size": 8}
-    kernels = choose_kernels(with_table(model_spec(PUBLISHED | {"linear_attn_config": config})), CATALOGUE["h100-80gb"])
+    kernels = choose_kernels(with_weight_table(model_spec(PUBLISHED | {"linear_attn_config": config})), CATALOGUE["h100-80gb"])
     convolution = kernels["causal_conv1d"]
     assert convolution.implementation == "reference"
     assert convolution.reason == "its triton kernel takes 5 taps of a convolution, and the model has 8"
@@ -165,7 +165,7 @@ def test_convolutions_longer_than_the_kernels_are_the_references() -> None:
 
 def load(directory: Path, quantization: Quantization | None = None) -> CausalLM:
     spec = replace(model_spec(read_config(directory)), quantization=quantization)
-    model = build_model(Build(select_ops({}), torch.float32, torch.device("cpu")), spec)
+    model = build_model(WeightAllocator(select_ops({}), torch.float32, torch.device("cpu")), spec)
     load_weights(model, directory)
     return model
 
@@ -173,7 +173,7 @@ def load(directory: Path, quantization: Quantization | None = None) -> CausalLM:
 def test_the_first_of_parts_that_take_turns_may_lie_transposed() -> None:
     """Two turns of two rows and one."""
     rows = torch.arange(18.0).view(6, 3)
-    ordered = rows[together(6, (2, 1))]
+    ordered = rows[deinterleaved_index(6, (2, 1))]
     transpose_first(ordered, (2, 1))
     first = [[0.0, 3.0, 1.0, 4.0, 2.0, 5.0], [9.0, 12.0, 10.0, 13.0, 11.0, 14.0]]
     assert ordered[:4].reshape(2, 6).tolist() == first
@@ -220,7 +220,7 @@ def test_a_token_keeps_one_latent_in_each_layer_with_attention() -> None:
     """Neither keys nor values of heads: the plan's blocks and the memory of a runner say the same."""
     config = json.loads((checkpoint("kimi_linear") / "config.json").read_text())
     engine = make_engine("kimi_linear", kernels="reference")
-    attention = [memory for memory in engine.runner.memory if memory.k_cache is not None]
+    attention = [memory for memory in engine.runner.layer_memory if memory.k_cache is not None]
     width = config["kv_lora_rank"] + config["qk_rope_head_dim"]
     assert [memory.v_cache for memory in attention] == [None, None]
     assert {tuple(memory.k_cache.shape[2:]) for memory in attention} == {(1, width)}

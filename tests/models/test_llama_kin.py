@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ostinato.errors import ModelError
-from ostinato.layers.build import Build
+from ostinato.layers.build import WeightAllocator
 from ostinato.models.checkpoint import model_spec, read_config
 from ostinato.models.random import randomize_weights
 from ostinato.models.registry import make_model
@@ -91,13 +91,13 @@ def test_gemma3_multiplies_its_embedding_by_what_its_dtype_makes_of_the_factor()
     ops, cpu = select_ops({}), torch.device("cpu")
     spec = replace(spec_with("gemma3_text"), hidden_size=72)
     factors = [
-        make_model(Build(ops, dtype, cpu), spec).embedding.multiplier for dtype in (torch.float32, torch.bfloat16)
+        make_model(WeightAllocator(ops, dtype, cpu), spec).embedding.multiplier for dtype in (torch.float32, torch.bfloat16)
     ]
     assert factors == [pytest.approx(72**0.5, rel=1e-7), 8.5]
 
 
 def test_random_norms_that_are_stored_less_1_multiply_by_1() -> None:
-    model = make_model(Build(select_ops({}), torch.float32, torch.device("cpu")), spec_with("gemma3_text"))
+    model = make_model(WeightAllocator(select_ops({}), torch.float32, torch.device("cpu")), spec_with("gemma3_text"))
     randomize_weights(model, 0)
     norms = {name: tensor for name, tensor in model.named_parameters() if "norm" in name}
     assert len(norms) == 3 * 6 + 1

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ostinato import EngineConfig, ModelError, SamplingParams
-from ostinato.engine.engine import Engine
-from ostinato.layers.build import Build, checkpoint_views
+from ostinato.engine.engine import EngineCore
+from ostinato.layers.build import WeightAllocator, checkpoint_views
 from ostinato.models.checkpoint import model_spec, read_config
 from ostinato.models.loader import INDEX, SINGLE, build_model, load_weights
 from ostinato.ops.kernels import select_ops
@@ -26,7 +26,7 @@ UNTIED = "bamba"
 
 def load(directory: Path, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
     """The weights that a model has after loading, under the names that the checkpoint gives them."""
-    model = build_model(Build(select_ops({}), dtype, CPU), model_spec(read_config(directory)))
+    model = build_model(WeightAllocator(select_ops({}), dtype, CPU), model_spec(read_config(directory)))
     for weight in model.parameters():
         weight.data.fill_(float("nan"))
     load_weights(model, directory)
@@ -85,7 +85,7 @@ def test_every_tensor_that_does_not_match_is_in_one_error(tmp_path: Path) -> Non
 
 def test_a_mismatch_is_found_before_any_tensor_is_read(tmp_path: Path) -> None:
     directory = copy_of(UNTIED, tmp_path, lambda tensors: tensors.update(surprise=torch.zeros(1)))
-    model = build_model(Build(select_ops({}), torch.float32, CPU), model_spec(read_config(directory)))
+    model = build_model(WeightAllocator(select_ops({}), torch.float32, CPU), model_spec(read_config(directory)))
     for weight in model.parameters():
         weight.data.zero_()
     with pytest.raises(ModelError):
@@ -100,7 +100,7 @@ def test_a_sharded_checkpoint_loads_like_a_whole_one(name: str, tmp_path: Path) 
 
 def test_progress_counts_every_tensor_of_every_shard(tmp_path: Path) -> None:
     directory = sharded(UNTIED, tmp_path)
-    model = build_model(Build(select_ops({}), torch.float32, CPU), model_spec(read_config(directory)))
+    model = build_model(WeightAllocator(select_ops({}), torch.float32, CPU), model_spec(read_config(directory)))
     seen: list[tuple[int, int]] = []
     load_weights(model, directory, lambda done, total: seen.append((done, total)))
     total = len(dict(checkpoint_views(model)))
@@ -215,7 +215,7 @@ def test_weights_are_converted_from_any_dtype_to_any(
 
 @pytest.mark.parametrize("name", ["falcon_h1", "granitemoehybrid", "mamba2", "nemotron_h", "qwen3"])
 def test_random_weights_give_finite_logits_over_200_steps_in_bfloat16(name: str) -> None:
-    engine = Engine(
+    engine = EngineCore(
         EngineConfig(
             model=str(checkpoint(name)),
             random_weights=True,
@@ -229,12 +229,12 @@ def test_random_weights_give_finite_logits_over_200_steps_in_bfloat16(name: str)
     model, largest = engine.runner.model, []
 
     def logits(hidden: torch.Tensor) -> torch.Tensor:
-        values = type(model).logits(model, hidden)
+        values = type(model).compute_logits(model, hidden)
         largest.append(values.abs().max().item())
         return values
 
-    model.logits = logits  # type: ignore[method-assign]
-    request = engine.add(random_prompt(40, seed=0), SamplingParams(temperature=1, max_tokens=200, ignore_eos=True))
+    model.compute_logits = logits  # type: ignore[method-assign]
+    request = engine.add_request(random_prompt(40, seed=0), SamplingParams(temperature=1, max_tokens=200, ignore_eos=True))
     output = engine.output(request)
     while engine.has_unfinished:
         engine.step()

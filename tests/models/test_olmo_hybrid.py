@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ostinato import ModelError
-from ostinato.layers.build import Build
+from ostinato.layers.build import WeightAllocator
 from ostinato.models.base import CausalLM
 from ostinato.models.checkpoint import model_spec, read_config
 from ostinato.models.loader import SINGLE, build_model, load_weights
@@ -77,7 +77,7 @@ def test_what_is_not_implemented_is_refused_by_name(change: dict[str, Any], mess
 
 
 def load(directory: Path) -> CausalLM:
-    build = Build(select_ops({}), torch.float32, torch.device("cpu"))
+    build = WeightAllocator(select_ops({}), torch.float32, torch.device("cpu"))
     model = build_model(build, model_spec(read_config(directory)))
     load_weights(model, directory)
     return model

@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load_file
 
 from ostinato import ConfigError, EngineConfig, ModelError
-from ostinato.engine.engine import Engine
+from ostinato.engine.engine import EngineCore
 from ostinato.formats.quantization_config import stored_weights
-from ostinato.layers.build import BlockView, Build, QuantizedView, checkpoint_views
+from ostinato.layers.build import BlockView, WeightAllocator, QuantizedView, checkpoint_views
 from ostinato.models.base import CausalLM
 from ostinato.models.checkpoint import load_spec, model_spec
 from ostinato.models.loader import SINGLE, build_model, load_weights
@@ -41,7 +41,7 @@ def spec_of(directory: Path, **settings: Any) -> ModelSpec:
 
 
 def build(spec: ModelSpec, dtype: torch.dtype = torch.float32, device: torch.device = CPU) -> CausalLM:
-    return build_model(Build(select_ops({}), dtype, device), spec)
+    return build_model(WeightAllocator(select_ops({}), dtype, device), spec)
 
 
 def values(model: CausalLM) -> dict[str, torch.Tensor]:
@@ -235,7 +235,7 @@ def test_weights_are_quantised_tensor_by_tensor(name: str, group_size: int | Non
     for key, tensor in load_file(directory / SINGLE).items():
         place = places[key.replace("backbone.", "model.")]
         if isinstance(place, QuantizedView):
-            weight, scale = int8.quantize(tensor.flatten(0, -2), group_size)
+            weight, scale = int8.quantize_int8(tensor.flatten(0, -2), group_size)
             assert place.shape == tensor.shape
             assert torch.equal(place.flat().weight, weight)
             assert torch.equal(place.flat().scale, scale)
@@ -300,9 +300,9 @@ def test_random_weights_are_those_of_the_plain_model_to_half_a_scale() -> None:
 # Running
 
 
-def make_engine(directory: Path, **settings: Any) -> Engine:
+def make_engine(directory: Path, **settings: Any) -> EngineCore:
     defaults = {"max_model_len": 160, "max_num_seqs": 4, "cache_memory": "16MiB", "threads": 1, "dtype": "float32"}
-    return Engine(EngineConfig(model=str(directory), **(defaults | settings)))
+    return EngineCore(EngineConfig(model=str(directory), **(defaults | settings)))
 
 
 PROMPTS = [random_prompt(60, seed=2), random_prompt(60, seed=2)[:48] + random_prompt(20, seed=3)]

@@ -12,10 +12,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ostinato import ModelError
-from ostinato.layers.build import Build
+from ostinato.layers.build import WeightAllocator
 from ostinato.models.base import CausalLM
 from ostinato.models.checkpoint import model_spec, read_config
-from ostinato.models.interleaved import together
+from ostinato.models.interleaved import deinterleaved_index
 from ostinato.models.loader import SINGLE, build_model, load_weights
 from ostinato.ops.kernels import select_ops
 from ostinato.plan.quantization import Quantization
@@ -27,14 +27,14 @@ CPU = torch.device("cpu")
 
 def load(directory: Path, quantization: Quantization | None = None) -> CausalLM:
     spec = replace(model_spec(read_config(directory)), quantization=quantization)
-    model = build_model(Build(select_ops({}), torch.float32, CPU), spec)
+    model = build_model(WeightAllocator(select_ops({}), torch.float32, CPU), spec)
     load_weights(model, directory)
     return model
 
 
 def test_rows_that_take_turns_lie_together() -> None:
     # Two turns of parts with one, three and two rows.
-    assert together(12, (1, 3, 2)).tolist() == [0, 6, 1, 2, 3, 7, 8, 9, 4, 5, 10, 11]
+    assert deinterleaved_index(12, (1, 3, 2)).tolist() == [0, 6, 1, 2, 3, 7, 8, 9, 4, 5, 10, 11]
 
 
 def test_projections_by_key_head_give_what_transformers_takes_apart() -> None:
@@ -117,6 +117,6 @@ def test_a_head_that_a_checkpoint_lacks_is_named_where_it_is_to_draft() -> None:
     directory = checkpoint("qwen3_next")
     config = {name: value for name, value in read_config(directory).items() if name != "num_nextn_predict_layers"}
     spec = model_spec(config)
-    model = build_model(Build(select_ops({}), torch.float32, CPU), replace(spec, drafter=spec.head))
+    model = build_model(WeightAllocator(select_ops({}), torch.float32, CPU), replace(spec, drafter=spec.head))
     with pytest.raises(ModelError, match=r"missing \(\d+\): mtp\.fc\.weight"):
         load_weights(model, directory)

@@ -9,18 +9,18 @@ from functools import partial
 import pytest
 import torch
 
-from ostinato.engine.run.inputs import step_inputs
-from ostinato.layers.build import Build, checkpoint_views
+from ostinato.engine.run.inputs import make_step_inputs
+from ostinato.layers.build import WeightAllocator, checkpoint_views
 from ostinato.models import loader
 from ostinato.models.base import CausalLM
 from ostinato.models.checkpoint import model_spec, read_config
 from ostinato.models.loader import build_model, load_weights
-from ostinato.models.shares import shares_of
-from ostinato.models.table import with_table
-from ostinato.ops.kernels import module_of, select_ops
-from ostinato.plan.cuts import ALONE, WIDTHS, Rank, problems, share_of, vocabulary_part
+from ostinato.models.shares import tensor_shards
+from ostinato.models.table import with_weight_table
+from ostinato.ops.kernels import reference_module, select_ops
+from ostinato.plan.cuts import SINGLE_RANK, WIDTHS, Rank, sharding_problems, shard, vocabulary_part
 from ostinato.plan.model import ModelSpec
-from ostinato.schedule.batch import Batch, Row
+from ostinato.schedule.batch import Batch, BatchRow
 from tests.models.test_models import BLOCK_SIZE, CPU, poisoned_memory
 from tests.support.checkpoints import RECIPES, checkpoint, random_prompt, recipe
 from tests.support.rank_threads import Threads
@@ -36,16 +36,16 @@ CASES = [
     for spec in [model_spec(recipe(name).to_dict())]
     if spec.architecture in WIDTHS
     for ranks in (2, 3, 4)
-    if not problems(spec, ranks)
+    if not sharding_problems(spec, ranks)
 ]
 
 
 def load(name: str, rank: Rank, threads: Threads | None = None) -> CausalLM:
     spec = whole_spec(name)
     if rank.of > 1:
-        spec = with_table(share_of(spec, rank.of))
+        spec = with_weight_table(shard(spec, rank.of))
     ops = select_ops({}, ranks=None if threads is None else threads.of(rank.number))
-    model = build_model(Build(ops, torch.float32, CPU, rank=rank), spec)
+    model = build_model(WeightAllocator(ops, torch.float32, CPU, rank=rank), spec)
     load_weights(model, checkpoint(name))
     return model
 
@@ -56,9 +56,9 @@ def logits(model: CausalLM) -> torch.Tensor:
     prompt, memory, parts, start = random_prompt(70, seed=3), poisoned_memory(model.spec), [], 0
     for end in (33, 64, *range(65, 71)):
         table = tuple(range(1, -(-end // BLOCK_SIZE) + 1))
-        row = Row("r", tuple(prompt[start:end]), start, table, read_slot=2 if start else 0, write_slots=(2,))
-        step = step_inputs(Batch((row,), num_decode_rows=int(end - start == 1)), BLOCK_SIZE, CPU)
-        parts.append(model.logits(model(step, memory)))
+        row = BatchRow("r", tuple(prompt[start:end]), start, table, read_slot=2 if start else 0, write_slots=(2,))
+        step = make_step_inputs(Batch((row,), num_decode_rows=int(end - start == 1)), BLOCK_SIZE, CPU)
+        parts.append(model.compute_logits(model(step, memory)))
         start = end
     return torch.cat(parts)
 
@@ -69,7 +69,7 @@ def test_ranks_together_compute_what_one_does(name: str, ranks: int) -> None:
     models = [load(name, Rank(number, ranks), meeting) for number in range(ranks)]
     with ThreadPoolExecutor(ranks) as threads:
         first, *others = threads.map(logits, models)
-    expected = logits(load(name, ALONE))
+    expected = logits(load(name, SINGLE_RANK))
     assert meeting.calls["all_reduce"] > 0
     atol = 1e-5 * expected.abs().max().item()
     torch.testing.assert_close(first, expected, atol=atol, rtol=0)
@@ -83,10 +83,10 @@ def test_the_parts_of_all_ranks_are_the_whole_and_each_has_what_was_planned(
     monkeypatch: pytest.MonkeyPatch, name: str, ranks: int
 ) -> None:
     # Rows stay as the checkpoint has them.
-    monkeypatch.setattr(loader, "bring_together", lambda model: None)
-    whole = dict(checkpoint_views(load(name, ALONE)))
+    monkeypatch.setattr(loader, "deinterleave", lambda model: None)
+    whole = dict(checkpoint_views(load(name, SINGLE_RANK)))
     models = [load(name, Rank(number, ranks)) for number in range(ranks)]
-    shares = [shares_of(model) for model in models]
+    shares = [tensor_shards(model) for model in models]
     covered = {each: torch.zeros(share.shape) for each, share in shares[0].items()}
     for model, own in zip(models, shares, strict=True):
         for each, view in checkpoint_views(model):
@@ -100,7 +100,7 @@ def test_the_parts_of_all_ranks_are_the_whole_and_each_has_what_was_planned(
             else:
                 assert torch.equal(view, expected)
         taken = sum(tensor.nbytes for tensor in model.parameters())
-        assert taken == model.spec.weight_bytes("float32") < model.spec.whole.weight_bytes("float32")  # type: ignore[union-attr]
+        assert taken == model.spec.weight_bytes("float32") < model.spec.unsharded.weight_bytes("float32")  # type: ignore[union-attr]
     kept = (a.num_kv_heads for a in whole_spec(name).attention_layers if not a.values_in_keys)
     kv_heads = min(kept, default=ranks)
     size = whole_spec(name).vocab_size
@@ -119,10 +119,10 @@ def test_a_norm_whose_group_ranks_share_is_that_of_the_whole_group(norm_before_g
     generator = torch.Generator().manual_seed(0)
     x, gate = torch.randn(5, 24, generator=generator), torch.randn(5, 24, generator=generator)
     weight = torch.randn(24, generator=generator)
-    expected = module_of("gated_rms_norm").reference(x, gate, weight, 1e-3, 24, norm_before_gate)
+    expected = reference_module("gated_rms_norm").reference(x, gate, weight, 1e-3, 24, norm_before_gate)
     meeting, parts = Threads(3), torch.arange(24).chunk(3)
-    norm = module_of("rms_norm_of_ranks")
-    kernels = {name: module_of(name).reference for name in ("rms_norm", "gated_rms_norm")}
+    norm = reference_module("rms_norm_of_ranks")
+    kernels = {name: reference_module(name).reference for name in ("rms_norm", "gated_rms_norm")}
     of_ranks = partial(norm.by_kernels, **kernels) if is_by_kernels else norm.reference
 
     def part(number: int) -> torch.Tensor:
@@ -147,7 +147,7 @@ def test_every_token_is_one_ranks_and_in_its_rows(size: int, ranks: int) -> None
 
 def test_ranks_share_the_rows_of_the_vocabulary() -> None:
     for name in ("llama", "nemotron_h"):  # the first has one matrix for both ends
-        whole, part = load(name, ALONE), load(name, Rank(1, 2))
+        whole, part = load(name, SINGLE_RANK), load(name, Rank(1, 2))
         heads = [each.embedding if each.spec.tied_embeddings else each.lm_head for each in (whole, part)]
         assert part.embedding.weight.shape[0] == heads[1].weight.shape[0] == 66
         assert torch.equal(part.embedding.weight, whole.embedding.weight[65:])

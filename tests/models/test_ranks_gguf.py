@@ -12,7 +12,7 @@ from ostinato.errors import ConfigError
 from ostinato.layers.build import BlockView, QuantizedView, checkpoint_views
 from ostinato.models.base import CausalLM
 from ostinato.models.checkpoint import load_spec
-from ostinato.plan.cuts import Rank, problems
+from ostinato.plan.cuts import Rank, sharding_problems
 from ostinato.plan.quantization import BlockQuantization
 from tests.models.test_ranks_quantized import check_ranks, load
 
@@ -101,7 +101,7 @@ def test_blocks_that_are_made_anew_are_cut_afterwards(folder: Path, quantization
 def test_a_cut_within_a_block_is_refused_with_numbers_that_work(folder: Path) -> None:
     path = file_of(folder, "llama", "Q8_0")
     whole = load_spec(EngineConfig(model=str(path)))
-    assert not problems(whole, 2)
+    assert not sharding_problems(whole, 2)
     config = EngineConfig(model=str(path), tensor_parallel_size=2)
     with pytest.raises(ConfigError, match=r"rows of 48, .*Q8_0 of 32 elements; what works is 1$") as caught:
         load_spec(config)

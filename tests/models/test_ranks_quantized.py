@@ -13,12 +13,12 @@ import transformers
 
 from ostinato import EngineConfig
 from ostinato.errors import ConfigError
-from ostinato.layers.build import BlockView, Build, QuantizedView, checkpoint_views
+from ostinato.layers.build import BlockView, WeightAllocator, QuantizedView, checkpoint_views
 from ostinato.models.base import CausalLM
 from ostinato.models.checkpoint import load_spec
 from ostinato.models.loader import build_model, load_weights
 from ostinato.models.random import randomize_weights
-from ostinato.models.shares import Share
+from ostinato.models.shares import TensorShard
 from ostinato.ops.blocks.dequantize import dequantize
 from ostinato.ops.blocks.formats import BLOCK_FORMATS
 from ostinato.ops.blocks.quantizers import BY_TORCH
@@ -36,7 +36,7 @@ from tests.support.stored_formats import stored
 def load(model: Path, rank: Rank, meeting: Threads | None = None, **settings: Any) -> CausalLM:
     spec = load_spec(EngineConfig(model=str(model), tensor_parallel_size=rank.of, **settings))
     ops = select_ops({}, ranks=None if meeting is None else meeting.of(rank.number))
-    built = build_model(Build(ops, torch.float32, CPU, rank=rank), spec)
+    built = build_model(WeightAllocator(ops, torch.float32, CPU, rank=rank), spec)
     load_weights(built, model)
     return built
 
@@ -178,7 +178,7 @@ def test_random_weights_of_ranks_are_parts_of_those_of_one_process(
     def drawn(rank: Rank) -> CausalLM:
         spec = load_spec(EngineConfig(model=str(model), tensor_parallel_size=rank.of, quantization=quantization))
         ops = select_ops({}, ranks=None if rank.of == 1 else meeting.of(rank.number))
-        built = build_model(Build(ops, torch.float32, CPU, rank=rank), spec)
+        built = build_model(WeightAllocator(ops, torch.float32, CPU, rank=rank), spec)
         randomize_weights(built, seed=3)
         return built
 
@@ -194,13 +194,13 @@ def test_random_weights_of_ranks_are_parts_of_those_of_one_process(
 def test_a_part_of_blocks_is_the_part_of_what_they_stand_for(name: str, dim: int) -> None:
     values = torch.randn(12, 512, generator=torch.Generator().manual_seed(1))
     kind = BLOCK_FORMATS[name]
-    share = Share((12, 512), dim, ((0, 3), (6, 9)) if dim == 0 else ((128, 256), (384, 512)))
+    share = TensorShard((12, 512), dim, ((0, 3), (6, 9)) if dim == 0 else ((128, 256), (384, 512)))
     shape = (6, 512) if dim == 0 else (12, 256)
     place = BlockView(torch.empty(shape[0], kind.row_bytes(shape[1]), dtype=torch.uint8), name, shape[1])
-    whole = share.whole_place(place)
+    whole = share.allocate_full(place)
     assert isinstance(whole, BlockView)
-    whole.put(values, BY_TORCH)
-    share.cut(whole, place)
+    whole.quantize_into(values, BY_TORCH)
+    share.copy_shard(whole, place)
     assert torch.equal(dequantize(name, place.bytes), share.read(dequantize(name, whole.bytes)))
 
 
@@ -208,13 +208,13 @@ def test_a_part_of_blocks_is_the_part_of_what_they_stand_for(name: str, dim: int
 @pytest.mark.parametrize("group_size", [None, 32])
 def test_a_part_of_integers_has_the_scales_of_whole_rows(group_size: int | None, dim: int) -> None:
     values = torch.randn(12, 128, generator=torch.Generator().manual_seed(2))
-    share = Share((12, 128), dim, ((0, 3), (6, 9)) if dim == 0 else ((32, 64), (96, 128)))
+    share = TensorShard((12, 128), dim, ((0, 3), (6, 9)) if dim == 0 else ((32, 64), (96, 128)))
     rows, columns = (6, 128) if dim == 0 else (12, 64)
     groups = () if group_size is None else (columns // group_size,)
     place = QuantizedView(torch.empty(rows, columns, dtype=torch.int8), torch.empty(rows, *groups), group_size)
-    whole = share.whole_place(place)
+    whole = share.allocate_full(place)
     assert isinstance(whole, QuantizedView)
-    whole.put(values, BY_TORCH)
-    share.cut(whole, place)
+    whole.quantize_into(values, BY_TORCH)
+    share.copy_shard(whole, place)
     expected = share.read(of_integers(whole.weight, whole.scale, group_size))
     assert torch.equal(of_integers(place.weight, place.scale, group_size), expected)

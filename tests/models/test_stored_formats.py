@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ostinato import EngineConfig, ModelError
-from ostinato.layers.build import BlockView, Build, QuantizedView, checkpoint_views
+from ostinato.layers.build import BlockView, WeightAllocator, QuantizedView, checkpoint_views
 from ostinato.models.base import CausalLM
 from ostinato.models.checkpoint import load_spec, model_spec
 from ostinato.models.loader import SINGLE, build_model, load_weights
@@ -37,7 +37,7 @@ DOWN = "model.layers.0.mlp.down_proj"
 
 def loaded(directory: Path, dtype: torch.dtype = torch.float32, **settings: Any) -> CausalLM:
     spec = load_spec(EngineConfig(model=str(directory), **settings))
-    model = build_model(Build(select_ops({}), dtype, torch.device("cpu")), spec)
+    model = build_model(WeightAllocator(select_ops({}), dtype, torch.device("cpu")), spec)
     load_weights(model, directory)
     return model
 
@@ -72,7 +72,7 @@ def test_expanding_holds_one_matrix_beside_the_weights_that_the_plan_counts(form
     meaning = stored("llama", tmp_path, form)
     config = EngineConfig(model=str(tmp_path), dtype="bfloat16")
     spec = load_spec(config)
-    model = build_model(Build(select_ops({}), torch.bfloat16, torch.device("cpu")), spec)
+    model = build_model(WeightAllocator(select_ops({}), torch.bfloat16, torch.device("cpu")), spec)
     held = sum(each.nbytes for each in model.parameters())
     assert make_plan(config, spec, cpu(8 * GIB)).memory.weights == held
     largest = max(tensor.numel() for tensor in meaning.values())
@@ -265,7 +265,7 @@ def test_weights_are_kept_exactly(form: str, in_blocks: bool, tmp_path: Path) ->
     if not in_blocks:
         assert spec.stored_quantization is not None
         spec = replace(spec, quantization=spec.stored_quantization.quantization(read=()))
-    model = build_model(Build(select_ops({}), torch.float32, torch.device("cpu")), spec)
+    model = build_model(WeightAllocator(select_ops({}), torch.float32, torch.device("cpu")), spec)
     load_weights(model, tmp_path)
     found, places = values(model), dict(checkpoint_views(model))
     count = 0
@@ -282,7 +282,7 @@ def test_weights_are_kept_exactly(form: str, in_blocks: bool, tmp_path: Path) ->
 def test_random_weights_are_made_in_the_same_blocks(form: str, tmp_path: Path) -> None:
     stored("llama", tmp_path, form)
     spec = load_spec(EngineConfig(model=str(tmp_path), kernels="reference", random_weights=True))
-    model = build_model(Build(select_ops({}), torch.float32, torch.device("cpu")), spec)
+    model = build_model(WeightAllocator(select_ops({}), torch.float32, torch.device("cpu")), spec)
     randomize_weights(model, 0)
     places = dict(checkpoint_views(model))
     found, place = values(model)[f"{UP}.weight"], places[f"{UP}.weight"]

@@ -10,10 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from ostinato.engine.run.inputs import step_inputs
+from ostinato.engine.run.inputs import make_step_inputs
 from ostinato.graphs.graphs import weight_storages
 from ostinato.graphs.tape import TapeBackend
-from ostinato.layers.build import Build
+from ostinato.layers.build import WeightAllocator
 from ostinato.models.checkpoint import model_spec, read_config
 from ostinato.models.loader import build_model, load_weights
 from ostinato.models.qwen3_vl.model import Qwen3VL
@@ -21,7 +21,7 @@ from ostinato.models.random import randomize_weights
 from ostinato.ops.kernels import select_ops
 from ostinato.plan.device.detect import detect
 from ostinato.plan.quantization import Quantization
-from ostinato.schedule.batch import Batch, Row
+from ostinato.schedule.batch import Batch, BatchRow
 from tests.support.checkpoints import random_prompt
 from tests.support.vl_models import (
     BLOCK_SIZE,
@@ -54,7 +54,7 @@ GRIDS = {
 def test_the_spec_counts_the_bytes_that_the_model_allocates(name: str) -> None:
     spec = vl_spec(name)
     for dtype in ("float32", "bfloat16"):
-        build = Build(select_ops({}), getattr(torch, dtype), torch.device("meta"))
+        build = WeightAllocator(select_ops({}), getattr(torch, dtype), torch.device("meta"))
         weights = list(build_model(build, spec).parameters())
         assert sum(weight.numel() for weight in weights) == spec.num_parameters
         assert sum(weight.numel() * weight.element_size() for weight in weights) == spec.weight_bytes(dtype)
@@ -65,7 +65,7 @@ def test_the_spec_counts_the_bytes_that_the_model_allocates(name: str) -> None:
 def test_the_text_part_is_quantised_and_the_encoder_stays_as_it_is(name: str, quantization: Quantization) -> None:
     """The embedding is the LM head in one of the recipes, so that it is quantised there."""
     spec = replace(vl_spec(name), quantization=quantization)
-    model = build_model(Build(select_ops({}), torch.bfloat16, CPU), spec)
+    model = build_model(WeightAllocator(select_ops({}), torch.bfloat16, CPU), spec)
     load_weights(model, vl_checkpoint(name))
     weights = dict(model.named_parameters())
     assert sum(weight.numel() * weight.element_size() for weight in weights.values()) == spec.weight_bytes("bfloat16")
@@ -138,10 +138,10 @@ def test_logits_of_text_with_images_equal_transformers(name: str, cuts: list[int
     parts, start = [], 0
     for end in [*cuts, len(token_ids)]:
         table = tuple(range(1, -(-end // BLOCK_SIZE) + 1))
-        row = Row("r", tuple(token_ids[start:end]), start, table, read_slot=2 if start else 0, write_slots=(2,))
-        step = step_inputs(Batch((row,), num_decode_rows=int(start > 0 and end - start == 1)), BLOCK_SIZE, CPU)
+        row = BatchRow("r", tuple(token_ids[start:end]), start, table, read_slot=2 if start else 0, write_slots=(2,))
+        step = make_step_inputs(Batch((row,), num_decode_rows=int(start > 0 and end - start == 1)), BLOCK_SIZE, CPU)
         step = with_media(step, rope[:, 0, start:end].T, torch.tensor(cells[start:end]))
-        parts.append(model.logits(model(step, memory)))
+        parts.append(model.compute_logits(model(step, memory)))
         start = end
     assert (torch.cat(parts) - expected).abs().max() < 1e-5 * expected.abs().max()
 
@@ -151,12 +151,12 @@ def test_logits_of_text_with_images_equal_transformers(name: str, cuts: list[int
 def test_text_alone_stands_in_a_line(name: str) -> None:
     prompt = [token for token in random_prompt(90, seed=5) if token not in (IMAGE, START, END)]
     spec, model, length = vl_spec(name), vl_model(name), len(prompt)
-    row = Row("r", tuple(prompt), 0, tuple(range(1, length // BLOCK_SIZE + 2)), read_slot=0, write_slots=(2,))
-    step = step_inputs(Batch((row,), num_decode_rows=0), BLOCK_SIZE, CPU)
+    row = BatchRow("r", tuple(prompt), 0, tuple(range(1, length // BLOCK_SIZE + 2)), read_slot=0, write_slots=(2,))
+    step = make_step_inputs(Batch((row,), num_decode_rows=0), BLOCK_SIZE, CPU)
     step = with_media(step, step.positions.unsqueeze(1).expand(-1, 3), torch.zeros_like(step.positions))
     assert spec.vision is not None
     encoded = torch.full((2, spec.vision.hidden_rows, spec.hidden_size), torch.nan)
-    logits = model.logits(model(step, poisoned_memory(spec, length // BLOCK_SIZE + 2, encoded)))
+    logits = model.compute_logits(model(step, poisoned_memory(spec, length // BLOCK_SIZE + 2, encoded)))
     expected = vl_oracle(name)(torch.tensor([prompt]), use_cache=False).logits[0]
     assert (logits - expected).abs().max() < 1e-5 * expected.abs().max()
 
@@ -174,7 +174,7 @@ def test_experts_with_rows_for_columns_are_read_like_others(tmp_path: Path, quan
     spec = replace(model_spec(read_config(vl_checkpoint(name))), quantization=quantization)
     models = []
     for directory in (vl_checkpoint(name), tmp_path / "turned"):
-        models.append(build_model(Build(select_ops({}), torch.float32, CPU), spec))
+        models.append(build_model(WeightAllocator(select_ops({}), torch.float32, CPU), spec))
         load_weights(models[-1], directory)
     for plain, turned in zip(models[0].parameters(), models[1].parameters(), strict=True):
         assert torch.equal(plain, turned)
@@ -189,8 +189,8 @@ def test_a_tape_of_text_with_images_replays_for_other_images(name: str, kind: st
     assert spec.vision is not None
     length = 40
     encoded = torch.randn(9, spec.vision.hidden_rows, spec.hidden_size, generator=torch.Generator().manual_seed(1))
-    row = Row("r", tuple(random_prompt(length, seed=1)), 0, (1, 2, 3), read_slot=0, write_slots=(2,))
-    step = step_inputs(Batch((row,), num_decode_rows=0), BLOCK_SIZE, CPU)
+    row = BatchRow("r", tuple(random_prompt(length, seed=1)), 0, (1, 2, 3), read_slot=0, write_slots=(2,))
+    step = make_step_inputs(Batch((row,), num_decode_rows=0), BLOCK_SIZE, CPU)
     step = with_media(step, step.positions.unsqueeze(1).repeat(1, 3), torch.zeros(length, dtype=torch.int64))
     assert step.media_cells is not None
     assert step.rope_positions is not None
@@ -231,7 +231,7 @@ def test_an_image_gives_the_same_bits_in_any_company() -> None:
 
 @pytest.mark.parametrize("name", VL_RECIPES)
 def test_random_weights_give_finite_outputs(name: str) -> None:
-    model = build_model(Build(select_ops({}), torch.float32, CPU), vl_spec(name))
+    model = build_model(WeightAllocator(select_ops({}), torch.float32, CPU), vl_spec(name))
     randomize_weights(model, seed=0)
     assert isinstance(model, Qwen3VL)
     items, vision = random_items(name, [(4, 4)], seed=1), vl_spec(name).vision

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from ostinato.engine.engine import Engine
+from ostinato.engine.engine import EngineCore
 from ostinato.graphs.tape import TapeBackend
 from ostinato.schedule.batch import Batch, StepResult
 from tests.support.poison import NAN, assert_same_logits, poison, record_logits
@@ -34,7 +34,7 @@ ARRIVALS = {
 """Step -> the request that comes then."""
 
 
-def small_engine(name: str, graph_mode: str, encoder_graph_mode: str) -> Engine:
+def small_engine(name: str, graph_mode: str, encoder_graph_mode: str) -> EngineCore:
     """With chunks that cut images, and cells for fewer images than there are. Every step has padding."""
     own: dict[str, Any] = {"encoder_graph_mode": encoder_graph_mode}
     if encoder_graph_mode != "none":
@@ -46,10 +46,10 @@ def small_engine(name: str, graph_mode: str, encoder_graph_mode: str) -> Engine:
 
 
 @torch.inference_mode()
-def poison_all(engine: Engine) -> None:
+def poison_all(engine: EngineCore) -> None:
     """The cache, the encoder cache, and what graphs compute in and read, those of the encoder too."""
     poison(engine)
-    encoder = engine.runner.encoder
+    encoder = engine.runner.encoder_graphs
     assert encoder is not None
     if encoder._buffers is not None:
         assert isinstance(encoder._backend, TapeBackend)
@@ -58,22 +58,22 @@ def poison_all(engine: Engine) -> None:
         encoder._buffers.tensors["tap_weights"][:] = NAN
 
 
-def watch_cells(engine: Engine) -> None:
+def watch_cells(engine: EngineCore) -> None:
     """From now on, every step is checked to leave alone all cells but those of the images that it encodes."""
-    run_batch, [cells] = engine.runner.run, [each.media for each in engine.runner.memory if each.media is not None]
+    run_batch, [cells] = engine.runner.execute, [each.media for each in engine.runner.layer_memory if each.media is not None]
 
     def watched(batch: Batch) -> StepResult:
-        own = [cell for image in batch.encode for cell in image.cells]
+        own = [cell for image in batch.images_to_encode for cell in image.cells]
         others = [cell for cell in range(len(cells)) if cell not in own]
         before = cells[others].view(torch.int32).clone()
         result = run_batch(batch)
         assert torch.equal(cells[others].view(torch.int32), before), "a step has written to another image's cells"
         return result
 
-    engine.runner.run = watched  # type: ignore[method-assign]
+    engine.runner.execute = watched  # type: ignore[method-assign]
 
 
-def serve(engine: Engine, cases: dict[int, Case], after_step: Callable[[Engine], None]) -> None:
+def serve(engine: EngineCore, cases: dict[int, Case], after_step: Callable[[EngineCore], None]) -> None:
     outputs = []
     after_step(engine)
     for step in range(400):
@@ -114,20 +114,20 @@ def test_the_poison_is_where_the_other_tests_believe_it_to_be() -> None:
     logits = record_logits(engine)
     output = add(engine, case, prompt_logprobs=True)
     poison_all(engine)
-    assert engine.runner.memory[-1].media is not None
-    assert engine.runner.memory[-1].media.isnan().all()
-    run_batch, cells = engine.runner.run, engine.runner.memory[-1].media
+    assert engine.runner.layer_memory[-1].media is not None
+    assert engine.runner.layer_memory[-1].media.isnan().all()
+    run_batch, cells = engine.runner.execute, engine.runner.layer_memory[-1].media
 
     def spoiled(batch: Batch) -> StepResult:
         # As an encoder does that gives NaN for one token.
-        encoding = engine.runner.encoding
+        encoding = engine.runner.image_encoder
         assert encoding is not None
-        if batch.encode:
-            encoding.run(batch.encode)
-            cells[batch.encode[0].cells[3]] = NAN
-        return run_batch(replace(batch, encode=()))
+        if batch.images_to_encode:
+            encoding.run(batch.images_to_encode)
+            cells[batch.images_to_encode[0].cells[3]] = NAN
+        return run_batch(replace(batch, images_to_encode=()))
 
-    engine.runner.run = spoiled  # type: ignore[method-assign]
+    engine.runner.execute = spoiled  # type: ignore[method-assign]
     while engine.has_unfinished:
         engine.step()
     assert output.error is not None

@@ -16,7 +16,7 @@ from transformers import PretrainedConfig
 from ostinato import ModelError
 from ostinato.inspection.match import mismatches
 from ostinato.inspection.tensors import stored_tensors
-from ostinato.layers.build import Build
+from ostinato.layers.build import WeightAllocator
 from ostinato.models.base import CausalLM
 from ostinato.models.checkpoint import model_spec, read_config
 from ostinato.models.loader import SINGLE, build_model, load_weights
@@ -77,8 +77,8 @@ def test_every_use_of_a_block_is_an_attention_layer_and_its_weights_count_once()
 def test_a_step_reads_a_block_once_in_every_use_however_it_is_stored() -> None:
     """Work is that of products, in the model's dtype or in 8 bits."""
     spec, step = model_spec(HUB), StepShape(1, 1, 0, True)
-    once = replace(spec, layers=tuple(replace(layer, borrowed=()) for layer in spec.layers))
-    block = sum(row.num_elements for row in spec.layers[18].borrowed)
+    once = replace(spec, layers=tuple(replace(layer, shared_weights=()) for layer in spec.layers))
+    block = sum(row.num_elements for row in spec.layers[18].shared_weights)
     for quantization, width in ((None, 2), (Quantization(), 1)):
         read = [
             kernel_work(replace(each, quantization=quantization), "bfloat16", "float32", step)["linear"]
@@ -153,7 +153,7 @@ def test_one_block_without_positions_equals_transformers(cuts: list[int], monkey
 
 
 def load(directory: Path) -> CausalLM:
-    build = Build(select_ops({}), torch.float32, torch.device("cpu"))
+    build = WeightAllocator(select_ops({}), torch.float32, torch.device("cpu"))
     model = build_model(build, model_spec(read_config(directory)))
     load_weights(model, directory)
     return model

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ostinato.ops.facts import OPERATIONS
-from ostinato.ops.kernels import load_extension, module_of
+from ostinato.ops.kernels import load_extension, reference_module
 from tests.support.native_sets import SETS
 
 X, WEIGHT = torch.randn(3, 8), torch.ones(8)
@@ -33,7 +33,7 @@ def call(request: pytest.FixtureRequest, isa: str) -> Call:
 def test_all_arguments_by_name_are_a_call(isa: str) -> None:
     tokens, named = arguments()
     load_extension(isa).rms_norm(tokens, dict(reversed(named.items())))
-    torch.testing.assert_close(named["out"], module_of("rms_norm").reference(X, WEIGHT, 1e-6))
+    torch.testing.assert_close(named["out"], reference_module("rms_norm").reference(X, WEIGHT, 1e-6))
 
 
 def test_a_missing_argument_is_named(call: Call) -> None:

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.ops.int8 import quantize
+from ostinato.ops.int8 import quantize_int8
 from ostinato.ops.sizes import LEAST_TILE_QUERIES
 from tests.support.examples import examples
 from tests.support.native_sets import SETS, native_kernel, record, threads
@@ -48,7 +48,7 @@ class Context:
 
     def kept(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Keys and values as 8-bit integers, and the scale of each token's head."""
-        whole = [(x, quantize(x.flatten(0, 1), None)) for x in (self.k, self.v)]
+        whole = [(x, quantize_int8(x.flatten(0, 1), None)) for x in (self.k, self.v)]
         return [(integers.view(x.shape), scales.view(x.shape[:2])) for x, (integers, scales) in whole]
 
     def expected(self, row: Row, scale: float, first_key: int, window: int | None = None) -> torch.Tensor:

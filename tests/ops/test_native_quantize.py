@@ -29,7 +29,7 @@ def quantized(
     rows, columns = values.shape
     groups = () if group_size is None else (int8.num_groups(columns, group_size),)
     weight, scale = torch.full((rows, columns), -128, dtype=torch.int8), torch.full((rows, *groups), -1.0)
-    int8.native_quantize(load_extension(isa))(spaced(values, gap), weight, scale, group_size)
+    int8.native_quantize_int8(load_extension(isa))(spaced(values, gap), weight, scale, group_size)
     return weight, scale
 
 
@@ -41,7 +41,7 @@ def test_a_kernel_quantises_as_the_definition_does(
     values = (torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed)) * size).to(dtype)
     values[0] = 0
     weight, scale = quantized(isa, values, group_size)
-    expected = int8.quantize(values, group_size)
+    expected = int8.quantize_int8(values, group_size)
     assert same_bits(weight, expected[0])
     assert same_bits(scale, expected[1])
 

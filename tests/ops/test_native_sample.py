@@ -102,7 +102,7 @@ def test_drawn_tokens_are_those_of_the_reference(
         logits[:, 1::2] = -math.inf
     asked = same_settings(rows, *wanted)
     asked[0] = torch.tensor([1.0, 0, 1, 0])
-    expected = sample.reference(logits, asked, some_keys(rows, seed))
+    expected = sample.sample(logits, asked, some_keys(rows, seed))
     assert native(isa, logits, asked, some_keys(rows, seed)) == expected.tolist()
 
 

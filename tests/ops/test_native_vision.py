@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.ops.encoder.encoder_attention import of_all_segments, reference
-from ostinato.ops.inject_media import reference as inject_reference
+from ostinato.ops.encoder.encoder_attention import of_all_segments, encoder_attention
+from ostinato.ops.inject_media import inject_media as inject_reference
 from tests.support.examples import examples
 from tests.support.native_kernels import checked_kernel, rounding, same_bits, spaced
 from tests.support.native_sets import SETS, native_kernel, record, threads
@@ -89,7 +89,7 @@ def test_the_form_for_graphs_on_a_gpu_is_the_reference() -> None:
     for each in (q, k, v):
         each[33:] = torch.nan
     starts = torch.tensor([0, 9, 9, 33, 33], dtype=torch.int32)
-    torch.testing.assert_close(of_all_segments(q, k, v, starts), reference(q, k, v, starts))
+    torch.testing.assert_close(of_all_segments(q, k, v, starts), encoder_attention(q, k, v, starts))
 
 
 @of_each_set

@@ -23,7 +23,7 @@ from ostinato.ops import (
     route,
 )
 from ostinato.ops.activations import ACTIVATIONS
-from ostinato.ops.int8 import quantize
+from ostinato.ops.int8 import quantize_int8
 from ostinato.ops.results import GATED
 from tests.support.examples import examples
 
@@ -75,7 +75,7 @@ class PagedCase:
     """Each row's keys and values in order of position, those of the step included."""
 
     def run(self, scale: float, first_key: int = 0, window: int | None = None) -> torch.Tensor:
-        return attention.reference(
+        return attention.attention(
             self.q,
             self.k_cache,
             self.v_cache,
@@ -249,7 +249,7 @@ def test_attention_reads_integers_times_the_scales_of_their_heads(
     expected, read = case.run(0.3, window=window), {}
     for name in ("k", "v"):
         cache = getattr(case, f"{name}_cache")
-        whole, scales = quantize(cache.nan_to_num(3.0).flatten(0, 2), None)
+        whole, scales = quantize_int8(cache.nan_to_num(3.0).flatten(0, 2), None)
         scales = scales.view(cache.shape[:3]).clone()
         scales[cache.isnan().any(-1)] = NAN
         setattr(case, f"{name}_cache", whole.view(cache.shape) * scales.unsqueeze(-1))
@@ -257,7 +257,7 @@ def test_attention_reads_integers_times_the_scales_of_their_heads(
     definition = case.run(0.3, window=window)
     (k, k_scales), (v, v_scales) = read["k"], read["v"]
     described = (case.row_starts, case.start_positions, case.kv_lens, case.block_tables)
-    out = attention.reference(case.q, k, v, *described, 0.3, 0, window, k_scales, v_scales)
+    out = attention.attention(case.q, k, v, *described, 0.3, 0, window, k_scales, v_scales)
     torch.testing.assert_close(out, definition, **FLOAT32)
     assert not torch.equal(out, expected)
     torch.testing.assert_close(out, expected, rtol=0, atol=0.1)
@@ -277,7 +277,7 @@ class RotaryCase:
 
     def run(self, angles: torch.Tensor | None, key_multiplier: float = 1.0) -> torch.Tensor:
         caches = (self.k_cache, self.v_cache)
-        return rotary.reference(self.q, self.k, self.v, angles, key_multiplier, *caches, self.kv_cells)
+        return rotary.rotary(self.q, self.k, self.v, angles, key_multiplier, *caches, self.kv_cells)
 
 
 def rotary_case(heads: int, head_dim: int, seed: int, dtype: torch.dtype = torch.float32) -> RotaryCase:
@@ -288,7 +288,7 @@ def rotary_case(heads: int, head_dim: int, seed: int, dtype: torch.dtype = torch
 
 
 def rotate(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
-    """`x` [tokens, heads, head_dim] with its pairs turned by `angles` [tokens, half], in float64."""
+    """`x` [tokens, heads, head_dim] with its pairs turned by `rotary_angles_launches` [tokens, half], in float64."""
     out = x.double()
     half = angles.shape[1]
     for token in range(len(x)):
@@ -334,7 +334,7 @@ def test_rotary_writes_each_key_and_value_into_its_own_cell_only(heads: int, has
 def test_rotary_without_values_writes_keys_alone() -> None:
     """As where values are a part of keys."""
     case = rotary_case(2, 6, seed=4)
-    out = rotary.reference(case.q, case.k, None, None, 1.0, case.k_cache, None, case.kv_cells)
+    out = rotary.rotary(case.q, case.k, None, None, 1.0, case.k_cache, None, case.kv_cells)
     assert out is case.q
     assert torch.equal(case.k_cache.flatten(0, 1)[case.kv_cells], case.k)
     assert int(case.k_cache.isnan().all(dim=(2, 3)).sum()) == 16 - 3
@@ -348,7 +348,7 @@ def test_rotary_rounds_the_heads_of_keys_and_values_that_have_scales() -> None:
     caches = [torch.full((4, 4, 2, 6), 113, dtype=torch.int8) for _ in range(2)]
     scales = [torch.full((4, 4, 2), NAN) for _ in range(2)]
     turned = torch.stack((angles.cos(), angles.sin()))
-    out = rotary.reference(case.q, case.k, case.v, turned, 0.5, *caches, case.kv_cells, *scales)
+    out = rotary.rotary(case.q, case.k, case.v, turned, 0.5, *caches, case.kv_cells, *scales)
     assert torch.equal(out, case.run(turned, 0.5))
     for whole, scale, new in zip(caches, scales, (rotate(case.k * 0.5, angles), case.v.double()), strict=True):
         own = scale.flatten(0, 1)[case.kv_cells]
@@ -364,7 +364,7 @@ def test_rotary_without_angles_gives_the_queries_themselves() -> None:
 
 
 def test_rotary_angles_are_the_scaled_cosines_and_sines_of_position_times_frequency() -> None:
-    out = rotary_angles.reference(torch.tensor([0, 3, 41]), torch.tensor([1.0, 0.125]), 0.5)
+    out = rotary_angles.rotary_angles(torch.tensor([0, 3, 41]), torch.tensor([1.0, 0.125]), 0.5)
     expected = [
         [[0.5 * of(position * frequency) for frequency in (1.0, 0.125)] for position in (0, 3, 41)]
         for of in (math.cos, math.sin)
@@ -375,7 +375,7 @@ def test_rotary_angles_are_the_scaled_cosines_and_sines_of_position_times_freque
 @pytest.mark.parametrize("multiplier", [1.0, 0.25])
 def test_an_embedding_is_its_tokens_row_times_the_multiplier(multiplier: float) -> None:
     weight = torch.arange(12.0).view(4, 3).bfloat16()
-    out = embedding.reference(torch.tensor([2, 0, 2]), weight, multiplier)
+    out = embedding.embedding(torch.tensor([2, 0, 2]), weight, multiplier)
     assert out.dtype == torch.bfloat16
     assert out.tolist() == [[value * multiplier for value in weight[token].tolist()] for token in (2, 0, 2)]
 
@@ -391,7 +391,7 @@ def test_linear_scales_then_activates_then_adds(
     bias, scale = (normal(generator, 6) if wanted else None for wanted in (has_bias, has_scale))
     results = 3 if activation in GATED else 6
     residual = normal(generator, tokens, results) if has_residual else None
-    out = linear.reference(x, weight, bias, residual, activation, scale)
+    out = linear.linear(x, weight, bias, residual, activation, scale)
     assert out.shape == (tokens, results)
     for token in range(tokens):
         values = [float(weight[i].double() @ x[token].double()) for i in range(6)]
@@ -406,7 +406,7 @@ def test_linear_scales_then_activates_then_adds(
 def test_linear_gives_the_dtype_of_its_input_or_the_one_asked_for(out_dtype: torch.dtype | None) -> None:
     x, weight, scale = torch.ones(2, 4).bfloat16(), torch.eye(4).bfloat16(), torch.full((4,), 1 + 2**-12)
     residual = torch.zeros(2, 4, dtype=out_dtype or torch.bfloat16)
-    out = linear.reference(x, weight, None, residual, None, scale, out_dtype)
+    out = linear.linear(x, weight, None, residual, None, scale, out_dtype)
     assert out.dtype == (out_dtype or torch.bfloat16)
     assert out.unique().tolist() == [1 + 2**-12 if out_dtype else 1.0]  # scaled in float32, rounded at the end
     assert x.unique().tolist() == [1.0]
@@ -420,9 +420,9 @@ def test_rms_norm_divides_by_the_root_of_the_mean_square(tokens: int, size: int,
     for token in range(tokens):
         root = math.sqrt(sum(float(value) ** 2 for value in x[token]) / size + 0.01)
         expected = torch.tensor([float(x[token, i]) / root * (float(weight[i]) + offset) for i in range(size)])
-        torch.testing.assert_close(rms_norm.reference(x, weight, 0.01, offset)[token], expected, **FLOAT32)
-    added = rms_norm.reference(x, weight, 0.01, offset, x)
-    torch.testing.assert_close(added, rms_norm.reference(x, weight, 0.01, offset) + x, **FLOAT32)
+        torch.testing.assert_close(rms_norm.rms_norm(x, weight, 0.01, offset)[token], expected, **FLOAT32)
+    added = rms_norm.rms_norm(x, weight, 0.01, offset, x)
+    torch.testing.assert_close(added, rms_norm.rms_norm(x, weight, 0.01, offset) + x, **FLOAT32)
 
 
 @pytest.mark.parametrize("is_sigmoid", [False, True])
@@ -435,7 +435,7 @@ def test_gated_rms_norm_averages_each_group_of_channels_alone(
     generator = torch.Generator().manual_seed(seed)
     size = groups * group_size
     x, gate, weight = normal(generator, tokens, size), normal(generator, tokens, size), normal(generator, size)
-    out = gated_rms_norm.reference(x, gate, weight, 0.01, group_size, norm_before_gate, is_sigmoid)
+    out = gated_rms_norm.gated_rms_norm(x, gate, weight, 0.01, group_size, norm_before_gate, is_sigmoid)
     for token in range(tokens):
         gates = [1 / (1 + math.exp(-value)) if is_sigmoid else silu(value) for value in gate[token].tolist()]
         inner = [float(value) * (1 if norm_before_gate else gates[i]) for i, value in enumerate(x[token])]
@@ -453,7 +453,7 @@ def test_the_first_half_of_a_tokens_values_gates_the_second(
     tokens: int, size: int, dtype: torch.dtype, seed: int
 ) -> None:
     x = normal(torch.Generator().manual_seed(seed), tokens, 2 * size).to(dtype)
-    out = gated_activation.reference(x, "gelu")
+    out = gated_activation.gated_activation(x, "gelu")
     assert (out.shape, out.dtype) == ((tokens, size), dtype)
     for token in range(tokens):
         for i in range(size):
@@ -466,7 +466,7 @@ def test_the_first_half_of_a_tokens_values_gates_the_second(
 
 def test_gated_rms_norm_gives_the_dtype_of_the_gate() -> None:
     x, gate, weight = torch.randn(2, 4), torch.randn(2, 4).bfloat16(), torch.ones(4).bfloat16()
-    assert gated_rms_norm.reference(x, gate, weight, 1e-5, 2).dtype == torch.bfloat16
+    assert gated_rms_norm.gated_rms_norm(x, gate, weight, 1e-5, 2).dtype == torch.bfloat16
 
 
 @few
@@ -474,7 +474,7 @@ def test_gated_rms_norm_gives_the_dtype_of_the_gate() -> None:
 def test_without_a_weight_only_the_gate_is_applied(tokens: int, dtype: torch.dtype, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     x, gate = normal(generator, tokens, 5), normal(generator, tokens, 5).to(dtype)
-    out = gated_rms_norm.reference(x, gate, None, 0.01, None)
+    out = gated_rms_norm.gated_rms_norm(x, gate, None, 0.01, None)
     gates = [[silu(float(value)) for value in row] for row in gate]
     expected = x * torch.tensor(gates, dtype=torch.float32).view(tokens, 5)
     torch.testing.assert_close(out, expected.to(dtype), atol=1e-6, rtol=1e-5 if dtype is torch.float32 else 1e-2)
@@ -500,7 +500,7 @@ def test_moe_adds_up_what_each_chosen_expert_gives(name: str, tokens: int, top_k
     down = normal(generator, 5, 5, 6)
     up[4] = down[4] = NAN
     residual = normal(generator, tokens, 5)
-    out = moe.reference(x, torch.stack((ids.float(), weights), dim=1), up, down, name, residual)
+    out = moe.moe(x, torch.stack((ids.float(), weights), dim=1), up, down, name, residual)
     for token in range(tokens):
         expected = residual[token].double()
         for expert, weight in zip(ids[token].tolist(), weights[token].tolist(), strict=True):
@@ -524,7 +524,7 @@ def test_the_sigmoid_router_chooses_within_the_best_groups_and_weighs_without_th
     num_groups, top_groups = groups
     generator = torch.Generator().manual_seed(seed)
     scores, bias = normal(generator, 4, 12), normal(generator, 12)
-    choices = route.reference(scores, torch.eye(12), bias, top_k, num_groups, top_groups, normalize, 2.5, False, 0.3)
+    choices = route.route(scores, torch.eye(12), bias, top_k, num_groups, top_groups, normalize, 2.5, False, 0.3)
     ids, weights = choices.unbind(1)
     size = 12 // num_groups
     for token in range(4):
@@ -545,7 +545,7 @@ def test_the_softmax_router_weighs_the_chosen_experts_among_themselves_or_all(
     top_k: int, over_all: bool, seed: int
 ) -> None:
     scores = normal(torch.Generator().manual_seed(seed), 3, 5)
-    ids, weights = route.reference(scores, torch.eye(5), None, top_k, scaling=0.5, over_all=over_all).unbind(1)
+    ids, weights = route.route(scores, torch.eye(5), None, top_k, scaling=0.5, over_all=over_all).unbind(1)
     for token in range(3):
         expected = sorted(range(5), key=lambda expert: -float(scores[token, expert]))[:top_k]
         powers = [math.exp(float(score)) for score in scores[token]]

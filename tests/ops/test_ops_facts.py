@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from ostinato.engine.run.inputs import step_inputs
-from ostinato.layers.build import Build
+from ostinato.engine.run.inputs import make_step_inputs
+from ostinato.layers.build import WeightAllocator
 from ostinato.models.checkpoint import model_spec, read_config
 from ostinato.models.loader import build_model, load_weights
 from ostinato.ops.facts import OPERATIONS, Operations
-from ostinato.ops.kernels import Ops, load_extension, module_of, select_ops
-from ostinato.ops.step import LayerMemory
-from ostinato.schedule.batch import Batch, Row
+from ostinato.ops.kernels import Ops, load_extension, reference_module, select_ops
+from ostinato.ops.step import LayerCache
+from ostinato.schedule.batch import Batch, BatchRow
 from tests.models.test_models import BLOCK_SIZE, CPU, poisoned_memory
 from tests.support.checkpoints import RECIPES, checkpoint
 from tests.support.native_sets import SETS
@@ -26,7 +26,7 @@ from tests.support.vl_models import VL_RECIPES, encoder_inputs, random_items, vl
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_an_operation_has_a_file_of_its_name(name: str) -> None:
-    assert callable(module_of(name).reference)
+    assert callable(reference_module(name).reference)
 
 
 @pytest.mark.parametrize("isa", SETS)
@@ -46,7 +46,7 @@ def test_an_operation_is_its_row_in_the_table_and_its_kernel_in_an_object_of_cho
     ops = select_ops({})
     assert Operations.rms_norm is OPERATIONS["rms_norm"]
     x = torch.randn(3, 8)
-    assert torch.equal(ops.rms_norm(x, torch.ones(8), 1e-6), module_of("rms_norm").reference(x, torch.ones(8), 1e-6))
+    assert torch.equal(ops.rms_norm(x, torch.ones(8), 1e-6), reference_module("rms_norm").reference(x, torch.ones(8), 1e-6))
     with pytest.raises(AssertionError, match="without all kernels"):
         _ = Ops({}, ops.tap).rms_norm
 
@@ -78,17 +78,17 @@ def checked_ops() -> Ops:
 
         return call
 
-    return Ops({name: checked(name, module_of(name).reference) for name in OPERATIONS}, select_ops({}).tap)
+    return Ops({name: checked(name, reference_module(name).reference) for name in OPERATIONS}, select_ops({}).tap)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", RECIPES)
 def test_results_of_a_step_are_what_the_rows_say(name: str, dtype: torch.dtype) -> None:
     spec = model_spec(read_config(checkpoint(name)))
-    model = build_model(Build(checked_ops(), dtype, CPU), spec)
+    model = build_model(WeightAllocator(checked_ops(), dtype, CPU), spec)
     load_weights(model, checkpoint(name))
     memory = [
-        LayerMemory(
+        LayerCache(
             k_cache=None if layer.k_cache is None else layer.k_cache.to(dtype),
             v_cache=None if layer.v_cache is None else layer.v_cache.to(dtype),
             states={
@@ -97,8 +97,8 @@ def test_results_of_a_step_are_what_the_rows_say(name: str, dtype: torch.dtype) 
         )
         for layer in poisoned_memory(spec)
     ]
-    for row, decode_rows in ((Row("r", (5, 6), 0, (1,), 0, (2,)), 0), (Row("r", (7,), 2, (1,), 2, (2,)), 1)):
-        model.logits(model(step_inputs(Batch((row,), decode_rows), BLOCK_SIZE, CPU), memory))
+    for row, decode_rows in ((BatchRow("r", (5, 6), 0, (1,), 0, (2,)), 0), (BatchRow("r", (7,), 2, (1,), 2, (2,)), 1)):
+        model.compute_logits(model(make_step_inputs(Batch((row,), decode_rows), BLOCK_SIZE, CPU), memory))
 
 
 @pytest.mark.parametrize("name", VL_RECIPES)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ostinato import SamplingParams
-from ostinato.engine.engine import Engine
+from ostinato.engine.engine import EngineCore
 from ostinato.engine.outputs import RequestOutput
 from ostinato.errors import ConfigError
 from ostinato.plan.device.detect import detect
@@ -54,12 +54,12 @@ def dtypes(test: Callable[[str, str], None]) -> Callable[[str, str], None]:
     return pytest.mark.parametrize(("name", "dtype"), cells)(test)
 
 
-def deterministic_engine(name: str, dtype: str = "bfloat16", **settings: Any) -> Engine:
+def deterministic_engine(name: str, dtype: str = "bfloat16", **settings: Any) -> EngineCore:
     defaults = {"deterministic": True, "graph_mode": "none", "max_num_batched_tokens": 256}
     return make_engine(name, dtype=dtype, **(defaults | settings))
 
 
-def ask(engine: Engine, length: int = LENGTH, seed: int = 0, prompt_scores: bool = False) -> RequestOutput:
+def ask(engine: EngineCore, length: int = LENGTH, seed: int = 0, prompt_scores: bool = False) -> RequestOutput:
     params = SamplingParams(
         temperature=0.9,
         seed=3,
@@ -68,7 +68,7 @@ def ask(engine: Engine, length: int = LENGTH, seed: int = 0, prompt_scores: bool
         logprobs=3,
         prompt_logprobs=3 if prompt_scores else None,
     )
-    output = engine.output(engine.add(random_prompt(length, seed), params))
+    output = engine.output(engine.add_request(random_prompt(length, seed), params))
     assert output is not None
     return output
 

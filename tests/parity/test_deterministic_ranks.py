@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ostinato.engine.ranks.group import Group
+from ostinato.engine.ranks.group import RankProcessGroup
 from ostinato.ops.kernels import select_ops
 from ostinato.plan.cuts import Rank
 from ostinato.plan.device.detect import detect
@@ -34,7 +34,7 @@ def test_sums_in_order_are_the_same_bits_wherever_a_number_stands(tmp_path: Path
     given = [1e8, 1.0, -1e8]
 
     def sums(number: int) -> list[torch.Tensor]:
-        group = Group(Rank(number, 3), tmp_path / "meeting", torch.device("cpu"), in_order=True)
+        group = RankProcessGroup(Rank(number, 3), tmp_path / "meeting", torch.device("cpu"), in_order=True)
         return [group.all_reduce(torch.full((size,), given[number])) for size in (1, 2, 3, 7, 64, 1001)]
 
     with ThreadPoolExecutor(3) as threads:

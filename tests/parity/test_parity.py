@@ -104,7 +104,7 @@ def test_prompt_logprobs_equal_transformers(name: str, max_num_batched_tokens: i
     prompt = random_prompt(PROMPT, seed=3)
     engine = make_engine(name, max_num_batched_tokens=max_num_batched_tokens)
     params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=3, logprobs=3)
-    engine.add(prompt, params)
+    engine.add_request(prompt, params)
     outputs = []
     while engine.has_unfinished:
         outputs = engine.step() or outputs

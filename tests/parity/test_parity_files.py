@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from ostinato.cache.files.directory import KINDS
-from ostinato.engine.cache_files import SAMPLE, identity_of
-from ostinato.engine.engine import Engine
+from ostinato.cache.files.directory import FILE_KINDS
+from ostinato.engine.cache_files import HEAD_BYTES, weights_identity
+from ostinato.engine.engine import EngineCore
 from ostinato.engine.outputs import RequestOutput
 from ostinato.errors import ConfigError
 from tests.support import vision_parity as vision
@@ -40,11 +40,11 @@ from tests.support.vl_models import random_items
 LAST = (PROMPT - 1) // BLOCK * BLOCK
 
 
-def filing_engine(name: str, directory: Path, **settings: Any) -> Engine:
+def filing_engine(name: str, directory: Path, **settings: Any) -> EngineCore:
     return make_engine(name, cache_dir=str(directory), cache_offload="64MiB", **settings)
 
 
-def from_files(engine: Engine) -> int:
+def from_files(engine: EngineCore) -> int:
     return engine.stats()["prefix_cache"]["file_tokens"]
 
 
@@ -85,7 +85,7 @@ def test_what_made_room_comes_back_while_others_run(name: str, mode: str, tmp_pa
     engine.close()
 
 
-def check_coming_back(engine: Engine, name: str, num_slots: int) -> None:
+def check_coming_back(engine: EngineCore, name: str, num_slots: int) -> None:
     """Two requests at a time, whose prefixes make room for each other."""
     files = engine.scheduler.cache.store.files
     # Of a model with windows in all layers, what has to stay of four texts is less than that of one that is computed.
@@ -149,13 +149,13 @@ def test_an_engine_of_another_layout_finds_nothing(changes: dict[str, Any], tmp_
 def test_weights_that_differ_in_their_middle_alone_are_others(tmp_path: Path) -> None:
     # As two models that were trained on from one, whose files an archive has given one time.
     directories = [tmp_path / name for name in ("one", "other")]
-    middle = bytearray(3 * SAMPLE)
+    middle = bytearray(3 * HEAD_BYTES)
     for directory in directories:
         directory.mkdir()
         (directory / "model.safetensors").write_bytes(middle)
         os.utime(directory / "model.safetensors", (1, 1))
-        middle[SAMPLE + SAMPLE // 2 : 2 * SAMPLE] = bytes([1]) * (SAMPLE // 2)
-    one, other = map(identity_of, directories)
+        middle[HEAD_BYTES + HEAD_BYTES // 2 : 2 * HEAD_BYTES] = bytes([1]) * (HEAD_BYTES // 2)
+    one, other = map(weights_identity, directories)
     assert [each[:3] for each in one] == [each[:3] for each in other]
     assert one != other
 
@@ -211,7 +211,7 @@ def test_whatever_happens_to_files_the_tokens_are_the_same(name: str, tmp_path: 
         complete(first, case)
     first.close()
     [folder] = tmp_path.iterdir()
-    whole = {file.name: file.read_bytes() for file in folder.iterdir() if file.suffix[1:] in KINDS}
+    whole = {file.name: file.read_bytes() for file in folder.iterdir() if file.suffix[1:] in FILE_KINDS}
     kept = tmp_path.parent / f"{tmp_path.name}.kept"
     shutil.copytree(folder, kept)
     num_hit = num_damaged = 0
@@ -246,7 +246,7 @@ def test_two_engines_that_run_share_a_directory(tmp_path: Path) -> None:
     for case in [*cases, *reversed(cases), *cases]:
         for engine in engines:
             complete(engine, case)
-        engines[0].scheduler.cache.store.files.directory._look()  # type: ignore[union-attr]
+        engines[0].scheduler.cache.store.files.directory._rescan()  # type: ignore[union-attr]
     assert all(from_files(engine) > 0 for engine in engines)
     assert all(engine.stats()["cache_files"]["damaged"] == 0 for engine in engines)
     for engine in engines:
@@ -263,7 +263,7 @@ def test_images_come_back_as_those_that_they_were(tmp_path: Path) -> None:
     prompt = replace(one.prompt, spans=(span._replace(item=replace(item, digest="another")),))
     other = replace(one, prompt=prompt)
 
-    def serve_other(engine: Engine) -> RequestOutput:
+    def serve_other(engine: EngineCore) -> RequestOutput:
         output = vision.add(engine, other)
         vision.run(engine)
         assert output.error is None
@@ -290,7 +290,7 @@ def test_where_computing_is_faster_nothing_is_read(tmp_path: Path, monkeypatch: 
     for _ in range(2):
         engine = filing_engine("nemotron_h", tmp_path)
         assert engine.plan.cache_files is not None
-        assert engine.plan.cache_files.pays_from is None
+        assert engine.plan.cache_files.min_tokens_to_read is None
         assert cached(complete(engine, case)) == 0
         engine.close()
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ostinato.engine.engine import Engine
+from ostinato.engine.engine import EngineCore
 from ostinato.engine.outputs import RequestOutput
 from tests.support.checkpoints import RECIPES, random_prompt
 from tests.support.engines import greedy
@@ -53,7 +53,7 @@ SERVED_BY = {
 """What all steps of the tests run as: a graph holds each of them, if the mode has such a graph."""
 
 
-def graph_engine(name: str, graph_mode: str, **settings: Any) -> Engine:
+def graph_engine(name: str, graph_mode: str, **settings: Any) -> EngineCore:
     """Its graphs hold any step, the largest one with no token of padding."""
     return make_engine(
         name, graph_mode=graph_mode, max_num_batched_tokens=BUDGET, max_capture_size=BUDGET, strict=True, **settings
@@ -97,7 +97,7 @@ def test_every_replay_equals_the_eager_step(name: str, graph_mode: str) -> None:
     warm(engine, prompt[:70])
     run(engine)
     for number, length in enumerate((PROMPT, 80, 21, 1, 40)):
-        engine.add(prompt[:length], greedy(max_tokens=10 + number), request_id=f"{number}")
+        engine.add_request(prompt[:length], greedy(max_tokens=10 + number), request_id=f"{number}")
         engine.step()
         if number == 3:
             engine.scheduler.preempt("1")

@@ -89,7 +89,7 @@ def test_a_head_and_a_draft_model_keep_integers_too(name: str, speculative: str)
         speculative=":".join((method, *(str(checkpoint(each)) for each in model), k)),
         speculative_adaptive="off",
     )
-    own = [layer for layer in engine.runner.memory if layer.k_cache is not None]
+    own = [layer for layer in engine.runner.layer_memory if layer.k_cache is not None]
     assert len(own) > sum(kind == "full_attention" for kind in recipe(name).layer_types)
     assert {layer.k_cache.dtype for layer in own if layer.k_cache is not None} == {torch.int8}
     output = add(engine, int8_case(name))
@@ -127,7 +127,7 @@ def test_a_request_that_moves_takes_its_scales_along() -> None:
 def test_latents_are_rounded_once_for_keys_and_values() -> None:
     """A hit, chunks and a batch give what the plain path does."""
     plain = int8_engine("kimi_linear", enable_prefix_caching=False)
-    [attention] = {(layer.v_cache, layer.v_scales) for layer in plain.runner.memory if layer.k_cache is not None}
+    [attention] = {(layer.v_cache, layer.v_scales) for layer in plain.runner.layer_memory if layer.k_cache is not None}
     assert attention == (None, None)
     prompt = random_prompt(LENGTH, seed=1)
     expected = add(plain, Case(prompt, [], torch.empty(0)))

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from ostinato import EngineConfig, SamplingParams
-from ostinato.engine.engine import Engine
+from ostinato.engine.engine import EngineCore
 from ostinato.engine.outputs import RequestOutput
-from ostinato.engine.run.cache_bytes import CacheBytes
+from ostinato.engine.run.cache_bytes import LayerCacheMemory
 from ostinato.sample.guide import Guide
 from tests.support import vision_parity as vision
 from tests.support.checkpoints import RECIPES, checkpoint
@@ -34,7 +34,7 @@ before and behind a block's end."""
 CHUNK = 64
 
 
-def move(source: Engine, target: Engine, request_id: str) -> RequestOutput:
+def move(source: EngineCore, target: EngineCore, request_id: str) -> RequestOutput:
     """The output at its new home. Nothing is left of it at the old one."""
     exported = source.export_request(request_id)
     assert exported is not None
@@ -44,7 +44,7 @@ def move(source: Engine, target: Engine, request_id: str) -> RequestOutput:
     return output
 
 
-def wander(engines: tuple[Engine, Engine], cases: list[Case], at: tuple[int, ...] = AT, **adding: Any) -> None:
+def wander(engines: tuple[EngineCore, EngineCore], cases: list[Case], at: tuple[int, ...] = AT, **adding: Any) -> None:
     """Requests move to and fro, all of them after each of so many steps, and are compared with transformers."""
     here, there = engines
     outputs = [add(here, case, **adding) for case in cases]
@@ -62,12 +62,12 @@ def wander(engines: tuple[Engine, Engine], cases: list[Case], at: tuple[int, ...
         check(case, output)
 
 
-def pair(name: str, **settings: Any) -> tuple[Engine, Engine]:
+def pair(name: str, **settings: Any) -> tuple[EngineCore, EngineCore]:
     settings = {"max_num_batched_tokens": CHUNK, **settings}
     return make_engine(name, **settings), make_engine(name, **settings)
 
 
-def moves(engine: Engine) -> dict[str, int]:
+def moves(engine: EngineCore) -> dict[str, int]:
     found: dict[str, int] = engine.stats()["moves"]
     return found
 
@@ -138,10 +138,10 @@ def test_quantised_models_and_states_of_16_bits_too(name: str) -> None:
     params = SamplingParams(temperature=0.8, seed=3, max_tokens=50, ignore_eos=True)
     prompt = decided_case(name, PROMPT).prompt
     alone = make_engine(name, **settings)
-    expected = alone.output(alone.add(prompt, params))
+    expected = alone.output(alone.add_request(prompt, params))
     run(alone)
     here, there = make_engine(name, **settings), make_engine(name, **settings)
-    output = here.output(here.add(prompt, params))
+    output = here.output(here.add_request(prompt, params))
     assert output is not None
     assert expected is not None
     for _ in range(12):
@@ -170,7 +170,7 @@ def test_where_there_is_no_room_requests_wait_with_what_came_and_are_preempted_a
     while there.has_unfinished:
         there.step()
         there.scheduler.check_integrity()
-        waited += any(each.carried is not None for each in there.scheduler.queues.waiting)
+        waited += any(each.kv_snapshot is not None for each in there.scheduler.queues.waiting)
     assert waited > 0
     assert there.scheduler.counters.preemptions > 0
     for case, output in zip(cases, outputs, strict=True):
@@ -199,13 +199,13 @@ def test_who_loses_what_came_computes_it_again_and_moves_on(name: str) -> None:
         check(case, output)
 
 
-def make_memory(engine: Engine) -> Any:
+def make_memory(engine: EngineCore) -> Any:
     """Of an engine whose scheduler was made anew."""
-    return CacheBytes(engine.runner.memory, engine.plan.settings.block_size)
+    return LayerCacheMemory(engine.runner.layer_memory, engine.plan.settings.block_size)
 
 
 def test_beyond_the_bytes_that_may_wait_tokens_are_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ostinato.engine.move.arrive.MOST_WAITING", 0)
+    monkeypatch.setattr("ostinato.engine.move.arrive.MAX_WAITING_BYTES", 0)
     here, there = pair("nemotron_h")
     case = decided_case("nemotron_h", PROMPT)
     wander((here, there), [case], (9,))
@@ -247,15 +247,15 @@ def test_samples_guides_penalties_and_stop_strings_go_on_as_they_would_have() ->
     ]
     prompt = "Q: Ava has 17 apples and buys 25 more. How many apples has she?\nA:"
 
-    def engine() -> Engine:
-        return Engine(EngineConfig(model="demo", dtype="float32", threads=1, max_num_seqs=8, max_model_len=256))
+    def engine() -> EngineCore:
+        return EngineCore(EngineConfig(model="demo", dtype="float32", threads=1, max_num_seqs=8, max_model_len=256))
 
     alone = engine()
-    expected = [alone.output(alone.add(prompt, wish, client="a")) for wish in wishes]
+    expected = [alone.output(alone.add_request(prompt, wish, client="a")) for wish in wishes]
     run(alone)
     for steps in (1, 11, 33):
         here, there = engine(), engine()
-        names = [here.add(prompt, wish, client="a") for wish in wishes]
+        names = [here.add_request(prompt, wish, client="a") for wish in wishes]
         found = [here.output(name) for name in names]
         for _ in range(steps):
             here.step()

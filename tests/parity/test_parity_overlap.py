@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ostinato.engine.engine import Engine
+from ostinato.engine.engine import EngineCore
 from ostinato.engine.outputs import RequestOutput
 from ostinato.plan.device.detect import detect
 from ostinato.sample.params import SamplingParams
@@ -18,11 +18,11 @@ from tests.support.parity import NEW, PROMPT, Case, decided_case, has_state, mak
 NAMES = ("nemotron_h_dense", "bamba", "falcon_h1", "granitemoehybrid", "jamba", "mamba2", "llama")
 
 
-def overlap_engine(name: str, **settings: Any) -> Engine:
+def overlap_engine(name: str, **settings: Any) -> EngineCore:
     return make_engine(name, overlap="on", max_num_batched_tokens=64, **settings)
 
 
-def serve(engine: Engine, cases: list[Case], preempt_at: tuple[int, ...] = ()) -> None:
+def serve(engine: EngineCore, cases: list[Case], preempt_at: tuple[int, ...] = ()) -> None:
     """Those that are aborted have a step on its way."""
     serve_one_by_one(engine, cases, preempt_at, steps_between=5)
     usage = engine.scheduler.cache.usage()
@@ -61,7 +61,7 @@ def random_request(rng: random.Random, seed: int) -> tuple[list[int], SamplingPa
     return prompt, SamplingParams(**settings)
 
 
-def run_program(engine: Engine, seed: int) -> list[Any]:
+def run_program(engine: EngineCore, seed: int) -> list[Any]:
     """What each of some requests got, which come, are aborted and lose their memory at random."""
     rng = random.Random(seed)
     requests = [random_request(rng, number) for number in range(10)]
@@ -70,7 +70,7 @@ def run_program(engine: Engine, seed: int) -> list[Any]:
     number = 0
     while number < len(requests) or engine.has_unfinished:
         if number < len(requests) and rng.random() < 0.3:
-            id = engine.add(*requests[number], request_id=f"{seed}/{number}")
+            id = engine.add_request(*requests[number], request_id=f"{seed}/{number}")
             output = engine.output(id)
             assert output is not None
             outputs[id] = output

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from ostinato import SamplingParams
-from ostinato.engine.engine import Engine
+from ostinato.engine.engine import EngineCore
 from ostinato.schedule.batch import Batch
 from tests.support.checkpoints import RECIPES, random_prompt
 from tests.support.parity import (
@@ -139,7 +139,7 @@ def test_requests_that_compute_one_prefix_at_the_same_time_share_its_blocks(name
     engine.step()
     cache, common = engine.scheduler.cache, {"align": 128}.get(mode, 144)  # after 128, mode align cuts the chunk
     if cache.blocks.count:
-        tables = [cache.holding(output.request_id).block_table for output in outputs]
+        tables = [cache.request_cache(output.request_id).block_table for output in outputs]
         assert tables[0][: 96 // BLOCK] == tables[1][: 96 // BLOCK]
         assert tables[0][: common // BLOCK] == tables[2][: common // BLOCK]
         assert cache.blocks.num_used == len({block for table in tables for block in table})
@@ -231,15 +231,15 @@ def test_requests_with_no_slot_to_spare_take_over_the_checkpoints_that_they_read
 # Chunks
 
 
-def record_batches(engine: Engine) -> list[Batch]:
+def record_batches(engine: EngineCore) -> list[Batch]:
     """All batches that the engine computes from now on."""
-    run_batch, seen = engine.runner.run, []
+    run_batch, seen = engine.runner.execute, []
 
     def recorded(batch: Batch) -> object:
         seen.append(batch)
         return run_batch(batch)
 
-    engine.runner.run = recorded  # type: ignore[method-assign,assignment]
+    engine.runner.execute = recorded  # type: ignore[method-assign,assignment]
     return seen
 
 
@@ -340,7 +340,7 @@ def test_sampled_tokens_are_the_same_warm_and_cold(name: str, mode: str) -> None
     params = SamplingParams(temperature=1.0, seed=5, n=3, max_tokens=24, ignore_eos=True)
     tokens = []
     for settings in ({"cache_salt": "cold"}, {"cache_salt": "cold"}, {}):
-        output = engine.output(engine.add(prompt, params, **settings))
+        output = engine.output(engine.add_request(prompt, params, **settings))
         assert output is not None
         run(engine)
         tokens.append([each.token_ids for each in output.outputs])

@@ -23,13 +23,13 @@ from safetensors.torch import load_file, save_file
 
 from ostinato import LLM, SamplingParams
 from ostinato.config import EngineConfig
-from ostinato.engine.engine import Engine
-from ostinato.engine.ranks.leader import Leader
-from ostinato.engine.ranks.memory import Write
-from ostinato.engine.ranks.messages import Ready, Start
+from ostinato.engine.engine import EngineCore
+from ostinato.engine.ranks.leader import LeaderRank
+from ostinato.engine.ranks.memory import WriteMemory
+from ostinato.engine.ranks.messages import RankReady, RankStart
 from ostinato.errors import ConfigError, ModelError, RankError
 from ostinato.models.checkpoint import load_spec, model_spec
-from ostinato.plan.cuts import Rank, problems
+from ostinato.plan.cuts import Rank, sharding_problems
 from ostinato.plan.device.detect import detect
 from ostinato.plan.plan import make_plan
 from tests.models.test_ranks import CASES
@@ -59,13 +59,13 @@ QUICK = [("llama", 2), ("nemotron_h", 2)]
 VL_QUICK = ["qwen3_5_moe"]
 
 
-def in_ranks(name: str, ranks: int, **settings: object) -> Engine:
+def in_ranks(name: str, ranks: int, **settings: object) -> EngineCore:
     return make_engine(name, tensor_parallel_size=ranks, **settings)
 
 
-def pids(engine: Engine) -> list[int]:
+def pids(engine: EngineCore) -> list[int]:
     leader = engine._leader
-    assert isinstance(leader, Leader)
+    assert isinstance(leader, LeaderRank)
     return leader.pids
 
 
@@ -120,7 +120,7 @@ DRAFTS = [
     *(
         Cell(name, "all", "mtp", 3, "full_and_piecewise")
         for name in HEADED
-        if not problems(model_spec(recipe(name).to_dict()), 2)
+        if not sharding_problems(model_spec(recipe(name).to_dict()), 2)
     ),
     Cell("nemotron_h", "align", "other", 2, "full_and_piecewise"),
     Cell("llama", "none", "itself", 3, "none"),
@@ -159,7 +159,7 @@ def test_ranks_with_8_bit_weights_give_the_tokens_of_one_process(name: str, rank
         params = [
             SamplingParams(temperature=temperature, seed=5, max_tokens=24, ignore_eos=True) for temperature in (0, 1)
         ]
-        outputs = [engine.output(engine.add(random_prompt(90, 3), each)) for each in params]
+        outputs = [engine.output(engine.add_request(random_prompt(90, 3), each)) for each in params]
         run(engine)
         engine.close()
         found.append([each.outputs[0].token_ids for each in outputs if each is not None])
@@ -219,7 +219,7 @@ WAYS = pytest.mark.parametrize("shares_memory", [True, pytest.param(False, marks
 
 def connect(monkeypatch: pytest.MonkeyPatch, shares_memory: bool) -> None:
     if not shares_memory:
-        monkeypatch.setattr("ostinato.engine.ranks.shared.is_available", lambda: False)
+        monkeypatch.setattr("ostinato.engine.ranks.shared.has_shared_memory", lambda: False)
 
 
 @pytest.mark.ranks
@@ -241,7 +241,7 @@ def test_a_rank_that_dies_ends_the_engine_with_a_message(shares_memory: bool, mo
     with LLM(str(checkpoint("llama")), tensor_parallel_size=2, dtype="float32", max_model_len=256, threads=1) as llm:
         params = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
         engine = llm.engine
-        output = engine.output(engine.add([5, 6, 7], params))
+        output = engine.output(engine.add_request([5, 6, 7], params))
         engine.step()
         os.kill(pids(engine)[0], signal.SIGKILL)
         with pytest.raises(RankError, match=r"rank 1 of 2 ranks .*ended by signal 9"):
@@ -260,19 +260,19 @@ def test_what_interrupts_a_step_ends_all_ranks(monkeypatch: pytest.MonkeyPatch) 
         raise KeyboardInterrupt
 
     monkeypatch.setattr(engine.runner, "forward", interrupt)
-    engine.add([5, 6, 7], SamplingParams(max_tokens=3))
+    engine.add_request([5, 6, 7], SamplingParams(max_tokens=3))
     with pytest.raises(KeyboardInterrupt):
         engine.step()
     assert not any(is_running(pid) for pid in processes)
     assert not engine.scheduler.has_unfinished
 
 
-def waiting_engine(monkeypatch: pytest.MonkeyPatch, patience: float, shares_memory: bool) -> Engine:
+def waiting_engine(monkeypatch: pytest.MonkeyPatch, patience: float, shares_memory: bool) -> EngineCore:
     """An engine with a request, whose other rank lives and does nothing."""
     connect(monkeypatch, shares_memory)
-    monkeypatch.setattr("ostinato.engine.ranks.waiting.PATIENCE", patience)
+    monkeypatch.setattr("ostinato.engine.ranks.waiting.RANK_TIMEOUT", patience)
     engine = in_ranks("llama", 2)
-    engine.add([5, 6, 7], SamplingParams(max_tokens=3))
+    engine.add_request([5, 6, 7], SamplingParams(max_tokens=3))
     os.kill(pids(engine)[0], signal.SIGSTOP)
     return engine
 
@@ -296,19 +296,19 @@ def test_a_rank_that_lives_and_takes_nothing_ends_the_engine_with_a_message(monk
     processes = pids(engine)
     assert engine._leader is not None
     with pytest.raises(RankError, match=r"another of the 2 ranks .* lives, and has not answered for 0.5 s"):
-        engine._leader.write([Write("block", 0, bytes(2**24))])
+        engine._leader.write([WriteMemory("block", 0, bytes(2**24))])
     assert not any(is_running(pid) for pid in processes)
 
 
 def test_ranks_end_where_their_engine_cannot_begin(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     started: list[int] = []
-    close = Leader.close
+    close = LeaderRank.close
 
-    def noted(leader: Leader, at_once: bool = False) -> None:
+    def noted(leader: LeaderRank, at_once: bool = False) -> None:
         started.extend(leader.pids)
         close(leader, at_once)
 
-    monkeypatch.setattr(Leader, "close", noted)
+    monkeypatch.setattr(LeaderRank, "close", noted)
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(ConfigError, match="cannot be used"):
         in_ranks("llama", 2, cache_dir=str(tmp_path / "file"))
@@ -382,10 +382,10 @@ def interrupted_later(forward: Callable[..., Any]) -> Callable[..., Any]:
 def test_a_rank_that_dies_while_ranks_come_together_is_not_waited_for(
     is_noticed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spawned: list[Leader] = []
-    spawn = Leader._spawn
+    spawned: list[LeaderRank] = []
+    spawn = LeaderRank._spawn
 
-    def noted(leader: Leader, start: Start) -> None:
+    def noted(leader: LeaderRank, start: RankStart) -> None:
         spawned.append(leader)
         spawn(leader, start)
 
@@ -395,9 +395,9 @@ def test_a_rank_that_dies_while_ranks_come_together_is_not_waited_for(
             raise RuntimeError("connection refused")
         threading.Event().wait()
 
-    monkeypatch.setattr(Leader, "_spawn", noted)
-    monkeypatch.setattr("ostinato.engine.ranks.shared.is_available", lambda: False)
-    monkeypatch.setattr("ostinato.engine.ranks.group.Group", alone)
+    monkeypatch.setattr(LeaderRank, "_spawn", noted)
+    monkeypatch.setattr("ostinato.engine.ranks.shared.has_shared_memory", lambda: False)
+    monkeypatch.setattr("ostinato.engine.ranks.group.RankProcessGroup", alone)
     with pytest.raises(RankError, match=r"rank 1 of 2 ranks .*ended by signal 9"):
         in_ranks("llama", 2)
 
@@ -405,11 +405,11 @@ def test_a_rank_that_dies_while_ranks_come_together_is_not_waited_for(
 def test_a_rank_that_waits_for_the_others_ends_with_the_first(tmp_path: Path) -> None:
     config = EngineConfig(model=str(checkpoint("llama")), tensor_parallel_size=2, dtype="float32", device="cpu")
     spec = load_spec(config)
-    leader = object.__new__(Leader)
+    leader = object.__new__(LeaderRank)
     leader._processes, leader._connections = [], []
     meeting = tmp_path / "meeting"
-    leader._spawn(Start(make_plan(config, spec, detect("cpu")), spec, None, None, Rank(1, 2), meeting))
-    assert leader._connections[0].recv() == Ready()
+    leader._spawn(RankStart(make_plan(config, spec, detect("cpu")), spec, None, None, Rank(1, 2), meeting))
+    assert leader._connections[0].recv() == RankReady()
     leader._connections[0].close()
     assert leader._processes[0].wait(300) == 0  # it would wait for ten minutes
 

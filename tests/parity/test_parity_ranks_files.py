@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ostinato.engine.engine import Engine
+from ostinato.engine.engine import EngineCore
 from ostinato.errors import ForeignExport, RankError
 from tests.parity.test_parity_files import LAST, check_coming_back, filing_engine, from_files, quick_reading
 from tests.parity.test_parity_moves import AT, moves, pair, wander
@@ -61,7 +61,7 @@ def test_what_made_room_on_all_ranks_comes_back_while_others_run(name: str, mode
     engine.close()
 
 
-def closed(*engines: Engine) -> None:
+def closed(*engines: EngineCore) -> None:
     for engine in engines:
         engine.close()
 
@@ -106,7 +106,7 @@ def test_an_engine_of_another_number_of_ranks_refuses_what_comes() -> None:
 def test_a_rank_that_does_not_give_its_bytes_ends_the_engine_with_a_message(
     sent: signal.Signals, told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ostinato.engine.ranks.waiting.PATIENCE", 0.5)
+    monkeypatch.setattr("ostinato.engine.ranks.waiting.RANK_TIMEOUT", 0.5)
     engine = make_engine("llama", tensor_parallel_size=2)
     processes = pids(engine)
     output = add(engine, decided_case("llama", 47))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from ostinato.engine.engine import Engine
+from ostinato.engine.engine import EngineCore
 from tests.support.checkpoints import checkpoint, random_prompt
 from tests.support.int8_cache import INT8_TOLERANCE, LENGTH, int8_case, int8_engine
 from tests.support.parity import (
@@ -118,7 +118,7 @@ def test_drafts_of_ranks_with_panes_change_nothing(name: str, ranks: int, specul
         name, _of_checkpoints(speculative), tensor_parallel_size=ranks, **CHUNKS, **PLACES["graphs"]
     )
     try:
-        assert engine.plan.memory.num_panes > 0
+        assert engine.plan.memory.num_window_blocks > 0
         watched = Watched(engine)
         greedy, sampled = decided_case(name, 150), sampled_case(name, 47)
         outputs = [add(engine, greedy), add(engine, sampled)]
@@ -136,5 +136,5 @@ def _of_checkpoints(speculative: str) -> str:
     return ":".join((method, *(str(checkpoint(each)) for each in draft), k))
 
 
-def _key_dtypes(engine: Engine) -> set[Any]:
-    return {layer.k_cache.dtype for layer in engine.runner.memory if layer.k_cache is not None}
+def _key_dtypes(engine: EngineCore) -> set[Any]:
+    return {layer.k_cache.dtype for layer in engine.runner.layer_memory if layer.k_cache is not None}

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ostinato.engine.engine import Engine
+from ostinato.engine.engine import EngineCore
 from tests.support.checkpoints import checkpoint
 from tests.support.parity import (
     BLOCK,
@@ -105,7 +105,7 @@ CELLS = in_turns(
 )
 
 
-def serve(engine: Engine, cell: Cell) -> None:
+def serve(engine: EngineCore, cell: Cell) -> None:
     """Requests with a cold cache that are preempted, then some that find what these have left."""
     greedy, sampled = decided_case(cell.name, 47), sampled_case(cell.name, LENGTH)
     related = sampled_case(cell.name, LENGTH + 21, tuple(sampled.prompt[:50]))
@@ -121,7 +121,7 @@ def serve(engine: Engine, cell: Cell) -> None:
     assert [cached(output) for output in outputs[2:]] == ([0, 0] if has_no_hits(engine) else hits)
 
 
-def has_no_hits(engine: Engine) -> bool:
+def has_no_hits(engine: EngineCore) -> bool:
     return engine.spec.keeps_state and engine.plan.settings.state_cache_mode == "none"
 
 

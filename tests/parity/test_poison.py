@@ -86,11 +86,11 @@ def test_a_request_whose_memory_is_spoiled_ends_alone() -> None:
     params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
     prompts = {"other": random_prompt(30, seed=1), "spoiled": random_prompt(20, seed=0)}
     engine = small_engine("nemotron_h")
-    alone = engine.output(engine.add(prompts["other"], params))
+    alone = engine.output(engine.add_request(prompts["other"], params))
     while engine.has_unfinished:
         engine.step()
     for name, prompt in prompts.items():
-        engine.add(prompt, params, request_id=name)
+        engine.add_request(prompt, params, request_id=name)
     other, spoiled = engine.output("other"), engine.output("spoiled")
     assert alone is not None
     assert other is not None
@@ -112,18 +112,18 @@ def test_the_poison_is_where_the_other_tests_believe_it_to_be() -> None:
     """Reading any of it would be seen: a slot that is poisoned while it is held spoils the logits."""
     engine = small_engine("nemotron_h")
     logits = record_logits(engine)
-    engine.add(random_prompt(20, seed=0), SamplingParams(temperature=0, max_tokens=4, ignore_eos=True))
+    engine.add_request(random_prompt(20, seed=0), SamplingParams(temperature=0, max_tokens=4, ignore_eos=True))
     engine.step()
     poison(engine)
     [request] = engine.scheduler.queues.running
-    holding = engine.scheduler.cache.holding(request.request_id)
-    [attention] = [layer for layer in engine.runner.memory if layer.k_cache is not None]
+    holding = engine.scheduler.cache.request_cache(request.request_id)
+    [attention] = [layer for layer in engine.runner.layer_memory if layer.k_cache is not None]
     assert attention.k_cache is not None
     written = attention.k_cache[list(holding.block_table)].flatten(0, 1).isfinite().flatten(1).all(1)
     assert written.tolist() == [True] * 20 + [False] * 12
     assert attention.k_cache[0].isnan().all()
-    for layer in engine.runner.memory:
+    for layer in engine.runner.layer_memory:
         if "ssm" in layer.states:
-            layer.states["ssm"][list(holding.slots)] = NAN
+            layer.states["ssm"][list(holding.write_slots)] = NAN
     engine.step()
     assert logits[-1].isnan().all()

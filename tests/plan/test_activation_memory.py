@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ostinato import EngineConfig, SamplingParams
-from ostinato.engine.engine import Engine
+from ostinato.engine.engine import EngineCore
 from ostinato.plan.memory.activations import sampled_positions, scratch_bytes
 from ostinato.sample.guide import Guide
 from tests.support.allocations import peak_bytes
@@ -37,22 +37,22 @@ SAMPLED = {"temperature": 0.8, "top_p": 0.9, "top_k": 50, "logprobs": 2, "presen
 KERNELS = ["reference", "native"]
 
 
-def engine_of(directory: Path, **settings: Any) -> Engine:
+def engine_of(directory: Path, **settings: Any) -> EngineCore:
     limits = {"max_model_len": 512, "max_num_batched_tokens": 256, "max_num_seqs": 8, "cache_memory": "16MiB"}
     plain = {"model": str(directory), "random_weights": True, "threads": 1, "graph_mode": "none"}
-    return Engine(EngineConfig(**plain | limits | settings))
+    return EngineCore(EngineConfig(**plain | limits | settings))
 
 
-def serve(engine: Engine, rows: int, length: int, **params: Any) -> None:
+def serve(engine: EngineCore, rows: int, length: int, **params: Any) -> None:
     for row in range(rows):
         prompt = [(7 * i + row) % (engine.spec.vocab_size - 1) + 1 for i in range(length)]
-        engine.add(prompt, SamplingParams(**{"max_tokens": 2, "ignore_eos": True} | params))
+        engine.add_request(prompt, SamplingParams(**{"max_tokens": 2, "ignore_eos": True} | params))
     while engine.has_unfinished:
         [error] = {output.error for output in engine.step()} or {None}
         assert error is None
 
 
-def taken_bytes(engine: Engine) -> Mapping[str, int]:
+def taken_bytes(engine: EngineCore) -> Mapping[str, int]:
     """By what is served: the most that was asked for at once. The first one is the engine's first request."""
     settings = engine.plan.settings
     most, rows, longest = settings.max_num_batched_tokens, settings.max_num_seqs, settings.max_model_len - 2
@@ -60,7 +60,7 @@ def taken_bytes(engine: Engine) -> Mapping[str, int]:
     def four_prompts() -> None:
         """Which differ from their first token on, and of which one step holds a part."""
         for number in range(4):
-            engine.add([number + 1] * longest, SamplingParams(max_tokens=2, ignore_eos=True))
+            engine.add_request([number + 1] * longest, SamplingParams(max_tokens=2, ignore_eos=True))
         while engine.has_unfinished:
             engine.step()
 
@@ -75,7 +75,7 @@ def taken_bytes(engine: Engine) -> Mapping[str, int]:
     return {name: peak_bytes(work) for name, work in served.items()}
 
 
-def check(engine: Engine, most_times: float) -> None:
+def check(engine: EngineCore, most_times: float) -> None:
     """All that was asked for is planned, beside what native kernels keep, and the plan is at most so many times it."""
     settings, planned = engine.plan.settings, engine.plan.memory.activations
     native = [op for op, choice in engine.plan.kernels.items() if choice.implementation == "native"]

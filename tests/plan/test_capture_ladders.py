@@ -11,15 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ostinato.errors import ConfigError, Remedy
-from ostinato.plan.graphs.ladders import CaptureLadders, LadderSettings, capture_ladders
+from ostinato.plan.graphs.ladders import CaptureSizes, LadderSettings, make_capture_sizes
 from tests.support.patience import PATIENCE
 
 FINE = (1, 2, 4, *range(8, 257, 8))
 TO_512 = (*FINE, *range(272, 513, 16))
 
 
-def ladders(**settings: Any) -> CaptureLadders:
-    return capture_ladders(LadderSettings(**({"max_num_seqs": 256, "max_num_batched_tokens": 8192} | settings)))
+def ladders(**settings: Any) -> CaptureSizes:
+    return make_capture_sizes(LadderSettings(**({"max_num_seqs": 256, "max_num_batched_tokens": 8192} | settings)))
 
 
 def refusal(**settings: Any) -> ConfigError:
@@ -29,7 +29,7 @@ def refusal(**settings: Any) -> ConfigError:
 
 
 def test_the_default_ladders_are_fine_up_to_256_and_coarse_above() -> None:
-    assert ladders() == CaptureLadders(TO_512, FINE)
+    assert ladders() == CaptureSizes(TO_512, FINE)
     assert ladders(max_num_seqs=300).rows == (*FINE, 272, 288, 300)
 
 
@@ -100,7 +100,7 @@ def test_interactivity_starts_with_every_size_up_to_32() -> None:
 
 
 def test_given_sizes_are_the_ladder_sorted_and_each_once() -> None:
-    assert ladders(capture_sizes=[64, 3, 64, 10]) == CaptureLadders((3, 10, 64), (3, 10, 64))
+    assert ladders(capture_sizes=[64, 3, 64, 10]) == CaptureSizes((3, 10, 64), (3, 10, 64))
     assert ladders(capture_sizes=(64, 3), max_capture_size=64).tokens == (3, 64)
 
 
@@ -116,8 +116,8 @@ def test_given_sizes_make_rows_where_each_row_gets_all_its_tokens() -> None:
 
 
 def test_given_rows_are_the_row_ladder_with_and_without_given_sizes() -> None:
-    assert ladders(capture_sizes=[8], capture_rows=[7, 2, 7]) == CaptureLadders((8,), (2, 7))
-    assert ladders(capture_rows=[7, 2]) == CaptureLadders(TO_512, (2, 7))
+    assert ladders(capture_sizes=[8], capture_rows=[7, 2, 7]) == CaptureSizes((8,), (2, 7))
+    assert ladders(capture_rows=[7, 2]) == CaptureSizes(TO_512, (2, 7))
 
 
 def test_given_sizes_that_no_batch_reaches_are_left_out_as_a_decision() -> None:
@@ -223,7 +223,7 @@ def test_true_beside_one_equal_to_it_is_still_refused() -> None:
 def test_open_ladders_ascend_and_follow_the_rules(
     max_num_seqs, max_num_batched_tokens, num_speculative_tokens, max_capture_size, performance_mode
 ) -> None:
-    found = capture_ladders(
+    found = make_capture_sizes(
         LadderSettings(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,

@@ -10,18 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ostinato.plain_data import from_plain, to_plain
+from ostinato.plain_data import from_plain, to_json_data
 from ostinato.plan.graphs.coverage import Coverage, DecodeRange, MixedRange, coverage, dispatch, uncovered
-from ostinato.plan.graphs.ladders import CaptureLadders, LadderSettings, capture_ladders
+from ostinato.plan.graphs.ladders import CaptureSizes, LadderSettings, make_capture_sizes
 
 MODES = ("none", "piecewise", "full_decode_only", "full_and_piecewise")
-LADDERS = CaptureLadders((1, 2, 4, 8), (1, 2, 3))
+LADDERS = CaptureSizes((1, 2, 4, 8), (1, 2, 3))
 SMALL = {"max_num_seqs": 3, "max_num_batched_tokens": 10}
 
 
 @st.composite
 def requests(draw: st.DrawFn) -> dict[str, Any]:
-    """Settings of `capture_ladders` under which each decode step fits into a batch."""
+    """Settings of `make_capture_sizes` under which each decode step fits into a batch."""
     max_num_seqs, k = draw(st.integers(1, 60)), draw(st.integers(0, 4))
     request: dict[str, Any] = {
         "max_num_seqs": max_num_seqs,
@@ -52,7 +52,7 @@ def expected(ladder: tuple[int, ...], count: int) -> int | None:
 
 
 def test_uniform_decode_takes_a_full_graph_and_mixed_batches_a_piecewise_one() -> None:
-    assert to_plain(coverage(LADDERS, "full_and_piecewise", **SMALL, num_speculative_tokens=1)) == {
+    assert to_json_data(coverage(LADDERS, "full_and_piecewise", **SMALL, num_speculative_tokens=1)) == {
         "decode": [
             {"tokens_per_row": 1, "from": 1, "to": 1, "mode": "full", "size": 1},
             {"tokens_per_row": 1, "from": 2, "to": 2, "mode": "full", "size": 2},
@@ -82,7 +82,7 @@ def test_decode_in_piecewise_graphs_is_padded_in_tokens() -> None:
 
 
 def test_rows_above_the_full_graphs_take_piecewise_ones() -> None:
-    ladders = CaptureLadders((4, 16), (2,))
+    ladders = CaptureSizes((4, 16), (2,))
     found = coverage(ladders, "full_and_piecewise", max_num_seqs=20, max_num_batched_tokens=40)
     assert found.decode == (
         DecodeRange(1, 1, 2, "full", 2),
@@ -109,13 +109,13 @@ def test_padding_is_that_of_the_smallest_batch_in_tokens() -> None:
 
 def test_coverage_survives_json() -> None:
     found = coverage(LADDERS, "full_and_piecewise", **SMALL, num_speculative_tokens=2)
-    assert from_plain(Coverage, json.loads(json.dumps(to_plain(found)))) == found
+    assert from_plain(Coverage, json.loads(json.dumps(to_json_data(found)))) == found
 
 
 @settings(max_examples=200, deadline=None)
 @given(requests(), st.sampled_from(MODES))
 def test_coverage_is_complete_and_disjoint_and_dispatch_agrees_for_every_batch(request, mode) -> None:
-    ladders, k = capture_ladders(LadderSettings(**request)), request["num_speculative_tokens"]
+    ladders, k = make_capture_sizes(LadderSettings(**request)), request["num_speculative_tokens"]
     found = coverage(ladders, mode, **limits(request))
     full, piecewise = mode in ("full_decode_only", "full_and_piecewise"), mode in ("piecewise", "full_and_piecewise")
 
@@ -148,7 +148,7 @@ def test_coverage_is_complete_and_disjoint_and_dispatch_agrees_for_every_batch(r
 @settings(max_examples=200, deadline=None)
 @given(requests(), st.sampled_from(MODES))
 def test_no_two_neighbouring_ranges_could_be_one(request, mode) -> None:
-    found = coverage(capture_ladders(LadderSettings(**request)), mode, **limits(request))
+    found = coverage(make_capture_sizes(LadderSettings(**request)), mode, **limits(request))
     for ranges in (found.mixed, found.decode):
         for before, after in pairwise(ranges):
             same_graph = (before.mode, before.size) == (after.mode, after.size)
@@ -158,7 +158,7 @@ def test_no_two_neighbouring_ranges_could_be_one(request, mode) -> None:
 @settings(max_examples=300, deadline=None)
 @given(requests(), st.sampled_from(MODES))
 def test_every_eager_range_comes_with_settings_that_cover_it_and_their_memory(request, mode) -> None:
-    ladders = capture_ladders(LadderSettings(**request))
+    ladders = make_capture_sizes(LadderSettings(**request))
     found = coverage(ladders, mode, **limits(request))
     entries = uncovered(
         ladders, mode, LadderSettings(**request), bytes_for=lambda graphs: sum(100 + graph.tokens for graph in graphs)
@@ -169,7 +169,7 @@ def test_every_eager_range_comes_with_settings_that_cover_it_and_their_memory(re
         changes = {change.setting: change.value for change in entry.changes}
         assert len(changes) == len(entry.changes) > 0
         new_mode = changes.pop("graph_mode", mode)
-        changed = capture_ladders(LadderSettings(**(request | changes)))
+        changed = make_capture_sizes(LadderSettings(**(request | changes)))
         kind = type(entry.batches)
         after = coverage(changed, new_mode, **limits(request))
         ranges = after.mixed if kind is MixedRange else after.decode
@@ -231,7 +231,7 @@ def test_every_eager_range_comes_with_settings_that_cover_it_and_their_memory(re
     ],
 )
 def test_what_covers_a_range_is_the_setting_that_bounds_it(mode, request_, batches, changes, sizes) -> None:
-    entries = uncovered(capture_ladders(LadderSettings(**request_)), mode, LadderSettings(**request_), bytes_for=len)
+    entries = uncovered(make_capture_sizes(LadderSettings(**request_)), mode, LadderSettings(**request_), bytes_for=len)
     (entry,) = [entry for entry in entries if entry.batches == batches]
     assert {change.setting: change.value for change in entry.changes} == changes
     assert (entry.sizes, entry.memory) == (sizes, len(sizes))
@@ -239,9 +239,9 @@ def test_what_covers_a_range_is_the_setting_that_bounds_it(mode, request_, batch
 
 def test_a_lowered_max_num_seqs_does_not_change_which_graphs_a_change_adds() -> None:
     """Tokens come from the max_num_seqs asked for (40), rows from the effective one (4)."""
-    asked = capture_ladders(LadderSettings(max_num_seqs=40, max_num_batched_tokens=100))
+    asked = make_capture_sizes(LadderSettings(max_num_seqs=40, max_num_batched_tokens=100))
     request = {"max_num_seqs": 4, "max_num_batched_tokens": 100, "capture_rows": [2]}
-    ladders = CaptureLadders(asked.tokens, capture_ladders(LadderSettings(**request)).rows)
+    ladders = CaptureSizes(asked.tokens, make_capture_sizes(LadderSettings(**request)).rows)
     (mixed, decode) = (
         uncovered(ladders, "full_and_piecewise", LadderSettings(**request), bytes_for=len),
         uncovered(ladders, "full_decode_only", LadderSettings(**request), bytes_for=len),

@@ -12,9 +12,9 @@ from ostinato.errors import ConfigError, Remedy
 from ostinato.models.checkpoint import load_spec
 from ostinato.models.cut_weights import check_quantized_cut
 from ostinato.models.registry import MODELS as ARCHITECTURES
-from ostinato.models.table import with_table
-from ostinato.ops.facts import BETWEEN_RANKS
-from ostinato.plan.cuts import WIDTHS, Rank, problems, share_of, vocabulary_part
+from ostinato.models.table import with_weight_table
+from ostinato.ops.facts import COLLECTIVE_OPS
+from ostinato.plan.cuts import WIDTHS, Rank, sharding_problems, shard, vocabulary_part
 from ostinato.plan.device.catalogue import CATALOGUE
 from ostinato.plan.device.instruction_sets import NativeFacts
 from ostinato.plan.mixers import Mamba2Spec
@@ -37,7 +37,7 @@ def config(model: Path | str, **settings: object) -> EngineConfig:
 @pytest.mark.parametrize("model", MODELS, ids=lambda path: path.name)
 def test_a_rank_has_its_part_or_an_error_names_numbers_that_work(model: Path, ranks: int) -> None:
     whole = load_spec(config(model))
-    if problems(whole, ranks):
+    if sharding_problems(whole, ranks):
         with pytest.raises(ConfigError, match="what works is 1") as caught:
             load_spec(config(model, tensor_parallel_size=ranks))
         assert caught.value.remedies
@@ -79,7 +79,7 @@ def test_kernels_that_are_asked_for_are_those_of_all_but_what_ranks_give_each_ot
     asked = config("demo", tensor_parallel_size=2, kernels="native")
     chosen = make_plan(asked, load_spec(asked), device).kernels
     others = {op for op, choice in chosen.items() if choice.implementation != "native"}
-    assert {"all_reduce", "embedding_of_ranks"} <= others <= set(BETWEEN_RANKS)
+    assert {"all_reduce", "embedding_of_ranks"} <= others <= set(COLLECTIVE_OPS)
     with pytest.raises(ConfigError, match="kernels triton"):
         make_plan(asked.with_settings(kernels="triton"), load_spec(asked), device)
 
@@ -130,14 +130,14 @@ def test_a_draft_model_that_cannot_be_cut_is_whole_on_each_rank_and_the_plan_say
     assert plan.speculative.weights == own.weight_bytes(plan.settings.dtype)
     [decision] = [each for each in plan.decisions if each.topic == "draft.tensor_parallel_size"]
     assert (decision.requested, decision.effective) == (4, 1)
-    assert "; ".join(problems(own, 4)) in decision.reason
+    assert "; ".join(sharding_problems(own, 4)) in decision.reason
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 7])
 def test_any_number_divides_a_vocabulary(ranks: int) -> None:
     whole = load_spec(config("benchmarks/models/falcon-h1-170m"))
     assert vocabulary_part(whole.vocab_size, Rank(ranks - 1, ranks)).rows == -(-whole.vocab_size // ranks)
-    if problems(whole, ranks):
+    if sharding_problems(whole, ranks):
         return
     part = load_spec(config("benchmarks/models/falcon-h1-170m", tensor_parallel_size=ranks))
     assert part.vocab_size == whole.vocab_size
@@ -154,16 +154,16 @@ def in_super_blocks(ranks: int) -> None:
 
 
 def part_of(whole: ModelSpec, ranks: int) -> ModelSpec:
-    return with_table(share_of(whole, ranks))
+    return with_weight_table(shard(whole, ranks))
 
 
 def test_a_cut_within_a_super_block_is_refused_with_numbers_that_work() -> None:
     whole = load_spec(config("benchmarks/models/qwen3-410m"))
     cut = {row.in_size for row in whole.table if row.names[0].endswith(("o_proj.weight", "down_proj.weight"))}
     working = [
-        ranks for ranks in range(1, 65) if not problems(whole, ranks) and all(size // ranks % 256 == 0 for size in cut)
+        ranks for ranks in range(1, 65) if not sharding_problems(whole, ranks) and all(size // ranks % 256 == 0 for size in cut)
     ]
-    refused = next(ranks for ranks in range(2, 65) if not problems(whole, ranks) and ranks not in working)
+    refused = next(ranks for ranks in range(2, 65) if not sharding_problems(whole, ranks) and ranks not in working)
     for ranks in working[1:]:
         in_super_blocks(ranks)
     expected = rf"Q4_K of 256 elements; what works is {', '.join(map(str, working))}$"

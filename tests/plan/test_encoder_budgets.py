@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError
-from ostinato.plain_data import from_plain, to_plain
+from ostinato.plain_data import from_plain, to_json_data
 from ostinato.plan.encoder.budgets import EncoderBudgets, encoder_budgets
 from ostinato.plan.encoder.choice import EncoderPlan
 
@@ -205,6 +205,6 @@ def test_images_have_defaults_that_leave_all_to_the_plan() -> None:
 
 def test_an_encoder_s_plan_is_read_back_as_it_was_written() -> None:
     plan = EncoderPlan((64, 1024), 16, 1024, "auto", "asked for", "tape", 4097, 4096, 4097 * 4096, 10, 20, 0.5)
-    data = to_plain(plan)
+    data = to_json_data(plan)
     assert data["token_budgets"] == [64, 1024]
     assert from_plain(EncoderPlan, data) == plan

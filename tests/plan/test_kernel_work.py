@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from ostinato import EngineConfig
-from ostinato.engine.engine import Engine
+from ostinato.engine.engine import EngineCore
 from ostinato.layers.feed_forward import Experts
 from ostinato.layers.linear import Linear
-from ostinato.ops.work import KernelWork, StepShape
+from ostinato.ops.work import KernelCost, StepShape
 from ostinato.plan.layers import AttentionSpec, ExpertsSpec, LayerSpec
 from ostinato.plan.memory.cache_split import kv_block_bytes
 from ostinato.plan.memory.kernel_work import kernel_work
@@ -62,24 +62,24 @@ def work(step: StepShape, spec: ModelSpec = SPEC) -> dict[str, Any]:
 def test_a_decode_step_reads_weights_once_and_moves_states_keys_and_values_of_each_row() -> None:
     found = work(StepShape(rows=3, tokens_per_row=1, context=10, decodes=True))
     taps = MAMBA2.conv_dim * 4
-    assert found["linear"] == KernelWork((12000 - taps) * 2, 2 * 3 * (12000 - taps))
-    assert found["attention"] == KernelWork(3 * 12 * 32 * 2, 4 * 6 * 8 * 3 * 11)
-    assert found["state_update"] == KernelWork(3 * 2 * 512 * 4 + 12 * 4, 4 * 512 * 3)
-    assert found["causal_conv1d"] == KernelWork((3 * 2 * 3 * MAMBA2.conv_dim + taps) * 2, 2 * taps * 3)
-    assert found["logits"] == KernelWork(100 * 32 * 2, 2 * 100 * 32 * 3)
+    assert found["linear"] == KernelCost((12000 - taps) * 2, 2 * 3 * (12000 - taps))
+    assert found["attention"] == KernelCost(3 * 12 * 32 * 2, 4 * 6 * 8 * 3 * 11)
+    assert found["state_update"] == KernelCost(3 * 2 * 512 * 4 + 12 * 4, 4 * 512 * 3)
+    assert found["causal_conv1d"] == KernelCost((3 * 2 * 3 * MAMBA2.conv_dim + taps) * 2, 2 * taps * 3)
+    assert found["logits"] == KernelCost(100 * 32 * 2, 2 * 100 * 32 * 3)
     assert "ssd_scan" not in found
 
 
 def test_a_decode_step_with_drafts_writes_a_state_after_each_token() -> None:
     found = work(StepShape(rows=3, tokens_per_row=4, context=10, decodes=True))
     assert found["state_update"].num_bytes == 3 * (1 + 4) * 512 * 4 + 12 * 4
-    assert found["logits"] == KernelWork(100 * 32 * 2, 2 * 100 * 32 * 3 * 4)
+    assert found["logits"] == KernelCost(100 * 32 * 2, 2 * 100 * 32 * 3 * 4)
 
 
 def test_a_prompt_begins_with_no_state_and_attends_to_itself() -> None:
     found = work(StepShape(rows=1, tokens_per_row=20, context=0, decodes=False))
-    assert found["ssd_scan"] == KernelWork(512 * 4 + 12 * 4, 4 * 512 * 20)
-    assert found["attention"] == KernelWork(40 * 32 * 2, 4 * 6 * 8 * (20 * 21 / 2))
+    assert found["ssd_scan"] == KernelCost(512 * 4 + 12 * 4, 4 * 512 * 20)
+    assert found["attention"] == KernelCost(40 * 32 * 2, 4 * 6 * 8 * (20 * 21 / 2))
     assert "state_update" not in found
 
 
@@ -90,13 +90,13 @@ def test_a_window_bounds_what_attention_reads_and_computes(window: int, tokens: 
     found = work(StepShape(3, tokens, context, decodes=False), replace(SPEC, layers=(layer,)))["attention"]
     seen = [range(max(0, at - window + 1), at + 1) for at in range(context, context + tokens)]
     read = {key for keys in seen for key in keys}
-    assert found == KernelWork(3 * (len(read) + tokens) * 32 * 2, 4 * 6 * 8 * 3 * sum(map(len, seen)))
+    assert found == KernelCost(3 * (len(read) + tokens) * 32 * 2, 4 * 6 * 8 * 3 * sum(map(len, seen)))
 
 
 def test_a_token_alone_reads_the_experts_that_its_router_chooses_and_several_read_nobody_knows_which() -> None:
     spec = replace(SPEC, layers=(WITH_EXPERTS,))
     alone = work(StepShape(rows=1, tokens_per_row=1, context=0, decodes=True), spec)
-    assert alone["moe"] == KernelWork(1000 * 2, 2 * 1000)
+    assert alone["moe"] == KernelCost(1000 * 2, 2 * 1000)
     assert alone["linear"].num_bytes == 1000 * 2
     assert work(StepShape(rows=2, tokens_per_row=1, context=0, decodes=True), spec)["moe"] is None
 
@@ -104,7 +104,7 @@ def test_a_token_alone_reads_the_experts_that_its_router_chooses_and_several_rea
 def test_of_experts_of_8_bits_a_token_reads_its_share() -> None:
     spec = replace(SPEC, layers=(WITH_EXPERTS,), quantization=Quantization())
     alone = work(StepShape(rows=1, tokens_per_row=1, context=0, decodes=True), spec)
-    assert alone["moe"] == KernelWork((4000 + (4 * 50 + 4 * 10) * 4) / 4, 2 * 1000)
+    assert alone["moe"] == KernelCost((4000 + (4 * 50 + 4 * 10) * 4) / 4, 2 * 1000)
 
 
 def test_matrices_of_8_bits_are_read_as_such() -> None:
@@ -119,7 +119,7 @@ def test_matrices_of_8_bits_are_read_as_such() -> None:
 
 @pytest.mark.parametrize("name", ["nemotron_h", "granitemoehybrid", "falcon_h1", "qwen3"])
 def test_weights_of_a_kernel_are_those_of_the_modules_that_call_it(name: str) -> None:
-    engine = Engine(EngineConfig(model=str(checkpoint(name)), dtype="float32", threads=1, cache_memory="8MiB"))
+    engine = EngineCore(EngineConfig(model=str(checkpoint(name)), dtype="float32", threads=1, cache_memory="8MiB"))
     spec, modules = engine.spec, list(engine.runner.model.modules())
     linears = sum(each.weight.nbytes for each in modules if isinstance(each, Linear))
     if not spec.tied_embeddings:

@@ -17,16 +17,16 @@ from ostinato.config import EngineConfig
 from ostinato.errors import CapacityError, ConfigError, Remedy
 from ostinato.models.checkpoint import load_spec
 from ostinato.ops.work import StepShape
-from ostinato.plain_data import to_plain
+from ostinato.plain_data import to_json_data
 from ostinato.plan.device.catalogue import CATALOGUE
 from ostinato.plan.graphs.traffic import Traffic
 from ostinato.plan.layouts.deadline import Deadline
-from ostinato.plan.layouts.layout import LayoutEstimate, Offered, estimate_layouts, full_step
-from ostinato.plan.layouts.queue import Arrival, Room, Served, make_arrivals, simulate
+from ostinato.plan.layouts.layout import CapacityEstimate, OfferedLoad, estimate_layouts, full_step
+from ostinato.plan.layouts.queue import Arrival, EngineCapacity, RequestLatency, make_arrivals, simulate
 from ostinato.plan.layouts.requests import RequestLengths
-from ostinato.plan.layouts.step_time import StepTimes
+from ostinato.plan.layouts.step_time import StepTimeTable
 from ostinato.plan.plan import Plan, make_plan
-from ostinato.plan.prediction import Machine
+from ostinato.plan.prediction import StepPredictor
 from tests.support.checkpoints import checkpoint
 
 H100 = CATALOGUE["h100-80gb"]
@@ -85,13 +85,13 @@ def test_other_lengths_are_refused_with_the_field(requests: Any, word: str) -> N
 
 
 @pytest.fixture(scope="module")
-def machine() -> Machine:
+def machine() -> StepPredictor:
     spec = load_spec(EngineConfig(model=str(checkpoint("nemotron_h"))))
-    return Machine(spec, "bfloat16", "float32", 50e9, 500e9)
+    return StepPredictor(spec, "bfloat16", "float32", 50e9, 500e9)
 
 
 def test_steps_are_as_predicted_at_powers_of_two_and_between_them_lie_between(machine) -> None:
-    times = StepTimes(machine)
+    times = StepTimeTable(machine)
 
     def predicted(rows: int, tokens: int, context: int, *, decodes: bool) -> float:
         return machine.predict(StepShape(rows, tokens, context, decodes)).seconds
@@ -108,7 +108,7 @@ def test_steps_are_as_predicted_at_powers_of_two_and_between_them_lie_between(ma
 @given(st.integers(1, 40), st.integers(0, 3000), st.integers(1, 900))
 @settings(max_examples=60, deadline=None)
 def test_a_step_of_rows_and_prompts_is_dearer_than_each_and_cheaper_than_both(machine, rows, context, prompt) -> None:
-    times = StepTimes(machine).seconds
+    times = StepTimeTable(machine).seconds
     both, apart = times(rows, context, prompt), (times(rows, context), times(0, 0, prompt))
     assert max(apart) * 0.97 <= both <= sum(apart) * 1.05
 
@@ -116,7 +116,7 @@ def test_a_step_of_rows_and_prompts_is_dearer_than_each_and_cheaper_than_both(ma
 # The queue
 
 
-def slowly(arrivals: list[Arrival], room: Room) -> list[Served]:
+def slowly(arrivals: list[Arrival], room: EngineCapacity) -> list[RequestLatency]:
     """The same queue, one step after the other, from its rules."""
     now, step, served = 0.0, 0, {}
     waiting = list(range(len(arrivals)))
@@ -156,7 +156,7 @@ def slowly(arrivals: list[Arrival], room: Room) -> list[Served]:
         for place in [place for place, count in made.items() if count == arrivals[place].output]:
             del made[place]
             after = arrivals[place].output - 1
-            served[place] = Served(first[place] - arrivals[place].time, (now - first[place]) / after if after else None)
+            served[place] = RequestLatency(first[place] - arrivals[place].time, (now - first[place]) / after if after else None)
     return [served[place] for place in range(len(arrivals))]
 
 
@@ -176,7 +176,7 @@ def test_the_queue_is_that_of_its_rules_step_by_step(given_, rows, step_tokens, 
     for pause, prompt, share, output in given_:
         time += pause
         made.append(Arrival(time, prompt, max(1, round(prompt * share)), output))
-    room = Room(rows, step_tokens, cache_tokens)
+    room = EngineCapacity(rows, step_tokens, cache_tokens)
     run = simulate(made, room, steps)
     for found, wanted in zip(run.served, slowly(made, room), strict=True):
         assert found.first_token == pytest.approx(wanted.first_token)
@@ -193,7 +193,7 @@ def test_a_single_row_waits_as_queueing_theory_says() -> None:
 
     lengths = RequestLengths(Counter({10: 1, 100: 1}), Counter({1: 1}))
     arrivals = make_arrivals(lengths, 1.2, 40000, seed=1)
-    served = simulate(arrivals, Room(1, 1000, None), seconds).served
+    served = simulate(arrivals, EngineCapacity(1, 1000, None), seconds).served
     service, squares = 0.55, (0.1**2 + 1.0**2) / 2
     wait = 1.2 * squares / (2 * (1 - 1.2 * service))
     assert statistics.fmean(each.first_token for each in served) == pytest.approx(service + wait, rel=0.06)
@@ -207,8 +207,8 @@ def test_arrivals_are_as_counted_and_repeat() -> None:
     assert {each.computed for each in arrivals} == {round(20 * (1 - 25 / 120)), round(60 * (1 - 25 / 120))}
 
 
-@pytest.mark.parametrize("room", [Room(8, 64, None), Room(64, 24, None), Room(64, 640, 400)])
-def test_the_most_that_is_carried_is_where_the_queue_begins_to_grow(room: Room) -> None:
+@pytest.mark.parametrize("room", [EngineCapacity(8, 64, None), EngineCapacity(64, 24, None), EngineCapacity(64, 640, 400)])
+def test_the_most_that_is_carried_is_where_the_queue_begins_to_grow(room: EngineCapacity) -> None:
     rows, seconds = full_step(LENGTHS, room, steps)
     most = rows / (LENGTHS.mean_output * seconds)
 
@@ -220,8 +220,8 @@ def test_the_most_that_is_carried_is_where_the_queue_begins_to_grow(room: Room) 
     assert drained(0.8 * most) == pytest.approx(0.8 * most, rel=0.06)
 
 
-@pytest.mark.parametrize("room", [Room(16, 64, None), Room(64, 640, 3000)])
-def test_the_most_that_is_carried_holds_where_few_outputs_are_much_longer_than_others(room: Room) -> None:
+@pytest.mark.parametrize("room", [EngineCapacity(16, 64, None), EngineCapacity(64, 640, 3000)])
+def test_the_most_that_is_carried_holds_where_few_outputs_are_much_longer_than_others(room: EngineCapacity) -> None:
     lengths = RequestLengths(Counter({20: 3, 60: 1}), Counter({4: 9, 400: 1}))
     drawn = make_arrivals(lengths, 1.0, 4000, seed=1)
     own = RequestLengths(Counter(each.prompt for each in drawn), Counter(each.output for each in drawn))
@@ -235,12 +235,12 @@ def test_the_most_that_is_carried_holds_where_few_outputs_are_much_longer_than_o
 
 def estimate(
     per_second: float | None, deadline: Deadline | None = None, replicas: tuple[int, ...] = (), **given_: Any
-) -> LayoutEstimate:
+) -> CapacityEstimate:
     config = EngineConfig(model="benchmarks/models/nemotron-h-8b", **given_)
     spec = load_spec(config)
     plan: Plan = make_plan(config, spec, H100)
     lengths = RequestLengths(Counter({500: 1, 1500: 1}), Counter({100: 1, 300: 1}), 500)
-    return estimate_layouts(config, spec, H100, plan, Offered(lengths, per_second, deadline), replicas)
+    return estimate_layouts(config, spec, H100, plan, OfferedLoad(lengths, per_second, deadline), replicas)
 
 
 def test_the_fewest_replicas_carry_the_rate_and_one_less_does_not() -> None:
@@ -280,7 +280,7 @@ def test_requests_that_are_too_long_and_rates_beyond_all_replicas_are_refused() 
 
 
 def test_the_estimate_is_plain_data() -> None:
-    data = json.loads(json.dumps(to_plain(estimate(None, replicas=(1, 2)))))
+    data = json.loads(json.dumps(to_json_data(estimate(None, replicas=(1, 2)))))
     assert [load["replicas"] for load in data["loads"]] == [1, 1, 1, 2, 2, 2]
 
 

@@ -15,7 +15,7 @@ from ostinato.config import EngineConfig
 from ostinato.errors import CapacityError, ConfigError
 from ostinato.plan.graphs.capture_plan import choose_capture
 from ostinato.plan.graphs.coverage import FULL_MODES, PIECEWISE_MODES, dispatch
-from ostinato.plan.graphs.ladders import LadderSettings, capture_ladders
+from ostinato.plan.graphs.ladders import LadderSettings, make_capture_sizes
 from ostinato.plan.limits import Limits
 from ostinato.plan.memory.graph_memory import Capture, LargestGraphs, arena_bytes, buffer_bytes, graph_bytes
 from ostinato.plan.model import ModelSpec
@@ -343,7 +343,7 @@ def test_coverage_is_complete_and_disjoint_and_agrees_with_dispatch(config, mebi
 def test_the_ladders_of_a_plan_are_those_of_the_pure_function() -> None:
     config = EngineConfig(max_num_seqs=20, max_num_batched_tokens=300, max_capture_size=257)
     capture = make_plan(config, hybrid(), cpu(64 * GIB)).capture
-    expected = capture_ladders(LadderSettings(max_num_seqs=20, max_num_batched_tokens=300, max_capture_size=257))
+    expected = make_capture_sizes(LadderSettings(max_num_seqs=20, max_num_batched_tokens=300, max_capture_size=257))
     assert capture.ladders() == expected
 
 

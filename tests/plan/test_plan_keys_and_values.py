@@ -10,7 +10,7 @@ import pytest
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError
 from ostinato.ops.work import StepShape
-from ostinato.plan.identity import cache_identity
+from ostinato.plan.identity import cache_fingerprint
 from ostinato.plan.memory.activations import activation_bytes
 from ostinato.plan.memory.kernel_work import kernel_work
 from ostinato.plan.memory.keys_and_values import bytes_per_token
@@ -78,7 +78,7 @@ def test_a_reference_widens_the_integers_that_it_gathers() -> None:
 
 def test_blocks_of_8_bits_are_no_others() -> None:
     """Neither in files nor in a request that moves."""
-    identities = [cache_identity(planned(hybrid(), **each)) for each in ({}, {"kv_cache_dtype": "int8"})]
+    identities = [cache_fingerprint(planned(hybrid(), **each)) for each in ({}, {"kv_cache_dtype": "int8"})]
     assert identities[0] != identities[1]
     assert identities[1]["kv_cache_dtype"] == "int8"
 

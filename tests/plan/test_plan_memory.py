@@ -8,13 +8,13 @@ import pytest
 
 from ostinato.ops import scratch
 from ostinato.ops.sizes import GROUP_TOKENS
-from ostinato.plan.calls import Call, Calls
+from ostinato.plan.calls import TraceCall, CallTrace
 from ostinato.plan.layers import ExpertsSpec, LayerSpec
 from ostinato.plan.memory.activations import activation_bytes
 from ostinato.plan.memory.cache_split import (
-    Budget,
+    MemoryBudget,
     cache_need,
-    cache_room,
+    cache_bytes_left,
     fit_memory,
     kv_block_bytes,
     slots_per_request,
@@ -23,7 +23,7 @@ from ostinato.plan.memory.cache_split import (
 from ostinato.plan.quantization import BlockQuantization
 from tests.support.plan_cases import ATTENTION, MAMBA2, MIB, attention_layer, hybrid, mamba2_layer, mlp_layer, model
 
-BUDGET = Budget(
+BUDGET = MemoryBudget(
     available=1000,
     weights=300,
     cache_size=None,
@@ -132,19 +132,19 @@ def test_products_whose_inputs_have_an_order_keep_some_tokens_in_it_for_each_thr
     small = model(mlp_layer(), vocab_size=10)
 
     def size(in_order: bool) -> int:
-        ordered = replace(small, quantization=BlockQuantization((), "int4_g32", in_order=in_order))
+        ordered = replace(small, quantization=BlockQuantization((), "int4_g32", has_act_order=in_order))
         return activation_bytes(ordered, "float32", 16, 1, 64, gathers_states=False, native=ALL_NATIVE, threads=3)
 
     assert size(True) - size(False) == 3 * 4 * 16 * small.hidden_size  # of the LM head
 
 
 def test_results_of_calls_are_there_at_once_from_their_call_to_their_last_reader() -> None:
-    first, second = Call("linear", 6, "model", ()), Call("to", 10, "float32", (0,))
-    third, last = Call("linear", 4, "model", (0, 1)), Call("linear", 8, "model", (2,))
-    assert Calls((first, second, third, last), 3).widest_elements == 6 + 10 + 4
-    assert Calls((first, second, third, last), 3, entries=2).widest_elements == 10
-    in_place, reader = Call("rotary", 0, "model", (0,)), Call("linear", 8, "model", (1,))
-    assert Calls((first, in_place, reader), 2).widest_elements == 6 + 8
+    first, second = TraceCall("linear", 6, "model", ()), TraceCall("to", 10, "float32", (0,))
+    third, last = TraceCall("linear", 4, "model", (0, 1)), TraceCall("linear", 8, "model", (2,))
+    assert CallTrace((first, second, third, last), 3).widest_elements == 6 + 10 + 4
+    assert CallTrace((first, second, third, last), 3, entries=2).widest_elements == 10
+    in_place, reader = TraceCall("rotary", 0, "model", (0,)), TraceCall("linear", 8, "model", (1,))
+    assert CallTrace((first, in_place, reader), 2).widest_elements == 6 + 8
 
 
 def test_native_experts_keep_what_each_choice_reads_and_computes() -> None:
@@ -167,12 +167,12 @@ def test_the_least_cache_has_null_block_null_slot_all_slots_and_one_request() ->
 
 
 def test_the_cache_gets_what_is_left_unless_its_size_is_set() -> None:
-    assert cache_room(BUDGET, activations=100) == 600
-    assert cache_room(replace(BUDGET, cache_size=400), activations=100) == 400
-    assert cache_room(replace(BUDGET, cache_size=650), activations=100) == 600
+    assert cache_bytes_left(BUDGET, activations=100) == 600
+    assert cache_bytes_left(replace(BUDGET, cache_size=400), activations=100) == 400
+    assert cache_bytes_left(replace(BUDGET, cache_size=650), activations=100) == 600
     given = replace(BUDGET, cache_size=650, cache_is_given=True)
-    assert cache_room(given, activations=50) == 650
-    assert cache_room(given, activations=51) < 0
+    assert cache_bytes_left(given, activations=50) == 650
+    assert cache_bytes_left(given, activations=51) < 0
 
 
 def test_what_slots_leave_of_the_cache_goes_to_blocks() -> None:

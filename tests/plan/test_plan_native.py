@@ -15,7 +15,7 @@ from ostinato.plan.device.instruction_sets import (
     CPU_FLAGS,
     GRANTED,
     HOW_TO_GET,
-    STAND_INS,
+    TEST_ISAS,
     NativeFacts,
     ask_for_matrix_units,
     choose_isa,
@@ -150,7 +150,7 @@ def test_a_process_may_use_matrix_units_or_is_told_why_not() -> None:
 
 
 def test_a_stand_in_is_never_chosen() -> None:
-    names = {isa for isas in STAND_INS.values() for isa in isas}
+    names = {isa for isas in TEST_ISAS.values() for isa in isas}
     assert names
     for flags in (X86["x86_64_v4"], X86["x86_64_v4_amx"]):
         assert choose_isa(sorted(names), flags, "x86_64", GRANTED).isa is None
@@ -164,8 +164,8 @@ def test_the_build_reads_the_one_table_without_any_package(tmp_path: Path) -> No
         name, *words = line.removeprefix("set(").removesuffix(")").split()
         values[name] = words
     assert values["known_isas"] == list(X86)
-    assert values["stand_ins"] == list(STAND_INS["x86_64"])
+    assert values["stand_ins"] == list(TEST_ISAS["x86_64"])
     assert values["runnable_isas"] == runnable_here()
-    assert {name: values[f"flags_of_{name}"] for name in (*X86, *STAND_INS["x86_64"])} == {
+    assert {name: values[f"flags_of_{name}"] for name in (*X86, *TEST_ISAS["x86_64"])} == {
         isa.name: list(isa.compiler_flags) for isa in TABLE["x86_64"]
     }

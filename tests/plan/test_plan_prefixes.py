@@ -14,12 +14,12 @@ from rich.console import Console
 
 from ostinato.config import EngineConfig
 from ostinato.errors import CapacityError
-from ostinato.plan.memory.cache_split import MOST_CACHED_TOKENS, Budget, MemoryPlan, cache_need, fit_memory
+from ostinato.plan.memory.cache_split import MAX_CACHED_TOKENS, MemoryBudget, MemoryPlan, cache_need, fit_memory
 from ostinato.plan.plan import Plan, make_plan
 from ostinato.plan.words.render import print_plan
 from tests.support.plan_cases import GIB, MIB, attention_layer, cpu, gpu, hybrid, mamba2_layer, mlp_layer, model
 
-BUDGET = Budget(
+BUDGET = MemoryBudget(
     available=10_000,
     weights=0,
     cache_size=None,
@@ -34,7 +34,7 @@ BUDGET = Budget(
 """2 requests at once: 150 bytes of slots. A prefix of 32 tokens: 2 blocks and a slot, 70 bytes."""
 
 
-def split(budget: Budget = BUDGET, rows: int = 2, max_model_len: int = 64) -> MemoryPlan:
+def split(budget: MemoryBudget = BUDGET, rows: int = 2, max_model_len: int = 64) -> MemoryPlan:
     memory = fit_memory(budget, 0, rows, max_model_len)
     assert memory is not None
     return memory
@@ -101,16 +101,16 @@ def test_without_hits_the_split_is_for_running_requests_alone() -> None:
 def test_tiny_models_do_not_get_ids_without_end() -> None:
     huge = replace(BUDGET, available=10**12)
     memory = split(huge)
-    assert memory.prefix_tokens == MOST_CACHED_TOKENS
-    assert memory.num_checkpoints == MOST_CACHED_TOKENS // 32
-    assert memory.num_blocks == 1 + 2 * 4 + MOST_CACHED_TOKENS // 16
-    assert split(replace(huge, expected_prefix_tokens=1)).num_slots <= MOST_CACHED_TOKENS // 16 + 3
-    assert split(replace(huge, kv_block=0)).num_checkpoints == MOST_CACHED_TOKENS // 32
+    assert memory.prefix_tokens == MAX_CACHED_TOKENS
+    assert memory.num_checkpoints == MAX_CACHED_TOKENS // 32
+    assert memory.num_blocks == 1 + 2 * 4 + MAX_CACHED_TOKENS // 16
+    assert split(replace(huge, expected_prefix_tokens=1)).num_slots <= MAX_CACHED_TOKENS // 16 + 3
+    assert split(replace(huge, kv_block=0)).num_checkpoints == MAX_CACHED_TOKENS // 32
     assert split(replace(huge, expected_prefix_tokens=2**23), max_model_len=2**23).num_checkpoints == 1
 
 
 BUDGETS = st.builds(
-    Budget,
+    MemoryBudget,
     available=st.integers(0, 10**6),
     weights=st.integers(0, 1000),
     cache_size=st.none() | st.integers(1, 10**6),
@@ -127,7 +127,7 @@ BUDGETS = st.builds(
 @settings(max_examples=500, deadline=None)
 @given(BUDGETS, st.integers(1, 40), st.integers(2, 3000), st.integers(0, 1000))
 def test_a_split_stays_in_its_room_and_takes_nothing_from_running_requests(
-    budget: Budget, rows: int, max_model_len: int, activations: int
+    budget: MemoryBudget, rows: int, max_model_len: int, activations: int
 ) -> None:
     memory = fit_memory(budget, activations, rows, max_model_len)
     alone = fit_memory(replace(budget, holds_prefixes=False), activations, rows, max_model_len)
@@ -148,7 +148,7 @@ def test_a_split_stays_in_its_room_and_takes_nothing_from_running_requests(
 
 @settings(max_examples=300, deadline=None)
 @given(BUDGETS, st.integers(1, 40), st.integers(2, 3000), st.integers(1, 3000), st.integers(1, 3000))
-def test_longer_prefixes_are_fewer(budget: Budget, rows: int, max_model_len: int, one: int, other: int) -> None:
+def test_longer_prefixes_are_fewer(budget: MemoryBudget, rows: int, max_model_len: int, one: int, other: int) -> None:
     low, high = (min(tokens, max_model_len) for tokens in sorted((one, other)))
     short, long = (
         fit_memory(replace(budget, holds_prefixes=True, expected_prefix_tokens=tokens), 0, rows, max_model_len)
@@ -192,8 +192,8 @@ def test_the_most_tokens_that_are_planned_for_are_a_decision() -> None:
     tiny = model(attention_layer(), mlp_layer())
     plan = make_plan(EngineConfig(), tiny, gpu(80 * GIB))
     [(possible, effective, reason)] = decided(plan, "prefix_tokens")
-    assert effective == plan.memory.prefix_tokens == MOST_CACHED_TOKENS < possible
-    assert str(MOST_CACHED_TOKENS) in reason
+    assert effective == plan.memory.prefix_tokens == MAX_CACHED_TOKENS < possible
+    assert str(MAX_CACHED_TOKENS) in reason
     assert not decided(plan, "num_blocks")
     assert not decided(make_plan(EngineConfig(), tiny, gpu(GIB // 2)), "prefix_tokens")
 

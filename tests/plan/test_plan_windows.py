@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from ostinato import EngineConfig
 from ostinato.cache.manager import CacheManager
-from ostinato.cache.pane_rules import PaneRules
+from ostinato.cache.pane_rules import SlidingWindowSpec
 from ostinato.errors import CapacityError
 from ostinato.plan.memory.cache_split import cache_need, kv_block_bytes
-from ostinato.plan.memory.pane_split import Tables, prefixes_in, split_tables
+from ostinato.plan.memory.pane_split import BlockDemand, prefixes_in, split_tables
 from ostinato.plan.plan import Plan, make_plan
-from ostinato.plan.windows import pane_rules
+from ostinato.plan.windows import sliding_window_spec
 from ostinato.units import format_bytes
 from tests.plan.test_plan_memory import BUDGET
 from tests.support.plan_cases import ATTENTION, GIB, attention_layer, cpu, hybrid, model
@@ -31,8 +31,8 @@ def planned(spec: Any = GEMMA, **settings: Any) -> Plan:
     return make_plan(EngineConfig(**{"dtype": "bfloat16", **settings}), spec, cpu(8 * GIB))
 
 
-def rules_of(plan: Plan) -> PaneRules:
-    rules = pane_rules(plan.memory, plan.settings.block_size, plan.settings.max_num_batched_tokens)
+def rules_of(plan: Plan) -> SlidingWindowSpec:
+    rules = sliding_window_spec(plan.memory, plan.settings.block_size, plan.settings.max_num_batched_tokens)
     assert rules is not None
     return rules
 
@@ -45,9 +45,9 @@ def said(plan: Plan) -> list[str]:
 def test_layers_with_a_window_have_panes_where_a_request_may_be_longer(max_model_len: int, has_panes: bool) -> None:
     plan = planned(max_model_len=max_model_len)
     memory, whole = plan.memory, kv_block_bytes(GEMMA, 16, "bfloat16")
-    assert (memory.num_panes > 0, memory.pane_window) == (has_panes, 512 if has_panes else 0)
-    assert memory.kv_block + memory.pane == whole
-    assert memory.pane == (5 * whole // 6 if has_panes else 0)
+    assert (memory.num_window_blocks > 0, memory.sliding_window) == (has_panes, 512 if has_panes else 0)
+    assert memory.kv_block + memory.window_block == whole
+    assert memory.window_block == (5 * whole // 6 if has_panes else 0)
     assert bool(said(plan)) == has_panes
 
 
@@ -59,14 +59,14 @@ def test_a_window_that_no_request_outgrows_changes_nothing_of_a_plan() -> None:
 def test_layers_that_all_have_a_window_have_panes_alone() -> None:
     memory = planned(model(LOCAL, LOCAL), max_model_len=4096).memory
     assert (memory.num_blocks, memory.kv_block) == (0, 0)
-    assert memory.cache == memory.num_panes * memory.pane
+    assert memory.cache == memory.num_window_blocks * memory.window_block
 
 
 def test_of_layers_with_several_windows_the_longest_decides() -> None:
     spec = model(LOCAL, attention_layer(replace(ATTENTION, window=64)), attention_layer())
     plan = planned(spec, max_model_len=4096)
-    assert plan.memory.pane_window == 512
-    assert plan.memory.pane == 2 * plan.memory.kv_block
+    assert plan.memory.sliding_window == 512
+    assert plan.memory.window_block == 2 * plan.memory.kv_block
     assert "2 of 3 attention layers read the last 64 or 512 tokens alone" in said(plan)[0]
 
 
@@ -74,8 +74,8 @@ def test_the_plan_says_what_the_longest_request_takes_and_how_many_fit() -> None
     plan = planned(max_model_len=8192, cache_memory="512MiB")
     memory, rules = plan.memory, rules_of(plan)
     blocks = 8192 // 16
-    own, whole = blocks * memory.kv_block + rules.own * memory.pane, blocks * (memory.kv_block + memory.pane)
-    count = min((memory.num_blocks - 1) // blocks, (memory.num_panes - 1 - rules.shared) // rules.own)
+    own, whole = blocks * memory.kv_block + rules.blocks_per_request * memory.window_block, blocks * (memory.kv_block + memory.window_block)
+    count = min((memory.num_blocks - 1) // blocks, (memory.num_window_blocks - 1 - rules.shared_blocks) // rules.blocks_per_request)
     assert own < whole / 4
     assert (
         f"takes {format_bytes(own)} instead of {format_bytes(whole)}, and {count} of that length fit" in said(plan)[0]
@@ -90,18 +90,18 @@ def test_the_plan_says_what_the_longest_request_takes_and_how_many_fit() -> None
 def test_a_request_of_max_model_len_is_served_by_what_is_planned(spec: Any, caching: bool, length: int) -> None:
     plan = planned(spec, max_model_len=length, enable_prefix_caching=caching, max_num_seqs=4, cache_memory="600MiB")
     memory = plan.memory
-    cache = CacheManager(memory.num_blocks, memory.num_slots, 16, num_panes=memory.num_panes, pane_rules=rules_of(plan))
-    assert cache.max_tokens_ever() >= length
+    cache = CacheManager(memory.num_blocks, memory.num_slots, 16, num_panes=memory.num_window_blocks, pane_rules=rules_of(plan))
+    assert cache.max_request_tokens() >= length
     assert cache.admit("a", length)
     assert memory.cache == (
-        memory.num_blocks * memory.kv_block + memory.num_panes * memory.pane + memory.num_slots * memory.state_slot
+        memory.num_blocks * memory.kv_block + memory.num_window_blocks * memory.window_block + memory.num_slots * memory.state_slot
     )
     assert memory.cache <= 600 * 2**20
 
 
 def test_a_longer_request_needs_no_more_panes() -> None:
-    rules = PaneRules(512, 16, 2048)
-    assert rules.needed(16384 // 16) == rules.needed(8192 // 16) == 32 + 2 + 127
+    rules = SlidingWindowSpec(512, 16, 2048)
+    assert rules.blocks_needed(16384 // 16) == rules.blocks_needed(8192 // 16) == 32 + 2 + 127
 
 
 def test_a_cache_that_is_too_small_for_the_window_is_refused_with_what_would_do() -> None:
@@ -116,17 +116,17 @@ def test_a_cache_that_is_too_small_for_the_window_is_refused_with_what_would_do(
 def test_files_behind_the_cache_hold_panes_where_there_are_some(setting: dict[str, str]) -> None:
     with_panes = planned(max_model_len=4096, **setting)
     assert with_panes.cache_files is not None
-    assert with_panes.cache_files.pane_bytes == with_panes.memory.pane > 0
+    assert with_panes.cache_files.pane_bytes == with_panes.memory.window_block > 0
     without = planned(max_model_len=512, **setting)  # no request outgrows the window
     assert without.cache_files is not None
     assert without.cache_files.pane_bytes == 0
 
 
 tables = st.builds(
-    Tables,
+    BlockDemand,
     block=st.sampled_from([0, 1, 10, 100]),
     pane=st.sampled_from([1, 10, 100]),
-    rules=st.builds(PaneRules, st.integers(1, 300), st.just(16), st.integers(1, 500)),
+    rules=st.builds(SlidingWindowSpec, st.integers(1, 300), st.just(16), st.integers(1, 500)),
     rows=st.integers(1, 20),
     longest=st.integers(1, 500),
     expected=st.integers(1, 64),
@@ -135,23 +135,23 @@ tables = st.builds(
 
 @given(tables=tables, more=st.integers(0, 200_000), holds_prefixes=st.booleans())
 def test_a_split_holds_the_longest_request_fills_the_room_and_has_no_panes_to_spare(
-    tables: Tables, more: int, holds_prefixes: bool
+    tables: BlockDemand, more: int, holds_prefixes: bool
 ) -> None:
     tables = replace(tables, expected=min(tables.expected, tables.longest))
-    least = tables.longest * tables.block + tables.rules.needed(tables.longest) * tables.pane
+    least = tables.longest * tables.block + tables.rules.blocks_needed(tables.longest) * tables.pane
     room = least + more
     blocks, panes = split_tables(tables, room, holds_prefixes)
     assert blocks >= (tables.longest if tables.block else 0)
-    assert panes >= tables.rules.needed(tables.longest)
+    assert panes >= tables.rules.blocks_needed(tables.longest)
     assert room - (tables.block or tables.pane) < blocks * tables.block + panes * tables.pane <= room
     if tables.block and not holds_prefixes:
-        assert panes <= tables.rules.needed(tables.longest, tables.rows)
+        assert panes <= tables.rules.blocks_needed(tables.longest, tables.rows)
 
 
 @given(tables=tables, more=st.integers(0, 200_000))
-def test_more_room_never_holds_fewer_prefixes_by_more_than_what_is_rounded(tables: Tables, more: int) -> None:
+def test_more_room_never_holds_fewer_prefixes_by_more_than_what_is_rounded(tables: BlockDemand, more: int) -> None:
     tables = replace(tables, expected=min(tables.expected, tables.longest))
-    least = tables.longest * tables.block + tables.rules.needed(tables.longest) * tables.pane
+    least = tables.longest * tables.block + tables.rules.blocks_needed(tables.longest) * tables.pane
     found = [prefixes_in(tables, *split_tables(tables, least + part, True)) for part in (more, 4 * more)]
     # One pane more may cost as many blocks as several prefixes have.
     rounded = 1 + (tables.pane // (tables.expected * tables.block) if tables.block else 0)
@@ -160,7 +160,7 @@ def test_more_room_never_holds_fewer_prefixes_by_more_than_what_is_rounded(table
 
 def test_the_least_cache_counts_panes_for_one_request_and_one_step() -> None:
     budget = replace(BUDGET, pane=7, pane_window=33)
-    rules = PaneRules(33, budget.block_size, 100)
+    rules = SlidingWindowSpec(33, budget.block_size, 100)
     blocks = -(-1000 // budget.block_size)
     alone = cache_need(BUDGET, 3, 1000)
-    assert cache_need(budget, 3, 1000, 100) == alone + 7 * (1 + rules.needed(blocks))
+    assert cache_need(budget, 3, 1000, 100) == alone + 7 * (1 + rules.blocks_needed(blocks))

@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ostinato.config import EngineConfig
-from ostinato.engine.engine import Engine
-from ostinato.engine.run.encoding import write_images
+from ostinato.engine.engine import EngineCore
+from ostinato.engine.run.encoding import write_encoder_inputs
 from ostinato.graphs.encoder import EncoderGraphs
 from ostinato.graphs.graphs import weight_storages
 from ostinato.graphs.tape import TapeBackend
-from ostinato.layers.build import Build
+from ostinato.layers.build import WeightAllocator
 from ostinato.layers.sketch import Sketch
 from ostinato.layers.vision import VisionEncoder
 from ostinato.models.checkpoint import load_spec
@@ -81,12 +81,12 @@ def visions(draw: st.DrawFn) -> VisionSpec:
 def captured(vision: VisionSpec, dtype: str, budgets: Sequence[int], items: int, kernels: str) -> EncoderGraphs:
     isa = runnable_sets()[0] if kernels == "native" else None
     ops = select_ops(dict.fromkeys(ENCODER_OPS, kernels), isa)
-    encoder = VisionEncoder(Build(ops, DTYPES[dtype], CPU), vision, 10000.0, "gelu_pytorch_tanh")
+    encoder = VisionEncoder(WeightAllocator(ops, DTYPES[dtype], CPU), vision, 10000.0, "gelu_pytorch_tanh")
     graphs = EncoderGraphs(
         plan_of(budgets, items),
         vision,
         encoder.forward,
-        partial(write_images, vision=vision),
+        partial(write_encoder_inputs, vision=vision),
         CPU,
         lambda persistent: TapeBackend(ops.tap, persistent, CPU),
         lambda: weight_storages(encoder),
@@ -205,7 +205,7 @@ def assert_planned(model: str, dtype: str, kernels: str, **settings: Any) -> Non
     skip_unless_planned(kernels)
     config = {"model": model, "dtype": dtype, "kernels": kernels, "threads": 1, "block_size": 16, "capture": "startup"}
     config |= sizes | settings
-    graphs = Engine(EngineConfig(**config)).runner.measured["graphs"]
+    graphs = EngineCore(EngineConfig(**config)).runner.measured["graphs"]
     # A head's buffer of hidden states is planned, and is not counted as one of the graphs.
     assert graphs["observed_bytes"] > 0
     assert 0 <= graphs["planned_bytes"] - graphs["observed_bytes"] < 4096

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from ostinato import EngineConfig
 from ostinato.models.checkpoint import load_spec
-from ostinato.ops.work import KernelWork, StepShape
+from ostinato.ops.work import KernelCost, StepShape
 from ostinato.plan.device.catalogue import CATALOGUE, DeviceSpec
 from ostinato.plan.device.cpuinfo import processor_of
 from ostinato.plan.device.detect import detect
@@ -25,9 +25,9 @@ from ostinato.plan.device.rates import (
     save_rates,
 )
 from ostinato.plan.layers import ExpertsSpec
-from ostinato.plan.memory.kernel_work import LOGITS, experts_read, kernel_work
+from ostinato.plan.memory.kernel_work import LOGITS, expected_experts, kernel_work
 from ostinato.plan.plan import Plan, make_plan
-from ostinato.plan.prediction import ENGINE, Machine, seconds_at
+from ostinato.plan.prediction import ENGINE, StepPredictor, seconds_at
 from ostinato.plan.words.render import print_plan
 from tests.support.checkpoints import checkpoint
 
@@ -59,7 +59,7 @@ def made_rates(dtype: str = "float32", threads: int = 2) -> Rates:
         call_seconds=1e-6,
         step_seconds=5e-4,
         row_seconds=1e-5,
-        others=0.02,
+        other_load=0.02,
         rates=tuple(made),
     )
 
@@ -74,15 +74,15 @@ def plan_for(name: str = "nemotron_h_dense", device: DeviceSpec | None = None, *
     return make_plan(config, load_spec(config), device or cpu(made_rates()))
 
 
-def machine(name: str = "nemotron_h_dense", rates: Rates | None = None) -> Machine:
+def machine(name: str = "nemotron_h_dense", rates: Rates | None = None) -> StepPredictor:
     spec = load_spec(EngineConfig(model=str(checkpoint(name)), dtype="float32"))
-    return Machine(spec, "float32", "float32", BANDWIDTH, PEAK, rates)
+    return StepPredictor(spec, "float32", "float32", BANDWIDTH, PEAK, rates)
 
 
 def test_a_kernel_takes_as_long_as_its_bytes_or_its_operations_whichever_are_slower() -> None:
     points = [rate("linear", "bfloat16", "decode", 1, num_bytes=10.0, flops=100.0)]
-    assert seconds_at(points, KernelWork(num_bytes=30, flops=100), tokens=1) == 3
-    assert seconds_at(points, KernelWork(num_bytes=30, flops=700), tokens=1) == 7
+    assert seconds_at(points, KernelCost(num_bytes=30, flops=100), tokens=1) == 3
+    assert seconds_at(points, KernelCost(num_bytes=30, flops=700), tokens=1) == 7
 
 
 def test_between_two_numbers_of_tokens_the_time_of_a_matrix_grows_evenly() -> None:
@@ -92,12 +92,12 @@ def test_between_two_numbers_of_tokens_the_time_of_a_matrix_grows_evenly() -> No
         rate("linear", "bfloat16", "decode", 16, num_bytes=100 / 30, flops=2 * 50 * 16 / 30),
     ]
     for tokens, seconds in {8: 10, 10: 15, 12: 20, 16: 30}.items():
-        assert seconds_at(points, KernelWork(100, 2 * 50 * tokens), tokens) == pytest.approx(seconds)
+        assert seconds_at(points, KernelCost(100, 2 * 50 * tokens), tokens) == pytest.approx(seconds)
 
 
 def test_beyond_what_was_measured_rates_stay_as_they_are() -> None:
     points = [rate("linear", "bfloat16", "decode", tokens, 10.0, 100.0 * tokens) for tokens in (1, 8)]
-    assert seconds_at(points, KernelWork(100, 64000), tokens=32) == pytest.approx(64000 / 800)
+    assert seconds_at(points, KernelCost(100, 64000), tokens=32) == pytest.approx(64000 / 800)
 
 
 def test_with_every_kernel_at_the_roofs_a_step_takes_its_floor_its_calls_and_the_engine() -> None:
@@ -136,9 +136,9 @@ def test_the_largest_part_is_named_with_what_it_waits_for() -> None:
 
 def test_experts_are_read_as_if_tokens_chose_them_at_random() -> None:
     experts = ExpertsSpec(num_experts=8, top_k=2, size=4, intermediate_size=4)
-    assert experts_read(experts, 1) == 2
-    assert experts_read(experts, 2) == pytest.approx(2 + 2 * 6 / 8)
-    assert experts_read(experts, 1000) == pytest.approx(8)
+    assert expected_experts(experts, 1) == 2
+    assert expected_experts(experts, 2) == pytest.approx(2 + 2 * 6 / 8)
+    assert expected_experts(experts, 1000) == pytest.approx(8)
 
 
 @pytest.mark.parametrize("name", ["nemotron_h", "granitemoehybrid", "falcon_h1", "qwen3", "mamba2"])
@@ -209,7 +209,7 @@ def test_the_plan_shows_milliseconds_tokens_and_the_largest_share() -> None:
 
 def test_the_plan_says_where_other_work_took_part_of_the_processors() -> None:
     assert "other work" not in shown(plan_for())
-    busy = cpu(replace(made_rates(), others=0.5))
+    busy = cpu(replace(made_rates(), other_load=0.5))
     assert "other work took 50% of the processors meanwhile" in shown(plan_for(device=busy))
 
 

@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato.cache.eviction import EvictionCosts
-from ostinato.replicas.choice import MOST_SHARE, Candidate, ChoiceReason, PromptTimes, choose, less_busy_of_two
+from ostinato.replicas.choice import MAX_LOAD_SHARE, Candidate, ChoiceReason, PromptTimes, choose_replica, less_busy_of_two
 
 A_SECOND_FOR_100 = PromptTimes(EvictionCosts(), 100.0)
 """Prompts take a second for each 100 tokens."""
 
 
 def test_the_longest_hit_is_chosen_where_all_are_idle() -> None:
-    choice = choose([Candidate("a", 16), Candidate("b", 64), Candidate("c")], 100, A_SECOND_FOR_100)
+    choice = choose_replica([Candidate("a", 16), Candidate("b", 64), Candidate("c")], 100, A_SECOND_FOR_100)
     assert (choice.name, choice.hit, choice.reason) == ("b", 64, ChoiceReason.LONGEST_HIT)
 
 
@@ -27,25 +27,25 @@ def test_the_longest_hit_is_chosen_where_all_are_idle() -> None:
 )
 def test_a_queue_decides_once_it_takes_longer_than_the_hit_saves(queue: float, name: str, reason: ChoiceReason) -> None:
     # The hit of 64 tokens saves 0.64 seconds.
-    choice = choose([Candidate("a", 64, queue), Candidate("b")], 100, A_SECOND_FOR_100)
+    choice = choose_replica([Candidate("a", 64, queue), Candidate("b")], 100, A_SECOND_FOR_100)
     assert (choice.name, choice.reason) == (name, reason)
 
 
 def test_a_session_stays_where_it_was_among_equals_and_leaves_for_a_shorter_queue() -> None:
-    assert choose([Candidate("a"), Candidate("b", is_own=True)], 9, A_SECOND_FOR_100).name == "b"
-    assert choose([Candidate("a"), Candidate("b", queue=0.1, is_own=True)], 9, A_SECOND_FOR_100).name == "a"
+    assert choose_replica([Candidate("a"), Candidate("b", is_own=True)], 9, A_SECOND_FOR_100).name == "b"
+    assert choose_replica([Candidate("a"), Candidate("b", queue=0.1, is_own=True)], 9, A_SECOND_FOR_100).name == "a"
 
 
 def test_a_prompt_that_nobody_knows_goes_where_the_least_was_given() -> None:
-    choice = choose([Candidate("a", recent=2.0), Candidate("b", recent=1.0)], 9, A_SECOND_FOR_100)
+    choice = choose_replica([Candidate("a", recent=2.0), Candidate("b", recent=1.0)], 9, A_SECOND_FOR_100)
     assert (choice.name, choice.reason) == ("b", ChoiceReason.NOTHING_CACHED)
 
 
 def test_a_busy_replica_that_was_given_more_than_its_share_is_passed_over_and_an_idle_one_is_not() -> None:
     busy = [Candidate("a", 90, queue=0.1, recent=10.0), Candidate("b", recent=1.0)]
-    assert choose(busy, 100, A_SECOND_FOR_100).reason is ChoiceReason.LESS_LOADED
+    assert choose_replica(busy, 100, A_SECOND_FOR_100).reason is ChoiceReason.LESS_LOADED
     idle = [Candidate("a", 90, recent=10.0), Candidate("b", recent=1.0)]
-    assert choose(idle, 100, A_SECOND_FOR_100).name == "a"
+    assert choose_replica(idle, 100, A_SECOND_FOR_100).name == "a"
 
 
 def test_the_rate_of_a_planned_step_gives_its_time_back_and_pairs_of_tokens_count() -> None:
@@ -73,14 +73,14 @@ CANDIDATES = st.lists(
 def test_the_order_of_the_replicas_does_not_matter(candidates: list[Candidate], rng: object) -> None:
     shuffled = list(candidates)
     rng.shuffle(shuffled)  # type: ignore[attr-defined]
-    assert choose(shuffled, 101, A_SECOND_FOR_100) == choose(candidates, 101, A_SECOND_FOR_100)
+    assert choose_replica(shuffled, 101, A_SECOND_FOR_100) == choose_replica(candidates, 101, A_SECOND_FOR_100)
 
 
 @given(CANDIDATES)
 def test_nobody_else_with_a_fair_share_would_be_sooner(candidates: list[Candidate]) -> None:
-    choice = choose(candidates, 101, A_SECOND_FOR_100)
+    choice = choose_replica(candidates, 101, A_SECOND_FOR_100)
     (chosen,) = (each for each in candidates if each.name == choice.name)
-    bound = MOST_SHARE * sum(each.recent for each in candidates) / len(candidates)
+    bound = MAX_LOAD_SHARE * sum(each.recent for each in candidates) / len(candidates)
     fair = [each for each in candidates if each.queue == 0 or each.recent <= bound] or candidates
     assert chosen in fair
     assert chosen.hit == choice.hit
@@ -90,7 +90,7 @@ def test_nobody_else_with_a_fair_share_would_be_sooner(candidates: list[Candidat
 
 @given(CANDIDATES)
 def test_the_reason_tells_whether_somebody_has_more(candidates: list[Candidate]) -> None:
-    choice = choose(candidates, 101, A_SECOND_FOR_100)
+    choice = choose_replica(candidates, 101, A_SECOND_FOR_100)
     longest = max(each.hit for each in candidates)
     if choice.reason is ChoiceReason.NOTHING_CACHED:
         assert longest == 0

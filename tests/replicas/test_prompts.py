@@ -6,29 +6,29 @@ from collections.abc import Sequence
 
 import pytest
 
-from ostinato.cache.chain import Chain
+from ostinato.cache.chain import BlockHashes
 from ostinato.config import EngineConfig
 from ostinato.models.checkpoint import load_spec
 from ostinato.plan.device.detect import detect, find_device
 from ostinato.plan.plan import make_plan
-from ostinato.replicas.prompts import AnswerLengths, Conversations, chain_of, times_of
+from ostinato.replicas.prompts import AnswerLengths, ConversationTracker, hash_prompt, predict_times
 from tests.support.scheduler_steps import BLOCK, make_caching_scheduler, runner_for, serve, text
 
 
-def chain(tokens: Sequence[int], salt: str | None = None) -> Chain:
-    return chain_of(tokens, BLOCK, salt)
+def chain(tokens: Sequence[int], salt: str | None = None) -> BlockHashes:
+    return hash_prompt(tokens, BLOCK, salt)
 
 
 def test_the_chain_is_the_one_that_a_replica_has_of_the_same_prompt() -> None:
     scheduler = make_caching_scheduler()
     request = serve(scheduler, runner_for(scheduler), text(30), cache_salt="one")
-    assert request.chain is not None
-    assert request.chain.keys[: 30 // BLOCK] == chain(text(30), "one").keys
+    assert request.block_hashes is not None
+    assert request.block_hashes.keys[: 30 // BLOCK] == chain(text(30), "one").keys
     assert chain(text(30)).keys != chain(text(30), "one").keys
 
 
 def test_a_turn_belongs_to_the_conversation_that_it_goes_on_from() -> None:
-    conversations = Conversations()
+    conversations = ConversationTracker()
     first = conversations.session(chain(text(30)))
     assert conversations.session(chain(text(30))) == first, "the same prompt again"
     assert conversations.session(chain(text(50))) == first
@@ -39,13 +39,13 @@ def test_a_turn_belongs_to_the_conversation_that_it_goes_on_from() -> None:
 
 
 def test_a_prompt_without_a_full_block_is_a_conversation_of_its_own() -> None:
-    conversations = Conversations()
+    conversations = ConversationTracker()
     short = chain(text(BLOCK - 1))
     assert conversations.session(short) != conversations.session(short)
 
 
 def test_so_many_conversations_are_remembered_those_of_last() -> None:
-    conversations = Conversations(most=2)
+    conversations = ConversationTracker(most=2)
     sessions = [conversations.session(chain(text(30, seed))) for seed in range(3)]
     assert conversations.session(chain(text(30, 2))) == sessions[2]
     assert conversations.session(chain(text(30, 0))) != sessions[0]
@@ -64,13 +64,13 @@ def test_the_length_of_an_answer_is_expected_from_those_before_and_never_above_i
 def test_times_are_the_plans_and_without_them_flops_stand_for_both() -> None:
     config = EngineConfig(model="benchmarks/models/nemotron-h-8b")
     plan = make_plan(config, load_spec(config), find_device("h100-80gb"))
-    times, per_output = times_of(plan)
+    times, per_output = predict_times(plan)
     prompt = plan.prediction.steps[-1]
     assert times.seconds(0, prompt.tokens_per_row) == pytest.approx(prompt.seconds)
     assert 0 < per_output < prompt.seconds
     config = EngineConfig(model="demo", threads=1)
     plan = make_plan(config, load_spec(config), detect("cpu", environ={}))
-    times, per_output = times_of(plan)
+    times, per_output = predict_times(plan)
     assert (
         per_output
         == times.seconds(0, 1)

@@ -6,31 +6,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.cache.chain import Chain
+from ostinato.cache.chain import BlockHashes
 from ostinato.cache.eviction import EvictionCosts
 from ostinato.replicas.choice import ChoiceReason, PromptTimes
-from ostinato.replicas.published import Changes
-from ostinato.replicas.router import HALF_LIFE, UNPUBLISHED_SECONDS, Router
+from ostinato.replicas.published import IndexChanges
+from ostinato.replicas.router import HALF_LIFE, UNPUBLISHED_SECONDS, ReplicaRouter
 from tests.support.scheduler_steps import BLOCK, text
 
 TIMES = PromptTimes(EvictionCosts(), 100.0)
 
 
-def chain_of(tokens: tuple[int, ...], salt: str | None = None) -> Chain:
-    chain = Chain(BLOCK, salt)
+def chain_of(tokens: tuple[int, ...], salt: str | None = None) -> BlockHashes:
+    chain = BlockHashes(BLOCK, salt)
     chain.extend(lambda start, end: tokens[start:end], len(tokens))
     return chain
 
 
-def router_of(*names: str) -> Router:
-    router = Router(BLOCK, TIMES, seconds_per_output=0.01)
+def router_of(*names: str) -> ReplicaRouter:
+    router = ReplicaRouter(BLOCK, TIMES, seconds_per_output=0.01)
     for name in names:
         router.add(name)
     return router
 
 
 def send(
-    router: Router,
+    router: ReplicaRouter,
     request_id: str,
     tokens: tuple[int, ...],
     now: float = 0.0,
@@ -47,21 +47,21 @@ def send(
 def test_a_prompt_goes_where_its_beginning_is_published() -> None:
     router = router_of("a", "b")
     keys = chain_of(text(40)).keys
-    assert router.apply("b", Changes(0, (keys[2], keys[5]), is_whole=True))
+    assert router.apply("b", IndexChanges(0, (keys[2], keys[5]), is_whole=True))
     assert send(router, "1", text(40)) == ("b", 6 * BLOCK)
     assert router.reasons == {ChoiceReason.LONGEST_HIT.value: 1}
 
 
 def test_a_hit_ends_before_the_last_token() -> None:
     router = router_of("a")
-    router.apply("a", Changes(0, tuple(chain_of(text(8)).keys), is_whole=True))
+    router.apply("a", IndexChanges(0, tuple(chain_of(text(8)).keys), is_whole=True))
     assert send(router, "1", text(8)) == ("a", 8 - BLOCK)
     assert send(router, "2", text(9)) == ("a", 8)
 
 
 def test_a_salt_finds_only_what_was_published_with_it() -> None:
     router = router_of("a", "b")
-    router.apply("b", Changes(0, tuple(chain_of(text(40), "one").keys), is_whole=True))
+    router.apply("b", IndexChanges(0, tuple(chain_of(text(40), "one").keys), is_whole=True))
     assert send(router, "1", text(40), salt="two") == ("a", 0)
     assert send(router, "2", text(40), salt="one") == ("b", 36)
 
@@ -69,9 +69,9 @@ def test_a_salt_finds_only_what_was_published_with_it() -> None:
 def test_a_session_returns_before_its_replica_has_told_and_a_session_of_another_salt_is_another() -> None:
     router = router_of("a", "b")
     assert send(router, "1", text(20), session="s") == ("a", 0)
-    router.ended("1")
+    router.note_end("1")
     assert send(router, "2", text(40), 1.0, "s") == ("a", 16)
-    router.ended("2")
+    router.note_end("2")
     assert send(router, "3", text(60), 2.0, "s", salt="other") == ("b", 0)
 
 
@@ -91,17 +91,17 @@ def test_what_a_session_sent_is_expected_for_a_while_only() -> None:
 def test_a_prompt_is_work_until_its_first_token_and_its_answer_until_it_ends() -> None:
     router = router_of("a", "b")
     assert send(router, "1", text(20)) == ("a", 0)
-    router.apply("a", Changes(0, tuple(chain_of(text(30, 1)).keys), is_whole=True))
+    router.apply("a", IndexChanges(0, tuple(chain_of(text(30, 1)).keys), is_whole=True))
     # 20 tokens and an answer are before it: 0.3 seconds. The hit saves 0.28.
     assert send(router, "2", text(30, 1)) == ("b", 0)
-    router.ended("2")
-    router.begun("1")
+    router.note_end("2")
+    router.note_first_token("1")
     assert send(router, "3", text(30, 1)) == ("a", 28)
 
 
 def test_a_replica_that_drains_gets_nothing_new_and_none_left_is_told() -> None:
     router = router_of("a", "b")
-    router.apply("a", Changes(0, tuple(chain_of(text(40)).keys), is_whole=True))
+    router.apply("a", IndexChanges(0, tuple(chain_of(text(40)).keys), is_whole=True))
     router.drain("a")
     assert send(router, "1", text(40)) == ("b", 0)
     router.drain("b")
@@ -110,16 +110,16 @@ def test_a_replica_that_drains_gets_nothing_new_and_none_left_is_told() -> None:
 
 def test_a_replica_that_is_lost_names_its_requests_and_comes_back_empty() -> None:
     router = router_of("a")
-    router.apply("a", Changes(0, tuple(chain_of(text(40)).keys), is_whole=True))
+    router.apply("a", IndexChanges(0, tuple(chain_of(text(40)).keys), is_whole=True))
     send(router, "1", text(40), session="s")
     assert router.remove("a") == ["1"]
-    router.ended("1")
-    router.begun("1")
+    router.note_end("1")
+    router.note_first_token("1")
     router.check_integrity()
     router.add("a")
     assert send(router, "1", text(40), session="s") == ("a", 0)
     # Messages of the one that was lost ask for everything anew.
-    assert not router.apply("a", Changes(1, (1,)))
+    assert not router.apply("a", IndexChanges(1, (1,)))
 
 
 STEPS = st.lists(
@@ -145,9 +145,9 @@ def test_random_programs_keep_the_books_right(steps: list[tuple[str, int, int]])
                 assert choice.name in taking
                 unfinished[name] = choice.name
         elif what == "begun":
-            router.begun(name)
+            router.note_first_token(name)
         elif what == "ended":
-            router.ended(name)
+            router.note_end(name)
             unfinished.pop(name, None)
         elif what in ("add", "remove"):
             lost = set(router.remove(name))
@@ -162,22 +162,22 @@ def test_random_programs_keep_the_books_right(steps: list[tuple[str, int, int]])
             router.drain(name)
             taking.discard(name)
         elif what == "publish" and name in alive:
-            assert router.apply(name, Changes(now, tuple(chain_of(text(30, second)).keys), is_whole=True))
+            assert router.apply(name, IndexChanges(now, tuple(chain_of(text(30, second)).keys), is_whole=True))
         router.check_integrity()
 
 
 def test_work_that_was_given_long_ago_counts_less_than_work_of_now() -> None:
     router = router_of("a", "b")
     assert send(router, "1", text(100)) == ("a", 0)
-    router.ended("1")
+    router.note_end("1")
     later = 10 * HALF_LIFE
     assert send(router, "2", text(30, 1), later) == ("b", 0)
-    router.ended("2")
+    router.note_end("2")
     assert send(router, "3", text(30, 2), later) == ("a", 0)
 
 
 def test_so_many_sessions_are_remembered_at_most_and_those_used_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ostinato.replicas.router.MOST_SESSIONS", 2)
+    monkeypatch.setattr("ostinato.replicas.router.MAX_SESSIONS", 2)
     router = router_of("a")
     for name in ("x", "y", "x", "z"):
         send(router, f"{name} {router.reasons.total()}", text(20), session=name)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from ostinato.errors import ModelError
 from ostinato.sample import sampler
 from ostinato.sample.params import SamplingParams
-from ostinato.schedule.batch import Row, RowResult
+from ostinato.schedule.batch import BatchRow, RowResult
 from tests.support.draws import draw
 from tests.support.toy_requests import EOS, VOCAB, Model, Request, random_model, step, successor
 
@@ -157,8 +157,8 @@ def test_a_wrong_draft_and_what_is_sampled_behind_it_never_come_out(monkeypatch:
         scored.extend(tokens)
         return original(logits, rows, tokens, num_top)
 
-    original = sampler.score
-    monkeypatch.setattr(sampler, "score", score)
+    original = sampler.score_tokens
+    monkeypatch.setattr(sampler, "score_tokens", score)
     requests = [Request((5,), SamplingParams(temperature=t, logprobs=1)) for t in (0.0, 0.8, 0.0)]
     drafts = [(6, wrong, leak, leak), (wrong, leak, leak, leak), (6, 7, wrong, leak)]
     results = step(model, requests, drafts, num_drafts=4)
@@ -172,16 +172,16 @@ def test_places_exist_for_the_drafts_that_were_given_and_no_others() -> None:
     asks = SamplingParams(temperature=0, prompt_logprobs=0)
     chunk, last, single = (Request(range(2, 12), asks, name=name) for name in ("chunk", "last", "single"))
     full, short = (Request((5,), SamplingParams(temperature=0), name=name) for name in ("full", "short"))
-    whole = Row("last", tuple(range(5, 12)), 3, (1,), num_logits=7, samples=True, payload=last.state)
-    part = Row("chunk", (2, 3, 4), 0, (1,), num_logits=3, payload=chunk.state)
-    quiet = Row("quiet", (2, 3), 0, (1,), payload=full.state)
+    whole = BatchRow("last", tuple(range(5, 12)), 3, (1,), num_logits=7, samples=True, sampling_state=last.state)
+    part = BatchRow("chunk", (2, 3, 4), 0, (1,), num_logits=3, sampling_state=chunk.state)
+    quiet = BatchRow("quiet", (2, 3), 0, (1,), sampling_state=full.state)
     rows = [full.row(3), short.row(3), single.row(2), quiet, part, whole]
     drafts = [(6, 7, 8), (6,), (12, 13), (), (), ()]
     prefixes = [(5,), (5, 6), (5, 6, 7), (5, 6, 7, 8), (5,), (5, 6)]
     prefixes += [single.prompt, (*single.prompt, 12), (*single.prompt, 12, 13)]
     prefixes += [chunk.prompt[:n] for n in (1, 2, 3)] + [last.prompt[:n] for n in range(4, 11)]
     logits = torch.stack([successor(prefix) for prefix in prefixes])
-    results = sampler.sample(lambda places: logits[places], rows, drafts, draw=draw)
+    results = sampler.sample_rows(lambda places: logits[places], rows, drafts, draw=draw)
     expected = [(6, 7, 8, 9), (6, 7), (12, 13, 14), (), (), (12,)]
     assert [result.token_ids for result in results] == expected
     assert [result.num_drafts for result in results] == [3, 1, 2, 0, 0, 0]

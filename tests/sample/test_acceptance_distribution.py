@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from ostinato.sample.params import SamplingParams
-from ostinato.sample.sampler import choose
-from ostinato.sample.state import Pick
+from ostinato.sample.sampler import select_tokens
+from ostinato.sample.state import PendingToken
 from tests.support.draws import draw
 from tests.support.toy_requests import Model, Request, random_model, step
 
@@ -30,8 +30,8 @@ def from_another_distribution(requests: Sequence[Request], num_drafts: int) -> l
     drafts: list[tuple[int, ...]] = [()] * len(requests)
     for _ in range(num_drafts):
         last = [ahead[-1] if ahead else request.known[-1] for request, ahead in zip(requests, drafts, strict=True)]
-        picks = [Pick(r.state, len(r.known) + len(ahead), ahead) for r, ahead in zip(requests, drafts, strict=True)]
-        chosen = choose(table[last], picks, draw)
+        picks = [PendingToken(r.state, len(r.known) + len(ahead), ahead) for r, ahead in zip(requests, drafts, strict=True)]
+        chosen = select_tokens(table[last], picks, draw)
         drafts = [(*ahead, chosen[i]) for i, ahead in enumerate(drafts)]
     return drafts
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from ostinato.demo import checkpoint_dir
 from ostinato.engine.text.tokenizer import Tokenizer, load_tokenizer
 from ostinato.errors import RequestError
-from ostinato.sample.grammar import Grammar, GrammarCompiler, Guidance
+from ostinato.sample.grammar import Grammar, GrammarCompiler, GrammarState
 from ostinato.sample.guide import Guide
 from tests.support.guides import (
     EOS,
@@ -40,15 +40,15 @@ def text_of(tokens: list[int] | tuple[int, ...]) -> str:
 def walk(grammar: Grammar, rng: random.Random, length: int = 300) -> tuple[list[int], bool]:
     """Random tokens that a grammar allows, and whether they are a whole output."""
     output: list[int] = []
-    guidance = Guidance(grammar, output)
+    guidance = GrammarState(grammar, output)
     while len(output) < length:
-        token = rng.choice(sorted(token_ids(guidance.allowed())))
+        token = rng.choice(sorted(token_ids(guidance.allowed_mask())))
         if token == EOS:
             return output, True
         ends = guidance.ends_with((token,))
         output.append(token)
         if ends:
-            assert guidance.allowed() is None
+            assert guidance.allowed_mask() is None
             return output, True
     return output, False
 
@@ -65,7 +65,7 @@ def test_of_choices_those_tokens_are_allowed_that_one_of_them_goes_on_with(
     choices: list[str], rng: random.Random
 ) -> None:
     output: list[int] = []
-    guidance = Guidance(toy_grammar(Guide(choice=choices)), output)
+    guidance = GrammarState(toy_grammar(Guide(choice=choices)), output)
     while True:
         text = text_of(output)
         going_on = {
@@ -73,7 +73,7 @@ def test_of_choices_those_tokens_are_allowed_that_one_of_them_goes_on_with(
             for token in range(2, 2 + len(TOY_TEXTS))
             if any(choice.startswith(text + toy_text(token)) for choice in choices)
         }
-        allowed = token_ids(guidance.allowed())
+        allowed = token_ids(guidance.allowed_mask())
         assert allowed - {EOS} == going_on
         assert (EOS in allowed) is (text in choices)
         token = rng.choice(sorted(allowed))
@@ -105,17 +105,17 @@ def test_tokens_ahead_change_nothing_and_masks_are_a_function_of_the_tokens_alon
 ) -> None:
     grammar = toy_grammar(guide)
     output: list[int] = []
-    guidance = Guidance(grammar, output)
+    guidance = GrammarState(grammar, output)
     for _ in range(12):
         for _ in range(rng.randint(0, 4)):
             ahead = tuple(rng.choices(range(VOCAB), k=rng.randint(1, 3)))
             if rng.random() < 0.7:
                 ahead = allowed_ahead(grammar, output, rng)
-            fresh = Guidance(grammar, [*output, *ahead])
-            expected = fresh.allowed() if is_allowed(grammar, output, ahead) else None
-            assert guidance.allowed(ahead) == expected
-        mask = guidance.allowed()
-        assert mask == Guidance(grammar, list(output)).allowed()
+            fresh = GrammarState(grammar, [*output, *ahead])
+            expected = fresh.allowed_mask() if is_allowed(grammar, output, ahead) else None
+            assert guidance.allowed_mask(ahead) == expected
+        mask = guidance.allowed_mask()
+        assert mask == GrammarState(grammar, list(output)).allowed_mask()
         choice = sorted(token_ids(mask) - {EOS})
         if not choice:
             return
@@ -123,14 +123,14 @@ def test_tokens_ahead_change_nothing_and_masks_are_a_function_of_the_tokens_alon
         if rng.random() < 0.5 and guidance.ends_with((token,)):
             return
         output.append(token)
-        if Guidance(grammar, list(output)).allowed() is None:
+        if GrammarState(grammar, list(output)).allowed_mask() is None:
             return
 
 
 def allowed_ahead(grammar: Grammar, output: list[int], rng: random.Random) -> tuple[int, ...]:
     ahead: tuple[int, ...] = ()
     for _ in range(rng.randint(1, 3)):
-        tokens = token_ids(Guidance(grammar, [*output, *ahead]).allowed())
+        tokens = token_ids(GrammarState(grammar, [*output, *ahead]).allowed_mask())
         if not tokens - {EOS}:
             break
         ahead += (rng.choice(sorted(tokens - {EOS})),)
@@ -139,29 +139,29 @@ def allowed_ahead(grammar: Grammar, output: list[int], rng: random.Random) -> tu
 
 def is_allowed(grammar: Grammar, output: list[int], ahead: tuple[int, ...]) -> bool:
     return all(
-        token in token_ids(Guidance(grammar, [*output, *ahead[:i]]).allowed()) and token != EOS
+        token in token_ids(GrammarState(grammar, [*output, *ahead[:i]]).allowed_mask()) and token != EOS
         for i, token in enumerate(ahead)
     )
 
 
 @pytest.mark.parametrize("vocab_size", [20, 23, 24, 31, 32, 33, 100])
 def test_tokens_without_a_text_and_special_ones_are_never_allowed(vocab_size: int) -> None:
-    guidance = Guidance(toy_grammar(Guide(regex="(.|\n)*"), vocab_size), [])
-    assert token_ids(guidance.allowed()) == {EOS, *range(2, 2 + len(TOY_TEXTS))}
-    assert PAD not in token_ids(guidance.allowed())
+    guidance = GrammarState(toy_grammar(Guide(regex="(.|\n)*"), vocab_size), [])
+    assert token_ids(guidance.allowed_mask()) == {EOS, *range(2, 2 + len(TOY_TEXTS))}
+    assert PAD not in token_ids(guidance.allowed_mask())
 
 
 def test_every_end_token_is_allowed_where_the_output_may_end() -> None:
     grammar = GrammarCompiler(toy_tokenizer(), 40, [EOS, PAD, 39]).compile(Guide(regex="a|ab"))
-    assert token_ids(Guidance(grammar, []).allowed()) == {2, 18}
-    assert token_ids(Guidance(grammar, [2]).allowed()) == {EOS, PAD, 3}
-    assert Guidance(grammar, [2]).ends_with((EOS,)) is False
-    assert Guidance(grammar, []).ends_with((18,))
+    assert token_ids(GrammarState(grammar, []).allowed_mask()) == {2, 18}
+    assert token_ids(GrammarState(grammar, [2]).allowed_mask()) == {EOS, PAD, 3}
+    assert GrammarState(grammar, [2]).ends_with((EOS,)) is False
+    assert GrammarState(grammar, []).ends_with((18,))
 
 
 def test_an_empty_text_may_be_all_that_a_guide_allows() -> None:
-    guidance = Guidance(toy_grammar(Guide(choice=[""])), [])
-    assert token_ids(guidance.allowed()) == {EOS}
+    guidance = GrammarState(toy_grammar(Guide(choice=[""])), [])
+    assert token_ids(guidance.allowed_mask()) == {EOS}
 
 
 @pytest.mark.parametrize("name", GUIDES)
@@ -242,10 +242,10 @@ def test_a_guide_meant_to_do_harm_is_refused_or_followed_within_bounds(name: str
     except RequestError:
         return
     output: list[int] = []
-    guidance, rng = Guidance(grammar, output), random.Random(0)
+    guidance, rng = GrammarState(grammar, output), random.Random(0)
     for _ in range(40):
-        tokens = sorted(token_ids(guidance.allowed()) - {EOS})
-        assert tokens or guidance.error or EOS in token_ids(guidance.allowed())
+        tokens = sorted(token_ids(guidance.allowed_mask()) - {EOS})
+        assert tokens or guidance.error or EOS in token_ids(guidance.allowed_mask())
         if not tokens:
             break
         token = rng.choice(tokens)
@@ -259,11 +259,11 @@ def test_an_automaton_that_grew_too_large_for_one_output_is_not_in_the_way_of_ot
     grammar = GrammarCompiler(tokenizer, tokenizer.vocab_size, [1]).compile(Guide(regex="(.*a.{300}){3}b"))
     lengths = []
     for _ in range(2):
-        rng, output, guidance = random.Random(5), list[int](), Guidance(grammar, [])
-        guidance = Guidance(grammar, output)
+        rng, output, guidance = random.Random(5), list[int](), GrammarState(grammar, [])
+        guidance = GrammarState(grammar, output)
         # One automaton is full after some 400 of these tokens.
         while len(output) < 700:
-            tokens = sorted(token_ids(guidance.allowed()) - {1})
+            tokens = sorted(token_ids(guidance.allowed_mask()) - {1})
             assert tokens, guidance.error
             output.append(rng.choice(tokens))
         lengths.append(len(output))

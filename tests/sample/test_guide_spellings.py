@@ -12,7 +12,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from ostinato.demo import checkpoint_dir
 from ostinato.engine.text.tokenizer import Tokenizer, load_tokenizer
-from ostinato.sample.grammar import Grammar, GrammarCompiler, Guidance
+from ostinato.sample.grammar import Grammar, GrammarCompiler, GrammarState
 from ostinato.sample.guide import Guide
 from tests.support.guides import EOS, token_ids
 from tests.support.languages import BYTES, LETTERS, Language, guides_and_languages
@@ -77,9 +77,9 @@ def expected(vocabulary: Vocabulary, language: Language, text: bytes) -> set[int
     return following | ({EOS} if rest.has_empty else set())
 
 
-def assert_allowed(guidance: Guidance, ahead: tuple[int, ...], wanted: set[int]) -> None:
-    """`allowed` is None, too, where only the end can follow."""
-    allowed = guidance.allowed(ahead)
+def assert_allowed(guidance: GrammarState, ahead: tuple[int, ...], wanted: set[int]) -> None:
+    """`allowed_mask` is None, too, where only the end can follow."""
+    allowed = guidance.allowed_mask(ahead)
     assert guidance.error is None
     assert token_ids(allowed) == wanted or (allowed is None and wanted == {EOS})
 
@@ -91,7 +91,7 @@ def test_exactly_the_tokens_are_allowed_that_a_text_of_the_guide_goes_on_with(
 ) -> None:
     guide, language = guided
     output: list[int] = []
-    guidance = Guidance(vocabulary.compile(guide), output)
+    guidance = GrammarState(vocabulary.compile(guide), output)
     for _ in range(10):
         ahead: list[int] = []
         for _ in range(rng.randint(0, 3)):
@@ -102,7 +102,7 @@ def test_exactly_the_tokens_are_allowed_that_a_text_of_the_guide_goes_on_with(
             assert_allowed(guidance, tuple(ahead), expected(vocabulary, language, vocabulary.text(output + ahead)))
             wrong = rng.choice(sorted(vocabulary.bytes_of))
             if wrong not in expected(vocabulary, language, vocabulary.text(output + ahead)):
-                assert guidance.allowed((*ahead, wrong)) is None
+                assert guidance.allowed_mask((*ahead, wrong)) is None
         wanted = expected(vocabulary, language, vocabulary.text(output))
         assert_allowed(guidance, (), wanted)
         if not wanted - {EOS}:
@@ -134,4 +134,4 @@ def test_the_tokens_by_which_the_embedded_model_knows_an_equation_are_allowed(gu
     assert len(known) == 8
     before = tokenizer.encode('"', add_special_tokens=False) if guide.json_schema else []
     for i, token in enumerate(known):
-        assert token in token_ids(Guidance(grammar, before + known[:i]).allowed())
+        assert token in token_ids(GrammarState(grammar, before + known[:i]).allowed_mask())

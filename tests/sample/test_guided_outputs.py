@@ -111,7 +111,7 @@ def test_drafts_of_the_embedded_model_change_no_output(speculative: str) -> None
 def test_a_preempted_request_goes_on_within_its_guide() -> None:
     llm, asked = make_llm(), [greedy(GUIDES["nested objects"]), hot(GUIDES["patterns"])]
     expected = endings(llm.generate([PROMPT] * 2, asked))
-    engine, ids = llm.engine, [llm.engine.add(PROMPT, params) for params in asked]
+    engine, ids = llm.engine, [llm.engine.add_request(PROMPT, params) for params in asked]
     outputs = {request_id: engine.output(request_id) for request_id in ids}
     steps = 0
     while engine.has_unfinished:
@@ -135,16 +135,16 @@ def test_the_samples_of_a_request_follow_the_guide_each_on_its_own() -> None:
 def test_a_guide_that_was_compiled_before_is_taken_as_it_is() -> None:
     engine = make_llm().engine
     grammar = engine.compile_guide(GUIDES["choices"])
-    request_id = engine.add(PROMPT, greedy(GUIDES["choices"]), grammar=grammar)
+    request_id = engine.add_request(PROMPT, greedy(GUIDES["choices"]), grammar=grammar)
     output = engine.output(request_id)
     while engine.has_unfinished:
         engine.step()
     assert output is not None
     assert output.outputs[0].text in GUIDES["choices"].choice
     with pytest.raises(RequestError, match="not that of its guide"):
-        engine.add(PROMPT, greedy(GUIDES["a regex"]), grammar=grammar)
+        engine.add_request(PROMPT, greedy(GUIDES["a regex"]), grammar=grammar)
     with pytest.raises(RequestError, match="not that of its guide"):
-        engine.add(PROMPT, SamplingParams(), grammar=grammar)
+        engine.add_request(PROMPT, SamplingParams(), grammar=grammar)
 
 
 def test_what_cannot_be_guided_is_refused_when_it_is_added_and_leaves_nothing_behind() -> None:

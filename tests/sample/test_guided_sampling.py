@@ -75,7 +75,7 @@ def advance(
     for each, old, result in zip(guided, before, results, strict=True):
         each.error = result.error
         each.request.output[:] = old
-        num_kept, each.reason = each.scheduled.accept(result.token_ids, result.ends)
+        num_kept, each.reason = each.scheduled.append_outputs(result.token_ids, result.grammar_ended)
         num_dropped = len(result.token_ids) - num_kept
         if num_dropped and each.request.logprobs:
             del each.request.logprobs[-num_dropped:]

@@ -12,10 +12,10 @@ from transformers.generation import logits_process as oracle
 from ostinato.errors import ModelError, Remedy, RequestError
 from ostinato.sample import sampler
 from ostinato.sample.params import SamplingParams, check_token_ids
-from ostinato.sample.processing import adjust, restrict
-from ostinato.sample.sampler import choose
-from ostinato.sample.state import Pick, SamplingState, TokenCounts
-from ostinato.schedule.batch import Row, RowResult
+from ostinato.sample.processing import process_logits, truncate_logits
+from ostinato.sample.sampler import select_tokens
+from ostinato.sample.state import PendingToken, SamplingState, TokenCounts
+from ostinato.schedule.batch import BatchRow, RowResult
 from tests.support.draws import draw
 
 pytestmark = pytest.mark.usefixtures("every_draw")
@@ -23,9 +23,9 @@ pytestmark = pytest.mark.usefixtures("every_draw")
 PROMPT = (5, 9, 9, 2)
 
 
-def sample(logits: torch.Tensor, rows: list[Row]) -> list[RowResult]:
+def sample(logits: torch.Tensor, rows: list[BatchRow]) -> list[RowResult]:
     """The sampler, given logits that are there already."""
-    return sampler.sample(lambda places: logits[places], rows, draw=draw)
+    return sampler.sample_rows(lambda places: logits[places], rows, draw=draw)
 
 
 def state(
@@ -37,15 +37,15 @@ def state(
 
 def pick(
     output: list[int] | None = None, eos: tuple[int, ...] = (), ahead: tuple[int, ...] = (), **settings: Any
-) -> Pick:
+) -> PendingToken:
     payload = state(output, eos, **settings)
-    return Pick(payload, len(PROMPT) + len(payload.output_token_ids) + len(ahead), ahead)
+    return PendingToken(payload, len(PROMPT) + len(payload.output_token_ids) + len(ahead), ahead)
 
 
-def decode_row(payload: SamplingState, name: str = "r") -> Row:
+def decode_row(payload: SamplingState, name: str = "r") -> BatchRow:
     """The row that computes the last known token."""
     known = [*payload.prompt_token_ids, *payload.output_token_ids]
-    return Row(name, (known[-1],), len(known) - 1, block_table=(1,), num_logits=1, samples=True, payload=payload)
+    return BatchRow(name, (known[-1],), len(known) - 1, block_table=(1,), num_logits=1, samples=True, sampling_state=payload)
 
 
 def tokens_of(logits: torch.Tensor, payloads: list[SamplingState]) -> list[int]:
@@ -148,7 +148,7 @@ def test_min_tokens_is_refused_where_every_token_ends_the_output() -> None:
 
 
 def restricted(logits: torch.Tensor, **settings: Any) -> torch.Tensor:
-    return restrict(logits, [SamplingParams(**settings)] * len(logits))
+    return truncate_logits(logits, [SamplingParams(**settings)] * len(logits))
 
 
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 1.7])
@@ -203,9 +203,9 @@ def test_each_row_is_restricted_by_its_own_parameters_only() -> None:
         SamplingParams(top_k=20, top_p=0.9),
         SamplingParams(temperature=2.0),
     ]
-    together = restrict(logits, params)
+    together = truncate_logits(logits, params)
     for row, alone in enumerate(params):
-        assert torch.equal(together[row], restrict(logits[row : row + 1], [alone])[0])
+        assert torch.equal(together[row], truncate_logits(logits[row : row + 1], [alone])[0])
 
 
 def test_extreme_temperatures_neither_overflow_nor_lose_the_best_token() -> None:
@@ -224,13 +224,13 @@ def test_repetition_penalty_is_that_of_transformers_over_prompt_and_output() -> 
     output = [3, 9, 3, 30]
     expected = oracle.RepetitionPenaltyLogitsProcessor(1.3)(torch.tensor([[*PROMPT, *output]]), logits.clone())
     actual = logits.clone()
-    adjust(actual, [pick(output, repetition_penalty=1.3)])
+    process_logits(actual, [pick(output, repetition_penalty=1.3)])
     torch.testing.assert_close(actual, expected, rtol=1e-6, atol=0)
 
 
 def test_frequency_and_presence_penalties_count_the_output_alone() -> None:
     logits = torch.zeros(1, 50)
-    adjust(logits, [pick([3, 9, 3, 30], frequency_penalty=0.5, presence_penalty=0.25)])
+    process_logits(logits, [pick([3, 9, 3, 30], frequency_penalty=0.5, presence_penalty=0.25)])
     expected = torch.zeros(50)
     expected[3], expected[9], expected[30] = -1.25, -0.75, -0.75
     assert torch.equal(logits[0], expected)
@@ -238,7 +238,7 @@ def test_frequency_and_presence_penalties_count_the_output_alone() -> None:
 
 def test_bias_comes_before_the_repetition_penalty() -> None:
     logits = torch.zeros(1, 50)
-    adjust(logits, [pick(logit_bias={5: 2.0, 7: -3.0}, repetition_penalty=2.0)])
+    process_logits(logits, [pick(logit_bias={5: 2.0, 7: -3.0}, repetition_penalty=2.0)])
     assert (logits[0, 5].item(), logits[0, 7].item()) == (1.0, -3.0)
     assert logits[0].count_nonzero() == 2
 
@@ -246,7 +246,7 @@ def test_bias_comes_before_the_repetition_penalty() -> None:
 def test_min_tokens_rules_out_end_tokens_until_there_are_enough() -> None:
     logits = torch.zeros(3, 10)
     settings: dict[str, Any] = {"min_tokens": 2, "stop_token_ids": [4], "eos": (1, 3)}
-    adjust(logits, [pick([], **settings), pick([8], **settings), pick([8, 8], **settings)])
+    process_logits(logits, [pick([], **settings), pick([8], **settings), pick([8, 8], **settings)])
     for row in (0, 1):
         assert logits[row].isneginf().nonzero().flatten().tolist() == [1, 3, 4]
     assert not logits[2].isneginf().any()
@@ -255,7 +255,7 @@ def test_min_tokens_rules_out_end_tokens_until_there_are_enough() -> None:
 def test_adjusting_touches_no_other_row() -> None:
     logits = random_logits(4, 64)
     changed = logits.clone()
-    adjust(
+    process_logits(
         changed,
         [pick(), pick([1, 2], repetition_penalty=1.5), pick(), pick(logit_bias={0: 1.0}, min_tokens=1)],
     )
@@ -305,11 +305,11 @@ def test_processing_with_tokens_ahead_is_that_of_an_output_that_ends_with_them()
     }
     tokens = [8, 3, 8, 60, 5, 5]
     shared = state(tokens[:1], **settings)
-    ahead = [Pick(shared, len(PROMPT) + 1 + n, tuple(tokens[1 : 1 + n])) for n in range(6)]
+    ahead = [PendingToken(shared, len(PROMPT) + 1 + n, tuple(tokens[1 : 1 + n])) for n in range(6)]
     actual = random_logits(6, 64)
     expected = actual.clone()
-    adjust(actual, ahead)
-    adjust(expected, [pick(tokens[: 1 + n], **settings) for n in range(6)])
+    process_logits(actual, ahead)
+    process_logits(expected, [pick(tokens[: 1 + n], **settings) for n in range(6)])
     assert torch.equal(actual, expected)
     assert actual[:, 1].isneginf().tolist() == [True] * 3 + [False] * 3
 
@@ -318,8 +318,8 @@ def test_a_proposer_chooses_the_token_that_the_sampler_would() -> None:
     logits = random_logits(3, 300)
     payloads = [state(seed=i, temperature=0.9, presence_penalty=1.0) for i in range(3)]
     drafted = [(4,), (), (8, 15)]
-    picks = [Pick(payload, len(PROMPT) + len(ahead), ahead) for payload, ahead in zip(payloads, drafted, strict=True)]
-    chosen = choose(logits, picks, draw)
+    picks = [PendingToken(payload, len(PROMPT) + len(ahead), ahead) for payload, ahead in zip(payloads, drafted, strict=True)]
+    chosen = select_tokens(logits, picks, draw)
     later = [state(list(ahead), seed=i, temperature=0.9, presence_penalty=1.0) for i, ahead in enumerate(drafted)]
     assert chosen == dict(enumerate(tokens_of(logits, later)))
 
@@ -391,8 +391,8 @@ def test_a_token_is_the_same_after_its_request_was_computed_again_from_the_start
     for i in range(20):
         payload = state([3, 1, 4], seed=i, repetition_penalty=1.3)
         known = (*PROMPT, 3, 1, 4)
-        again = Row("r", known, 0, block_table=(1,), num_logits=1, samples=True, payload=payload)
-        tail = Row("r", known[2:], 2, block_table=(1,), num_logits=1, samples=True, payload=payload)
+        again = BatchRow("r", known, 0, block_table=(1,), num_logits=1, samples=True, sampling_state=payload)
+        tail = BatchRow("r", known[2:], 2, block_table=(1,), num_logits=1, samples=True, sampling_state=payload)
         rows = [decode_row(payload), again, tail]
         results = [sample(logits[i : i + 1], [row])[0].token_ids for row in rows]
         assert results[0] == results[1] == results[2]
@@ -460,9 +460,9 @@ def test_of_equally_likely_tokens_the_lowest_ids_are_listed() -> None:
     assert tops[1] == list(range(40))
 
 
-def prefill_row(payload: SamplingState, start: int, end: int, num_logits: int, samples: bool = False) -> Row:
+def prefill_row(payload: SamplingState, start: int, end: int, num_logits: int, samples: bool = False) -> BatchRow:
     tokens = tuple(payload.prompt_token_ids[start:end])
-    return Row("p", tokens, start, block_table=(1,), num_logits=num_logits, samples=samples, payload=payload)
+    return BatchRow("p", tokens, start, block_table=(1,), num_logits=num_logits, samples=samples, sampling_state=payload)
 
 
 def test_prompt_logprobs_score_each_token_by_the_position_before_it() -> None:
@@ -511,8 +511,8 @@ def test_a_long_prompt_is_scored_in_parts() -> None:
         asked.append(len(places))
         return logits[places]
 
-    row = Row("p", tuple(prompt), 0, block_table=(1,), num_logits=200, samples=True, payload=payload)
-    [result] = sampler.sample(project, [row], draw=draw)
+    row = BatchRow("p", tuple(prompt), 0, block_table=(1,), num_logits=200, samples=True, sampling_state=payload)
+    [result] = sampler.sample_rows(project, [row], draw=draw)
     assert max(asked) <= 64
     assert len(result.prompt_logprobs) == 199
     assert result.token_ids == (int(logits[-1].argmax()),)

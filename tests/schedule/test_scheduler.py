@@ -127,7 +127,7 @@ def test_the_row_carries_the_payload_and_a_table_long_enough_for_its_tokens() ->
     scheduler, payload = make_scheduler(), object()
     scheduler.add(make_request("a", 9, payload=payload))
     row = scheduler.schedule().rows[0]
-    assert row.payload is payload
+    assert row.sampling_state is payload
     assert len(row.block_table) == 3
 
 

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from ostinato.schedule.ahead import WaitCause
-from ostinato.schedule.limits import Policy, SchedulerLimits
+from ostinato.schedule.ahead import OverlapBlocker
+from ostinato.schedule.limits import SchedulingPolicy, SchedulerLimits
 from ostinato.schedule.request import FinishReason
 from tests.schedule.test_scheduler_properties import KINDS, PIECES, WINDOWS, make_harness, next_turn, random_wish
 from tests.support.ahead_harness import AheadHarness
@@ -18,7 +18,7 @@ def run_program(seed: int) -> AheadHarness:
     """Few requests at a time, in a cache that holds little more than them, so that steps ahead run among hits,
     checkpoints, evictions, endings and failures."""
     rng = random.Random(seed)
-    policy: Policy = rng.choice(["fcfs", "priority"])
+    policy: SchedulingPolicy = rng.choice(["fcfs", "priority"])
     limits = SchedulerLimits(rng.randint(1, 4), rng.randint(6, 16), 48, rng.random() < 0.7, policy)
     sizes = Sizes(
         rng.randint(8, 24), rng.randint(3, 12), rng.choice([1, 2, 3, 4]), rng.randint(8, 24), rng.randint(1, 12)
@@ -62,7 +62,7 @@ def test_programs_with_a_step_ahead_give_every_request_what_it_would_get_alone_a
     assert sum(c.void_rows > 0 for c in counters) >= 30
     assert sum(c.failed_steps > 0 for c in counters) >= 20
     assert sum(c.preemptions > 0 for c in counters) >= 20
-    for cause in set(WaitCause) - {WaitCause.TOKEN}:
+    for cause in set(OverlapBlocker) - {OverlapBlocker.TOKEN}:
         assert sum(c.steps_not_ahead[cause] > 0 for c in counters) >= 10, cause
     stores = [harness.cache.store.counters for harness in harnesses]
     assert sum(s.checkpoints_taken > 0 for s in stores) >= 20

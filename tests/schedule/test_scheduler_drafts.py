@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from ostinato.cache.chain import Chain
+from ostinato.cache.chain import BlockHashes
 from ostinato.cache.manager import CacheManager
 from ostinato.cache.placement import StateCacheMode
 from ostinato.schedule.batch import Batch, RowResult, StepResult
@@ -328,16 +328,16 @@ def test_a_row_that_lacks_a_slot_has_a_draft_less_and_does_not_wait(num_slots: i
     assert request.num_computed_tokens == 2 * B
     # Another one reads the checkpoint too, so that it cannot be taken over; three slots are its own.
     known = request.tokens(0, request.num_tokens)
-    chain = Chain(B)
+    chain = BlockHashes(B)
     chain.extend(lambda start, end: known[start:end], len(known))
     cache = scheduler.cache
     assert cache.admit("other", len(known), cache.store.match(chain, len(known) - 1))
-    assert cache.holding("other").read_slot == cache.holding("a").read_slot
+    assert cache.request_cache("other").read_slot == cache.request_cache("a").read_slot
     batch = scheduler.schedule()
     (row,) = batch.rows
     assert (row.num_drafts, len(row.write_slots), batch.num_drafts) == (num_drafts, 1 + num_drafts, 2)
     scheduler.update(runner.run(batch))
-    cache.release("other")
+    cache.free("other")
     run_all(scheduler, runner)
     assert request.output_token_ids == continuation(request.prompt_token_ids, 20)
 

@@ -129,7 +129,7 @@ def test_a_row_with_an_error_ends_its_request_alone_and_frees_its_memory() -> No
         updates = {update.request_id: update for update in scheduler.update(StepResult(tuple(rows)))}
         assert (updates[name].finish_reason, updates[name].error) == ("error", error)
         scheduler.check_integrity()
-        assert scheduler.cache.holders() == {"a", "b"} - {r.request_id for r in requests if r.finish_reason}
+        assert scheduler.cache.request_ids() == {"a", "b"} - {r.request_id for r in requests if r.finish_reason}
     assert [len(request.output_token_ids) for request in requests] == [1, 0]
     assert not scheduler.has_unfinished
     assert scheduler.counters.failed_steps == 0

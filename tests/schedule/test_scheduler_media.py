@@ -10,7 +10,7 @@ import pytest
 from ostinato.cache.chain import MediaSpan
 from ostinato.cache.encoder_cache import EncoderCache
 from ostinato.cache.manager import CacheManager
-from ostinato.cache.placement import CachePolicy
+from ostinato.cache.placement import PrefixCachePolicy
 from ostinato.errors import RequestError
 from ostinato.schedule.batch import Batch, MediaUse
 from ostinato.schedule.limits import SchedulerLimits
@@ -30,7 +30,7 @@ def image(number: int, size: int) -> list[int]:
 def make_scheduler(num_cells: int, caching: bool = False, num_blocks: int = 100, **limits: Any) -> Scheduler:
     """`num_cells` without the null one."""
     values = {"max_num_seqs": 8, "max_num_batched_tokens": 16, "max_model_len": 200, "max_item_tokens": 16, **limits}
-    cache, policy = CacheManager(num_blocks, 0, BLOCK), CachePolicy(prefix_caching=caching)
+    cache, policy = CacheManager(num_blocks, 0, BLOCK), PrefixCachePolicy(prefix_caching=caching)
     return Scheduler(SchedulerLimits(**values), cache, policy, encoder_cache=EncoderCache(1 + num_cells))
 
 
@@ -41,7 +41,7 @@ def request_of(name: str, text: Sequence[int], max_tokens: int = 1, **fields: An
 
 def encoded(batch: Batch) -> list[tuple[str, int]]:
     """(digest, tokens) of the images that a step encodes."""
-    return [(item.digest, len(item.cells)) for item in batch.encode]
+    return [(item.digest, len(item.cells)) for item in batch.images_to_encode]
 
 
 def step(scheduler: Scheduler) -> Batch:
@@ -56,7 +56,7 @@ def test_a_row_has_the_cells_of_its_images_and_the_step_encodes_them() -> None:
     scheduler.add(request_of("r", [1, *image(CAT, 3), 2, *image(DOG, 4), 3]))
     batch = step(scheduler)
     assert batch.rows[0].media == (MediaUse(1, 4, (1, 2, 3)), MediaUse(5, 9, (4, 5, 6, 7)))
-    assert [(item.digest, item.cells) for item in batch.encode] == [("0", (1, 2, 3)), ("1", (4, 5, 6, 7))]
+    assert [(item.digest, item.cells) for item in batch.images_to_encode] == [("0", (1, 2, 3)), ("1", (4, 5, 6, 7))]
     assert scheduler.encoder_cache is not None
     assert scheduler.encoder_cache.num_pinned == 0
 
@@ -162,9 +162,9 @@ def test_a_preempted_request_lets_its_image_go_and_takes_it_again() -> None:
     batch = step(scheduler)
     assert (shape(batch), encoded(batch)) == ([("a", 0, 3)], [])
     scheduler.preempt("a")
-    cache.take("another", [("x", 6)])
-    cache.settle(succeeded=True)
-    cache.release("another")
+    cache.pin("another", [("x", 6)])
+    cache.finish_step(succeeded=True)
+    cache.unpin_all("another")
     assert encoded(step(scheduler)) == [("0", 6)]
 
 
@@ -195,7 +195,7 @@ def test_a_second_turn_about_the_same_image_hits_through_it_and_encodes_nothing(
     scheduler.add(second)
     [batch] = run(scheduler, runner)
     assert shape(batch) == [("b", 8, 4)]
-    assert (batch.encode, batch.rows[0].media) == ((), ())
+    assert (batch.images_to_encode, batch.rows[0].media) == ((), ())
 
 
 def test_another_image_of_the_same_size_misses_from_its_first_block_on() -> None:
@@ -218,9 +218,9 @@ def test_a_hit_that_ends_within_an_image_needs_the_whole_of_it() -> None:
     text = [1, 2, *image(CAT, 5), 2, 3, 4]
     scheduler.add(request_of("a", [*text[:7], 9]))
     run(scheduler, runner)
-    scheduler.encoder_cache.take("other", [("x", 8)])  # type: ignore[union-attr]
-    scheduler.encoder_cache.settle(succeeded=True)  # type: ignore[union-attr]
-    scheduler.encoder_cache.release("other")  # type: ignore[union-attr]
+    scheduler.encoder_cache.pin("other", [("x", 8)])  # type: ignore[union-attr]
+    scheduler.encoder_cache.finish_step(succeeded=True)  # type: ignore[union-attr]
+    scheduler.encoder_cache.unpin_all("other")  # type: ignore[union-attr]
     scheduler.add(request_of("b", text))
     [batch] = run(scheduler, runner)
     assert shape(batch) == [("b", 4, 6)]

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from ostinato.schedule.limits import Policy, SchedulerLimits
+from ostinato.schedule.limits import SchedulingPolicy, SchedulerLimits
 from ostinato.schedule.request import FinishReason, StopConditions
 from tests.schedule.test_scheduler_properties import KINDS, PIECES, SALTS, WINDOWS, crowd, make_harness, next_turn
 from tests.support.fake_runner import FIRST_PART, VOCABULARY
@@ -34,7 +34,7 @@ def random_wish(harness: Harness, rng: random.Random) -> Wish:
 def run_program(seed: int, k: int) -> Harness:
     """Requests arrive faster than they are served, and most could fill both caches alone."""
     rng = random.Random(seed)
-    policy: Policy = rng.choice(["fcfs", "priority"])
+    policy: SchedulingPolicy = rng.choice(["fcfs", "priority"])
     most = rng.randint(3, 14)
     limits = SchedulerLimits(rng.randint(2, 6), most, 48, rng.random() < 0.75, policy, max_item_tokens=most)
     sizes = Sizes(rng.randint(9, 14), rng.randint(3, 9), rng.choice([2, 3, 4]), rng.randint(9, 14), rng.randint(1, 12))

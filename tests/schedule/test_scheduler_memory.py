@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from ostinato.cache.chain import Chain
-from ostinato.cache.index import Entry, PrefixIndex
+from ostinato.cache.chain import BlockHashes
+from ostinato.cache.index import IndexEntry, PrefixIndex
 from ostinato.errors import RequestError
 from ostinato.schedule.request import Request
 from tests.support.fake_runner import FakeRunner, continuation
@@ -75,7 +75,7 @@ def test_one_that_waits_for_memory_is_looked_up_anew_only_when_there_is_more_of_
     looked: list[int] = []
     walk = PrefixIndex.walk
 
-    def counted(index: PrefixIndex, chain: Chain, num_blocks: int) -> list[Entry]:
+    def counted(index: PrefixIndex, chain: BlockHashes, num_blocks: int) -> list[IndexEntry]:
         looked.append(scheduler.counters.steps)
         return walk(index, chain, num_blocks)
 

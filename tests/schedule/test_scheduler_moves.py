@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from ostinato.cache.memory import Carried
-from ostinato.cache.placement import CachePolicy
-from ostinato.schedule.carry import carry
-from ostinato.schedule.limits import Policy, SchedulerLimits
+from ostinato.cache.memory import KVSnapshot
+from ostinato.cache.placement import PrefixCachePolicy
+from ostinato.schedule.carry import export_kv
+from ostinato.schedule.limits import SchedulingPolicy, SchedulerLimits
 from ostinato.schedule.request import FinishReason, Request, StopConditions
 from tests.schedule.test_scheduler_properties import KINDS, WINDOWS, crowd, make_harness, next_turn, random_wish
 from tests.support.fake_files import FakeMemory
 from tests.support.scheduler_harness import Follower, Harness, Sizes, Wish
 
 LIMITS = SchedulerLimits(4, 16, 60)
-POLICY = CachePolicy(prefix_caching=True, mode="all", state_block_size=4)
+POLICY = PrefixCachePolicy(prefix_caching=True, mode="all", state_block_size=4)
 
 
 def joined(*harnesses: Harness) -> tuple[Harness, ...]:
@@ -33,8 +33,8 @@ def move(name: str, source: Harness, target: Harness, *, loses: bool = False) ->
     """A request goes on at another engine; `loses` what was computed of it on the way."""
     left = source.followers[name]
     old = left.request
-    carried = carry(old, source.cache, {})
-    num_computed = old.num_computed_tokens or old.num_elsewhere
+    carried = export_kv(old, source.cache, {})
+    num_computed = old.num_computed_tokens or old.num_imported_tokens
     source.end(name, FinishReason.MOVED)
     new = Request(
         f"{name}+{target.num_arrived}",
@@ -42,18 +42,18 @@ def move(name: str, source: Harness, target: Harness, *, loses: bool = False) ->
         old.stop,
         old.priority,
         old.wants_prompt_logprobs,
-        old.payload,
+        old.sampling_state,
         old.cache_salt,
     )
     target.num_arrived += 1
-    new.resume(left.token_ids, old.num_prompt_logprobs, old.num_preemptions)
+    new.restore(left.token_ids, old.num_prompt_logprobs, old.num_preemptions)
     new.cache_report = old.cache_report
-    new.has_begun = bool(left.token_ids or old.num_preemptions or num_computed)
-    new.num_elsewhere, new.carried = num_computed, None if loses else carried
+    new.was_imported = bool(left.token_ids or old.num_preemptions or num_computed)
+    new.num_imported_tokens, new.kv_snapshot = num_computed, None if loses else carried
     target.scheduler.add(new)
     follower = Follower(new, left.prompt, left.expected, left.expected_reason, list(left.token_ids))
     follower.prompt_logprobs = list(left.prompt_logprobs)
-    follower.came_with = 0 if new.carried is None else new.carried.num_tokens
+    follower.came_with = 0 if new.kv_snapshot is None else new.kv_snapshot.num_tokens
     follower.num_preemptions, follower.was_told = old.num_preemptions, old.cache_report is not None
     target.followers[new.request_id] = follower
     source.check()
@@ -64,7 +64,7 @@ def move(name: str, source: Harness, target: Harness, *, loses: bool = False) ->
 def run_program(seed: int) -> tuple[Harness, Harness]:
     """Requests arrive at two crowded engines, and move from one to the other at every moment between steps."""
     rng = random.Random(seed)
-    policy: Policy = rng.choice(["fcfs", "priority"])
+    policy: SchedulingPolicy = rng.choice(["fcfs", "priority"])
     limits = SchedulerLimits(rng.randint(2, 6), rng.randint(3, 14), 48, rng.random() < 0.7, policy)
     kind, k, size = rng.choice([*KINDS, *WINDOWS]), rng.choice([0, 0, 1, 3]), rng.choice([2, 3, 4])
     state = rng.getstate()
@@ -139,13 +139,13 @@ def test_panes_that_the_index_has_are_shared_and_the_others_are_written_and_kept
     follower = move(begun(here, 10, 4), here, there)  # 13 tokens are computed, and two blocks of them are there
     store, memory, written = there.cache.store, there.cache.memory, list[int]()
     assert isinstance(memory, FakeMemory)
-    write = memory.write_pane
-    memory.write_pane = lambda pane, contents: (written.append(pane), write(pane, contents))[1]  # type: ignore[method-assign]
+    write = memory.write_window_block
+    memory.write_window_block = lambda pane, contents: (written.append(pane), write(pane, contents))[1]  # type: ignore[method-assign]
     there.schedule()
-    table = there.cache.holding(follower.request.request_id).pane_table
+    table = there.cache.request_cache(follower.request.request_id).window_block_table
     assert [bool(each) for each in table] == [False, True, True, True]
     assert written == list(table[2:])
-    assert [store.index.pane_of(each) is not None for each in table[1:]] == [True, True, False]
+    assert [store.index.window_block_of(each) is not None for each in table[1:]] == [True, True, False]
     there.update()
     there.finish_all()
 
@@ -156,8 +156,8 @@ def test_who_has_begun_stands_before_those_who_wait_and_behind_those_who_run() -
     running, waiting = begun(there, 8, 2), begun(there, 8, 0)
     follower = move(begun(here, 10, 4), here, there)
     new = move(begun(here, 9, 0), here, there)
-    ranks = [there.followers[name].request.rank for name in (running, follower.request.request_id, waiting)]
-    ranks.append(new.request.rank)
+    ranks = [there.followers[name].request.service_order for name in (running, follower.request.request_id, waiting)]
+    ranks.append(new.request.service_order)
     assert ranks == sorted(ranks)
     there.finish_all()
 
@@ -170,12 +170,12 @@ def test_what_has_no_room_waits_with_its_memory_and_can_move_on() -> None:
     follower = move(begun(here, 20, 4), here, there)
     there.step()
     assert follower.request.status == "waiting"
-    assert follower.request.carried is not None
+    assert follower.request.kv_snapshot is not None
     last = move(follower.request.request_id, there, third)
     assert last.came_with == follower.came_with > 0
     third.finish_all()
     there.finish_all()
-    assert third.scheduler.moves.carried_tokens == follower.came_with
+    assert third.scheduler.migration_counts.carried_tokens == follower.came_with
 
 
 def test_what_the_index_has_more_of_is_taken_from_there() -> None:
@@ -189,7 +189,7 @@ def test_what_the_index_has_more_of_is_taken_from_there() -> None:
     assert follower.came_with == 8
     follower.came_with = 0
     there.schedule()
-    assert there.scheduler.moves.carried_tokens == 0
+    assert there.scheduler.migration_counts.carried_tokens == 0
     assert there.batch is not None
     assert there.batch.rows[0].start == 16
     there.update()
@@ -200,8 +200,8 @@ def test_what_is_not_full_is_carried_without_what_stands_behind_it() -> None:
     here, _ = joined(one_of(), one_of())
     name = begun(here, 10, 4)
     request = here.followers[name].request
-    carried = carry(request, here.cache, {})
-    assert isinstance(carried, Carried)
+    carried = export_kv(request, here.cache, {})
+    assert isinstance(carried, KVSnapshot)
     memory = here.cache.memory
     assert isinstance(memory, FakeMemory)
     assert [len(memory._copy(each)) for each in carried.blocks] == [4, 4, 4, 1]
@@ -216,7 +216,7 @@ def test_what_the_index_has_is_shared_and_not_written() -> None:
     write = memory.write_block
     memory.write_block = lambda block, contents: (written.append(block), write(block, contents))[1]  # type: ignore[method-assign]
     there.schedule()
-    table = there.cache.holding(follower.request.request_id).block_table
+    table = there.cache.request_cache(follower.request.request_id).block_table
     assert written == list(table[2:4])  # of 13 tokens, without the two blocks of the prompt that stood there
     there.update()
     there.finish_all()
@@ -225,7 +225,7 @@ def test_what_the_index_has_is_shared_and_not_written() -> None:
 @pytest.mark.parametrize("part", range(6))
 def test_programs_that_move_requests_give_each_what_it_would_get_alone(part: int) -> None:
     pairs = [run_program(seed) for seed in range(40 * part, 40 * part + 40)]
-    moves = [harness.scheduler.moves for pair in pairs for harness in pair]
+    moves = [harness.scheduler.migration_counts for pair in pairs for harness in pair]
     # Else these programs would not test what they are for.
     assert sum(each.carried_tokens > 0 for each in moves) >= 20
     assert sum(each.recomputed_tokens > 0 for each in moves) >= 3

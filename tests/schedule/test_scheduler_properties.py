@@ -26,9 +26,9 @@ from hypothesis.stateful import (
 )
 
 from ostinato.cache.eviction import EvictionCosts, EvictionPolicy
-from ostinato.cache.placement import CachePolicy, StateCacheMode
+from ostinato.cache.placement import PrefixCachePolicy, StateCacheMode
 from ostinato.cache.store import StoreCounts
-from ostinato.schedule.limits import Policy, SchedulerLimits
+from ostinato.schedule.limits import SchedulingPolicy, SchedulerLimits
 from ostinato.schedule.request import FinishReason, StopConditions
 from tests.support.fake_files import ForgetfulDirectory, fake_tier
 from tests.support.fake_runner import VOCABULARY
@@ -199,7 +199,7 @@ def make_harness(
     if is_on and num_slots:
         modes += ["all", "all", *(["align", "align"] if limits.enable_chunked_prefill else [])]
     spacing = choose([1, 2, 3, 4]) * sizes.block_size
-    policy = CachePolicy(is_on, choose(modes), spacing, branches=choose([True, True, False]))
+    policy = PrefixCachePolicy(is_on, choose(modes), spacing, branches=choose([True, True, False]))
     eviction: EvictionPolicy = choose(["marconi", "lru"])
     costs = EvictionCosts(
         choose([1.0, 5.0]), choose([0.0, 0.1]), choose([1, 10]), choose([1, 100]), choose([1, 10]) if num_panes else 0
@@ -221,7 +221,7 @@ def next_turn(harness: Harness, name: str, text: list[int], max_tokens: int) -> 
 def run_crowded_program(seed: int, k: int) -> Harness:
     """Requests arrive faster than they are served, and most could fill the cache alone."""
     rng = random.Random(seed)
-    policy: Policy = rng.choice(["fcfs", "priority"])
+    policy: SchedulingPolicy = rng.choice(["fcfs", "priority"])
     limits = SchedulerLimits(rng.randint(2, 6), rng.randint(3, 14), 48, rng.random() < 0.7, policy)
     sizes = Sizes(rng.randint(6, 12), rng.randint(3, 9), rng.choice([2, 3, 4]), rng.randint(6, 12), rng.randint(1, 12))
     harness = make_harness(limits, sizes, rng.choice([*KINDS, *WINDOWS]), k, rng.choice)

@@ -5,9 +5,9 @@ import pickle
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.schedule.queues import Queues
+from ostinato.schedule.queues import RequestQueues
 from ostinato.schedule.request import Request, StopConditions
-from ostinato.schedule.turns import Client, Turns, weighted_share
+from ostinato.schedule.turns import Client, FairShare, weighted_share
 
 
 def request(name, client, priority=0):
@@ -15,9 +15,9 @@ def request(name, client, priority=0):
 
 
 def arrived(*requests, by_priority=False):
-    queues = Queues()
+    queues = RequestQueues()
     for each in requests:
-        queues.arrive(each, by_priority)
+        queues.add(each, by_priority)
     return queues
 
 
@@ -39,9 +39,9 @@ def test_the_requests_of_one_client_or_of_none_are_served_as_they_come():
 def test_who_comes_later_does_not_wait_for_turns_that_have_passed_nor_get_them_back():
     queues = arrived(*(request(f"a{i}", "a") for i in range(6)))
     for _ in range(3):
-        queues.start()
-    queues.arrive(request("b0", "b"), False)
-    queues.arrive(request("b1", "b"), False)
+        queues.start_first()
+    queues.add(request("b0", "b"), False)
+    queues.add(request("b1", "b"), False)
     # The turn of a2, which has begun, is the present one.
     assert order(queues) == ["b0", "a3", "b1", "a4", "a5"]
     queues.check_integrity()
@@ -55,15 +55,15 @@ def test_priority_comes_before_turns():
 @given(st.lists(st.integers(0, 5), max_size=200), st.integers(0, 5))
 def test_nobody_waits_for_more_than_one_of_each_other_client_before_his_first(clients, last):
     queues = arrived(*(request(str(i), client) for i, client in enumerate(clients) if client != last))
-    queues.arrive(request("last", last), False)
+    queues.add(request("last", last), False)
     before = [each.client for each in queues.waiting[: order(queues).index("last")]]
     assert len(set(before)) == len(before)
 
 
 def test_clients_whose_turns_have_passed_are_forgotten():
-    turns = Turns()
+    turns = FairShare()
     for i in range(10_000):
-        turns.started(turns.take(f"client {i}") + 1)
+        turns.advance(turns.assign(f"client {i}") + 1)
     assert turns.num_known <= 65
 
 
@@ -80,7 +80,7 @@ def test_a_client_of_weight_three_is_served_three_times_for_once_of_another():
 def test_whatever_the_weight_another_client_waits_for_no_more_than_that_many_before_his_first(weight, num_before):
     heavy = Client("heavy", weight)
     queues = arrived(*(request(f"h{i}", heavy) for i in range(num_before)))
-    queues.arrive(request("other", Client("other")), False)
+    queues.add(request("other", Client("other")), False)
     assert order(queues).index("other") <= min(weight, num_before)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from ostinato.engine.text.chat_template import ChatTemplate
 from ostinato.serve.chat.calls import forms
-from ostinato.serve.chat.calls.forms import FORMS, ToolForm
+from ostinato.serve.chat.calls.forms import FORMS, ToolCallFormat
 from ostinato.serve.chat.detection import detect_formats, takes_tools
 from ostinato.serve.chat.formats import REASONING, THINK, AnswerFormats, ReasoningTags, opens_reasoning
 from tests.support.tool_form_cases import CALLS, template_of
@@ -25,7 +25,7 @@ LLAMA = "{{- '<|start_header_id|>' + messages[0]['role'] }}"
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
-def test_the_form_is_the_one_that_reads_a_written_call_back(form: ToolForm) -> None:
+def test_the_form_is_the_one_that_reads_a_written_call_back(form: ToolCallFormat) -> None:
     template = template_of(form)
     assert detect_formats(template) == AnswerFormats(None, form)
     assert takes_tools(template)
@@ -50,7 +50,7 @@ def test_each_known_form_has_a_case() -> None:
     ],
 )
 def test_a_template_that_writes_no_calls_is_told_by_the_tags_in_its_text(
-    template: str, reasoning: ReasoningTags | None, tools: ToolForm | None
+    template: str, reasoning: ReasoningTags | None, tools: ToolCallFormat | None
 ) -> None:
     assert detect_formats(ChatTemplate({"default": template})) == AnswerFormats(reasoning, tools)
 

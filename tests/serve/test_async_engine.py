@@ -9,7 +9,7 @@ import pytest
 
 from ostinato.config import EngineConfig
 from ostinato.engine.process.async_engine import AsyncEngine
-from ostinato.engine.process.delivery import LONGEST_WAIT, SHARE, Pace
+from ostinato.engine.process.delivery import MAX_DELAY_SECONDS, MAX_SERVER_SHARE, DeltaPacer
 from ostinato.engine.process.failures import EngineFailed, EngineStopped, StepFailed
 from ostinato.engine.process.stream import DeadlineExceeded
 from ostinato.errors import RequestError
@@ -110,7 +110,7 @@ def test_an_aborted_request_frees_its_memory_within_one_step(served):
         assert before["running"] == 2
         assert after["running"] == 1
         assert after["cache"]["blocks_used"] < before["cache"]["blocks_used"]
-        assert after["steps"] <= before["steps"] + 2  # the one that carried `before`, and one more
+        assert after["steps"] <= before["steps"] + 2  # the one that carried `previous_hidden`, and one more
         probe.reset()
         other.abort()
         await settle(engine)
@@ -236,34 +236,34 @@ def test_broken_bookkeeping_after_a_failed_step_ends_the_engine(probe):
 
 def test_one_expensive_round_does_not_hold_the_next_ones_up():
     now = 100.0
-    pace = Pace(clock=lambda: now)
+    pace = DeltaPacer(clock=lambda: now)
     for cost in (0.0001, 0.0001, 0.5):  # the last one with other work of the loop in it
         pace.sent(are_all=True)
         assert not pace.allows_urgent
         pace.settled(cost)
     assert pace.allows_urgent
     assert not pace.allows_all
-    now += 0.0001 / SHARE
+    now += 0.0001 / MAX_SERVER_SHARE
     assert pace.allows_all
 
 
 def test_what_begins_or_ends_does_not_put_off_the_others():
     now = 100.0
-    pace = Pace(clock=lambda: now)
+    pace = DeltaPacer(clock=lambda: now)
     for cost, are_all in ((1.0, True), (0.001, True), (1.0, False)):
         pace.sent(are_all)
         pace.settled(cost)
     assert not pace.allows_all
-    now += 0.001 / SHARE
+    now += 0.001 / MAX_SERVER_SHARE
     assert pace.allows_all
 
 
 def test_rounds_that_are_all_expensive_wait_but_not_for_ever():
     now = 100.0
-    pace = Pace(clock=lambda: now)
+    pace = DeltaPacer(clock=lambda: now)
     for _ in range(2):
         pace.sent(are_all=True)
         pace.settled(0.5)
     assert not pace.allows_all
-    now += LONGEST_WAIT
+    now += MAX_DELAY_SECONDS
     assert pace.allows_all

@@ -12,7 +12,7 @@ import pytest
 from ostinato.config import EngineConfig
 from ostinato.engine.process.async_engine import AsyncEngine
 from ostinato.engine.process.failures import EngineDraining
-from ostinato.engine.process.stream import DeadlineExceeded, Stream
+from ostinato.engine.process.stream import DeadlineExceeded, RequestStream
 from ostinato.errors import DamagedExport, ForeignExport
 from ostinato.sample.guide import Guide
 from ostinato.sample.params import SamplingParams
@@ -42,7 +42,7 @@ def _plain(probe: Probe) -> Probe:
     return Probe(reference=probe.reference)
 
 
-async def whole(stream: Stream) -> tuple[list[tuple[list[int], str, str | None]], Any]:
+async def whole(stream: RequestStream) -> tuple[list[tuple[list[int], str, str | None]], Any]:
     """(tokens, text, reason) of each output, as the stream's gains add up; and the output that came with the last."""
     found: dict[int, tuple[list[int], str, str | None]] = {}
     last = None
@@ -162,7 +162,7 @@ def test_what_the_other_engine_refuses_is_computed_to_its_end() -> None:
             streams = [await first.submit(PROMPT, params) for _ in range(10)]
             reading = [asyncio.create_task(whole(stream)) for stream in streams]
             probe.hold_next()
-            second.admission.enter(24)  # nobody else finds room
+            second.admission.acquire(24)  # nobody else finds room
             draining = asyncio.create_task(first.drain(second))
             await asyncio.sleep(0)
             probe.go()
@@ -171,7 +171,7 @@ def test_what_the_other_engine_refuses_is_computed_to_its_end() -> None:
             assert drained.kept > 0
             for task in reading:
                 assert (await task)[0] == expected
-            second.admission.leave(24)
+            second.admission.release(24)
             await settle(first)
             await settle(second)
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from ostinato.serve.http.errors import ApiError
 from ostinato.serve.settings import ServeSettings
 from ostinato.serve.work import shape
-from ostinato.serve.work.shape import MAX_DEPTH, check_light, check_shape, is_light, shape_of
+from ostinato.serve.work.shape import MAX_DEPTH, check_small_body, check_shape, fits_event_loop, shape_of
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.floats() | st.text() | st.sampled_from(['"', "\\", '\\"', "[{,:}]", '\\\\"']),
@@ -48,7 +48,7 @@ def test_the_shape_of_a_body_is_that_of_what_json_makes_of_it(value, is_ascii, p
 )
 def test_what_is_too_much_is_refused_by_the_name_of_its_limit(body, code, told):
     settings = ServeSettings(max_keys=2, max_values=8)
-    for check in (check_shape, check_light):
+    for check in (check_shape, check_small_body):
         with pytest.raises(ApiError) as caught:
             check(body, settings)
         assert caught.value.code == code
@@ -57,6 +57,6 @@ def test_what_is_too_much_is_refused_by_the_name_of_its_limit(body, code, told):
 
 
 def test_a_body_is_light_if_it_is_short_and_has_few_values():
-    assert is_light(b'{"prompt":"x"}')
-    assert not is_light(b" " * (shape.LIGHT_BYTES + 1))
-    assert not is_light(b"0," * shape.LIGHT_VALUES)
+    assert fits_event_loop(b'{"prompt":"x"}')
+    assert not fits_event_loop(b" " * (shape.LIGHT_BYTES + 1))
+    assert not fits_event_loop(b"0," * shape.LIGHT_VALUES)

@@ -1,7 +1,7 @@
 import pytest
 
 from ostinato.serve.http.errors import ApiError
-from ostinato.serve.work.budgets import MOST_CLIENTS, ClientBudgets
+from ostinato.serve.work.budgets import MAX_CLIENTS, ClientQuota
 
 
 @pytest.fixture
@@ -11,7 +11,7 @@ def clock():
 
 @pytest.fixture
 def budgets(clock):
-    return ClientBudgets(10.0, 1000, clock=lambda: clock[0])
+    return ClientQuota(10.0, 1000, clock=lambda: clock[0])
 
 
 @pytest.mark.parametrize(("seconds", "pixels", "told"), [(12.5, 0, "client_seconds"), (0, 1250, "client_pixels")])
@@ -37,8 +37,8 @@ def test_those_who_use_little_are_never_refused(budgets, clock):
 
 def test_a_bounded_number_of_clients_is_remembered_and_the_heaviest_is_one_of_them(budgets):
     budgets.charge("heavy", 20.0, 0)
-    for i in range(3 * MOST_CLIENTS):
+    for i in range(3 * MAX_CLIENTS):
         budgets.charge(f"client {i}", 0.001, 0)
-    assert len(budgets._uses) <= MOST_CLIENTS + 1
+    assert len(budgets._uses) <= MAX_CLIENTS + 1
     with pytest.raises(ApiError):
         budgets.check("heavy")

@@ -3,8 +3,8 @@
 from types import SimpleNamespace
 
 from ostinato.engine.outputs import CompletionOutput, RequestOutput, RequestTimes
-from ostinato.engine.process.delivery import Gains
-from ostinato.engine.process.stream import Stream
+from ostinato.engine.process.delivery import DeltaBuffer
+from ostinato.engine.process.stream import RequestStream
 from ostinato.sample.params import SamplingParams
 from ostinato.schedule.batch import TokenLogprobs
 from ostinato.serve.api.completions import _AwaitingPromptLogprobs
@@ -27,7 +27,7 @@ def two_samples():
 
 
 def test_log_probabilities_of_a_prompt_come_once_with_the_first_token_of_the_sample_that_scores_it():
-    gains, output = Gains(), two_samples()
+    gains, output = DeltaBuffer(), two_samples()
     assert gain(gains, output, 1, 65).prompt_logprobs is None
     output.prompt_logprobs = SCORES
     assert gain(gains, output, 0, 66).prompt_logprobs == SCORES
@@ -35,7 +35,7 @@ def test_log_probabilities_of_a_prompt_come_once_with_the_first_token_of_the_sam
 
 
 def test_requests_that_begin_or_end_do_not_carry_the_gains_of_others_along():
-    gains, old, new = Gains(), two_samples(), two_samples()
+    gains, old, new = DeltaBuffer(), two_samples(), two_samples()
     new.request_id = "new"
     gain(gains, old, 0, 65)
     old.outputs[0].token_ids.append(66)
@@ -60,12 +60,12 @@ def test_requests_that_begin_or_end_do_not_carry_the_gains_of_others_along():
 
 
 def test_gains_that_become_one_keep_them():
-    gains, output = Gains(), two_samples()
+    gains, output = DeltaBuffer(), two_samples()
     early = gain(gains, output, 1, 65)
     output.prompt_logprobs = SCORES
     scored, late = gain(gains, output, 0, 66), gain(gains, output, 0, 67)
-    assert early.then(scored).then(late).prompt_logprobs == early.then(scored.then(late)).prompt_logprobs == SCORES
-    stream = Stream("r", 2, lambda: None)
+    assert early.merge(scored).merge(late).prompt_logprobs == early.merge(scored.merge(late)).prompt_logprobs == SCORES
+    stream = RequestStream("r", 2, lambda: None)
     stream.put(early)
     assert stream.prompt_logprobs is None
     stream.put(scored)
@@ -74,7 +74,7 @@ def test_gains_that_become_one_keep_them():
 
 
 def test_an_output_that_comes_before_its_prompt_is_scored_waits_for_that():
-    gains, output = Gains(), two_samples()
+    gains, output = DeltaBuffer(), two_samples()
     held = _AwaitingPromptLogprobs(SimpleNamespace(params=SamplingParams(prompt_logprobs=1)))
     first = gain(gains, output, 1, 65), gain(gains, output, 1, 66)
     for delta in first:
@@ -88,8 +88,8 @@ def test_an_output_that_comes_before_its_prompt_is_scored_waits_for_that():
 
 
 def test_a_request_that_is_given_whole_gives_nothing_before_its_end_and_leaves_nothing():
-    gains, output = Gains(), two_samples()
-    gains.hold("r")
+    gains, output = DeltaBuffer(), two_samples()
+    gains.hold_until_end("r")
     for sample in output.outputs:
         sample.token_ids.append(65)
         sample.text += "A"
@@ -102,6 +102,6 @@ def test_a_request_that_is_given_whole_gives_nothing_before_its_end_and_leaves_n
     assert [sample.text for sample in delta.samples] == ["A", "A"]
     assert delta.output is output
     assert gains.num_kept == 0
-    gains.hold("r")
+    gains.hold_until_end("r")
     gains.drop("r")
     assert gains.num_kept == 0

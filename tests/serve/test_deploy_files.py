@@ -14,7 +14,7 @@ from ostinato import __version__
 from ostinato.cli.main import COMMANDS, Commands
 from ostinato.engine.process.async_engine import SAVE_PATIENCE
 from ostinato.engine.process.launch import SECRET_VARIABLES
-from ostinato.serve.http.gate import OPEN_PATHS
+from ostinato.serve.http.gate import PUBLIC_PATHS
 from ostinato.serve.server import GRACE
 from ostinato.serve.settings import ServeSettings
 from tests.support.patience import PATIENCE
@@ -77,7 +77,7 @@ def test_the_image_serves_where_its_health_check_asks_and_as_nobody_special():
     assert [rest for name, rest in instructions() if name == "EXPOSE"] == [str(settings.port)]
     [asked] = re.findall(r"http://127\.0\.0\.1:(\d+)(/[a-z/]+)", DOCKERFILE)
     assert asked == (str(settings.port), "/health")
-    assert "/health" in OPEN_PATHS
+    assert "/health" in PUBLIC_PATHS
     assert user_of_image() != "0"
     assert listed("ENTRYPOINT") == ["ostinato"]
 
@@ -132,10 +132,10 @@ def test_kubernetes_asks_each_probe_where_it_is_answered():
     wanted = {"startupProbe": "/health", "readinessProbe": "/health", "livenessProbe": "/health/live"}
     for probe, path in wanted.items():
         assert container[probe]["httpGet"] == {"path": path, "port": port["name"]}
-        assert path in OPEN_PATHS
+        assert path in PUBLIC_PATHS
     scraped = pod["metadata"]["annotations"]
     assert (scraped["prometheus.io/path"], scraped["prometheus.io/port"]) == ("/metrics", str(settings.port))
-    assert "/metrics" in OPEN_PATHS
+    assert "/metrics" in PUBLIC_PATHS
 
 
 def test_kubernetes_runs_the_image_with_its_key_and_lets_it_drain():

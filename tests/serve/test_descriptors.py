@@ -14,7 +14,7 @@ import pytest
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError
 from ostinato.serve.http.lifecycle import Lifecycle
-from ostinato.serve.http.limits import RESERVED, make_room, room_for_connections
+from ostinato.serve.http.limits import RESERVED, raise_fd_limit, fd_limited_connections
 from ostinato.serve.settings import ServeSettings
 from tests.support.patience import PATIENCE
 from tests.support.server_process import RUN, Process
@@ -90,12 +90,12 @@ def limit(monkeypatch):
 
 
 def test_more_connections_than_the_limit_has_room_for_raise_it_as_far_as_they_may(limit) -> None:
-    make_room(0)
-    make_room(100 - RESERVED)
+    raise_fd_limit(0)
+    raise_fd_limit(100 - RESERVED)
     assert limit == [100, 200]
-    make_room(200 - RESERVED)
+    raise_fd_limit(200 - RESERVED)
     assert limit == [200, 200]
-    assert room_for_connections() == 200 - RESERVED
+    assert fd_limited_connections() == 200 - RESERVED
 
 
 def test_connections_that_can_never_be_had_are_refused_with_a_number_that_can(limit) -> None:
@@ -103,7 +103,7 @@ def test_connections_that_can_never_be_had_are_refused_with_a_number_that_can(li
         Lifecycle(EngineConfig(), ServeSettings(max_connections=1000))
     [remedy] = caught.value.remedies
     assert remedy.setting == "max_connections"
-    make_room(remedy.value)
+    raise_fd_limit(remedy.value)
     limit[:] = [100, resource.RLIM_INFINITY]
-    make_room(1000)
+    raise_fd_limit(1000)
     assert limit[0] == 1000 + RESERVED

@@ -11,7 +11,7 @@ from ostinato.sample.params import SamplingParams
 from ostinato.serve.chat.conversation import Conversation, render
 from ostinato.serve.http.errors import ApiError
 from ostinato.serve.settings import ServeSettings
-from ostinato.serve.work.context import MAX_CHARACTERS, TooHeavy, Work
+from ostinato.serve.work.context import MAX_CHARACTERS, NeedsWorker, RequestContext
 
 TALK = [{"role": "user", "content": "x"}]
 
@@ -23,7 +23,7 @@ def work(template="{{ messages[0].content }}", on_loop=True, media=None):
         encode=lambda *_: [1],
         formats=SimpleNamespace(has_channels=False),
     )
-    return Work(text, ServeSettings(), "m", SamplingParams(), on_loop=on_loop)
+    return RequestContext(text, ServeSettings(), "m", SamplingParams(), on_loop=on_loop)
 
 
 def conversation(messages=TALK):
@@ -32,7 +32,7 @@ def conversation(messages=TALK):
 
 def test_a_template_that_takes_many_steps_is_rendered_by_a_worker():
     template = "{% for a in range(30000) %}{% endfor %}ok"
-    with pytest.raises(TooHeavy):
+    with pytest.raises(NeedsWorker):
         render(work(template), conversation())
     assert render(work(template, on_loop=False), conversation()).text == "ok"
 
@@ -46,12 +46,12 @@ def test_a_template_that_takes_too_many_steps_there_too_is_an_error():
 
 def test_images_are_never_decoded_on_the_loop():
     picture = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}]}]
-    with pytest.raises(TooHeavy):
+    with pytest.raises(NeedsWorker):
         render(work(media=object()), conversation(picture))
 
 
 def test_a_long_text_is_not_tokenised_on_the_loop():
     assert work().encode("x" * MAX_CHARACTERS, True, "prompt") == [1]
-    with pytest.raises(TooHeavy):
+    with pytest.raises(NeedsWorker):
         work().encode("x" * (MAX_CHARACTERS + 1), True, "prompt")
     assert work(on_loop=False).encode("x" * (MAX_CHARACTERS + 1), True, "prompt") == [1]

@@ -11,13 +11,13 @@ from ostinato.engine.text.tokenizer import Tokenizer
 from ostinato.schedule.batch import TokenLogprobs
 from ostinato.serve.chat.answer_parser import AnswerParser
 from ostinato.serve.chat.output import MessageLogprobs
-from ostinato.serve.chat.token_texts import TokenTexts
+from ostinato.serve.chat.token_texts import TokenStrings
 from tests.support.answer_cases import CLOCK_TEXT, HERMES, TOOLS, numbered_ids
 from tests.support.text_checkpoint import byte_level_tokenizer
 
 TOKENIZER = Tokenizer(byte_level_tokenizer())
 END = TOKENIZER.eos_token_id or 1
-TEXT = SimpleNamespace(tokenizer=TOKENIZER, token_texts=TokenTexts(TOKENIZER))
+TEXT = SimpleNamespace(tokenizer=TOKENIZER, token_texts=TokenStrings(TOKENIZER))
 
 
 def tokens_of_message(text, cuts=(), ends=True):

@@ -11,7 +11,7 @@ import tracemalloc
 import httpx2
 import pytest
 
-from ostinato.serve.http.delay import STALL, LoopDelay
+from ostinato.serve.http.delay import STALL, EventLoopLag
 from tests.support.patience import PATIENCE
 from tests.support.serving import serving
 from tests.support.stalls import watched
@@ -126,7 +126,7 @@ def test_nothing_of_a_refused_body_is_kept(served):
 
 
 def test_stalls_of_the_loop_are_counted():
-    delay = LoopDelay()
+    delay = EventLoopLag()
 
     async def main():
         delay.start()

@@ -11,10 +11,10 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from ostinato.serve.http import connection as connections
-from ostinato.serve.http.limits import Limits
+from ostinato.serve.http.limits import ConnectionLimits
 from tests.support.patience import PATIENCE
 
-SOON = Limits(stalled_seconds=0.01)
+SOON = ConnectionLimits(stalled_seconds=0.01)
 
 
 class Transport(asyncio.Transport):
@@ -48,11 +48,11 @@ class Transport(asyncio.Transport):
         self.aborted.set()
 
 
-async def connected(left: Sequence[int]) -> tuple[connections.Connection, Transport]:
+async def connected(left: Sequence[int]) -> tuple[connections.HttpConnection, Transport]:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         pass
 
-    connection = connections.Connection(uvicorn.Config(app), ServerState(), app_state={}, limits=SOON)
+    connection = connections.HttpConnection(uvicorn.Config(app), ServerState(), app_state={}, limits=SOON)
     transport = Transport(left)
     connection.connection_made(transport)
     return connection, transport
@@ -96,7 +96,7 @@ def test_the_protocol_of_http_is_told_all_that_happens() -> None:
     async def go() -> bool:
         _, transport = await connected([0])
         state = ServerState()
-        connection = connections.Connection(config=uvicorn.Config(app), server_state=state, app_state={})
+        connection = connections.HttpConnection(config=uvicorn.Config(app), server_state=state, app_state={})
         connection.connection_made(transport)
         assert len(state.connections) == 1
         connection.data_received(b"nonsense\r\n\r\n")

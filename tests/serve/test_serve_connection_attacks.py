@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from uvicorn.server import ServerState
 
 from ostinato.config import EngineConfig
-from ostinato.serve.http.connection import PIECE, Connection
+from ostinato.serve.http.connection import PIECE, HttpConnection
 from ostinato.serve.http.lifecycle import Lifecycle
-from ostinato.serve.http.limits import Limits, Occupancy
-from ostinato.serve.http.refusals import NO_DESCRIPTOR, QUIET, Refusals
+from ostinato.serve.http.limits import ConnectionLimits, ConnectionCounter
+from ostinato.serve.http.refusals import NO_DESCRIPTOR, QUIET, RefusalLog
 from ostinato.serve.settings import ServeSettings
 from tests.support.unsent import Unsent
 
@@ -28,9 +28,9 @@ GET = b"GET /plan HTTP/1.1\r\nHost: a\r\n\r\n"
 
 
 class Wire(Unsent):
-    """A client that reads while `reads`; what it has not read is in `held`, what it has in `got`."""
+    """A client that reads while `reads`; what it has not read is in `pinned_by`, what it has in `got`."""
 
-    def __init__(self, connection: Connection, peer: str = "127.0.0.1", reads: bool = True) -> None:
+    def __init__(self, connection: HttpConnection, peer: str = "127.0.0.1", reads: bool = True) -> None:
         super().__init__({"peername": (peer, 5), "sockname": ("127.0.0.1", 80)})
         self.connection, self.reads = connection, reads
         self.got = b""
@@ -83,9 +83,9 @@ class App:
 
 
 def attacked(
-    attack: Callable[[Connection, Wire, App], Any],
+    attack: Callable[[HttpConnection, Wire, App], Any],
     make: Callable[[], App] = App,
-    limits: Limits | None = None,
+    limits: ConnectionLimits | None = None,
     **wire: Any,
 ) -> tuple[Wire, App]:
     """Runs `attack` against a new connection."""
@@ -93,7 +93,7 @@ def attacked(
     async def go() -> tuple[Wire, App]:
         app = make()
         config = uvicorn.Config(app)
-        connection = Connection(config=config, server_state=ServerState(), app_state={}, limits=limits)
+        connection = HttpConnection(config=config, server_state=ServerState(), app_state={}, limits=limits)
         transport = Wire(connection, **wire)
         await attack(connection, transport, app)
         if not transport.is_closed:
@@ -110,7 +110,7 @@ async def turns(count: int = 40) -> None:
         await asyncio.sleep(0)
 
 
-def feed(connection: Connection, wire: Wire, data: bytes, piece: int = 2**16) -> int:
+def feed(connection: HttpConnection, wire: Wire, data: bytes, piece: int = 2**16) -> int:
     """Sends while the server reads. Returns the bytes that it took."""
     sent = 0
     while sent < len(data) and wire.is_reading and not wire.is_closed:
@@ -131,7 +131,7 @@ def error(answer: bytes) -> dict[str, Any]:
 
 
 def test_answers_to_pipelined_requests_wait_for_their_reader_and_nothing_grows_meanwhile() -> None:
-    async def attack(connection: Connection, wire: Wire, app: App) -> None:
+    async def attack(connection: HttpConnection, wire: Wire, app: App) -> None:
         taken = 0
         for _ in range(20):
             taken += feed(connection, wire, GET * 20_000)
@@ -151,7 +151,7 @@ def test_every_pipelined_request_is_answered_in_its_order_once_they_are_read() -
     paths = [f"/{number}" for number in range(3000)]
     sent = b"".join(b"GET %b HTTP/1.1\r\nHost: a\r\n\r\n" % path.encode() for path in paths)
 
-    async def attack(connection: Connection, wire: Wire, app: App) -> None:
+    async def attack(connection: HttpConnection, wire: Wire, app: App) -> None:
         at = 0
         while at < len(sent):
             at += feed(connection, wire, sent[at:], 9999)
@@ -164,7 +164,7 @@ def test_every_pipelined_request_is_answered_in_its_order_once_they_are_read() -
 
 
 def test_a_client_that_leaves_is_noticed_behind_a_pipelined_request() -> None:
-    async def attack(connection: Connection, wire: Wire, app: App) -> None:
+    async def attack(connection: HttpConnection, wire: Wire, app: App) -> None:
         app.go.clear()
         connection.data_received(GET + GET)
         await turns()
@@ -190,9 +190,9 @@ def test_a_client_that_leaves_is_noticed_behind_a_pipelined_request() -> None:
     ids=["value", "path", "many", "empty lines", "trailers", "a trailer", "chunk extension"],
 )
 def test_headers_and_trailers_are_refused_when_they_pass_their_bound(head: bytes) -> None:
-    limits = Limits()
+    limits = ConnectionLimits()
 
-    async def attack(connection: Connection, wire: Wire, app: App) -> None:  # noqa: ARG001
+    async def attack(connection: HttpConnection, wire: Wire, app: App) -> None:  # noqa: ARG001
         taken = 0
         while not wire.got and taken < len(head):
             taken += feed(connection, wire, head[taken : taken + 1000])
@@ -209,40 +209,40 @@ def test_headers_and_trailers_are_refused_when_they_pass_their_bound(head: bytes
 
 @pytest.mark.parametrize("begin", [b"", b"GET / HT", b"GET / HTTP/1.1\r\nHost: a\r\n"])
 def test_headers_that_do_not_come_end_the_connection(begin: bytes) -> None:
-    async def attack(connection: Connection, wire: Wire, app: App) -> None:  # noqa: ARG001
+    async def attack(connection: HttpConnection, wire: Wire, app: App) -> None:  # noqa: ARG001
         if begin:
             connection.data_received(begin)
         while not wire.is_closed:
             await asyncio.sleep(0.001)
 
-    wire, _ = attacked(attack, limits=Limits(head_seconds=0.01))
+    wire, _ = attacked(attack, limits=ConnectionLimits(head_seconds=0.01))
     assert status(wire.got) == 408
     assert error(wire.got)["code"] == "header_timeout"
 
 
 def test_a_half_sent_request_does_not_end_the_answer_before_it() -> None:
-    async def attack(connection: Connection, wire: Wire, app: App) -> None:
+    async def attack(connection: HttpConnection, wire: Wire, app: App) -> None:
         app.go.clear()
         connection.data_received(GET + GET[:9])
         await asyncio.sleep(0.05)
         assert not wire.is_closed
 
-    attacked(attack, limits=Limits(head_seconds=0.01, idle_seconds=0.01))
+    attacked(attack, limits=ConnectionLimits(head_seconds=0.01, idle_seconds=0.01))
 
 
 def test_an_idle_connection_is_closed() -> None:
-    async def attack(connection: Connection, wire: Wire, app: App) -> None:  # noqa: ARG001
+    async def attack(connection: HttpConnection, wire: Wire, app: App) -> None:  # noqa: ARG001
         connection.data_received(GET)
         while not wire.is_closed:
             await asyncio.sleep(0.001)
 
-    wire, _ = attacked(attack, limits=Limits(idle_seconds=0.01))
+    wire, _ = attacked(attack, limits=ConnectionLimits(idle_seconds=0.01))
     assert status(wire.got) == 200
     assert wire.got.count(b"HTTP/1.1") == 1
 
 
 def test_a_body_that_nobody_takes_is_not_read() -> None:
-    async def attack(connection: Connection, wire: Wire, app: App) -> None:  # noqa: ARG001
+    async def attack(connection: HttpConnection, wire: Wire, app: App) -> None:  # noqa: ARG001
         async def waits(*_: Any) -> None:
             await asyncio.Event().wait()
 
@@ -258,7 +258,7 @@ def test_a_body_that_nobody_takes_is_not_read() -> None:
 def test_the_sender_of_a_refused_body_comes_to_read_the_answer() -> None:
     body = b"x" * 10**7
 
-    async def attack(connection: Connection, wire: Wire, app: App) -> None:  # noqa: ARG001
+    async def attack(connection: HttpConnection, wire: Wire, app: App) -> None:  # noqa: ARG001
         connection.data_received(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 10000000\r\n\r\n")
         await turns()
         assert status(wire.got) == 413
@@ -271,9 +271,9 @@ def test_the_sender_of_a_refused_body_comes_to_read_the_answer() -> None:
 
 
 def test_a_refused_body_without_end_is_cut() -> None:
-    limits = Limits(drained_bytes=10**6)
+    limits = ConnectionLimits(drained_bytes=10**6)
 
-    async def attack(connection: Connection, wire: Wire, app: App) -> None:  # noqa: ARG001
+    async def attack(connection: HttpConnection, wire: Wire, app: App) -> None:  # noqa: ARG001
         connection.data_received(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1000000000\r\n\r\n")
         await turns()
         assert feed(connection, wire, b"x" * 10**7) <= 10**6 + 2**16
@@ -288,7 +288,7 @@ def test_an_upgrade_is_ignored_and_what_follows_is_served(method: bytes) -> None
     head = b"%b /a HTTP/1.1\r\nHost: a\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n" % method
     head += b"HTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA\r\n" + (b"Content-Length: 5\r\n" if body else b"") + b"\r\n"
 
-    async def attack(connection: Connection, wire: Wire, app: App) -> None:  # noqa: ARG001
+    async def attack(connection: HttpConnection, wire: Wire, app: App) -> None:  # noqa: ARG001
         connection.data_received(head + body + b"GET /b HTTP/1.1\r\nHost: a\r\n\r\n")
         await turns()
 
@@ -299,7 +299,7 @@ def test_an_upgrade_is_ignored_and_what_follows_is_served(method: bytes) -> None
 
 @pytest.mark.parametrize("alive", [False, True])
 def test_a_stream_for_http_1_0_is_not_chunked(alive: bool) -> None:
-    async def attack(connection: Connection, wire: Wire, app: App) -> None:  # noqa: ARG001
+    async def attack(connection: HttpConnection, wire: Wire, app: App) -> None:  # noqa: ARG001
         connection.data_received(b"GET / HTTP/1.0\r\n%b\r\n" % (b"Connection: keep-alive\r\n" if alive else b""))
         await turns()
         assert wire.is_closed
@@ -327,7 +327,7 @@ def test_a_stream_for_http_1_0_is_not_chunked(alive: bool) -> None:
     ],
 )
 def test_what_is_not_http_is_refused_with_an_error_object(request_: bytes) -> None:
-    async def attack(connection: Connection, wire: Wire, app: App) -> None:  # noqa: ARG001
+    async def attack(connection: HttpConnection, wire: Wire, app: App) -> None:  # noqa: ARG001
         connection.data_received(request_)
         await turns()
 
@@ -339,10 +339,10 @@ def test_what_is_not_http_is_refused_with_an_error_object(request_: bytes) -> No
 
 def test_what_is_refused_is_counted_by_reason_and_logged_without_a_flood(caplog: pytest.LogCaptureFixture) -> None:
     now = 0.0
-    refusals = Refusals(lambda: now)
+    refusals = RefusalLog(lambda: now)
 
-    async def send(request: bytes, limits: Limits | None = None) -> None:
-        made = Connection(uvicorn.Config(App()), ServerState(), {}, limits=limits, refusals=refusals)
+    async def send(request: bytes, limits: ConnectionLimits | None = None) -> None:
+        made = HttpConnection(uvicorn.Config(App()), ServerState(), {}, limits=limits, refusals=refusals)
         wire = Wire(made, peer="192.0.2.7")
         made.data_received(request)
         await turns()
@@ -356,7 +356,7 @@ def test_what_is_refused_is_counted_by_reason_and_logged_without_a_flood(caplog:
             await send(b"nonsense\r\n\r\n")
         await send(b"GET / HTTP/1.1\r\n\r\n")
         await send(b"GET / HTTP/1.1\r\nA: " + BIG)
-        await send(b"GET / HTTP/1.1\r\nHo", Limits(head_seconds=0.01))
+        await send(b"GET / HTTP/1.1\r\nHo", ConnectionLimits(head_seconds=0.01))
         await send(GET)
         now = QUIET
         await send(b"nonsense\r\n\r\n")
@@ -376,7 +376,7 @@ def test_a_connection_without_a_descriptor_is_counted_and_any_other_trouble_is_n
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """asyncio's loop tries again after a second: here `accept` fails three times."""
-    refusals = Refusals()
+    refusals = RefusalLog()
 
     class Scarce(socket.socket):
         failures = 3
@@ -393,7 +393,7 @@ def test_a_connection_without_a_descriptor_is_counted_and_any_other_trouble_is_n
         with Scarce() as listener:
             listener.bind(("127.0.0.1", 0))
             config, state = uvicorn.Config(App(b"there")), ServerState()
-            server = await loop.create_server(lambda: Connection(config, state, {}), sock=listener)
+            server = await loop.create_server(lambda: HttpConnection(config, state, {}), sock=listener)
             reader, writer = await asyncio.open_connection(*listener.getsockname())
             writer.write(GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
             answer = await reader.read()
@@ -412,10 +412,10 @@ def test_a_connection_without_a_descriptor_is_counted_and_any_other_trouble_is_n
 
 def test_connections_beyond_the_bound_are_told_so_and_there_is_room_again(caplog: pytest.LogCaptureFixture) -> None:
     async def go() -> None:
-        occupancy = Occupancy(10)
+        occupancy = ConnectionCounter(10)
 
         def connect() -> Wire:
-            return Wire(Connection(uvicorn.Config(App()), ServerState(), {}, occupancy=occupancy))
+            return Wire(HttpConnection(uvicorn.Config(App()), ServerState(), {}, occupancy=occupancy))
 
         inside = [connect() for _ in range(10)]
         outside = [connect() for _ in range(100)]
@@ -432,7 +432,7 @@ def test_connections_beyond_the_bound_are_told_so_and_there_is_room_again(caplog
 
 
 def test_an_address_has_a_bound_of_its_own_which_this_machine_has_not() -> None:
-    occupancy = Occupancy(100, 2)
+    occupancy = ConnectionCounter(100, 2)
     assert [occupancy.enter("192.0.2.1") is None for _ in range(3)] == [True, True, False]
     assert [occupancy.enter(one) for one in ("192.0.2.2", *["127.0.0.1"] * 9, *["::1"] * 9, *[""] * 9)] == [None] * 28
     occupancy.leave("192.0.2.1")
@@ -461,10 +461,10 @@ LINES = st.sampled_from(
 
 @given(st.lists(LINES | st.binary(max_size=9), max_size=30), st.integers(1, 9999))
 def test_whatever_comes_the_connection_ends_sound(lines: list[bytes], piece: int) -> None:
-    async def attack(connection: Connection, wire: Wire, app: App) -> None:  # noqa: ARG001
+    async def attack(connection: HttpConnection, wire: Wire, app: App) -> None:  # noqa: ARG001
         feed(connection, wire, b"".join(lines), piece)
         await turns()
-        assert len(connection._pending) <= Limits().waiting_bytes + piece
+        assert len(connection._pending) <= ConnectionLimits().waiting_bytes + piece
 
     wire, _ = attacked(attack)
     assert wire.got.count(b"HTTP/1.1 500") == 0

@@ -9,7 +9,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from ostinato.config import EngineConfig
-from ostinato.observe.answer_counts import AnswerCounts
+from ostinato.observe.answer_counts import ResponseCounts
 from ostinato.serve.app import make_api
 from ostinato.serve.http.lifecycle import Lifecycle
 from ostinato.serve.settings import ServeSettings
@@ -89,7 +89,7 @@ def test_a_client_that_leaves_is_counted_as_such(served):
 
 
 def test_paths_and_methods_that_are_not_served_make_one_label():
-    counts = AnswerCounts()
+    counts = ResponseCounts()
     counts.paths.add("/")
     counts.families["/v1/models/"] = "/v1/models/{name}"
     for number in range(100):
@@ -103,7 +103,7 @@ def test_paths_and_methods_that_are_not_served_make_one_label():
 
 
 def test_every_endpoint_has_its_name():
-    counts = AnswerCounts()
+    counts = ResponseCounts()
     document = make_api(Lifecycle(EngineConfig(model="demo"), ServeSettings()), counts)[0].openapi()
     served = {path.replace(":path", "") for path in document["paths"]} | {"/", "/page", "/openapi.json"}
     assert served == counts.paths | set(counts.families.values())

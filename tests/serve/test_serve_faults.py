@@ -243,14 +243,14 @@ def connect_slowly(served, body):
 @pytest.fixture
 def small_buffers(monkeypatch):
     """Connections into which the system takes little beyond what their clients have taken."""
-    made = connections.Connection.connection_made
+    made = connections.HttpConnection.connection_made
 
     def connection_made(self, transport):
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         self._limits = replace(self._limits, stalled_seconds=0.5, idle_seconds=0.5)
         made(self, transport)
 
-    monkeypatch.setattr(connections.Connection, "connection_made", connection_made)
+    monkeypatch.setattr(connections.HttpConnection, "connection_made", connection_made)
 
 
 MUCH = {**LONG, "n": 2, "logprobs": 20}

@@ -8,7 +8,7 @@ import pytest
 from ostinato.errors import ConfigError
 from ostinato.serve.http import gate
 from ostinato.serve.http.errors import ApiError
-from ostinato.serve.http.gate import check_host
+from ostinato.serve.http.gate import reject_foreign_host
 from ostinato.serve.http.key_file import ApiKey
 from ostinato.serve.settings import ServeSettings
 from tests.support.patience import PATIENCE
@@ -107,8 +107,8 @@ def test_a_guarded_server_answers_to_any_name(guarded):
 def test_hosts_that_are_strange_are_refused():
     for host in ("localhost@x", "127.0.0.1.example", "0.0.0.0", "user:pass@localhost"):
         with pytest.raises(ApiError):
-            check_host(host)
-    check_host(None)
+            reject_foreign_host(host)
+    reject_foreign_host(None)
 
 
 def test_a_body_that_is_too_large_is_refused_whether_its_size_is_declared_or_not(guarded):

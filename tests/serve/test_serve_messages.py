@@ -67,7 +67,7 @@ def rendered(served, **body):
     from ostinato.serve.work.model import model_of
 
     work = model_of(served.engine, served.lifecycle.settings, "tiny").work
-    return render(work, CountTokensRequest.model_validate(body).asked(work).conversation).text
+    return render(work, CountTokensRequest.model_validate(body).to_conversation(work).conversation).text
 
 
 def test_a_message_is_the_answer_of_a_chat(served, client):

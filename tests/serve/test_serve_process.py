@@ -19,7 +19,7 @@ import pytest
 from ostinato import address_space, demo
 from ostinato.cli.main import main
 from ostinato.engine.process.failures import EngineError
-from ostinato.engine.process.launch import death
+from ostinato.engine.process.launch import process_death_error
 from ostinato.observe.logs import CONFIGURED
 from ostinato.threads import TURNS_BESIDE_SERVER
 from tests.support.engine_probe import Probe, without_native_kernels
@@ -236,10 +236,10 @@ def test_a_command_names_such_a_limit_too():
 
 
 def test_a_death_is_explained_by_such_a_limit_only_where_there_is_one(monkeypatch):
-    assert isinstance(death(-signal.SIGABRT, "m"), EngineError)
+    assert isinstance(process_death_error(-signal.SIGABRT, "m"), EngineError)
     monkeypatch.setattr(address_space, "address_space_limit", lambda: 2**30)
-    assert "1 GiB of address space" in str(death(-signal.SIGABRT, "m"))
-    assert "ulimit" not in str(death(-signal.SIGKILL, "m"))
+    assert "1 GiB of address space" in str(process_death_error(-signal.SIGABRT, "m"))
+    assert "ulimit" not in str(process_death_error(-signal.SIGKILL, "m"))
     for error, is_lack in (
         (MemoryError(), True),
         (ImportError("libx.so: failed to map segment from shared object"), True),

@@ -7,7 +7,7 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, settings
 
 from ostinato.config import EngineConfig
-from ostinato.observe.answer_counts import AnswerCounts
+from ostinato.observe.answer_counts import ResponseCounts
 from ostinato.serve.app import make_api
 from ostinato.serve.http.lifecycle import Lifecycle
 from ostinato.serve.settings import ServeSettings
@@ -24,7 +24,7 @@ def served():
         yield served
 
 
-api = make_api(Lifecycle(EngineConfig(model="demo"), ServeSettings()), AnswerCounts())[0]
+api = make_api(Lifecycle(EngineConfig(model="demo"), ServeSettings()), ResponseCounts())[0]
 document = schemathesis.openapi.from_dict(api.openapi())
 
 

@@ -19,8 +19,8 @@ from uvicorn.server import ServerState
 
 from ostinato.errors import ConfigError
 from ostinato.serve.http.certificates import Certificates
-from ostinato.serve.http.connection import Connection
-from ostinato.serve.http.limits import Limits, Occupancy
+from ostinato.serve.http.connection import HttpConnection
+from ostinato.serve.http.limits import ConnectionLimits, ConnectionCounter
 from ostinato.serve.http.tls import UNREAD, TlsLayer
 from tests.support.authority import lock, make_certificate, make_certificate_of, needs_openssl
 from tests.support.patience import PATIENCE
@@ -28,7 +28,7 @@ from tests.support.unsent import Unsent
 
 pytestmark = needs_openssl
 GET = b"GET /a HTTP/1.1\r\nHost: a\r\n\r\n"
-SOON = Limits(head_seconds=0.05)
+SOON = ConnectionLimits(head_seconds=0.05)
 
 
 @pytest.fixture(scope="module")
@@ -61,11 +61,11 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
 class Door:
     """A server on a port of its own: what comes through it is counted in `occupancy`."""
 
-    def __init__(self, certificates: Certificates, limits: Limits | None = None, most: int = 100) -> None:
-        self.occupancy = Occupancy(most)
+    def __init__(self, certificates: Certificates, limits: ConnectionLimits | None = None, most: int = 100) -> None:
+        self.occupancy = ConnectionCounter(most)
         self.port = 0
         self._made = lambda: TlsLayer(
-            Connection(uvicorn.Config(echo), ServerState(), {}, limits=limits, occupancy=self.occupancy), certificates
+            HttpConnection(uvicorn.Config(echo), ServerState(), {}, limits=limits, occupancy=self.occupancy), certificates
         )
 
     def run(self, visit: Callable[[Door], Awaitable[Any]]) -> Any:
@@ -153,7 +153,7 @@ def test_one_that_is_silent_after_the_handshake_is_told_so(
         reader, _ = await door.connect(client(files))
         return await reader.read()
 
-    got: bytes = Door(certificates, Limits(head_seconds=0.5)).run(visit)
+    got: bytes = Door(certificates, ConnectionLimits(head_seconds=0.5)).run(visit)
     assert got.startswith(b"HTTP/1.1 408")
 
 
@@ -244,7 +244,7 @@ def wired(
     reads: bool = True,
 ) -> None:
     async def go() -> None:
-        layer = TlsLayer(Connection(uvicorn.Config(app), ServerState(), {}), certificates)
+        layer = TlsLayer(HttpConnection(uvicorn.Config(app), ServerState(), {}), certificates)
         wire = Wire(layer, client(files), reads)
         await attack(wire)
         layer.connection_lost(None)

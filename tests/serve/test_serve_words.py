@@ -10,7 +10,7 @@ import httpx2
 import pytest
 
 from ostinato.config import EngineConfig
-from ostinato.observe.answer_counts import AnswerCounts
+from ostinato.observe.answer_counts import ResponseCounts
 from ostinato.serve.app import make_api
 from ostinato.serve.http.lifecycle import Lifecycle
 from ostinato.serve.settings import ServeSettings
@@ -86,7 +86,7 @@ def served():
 
 @pytest.fixture(scope="module")
 def public() -> frozenset[str]:
-    api = make_api(Lifecycle(EngineConfig(model="demo"), ServeSettings()), AnswerCounts())[0]
+    api = make_api(Lifecycle(EngineConfig(model="demo"), ServeSettings()), ResponseCounts())[0]
     return public_names(api.openapi()) | {str(api.openapi_url)}
 
 

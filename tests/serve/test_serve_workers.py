@@ -12,7 +12,7 @@ import httpx2
 import pytest
 
 from ostinato.serve.http.errors import ApiError
-from ostinato.serve.work.workers import MOST_WAITING
+from ostinato.serve.work.workers import MAX_WAITING
 from tests.support.odd_bodies import OddBody
 from tests.support.patience import PATIENCE
 from tests.support.serving import serving
@@ -140,7 +140,7 @@ def test_clients_take_turns_and_one_cannot_take_all_places(served, tmp_path):
             await workers.read(client, OddBody, sent(tmp_path / name))
             order.append(client)
 
-        share = MOST_WAITING // 4
+        share = MAX_WAITING // 4
         waiting = [asyncio.create_task(one("many", f"many-{i}")) for i in range(share)]
         await asyncio.sleep(0)
         with pytest.raises(ApiError) as refused:
@@ -157,7 +157,7 @@ def test_clients_take_turns_and_one_cannot_take_all_places(served, tmp_path):
     assert refused.status == 429
     assert "Retry-After" in refused.headers
     assert order.index("few") <= 1
-    assert len(order) == MOST_WAITING // 4 + 1
+    assert len(order) == MAX_WAITING // 4 + 1
 
 
 def test_one_who_leaves_while_he_waits_takes_no_worker(served, tmp_path):

@@ -7,7 +7,7 @@ from tokenizers import decoders, models
 
 from ostinato.engine.text.tokenizer import Tokenizer
 from ostinato.schedule.batch import TokenLogprobs
-from ostinato.serve.chat.token_texts import LOWEST, CompletionLogprobs, TokenTexts
+from ostinato.serve.chat.token_texts import LOWEST, CompletionLogprobs, TokenStrings
 from tests.support.text_checkpoint import byte_level_tokenizer
 
 TOKENIZER = Tokenizer(byte_level_tokenizer())
@@ -27,23 +27,23 @@ def sentencepiece():
 
 
 def test_the_bytes_of_all_tokens_are_those_of_the_text():
-    texts = TokenTexts(TOKENIZER)
+    texts = TokenStrings(TOKENIZER)
     ids = TOKENIZER.encode(TEXT)
     assert len(ids) > len(TEXT)
     assert b"".join(texts.bytes_of(token) for token in ids) == TEXT.encode()
-    assert TokenTexts(sentencepiece()).bytes_of(1) == b" a"
-    assert [TokenTexts(sentencepiece()).bytes_of(token) for token in (3, 4)] == [b"\xc3", b"\xa9"]
+    assert TokenStrings(sentencepiece()).bytes_of(1) == b" a"
+    assert [TokenStrings(sentencepiece()).bytes_of(token) for token in (3, 4)] == [b"\xc3", b"\xa9"]
 
 
 def test_parts_of_characters_are_told_apart():
-    texts = TokenTexts(TOKENIZER)
+    texts = TokenStrings(TOKENIZER)
     names = [texts.name_of(token) for token in TOKENIZER.encode("🙂")]
     assert names == ["bytes:\\xf0", "bytes:\\x9f", "bytes:\\x99", "bytes:\\x82"]
 
 
 def test_offsets_count_the_characters_of_the_text_before_a_token():
     ids = [*TOKENIZER.encode("a漢b"), TOKENIZER.eos_token_id or 1]
-    writer = CompletionLogprobs(TokenTexts(TOKENIZER), TOKENIZER, skip_special_tokens=True)
+    writer = CompletionLogprobs(TokenStrings(TOKENIZER), TOKENIZER, skip_special_tokens=True)
     first, rest = ids[:2], ids[2:]
     offsets = []
     for part in (first, rest):
@@ -53,7 +53,7 @@ def test_offsets_count_the_characters_of_the_text_before_a_token():
 
 
 def test_what_is_impossible_has_a_number_all_the_same():
-    texts = TokenTexts(TOKENIZER)
+    texts = TokenStrings(TOKENIZER)
     [token] = json.loads(texts.chat_json([TokenLogprobs(5, float("-inf"), 131, ((6, -0.5),))]))
     assert token["logprob"] == LOWEST
     assert token["top_logprobs"] == [
@@ -62,7 +62,7 @@ def test_what_is_impossible_has_a_number_all_the_same():
 
 
 def test_the_better_of_two_tokens_of_one_text_counts():
-    twins = TokenTexts(Tokenizer(None))
+    twins = TokenStrings(Tokenizer(None))
     twins._names = {0: "x", 1: "x"}
     writer = CompletionLogprobs(twins, Tokenizer(None), skip_special_tokens=True)
     [top] = json.loads(writer.json([1], [TokenLogprobs(1, -2.0, 2, ((0, -0.5), (1, -2.0)))]))["top_logprobs"]

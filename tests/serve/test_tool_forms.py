@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ostinato.serve.chat.calls import forms
-from ostinato.serve.chat.calls.forms import FORMS, ToolForm
+from ostinato.serve.chat.calls.forms import FORMS, ToolCallFormat
 from ostinato.serve.chat.formats import AnswerFormats
 from ostinato.serve.chat.grammars import tool_guide
 from ostinato.serve.chat.tools import Tool
@@ -34,7 +34,7 @@ PARTS = st.sampled_from(
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
-def test_calls_come_back_as_they_were_written(form: ToolForm) -> None:
+def test_calls_come_back_as_they_were_written(form: ToolCallFormat) -> None:
     for calls in [[call] for call in CALLS] + ([] if form in ONE_CALL else [CALLS]):
         text = written(form, *calls)
         for pieces in ([text], list(text)):
@@ -44,7 +44,7 @@ def test_calls_come_back_as_they_were_written(form: ToolForm) -> None:
 
 
 @pytest.mark.parametrize("form", [form for form in FORMS if form not in ONE_CALL], ids=lambda form: form.name)
-def test_text_before_calls_is_content_and_an_unknown_name_is_text(form: ToolForm) -> None:
+def test_text_before_calls_is_content_and_an_unknown_name_is_text(form: ToolCallFormat) -> None:
     text = "Let me see.\n" + written(form, ("clock", {}))
     read = parse([text], AnswerFormats(None, form))
     assert read.parts() == ("", "Let me see.", [("clock", "{}")])
@@ -86,7 +86,7 @@ def test_python_that_is_no_literal_is_text(arguments: str) -> None:
 @given(parts=st.lists(PARTS | st.text(max_size=2), max_size=10), form=st.sampled_from(FORMS), data=st.data())
 @settings(max_examples=600, deadline=None)
 def test_what_deltas_join_to_does_not_depend_on_the_cuts_in_any_form(
-    parts: list[str], form: ToolForm, data: st.DataObject
+    parts: list[str], form: ToolCallFormat, data: st.DataObject
 ) -> None:
     text, formats = "".join(parts), AnswerFormats(None, form)
     whole = parse([text], formats)
@@ -120,7 +120,7 @@ class Tokens:
         return ids
 
 
-def special_tags(form: ToolForm) -> tuple[str, ...]:
+def special_tags(form: ToolCallFormat) -> tuple[str, ...]:
     """Those that may be tokens of their own: not the punctuation between them."""
     return tuple(tag for tag in form.tags if re.fullmatch(r"<[^ =]+>|\[\w+\]", tag))
 
@@ -133,7 +133,7 @@ def accepts(grammar: str, tokens: Tokens, text: str) -> bool:
     return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
 
 
-def canonical(form: ToolForm, *calls: tuple[str, Any]) -> str:
+def canonical(form: ToolCallFormat, *calls: tuple[str, Any]) -> str:
     """As grammars write calls: without white space that only some templates of a form print, and JSON for literals."""
     text = written(form, *calls).strip()
     if form in (forms.GLM, forms.MINIMAX, forms.SEED):
@@ -151,7 +151,7 @@ def canonical(form: ToolForm, *calls: tuple[str, Any]) -> str:
 
 @pytest.mark.parametrize("special", [False, True], ids=["text", "special tokens"])
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
-def test_a_required_call_is_written_in_the_form_and_nothing_else_is(form: ToolForm, special: bool) -> None:
+def test_a_required_call_is_written_in_the_form_and_nothing_else_is(form: ToolCallFormat, special: bool) -> None:
     tokens = Tokens(special_tags(form) if special else ())
     grammar = tool_guide(TOOLS, "required", AnswerFormats(None, form), special_tags=tokens.tags)
     assert grammar is not None
@@ -167,7 +167,7 @@ def test_a_required_call_is_written_in_the_form_and_nothing_else_is(form: ToolFo
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
-def test_free_answers_are_text_with_calls_that_are_well_formed(form: ToolForm) -> None:
+def test_free_answers_are_text_with_calls_that_are_well_formed(form: ToolCallFormat) -> None:
     tokens = Tokens(special_tags(form))
     strict = tuple(Tool(tool.name, tool.description, tool.parameters, strict=True) for tool in (WEATHER, CLOCK))
     grammar = tool_guide(strict, "auto", AnswerFormats(None, form), special_tags=tokens.tags)

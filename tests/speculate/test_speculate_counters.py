@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ostinato.engine.speculation import count_drafts
 from ostinato.observe.speculation_counts import SpeculationCounts
-from ostinato.schedule.batch import Batch, Row, RowResult, StepResult
+from ostinato.schedule.batch import Batch, BatchRow, RowResult, StepResult
 
 K = 3
 
@@ -15,7 +15,7 @@ def step(num_drafts: int, *decode: tuple[int, int], prefill: int = 0, errors: in
     results += [RowResult("", num_drafts=num_drafts, error=ValueError("not finite"))] * errors
     num_decode_rows = len(results)
     results += [RowResult("", (7,))] * prefill
-    rows = tuple(Row("", (1,), 1, (), samples=True) for _ in results)
+    rows = tuple(BatchRow("", (1,), 1, (), samples=True) for _ in results)
     return Batch(rows, num_decode_rows, num_drafts), StepResult(tuple(results))
 
 

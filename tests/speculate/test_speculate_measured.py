@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from ostinato import ConfigError, EngineConfig
-from ostinato.engine.run.steering import steer_drafts
-from ostinato.speculate.measured import MeasuredDrafts, forced_params
+from ostinato.engine.run.steering import override_drafts
+from ostinato.speculate.measured import SyntheticDrafts, forced_token_params
 from tests.support.checkpoints import random_prompt
 from tests.support.engines import greedy
 from tests.support.parity import make_engine
@@ -35,10 +35,10 @@ def test_a_server_never_has_drafts_for_measurement() -> None:
 @pytest.mark.parametrize("method", ["mtp", "ngram"])
 def test_a_request_of_a_user_is_refused(method: str) -> None:
     engine = make_engine(NAME, speculative=f"{method}:2", max_model_len=64)
-    steer_drafts(engine.runner, MeasuredDrafts(0.8, engine.spec.vocab_size))
+    override_drafts(engine.runner, SyntheticDrafts(0.8, engine.spec.vocab_size))
     prompt = random_prompt(9, seed=1)
-    for params, is_refused in ((greedy(max_tokens=8), True), (forced_params(prompt[-1], 0, 8), False)):
-        engine.add(prompt, params)
+    for params, is_refused in ((greedy(max_tokens=8), True), (forced_token_params(prompt[-1], 0, 8), False)):
+        engine.add_request(prompt, params)
         outputs = []
         while engine.has_unfinished:
             outputs = engine.step()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ostinato.sample.params import SamplingParams
 from ostinato.sample.state import SamplingState
-from ostinato.schedule.batch import Batch, Row
+from ostinato.schedule.batch import Batch, BatchRow
 from ostinato.speculate.ngram import NgramProposer
 
 
@@ -18,7 +18,7 @@ def state(prompt: list[int], output: list[int]) -> SamplingState:
 
 
 def decode(*requests: tuple[str, SamplingState], num_drafts: int = 4) -> Batch:
-    rows = tuple(Row(name, (0,), 0, (), num_drafts=num_drafts, payload=payload) for name, payload in requests)
+    rows = tuple(BatchRow(name, (0,), 0, (), num_drafts=num_drafts, sampling_state=payload) for name, payload in requests)
     return Batch(rows, len(rows), num_drafts)
 
 
@@ -68,13 +68,13 @@ def test_a_text_whose_end_is_new_gives_no_drafts() -> None:
 
 def test_a_row_gets_no_more_drafts_than_it_has_room_for() -> None:
     proposer, text = NgramProposer(1, 4), state([1, 2, 3, 4, 1], [])
-    rows = [Row(str(n), (0,), 0, (), num_drafts=n, payload=text) for n in (4, 2, 0)]
+    rows = [BatchRow(str(n), (0,), 0, (), num_drafts=n, sampling_state=text) for n in (4, 2, 0)]
     assert proposer.propose(Batch(tuple(rows), 3, 4)) == [(2, 3, 4, 1), (2, 3), ()]
 
 
 def test_a_prefill_row_gets_no_drafts() -> None:
     proposer, text = NgramProposer(1, 4), state([1, 2, 3, 4, 1], [])
-    rows = (Row("a", (1,), 4, (), num_drafts=4, payload=text), Row("b", (1, 2, 3, 4), 0, (), payload=None))
+    rows = (BatchRow("a", (1,), 4, (), num_drafts=4, sampling_state=text), BatchRow("b", (1, 2, 3, 4), 0, (), sampling_state=None))
     assert proposer.propose(Batch(rows, 1, 4)) == [(2, 3, 4, 1), ()]
 
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from ostinato.engine.run import together
-from ostinato.sample.sampler import Draw, choose
-from ostinato.sample.state import Pick
+from ostinato.sample.sampler import SampleKernel, select_tokens
+from ostinato.sample.state import PendingToken
 from tests.support.checkpoints import checkpoint, random_prompt
 from tests.support.engines import greedy, make_engine, run, sampled
 
@@ -23,7 +23,7 @@ def outputs(name: str, method: str | None, **settings: object) -> tuple[list[lis
     if isinstance(speculative, dict):
         speculative = {**speculative, "model": str(checkpoint(name))}
     engine = make_engine(name, speculative=speculative, speculative_adaptive="off", **settings)
-    ids = [engine.add(prompt, params) for prompt in PROMPTS for params in (greedy(), sampled())]
+    ids = [engine.add_request(prompt, params) for prompt in PROMPTS for params in (greedy(), sampled())]
     done = run(engine)
     tokens = [done[request_id].outputs[0].token_ids for request_id in ids]
     return tokens, [] if engine.speculation is None else engine.speculation.counters.proposed
@@ -36,14 +36,14 @@ def test_a_row_whose_drafter_gives_no_finite_logits_gets_the_drafts_before_them(
 ) -> None:
     plain, _ = outputs("nemotron_h_head", None)
 
-    def choose_finite(logits: torch.Tensor, picks: Sequence[Pick], draw: Draw) -> dict[int, int]:
+    def choose_finite(logits: torch.Tensor, picks: Sequence[PendingToken], draw: SampleKernel) -> dict[int, int]:
         logits = logits.clone()
         for row, pick in enumerate(picks):
             if pick.position % 3 == 0:
                 logits[row] = torch.nan
-        return choose(logits, picks, draw)
+        return select_tokens(logits, picks, draw)
 
-    monkeypatch.setattr(together, "choose", choose_finite)
+    monkeypatch.setattr(together, "select_drafts", choose_finite)
     tokens, proposed = outputs("nemotron_h_head", method, graph_mode=graph_mode)
     assert tokens == plain
     # Of three positions in a row one has none, so no row has three drafts.
@@ -65,11 +65,11 @@ def test_a_lone_prompt_whose_last_token_alone_is_not_cached_drafts_in_its_first_
     if isinstance(speculative, dict):
         speculative = {**speculative, "model": str(checkpoint(name))}
     engine = make_engine(name, speculative=speculative, speculative_adaptive="off")
-    engine.add(prompt, greedy(max_tokens=1))
+    engine.add_request(prompt, greedy(max_tokens=1))
     run(engine)
     assert engine.speculation is not None
     assert engine.speculation.counters.rows_with_drafts == 0
-    engine.add(prompt, greedy())
+    engine.add_request(prompt, greedy())
     engine.step()
     assert engine.speculation.counters.proposed == [1, 1, 1]
     run(engine)

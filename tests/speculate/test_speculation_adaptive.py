@@ -56,7 +56,7 @@ def test_outputs_are_the_same_whichever_steps_have_drafts(name: str, graph_mode:
 def test_drafts_that_do_not_pay_are_left_out_of_most_steps() -> None:
     engine = make_engine(HEADS[0], speculative=f"mtp:{K}", max_model_len=512)
     script(engine, {tuple(PROMPT): [0] * 480}, lambda row: (K, 0), keep=True)
-    engine.add(PROMPT, greedy(max_tokens=480))
+    engine.add_request(PROMPT, greedy(max_tokens=480))
     run(engine)
     assert engine.speculation is not None
     steps = engine.speculation.counters.steps

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ostinato.engine.engine import Engine
+from ostinato.engine.engine import EngineCore
 from ostinato.ops.step import StepInputs
 from ostinato.schedule.batch import Batch, StepResult
 from tests.support.checkpoints import checkpoint
@@ -29,7 +29,7 @@ def cases_of(name: str) -> list[Case]:
     return [sampled_case(name, length) for length in (70, 61, 47)]
 
 
-def graph_engine(method: str = "mtp", **settings: object) -> Engine:
+def graph_engine(method: str = "mtp", **settings: object) -> EngineCore:
     """Prefix caching in mode all, full graphs, a model with a head."""
     name = "nemotron_h_dense_head"
     return drafting_engine(
@@ -43,7 +43,7 @@ def graph_engine(method: str = "mtp", **settings: object) -> Engine:
     )
 
 
-def assert_right(engine: Engine, cases: Sequence[Case]) -> None:
+def assert_right(engine: EngineCore, cases: Sequence[Case]) -> None:
     outputs = [add(engine, case) for case in cases]
     run(engine)
     for case, output in zip(cases, outputs, strict=True):
@@ -83,7 +83,7 @@ def test_a_verify_batch_is_padded_by_rows_where_it_is_indexed_by_rows() -> None:
     """Three rows of four tokens in a graph of four rows, whose buffers held a step of other rows before."""
     engine = graph_engine(capture_rows=(4,), capture_sizes=(64,))
     graphs, padded = engine.runner.graphs, 0
-    buffers, run_batch, run_step = graphs.buffers, engine.runner.run, graphs.run
+    buffers, run_batch, run_step = graphs.buffers, engine.runner.execute, graphs.run
     tensors = buffers.tensors
 
     def dirtied(batch: Batch) -> StepResult:
@@ -112,7 +112,7 @@ def test_a_verify_batch_is_padded_by_rows_where_it_is_indexed_by_rows() -> None:
         padded += rows == 3
         return hidden
 
-    engine.runner.run, graphs.run = dirtied, checked  # type: ignore[method-assign]
+    engine.runner.execute, graphs.run = dirtied, checked  # type: ignore[method-assign]
     assert_right(engine, cases_of("nemotron_h_dense_head"))
     assert padded > 5
 
@@ -120,7 +120,7 @@ def test_a_verify_batch_is_padded_by_rows_where_it_is_indexed_by_rows() -> None:
 # Where the state is read
 
 
-def scripted_engine(cases: Sequence[Case]) -> Engine:
+def scripted_engine(cases: Sequence[Case]) -> EngineCore:
     """Its drafts are right as far as chance wants."""
     engine = graph_engine()
     script(engine, outputs_of(cases), at_random(K), keep=True)
@@ -149,7 +149,7 @@ def test_a_step_that_read_its_state_where_it_will_write_would_give_other_tokens(
     """So the test above, and those of parity, would see it."""
     cases = cases_of("nemotron_h_dense_head")
     engine = scripted_engine(cases)
-    run_batch = engine.runner.run
+    run_batch = engine.runner.execute
 
     def mistaken(batch: Batch) -> StepResult:
         rows = tuple(
@@ -158,7 +158,7 @@ def test_a_step_that_read_its_state_where_it_will_write_would_give_other_tokens(
         )
         return run_batch(replace(batch, rows=rows))
 
-    engine.runner.run = mistaken  # type: ignore[method-assign]
+    engine.runner.execute = mistaken  # type: ignore[method-assign]
     outputs = [add(engine, case) for case in cases]
     run(engine)
     for case, output in zip(cases, outputs, strict=True):

@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 import torch
 
-from ostinato.engine.engine import Engine
+from ostinato.engine.engine import EngineCore
 from tests.support.checkpoints import checkpoint
 from tests.support.heads import HeadReference, ModelReference, Proposal, Recorder, Reference
 from tests.support.parity import (
@@ -57,7 +57,7 @@ DRAFT_MODELS = [
 """Recipe, that of the draft model, and as above."""
 
 
-def serve(engine: Engine, cases: Sequence[Case]) -> None:
+def serve(engine: EngineCore, cases: Sequence[Case]) -> None:
     """Two requests in chunks of 40 tokens that are preempted; the first one again with one that has its beginning; the
     next turn of its conversation; and beside this its beginning, of which all but the last token is found."""
     first, second, related, turn, beginning = cases
@@ -77,7 +77,7 @@ def serve(engine: Engine, cases: Sequence[Case]) -> None:
     assert [cached(output) for output in outputs[2:]] == (hits if finds(engine) else [0] * 4)
 
 
-def finds(engine: Engine) -> bool:
+def finds(engine: EngineCore) -> bool:
     """Whether prompts hit."""
     return not engine.spec.keeps_state or engine.plan.settings.state_cache_mode != "none"
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ostinato import LLM, SamplingParams
-from ostinato.engine.engine import Engine
+from ostinato.engine.engine import EngineCore
 from ostinato.schedule.batch import Batch, StepResult
 from tests.support.checkpoints import checkpoint
 from tests.support.engines import assert_empty
@@ -23,7 +23,7 @@ def cases() -> list[Case]:
     return [sampled_case(NAME, 70), sampled_case(NAME, 61)]
 
 
-def tight_engine(mode: str, **settings: Any) -> Engine:
+def tight_engine(mode: str, **settings: Any) -> EngineCore:
     """Slots for two rows with all their drafts, and none besides."""
     engine = drafting_engine(NAME, f"mtp:{K}", state_cache_mode=mode, max_num_seqs=2, graph_mode="none", **settings)
     shrink(engine, num_blocks=40, num_slots=2 * (1 + K))
@@ -33,21 +33,21 @@ def tight_engine(mode: str, **settings: Any) -> Engine:
 # Freed slots
 
 
-def finishes(engine: Engine) -> None:
+def finishes(engine: EngineCore) -> None:
     outputs = [add(engine, case) for case in cases()]
     run(engine)
     for case, output in zip(cases(), outputs, strict=True):
         check(case, output)
 
 
-def stops_inside_a_window(engine: Engine) -> None:
+def stops_inside_a_window(engine: EngineCore) -> None:
     for case in cases():
         params = SamplingParams(**case.settings, max_tokens=NEW, stop_token_ids=case.tokens[20:21], min_tokens=15)
-        engine.add(case.prompt, params)
+        engine.add_request(case.prompt, params)
     run(engine)
 
 
-def is_aborted(engine: Engine) -> None:
+def is_aborted(engine: EngineCore) -> None:
     ids = [add(engine, case).request_id for case in cases()]
     for _ in range(9):
         engine.step()
@@ -55,7 +55,7 @@ def is_aborted(engine: Engine) -> None:
         engine.abort(request_id)
 
 
-def is_preempted(engine: Engine) -> None:
+def is_preempted(engine: EngineCore) -> None:
     """It holds nothing while it waits, and loses nothing."""
     outputs = [add(engine, case) for case in cases()]
     for _ in range(9):
@@ -69,9 +69,9 @@ def is_preempted(engine: Engine) -> None:
         check(case, output)
 
 
-def fails(engine: Engine) -> None:
+def fails(engine: EngineCore) -> None:
     """In a step that has written already."""
-    run_batch = engine.runner.run
+    run_batch = engine.runner.execute
 
     def failing(batch: Batch) -> StepResult:
         result = run_batch(batch)
@@ -79,16 +79,16 @@ def fails(engine: Engine) -> None:
             raise RuntimeError("boom")
         return result
 
-    engine.runner.run = failing  # type: ignore[method-assign]
+    engine.runner.execute = failing  # type: ignore[method-assign]
     outputs = [add(engine, case) for case in cases()]
     run(engine)
     assert [output.outputs[0].finish_reason for output in outputs] == ["error"] * 2
-    engine.runner.run = run_batch  # type: ignore[method-assign]
+    engine.runner.execute = run_batch  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("mode", ["none", "align", "all"])
 @pytest.mark.parametrize("ends", [finishes, stops_inside_a_window, is_aborted, is_preempted, fails])
-def test_all_slots_are_there_again_when_a_request(ends: Callable[[Engine], None], mode: str) -> None:
+def test_all_slots_are_there_again_when_a_request(ends: Callable[[EngineCore], None], mode: str) -> None:
     engine = tight_engine(mode)
     for _ in range(2):
         ends(engine)

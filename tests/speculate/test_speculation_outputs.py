@@ -237,7 +237,7 @@ def test_a_stream_of_accepted_windows_has_fewer_pieces(plain: LLM, certain: LLM)
 def test_an_aborted_request_keeps_what_it_has_and_disturbs_nobody(plain: LLM, drafting: LLM, steps: int) -> None:
     expected = [generate(plain, sampled(seed=seed, logprobs=1)) for seed in range(3)]
     engine = drafting.engine
-    ids = [engine.add(PROMPT, sampled(seed=seed, logprobs=1)) for seed in range(3)]
+    ids = [engine.add_request(PROMPT, sampled(seed=seed, logprobs=1)) for seed in range(3)]
     outputs = [engine.output(request_id) for request_id in ids]
     for _ in range(steps):
         engine.step()

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ostinato import SamplingParams
-from ostinato.engine.engine import Engine
+from ostinato.engine.engine import EngineCore
 from tests.support.checkpoints import checkpoint
 from tests.support.parity import BLOCK, NEW, Case, add, cached, check, complete, run, sampled_case
 from tests.support.speculation import Wanted, Watched, at_random, drafting_engine, outputs_of, script
@@ -27,13 +27,13 @@ class Method:
     method: str
     draft: str | None = None
 
-    def engine(self, mode: str, k: int, draft: str | None = None, **settings: Any) -> Engine:
+    def engine(self, mode: str, k: int, draft: str | None = None, **settings: Any) -> EngineCore:
         """With checkpoints at every boundary in mode all. `draft`: by this model."""
         model = f"{checkpoint(draft or self.draft)}:" if self.draft else ""
         defaults = {"state_cache_mode": mode, "state_block_size": 16, "graph_mode": "none"}
         return drafting_engine(self.name, f"{self.method}:{model}{k}", **(defaults | settings))
 
-    def write_drafts(self, engine: Engine, cases: Iterable[Case], wanted: Wanted) -> None:
+    def write_drafts(self, engine: EngineCore, cases: Iterable[Case], wanted: Wanted) -> None:
         if self.method != "draft":
             script(engine, outputs_of(cases), wanted, keep=self.method == "mtp")
 
@@ -47,7 +47,7 @@ METHODS = {
 }
 
 
-def draft_when(engine: Engine, asked: Callable[[int], bool]) -> None:
+def draft_when(engine: EngineCore, asked: Callable[[int], bool]) -> None:
     """Ask for drafts only in steps of which this is true of the position of the first request's next token."""
     scheduler, k = engine.scheduler, engine.plan.speculative.num_speculative_tokens  # type: ignore[union-attr]
     scheduler._choose_drafts = lambda rows: (
@@ -58,18 +58,18 @@ def draft_when(engine: Engine, asked: Callable[[int], bool]) -> None:
 # What the index holds
 
 
-def blocks_of(engine: Engine) -> dict[int, list[torch.Tensor]]:
+def blocks_of(engine: EngineCore) -> dict[int, list[torch.Tensor]]:
     """{end of a block: its keys and values in every layer}; the index knows one text."""
     return {
-        entry.end: [part[entry.block] for layer in engine.runner.memory for part in (layer.k_cache, layer.v_cache)
+        entry.end: [part[entry.block] for layer in engine.runner.layer_memory for part in (layer.k_cache, layer.v_cache)
                     if part is not None]
         for entry in engine.scheduler.cache.store.index
     }  # fmt: skip
 
 
-def states_of(engine: Engine) -> dict[int, list[torch.Tensor]]:
+def states_of(engine: EngineCore) -> dict[int, list[torch.Tensor]]:
     """{position of a checkpoint: its states in every layer}."""
-    memory = engine.runner.memory
+    memory = engine.runner.layer_memory
     return {
         each.entry.end: [part[each.slot] for layer in memory for part in layer.states.values()]
         for each in engine.scheduler.cache.store.index.checkpoints
@@ -120,7 +120,7 @@ def test_the_next_turn_goes_on_from_a_boundary_anywhere_inside_a_window(method: 
     starts = range(boundary - k - 1, boundary + 1)
     for start in starts:
         draft_when(engine, lambda position, start=start: position == start)
-        engine.add(first.prompt, params, cache_salt=f"{start}")
+        engine.add_request(first.prompt, params, cache_salt=f"{start}")
         run(engine)
         assert windows(watched) == {(start, 1 + k)}
         watched.steps.clear()

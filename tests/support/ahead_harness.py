@@ -13,7 +13,7 @@ from tests.support.scheduler_harness import Harness
 
 
 class AheadHarness(Harness):
-    """`follow` schedules the step behind the one in flight. That one may run before the first is updated (`early`), or
+    """`update_head_cache` schedules the step behind the one in flight. That one may run before the first is updated (`early`), or
     only then; either way it takes the tokens that the first one gave."""
 
     def __init__(self, *args: Any) -> None:
@@ -31,7 +31,7 @@ class AheadHarness(Harness):
         if batch is None:
             return
         assert batch.num_decode_rows == len(batch.rows)
-        assert [row.follows for row in batch.rows] == [before[row.request_id] for row in batch.rows]
+        assert [row.previous_row for row in batch.rows] == [before[row.request_id] for row in batch.rows]
         for row in batch.rows:
             front = self.batch.rows[before[row.request_id]]
             assert row.end < self._greatest_length(self.followers[row.request_id].request), "known to be void"
@@ -83,7 +83,7 @@ class AheadHarness(Harness):
     def end(self, name: str, reason: FinishReason) -> None:
         super().end(name, reason)
         is_ahead = self.following is not None and any(row.request_id == name for row in self.following.rows)
-        assert (name in self.cache.holders()) >= is_ahead, "memory was freed while a step ahead writes to it"
+        assert (name in self.cache.request_ids()) >= is_ahead, "memory was freed while a step ahead writes to it"
 
     def finish_all(self) -> None:
         """First all one step ahead, then as if nothing had ever been."""
@@ -102,7 +102,7 @@ class AheadHarness(Harness):
 def with_tokens(batch: Batch, before: StepResult) -> Batch:
     """A step ahead with the tokens that the step before it gave."""
     tokens = [each.token_ids[-1] if each.token_ids else 0 for each in before.rows]
-    rows = tuple(row._replace(token_ids=(tokens[_place(row.follows)],)) for row in batch.rows)
+    rows = tuple(row._replace(token_ids=(tokens[_place(row.previous_row)],)) for row in batch.rows)
     return replace(batch, rows=rows)
 
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from ostinato.ops import sample
-from ostinato.sample.sampler import Draw
+from ostinato.sample.sampler import SampleKernel
 from tests.support.native_sets import SETS, native_kernel
 
 IMPLEMENTATIONS = ["reference", *SETS]
 """The reference, and the native kernel for every instruction set that runs here."""
 
-_chosen: Draw = sample.reference
+_chosen: SampleKernel = sample.sample
 
 
 def draw(*args: Any) -> torch.Tensor:
@@ -24,5 +24,5 @@ def draw(*args: Any) -> torch.Tensor:
 
 def choose_draw(monkeypatch: pytest.MonkeyPatch, implementation: str) -> None:
     native = implementation != "reference"
-    kernel = native_kernel(implementation, "sample") if native else sample.reference
+    kernel = native_kernel(implementation, "sample") if native else sample.sample
     monkeypatch.setattr("tests.support.draws._chosen", kernel)

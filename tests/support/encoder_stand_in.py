@@ -93,7 +93,7 @@ def write(buffers: EncoderBuffers, items: Sequence[MediaItem]) -> EncoderInputs:
     for name, array in buffers.arrays.items():
         value = getattr(inputs, name)
         array[: len(value)] = value
-    return buffers.view(inputs.length)
+    return buffers.view(inputs.num_tokens)
 
 
 def plan_of(budgets: Sequence[int] = (4, 8, 16), max_items: int = 4, mode: str = "always") -> EncoderPlan:

@@ -33,7 +33,7 @@ SECRET = "/a/secret/path"
 class Probe:
     """Numbers that a test and the process of its engine share. Made in the test, and called in the process.
 
-    `allowed`: steps that may run since the start; the next one waits. `steps`: those that have begun. `held`: whether
+    `allowed_mask`: steps that may run since the start; the next one waits. `steps`: those that have begun. `pinned_by`: whether
     one waits. `delay`: seconds before each. `fail_rows`, `nan_rows`: the next step of so many rows raises, or has NaN
     in its last row's logits; -1 stands for any. `breaks`: the next step leaves the bookkeeping in disorder, and raises.
     `clock_jumps`: the time of day jumps. `grammars_allowed`: whether guides are compiled now, else they wait;
@@ -89,15 +89,15 @@ class Probe:
 
     def __call__(self, config: Any, progress: Any) -> Any:
         """The engine, with all that can go wrong in it."""
-        from ostinato.engine.engine import Engine
+        from ostinato.engine.engine import EngineCore
 
         if self.reference:
             _without_native_kernels()
-        engine = Engine(config, progress)
-        stats, unfinished = engine.stats, engine.unfinished
-        engine.stats = lambda: {**stats(), "kept": len(unfinished.generations) + len(unfinished.of_sample)}
-        engine.runner.run = self._run(engine.runner.run, engine.scheduler)
-        engine.runner.model.logits = self._logits(engine.runner.model.logits)
+        engine = EngineCore(config, progress)
+        stats, unfinished = engine.stats, engine.output_processor
+        engine.stats = lambda: {**stats(), "kept": len(unfinished.request_states) + len(unfinished.state_by_sample)}
+        engine.runner.execute = self._run(engine.runner.execute, engine.scheduler)
+        engine.runner.model.compute_logits = self._logits(engine.runner.model.compute_logits)
         engine.compile_guide = self._compile(engine.compile_guide)
         real, jumps = time.time, itertools.count()
         time.time = lambda: real() + (-1) ** next(jumps) * 10**8 if self.clock_jumps else real()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ostinato import EngineConfig, SamplingParams
-from ostinato.engine.engine import Engine
+from ostinato.engine.engine import EngineCore
 from ostinato.engine.outputs import RequestOutput
 from tests.support.checkpoints import checkpoint, random_prompt
 
@@ -14,12 +14,12 @@ NAME = "nemotron_h"
 PROMPT = random_prompt(40, seed=5)
 
 
-def make_engine(name: str = NAME, **settings: Any) -> Engine:
+def make_engine(name: str = NAME, **settings: Any) -> EngineCore:
     defaults = {"max_model_len": 96, "max_num_seqs": 4, "cache_memory": "8MiB", "threads": 1, "dtype": "float32"}
-    return Engine(EngineConfig(model=str(checkpoint(name)), **(defaults | settings)))
+    return EngineCore(EngineConfig(model=str(checkpoint(name)), **(defaults | settings)))
 
 
-def assert_empty(engine: Engine) -> None:
+def assert_empty(engine: EngineCore) -> None:
     """No request is left, and no memory is held."""
     assert not engine.has_unfinished
     engine.scheduler.check_integrity()
@@ -35,7 +35,7 @@ def sampled(**changes: Any) -> SamplingParams:
     return SamplingParams(**{"temperature": 1.0, "max_tokens": 12, "ignore_eos": True, "seed": 7, **changes})
 
 
-def run(engine: Engine) -> dict[str, RequestOutput]:
+def run(engine: EngineCore) -> dict[str, RequestOutput]:
     """Steps until nothing is left."""
     done = {}
     while engine.has_unfinished:
@@ -45,12 +45,12 @@ def run(engine: Engine) -> dict[str, RequestOutput]:
     return done
 
 
-def complete(engine: Engine, prompt: Sequence[int], params: SamplingParams) -> RequestOutput:
-    request_id = engine.add(prompt, params)
+def complete(engine: EngineCore, prompt: Sequence[int], params: SamplingParams) -> RequestOutput:
+    request_id = engine.add_request(prompt, params)
     output = run(engine)[request_id]
     assert output.error is None
     return output
 
 
-def tokens_of(engine: Engine, params: SamplingParams, prompt: Sequence[int] = PROMPT) -> list[int]:
+def tokens_of(engine: EngineCore, params: SamplingParams, prompt: Sequence[int] = PROMPT) -> list[int]:
     return complete(engine, prompt, params).outputs[0].token_ids

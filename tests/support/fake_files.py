@@ -26,7 +26,7 @@ class FakeMemory:
         self._runner = runner
         self._copies: list[Any] = [] if copies is None else copies
         self.block_bytes = NUMBER if runner.has_attention else 0
-        self.pane_bytes = 0 if runner.window is None else NUMBER
+        self.window_block_bytes = 0 if runner.window is None else NUMBER
         self.slot_bytes = NUMBER if runner.has_state else 0
 
     def read_block(self, block: int, num_tokens: int | None = None, into: memoryview | None = None) -> memoryview:
@@ -35,10 +35,10 @@ class FakeMemory:
     def write_block(self, block: int, contents: memoryview) -> None:
         self._write(self._runner.keys, block, contents)
 
-    def read_pane(self, pane: int, num_tokens: int | None = None, into: memoryview | None = None) -> memoryview:
+    def read_window_block(self, pane: int, num_tokens: int | None = None, into: memoryview | None = None) -> memoryview:
         return self._read(self._runner.pane_keys, pane, num_tokens, into)
 
-    def write_pane(self, pane: int, contents: memoryview) -> None:
+    def write_window_block(self, pane: int, contents: memoryview) -> None:
         self._write(self._runner.pane_keys, pane, contents)
 
     def read_slot(self, slot: int, into: memoryview | None = None) -> memoryview:

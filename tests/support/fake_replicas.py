@@ -12,32 +12,32 @@ from typing import Any
 from ostinato.config import EngineConfig
 from ostinato.engine.outputs import CompletionOutput, RequestOutput, RequestTimes
 from ostinato.engine.process.delivery import OutputDelta, SampleDelta
-from ostinato.engine.process.messages import Abort, Ask, Compile, Gained, Observation, Reply, Started, Submit
+from ostinato.engine.process.messages import AbortRequest, Query, CompileGuide, OutputDeltas, StatsSnapshot, EngineReply, EngineStarted, SubmitRequest
 from ostinato.engine.replicas.host import ReplicaHost
-from ostinato.engine.replicas.messages import Arrive, Hello, Leave, Left, Release, TakeBack
+from ostinato.engine.replicas.messages import AcceptMove, ReplicaReady, PrepareMove, MovePrepared, CommitMove, CancelMove
 from ostinato.errors import ForeignExport
 from ostinato.models.checkpoint import load_spec
-from ostinato.observe.histograms import Meter
+from ostinato.observe.histograms import EngineHistograms
 from ostinato.plan.device.detect import detect
 from ostinato.plan.plan import make_plan
 from ostinato.sample.params import SamplingParams
 
 
 @lru_cache(maxsize=4)
-def started(**settings: Any) -> Started:
+def started(**settings: Any) -> EngineStarted:
     """What an engine of the embedded model reports, without one."""
     config = EngineConfig(**{"model": "demo", "dtype": "float32", "threads": 1, "max_num_seqs": 4, **settings})
     spec = load_spec(config)
     plan = make_plan(config, spec, detect("cpu"))
-    return Started(plan, Path("nowhere"), SamplingParams(), spec.vocab_size, None, spec.hidden_size)
+    return EngineStarted(plan, Path("nowhere"), SamplingParams(), spec.vocab_size, None, spec.hidden_size)
 
 
-def observation(**counts: int) -> Observation:
-    return Observation(dict(counts), Meter())
+def observation(**counts: int) -> StatsSnapshot:
+    return StatsSnapshot(dict(counts), EngineHistograms())
 
 
-def submit(request_id: str, token_ids: Sequence[int] = (1, 2, 3), salt: str | None = None, n: int = 1) -> Submit:
-    return Submit(request_id, list(token_ids), SamplingParams(temperature=0, n=n), 0, salt)
+def submit(request_id: str, token_ids: Sequence[int] = (1, 2, 3), salt: str | None = None, n: int = 1) -> SubmitRequest:
+    return SubmitRequest(request_id, list(token_ids), SamplingParams(temperature=0, n=n), 0, salt)
 
 
 def delta(request_id: str, token: int, end: bool = False) -> OutputDelta:
@@ -76,14 +76,14 @@ class FakeLink:
         self.on_messages(messages)
 
     def hello(self, **settings: Any) -> None:
-        self.say(Hello(started(**settings)))
+        self.say(ReplicaReady(started(**settings)))
 
     def add(self, request_id: str) -> None:
         """The engine has taken the request."""
-        self.say(Reply(request_id))
+        self.say(EngineReply(request_id))
 
     def gain(self, request_id: str, token: int = 7, end: bool = False) -> None:
-        self.say(Gained([delta(request_id, token, end)]))
+        self.say(OutputDeltas([delta(request_id, token, end)]))
 
     @property
     def requests(self) -> list[str]:
@@ -91,13 +91,13 @@ class FakeLink:
         found = []
         for message in self.sent:
             match message:
-                case Submit(request_id):
+                case SubmitRequest(request_id):
                     found.append(request_id)
-                case Abort(request_id):
+                case AbortRequest(request_id):
                     found.remove(request_id)
         return found
 
-    def asked(self, kind: type[Ask | Compile]) -> list[str]:
+    def asked(self, kind: type[Query | CompileGuide]) -> list[str]:
         """Ids of the calls of a kind."""
         return [message.call_id for message in self.sent if isinstance(message, kind)]
 
@@ -139,37 +139,37 @@ class MovingLink(FakeLink):
         if not self.inbox or self.is_gone:
             return
         match self.inbox.pop(0):
-            case Submit(request_id):
+            case SubmitRequest(request_id):
                 self.running[request_id] = 0
                 self.add(request_id)
-            case Abort(request_id):
+            case AbortRequest(request_id):
                 self.running.pop(request_id, None)
                 self.kept.pop(request_id, None)
-            case Leave(request_id) if request_id in self.running:
+            case PrepareMove(request_id) if request_id in self.running:
                 self.kept[request_id] = self.running.pop(request_id)
-                last = [Left(request_id, 100), Gained([moved(request_id)])]
+                last = [MovePrepared(request_id, 100), OutputDeltas([moved(request_id)])]
                 self.say(*(last if luck % 2 else reversed(last)))
-            case Leave(request_id):
-                self.say(Left(request_id, None))
-            case Release(request_id):
+            case PrepareMove(request_id):
+                self.say(MovePrepared(request_id, None))
+            case CommitMove(request_id):
                 self.kept.pop(request_id, None)
-            case TakeBack(request_id) if luck == 7:
+            case CancelMove(request_id) if luck == 7:
                 del self.kept[request_id]
-                self.say(Reply(request_id, error=RuntimeError("it is damaged")))
-            case TakeBack(request_id):
+                self.say(EngineReply(request_id, error=RuntimeError("it is damaged")))
+            case CancelMove(request_id):
                 self.running[request_id] = self.kept.pop(request_id)
-                self.say(Reply(request_id))
-            case Arrive(request_id, source):
+                self.say(EngineReply(request_id))
+            case AcceptMove(request_id, source):
                 self._arrive(request_id, self.others[source], luck)
 
     def _arrive(self, request_id: str, source: MovingLink, luck: int) -> None:
         if luck == 1:
-            self.say(Reply(request_id, error=ForeignExport(["the block size is 16 there and 32 here"])))
+            self.say(EngineReply(request_id, error=ForeignExport(["the block size is 16 there and 32 here"])))
         elif luck == 2 or source.is_gone:
-            self.say(Reply(request_id, error=RuntimeError("it could not be fetched")))
+            self.say(EngineReply(request_id, error=RuntimeError("it could not be fetched")))
         elif request_id in source.kept:  # else nobody waits for it any more
             self.running[request_id] = source.kept[request_id]
-            self.say(Reply(request_id))
+            self.say(EngineReply(request_id))
 
 
 class LocalLink:

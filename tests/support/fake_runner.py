@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
-from ostinato.cache.index import Entry, PrefixIndex
-from ostinato.schedule.batch import Batch, Row, RowResult, StepResult, TokenLogprobs
+from ostinato.cache.index import IndexEntry, PrefixIndex
+from ostinato.schedule.batch import Batch, BatchRow, RowResult, StepResult, TokenLogprobs
 
 VOCABULARY = 50
 
@@ -22,7 +22,7 @@ IMAGE = VOCABULARY
 FIRST_PART = 1000
 """What the model takes for part i of image n is this * (1 + n) + i."""
 
-Guess = Callable[[Row], tuple[int, int]]
+Guess = Callable[[BatchRow], tuple[int, int]]
 """A row -> (drafts that are proposed for it, of which so many from the first on are right)."""
 
 
@@ -45,7 +45,7 @@ def continuation(prompt: Sequence[int], count: int) -> list[int]:
     return tokens[len(prompt) :]
 
 
-def any_guess(row: Row) -> tuple[int, int]:
+def any_guess(row: BatchRow) -> tuple[int, int]:
     """Seldom fewer drafts than the row may have, and any number of them right; the same for the same text."""
     chance = checksum([row.start, *map(ord, row.request_id), *row.token_ids])
     most = row.num_drafts
@@ -83,7 +83,7 @@ class FakeRunner:
     def fail(self, batch: Batch) -> None:
         """Leave behind what a step that breaks down may leave: anything, wherever it may write."""
         self._check_writers(batch)
-        for item in batch.encode:
+        for item in batch.images_to_encode:
             self.cells |= dict.fromkeys(item.cells, -1)
         for row in batch.rows:
             self._break_row(row)
@@ -91,13 +91,13 @@ class FakeRunner:
     def _encode(self, batch: Batch) -> None:
         """What the encoder gives for the images of a batch. Nobody's cells but their own are written."""
         read = {cell: use for row in batch.rows for use in row.media for cell in use.cells}
-        for item in batch.encode:
+        for item in batch.images_to_encode:
             for index, cell in enumerate(item.cells):
                 assert cell > 0, "an image has the null cell"
                 assert read[cell].cells == item.cells, "an image is encoded over another one that the step needs"
                 self.cells[cell] = FIRST_PART * (1 + int(item.digest)) + index
 
-    def tokens(self, row: Row) -> list[int]:
+    def tokens(self, row: BatchRow) -> list[int]:
         """What the model takes for a row's tokens: those that stand for images, as the encoder gave them."""
         found = list(row.token_ids)
         for use in row.media:
@@ -110,37 +110,37 @@ class FakeRunner:
         assert IMAGE not in found, "a token that stands for an image has none"
         return found
 
-    def written_blocks(self, row: Row) -> tuple[int, ...]:
+    def written_blocks(self, row: BatchRow) -> tuple[int, ...]:
         """The blocks that a row writes to; all others of its table it only reads."""
         if not self.has_attention:
             return ()
         last = row.end + row.num_drafts - 1
         return row.block_table[row.start // self.block_size : last // self.block_size + 1]
 
-    def written_panes(self, row: Row) -> tuple[int, ...]:
+    def written_panes(self, row: BatchRow) -> tuple[int, ...]:
         if self.window is None:
             return ()
         last = row.end + row.num_drafts - 1
-        return row.pane_table[row.start // self.block_size : last // self.block_size + 1]
+        return row.window_block_table[row.start // self.block_size : last // self.block_size + 1]
 
-    def seen_before(self, row: Row) -> range:
+    def seen_before(self, row: BatchRow) -> range:
         """Positions before a row whose keys in panes its tokens see."""
         return range(row.start if self.window is None else max(0, row.start - self.window + 1), row.start)
 
-    def written_slots(self, row: Row) -> tuple[int, ...]:
+    def written_slots(self, row: BatchRow) -> tuple[int, ...]:
         return (*row.write_slots, *(slot for _, slot in row.checkpoints)) if self.has_state else ()
 
     def check_writes(self, batch: Batch, index: PrefixIndex) -> None:
         """Raise AssertionError if a step writes to what the index has."""
         blocks = {entry.block for entry in index}
         slots = {checkpoint.slot for checkpoint in index.checkpoints}
-        panes = {pane.id for pane in index.panes}
+        panes = {pane.id for pane in index.window_blocks}
         for row in batch.rows:
             assert not panes & set(self.written_panes(row)), "a row writes to a pane that is in the index"
             assert not blocks & set(self.written_blocks(row)), "a row writes to a block that is in the index"
             assert not slots & set(self.written_slots(row)), "a row writes to a checkpoint"
 
-    def check_reads(self, row: Row, token_ids: Sequence[int]) -> None:
+    def check_reads(self, row: BatchRow, token_ids: Sequence[int]) -> None:
         """Raise AssertionError unless a row finds exactly the first `row.start` of its request's tokens."""
         seed = 0
         for position, token_id in enumerate(token_ids[: row.start]):
@@ -159,7 +159,7 @@ class FakeRunner:
 
     def check_index(self, index: PrefixIndex) -> None:
         """Raise AssertionError unless blocks and checkpoints hold the texts for which the index has them."""
-        sums: dict[Entry | None, int] = {None: 0}
+        sums: dict[IndexEntry | None, int] = {None: 0}
         # Whatever order the index has them in, parents come first.
         for entry in sorted(index, key=lambda each: each.end):
             if entry.parent not in sums or entry.digests:
@@ -171,18 +171,18 @@ class FakeRunner:
                 if self.has_attention:
                     found = self.keys.get((entry.block, offset))
                     assert found == (start + offset, token_id, seed), "a block of the index holds another text"
-                if entry.pane is not None:
-                    found = self.pane_keys.get((entry.pane.id, offset))
+                if entry.window_block is not None:
+                    found = self.pane_keys.get((entry.window_block.id, offset))
                     assert found == (start + offset, token_id, seed), "a pane of the index holds another text"
             sums[entry] = seed
             if entry.checkpoint is not None:
                 assert self.states.get(entry.checkpoint.slot) == seed, "a checkpoint holds the state of another text"
 
-    def _place(self, row: Row, position: int) -> tuple[int, int]:
+    def _place(self, row: BatchRow, position: int) -> tuple[int, int]:
         return row.block_table[position // self.block_size], position % self.block_size
 
-    def _pane_place(self, row: Row, position: int) -> tuple[int, int]:
-        pane = row.pane_table[position // self.block_size]
+    def _pane_place(self, row: BatchRow, position: int) -> tuple[int, int]:
+        pane = row.window_block_table[position // self.block_size]
         assert pane > 0, "a row lacks a pane that it sees"
         return pane, position % self.block_size
 
@@ -203,14 +203,14 @@ class FakeRunner:
                 assert not row.block_table, "a row has blocks, and the model has no attention"
             if self.window is not None:
                 first, end = (row.start - self.window + 1) // self.block_size, row.end + row.num_drafts
-                held = row.pane_table[max(0, first) :]
-                assert len(row.pane_table) * self.block_size >= end, "a row has too few panes"
+                held = row.window_block_table[max(0, first) :]
+                assert len(row.window_block_table) * self.block_size >= end, "a row has too few panes"
                 assert 0 not in held, "a row has the null pane"
                 assert len(set(held)) == len(held), "a row has a pane twice"
-                used = {pane for other in others for pane in other.pane_table}
+                used = {pane for other in others for pane in other.window_block_table}
                 assert not used & set(self.written_panes(row)), "a row writes to a pane that another row has"
             else:
-                assert not row.pane_table, "a row has panes, and the model has no windows"
+                assert not row.window_block_table, "a row has panes, and the model has no windows"
             if self.has_state:
                 assert len(row.write_slots) == 1 + row.num_drafts, "a row has not one slot for each of its tokens"
                 written = self.written_slots(row)
@@ -227,7 +227,7 @@ class FakeRunner:
                 assert row.write_slots == (0,), "a row has a slot, and the model has no state layers"
                 assert not row.checkpoints, "a row takes a checkpoint, and the model has no state layers"
 
-    def _run_row(self, row: Row) -> RowResult:
+    def _run_row(self, row: BatchRow) -> RowResult:
         num_drafts, num_right = self.guess(row)
         assert 0 <= num_right <= num_drafts <= row.num_drafts, "more drafts than the row may have"
         assert row.num_logits >= row.samples * (1 + row.num_drafts), "a row samples without logits"
@@ -245,7 +245,7 @@ class FakeRunner:
         accepted = targets[: num_right + 1] if row.samples else ()
         return RowResult(row.request_id, accepted, None, self._prompt_logprobs(row), num_drafts=num_drafts)
 
-    def _read(self, row: Row) -> int:
+    def _read(self, row: BatchRow) -> int:
         """The checksum of the text before a row, as its blocks and its slot have it."""
         sums = []
         if self.has_attention:
@@ -265,7 +265,7 @@ class FakeRunner:
         assert len(set(sums)) == 1, "blocks, panes and slot tell of different tokens"
         return sums[0]
 
-    def _write(self, row: Row, token_ids: Sequence[int], sums: Sequence[int]) -> None:
+    def _write(self, row: BatchRow, token_ids: Sequence[int], sums: Sequence[int]) -> None:
         """Keep what a row's tokens and its drafts give; `sums` are of the text up to each of them."""
         if self.has_attention:
             for position, (token_id, seed) in enumerate(zip(token_ids, sums, strict=True), start=row.start):
@@ -280,7 +280,7 @@ class FakeRunner:
             for slot, seed in zip(row.write_slots, sums[len(row.token_ids) - 1 :], strict=False):
                 self.states[slot] = seed
 
-    def _break_row(self, row: Row) -> RowResult:
+    def _break_row(self, row: BatchRow) -> RowResult:
         if self.has_attention:
             for position in range(row.start, row.end + row.num_drafts):
                 self.keys[self._place(row, position)] = (-1, -1, -1)
@@ -291,8 +291,8 @@ class FakeRunner:
             self.states[slot] = -1
         return RowResult(row.request_id, error=ValueError("the row broke down"))
 
-    def _prompt_logprobs(self, row: Row) -> tuple[TokenLogprobs, ...]:
-        prompt = row.payload
+    def _prompt_logprobs(self, row: BatchRow) -> tuple[TokenLogprobs, ...]:
+        prompt = row.sampling_state
         if prompt is None:
             return ()
         positions = range(row.end + row.num_drafts - row.num_logits, row.end)

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 
 from ostinato import EngineConfig, SamplingParams
-from ostinato.engine.engine import Engine
-from ostinato.engine.run.inputs import step_inputs, write_step
+from ostinato.engine.engine import EngineCore
+from ostinato.engine.run.inputs import make_step_inputs, write_step_inputs
 from ostinato.graphs.buffers import StepBuffers
 from ostinato.graphs.graphs import persistent_storages
 from ostinato.graphs.tape import Tape, TapeBackend
-from ostinato.ops.kernels import Tap
-from ostinato.ops.step import LayerMemory, StepInputs
+from ostinato.ops.kernels import CallHook
+from ostinato.ops.step import LayerCache, StepInputs
 from tests.support.checkpoints import checkpoint, random_prompt
 
 CPU = torch.device("cpu")
@@ -50,8 +50,8 @@ def lay(buffers: StepBuffers, step: StepInputs, rows: int, tokens: int) -> StepI
             value = getattr(step, name).cpu()
             array[tuple(slice(size) for size in value.shape)] = value
     buffers.write_tables([tuple(table) for table in step.block_tables.tolist()])
-    if step.pane_tables is not None:
-        buffers.write_panes([tuple(table) for table in step.pane_tables.tolist()])
+    if step.window_block_tables is not None:
+        buffers.write_window_tables([tuple(table) for table in step.window_block_tables.tolist()])
     buffers.pad(count, real_tokens, rows, tokens)
     return buffers.view(count, real_tokens, step.write_slots.shape[1], step.num_decode_rows, step.checkpoints)
 
@@ -65,7 +65,7 @@ class Toy:
         self.table = torch.randn(20, 6, generator=generator).to(device)
         self.weight = torch.randn(6, 6, generator=generator).to(device)
         self.cache = torch.zeros(64, 6, device=device)
-        self.tap = Tap()
+        self.tap = CallHook()
         self.backend = TapeBackend(self.tap, self.persistent(), device)
 
     def persistent(self) -> dict[int, str]:
@@ -93,17 +93,17 @@ class Steps:
             model=str(checkpoint(recipe)), dtype="float32", max_model_len=128, max_num_seqs=8, threads=1,
             max_num_batched_tokens=64, cache_memory="16MiB", graph_mode="none", **settings,
         )  # fmt: skip
-        self.engine = Engine(config)
+        self.engine = EngineCore(config)
         self.runner = self.engine.runner
         self.block_size = self.engine.plan.settings.block_size
         most = 128 // self.block_size
-        self.buffers = StepBuffers(8, 64, most, 1, CPU, max_panes=most if self.engine.plan.memory.num_panes else 0)
-        self.memory: Sequence[LayerMemory] = self.runner.memory
+        self.buffers = StepBuffers(8, 64, most, 1, CPU, max_panes=most if self.engine.plan.memory.num_window_blocks else 0)
+        self.memory: Sequence[LayerCache] = self.runner.layer_memory
         persistent = persistent_storages(self.buffers, self.runner.model, self.memory)
         self.backend = TapeBackend(self.runner.model.build.ops.tap, persistent, CPU)
         for seed, length in enumerate((9, 3, 1, 17, 6)):
             sampling = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
-            self.engine.add(random_prompt(length, seed), sampling)
+            self.engine.add_request(random_prompt(length, seed), sampling)
 
     def forward(self, step: StepInputs) -> torch.Tensor:
         return self.runner.model(step, self.memory)
@@ -116,15 +116,15 @@ class Steps:
         """Runs the batch before, schedules one, writes it into the buffers, padded -> as it is, and its view."""
         self.batch = self.engine.scheduler.schedule()
         assert self.batch is not None
-        step = step_inputs(self.batch, self.block_size, CPU)
+        step = make_step_inputs(self.batch, self.block_size, CPU)
         count = step.read_slots.shape[0]
-        view = write_step(self.buffers, self.batch, self.block_size)
-        self.buffers.pad(count, view.length, rows or count, tokens)
+        view = write_step_inputs(self.buffers, self.batch, self.block_size)
+        self.buffers.pad(count, view.num_tokens, rows or count, tokens)
         return step, view
 
     def finish(self) -> None:
         """Lets the engine compute the batch, from the states that it left."""
-        self.engine.scheduler.update(self.runner.run(self.batch))
+        self.engine.scheduler.update(self.runner.execute(self.batch))
 
     def states(self) -> list[torch.Tensor]:
         """Copies of all that layers remember but for the null slot and block, whose content nobody reads."""

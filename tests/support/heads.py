@@ -9,9 +9,9 @@ from typing import Protocol
 import pytest
 import torch
 
-from ostinato.engine.engine import Engine
-from ostinato.sample.sampler import Draw
-from ostinato.sample.state import Pick
+from ostinato.engine.engine import EngineCore
+from ostinato.sample.sampler import SampleKernel
+from ostinato.sample.state import PendingToken
 from ostinato.schedule.batch import Batch
 from tests.support.checkpoints import head_oracle, oracle, oracle_logits
 
@@ -75,26 +75,26 @@ class Proposal:
 class Recorder:
     """A proposer with a note of all its drafts."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, engine: Engine) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, engine: EngineCore) -> None:
         self.proposals: list[Proposal] = []
-        self._chosen: list[tuple[Pick, torch.Tensor]] = []
-        self._choose = engine.runner.together.chooses
-        assert engine.runner.drafting is not None
-        self._proposer = engine.runner.drafting.proposer
-        monkeypatch.setattr(engine.runner.together, "chooses", self._record)
-        engine.runner.drafting = replace(engine.runner.drafting, proposer=self)
+        self._chosen: list[tuple[PendingToken, torch.Tensor]] = []
+        self._choose = engine.runner.tensor_parallel.draft_selector
+        assert engine.runner.drafter is not None
+        self._proposer = engine.runner.drafter.proposer
+        monkeypatch.setattr(engine.runner.tensor_parallel, "draft_selector", self._record)
+        engine.runner.drafter = replace(engine.runner.drafter, proposer=self)
 
     def propose(self, batch: Batch) -> list[tuple[int, ...]]:
         self._chosen.clear()
         found = self._proposer.propose(batch)
         for row, drafts in zip(batch.rows, found, strict=True):
-            text = (*row.payload.prompt_token_ids, *row.payload.output_token_ids)
-            own = [(pick.ahead, logits) for pick, logits in self._chosen if pick.state is row.payload]
+            text = (*row.sampling_state.prompt_token_ids, *row.sampling_state.output_token_ids)
+            own = [(pick.drafts, logits) for pick, logits in self._chosen if pick.state is row.sampling_state]
             # A row that has its drafts stays in the steps of the others, as padding.
             assert [ahead for ahead, _ in own[: len(drafts)]] == [drafts[:depth] for depth in range(len(drafts))]
             self.proposals += [Proposal(text, ahead, logits) for ahead, logits in own[: len(drafts)]]
         return found
 
-    def _record(self, logits: torch.Tensor, picks: Sequence[Pick], draw: Draw) -> dict[int, int]:
+    def _record(self, logits: torch.Tensor, picks: Sequence[PendingToken], draw: SampleKernel) -> dict[int, int]:
         self._chosen += zip(picks, logits.clone(), strict=True)
         return self._choose(logits, picks, draw)

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from transformers.cache_utils import DynamicCache
 
-from ostinato.engine.engine import Engine
-from ostinato.ops.int8 import dequantize, quantize
+from ostinato.engine.engine import EngineCore
+from ostinato.ops.int8 import dequantize, quantize_int8
 from tests.support.checkpoints import oracle, random_prompt, recipe
 from tests.support.kept import kept
 from tests.support.parity import Case, make_engine, proposed
@@ -36,7 +36,7 @@ class RoundingCache(DynamicCache):
 
 
 def _rounded(heads: torch.Tensor) -> torch.Tensor:
-    return dequantize(*quantize(heads.flatten(0, -2), None), None).view(heads.shape)
+    return dequantize(*quantize_int8(heads.flatten(0, -2), None), None).view(heads.shape)
 
 
 @torch.inference_mode()
@@ -48,7 +48,7 @@ def rounding_logits(name: str, text: list[int]) -> torch.Tensor:
     return logits
 
 
-def int8_engine(name: str, **settings: Any) -> Engine:
+def int8_engine(name: str, **settings: Any) -> EngineCore:
     return make_engine(name, **({"kv_cache_dtype": "int8", "graph_mode": "none"} | settings))
 
 

@@ -67,7 +67,7 @@ def native_kernel(isa: str, name: str, *, deterministic: bool = False) -> Native
 def record(isa: str, kernel: NativeKernel, out: torch.Tensor | None, *args: Any, **kwargs: Any) -> Any:
     """A program of one call, to be run for any number of tokens."""
     program = load_extension(isa).Program()
-    getattr(program, kernel.name)(*kernel.lowered(out, args, kwargs))
+    getattr(program, kernel.name)(*kernel.prepare_call(out, args, kwargs))
     return program
 
 

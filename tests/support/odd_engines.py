@@ -23,9 +23,9 @@ def broken(*_: Any) -> Any:
 
 def out_of_memory(config: Any, progress: Any) -> Any:
     """Fails with the first request, in a way that no step may."""
-    from ostinato.engine.engine import Engine
+    from ostinato.engine.engine import EngineCore
 
-    engine = Engine(config, progress)
+    engine = EngineCore(config, progress)
     step = engine.step
 
     def fail() -> Any:
@@ -39,7 +39,7 @@ def out_of_memory(config: Any, progress: Any) -> Any:
 
 def shortened(config: Any, progress: Any) -> Any:
     """Somebody writes a file of its model anew while it is read."""
-    from ostinato.engine.engine import Engine
+    from ostinato.engine.engine import EngineCore
 
     [file] = Path(config.model).glob("*.safetensors")
 
@@ -48,7 +48,7 @@ def shortened(config: Any, progress: Any) -> Any:
             os.truncate(file, 4096)
         progress(what, done, total)
 
-    return Engine(config, shorten)
+    return EngineCore(config, shorten)
 
 
 def limit_by(mib: int) -> None:
@@ -63,14 +63,14 @@ def limited_before_torch(config: Any, progress: Any) -> Any:
 
     assert "torch" not in sys.modules
     limit_by(100)
-    from ostinato.engine.engine import Engine
+    from ostinato.engine.engine import EngineCore
 
-    return Engine(config, progress)
+    return EngineCore(config, progress)
 
 
 def limited_before_the_cache(config: Any, progress: Any) -> Any:
     """Has enough of it for all but the cache."""
-    from ostinato.engine.engine import Engine
+    from ostinato.engine.engine import EngineCore
 
     limit_by(700)
-    return Engine(config, progress)
+    return EngineCore(config, progress)

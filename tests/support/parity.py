@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ostinato import EngineConfig, SamplingParams
-from ostinato.engine.engine import Engine
+from ostinato.engine.engine import EngineCore
 from ostinato.engine.outputs import RequestOutput
 from ostinato.engine.scheduling import make_scheduler
 from ostinato.models.checkpoint import model_spec
@@ -46,7 +46,7 @@ class Case:
 
 @cache
 def decided_case(name: str, length: int, before: tuple[int, ...] = ()) -> Case:
-    """A prompt of `length` tokens that begins with `before` and whose tokens do not depend on rounding.
+    """A prompt of `length` tokens that begins with `previous_hidden` and whose tokens do not depend on rounding.
 
     Ostinato's plain path proposes the tokens, and transformers' logits of the whole text at once decide: each token
     must be the best there. Prompts with a step that is too close to call are passed over.
@@ -72,15 +72,15 @@ def _find_decided(name: str, length: int, before: tuple[int, ...]) -> Case:
     )
 
 
-def plain_engine(name: str, length: int) -> Engine:
+def plain_engine(name: str, length: int) -> EngineCore:
     """For prompts of that length, each at once and for itself."""
     settings = {"graph_mode": "none", "enable_prefix_caching": False}
     return make_engine(name, **settings, max_model_len=max(256, length + NEW), max_num_batched_tokens=512)
 
 
-def proposed(engine: Engine, prompt: list[int], settings: dict[str, Any]) -> list[int]:
+def proposed(engine: EngineCore, prompt: list[int], settings: dict[str, Any]) -> list[int]:
     """The tokens that an engine gives to a prompt."""
-    output = engine.output(engine.add(prompt, SamplingParams(max_tokens=NEW, ignore_eos=True, **settings)))
+    output = engine.output(engine.add_request(prompt, SamplingParams(max_tokens=NEW, ignore_eos=True, **settings)))
     assert output is not None
     run(engine)
     return output.outputs[0].token_ids
@@ -122,13 +122,13 @@ CACHING = [(name, mode) for name in RECIPES for mode in (("align", "all") if has
 """Every recipe with every mode of the state cache in which its prompts can hit."""
 
 
-def make_engine(name: str, **settings: Any) -> Engine:
+def make_engine(name: str, **settings: Any) -> EngineCore:
     """In float32 unless told otherwise, with checkpoints every two blocks, so that the prompts have some inside."""
     defaults = {"max_model_len": 256, "max_num_seqs": 4, "cache_memory": "16MiB", "threads": 1, "state_block_size": 32}
-    return Engine(EngineConfig(model=str(checkpoint(name)), **({"dtype": "float32"} | defaults | settings)))
+    return EngineCore(EngineConfig(model=str(checkpoint(name)), **({"dtype": "float32"} | defaults | settings)))
 
 
-def shrink(engine: Engine, num_blocks: int, num_slots: int) -> None:
+def shrink(engine: EngineCore, num_blocks: int, num_slots: int) -> None:
     """Let an engine that has not begun use so few blocks and slots, the null ones not counted, and no more panes than
     blocks."""
     memory = engine.plan.memory
@@ -136,15 +136,15 @@ def shrink(engine: Engine, num_blocks: int, num_slots: int) -> None:
         memory,
         num_blocks=min(num_blocks + 1, memory.num_blocks),
         num_slots=min(num_slots + 1, memory.num_slots),
-        num_panes=min(num_blocks + 1, memory.num_panes),
+        num_window_blocks=min(num_blocks + 1, memory.num_window_blocks),
     )
     engine.plan = replace(engine.plan, memory=memory)
     speculation = engine.speculation
-    scheduler = make_scheduler(engine.plan, None if speculation is None else speculation.controller.choose)
-    engine.scheduler = engine.unfinished._scheduler = engine._steps._scheduler = scheduler
+    scheduler = make_scheduler(engine.plan, None if speculation is None else speculation.controller.choose_num_drafts)
+    engine.scheduler = engine.output_processor._scheduler = engine._steps._scheduler = scheduler
 
 
-def add(engine: Engine, case: Case, prompt_logprobs: bool = False, salt: str | None = None) -> RequestOutput:
+def add(engine: EngineCore, case: Case, prompt_logprobs: bool = False, salt: str | None = None) -> RequestOutput:
     """A request for the case's tokens and log-probabilities -> its output, which steps update."""
     params = SamplingParams(
         max_tokens=NEW,
@@ -153,24 +153,24 @@ def add(engine: Engine, case: Case, prompt_logprobs: bool = False, salt: str | N
         prompt_logprobs=TOP if prompt_logprobs else None,
         **case.settings,
     )
-    output = engine.output(engine.add(case.prompt, params, cache_salt=salt))
+    output = engine.output(engine.add_request(case.prompt, params, cache_salt=salt))
     assert output is not None
     return output
 
 
-def warm(engine: Engine, prompt: list[int], salt: str | None = None) -> None:
+def warm(engine: EngineCore, prompt: list[int], salt: str | None = None) -> None:
     """A request that leaves its prompt in the cache, and next to nothing else."""
-    engine.add(prompt, SamplingParams(temperature=0, max_tokens=1, ignore_eos=True), cache_salt=salt)
+    engine.add_request(prompt, SamplingParams(temperature=0, max_tokens=1, ignore_eos=True), cache_salt=salt)
 
 
-def run(engine: Engine) -> None:
+def run(engine: EngineCore) -> None:
     """Steps until nothing is left."""
     while engine.has_unfinished:
         engine.step()
         engine.scheduler.check_integrity()
 
 
-def run_with_preemptions(engine: Engine, outputs: Sequence[RequestOutput], at: tuple[int, ...] = (2, 20, 33)) -> None:
+def run_with_preemptions(engine: EngineCore, outputs: Sequence[RequestOutput], at: tuple[int, ...] = (2, 20, 33)) -> None:
     """Steps until nothing is left; all requests lose their memory early on and twice while they decode."""
     step = 0
     while engine.has_unfinished:
@@ -183,7 +183,7 @@ def run_with_preemptions(engine: Engine, outputs: Sequence[RequestOutput], at: t
 
 
 def serve_one_by_one(
-    engine: Engine, cases: Sequence[Case], preempt_at: tuple[int, ...] = (), steps_between: int = 3
+    engine: EngineCore, cases: Sequence[Case], preempt_at: tuple[int, ...] = (), steps_between: int = 3
 ) -> None:
     """Requests that come one by one, while others decode or are in the middle of their prompts, compared with
     transformers. Beside each, one is aborted after its first steps. At some steps, counted from when all have come, all
@@ -200,7 +200,7 @@ def serve_one_by_one(
         check(case, output)
 
 
-def complete(engine: Engine, case: Case, salt: str | None = None) -> RequestOutput:
+def complete(engine: EngineCore, case: Case, salt: str | None = None) -> RequestOutput:
     """The output of a request for the case that runs to its end, compared with transformers."""
     output = add(engine, case, salt=salt)
     run(engine)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ostinato.plan.calls import Call, Calls
+from ostinato.plan.calls import TraceCall, CallTrace
 from ostinato.plan.device.catalogue import DeviceSpec
 from ostinato.plan.layers import AttentionSpec, LayerSpec
 from ostinato.plan.memory.graph_memory import Capture
@@ -43,7 +43,7 @@ VISION = VisionSpec(
         Weight((512, 128), "linear"),
         Weight((384, 128), "linear"),
     ),
-    calls=Calls((Call("linear", 4 * 128, "model", ()), Call("stack", 3 * 512, "model", (0,))), 1, entries=4),
+    calls=CallTrace((TraceCall("linear", 4 * 128, "model", ()), TraceCall("stack", 3 * 512, "model", (0,))), 1, entries=4),
     image_token_id=10,
     video_token_id=11,
     start_token_id=12,
@@ -57,10 +57,10 @@ def weights(parameters: int, float32: int = 0) -> tuple[Weight, ...]:
     return Weight((parameters,), "norm"), Weight((float32,), "per_head", in_float32=True)
 
 
-def calls(*widths: int) -> Calls:
+def calls(*widths: int) -> CallTrace:
     """Results of so many elements per token, each computed from the one before."""
-    chain = (Call("linear", width, "model", () if i == 0 else (i - 1,)) for i, width in enumerate(widths))
-    return Calls(tuple(chain), len(widths) - 1)
+    chain = (TraceCall("linear", width, "model", () if i == 0 else (i - 1,)) for i, width in enumerate(widths))
+    return CallTrace(tuple(chain), len(widths) - 1)
 
 
 def attention_layer(attention: AttentionSpec = ATTENTION, parameters: int = 1_000_000) -> LayerSpec:

@@ -9,56 +9,56 @@ from typing import Any
 import torch
 
 from ostinato import SamplingParams
-from ostinato.cache.holding import Holding
-from ostinato.cache.pool import Pool
-from ostinato.engine.engine import Engine
+from ostinato.cache.holding import RequestCache
+from ostinato.cache.pool import IdPool
+from ostinato.engine.engine import EngineCore
 from ostinato.graphs.tape import TapeBackend
 from ostinato.models.base import CausalLM
-from ostinato.ops.step import LayerMemory
+from ostinato.ops.step import LayerCache
 from ostinato.schedule.batch import Batch, StepResult
-from ostinato.speculate.mtp import HeadForward
+from ostinato.speculate.mtp import PredictionHeadForward
 from tests.support.checkpoints import random_prompt
 from tests.support.parity import make_engine, shrink
 
 NAN = float("nan")
 
 
-def nobody_s(pool: Pool) -> list[int]:
+def nobody_s(pool: IdPool) -> list[int]:
     """The null id and those that are free: no request holds them, and the index does not know them."""
     return [0, *pool._free] if pool.count else []
 
 
-def has_panes(engine: Engine, number: int) -> bool:
+def has_panes(engine: EngineCore, number: int) -> bool:
     """Whether the keys and values of a layer, by its number in the memory, are in panes."""
     layers = engine.spec.cached_layers
     attention = layers[number].attention if number < len(layers) else None
-    return engine.plan.memory.pane_window > 0 and attention is not None and attention.window is not None
+    return engine.plan.memory.sliding_window > 0 and attention is not None and attention.window is not None
 
 
-def unread_slots(holding: Holding) -> list[int]:
+def unread_slots(holding: RequestCache) -> list[int]:
     """Those that a request will write and not read before: its state still stands in a checkpoint."""
-    return [slot for slot in holding.slots if slot != holding.read_slot]
+    return [slot for slot in holding.write_slots if slot != holding.read_slot]
 
 
-def poison(engine: Engine) -> None:
+def poison(engine: EngineCore) -> None:
     """NaN into null block, null pane and null slot, every free block, pane and slot, and what requests hold and have
     not written: the ends of their tables, and write slots beside their state."""
     cache, block_size = engine.scheduler.cache, engine.runner.block_size
-    free, slots = (nobody_s(cache.blocks), nobody_s(cache.store.panes)), nobody_s(cache.slots)
+    free, slots = (nobody_s(cache.blocks), nobody_s(cache.store.window_blocks)), nobody_s(cache.slots)
     unwritten: tuple[list[int], list[int]] = ([], [])
     for request in engine.scheduler.queues.running:
-        holding = cache.holding(request.request_id)
+        holding = cache.request_cache(request.request_id)
         slots += unread_slots(holding)
-        for cells, table in zip(unwritten, (holding.block_table, holding.pane_table), strict=True):
+        for cells, table in zip(unwritten, (holding.block_table, holding.window_block_table), strict=True):
             for position in range(request.num_computed_tokens, len(table) * block_size):
                 cells.append(table[position // block_size] * block_size + position % block_size)
     poison_graphs(engine)
-    for number, layer in enumerate(engine.runner.memory):
+    for number, layer in enumerate(engine.runner.layer_memory):
         blocks, cells = free[has_panes(engine, number)], unwritten[has_panes(engine, number)]
         if layer.media is not None and engine.scheduler.encoder_cache is not None:
             layer.media[[0, *engine.scheduler.encoder_cache._free]] = NAN
         if layer.k_cache is not None and layer.v_cache is not None:
-            for kept in layer.in_blocks.values():
+            for kept in layer.block_tensors.values():
                 kept[blocks] = poison_of(kept)
                 kept.flatten(0, 1)[cells] = poison_of(kept)
         for states in layer.states.values():
@@ -71,29 +71,29 @@ def poison_of(kept: torch.Tensor) -> float:
     return NAN if kept.is_floating_point() else torch.iinfo(kept.dtype).max
 
 
-def head_memory(engine: Engine) -> Sequence[LayerMemory]:
+def head_memory(engine: EngineCore) -> Sequence[LayerCache]:
     """That of the prediction head, if the engine has one that makes drafts."""
-    return engine.runner.memory[len(engine.spec.layers) :] if engine.runner.model.head is not None else ()
+    return engine.runner.layer_memory[len(engine.spec.layers) :] if engine.runner.model.head is not None else ()
 
 
 @torch.inference_mode()
-def poison_head(engine: Engine) -> None:
+def poison_head(engine: EngineCore) -> None:
     """NaN into a head's keys and values of texts' first tokens, which it has none for, and into the hidden states of
     rows that a step may not have."""
     cache, scheduler = engine.scheduler.cache, engine.scheduler
-    tables = [cache.holding(request.request_id).block_table for request in scheduler.queues.running]
+    tables = [cache.request_cache(request.request_id).block_table for request in scheduler.queues.running]
     first = [table[0] for table in tables if table]
     first += [entry.block for entry in cache.store.index if entry.parent is None]
     for layer in head_memory(engine):
-        for kept in layer.in_blocks.values():
+        for kept in layer.block_tensors.values():
             kept[first, 0] = poison_of(kept)
-    forward = getattr(getattr(engine.runner.drafting, "proposer", None), "_forward", None)
-    if isinstance(forward, HeadForward):
+    forward = getattr(getattr(engine.runner.drafter, "proposer", None), "_forward", None)
+    if isinstance(forward, PredictionHeadForward):
         forward.hidden[:] = NAN
 
 
 @torch.inference_mode()
-def poison_graphs(engine: Engine) -> None:
+def poison_graphs(engine: EngineCore) -> None:
     """NaN where graphs compute, and in the buffers that they read, rows of a step that would write to what requests
     hold: to every block and to every slot, in turn."""
     memory = engine.plan.memory
@@ -109,8 +109,8 @@ def poison_graphs(engine: Engine) -> None:
             "row_starts": numbers.clamp(max=buffers.tensors["token_ids"].numel()),
             "kv_lens": torch.full_like(numbers, 17),
             "block_tables": numbers % max(memory.num_blocks, 1),
-            "pane_cells": numbers * engine.runner.block_size % (max(memory.num_panes, 1) * engine.runner.block_size),
-            "pane_tables": numbers % max(memory.num_panes, 1),
+            "pane_cells": numbers * engine.runner.block_size % (max(memory.num_window_blocks, 1) * engine.runner.block_size),
+            "pane_tables": numbers % max(memory.num_window_blocks, 1),
             "media_cells": numbers % (engine.plan.encoder.num_cells if engine.plan.encoder is not None else 1),
             "rope_positions": numbers,
         }
@@ -126,10 +126,10 @@ def poison_graphs(engine: Engine) -> None:
                 buffers.written_panes = [tuple(table) for table in buffer.tolist()]
 
 
-def watch_writes(engine: Engine) -> None:
+def watch_writes(engine: EngineCore) -> None:
     """From now on, every step is checked to leave alone what is not its rows' to write: cells of other tokens and
     other slots, whether anybody holds them or not. The null block and the null slot are for padding."""
-    run_batch, block_size = engine.runner.run, engine.runner.block_size
+    run_batch, block_size = engine.runner.execute, engine.runner.block_size
 
     def watched(batch: Batch) -> StepResult:
         cells, pane_cells = (
@@ -139,7 +139,7 @@ def watch_writes(engine: Engine) -> None:
                 for position in range(row.start, row.end + row.num_drafts)
                 if table
             ]
-            for tables in ([row.block_table for row in batch.rows], [row.pane_table for row in batch.rows])
+            for tables in ([row.block_table for row in batch.rows], [row.window_block_table for row in batch.rows])
         )
         slots = [0, *(slot for row in batch.rows for slot in row.write_slots)]
         slots += [slot for row in batch.rows for _, slot in row.checkpoints]
@@ -149,16 +149,16 @@ def watch_writes(engine: Engine) -> None:
             assert torch.equal(kept, was), "a step has written what is not its rows' to write"
         return result
 
-    engine.runner.run = watched  # type: ignore[method-assign]
+    engine.runner.execute = watched  # type: ignore[method-assign]
 
 
-def others(engine: Engine, cells: list[int], pane_cells: list[int], slots: list[int]) -> list[torch.Tensor]:
+def others(engine: EngineCore, cells: list[int], pane_cells: list[int], slots: list[int]) -> list[torch.Tensor]:
     """The bits of all cache memory but that of these cells, these slots, the null block and the null pane."""
     bits = []
-    for number, layer in enumerate(engine.runner.memory):
+    for number, layer in enumerate(engine.runner.layer_memory):
         own = pane_cells if has_panes(engine, number) else cells
         for kept, left_out in (
-            *((kept.flatten(0, 1), [*range(engine.runner.block_size), *own]) for kept in layer.in_blocks.values()),
+            *((kept.flatten(0, 1), [*range(engine.runner.block_size), *own]) for kept in layer.block_tensors.values()),
             *((states, slots) for states in layer.states.values()),
         ):
             copy = kept.clone()
@@ -167,30 +167,30 @@ def others(engine: Engine, cells: list[int], pane_cells: list[int], slots: list[
     return bits
 
 
-def spoil(engine: Engine, request_id: str) -> None:
+def spoil(engine: EngineCore, request_id: str) -> None:
     """NaN into the blocks and the slots that a request holds."""
-    holding = engine.scheduler.cache.holding(request_id)
-    for number, layer in enumerate(engine.runner.memory):
-        table = holding.pane_table if has_panes(engine, number) else holding.block_table
+    holding = engine.scheduler.cache.request_cache(request_id)
+    for number, layer in enumerate(engine.runner.layer_memory):
+        table = holding.window_block_table if has_panes(engine, number) else holding.block_table
         if layer.k_cache is not None and layer.v_cache is not None:
-            for kept in layer.in_blocks.values():
+            for kept in layer.block_tensors.values():
                 kept[list(table)] = poison_of(kept)
         for name, states in layer.states.items():
             if name != "hidden":
-                states[list(holding.references())] = NAN
+                states[list(holding.referenced_slots())] = NAN
 
 
-def record_logits(engine: Engine) -> list[torch.Tensor]:
+def record_logits(engine: EngineCore) -> list[torch.Tensor]:
     """All logits that the model and what drafts for it give from now on."""
-    drafting, seen = engine.runner.drafting, list[torch.Tensor]()
+    drafting, seen = engine.runner.drafter, list[torch.Tensor]()
 
     def record(model: CausalLM) -> None:
         def logits(hidden: torch.Tensor) -> torch.Tensor:
-            values = type(model).logits(model, hidden)
+            values = type(model).compute_logits(model, hidden)
             seen.append(values.clone())
             return values
 
-        model.logits = logits  # type: ignore[method-assign]
+        model.compute_logits = logits  # type: ignore[method-assign]
 
     record(engine.runner.model)
     if drafting is not None and drafting.model is not None:
@@ -213,7 +213,7 @@ def small_engine(
     num_slots: int = 6,
     max_num_batched_tokens: int = 24,
     **settings: Any,
-) -> Engine:
+) -> EngineCore:
     """With three rows and, if the model has blocks, too few of them for three requests. Graphs hold every step that
     the mode has graphs for, most of them with padding."""
     limits = {"max_model_len": 96, "max_num_seqs": 3, "max_num_batched_tokens": max_num_batched_tokens}
@@ -243,7 +243,7 @@ ARRIVALS: dict[int, tuple[str, list[int], int]] = {
 """Step -> name, prompt and number of tokens. Their prompts have beginnings in common."""
 
 
-def run(engine: Engine, after_step: Callable[[Engine], None]) -> dict[str, tuple[str | None, list[int]]]:
+def run(engine: EngineCore, after_step: Callable[[EngineCore], None]) -> dict[str, tuple[str | None, list[int]]]:
     """Requests join, leave, are aborted and preempted, hit and are evicted. -> how each ended, and its tokens."""
     after_step(engine)
     ended: dict[str, tuple[str | None, list[int]]] = {}
@@ -251,7 +251,7 @@ def run(engine: Engine, after_step: Callable[[Engine], None]) -> dict[str, tuple
         if step in ARRIVALS:
             name, prompt, new = ARRIVALS[step]
             params = SamplingParams(temperature=0, max_tokens=new, ignore_eos=True)
-            engine.add(prompt, params, request_id=name)
+            engine.add_request(prompt, params, request_id=name)
         if step in (2, 12, 20):
             engine.scheduler.preempt("a")
         if step == 15:
@@ -267,18 +267,18 @@ def run(engine: Engine, after_step: Callable[[Engine], None]) -> dict[str, tuple
     raise AssertionError("the requests did not come to an end")
 
 
-def assert_written(engine: Engine) -> None:
+def assert_written(engine: EngineCore) -> None:
     """What the index holds is finite, but for what a head has of a text's first token."""
     index = engine.scheduler.cache.store.index
     blocks = [entry.block for entry in index]
-    panes = [entry.pane.id if entry.pane is not None else None for entry in index]
+    panes = [entry.window_block.id if entry.window_block is not None else None for entry in index]
     first_keys = torch.tensor([[entry.parent is None and i == 0 for i in range(16)] for entry in index])
     slots = [checkpoint.slot for checkpoint in index.checkpoints]
     assert blocks
-    for number, layer in enumerate(engine.runner.memory):
+    for number, layer in enumerate(engine.runner.layer_memory):
         unread = first_keys & any(layer is each for each in head_memory(engine))
         written = [pane for pane in panes if pane is not None] if has_panes(engine, number) else blocks
-        for kept in layer.in_blocks.values():
+        for kept in layer.block_tensors.values():
             of_written = kept[written]
             assert (of_written if written is not blocks else of_written[~unread]).isfinite().all()
         for states in layer.states.values():

@@ -64,7 +64,7 @@ def compressed(
             continue
         if tensor.dim() == 3 and not with_stacks:
             continue
-        weight, scale = int8.quantize(tensor.flatten(0, -2), group_size)
+        weight, scale = int8.quantize_int8(tensor.flatten(0, -2), group_size)
         scale = scale.view(len(scale), -1).to(torch.bfloat16)
         wide = scale.float() if group_size else scale.float().view(-1)
         meaning[key] = int8.dequantize(weight, wide, group_size).view(tensor.shape)

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 
-from ostinato.cache.chain import Chain
+from ostinato.cache.chain import BlockHashes
 from ostinato.cache.eviction import EvictionCosts
 from ostinato.replicas.choice import PromptTimes
-from ostinato.replicas.published import Publisher, hit_keys
-from ostinato.replicas.router import Router
+from ostinato.replicas.published import IndexPublisher, prefix_hit_keys
+from ostinato.replicas.router import ReplicaRouter
 from ostinato.schedule.scheduler import Scheduler
 from tests.support.fake_runner import VOCABULARY, FakeRunner
 from tests.support.scheduler_steps import BLOCK, make_caching_scheduler, request_of, runner_for
@@ -42,7 +42,7 @@ class Traffic:
 class Replica:
     scheduler: Scheduler
     runner: FakeRunner
-    publisher: Publisher = field(default_factory=Publisher)
+    publisher: IndexPublisher = field(default_factory=IndexPublisher)
     keys: frozenset[int] = frozenset()
     """What it has to tell, as of its last request that ended."""
     waiting: deque[tuple[int, list[int]]] = field(default_factory=deque)
@@ -98,7 +98,7 @@ def simulate(traffic: Traffic, num_replicas: int, pick: Pick | None = None, publ
         make_caching_scheduler(num_blocks=9000, num_slots=3000, max_model_len=2000) for _ in range(num_replicas)
     ]
     replicas = [Replica(scheduler, runner_for(scheduler)) for scheduler in schedulers]
-    router = Router(BLOCK, TIMES, OUTPUT_SECONDS)
+    router = ReplicaRouter(BLOCK, TIMES, OUTPUT_SECONDS)
     for number in range(num_replicas):
         router.add(str(number))
     system = [rng.randrange(VOCABULARY) for _ in range(traffic.system)]
@@ -139,7 +139,7 @@ def simulate(traffic: Traffic, num_replicas: int, pick: Pick | None = None, publ
             said[which] += texts[which][turns[which]]
             prompt = list(said[which])
             if pick is None:
-                chain = Chain(BLOCK)
+                chain = BlockHashes(BLOCK)
                 chain.extend(lambda start, end, prompt=prompt: tuple(prompt[start:end]), len(prompt))  # type: ignore[misc]
                 choice = router.route(f"{which} {turns[which]}", chain, len(prompt), now, traffic.output, str(which))
                 assert choice is not None
@@ -153,9 +153,9 @@ def simulate(traffic: Traffic, num_replicas: int, pick: Pick | None = None, publ
         else:
             replica = replicas[which]
             session, _ = replica.waiting.popleft()
-            replica.keys = hit_keys(replica.scheduler.cache.store.index, True)
+            replica.keys = prefix_hit_keys(replica.scheduler.cache.store.index, True)
             said[session] += replica.answer
-            router.ended(f"{session} {turns[session]}")
+            router.note_end(f"{session} {turns[session]}")
             left -= 1
             turns[session] += 1
             if turns[session] < traffic.turns:

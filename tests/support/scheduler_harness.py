@@ -6,14 +6,14 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from ostinato.cache.chain import Chain, MediaSpan, xxh3_hash
+from ostinato.cache.chain import BlockHashes, MediaSpan, xxh3_hash
 from ostinato.cache.encoder_cache import EncoderCache
 from ostinato.cache.eviction import EvictionCosts, EvictionPolicy
 from ostinato.cache.manager import CacheManager
-from ostinato.cache.pane_rules import PaneRules
-from ostinato.cache.placement import CachePolicy
+from ostinato.cache.pane_rules import SlidingWindowSpec
+from ostinato.cache.placement import PrefixCachePolicy
 from ostinato.errors import RequestError
-from ostinato.schedule.batch import Batch, Row
+from ostinato.schedule.batch import Batch, BatchRow
 from ostinato.schedule.limits import SchedulerLimits
 from ostinato.schedule.request import FinishReason, Request, RequestUpdate, StopConditions
 from ostinato.schedule.scheduler import Scheduler
@@ -105,7 +105,7 @@ class Harness:
         self,
         limits: SchedulerLimits,
         sizes: Sizes,
-        policy: CachePolicy,
+        policy: PrefixCachePolicy,
         eviction: EvictionPolicy = "marconi",
         costs: EvictionCosts | None = None,
         num_hashes: int | None = None,
@@ -117,12 +117,12 @@ class Harness:
         self.limits, self.policy = limits, policy
         block_size, self.has_attention, has_state = sizes.block_size, sizes.num_blocks > 0, sizes.num_slots > 0
         costs = costs or EvictionCosts()
-        self.rules = PaneRules(sizes.window, block_size, limits.max_num_batched_tokens) if sizes.num_panes else None
+        self.rules = SlidingWindowSpec(sizes.window, block_size, limits.max_num_batched_tokens) if sizes.num_panes else None
         self.cache = CacheManager(
             sizes.num_blocks, sizes.num_slots, block_size, 1 + k, eviction, costs, sizes.num_panes, self.rules
         )
         self.capacity = (sizes.num_blocks - 1) * block_size if self.has_attention else 1000
-        if self.rules is not None and self.rules.own + self.rules.shared > sizes.num_panes - 1:
+        if self.rules is not None and self.rules.blocks_per_request + self.rules.shared_blocks > sizes.num_panes - 1:
             self.capacity = min(self.capacity, (sizes.num_panes - 1) * block_size)
         self.encoder_cache = EncoderCache(num_cells) if num_cells else None
         self.scheduler = Scheduler(limits, self.cache, policy, lambda num_decoding: self.num_drafts, self.encoder_cache)
@@ -143,7 +143,7 @@ class Harness:
         if self.num_hashes is not None and self.policy.prefix_caching:
             files = self.cache.store.files
             root = None if files is None else files.root
-            request.chain = Chain(self.cache.block_size, wish.salt, media, self._hash, root)
+            request.block_hashes = BlockHashes(self.cache.block_size, wish.salt, media, self._hash, root)
         try:
             self.scheduler.add(request)
         except RequestError:
@@ -191,7 +191,7 @@ class Harness:
         if follower.finish_reason is None:
             follower.finish_reason, follower.was_ended = reason, True
         is_in_flight = self.batch is not None and any(row.request_id == name for row in self.batch.rows)
-        assert (name in self.cache.holders()) >= is_in_flight, "memory was freed while a step writes to it"
+        assert (name in self.cache.request_ids()) >= is_in_flight, "memory was freed while a step writes to it"
         self.check()
 
     def preempt(self, name: str) -> None:
@@ -201,10 +201,10 @@ class Harness:
 
     def forget(self) -> None:
         """Only what requests hold stays in the index."""
-        is_empty = self.cache.store.forget()
+        is_empty = self.cache.store.clear()
         assert is_empty == (len(self.cache.store.index) == 0)
-        assert self.cache.blocks.num_idle == self.cache.slots.num_idle == self.cache.store.panes.num_idle == 0
-        assert is_empty or self.cache.holders()
+        assert self.cache.blocks.num_idle == self.cache.slots.num_idle == self.cache.store.window_blocks.num_idle == 0
+        assert is_empty or self.cache.request_ids()
         self.check()
 
     def step(self) -> None:
@@ -238,10 +238,10 @@ class Harness:
         self._check_reports()
         usage = self.cache.usage()
         assert (usage.blocks_used, usage.slots_used, usage.panes_used) == (0, 0, 0)
-        assert self.cache.store.panes.num_free + usage.panes_cached == usage.panes_total
+        assert self.cache.store.window_blocks.num_free + usage.panes_cached == usage.panes_total
         assert self.cache.blocks.num_free + usage.blocks_cached == usage.blocks_total
         assert self.cache.slots.num_free + usage.slots_cached == usage.slots_total
-        assert self.encoder_cache is None or not self.encoder_cache.holders()
+        assert self.encoder_cache is None or not self.encoder_cache.request_ids()
 
     def _hash(self, before: int, content: bytes) -> int:
         assert self.num_hashes is not None
@@ -250,7 +250,7 @@ class Harness:
     def _indexed(self) -> tuple[set[int], set[int], set[int]]:
         """The blocks, slots and panes of the index."""
         index = self.cache.store.index
-        slots, panes = {checkpoint.slot for checkpoint in index.checkpoints}, {pane.id for pane in index.panes}
+        slots, panes = {checkpoint.slot for checkpoint in index.checkpoints}, {pane.id for pane in index.window_blocks}
         return {entry.block for entry in index}, slots, panes
 
     def _take_batch(self) -> Batch:
@@ -299,17 +299,17 @@ class Harness:
         for index, row in enumerate(batch.rows):
             follower = self.followers[row.request_id]
             if self._begins(row):
-                begun.append(follower.request.rank)
+                begun.append(follower.request.service_order)
             self._check_row(row, is_decode=index < batch.num_decode_rows)
-        waiting = [f.request.rank for f in self.followers.values() if f.request.status == "waiting"]
+        waiting = [f.request.service_order for f in self.followers.values() if f.request.status == "waiting"]
         assert not begun or not waiting or max(begun) < min(waiting), "a waiting request was overtaken"
 
-    def _begins(self, row: Row) -> bool:
+    def _begins(self, row: BatchRow) -> bool:
         """Whether this is the first row of a request, or the first since it was preempted."""
         follower = self.followers[row.request_id]
         return not follower.has_begun or follower.num_preemptions < follower.request.num_preemptions
 
-    def _check_row(self, row: Row, is_decode: bool) -> None:
+    def _check_row(self, row: BatchRow, is_decode: bool) -> None:
         """The row continues where its request stands, or begins after what others, or it itself, have computed."""
         follower = self.followers[row.request_id]
         known = follower.known
@@ -326,7 +326,7 @@ class Harness:
         assert row.samples == (row.end == len(known))
         assert is_decode == (row.start > 0 and row.start == len(known) - 1)
         if not self.limits.enable_chunked_prefill and not row.samples:
-            assert follower.request.num_preemptions > 0 or follower.request.has_begun, (
+            assert follower.request.num_preemptions > 0 or follower.request.was_imported, (
                 "a prompt was cut without chunked prefill"
             )
             assert len(known) > self.limits.max_num_batched_tokens
@@ -337,28 +337,28 @@ class Harness:
         follower.num_computed, follower.has_begun = row.end, True
         follower.num_preemptions = follower.request.num_preemptions
 
-    def _check_media(self, row: Row, known: Sequence[int]) -> None:
+    def _check_media(self, row: BatchRow, known: Sequence[int]) -> None:
         """A row has the cells of all images that its tokens stand for, and of no others."""
         wanted = [span for span in as_tokens(known)[1] if span.start < row.end and span.end > row.start]
         assert [(use.start, use.end) for use in row.media] == [(span.start, span.end) for span in wanted]
 
-    def _check_panes(self, row: Row) -> None:
+    def _check_panes(self, row: BatchRow) -> None:
         """A request has no more panes than its window and the row's tokens need."""
         if self.rules is not None:
             size, tokens = self.rules.block_size, len(row.token_ids) + row.num_drafts
-            held = sum(pane > 0 for pane in self.cache.holding(row.request_id).pane_table)
+            held = sum(pane > 0 for pane in self.cache.request_cache(row.request_id).window_block_table)
             assert held <= -(-(self.rules.window - 1) // size) + -(-tokens // size) + 1
 
-    def _check_drafts(self, row: Row, request: Request) -> None:
+    def _check_drafts(self, row: BatchRow, request: Request) -> None:
         """A row has as many drafts as its length lets it have, unless there is no more memory for them."""
         length = self._greatest_length(request)
         assert row.end + row.num_drafts < length, "a draft that is never computed without speculation"
         if row.num_drafts < min(self.num_drafts, length - 1 - row.end):
-            holding = self.cache.holding(row.request_id)
+            holding = self.cache.request_cache(row.request_id)
             lacks_blocks = self.has_attention and row.end + row.num_drafts == holding.capacity
-            lacks_slots = self.runner.has_state and 1 + row.num_drafts == len(holding.slots)
-            panes = self.cache.panes
-            lacks_panes = panes is not None and not panes.num_left and row.end + row.num_drafts == holding.capacity
+            lacks_slots = self.runner.has_state and 1 + row.num_drafts == len(holding.write_slots)
+            panes = self.cache.window_blocks
+            lacks_panes = panes is not None and not panes.num_unreserved and row.end + row.num_drafts == holding.capacity
             assert (
                 (lacks_blocks and not self.cache.blocks.num_available)
                 or lacks_panes

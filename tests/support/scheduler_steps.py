@@ -7,9 +7,9 @@ from typing import Any
 
 from ostinato.cache.eviction import EvictionPolicy
 from ostinato.cache.manager import CacheManager
-from ostinato.cache.pane_rules import PaneRules
-from ostinato.cache.placement import CachePolicy, StateCacheMode
-from ostinato.schedule.batch import Batch, Row, RowResult, StepResult
+from ostinato.cache.pane_rules import SlidingWindowSpec
+from ostinato.cache.placement import PrefixCachePolicy, StateCacheMode
+from ostinato.schedule.batch import Batch, BatchRow, RowResult, StepResult
 from ostinato.schedule.limits import SchedulerLimits
 from ostinato.schedule.request import Request, RequestUpdate, StopConditions
 from ostinato.schedule.scheduler import Scheduler
@@ -41,17 +41,17 @@ def make_caching_scheduler(
     """A scheduler with a prefix cache, which gives every decode row `k` drafts. 0 blocks: a model without attention, or
     with windows in all layers; 0 slots: one without state layers; 0 panes: one without windows."""
     values = {"max_num_seqs": 8, "max_num_batched_tokens": 200, "max_model_len": 200, **limits}
-    rules = PaneRules(window, block_size, values["max_num_batched_tokens"]) if num_panes else None
+    rules = SlidingWindowSpec(window, block_size, values["max_num_batched_tokens"]) if num_panes else None
     cache = CacheManager(
         num_blocks, num_slots, block_size, 1 + k, eviction=eviction, num_panes=num_panes, pane_rules=rules
     )
-    policy = CachePolicy(True, mode, spacing, branches)
+    policy = PrefixCachePolicy(True, mode, spacing, branches)
     return Scheduler(SchedulerLimits(**values), cache, policy, choose_drafts=lambda num_decoding: k)
 
 
 def runner_for(scheduler: Scheduler, guess: Guess = any_guess) -> FakeRunner:
     cache = scheduler.cache
-    window = None if cache.panes is None else cache.panes.rules.window
+    window = None if cache.window_blocks is None else cache.window_blocks.rules.window
     return FakeRunner(cache.block_size, cache.blocks.count > 0, cache.slots.count > 0, guess, window)
 
 
@@ -60,7 +60,7 @@ def right_guesses(*num_right: int) -> Guess:
     number. For runners of one request."""
     rest = list(num_right)
 
-    def guess(row: Row) -> tuple[int, int]:
+    def guess(row: BatchRow) -> tuple[int, int]:
         if row.num_drafts == 0:
             return 0, 0
         right = rest.pop(0) if len(rest) > 1 else rest[0]

@@ -17,7 +17,7 @@ import uvicorn
 
 from ostinato.config import EngineConfig
 from ostinato.serve.app import make_app
-from ostinato.serve.http.connection import Connection
+from ostinato.serve.http.connection import HttpConnection
 from ostinato.serve.http.lifecycle import Lifecycle
 from ostinato.serve.settings import ServeSettings
 from tests.support.engine_probe import Probe, without_native_kernels
@@ -81,7 +81,7 @@ def serving(serve: dict[str, Any] | None = None, *, wait: bool = True, **setting
     config = EngineConfig(**{"model": "demo", "dtype": "float32", "threads": 1, **settings})
     probe = Probe(reference=without_native_kernels())
     lifecycle = Lifecycle(config, ServeSettings(**{"port": 0, **UNHURRIED, **(serve or {})}), make=probe)
-    http: Any = partial(Connection, occupancy=lifecycle.occupancy)
+    http: Any = partial(HttpConnection, occupancy=lifecycle.occupancy)
     web = uvicorn.Config(make_app(lifecycle), host="127.0.0.1", port=0, http=http, log_config=None)
     server = uvicorn.Server(web)
     loops: list[asyncio.AbstractEventLoop] = []

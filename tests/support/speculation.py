@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ostinato.engine.engine import Engine
-from ostinato.schedule.batch import Batch, Row, StepResult
+from ostinato.engine.engine import EngineCore
+from ostinato.schedule.batch import Batch, BatchRow, StepResult
 from ostinato.speculate.proposer import Proposer
 from tests.support.checkpoints import VOCAB_SIZE
 from tests.support.parity import Case, make_engine
 
 
-def drafting_engine(name: str, speculative: Any, **settings: Any) -> Engine:
+def drafting_engine(name: str, speculative: Any, **settings: Any) -> EngineCore:
     """An engine of the parity tests that drafts in every step."""
     return make_engine(name, speculative=speculative, speculative_adaptive="off", **settings)
 
@@ -26,7 +26,7 @@ def drafting_engine(name: str, speculative: Any, **settings: Any) -> Engine:
 Outputs = Mapping[tuple[int, ...], Sequence[int]]
 """Prompt -> the tokens of its output."""
 
-Wanted = Callable[[Row], tuple[int, int]]
+Wanted = Callable[[BatchRow], tuple[int, int]]
 """Of a row with room for drafts: (how many it gets, how many of these are right)."""
 
 
@@ -56,9 +56,9 @@ class Script:
             self.behind.propose(batch)
         return [self._drafts(row) if row.num_drafts else () for row in batch.rows]
 
-    def _drafts(self, row: Row) -> tuple[int, ...]:
+    def _drafts(self, row: BatchRow) -> tuple[int, ...]:
         given, right = self._wanted(row)
-        prompt = tuple(row.payload.prompt_token_ids)
+        prompt = tuple(row.sampling_state.prompt_token_ids)
         done = row.end - len(prompt)
         # Behind an output's end no draft is right; nor is there room for any.
         following = self._outputs[prompt][done : done + min(given, row.num_drafts)]
@@ -69,13 +69,13 @@ def outputs_of(cases: Iterable[Case]) -> Outputs:
     return {tuple(case.prompt): case.tokens for case in cases}
 
 
-def script(engine: Engine, outputs: Outputs, wanted: Wanted, keep: bool = False) -> None:
+def script(engine: EngineCore, outputs: Outputs, wanted: Wanted, keep: bool = False) -> None:
     """From now on the drafts are these. `keep`: what made drafts before goes on, and its drafts are thrown away."""
-    drafting = engine.runner.drafting
+    drafting = engine.runner.drafter
     assert drafting is not None
     before = drafting.proposer
     behind = (before.behind if isinstance(before, Script) else before) if keep else None
-    engine.runner.drafting = replace(drafting, proposer=Script(outputs, wanted, behind))
+    engine.runner.drafter = replace(drafting, proposer=Script(outputs, wanted, behind))
 
 
 # Steps
@@ -84,16 +84,16 @@ def script(engine: Engine, outputs: Outputs, wanted: Wanted, keep: bool = False)
 class Watched:
     """The batches that an engine computes, and their results."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: EngineCore) -> None:
         self.steps: list[tuple[Batch, StepResult]] = []
-        run_batch = engine.runner.run
+        run_batch = engine.runner.execute
 
         def watched(batch: Batch) -> StepResult:
             result = run_batch(batch)
             self.steps.append((batch, result))
             return result
 
-        engine.runner.run = watched  # type: ignore[method-assign]
+        engine.runner.execute = watched  # type: ignore[method-assign]
 
     def verdicts(self) -> Counter[tuple[int, int]]:
         """How often a row had so many drafts, of which so many were accepted."""

@@ -40,7 +40,7 @@ class Integers:
 def rounded(
     weight: torch.Tensor, group_size: int | None, has_zeros: bool, in_order: bool = False, dtype: Any = torch.float16
 ) -> Integers:
-    """`weight` [rows, in] as 4-bit integers of groups; `in_order`: of elements that are no neighbours."""
+    """`weight` [rows, in] as 4-bit integers of groups; `has_act_order`: of elements that are no neighbours."""
     columns = weight.shape[1]
     group_of = torch.arange(columns) // (group_size or columns)
     if in_order:

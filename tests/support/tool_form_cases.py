@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ostinato.engine.text.chat_template import ChatTemplate
 from ostinato.serve.chat.calls import forms
-from ostinato.serve.chat.calls.forms import ToolForm
+from ostinato.serve.chat.calls.forms import ToolCallFormat
 
 _JSON = '{"name": "{{ f.name }}", "arguments": {{ f.arguments | tojson }}}'
 _LISTED = "{% if not loop.last %}, {% endif %}"
@@ -16,7 +16,7 @@ _PYTHON = (
     "{{ f.name }}({% for key, value in f.arguments.items() %}{{ key }}="
     "{% if value is string %}'{{ value }}'{% else %}{{ value }}{% endif %}" + _LISTED + "{% endfor %})"
 )
-CALLS: dict[ToolForm, tuple[str, str, str]] = {
+CALLS: dict[ToolCallFormat, tuple[str, str, str]] = {
     forms.HERMES: ("", "<tool_call>\n" + _JSON + "\n</tool_call>\n", ""),
     forms.XML: ("", "<tool_call>\n" + _TAGGED.replace("%s", "\n") + "\n</tool_call>\n", ""),
     forms.TOOLCALL: ("<TOOLCALL>[", _JSON + _LISTED, "]</TOOLCALL>"),
@@ -84,7 +84,7 @@ CALLS: dict[ToolForm, tuple[str, str, str]] = {
 """What stands before an answer's calls, for each of them, and after them."""
 
 
-def template_of(form: ToolForm) -> ChatTemplate:
+def template_of(form: ToolCallFormat) -> ChatTemplate:
     """A template that writes earlier answers' calls in the form, and tells the model of tools."""
     before, call, after = CALLS[form]
     calls = "{% for call in message.tool_calls %}{% set f = call.function %}" + call + "{% endfor %}"
@@ -100,7 +100,7 @@ def template_of(form: ToolForm) -> ChatTemplate:
     )
 
 
-def written(form: ToolForm, *calls: tuple[str, object]) -> str:
+def written(form: ToolCallFormat, *calls: tuple[str, object]) -> str:
     """An answer with these calls, (name, arguments) each, as the template writes it."""
     made = [{"id": "abcdef123", "function": {"name": name, "arguments": arguments}} for name, arguments in calls]
     message = {"role": "assistant", "content": "", "tool_calls": made}

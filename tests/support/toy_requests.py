@@ -12,7 +12,7 @@ from ostinato.sample import sampler
 from ostinato.sample.grammar import Grammar
 from ostinato.sample.params import SamplingParams
 from ostinato.sample.state import SamplingState
-from ostinato.schedule.batch import Row, RowResult, TokenLogprobs
+from ostinato.schedule.batch import BatchRow, RowResult, TokenLogprobs
 from tests.support.draws import draw
 
 Model = Callable[[tuple[int, ...]], torch.Tensor]
@@ -62,9 +62,9 @@ class Request:
     def known(self) -> tuple[int, ...]:
         return (*self.prompt, *self.output)
 
-    def row(self, num_drafts: int = 0) -> Row:
+    def row(self, num_drafts: int = 0) -> BatchRow:
         """The row that computes the last known token and leaves room for `num_drafts` drafts."""
-        return Row(
+        return BatchRow(
             self.name,
             self.known[-1:],
             len(self.known) - 1,
@@ -72,7 +72,7 @@ class Request:
             num_drafts=num_drafts,
             num_logits=1 + num_drafts,
             samples=True,
-            payload=self.state,
+            sampling_state=self.state,
         )
 
 
@@ -87,7 +87,7 @@ def step(
         for count in range(len(of_row) + 1)
     ]
     logits = torch.stack([model(prefix) for prefix in prefixes])
-    results = sampler.sample(lambda places: logits[places], [r.row(num_drafts) for r in requests], drafts, draw=draw)
+    results = sampler.sample_rows(lambda places: logits[places], [r.row(num_drafts) for r in requests], drafts, draw=draw)
     for request, result in zip(requests, results, strict=True):
         request.output += result.token_ids
         request.logprobs += result.logprobs or ()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from ostinato.ops.kernels import module_of, triton_kernel
+from ostinato.ops.kernels import reference_module, triton_kernel
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 """Where kernels run: on a GPU, or in the interpreter."""
@@ -39,7 +39,7 @@ def run_both(name: str, *args: Any, **kwargs: Any) -> tuple[Any, Any, list[torch
 
 
 def reference(name: str) -> Callable[..., torch.Tensor]:
-    function: Callable[..., torch.Tensor] = module_of(name).reference
+    function: Callable[..., torch.Tensor] = reference_module(name).reference
     return function
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Unsent(asyncio.Transport):
-    """What its client has not read is in `held`; whether the server reads, and how it ended, is seen too."""
+    """What its client has not read is in `pinned_by`; whether the server reads, and how it ended, is seen too."""
 
     def __init__(self, extra: dict[str, Any] | None = None) -> None:
         super().__init__(extra)

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 
 from ostinato import EngineConfig, SamplingParams
-from ostinato.engine.engine import Engine
+from ostinato.engine.engine import EngineCore
 from ostinato.engine.outputs import RequestOutput
 from ostinato.media.item import MediaItem, rope_positions
-from ostinato.media.prompt import MediaPrompt, PlacedItem
-from ostinato.schedule.batch import Batch, Row
+from ostinato.media.prompt import MediaPrompt, MediaPlacement
+from ostinato.schedule.batch import Batch, BatchRow
 from tests.support.checkpoints import random_prompt
 from tests.support.kept import kept
 from tests.support.parity import GAP, TOLERANCE
@@ -101,7 +101,7 @@ def make_prompt(name: str, parts: tuple[Part, ...], seed: int, before: Case | No
         for item in random_items(name, grids, own_seed):
             item = replace(item, digest=f"{item.digest} of {item.grid}")
             token_ids.append(START)
-            placed.append(PlacedItem(len(token_ids), len(token_ids) + item.num_tokens, item))
+            placed.append(MediaPlacement(len(token_ids), len(token_ids) + item.num_tokens, item))
             token_ids += [IMAGE if kind == "image" else VIDEO] * item.num_tokens + [END]
             # The time of the next temporal patch.
             token_ids += [7, 8 + number] if kind == "video" else []
@@ -129,26 +129,26 @@ def oracle_inputs(prompt: MediaPrompt, tokens: list[int]) -> dict[str, Any]:
     return {"input_ids": ids, "mm_token_type_ids": types, **inputs}
 
 
-def make_engine(name: str, **settings: Any) -> Engine:
+def make_engine(name: str, **settings: Any) -> EngineCore:
     """In float32, without graphs unless told otherwise."""
     defaults = {"max_model_len": 320, "max_num_seqs": 4, "cache_memory": "16MiB", "threads": 1, "graph_mode": "none"}
     defaults |= {"dtype": "float32", "encoder_graph_mode": "none", "max_num_batched_tokens": 256}
-    return Engine(EngineConfig(model=str(vl_checkpoint(name)), **(defaults | settings)))
+    return EngineCore(EngineConfig(model=str(vl_checkpoint(name)), **(defaults | settings)))
 
 
-def add(engine: Engine, case: Case | MediaPrompt, prompt_logprobs: bool = False, **fields: Any) -> RequestOutput:
+def add(engine: EngineCore, case: Case | MediaPrompt, prompt_logprobs: bool = False, **fields: Any) -> RequestOutput:
     """A request for the case's tokens and log-probabilities -> its output, which steps update."""
     prompt = case.prompt if isinstance(case, Case) else case
     params = SamplingParams(
         temperature=0, max_tokens=NEW, ignore_eos=True, logprobs=1, prompt_logprobs=1 if prompt_logprobs else None
     )
     media = prompt if prompt.spans else None
-    output = engine.output(engine.add(prompt.token_ids, params, media=media, **fields))
+    output = engine.output(engine.add_request(prompt.token_ids, params, media=media, **fields))
     assert output is not None
     return output
 
 
-def run(engine: Engine, preempt_at: tuple[int, ...] = ()) -> None:
+def run(engine: EngineCore, preempt_at: tuple[int, ...] = ()) -> None:
     """Steps until nothing is left; at some of them all that run lose their memory."""
     step = 0
     while engine.has_unfinished:
@@ -175,7 +175,7 @@ def check(case: Case, output: RequestOutput, tolerance: float = TOLERANCE) -> No
     torch.testing.assert_close(own, expected, atol=tolerance * logits.abs().max().item(), rtol=0)
 
 
-def serve(engine: Engine, *cases: Case, preempt_at: tuple[int, ...] = ()) -> list[RequestOutput]:
+def serve(engine: EngineCore, *cases: Case, preempt_at: tuple[int, ...] = ()) -> list[RequestOutput]:
     """All at once, each compared with transformers."""
     outputs = [add(engine, case) for case in cases]
     run(engine, preempt_at)
@@ -184,7 +184,7 @@ def serve(engine: Engine, *cases: Case, preempt_at: tuple[int, ...] = ()) -> lis
     return outputs
 
 
-def cache_counts(engine: Engine) -> tuple[int, int]:
+def cache_counts(engine: EngineCore) -> tuple[int, int]:
     """Misses and hits of the encoder cache."""
     counters = engine.stats()["encoder"]["cache"]
     return counters["misses"], counters["hits"]
@@ -199,12 +199,12 @@ class _MostlyRight:
     def propose(self, batch: Batch) -> list[tuple[int, ...]]:
         return [self._of(row) if i < batch.num_decode_rows else () for i, row in enumerate(batch.rows)]
 
-    def _of(self, row: Row) -> tuple[int, ...]:
-        text = self.texts[tuple(row.payload.prompt_token_ids)][row.end : row.end + row.num_drafts]
+    def _of(self, row: BatchRow) -> tuple[int, ...]:
+        text = self.texts[tuple(row.sampling_state.prompt_token_ids)][row.end : row.end + row.num_drafts]
         return tuple(5 if (row.end + i) % 5 == 0 else token for i, token in enumerate(text))
 
 
-def draft_from(engine: Engine, cases: Sequence[Case]) -> None:
+def draft_from(engine: EngineCore, cases: Sequence[Case]) -> None:
     """Lets steps get drafts that are right but for each fifth token."""
-    assert engine.runner.drafting is not None
-    engine.runner.drafting = replace(engine.runner.drafting, proposer=_MostlyRight(cases))
+    assert engine.runner.drafter is not None
+    engine.runner.drafter = replace(engine.runner.drafter, proposer=_MostlyRight(cases))

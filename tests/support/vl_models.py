@@ -15,16 +15,16 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers import PretrainedConfig, PreTrainedModel
 
-from ostinato.engine.run.encoding import write_images
+from ostinato.engine.run.encoding import write_encoder_inputs
 from ostinato.graphs.buffers import EncoderBuffers
-from ostinato.layers.build import Build
+from ostinato.layers.build import WeightAllocator
 from ostinato.media.item import MediaItem
 from ostinato.models.checkpoint import model_spec, read_config
 from ostinato.models.loader import SINGLE, build_model, load_weights
 from ostinato.models.qwen3_vl.model import Qwen3VL
 from ostinato.ops.facts import OPERATIONS
 from ostinato.ops.kernels import Ops, select_ops
-from ostinato.ops.step import EncoderInputs, LayerMemory, StepInputs
+from ostinato.ops.step import EncoderInputs, LayerCache, StepInputs
 from ostinato.plan.device.detect import detect
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.vision import VisionSpec
@@ -161,7 +161,7 @@ def vl_spec(name: str) -> ModelSpec:
 
 
 def vl_model(name: str, ops: Ops | None = None) -> Qwen3VL:
-    model = build_model(Build(ops or select_ops({}), torch.float32, CPU), vl_spec(name))
+    model = build_model(WeightAllocator(ops or select_ops({}), torch.float32, CPU), vl_spec(name))
     load_weights(model, vl_checkpoint(name))
     assert isinstance(model, Qwen3VL)
     return model
@@ -202,7 +202,7 @@ def oracle_encode(name: str, items: Sequence[MediaItem]) -> torch.Tensor:
     return torch.stack((out.pooler_output, *(getattr(out, "deepstack_features", None) or ())), dim=1)
 
 
-def poisoned_memory(spec: ModelSpec, blocks: int, encoded: torch.Tensor) -> list[LayerMemory]:
+def poisoned_memory(spec: ModelSpec, blocks: int, encoded: torch.Tensor) -> list[LayerCache]:
     """That of one request, its blocks and three slots, all NaN, and behind it the cells of `encoded`, which follow the
     null cell."""
     memory = []
@@ -210,12 +210,12 @@ def poisoned_memory(spec: ModelSpec, blocks: int, encoded: torch.Tensor) -> list
         if layer.attention is None:
             arrays = () if layer.mixer is None else layer.mixer.state.arrays
             states = {array.name: torch.full((3, *array.shape), torch.nan) for array in arrays}
-            memory.append(LayerMemory(states=states))
+            memory.append(LayerCache(states=states))
             continue
         shape = (blocks, BLOCK_SIZE, layer.attention.num_kv_heads, layer.attention.head_dim)
-        memory.append(LayerMemory(k_cache=torch.full(shape, torch.nan), v_cache=torch.full(shape, torch.nan)))
+        memory.append(LayerCache(k_cache=torch.full(shape, torch.nan), v_cache=torch.full(shape, torch.nan)))
     cells = torch.cat((torch.full_like(encoded[:1], torch.nan), encoded, torch.full_like(encoded[:1], torch.nan)))
-    return [*memory, LayerMemory(media=cells)]
+    return [*memory, LayerCache(media=cells)]
 
 
 def with_media(step: StepInputs, rope_positions: torch.Tensor, media_cells: torch.Tensor) -> StepInputs:
@@ -226,4 +226,4 @@ def encoder_inputs(items: Sequence[MediaItem], vision: VisionSpec) -> EncoderInp
     """Images in buffers as large as they are."""
     patches = sum(len(item.patches) for item in items)
     buffers = EncoderBuffers(patches, len(items), vision.patch_elements, CPU)
-    return write_images(buffers, items, vision)
+    return write_encoder_inputs(buffers, items, vision)

@@ -18,13 +18,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ostinato.graphs.buffers import StepBuffers
 from ostinato.graphs.host import changes_device, reads_on_host
 from ostinato.graphs.places import tensors_in
-from ostinato.layers.build import Build
+from ostinato.layers.build import WeightAllocator
 from ostinato.models.base import CausalLM
 from ostinato.models.loader import build_model
 from ostinato.ops.facts import OPERATIONS
-from ostinato.ops.kernels import Ops, Tap, module_of, triton_kernel
+from ostinato.ops.kernels import Ops, CallHook, reference_module, triton_kernel
 from ostinato.ops.launches.table import Launch
-from ostinato.ops.step import LayerMemory
+from ostinato.ops.step import LayerCache
 from ostinato.plan.kernels import KernelChoice
 from ostinato.plan.layers import LayerSpec
 from ostinato.plan.model import ModelSpec
@@ -127,38 +127,38 @@ def collected_launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[L
 
 def meta_ops(kernels: Mapping[str, KernelChoice]) -> Ops:
     """The kernels that a plan chose, on tensors without memory."""
-    tap = Tap()
+    tap = CallHook()
 
     def made(name: str) -> Callable[..., torch.Tensor]:
         if name in kernels and kernels[name].implementation == "triton":
             return triton_kernel(name)
-        function: Callable[..., torch.Tensor] = module_of(name).reference
+        function: Callable[..., torch.Tensor] = reference_module(name).reference
         return function
 
     return Ops({name: tap.wrap(name, made(name)) for name in OPERATIONS}, tap)
 
 
 def meta_model(spec: ModelSpec, kernels: Mapping[str, KernelChoice], dtype: torch.dtype = torch.bfloat16) -> CausalLM:
-    return build_model(Build(meta_ops(kernels), dtype, META), spec)
+    return build_model(WeightAllocator(meta_ops(kernels), dtype, META), spec)
 
 
-def meta_memory(spec: ModelSpec, dtype: torch.dtype = torch.bfloat16) -> list[LayerMemory]:
+def meta_memory(spec: ModelSpec, dtype: torch.dtype = torch.bfloat16) -> list[LayerCache]:
     """Of all layers, a drafter's behind them, and of what a prediction head or images need."""
     memory = [_layer_memory(layer, dtype) for layer in spec.cached_layers]
     if spec.drafter is not None and spec.drafter.hidden_elements:
-        memory.append(LayerMemory(states=_states(spec.drafter.state, dtype)))
+        memory.append(LayerCache(states=_states(spec.drafter.state, dtype)))
     if spec.vision is not None:
         cells = torch.empty(8, spec.vision.hidden_rows, spec.vision.out_hidden_size, dtype=dtype, device=META)
-        memory.append(LayerMemory(media=cells))
+        memory.append(LayerCache(media=cells))
     return memory
 
 
-def _layer_memory(layer: LayerSpec, dtype: torch.dtype) -> LayerMemory:
+def _layer_memory(layer: LayerSpec, dtype: torch.dtype) -> LayerCache:
     parts: dict[str, torch.Tensor] = {}
     if layer.attention is not None:
         shape = (BLOCKS, BLOCK_SIZE, layer.attention.num_kv_heads, layer.attention.head_dim)
         parts |= {name: torch.empty(shape, dtype=dtype, device=META) for name in ("k_cache", "v_cache")}
-    return LayerMemory(**parts, states={} if layer.mixer is None else _states(layer.mixer.state, dtype))
+    return LayerCache(**parts, states={} if layer.mixer is None else _states(layer.mixer.state, dtype))
 
 
 def _states(state: StateSpec, dtype: torch.dtype) -> dict[str, torch.Tensor]:

@@ -16,12 +16,12 @@ from ostinato import EngineConfig
 from ostinato.cache.manager import CacheManager
 from ostinato.cli.main import main
 from ostinato.cli.verify_tables import print_report
-from ostinato.engine.run.steering import SteeredProposer
+from ostinato.engine.run.steering import OverriddenProposer
 from ostinato.engine.text.tokenizer import load_tokenizer
 from ostinato.sample import sampler
-from ostinato.sample.sampler import Draw, Project
+from ostinato.sample.sampler import SampleKernel, Project
 from ostinato.sample.state import SamplingState
-from ostinato.schedule.batch import Row, RowResult
+from ostinato.schedule.batch import BatchRow, RowResult
 from ostinato.speculate.ngram import NgramProposer
 from ostinato.verify.plain import PlainPath, complete
 from ostinato.verify.prompts import Prompt
@@ -122,34 +122,34 @@ def test_requests_are_preempted_more_and_more_seldom_and_come_to_their_end() -> 
 
 def read_wrong_states(monkeypatch: pytest.MonkeyPatch) -> None:
     """The state after the first token of a verify step goes on, however many drafts were kept."""
-    advance = CacheManager.advance
-    monkeypatch.setattr(CacheManager, "advance", lambda self, request_id, anchor=0: advance(self, request_id, 0))
+    advance = CacheManager.accept_state
+    monkeypatch.setattr(CacheManager, "accept_state", lambda self, request_id, anchor=0: advance(self, request_id, 0))
 
 
 def accept_wrong_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every seventh draft is taken for the token itself."""
-    drawn, tokens_ahead = sampler._drawn, sampler._tokens_ahead
+    drawn, tokens_ahead = sampler._sample_logits, sampler._verify_drafts
 
-    def ahead(project: Project, rows: Sequence[Row], drafts: Sequence[tuple[int, ...]], draw: Draw) -> list[RowResult]:
+    def ahead(project: Project, rows: Sequence[BatchRow], drafts: Sequence[tuple[int, ...]], draw: SampleKernel) -> list[RowResult]:
         guessed = {
-            (id(row.payload), row.end + i): draft
+            (id(row.sampling_state), row.end + i): draft
             for row, of_row in zip(rows, drafts, strict=True)
             for i, draft in enumerate(of_row)
             if (row.end + i) % 7 == 0
         }
 
         def taken(
-            logits: torch.Tensor, states: Sequence[SamplingState], positions: Sequence[int], draw: Draw
+            logits: torch.Tensor, states: Sequence[SamplingState], positions: Sequence[int], draw: SampleKernel
         ) -> torch.Tensor:
             tokens = drawn(logits, states, positions, draw).tolist()
             places = [(id(state), position) for state, position in zip(states, positions, strict=True)]
             return torch.tensor([guessed.get(place, token) for place, token in zip(places, tokens, strict=True)])
 
         with monkeypatch.context() as mistaken:
-            mistaken.setattr(sampler, "_drawn", taken)
+            mistaken.setattr(sampler, "_sample_logits", taken)
             return tokens_ahead(project, rows, drafts, draw)
 
-    monkeypatch.setattr(sampler, "_tokens_ahead", ahead)
+    monkeypatch.setattr(sampler, "_verify_drafts", ahead)
 
 
 def forget_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,17 +202,17 @@ def test_an_engine_that_raises_is_an_error_of_its_cells_alone(monkeypatch: pytes
 
 def test_a_plain_path_that_contradicts_the_whole_text_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """What every path gets wrong alike makes all cells equal."""
-    drawn = sampler._drawn
+    drawn = sampler._sample_logits
 
     def wrong(token: int, position: int) -> int:
         return token if position % 7 else (token + 1) % 100
 
     def mistaken(
-        logits: torch.Tensor, states: Sequence[SamplingState], positions: Sequence[int], draw: Draw
+        logits: torch.Tensor, states: Sequence[SamplingState], positions: Sequence[int], draw: SampleKernel
     ) -> torch.Tensor:
         return torch.tensor(list(map(wrong, drawn(logits, states, positions, draw).tolist(), positions)))
 
-    monkeypatch.setattr(sampler, "_drawn", mistaken)
+    monkeypatch.setattr(sampler, "_sample_logits", mistaken)
     report = verified("llama", Trial(extent="quick", num_prompts=0, max_tokens=8))
     assert verdicts(report) == {"equal"}
     assert report["plain"]["verdict"] == "different"
@@ -221,7 +221,7 @@ def test_a_plain_path_that_contradicts_the_whole_text_is_found(monkeypatch: pyte
 
 
 def test_a_part_that_no_request_comes_by_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SteeredProposer, "propose", lambda self, batch: [()] * len(batch.rows))
+    monkeypatch.setattr(OverriddenProposer, "propose", lambda self, batch: [()] * len(batch.rows))
     report = verified("llama", Trial(extent="quick", num_prompts=0, max_tokens=4), speculative="ngram:3")
     assert has_passed(report)
     assert all("no draft was proposed" in cell["notes"] for cell in report["cells"])

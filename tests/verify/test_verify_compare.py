@@ -37,7 +37,7 @@ def test_equal_tokens_are_equal_and_nothing_is_asked_of_the_plain_path() -> None
 
 def test_a_difference_is_told_with_its_place_and_scores_and_ends_the_comparison() -> None:
     [found] = compared((10, 11, 99, 98, 97), ties=(3, 4))
-    assert (found.place, found.expected, found.came) == (2, 12, 99)
+    assert (found.place, found.expected, found.actual) == (2, 12, 99)
     assert found.best == ((12, 8.0), (13, 8.0 - TOLERANCE - 0.01))
     assert (found.expected_score, found.came_score, found.tolerance) == (8.0, 0.0, TOLERANCE)
     assert not found.is_tie
@@ -46,19 +46,19 @@ def test_a_difference_is_told_with_its_place_and_scores_and_ends_the_comparison(
 
 def test_a_gap_of_just_the_tolerance_is_a_tie_and_the_comparison_goes_on_from_the_plain_token() -> None:
     [found] = compared((10, 12, 77, 77, 77), ties=(1,), onward={2: (12, 13, 14)})
-    assert (found.place, found.expected, found.came, found.is_tie) == (1, 11, 12, True)
+    assert (found.place, found.expected, found.actual, found.is_tie) == (1, 11, 12, True)
     assert verdict_of([found]) is Verdict.TIE
 
 
 def test_a_token_that_is_neither_of_the_best_differs_even_at_a_tie() -> None:
     [found] = compared((10, 99, 12, 13, 14), ties=(1,))
-    assert (found.place, found.came, found.is_tie) == (1, 99, False)
+    assert (found.place, found.actual, found.is_tie) == (1, 99, False)
 
 
 def test_a_difference_behind_a_tie_is_found_at_its_place_in_the_whole_output() -> None:
     tie, difference = compared((10, 12, 77, 77, 77), ties=(1,), onward={2: (12, 55, 14)})
     assert (tie.place, tie.is_tie) == (1, True)
-    assert (difference.place, difference.expected, difference.came, difference.is_tie) == (3, 13, 55, False)
+    assert (difference.place, difference.expected, difference.actual, difference.is_tie) == (3, 13, 55, False)
     assert verdict_of([tie, difference]) is Verdict.DIFFERENT
 
 
@@ -76,5 +76,5 @@ def test_a_tie_at_the_last_token_asks_for_nothing_more() -> None:
 def test_an_output_that_ends_elsewhere_differs_even_at_a_tie(came: tuple[int, ...], place: int) -> None:
     [found] = compared(came, ties=range(6))
     assert (found.place, found.is_tie) == (place, False)
-    assert (found.came is None) == (len(came) < len(PLAIN))
+    assert (found.actual is None) == (len(came) < len(PLAIN))
     assert (found.expected is None) == (len(came) > len(PLAIN))

@@ -10,16 +10,16 @@ import pytest
 import torch
 
 from ostinato import CapacityError, ConfigError, SamplingParams
-from ostinato.engine.run.steering import SteeredChoice, SteeredProposer
+from ostinato.engine.run.steering import OverriddenSelector, OverriddenProposer
 from ostinato.models.checkpoint import load_spec
 from ostinato.plan.device.detect import detect
 from ostinato.plan.plan import make_plan
-from ostinato.sample.sampler import Draw
-from ostinato.sample.state import Pick, SamplingState
-from ostinato.schedule.batch import Batch, Row
-from ostinato.verify.drafts import PlainSteering
-from ostinato.verify.matrix import Extent, Matrix, make_matrix, named, small_chunks, speculations
-from ostinato.verify.plain import Case
+from ostinato.sample.sampler import SampleKernel
+from ostinato.sample.state import PendingToken, SamplingState
+from ostinato.schedule.batch import Batch, BatchRow
+from ostinato.verify.drafts import ReferenceDrafts
+from ostinato.verify.matrix import MatrixSize, VerifyMatrix, make_matrix, named, small_chunks, speculations
+from ostinato.verify.plain import ReferenceCase
 from ostinato.verify.prompts import Prompt, longest_text, make_prompts
 from ostinato.verify.settings import base_config, check_length, check_memory, way_config, with_cache
 from tests.support.checkpoints import checkpoint
@@ -28,7 +28,7 @@ BLOCK, STATE_BLOCK, CHUNKS = 16, 32, (37, 64)
 AXES = ("state_cache_mode", "speculative", "graph_mode", "max_num_batched_tokens", "overlap", "preemption")
 
 
-def matrix(name: str, extent: Extent = "pairs", draft: str | None = None, **settings: Any) -> Matrix:
+def matrix(name: str, extent: MatrixSize = "pairs", draft: str | None = None, **settings: Any) -> VerifyMatrix:
     config = base_config({"model": name if name == "demo" else str(checkpoint(name)), **settings})
     config = config.with_settings(max_model_len=256)
     methods = speculations(config, load_spec(config), draft)
@@ -36,7 +36,7 @@ def matrix(name: str, extent: Extent = "pairs", draft: str | None = None, **sett
     return make_matrix(config, methods, (256, *small_chunks(config, k)), extent)
 
 
-def values(made: Matrix, axis: str) -> list[Any]:
+def values(made: VerifyMatrix, axis: str) -> list[Any]:
     return [named(value) if axis == "speculative" else value for value in made.axes[axis]]
 
 
@@ -225,15 +225,15 @@ GREEDY = SamplingParams(temperature=0)
 
 
 STATE = SamplingState(GREEDY, list(PROMPT), [], seed=0)
-CASE = Case(0, "greedy", PROMPT, GREEDY, EXPECTED)
+CASE = ReferenceCase(0, "greedy", PROMPT, GREEDY, EXPECTED)
 
 
 def steered(drafts: tuple[int, ...], known: bool = True) -> list[tuple[int, tuple[int, ...]]]:
     """(place in the output, drafts) of rows with room for four at every place of a known or an unknown output."""
-    proposer = SteeredProposer(Fixed(drafts), PlainSteering(1000, [CASE] if known else []))
+    proposer = OverriddenProposer(Fixed(drafts), ReferenceDrafts(1000, [CASE] if known else []))
     found = []
     for place in range(1, 30):
-        row = Row("a", (0,), len(PROMPT) + place - 1, (), num_drafts=4, num_logits=5, samples=True, payload=STATE)
+        row = BatchRow("a", (0,), len(PROMPT) + place - 1, (), num_drafts=4, num_logits=5, samples=True, sampling_state=STATE)
         [steered] = proposer.propose(Batch((row,), 1, 4))
         found.append((place, steered))
     return found
@@ -255,8 +255,8 @@ def test_some_drafts_become_right_so_that_every_anchor_occurs(drafts: tuple[int,
 def test_a_drafter_that_is_always_right_is_rejected_at_every_depth() -> None:
     anchors = set()
     for place in range(1, 30):
-        proposer = SteeredProposer(Fixed(EXPECTED[place : place + 4]), PlainSteering(1000, [CASE]))
-        row = Row("a", (0,), len(PROMPT) + place - 1, (), num_drafts=4, num_logits=5, samples=True, payload=STATE)
+        proposer = OverriddenProposer(Fixed(EXPECTED[place : place + 4]), ReferenceDrafts(1000, [CASE]))
+        row = BatchRow("a", (0,), len(PROMPT) + place - 1, (), num_drafts=4, num_logits=5, samples=True, sampling_state=STATE)
         [drafts] = proposer.propose(Batch((row,), 1, 4))
         anchors.add(num_right(place, drafts))
     assert anchors == {0, 1, 2, 3, 4}
@@ -266,12 +266,12 @@ def test_drafts_that_are_chosen_one_by_one_are_steered_as_those_of_a_proposer_ar
     """And one that was not chosen, whose logits were not finite, stays away."""
     for place, drafts in steered((7, 7, 7, 7)):
         first = len(PROMPT) + place
-        picks = [Pick(STATE, first + depth, drafts[:depth]) for depth in range(4)]
+        picks = [PendingToken(STATE, first + depth, drafts[:depth]) for depth in range(4)]
 
-        def choose(_: torch.Tensor, picks: Sequence[Pick], __: Draw) -> dict[int, int]:
+        def choose(_: torch.Tensor, picks: Sequence[PendingToken], __: SampleKernel) -> dict[int, int]:
             return {number: 7 for number in range(len(picks)) if number != 2}
 
-        steer = SteeredChoice(choose, PlainSteering(1000, [CASE]))
+        steer = OverriddenSelector(choose, ReferenceDrafts(1000, [CASE]))
         chosen = steer(torch.empty(0), picks, torch.argmax)
         assert chosen == {number: drafts[number] for number in (0, 1, 3)}
 

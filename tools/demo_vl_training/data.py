@@ -19,7 +19,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_res
 from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize as clip_size
 
 from ostinato.demo.canvas import draw
-from ostinato.demo.drawings import Conversation, Turn, training_conversation, training_scene
+from ostinato.demo.drawings import Conversation, DrawingTurn, training_conversation, training_scene
 from ostinato.demo.scenes import COLOURS, KINDS, Scene
 
 from .shape import LEAST_CLIP_PIXELS, LEAST_PIXELS, MERGE, MOST_CLIP_PIXELS, MOST_PIXELS, PATCH, TEMPORAL
@@ -76,7 +76,7 @@ class Encoder:
         sequence.ids, sequence.learned = sequence.ids[:cut], sequence.learned[:cut]
         return sequence
 
-    def _ask(self, sequence: Sequence, turn: Turn, rate: float, wrapped: bool) -> None:
+    def _ask(self, sequence: Sequence, turn: DrawingTurn, rate: float, wrapped: bool) -> None:
         shown = ""
         for scene in (item for item in turn.shown if isinstance(item, Scene)):
             patches, grid = _picture(draw(scene))

@@ -9,10 +9,10 @@ from importlib.util import find_spec
 from typing import Any
 
 from ostinato.bench.drive import Workload, bench_config, run_batch, with_room
-from ostinato.bench.figures import Trace
-from ostinato.bench.reports import Column, Report, Say, Table, engine_facts, engine_lines, spread_columns
+from ostinato.bench.figures import RoundTrace
+from ostinato.bench.reports import Column, BenchReport, ProgressCallback, Table, engine_facts, engine_lines, spread_columns
 from ostinato.bench.throughput import LENGTHS, NAMES, RATES, name_of, throughput_figures
-from ostinato.bench.worker import ask
+from ostinato.bench.worker import run_in_process
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError
 from ostinato.models.checkpoint import checkpoint_of, load_spec
@@ -29,7 +29,7 @@ def check_peer(peer: str) -> None:
         raise ConfigError(f"comparing with {peer} needs it installed: pip install {peer}")
 
 
-def compare(settings: dict[str, Any], workload: Workload, peer: str, say: Say) -> Report:
+def compare(settings: dict[str, Any], workload: Workload, peer: str, say: ProgressCallback) -> BenchReport:
     """Measure both engines, and the ratio of their median rates (above 1: Ostinato is faster).
 
     Each round is a process of Ostinato, then one of the peer; both load the model, warm up and run one counted batch of
@@ -41,11 +41,11 @@ def compare(settings: dict[str, Any], workload: Workload, peer: str, say: Say) -
     for number in range(workload.rounds):
         job = {"settings": settings, "batches": _batches(workload, vocab_size, number)}
         say(f"round {number + 1}: ostinato")
-        answers["ostinato"].append(ask("ostinato", job))
+        answers["ostinato"].append(run_in_process("ostinato", job))
         effective = answers["ostinato"][0]["settings"]
         same = {name: effective[name] for name in ("dtype", "threads", "device")}
         say(f"round {number + 1}: {peer}")
-        answers[peer].append(ask(peer, {**job, **same}))
+        answers[peer].append(run_in_process(peer, {**job, **same}))
     results, rows = [], []
     for index, batch_size in enumerate(workload.batch_sizes):
         figures = {name: _figures(given, index) for name, given in answers.items()}
@@ -63,10 +63,10 @@ def compare(settings: dict[str, Any], workload: Workload, peer: str, say: Say) -
     }
     data["settings"] |= asdict(workload)
     ratios = Column("ratio", "ratio", "{:,.2f}", help=f"median of ostinato over that of {peer}")
-    return Report(data, engine_lines(data, LENGTHS), [Table((*COLUMNS, ratios), rows)])
+    return BenchReport(data, engine_lines(data, LENGTHS), [Table((*COLUMNS, ratios), rows)])
 
 
-def answer(job: dict[str, Any]) -> dict[str, Any]:
+def run_job(job: dict[str, Any]) -> dict[str, Any]:
     """Run Ostinato's part of a round in this process: return a trace of each of the job's batches, one after the other.
 
     A batch has `prompts`, lists of token ids, and `output_len`. `startup_seconds` is the time from `began` until the
@@ -78,9 +78,9 @@ def answer(job: dict[str, Any]) -> dict[str, Any]:
         max_num_seqs=max(len(batch["prompts"]) for batch in batches),
         max_model_len=max(len(batch["prompts"][0]) + batch["output_len"] for batch in batches),
     )
-    from ostinato.engine.engine import Engine
+    from ostinato.engine.engine import EngineCore
 
-    engine = Engine(config)
+    engine = EngineCore(config)
     figures = _run_all(job, lambda prompts, output_len: run_batch(engine, prompts, output_len))
     return {**figures, **engine_facts("throughput", config, engine.plan)}
 
@@ -98,7 +98,7 @@ def answer_by_transformers(job: dict[str, Any]) -> dict[str, Any]:
     return {**figures, "version": transformers.__version__}
 
 
-def _run_all(job: dict[str, Any], run: Callable[[list[list[int]], int], Trace]) -> dict[str, Any]:
+def _run_all(job: dict[str, Any], run: Callable[[list[list[int]], int], RoundTrace]) -> dict[str, Any]:
     traces, ends = [], []
     for batch in job["batches"]:
         traces.append(asdict(run(batch["prompts"], batch["output_len"])))
@@ -125,7 +125,7 @@ def _load(config: EngineConfig, dtype: str, device: str) -> Any:
     return model.to(device).eval()
 
 
-def _generate(model: Any, prompts: list[list[int]], output_len: int) -> Trace:
+def _generate(model: Any, prompts: list[list[int]], output_len: int) -> RoundTrace:
     import torch
     import transformers
 
@@ -152,7 +152,7 @@ def _generate(model: Any, prompts: list[list[int]], output_len: int) -> Trace:
             stopping_criteria=transformers.StoppingCriteriaList([Clock()]),
         )
     assert output.shape[1] - ids.shape[1] == output_len == len(moments)
-    return Trace(ids.numel(), [moments] * len(prompts), moments)
+    return RoundTrace(ids.numel(), [moments] * len(prompts), moments)
 
 
 def _batches(workload: Workload, vocab_size: int, number: int) -> list[dict[str, Any]]:
@@ -165,7 +165,7 @@ def _batches(workload: Workload, vocab_size: int, number: int) -> list[dict[str,
 
 
 def _figures(answers: Sequence[dict[str, Any]], index: int) -> dict[str, Any]:
-    traces = [Trace(**answer["traces"][1::2][index]) for answer in answers]
+    traces = [RoundTrace(**answer["traces"][1::2][index]) for answer in answers]
     peak = max(answer["peak_memory_bytes"] for answer in answers)
     return {**throughput_figures(traces), "peak_memory_bytes": peak}
 

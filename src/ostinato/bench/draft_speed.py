@@ -9,21 +9,21 @@ from itertools import pairwise, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ostinato.bench.drive import Workload, in_turns, run_batch, with_room
-from ostinato.bench.figures import Trace, spread
+from ostinato.bench.drive import Workload, rotated_order, run_batch, with_room
+from ostinato.bench.figures import RoundTrace, spread
 from ostinato.bench.floor import measure_bandwidth, measure_flops
-from ostinato.bench.profile import Roofs
-from ostinato.bench.reports import Column, Report, Say, Table, engine_facts, engine_lines
+from ostinato.bench.profile import Roofline
+from ostinato.bench.reports import Column, BenchReport, ProgressCallback, Table, engine_facts, engine_lines
 from ostinato.config import EngineConfig
 from ostinato.demo.problems import held_out
-from ostinato.errors import ConfigError, Remedy, reason
+from ostinato.errors import ConfigError, Remedy, os_error_text
 from ostinato.models.checkpoint import checkpoint_of, load_spec
 from ostinato.ops.work import StepShape
 from ostinato.plan.memory.kernel_work import kernel_work
 from ostinato.plan.speculation.drafter import available_methods
 
 if TYPE_CHECKING:
-    from ostinato.engine.engine import Engine
+    from ostinato.engine.engine import EngineCore
     from ostinato.plan.plan import Plan
 
 
@@ -66,7 +66,7 @@ class Prompts:
 
 
 @dataclass(frozen=True)
-class Variant:
+class DraftVariant:
     """One engine: k drafts in every step, or as many as the controller selects. `k` 0 is no speculation."""
 
     k: int
@@ -83,18 +83,18 @@ class Variant:
 
 
 @dataclass(frozen=True)
-class Round:
+class DraftRound:
     """One round, with its drafts per position; `()` without speculation.
 
     Drafts are counted if all predecessors were accepted, and of these those that were accepted too.
     """
 
-    trace: Trace
+    trace: RoundTrace
     reached: tuple[int, ...] = ()
     accepted: tuple[int, ...] = ()
 
 
-def speculative(settings: dict[str, Any], bench: SpeculativeBench, say: Say) -> Report:
+def speculative(settings: dict[str, Any], bench: SpeculativeBench, say: ProgressCallback) -> BenchReport:
     """Measure tokens per second, acceptance per position and step costs, by batch size and number of drafts.
 
     All engines are in this process, have the same weights, and alternate: in each round every one of them answers the
@@ -110,16 +110,16 @@ def speculative(settings: dict[str, Any], bench: SpeculativeBench, say: Say) -> 
     lengths = [len(ids) for each in prompts.by_round.values() for ids in each]
     needed = {"max_num_seqs": max(bench.batch_sizes), "max_model_len": max(lengths) + bench.output_len}
     config = with_room(settings, **needed)
-    variants = [Variant(k) for k in sorted({0, *bench.num_drafts})] + ([Variant(most, True)] if most else [])
+    variants = [DraftVariant(k) for k in sorted({0, *bench.num_drafts})] + ([DraftVariant(most, True)] if most else [])
     configs = {each: config.with_settings(**each.settings(bench.method)) for each in variants}
     engines = _start(configs, bench.accept, say)
     rounds = _take_turns(engines, bench, prompts, say)
-    roofs = _roofs(engines[Variant(0)], say)
-    plan = engines[Variant(0)].plan
+    roofs = _roofs(engines[DraftVariant(0)], say)
+    plan = engines[DraftVariant(0)].plan
     context = round(statistics.mean(lengths) + bench.output_len / 2)
     results = []
     for size, variant in product(bench.batch_sizes, variants):
-        figures = speculative_figures(rounds[size, variant], rounds[size, Variant(0)], variant.k)
+        figures = speculative_figures(rounds[size, variant], rounds[size, DraftVariant(0)], variant.k)
         floor = None if variant.is_adaptive else verify_floor(config, plan, roofs, size, variant.k, context)
         figures |= {"floor_milliseconds": floor and 1e3 * floor}
         results.append({"batch_size": size, "variant": variant.name, **asdict(variant), **figures})
@@ -129,7 +129,7 @@ def speculative(settings: dict[str, Any], bench: SpeculativeBench, say: Say) -> 
         "results": results,
         "controller": None if speculation is None else speculation["controller"],
     }
-    return Report(data, engine_lines(data, "{prompts}, up to {output_len} new tokens"), speculative_tables(data))
+    return BenchReport(data, engine_lines(data, "{prompts}, up to {output_len} new tokens"), speculative_tables(data))
 
 
 def _check_method(config: EngineConfig, method: str) -> None:
@@ -141,38 +141,38 @@ def _check_method(config: EngineConfig, method: str) -> None:
         raise ConfigError(message, [Remedy("method", "ngram")])
 
 
-def _start(configs: dict[Variant, EngineConfig], accept: float | None, say: Say) -> dict[Variant, Engine]:
-    from ostinato.engine.engine import Engine
-    from ostinato.engine.run.steering import steer_drafts
-    from ostinato.speculate.measured import MeasuredDrafts
+def _start(configs: dict[DraftVariant, EngineConfig], accept: float | None, say: ProgressCallback) -> dict[DraftVariant, EngineCore]:
+    from ostinato.engine.engine import EngineCore
+    from ostinato.engine.run.steering import override_drafts
+    from ostinato.speculate.measured import SyntheticDrafts
 
     engines = {}
     for variant, config in configs.items():
         say(f"{variant.name} drafts: loading the model and capturing its graphs")
-        engine = engines[variant] = Engine(config)
+        engine = engines[variant] = EngineCore(config)
         if accept is not None:
-            steer_drafts(engine.runner, MeasuredDrafts(accept, engine.spec.vocab_size))
+            override_drafts(engine.runner, SyntheticDrafts(accept, engine.spec.vocab_size))
     return engines
 
 
-def _roofs(engine: Engine, say: Say) -> Roofs | None:
+def _roofs(engine: EngineCore, say: ProgressCallback) -> Roofline | None:
     """Measure the machine's roofline; return None on a GPU, whose matmul rate is not measured."""
     plan = engine.plan
     if plan.device.kind != "cpu":
         return None
     say("measuring the memory's bandwidth and the rate of matrix products")
     bandwidth = measure_bandwidth(engine.runner.device, isa=plan.device.native.isa)
-    return Roofs(bandwidth.best, measure_flops(plan.settings.dtype))
+    return Roofline(bandwidth.best, measure_flops(plan.settings.dtype))
 
 
 def _take_turns(
-    engines: dict[Variant, Engine], bench: SpeculativeBench, prompts: Prompts, say: Say
-) -> dict[tuple[int, Variant], list[Round]]:
+    engines: dict[DraftVariant, EngineCore], bench: SpeculativeBench, prompts: Prompts, say: ProgressCallback
+) -> dict[tuple[int, DraftVariant], list[DraftRound]]:
     """Run all rounds; return them by batch size and variant. A round before them is not counted."""
-    rounds: dict[tuple[int, Variant], list[Round]] = {each: [] for each in product(bench.batch_sizes, engines)}
+    rounds: dict[tuple[int, DraftVariant], list[DraftRound]] = {each: [] for each in product(bench.batch_sizes, engines)}
     variants = list(engines)
     for number, size in product(range(-1, bench.rounds), bench.batch_sizes):
-        for variant in in_turns(variants, number):
+        for variant in rotated_order(variants, number):
             engine = engines[variant]
             say(f"{'warming up' if number < 0 else f'round {number + 1}'}: {size} rows, {variant.name} drafts")
             engine.reset_prefix_cache()
@@ -185,11 +185,11 @@ def _take_turns(
                     tuple(now - then for now, then in zip(*each, strict=True))
                     for each in zip(_drafts(engine), before, strict=True)
                 )
-                rounds[size, variant].append(Round(trace, reached, accepted))
+                rounds[size, variant].append(DraftRound(trace, reached, accepted))
     return rounds
 
 
-def _drafts(engine: Engine) -> tuple[Sequence[int], Sequence[int]]:
+def _drafts(engine: EngineCore) -> tuple[Sequence[int], Sequence[int]]:
     """Return the drafts so far, per position: those with all predecessors accepted, and of these those accepted too."""
     if engine.speculation is None:
         return (), ()
@@ -212,9 +212,9 @@ def make_prompts(config: EngineConfig, bench: SpeculativeBench) -> Prompts:
         texts = [f"Q: {problem.question}\nA:" for problem in held_out(0, sum(size for size, _ in keys))]
     else:
         texts = _lines(bench.prompts)
-    from ostinato.engine.text.texts import load_texts
+    from ostinato.engine.text.texts import load_tokenizer_and_template
 
-    tokenizer, _ = load_texts(config, checkpoint_of(config))
+    tokenizer, _ = load_tokenizer_and_template(config, checkpoint_of(config))
     ids = [tokenizer.encode(text) for text in texts]
     taken: dict[tuple[int, int], list[list[int]]] = {}
     first = 0
@@ -228,13 +228,13 @@ def _lines(path: Path) -> list[str]:
     try:
         lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {reason(error)}") from None
+        raise ConfigError(f"{path} cannot be read: {os_error_text(error)}") from None
     if not lines:
         raise ConfigError(f"{path} holds no prompts, one per line")
     return lines
 
 
-def speculative_figures(rounds: Sequence[Round], plain: Sequence[Round], k: int) -> dict[str, Any]:
+def speculative_figures(rounds: Sequence[DraftRound], plain: Sequence[DraftRound], k: int) -> dict[str, Any]:
     """Return statistics of one variant with `k` drafts against `plain`, without drafts, on the same prompts.
 
     `decode_tokens_per_second` is the median, least and greatest over the rounds; `speed` that of a round over that of
@@ -260,7 +260,7 @@ def speculative_figures(rounds: Sequence[Round], plain: Sequence[Round], k: int)
 
 
 def verify_floor(
-    config: EngineConfig, plan: Plan, roofs: Roofs | None, rows: int, num_drafts: int, context: int
+    config: EngineConfig, plan: Plan, roofs: Roofline | None, rows: int, num_drafts: int, context: int
 ) -> float | None:
     """Return the roofline seconds of the model's part in a step with `num_drafts` drafts per row.
 
@@ -277,7 +277,7 @@ def verify_floor(
     return None if None in works else sum(roofs.floor(work) for work in works if work is not None)
 
 
-def _full_steps(rounds: Sequence[Round]) -> list[float]:
+def _full_steps(rounds: Sequence[DraftRound]) -> list[float]:
     """Return the lengths in seconds of the decode steps in which no request had ended."""
     found = []
     for each in rounds:
@@ -288,7 +288,7 @@ def _full_steps(rounds: Sequence[Round]) -> list[float]:
     return found or [length for each in rounds for length in each.trace.decode_step_seconds]
 
 
-def _total_rate(one: Round) -> float:
+def _total_rate(one: DraftRound) -> float:
     return one.trace.output_tokens / one.trace.end
 
 

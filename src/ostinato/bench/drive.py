@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ostinato.bench.figures import Trace
+from ostinato.bench.figures import RoundTrace
 from ostinato.config import EngineConfig
 from ostinato.errors import CapacityError, ConfigError, Remedy
 from ostinato.models.checkpoint import load_spec
@@ -17,8 +17,8 @@ from ostinato.plan.plan import Plan, make_plan
 from ostinato.units import format_bytes
 
 if TYPE_CHECKING:
-    from ostinato.bench.reports import Say
-    from ostinato.engine.engine import Engine
+    from ostinato.bench.reports import ProgressCallback
+    from ostinato.engine.engine import EngineCore
     from ostinato.media.prompt import MediaPrompt
 
 K = TypeVar("K")
@@ -56,7 +56,7 @@ def bench_config(settings: dict[str, Any], workload: Workload) -> EngineConfig:
 
 
 def with_room(settings: dict[str, Any], **needed: int) -> EngineConfig:
-    """Return `settings` with `needed`, the least value of each limit, for the limits that they leave open.
+    """Return `settings` with `blocks_needed`, the least value of each limit, for the limits that they leave open.
 
     All graphs are captured beforehand, unless the settings say otherwise. Raises ConfigError if they give less, or the
     model cannot have requests of that length.
@@ -114,13 +114,13 @@ def share_cache(
     return shared
 
 
-def in_turns(things: Sequence[T], number: int) -> list[T]:
+def rotated_order(things: Sequence[T], number: int) -> list[T]:
     """Return all of `things`, in round `number` beginning with another one than in the round before."""
     first = number % len(things)
     return [*things[first:], *things[:first]]
 
 
-def run_rounds(engine: Engine, workload: Workload, batch_size: int, say: Say) -> list[Trace]:
+def run_rounds(engine: EngineCore, workload: Workload, batch_size: int, say: ProgressCallback) -> list[RoundTrace]:
     """Return a trace of each round, after a warm-up round that is not counted."""
     vocab_size = engine.spec.vocab_size
     say(f"batch size {batch_size}: warming up")
@@ -133,28 +133,28 @@ def run_rounds(engine: Engine, workload: Workload, batch_size: int, say: Say) ->
 
 
 def run_batch(
-    engine: Engine,
+    engine: EngineCore,
     prompts: list[list[int]],
     output_len: int,
     *,
     ignore_eos: bool = True,
     is_forced: bool = False,
     media: MediaPrompt | None = None,
-) -> Trace:
+) -> RoundTrace:
     """Add all prompts at once and step until they are answered.
 
     `media` are the images of a single prompt. Forced outputs repeat the last token of their prompt.
     """
     from ostinato.sample.params import SamplingParams
-    from ostinato.speculate.measured import forced_params
+    from ostinato.speculate.measured import forced_token_params
 
     params = [SamplingParams(temperature=0, max_tokens=output_len, ignore_eos=ignore_eos)] * len(prompts)
     if is_forced:
-        params = [forced_params(prompt[-1], seed, output_len) for seed, prompt in enumerate(prompts)]
+        params = [forced_token_params(prompt[-1], seed, output_len) for seed, prompt in enumerate(prompts)]
     step_ends: list[float] = []
     begin = time.perf_counter()
     token_times: dict[str, list[float]] = {
-        engine.add(prompt, each, media=media): [] for prompt, each in zip(prompts, params, strict=True)
+        engine.add_request(prompt, each, media=media): [] for prompt, each in zip(prompts, params, strict=True)
     }
     while engine.has_unfinished:
         outputs = engine.step()
@@ -165,4 +165,4 @@ def run_batch(
                 raise output.error
             times = token_times[output.request_id]
             times.extend([now] * (len(output.outputs[0].token_ids) - len(times)))
-    return Trace(sum(map(len, prompts)), list(token_times.values()), step_ends)
+    return RoundTrace(sum(map(len, prompts)), list(token_times.values()), step_ends)

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ostinato.bench.drive import in_turns, plan_of, run_batch
+from ostinato.bench.drive import rotated_order, plan_of, run_batch
 from ostinato.bench.figures import STATISTICS, WAYS, ArrivalTimes, arrival_figures, point_of, share_of_padding
 from ostinato.bench.reports import (
     Chart,
     Column,
     Panel,
-    Report,
-    Say,
+    BenchReport,
+    ProgressCallback,
     Series,
     Table,
     capture_table,
@@ -29,14 +29,14 @@ from ostinato.bench.reports import (
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError, ModelError, Remedy
 from ostinato.media.item import MediaItem, rope_positions
-from ostinato.media.prompt import MediaPrompt, PlacedItem
+from ostinato.media.prompt import MediaPrompt, MediaPlacement
 from ostinato.media.settings import PixelSettings, load_media_settings
 from ostinato.media.sizes import image_size
-from ostinato.plain_data import to_plain
+from ostinato.plain_data import to_json_data
 from ostinato.plan.vision import VisionSpec
 
 if TYPE_CHECKING:
-    from ostinato.engine.engine import Engine
+    from ostinato.engine.engine import EngineCore
     from ostinato.graphs.encoder import EncoderGraphs
 
 SIZES = (
@@ -66,7 +66,7 @@ class EncoderBench:
     max_pixels: int | None = None
 
 
-def encoder(settings: dict[str, Any], bench: EncoderBench, say: Say) -> Report:
+def encoder(settings: dict[str, Any], bench: EncoderBench, say: ProgressCallback) -> BenchReport:
     """Measure milliseconds until the images of an arrival are encoded, without graphs and with them.
 
     The measured time is from an arrival's patches to its output tokens: packing, the encoder's inputs, filling the
@@ -79,13 +79,13 @@ def encoder(settings: dict[str, Any], bench: EncoderBench, say: Say) -> Report:
     import torch
 
     from ostinato.bench.steps import seconds_of
-    from ostinato.engine.engine import Engine
+    from ostinato.engine.engine import EngineCore
     from ostinato.engine.run.graphing import make_encoder_graphs
 
     say("loading the model and capturing the encoder's graphs")
-    engine = Engine(config.with_settings(capture="lazy"))  # the text part's graphs are not measured
+    engine = EngineCore(config.with_settings(capture="lazy"))  # the text part's graphs are not measured
     plan, runner, vision = engine.plan, engine.runner, engine.spec.vision
-    graphs = runner.encoder
+    graphs = runner.encoder_graphs
     assert plan.encoder is not None, "the plan was looked at before"
     assert graphs is not None, "as a model with an encoder has it"
     assert vision is not None, "as above"
@@ -124,7 +124,7 @@ def encoder(settings: dict[str, Any], bench: EncoderBench, say: Say) -> Report:
     data = {
         **engine_facts("encoder", config, plan, **asdict(bench)),
         "backend": plan.encoder.backend,
-        "plan": to_plain(plan.encoder),
+        "plan": to_json_data(plan.encoder),
         "image_tokens": {"min": tokens[0], "median": tokens[len(tokens) // 2], "max": tokens[-1]},
         "results": results,
         "first_token": {**arrival_figures(first), "text_tokens": AROUND},
@@ -132,11 +132,11 @@ def encoder(settings: dict[str, Any], bench: EncoderBench, say: Say) -> Report:
         "capture": {name: figures[name] for name in ("captured", "capture_seconds", "planned_bytes", "observed_bytes")},
     }
     lines = engine_lines(data, "{arrivals} arrivals of one image and {arrivals} of several")
-    return Report(data, lines, encoder_tables(data), chart=encoder_chart(data))
+    return BenchReport(data, lines, encoder_tables(data), chart=encoder_chart(data))
 
 
 def _in_turns(
-    seconds_of: Callable[[str, int, Any], float], things: Sequence[Any], rounds: int, say: Say, what: str
+    seconds_of: Callable[[str, int, Any], float], things: Sequence[Any], rounds: int, say: ProgressCallback, what: str
 ) -> list[ArrivalTimes]:
     """Call `seconds_of(way, round, thing)` for each of `things`, alternating between both ways.
 
@@ -146,20 +146,20 @@ def _in_turns(
     for number in range(rounds + 1):
         say(f"{what}: {f'round {number} of {rounds}' if number else 'warming up'}")
         for thing, own in zip(things, taken, strict=True):
-            for way in in_turns(WAYS, number + 1):
+            for way in rotated_order(WAYS, number + 1):
                 own[way].append(seconds_of(way, number, thing))
     return [ArrivalTimes(own["eager"][1:], own["graph"][1:]) for own in taken]
 
 
 def _first_tokens(
-    engine: Engine, ways: Mapping[str, EncoderGraphs], items: Sequence[MediaItem], rounds: int, say: Say
+    engine: EngineCore, ways: Mapping[str, EncoderGraphs], items: Sequence[MediaItem], rounds: int, say: ProgressCallback
 ) -> list[ArrivalTimes]:
     """Return the seconds from a request's arrival to its first token, for each image and each of the `ways` to encode.
 
     The request is alone on the engine and has an image that was never seen. The round that warms up captures the graphs
     of the text part.
     """
-    encoding, spec = engine.runner.encoding, engine.spec
+    encoding, spec = engine.runner.image_encoder, engine.spec
     assert encoding is not None, "the model takes images"
 
     def seconds_of(way: str, number: int, numbered: tuple[int, MediaItem]) -> float:
@@ -228,7 +228,7 @@ def prompt_of(item: MediaItem, vision: VisionSpec | None, vocab_size: int, seed:
     named = (vision.image_token_id, vision.video_token_id, vision.start_token_id, vision.end_token_id)
     text = [token for token in rng.choices(range(vocab_size), k=4 * TEXT + 64) if token not in named][: 2 * TEXT]
     before, behind = [*text[:TEXT], vision.start_token_id], [vision.end_token_id, *text[TEXT:]]
-    placed = PlacedItem(len(before), len(before) + item.num_tokens, item)
+    placed = MediaPlacement(len(before), len(before) + item.num_tokens, item)
     token_ids = [*before, *[vision.image_token_id] * item.num_tokens, *behind]
     return MediaPrompt(token_ids, (placed,), rope_positions(len(token_ids), [placed], vision.merge_size))
 

@@ -19,7 +19,7 @@ STATISTICS = ("mean", "p50", "p99")
 
 
 @dataclass(frozen=True)
-class Trace:
+class RoundTrace:
     """One round. Times are in seconds since its requests were added, all at once."""
 
     prompt_tokens: int
@@ -83,7 +83,7 @@ def summary(values: Sequence[float]) -> dict[str, float] | None:
 
 
 @dataclass(frozen=True)
-class StepTimes:
+class GraphStepTimes:
     """Seconds of one decode step of `rows` rows, repeated with and without graph, alternating.
 
     Entry i of `eager` and entry i of `graph` were measured right after each other.
@@ -109,7 +109,7 @@ class KernelShares:
 
 
 def step_figures(
-    times: StepTimes,
+    times: GraphStepTimes,
     mode: StepMode,
     size: int | None,
     backend: str,
@@ -164,7 +164,7 @@ def speed_ratio(steps: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     return {"median": statistics.median(speeds.values()), "worst": speeds[worst], "worst_rows": worst}
 
 
-def least_steps(steps: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def min_steps(steps: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the steps with their shortest times in place of the medians, for statistics of them.
 
     Other work on the machine makes a step longer, never shorter.

@@ -82,7 +82,7 @@ def decode_bytes(
         states=2 * rows * memory.state_slot,
         keys_and_values=round(
             rows
-            * (context * memory.kv_block + min(context, memory.pane_window) * memory.pane)
+            * (context * memory.kv_block + min(context, memory.sliding_window) * memory.window_block)
             / plan.settings.block_size
         ),
     )
@@ -155,7 +155,7 @@ def best_seconds(work: Callable[[], object], device: torch.device, passes: int =
     return min(seconds)
 
 
-def answer(job: dict[str, Any]) -> dict[str, Any]:
+def run_job(job: dict[str, Any]) -> dict[str, Any]:
     """Return the memory's bandwidth with the threads of the settings, and the bytes that decode steps must move.
 
     `decode_bytes` is by number of `rows`, of `context` tokens on average; None for a model without known bytes.

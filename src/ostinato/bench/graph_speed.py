@@ -9,11 +9,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ostinato.bench.drive import in_turns, plan_of, run_batch, share_cache, with_room
+from ostinato.bench.drive import rotated_order, plan_of, run_batch, share_cache, with_room
 from ostinato.bench.figures import (
     KernelShares,
     capture_figures,
-    least_steps,
+    min_steps,
     overall_figures,
     spread,
     step_figures,
@@ -24,8 +24,8 @@ from ostinato.bench.reports import (
     Chart,
     Column,
     Panel,
-    Report,
-    Say,
+    BenchReport,
+    ProgressCallback,
     Series,
     Table,
     capture_table,
@@ -38,11 +38,11 @@ from ostinato.errors import ConfigError, Remedy
 from ostinato.ops.work import StepShape
 from ostinato.plan.graphs.coverage import DecodeRange, StepMode, dispatch
 from ostinato.plan.plan import Plan
-from ostinato.plan.prediction import Machine
+from ostinato.plan.prediction import StepPredictor
 
 if TYPE_CHECKING:
     from ostinato.config import EngineConfig
-    from ostinato.engine.engine import Engine
+    from ostinato.engine.engine import EngineCore
 
 
 MAX_CAPTURE_SIZE = 1024
@@ -66,7 +66,7 @@ class GraphBench:
     measure: bool = False
 
 
-def graphs(settings: dict[str, Any], bench: GraphBench, say: Say) -> Report:
+def graphs(settings: dict[str, Any], bench: GraphBench, say: ProgressCallback) -> BenchReport:
     """Measure milliseconds of a decode step by batch size, without graphs and with them, and split them into parts.
 
     A step is the work from a batch to its hidden states. Both ways write the batch into the buffers; then one selects
@@ -86,12 +86,12 @@ def graphs(settings: dict[str, Any], bench: GraphBench, say: Say) -> Report:
         "backend": backend,
         "steps": steps,
         **overall_figures(steps, backend),
-        "least": overall_figures(least_steps(steps), backend),
+        "least": overall_figures(min_steps(steps), backend),
         "capture": capture,
         "off_stride": prefill,
     }
     lines = engine_lines(data, "{prompt_len} tokens before each row")
-    return Report(data, lines, graph_tables(data), chart=graph_chart(data))
+    return BenchReport(data, lines, graph_tables(data), chart=graph_chart(data))
 
 
 def _config_for(settings: dict[str, Any], bench: GraphBench) -> EngineConfig:
@@ -114,14 +114,14 @@ def _config_for(settings: dict[str, Any], bench: GraphBench) -> EngineConfig:
 
 
 def _measure_decode(
-    config: EngineConfig, bench: GraphBench, say: Say
+    config: EngineConfig, bench: GraphBench, say: ProgressCallback
 ) -> tuple[list[dict[str, Any]], dict[str, Any], Plan]:
     """Return the measurements of each batch size, those of capture, and the plan that they are for."""
     from ostinato.bench.steps import kernel_shares, make_decode_steps, take_turns
-    from ostinato.engine.engine import Engine
+    from ostinato.engine.engine import EngineCore
 
     say("loading the model and capturing its graphs")
-    engine = Engine(config)
+    engine = EngineCore(config)
     plan, runner = engine.plan, engine.runner
     if "graphs" not in runner.measured:
         runner.capture()
@@ -150,7 +150,7 @@ def _measure_decode(
     return figures, capture_figures(runner.measured["graphs"]), plan
 
 
-def _predicted(machine: Machine | None, rows: int, context: int, measured_ms: float | None) -> dict[str, Any]:
+def _predicted(machine: StepPredictor | None, rows: int, context: int, measured_ms: float | None) -> dict[str, Any]:
     """Return the milliseconds that the plan predicts for a step with a graph, up to its hidden states.
 
     Also return their ratio to the measured ones.
@@ -183,25 +183,25 @@ def _check_measurable(config: EngineConfig, bench: GraphBench) -> None:
         raise ConfigError(message, [Remedy("check_replay", False)])
 
 
-def off_stride(config: EngineConfig, budgets: Sequence[int], prompt_len: int, rounds: int, say: Say) -> dict[str, Any]:
+def off_stride(config: EngineConfig, budgets: Sequence[int], prompt_len: int, rounds: int, say: ProgressCallback) -> dict[str, Any]:
     """Measure prefill tokens/s with each of `budgets` as `max_num_batched_tokens`, alternating.
 
     There is one engine for each, strict. `ratio` is the first one's rate over the last one's, round by round. A round
     is prompts of `prompt_len` tokens that fill a few steps, and one token of output for each. Graphs are captured in a
     first round that is not counted.
     """
-    from ostinato.engine.engine import Engine
+    from ostinato.engine.engine import EngineCore
 
     engines = {}
     for budget, each in off_stride_configs(config, budgets).items():
         say(f"max_num_batched_tokens {budget}: loading and capturing")
-        engines[budget] = Engine(each)
+        engines[budget] = EngineCore(each)
         _run(engines[budget], budget, prompt_len, number=-1)
     before = {budget: engine.stats() for budget, engine in engines.items()}
     rates: dict[int, list[float]] = {budget: [] for budget in budgets}
     for number in range(rounds):
         say(f"off stride: round {number + 1} of {rounds}")
-        for budget in in_turns(list(engines), number):
+        for budget in rotated_order(list(engines), number):
             rates[budget].append(_run(engines[budget], budget, prompt_len, number))
     first, last = rates[budgets[0]], rates[budgets[-1]]
     return {
@@ -234,7 +234,7 @@ def prompt_lengths(budget: int, prompt_len: int) -> list[int]:
     return [prompt_len] * whole + ([rest] if rest else [])
 
 
-def _run(engine: Engine, budget: int, prompt_len: int, number: int) -> float:
+def _run(engine: EngineCore, budget: int, prompt_len: int, number: int) -> float:
     """Return the tokens/s of a round, whose prompts no other round has."""
     rng, vocab_size = random.Random(f"{number} {budget}"), engine.spec.vocab_size
     prompts = [[rng.randrange(vocab_size) for _ in range(length)] for length in prompt_lengths(budget, prompt_len)]
@@ -243,7 +243,7 @@ def _run(engine: Engine, budget: int, prompt_len: int, number: int) -> float:
 
 
 def _steps_since(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    """Return the steps by mode, and the padding, since the statistics `before`."""
+    """Return the steps by mode, and the padding, since the statistics `previous_hidden`."""
     steps = {mode: count - before["steps"][mode] for mode, count in after["steps"].items()}
     return {"steps": steps, "padding": after["padding"] - before["padding"]}
 

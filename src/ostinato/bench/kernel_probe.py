@@ -12,8 +12,8 @@ import torch
 from ostinato.layers import pages
 from ostinato.ops.facts import OPERATIONS
 from ostinato.ops.kernels import native_kernel
-from ostinato.ops.work import KernelWork, StepShape
-from ostinato.plan.device.rates import KernelRate, Way
+from ostinato.ops.work import KernelCost, StepShape
+from ostinato.plan.device.rates import KernelRate, StepKind
 from ostinato.plan.layers import AttentionSpec
 from ostinato.plan.memory.keys_and_values import bytes_per_token
 
@@ -40,8 +40,8 @@ STATE_HEADS, STATE_DIM, STATE_SIZE, GROUPS, CHUNK = 32, 64, 128, 8, 128
 CHANNELS, TAPS = 4096, 4
 SELECTIVE_SIZE = 16
 STATE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-MOST_CALLS = 64
-MOST_MATRICES = 24
+MAX_CALLS = 64
+MAX_MATRICES = 24
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -77,7 +77,7 @@ class KernelProbe:
         """Return the seconds of one of `calls`, on average over all."""
         program, kernel, kept = self.extension.Program(), native_kernel(self.extension, operation), []
         for args, kwargs in calls:
-            _, arguments = kernel.lowered(None, args, kwargs)
+            _, arguments = kernel.prepare_call(None, args, kwargs)
             kept.append(arguments)  # the program holds only addresses, so this keeps the tensors alive
             getattr(program, operation)(tokens, arguments)
         times = []
@@ -95,14 +95,14 @@ class KernelProbe:
         return self.seconds_of("rms_norm", 1, [((x, weight, 1e-5), {})] * 256)
 
     def _rate(
-        self, operation: str, storage: torch.dtype, step: StepShape, calls: list[Call], work: KernelWork
+        self, operation: str, storage: torch.dtype, step: StepShape, calls: list[Call], work: KernelCost
     ) -> KernelRate:
         seconds = self.seconds_of(operation, step.tokens, calls)
-        way: Way = "decode" if step.decodes else "prompt"
+        way: StepKind = "decode" if step.decodes else "prompt"
         name = str(storage).removeprefix("torch.")
         return KernelRate(operation, name, way, step.tokens, work.num_bytes / seconds, work.flops / seconds)
 
-    def _work(self, operation: str, step: StepShape, **numbers: float) -> KernelWork:
+    def _work(self, operation: str, step: StepShape, **numbers: float) -> KernelCost:
         rule = OPERATIONS[operation].work
         assert rule is not None, f"{operation} has a rule"
         return rule(step, **numbers)
@@ -111,7 +111,7 @@ class KernelProbe:
         """Yield the rates of matmuls with matrices that are alternately wide and tall, as those of a model are."""
         elements = WIDTH * OUTPUTS
         shapes = ((OUTPUTS, WIDTH), (WIDTH, OUTPUTS))
-        count = min(self._turns(elements * storage.itemsize), MOST_MATRICES)
+        count = min(self._turns(elements * storage.itemsize), MAX_MATRICES)
         weights = [self._some(*shapes[i % 2], dtype=storage) for i in range(count)]
         scales = {outputs: self._some(outputs, dtype=torch.float32) for outputs, _ in shapes}
         for tokens in (*FEW_TOKENS, *MANY_TOKENS):
@@ -175,7 +175,7 @@ class KernelProbe:
         yield self._rate("selective_scan", storage, step, [prompt] * 2, self._work("selective_scan", step, **numbers))
 
     def _convolutions(self) -> Iterator[KernelRate]:
-        slots = min(self._turns((TAPS - 1) * CHANNELS * self.dtype.itemsize, least=max(ROWS)), max(ROWS) * MOST_CALLS)
+        slots = min(self._turns((TAPS - 1) * CHANNELS * self.dtype.itemsize, least=max(ROWS)), max(ROWS) * MAX_CALLS)
         states = self._some(slots + 1, TAPS - 1, CHANNELS)
         weight, bias = self._some(TAPS, CHANNELS), self._some(CHANNELS)
         numbers = {"channels": CHANNELS, "width": TAPS, "element_bytes": self.dtype.itemsize}
@@ -236,7 +236,7 @@ class KernelProbe:
                 "rotary": (q, k, k, angles, 1.0, k_cache, v_cache, cells),
             }
             for operation, args in given.items():
-                work = KernelWork(args[0].nbytes)
+                work = KernelCost(args[0].nbytes)
                 yield self._rate(operation, self.dtype, step, [(args, {})] * 16, work)
 
     def _turns(self, size: int, least: int = 2) -> int:
@@ -250,9 +250,9 @@ class KernelProbe:
 
 
 def _groups(slots: int, rows: int) -> list[torch.Tensor]:
-    """Return the slots 1 to `slots` in groups of `rows`, at most `MOST_CALLS` groups."""
+    """Return the slots 1 to `slots` in groups of `rows`, at most `MAX_CALLS` groups."""
     return [
-        torch.arange(1 + i * rows, 1 + (i + 1) * rows, dtype=torch.int32) for i in range(min(slots // rows, MOST_CALLS))
+        torch.arange(1 + i * rows, 1 + (i + 1) * rows, dtype=torch.int32) for i in range(min(slots // rows, MAX_CALLS))
     ]
 
 

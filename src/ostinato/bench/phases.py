@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ostinato.engine.engine import Engine
+    from ostinato.engine.engine import EngineCore
 
 MODEL = ("model", "logits")
 """Phases of a step that are the model; the others are the engine around it."""
@@ -52,7 +52,7 @@ class PhaseClock:
 
 
 @contextmanager
-def watched(engine: Engine, clock: PhaseClock) -> Iterator[None]:
+def watched(engine: EngineCore, clock: PhaseClock) -> Iterator[None]:
     """Time the phases of the engine's steps with `clock` inside the context."""
     from ostinato.engine.run import runner as runner_module
     from ostinato.graphs.tape import Tape
@@ -69,7 +69,7 @@ def watched(engine: Engine, clock: PhaseClock) -> Iterator[None]:
         ("logits", runner.model, "logits"),
         ("sampling", runner_module, "sample"),
         ("update", engine.scheduler, "update"),
-        ("deliver", engine.unfinished, "deliver"),
+        ("deliver", engine.output_processor, "deliver"),
     ]
     with ExitStack() as stack:
         for phase, owner, name in places:
@@ -93,7 +93,7 @@ def _in_place(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def decode_phases(
-    engine: Engine, rows: int, context: int, steps: int, before_each: Callable[[], object] = lambda: None
+    engine: EngineCore, rows: int, context: int, steps: int, before_each: Callable[[], object] = lambda: None
 ) -> list[dict[str, float]]:
     """Return the seconds by phase of `steps` decode steps, greedy, of requests with `context` tokens before them."""
     from ostinato.sample.params import SamplingParams
@@ -101,7 +101,7 @@ def decode_phases(
     rng = random.Random(context)
     params = SamplingParams(temperature=0, max_tokens=steps + 3, ignore_eos=True)
     for _ in range(rows):
-        engine.add([rng.randrange(engine.spec.vocab_size) for _ in range(context)], params)
+        engine.add_request([rng.randrange(engine.spec.vocab_size) for _ in range(context)], params)
     waiting = rows
     while waiting:
         waiting -= sum(len(output.outputs[0].token_ids) == 1 for output in engine.step())

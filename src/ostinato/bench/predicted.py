@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ostinato.bench.reports import Say
+from ostinato.bench.reports import ProgressCallback
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import Plan
-from ostinato.plan.prediction import Machine, make_machine
+from ostinato.plan.prediction import StepPredictor, make_machine
 
 
-def machine_of(spec: ModelSpec, plan: Plan, measure: bool, say: Say) -> Machine | None:
+def machine_of(spec: ModelSpec, plan: Plan, measure: bool, say: ProgressCallback) -> StepPredictor | None:
     """Return the predictor, with rates that are measured now, or with the plan's; None if it has none."""
     rates = plan.prediction.rates
     if measure:

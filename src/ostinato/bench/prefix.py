@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from ostinato.bench.drive import in_turns, share_cache, with_room
-from ostinato.bench.prefix_run import COUNTERS, Round, prefix_figures, run_round, second_turn_figures
-from ostinato.bench.prefix_workloads import Ask, Sizes, make_asks
-from ostinato.bench.reports import Column, Report, Say, Table, engine_facts, engine_lines, spread_columns
+from ostinato.bench.drive import rotated_order, share_cache, with_room
+from ostinato.bench.prefix_run import COUNTERS, PrefixRound, prefix_figures, run_round, second_turn_figures
+from ostinato.bench.prefix_workloads import PromptRequest, Sizes, make_asks
+from ostinato.bench.reports import Column, BenchReport, ProgressCallback, Table, engine_facts, engine_lines, spread_columns
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError
 from ostinato.models.checkpoint import load_spec
@@ -20,7 +20,7 @@ from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import Plan, make_plan
 
 if TYPE_CHECKING:
-    from ostinato.engine.engine import Engine
+    from ostinato.engine.engine import EngineCore
 
 
 MODES = ("off", "none", "align", "all")
@@ -43,7 +43,7 @@ CONFIGURATIONS = (
 
 
 @dataclass(frozen=True)
-class Variant:
+class CacheVariant:
     """One configuration of the cache. A policy that makes no difference in it is None."""
 
     mode: str
@@ -76,13 +76,13 @@ class PrefixBench:
     """Most requests at once."""
     rounds: int
 
-    def asks(self, vocab_size: int) -> dict[tuple[str, int], list[Ask]]:
+    def asks(self, vocab_size: int) -> dict[tuple[str, int], list[PromptRequest]]:
         """Return the asks by workload and number of the round."""
         keys = product(self.workloads, range(self.rounds))
         return {(name, number): make_asks(name, self.sizes, vocab_size, number) for name, number in keys}
 
 
-def prefix(settings: dict[str, Any], bench: PrefixBench, say: Say) -> Report:
+def prefix(settings: dict[str, Any], bench: PrefixBench, say: ProgressCallback) -> BenchReport:
     """Measure cache hits and times to first token for each workload and configuration.
 
     All configurations are in this process, have the same weights, and alternate: in each round a workload runs on one
@@ -116,38 +116,38 @@ def prefix(settings: dict[str, Any], bench: PrefixBench, say: Say) -> Report:
     data["configurations"] = [_cache_facts(variant, engine.plan) for variant, engine in engines.items()]
     data["results"] = results
     workload = "{shared_len} shared tokens, about {new_len} new, {output_len} of output, {concurrency} at once"
-    return Report(data, engine_lines(data, workload), prefix_tables(data))
+    return BenchReport(data, engine_lines(data, workload), prefix_tables(data))
 
 
-def _start(configs: dict[Variant, EngineConfig], longest: Ask, say: Say) -> dict[Variant, Engine]:
+def _start(configs: dict[CacheVariant, EngineConfig], longest: PromptRequest, say: ProgressCallback) -> dict[CacheVariant, EngineCore]:
     """Start an engine for each configuration, and run a request as long as the longest one."""
-    from ostinato.engine.engine import Engine
+    from ostinato.engine.engine import EngineCore
 
     engines = {}
     for variant, config in configs.items():
         say(f"{variant.name}: loading and warming up")
-        engine = engines[variant] = Engine(config)
-        run_round(engine, [Ask(((0,) * longest.prompt_len,), longest.output_len)], concurrency=1, number=-1)
+        engine = engines[variant] = EngineCore(config)
+        run_round(engine, [PromptRequest(((0,) * longest.prompt_len,), longest.output_len)], concurrency=1, number=-1)
     return engines
 
 
 def _take_turns(
-    engines: dict[Variant, Engine],
+    engines: dict[CacheVariant, EngineCore],
     bench: PrefixBench,
-    asks: dict[tuple[str, int], list[Ask]],
-    say: Say,
-) -> dict[tuple[str, Variant], list[Round]]:
+    asks: dict[tuple[str, int], list[PromptRequest]],
+    say: ProgressCallback,
+) -> dict[tuple[str, CacheVariant], list[PrefixRound]]:
     """Run all rounds; return them by workload and configuration."""
-    rounds: dict[tuple[str, Variant], list[Round]] = {each: [] for each in product(bench.workloads, engines)}
+    rounds: dict[tuple[str, CacheVariant], list[PrefixRound]] = {each: [] for each in product(bench.workloads, engines)}
     variants = list(engines)
     for number, name in product(range(bench.rounds), bench.workloads):
-        for variant in in_turns(variants, number):
+        for variant in rotated_order(variants, number):
             say(f"round {number + 1}: {name}, {variant.name}")
             rounds[name, variant].append(run_round(engines[variant], asks[name, number], bench.concurrency, number))
     return rounds
 
 
-def _cache_facts(variant: Variant, plan: Plan) -> dict[str, Any]:
+def _cache_facts(variant: CacheVariant, plan: Plan) -> dict[str, Any]:
     """Return a configuration, and its plan's facts about the cache."""
     memory = plan.memory
     return {
@@ -168,24 +168,24 @@ def choose_variants(
     eviction_policies: Sequence[str],
     model: ModelSpec,
     chunked_prefill: bool,
-) -> list[Variant]:
+) -> list[CacheVariant]:
     """Return each mode with each policy that matters in it, once. `modes` None: all that differ on this model.
 
     Without state layers there are no checkpoints, so all modes but `off` are one, which is called `none`. With them
     nothing is found again in mode `none`, which leaves no policy to compare.
     """
-    chosen: list[Variant] = []
+    chosen: list[CacheVariant] = []
     for mode in modes or _possible_modes(model, chunked_prefill):
         if mode == "off" or (mode == "none" and model.keeps_state):
-            chosen.append(Variant(mode))
+            chosen.append(CacheVariant(mode))
         elif model.keeps_state:
-            chosen += [Variant(mode, *policies) for policies in product(checkpoint_policies, eviction_policies)]
+            chosen += [CacheVariant(mode, *policies) for policies in product(checkpoint_policies, eviction_policies)]
         else:
-            chosen += [Variant("none", None, eviction) for eviction in eviction_policies]
+            chosen += [CacheVariant("none", None, eviction) for eviction in eviction_policies]
     return list(dict.fromkeys(chosen))
 
 
-def find_baseline(variants: Sequence[Variant], model: ModelSpec) -> Variant | None:
+def find_baseline(variants: Sequence[CacheVariant], model: ModelSpec) -> CacheVariant | None:
     """Return the first variant that finds nothing; None if all may find something.
 
     It is `off`, or `none` on a model with state layers.
@@ -202,8 +202,8 @@ def check_open(config: EngineConfig) -> None:
 
 
 def configs_of(
-    variants: Sequence[Variant], config: EngineConfig, model: ModelSpec, device: DeviceSpec
-) -> dict[Variant, EngineConfig]:
+    variants: Sequence[CacheVariant], config: EngineConfig, model: ModelSpec, device: DeviceSpec
+) -> dict[CacheVariant, EngineConfig]:
     """Return the settings of each variant, which share an open `cache_memory`.
 
     Raises CapacityError if that is too little.

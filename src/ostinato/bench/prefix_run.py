@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ostinato.bench.figures import percentiles, spread
-from ostinato.bench.prefix_workloads import Ask
+from ostinato.bench.prefix_workloads import PromptRequest
 from ostinato.cache.report import MissCause
 
 if TYPE_CHECKING:
-    from ostinato.engine.engine import Engine
+    from ostinato.engine.engine import EngineCore
     from ostinato.engine.outputs import RequestOutput
 
 COUNTERS = ("checkpoints_taken", "checkpoints_not_taken", "evicted_checkpoints", "evicted_blocks", "preemptions")
@@ -21,7 +21,7 @@ COUNTERS = ("checkpoints_taken", "checkpoints_not_taken", "evicted_checkpoints",
 
 
 @dataclass(frozen=True)
-class Served:
+class AskResult:
     """Result of one ask. `misses` are tokens by cause; with the cached ones they add up to the prompt."""
 
     role: str
@@ -33,17 +33,17 @@ class Served:
 
 
 @dataclass(frozen=True)
-class Round:
+class PrefixRound:
     """All asks of a workload, served once; `counters` are the changes meanwhile."""
 
-    served: tuple[Served, ...]
+    served: tuple[AskResult, ...]
     counters: dict[str, int]
 
-    def of_role(self, role: str) -> list[Served]:
+    def of_role(self, role: str) -> list[AskResult]:
         return [each for each in self.served if each.role == role]
 
 
-def run_round(engine: Engine, asks: Sequence[Ask], concurrency: int, number: int) -> Round:
+def run_round(engine: EngineCore, asks: Sequence[PromptRequest], concurrency: int, number: int) -> PrefixRound:
     """Serve `asks`, at most `concurrency` of them at once: the first in order whose predecessor is done comes next.
 
     Asks of role `cold` get a cache salt of round `number`, so they find nothing that others have left.
@@ -66,22 +66,22 @@ def run_round(engine: Engine, asks: Sequence[Ask], concurrency: int, number: int
                 done[each], answers[each] = output, output.outputs[0].token_ids
     served = tuple(_served(ask, done[each]) for each, ask in enumerate(asks))
     after = _counters(engine)
-    return Round(served, {name: after[name] - before[name] for name in after})
+    return PrefixRound(served, {name: after[name] - before[name] for name in after})
 
 
-def _add(engine: Engine, ask: Ask, answers: dict[int, list[int]], number: int) -> str:
+def _add(engine: EngineCore, ask: PromptRequest, answers: dict[int, list[int]], number: int) -> str:
     from ostinato.sample.params import SamplingParams
 
     params = SamplingParams(temperature=0, max_tokens=ask.output_len, ignore_eos=True)
     salt = f"cold {number}" if ask.role == "cold" else None
-    return engine.add(ask.prompt(answers), params, cache_salt=salt)
+    return engine.add_request(ask.prompt(answers), params, cache_salt=salt)
 
 
-def _served(ask: Ask, output: RequestOutput) -> Served:
+def _served(ask: PromptRequest, output: RequestOutput) -> AskResult:
     times, cache = output.times, output.cache
     assert times.first_token is not None, "a finished request has its first token"
     assert cache is not None, "a finished request knows what it found in the cache"
-    return Served(
+    return AskResult(
         role=ask.role,
         prompt_tokens=len(output.prompt_token_ids),
         cached_tokens=cache.cached_tokens,
@@ -90,12 +90,12 @@ def _served(ask: Ask, output: RequestOutput) -> Served:
     )
 
 
-def _counters(engine: Engine) -> dict[str, int]:
+def _counters(engine: EngineCore) -> dict[str, int]:
     stats = engine.stats()
     return {name: (stats | stats["prefix_cache"])[name] for name in COUNTERS}
 
 
-def prefix_figures(rounds: Sequence[Round], baseline: Sequence[Round] | None) -> dict[str, Any]:
+def prefix_figures(rounds: Sequence[PrefixRound], baseline: Sequence[PrefixRound] | None) -> dict[str, Any]:
     """Return tokens found and missed, and seconds to the first token, over the counted asks of all rounds.
 
     `baseline` are the same rounds in a configuration that finds nothing; `first_token_ratio` is the mean time over
@@ -125,7 +125,7 @@ def prefix_figures(rounds: Sequence[Round], baseline: Sequence[Round] | None) ->
     }
 
 
-def second_turn_figures(rounds: Sequence[Round], baseline: Sequence[Round] | None) -> dict[str, Any] | None:
+def second_turn_figures(rounds: Sequence[PrefixRound], baseline: Sequence[PrefixRound] | None) -> dict[str, Any] | None:
     """Return the seconds to the first token of one prompt, cold and warm, and the ratio of both.
 
     Return None for a workload without cold asks. `cold_ratio` is the cold time over that of the baseline: the cost of
@@ -142,23 +142,23 @@ def second_turn_figures(rounds: Sequence[Round], baseline: Sequence[Round] | Non
     }
 
 
-def _counted_seconds(one: Round) -> float:
+def _counted_seconds(one: PrefixRound) -> float:
     return statistics.mean(each.first_token_seconds for each in one.of_role("counted"))
 
 
-def _cold_seconds(one: Round) -> float:
+def _cold_seconds(one: PrefixRound) -> float:
     return statistics.mean(each.first_token_seconds for each in one.of_role("cold"))
 
 
 def _ratio(
-    rounds: Sequence[Round], baseline: Sequence[Round] | None, seconds: Callable[[Round], float]
+    rounds: Sequence[PrefixRound], baseline: Sequence[PrefixRound] | None, seconds: Callable[[PrefixRound], float]
 ) -> dict[str, float] | None:
     if baseline is None:
         return None
     return spread([seconds(ours) / seconds(theirs) for ours, theirs in zip(rounds, baseline, strict=True)])
 
 
-def _round_figures(one: Round) -> dict[str, Any]:
+def _round_figures(one: PrefixRound) -> dict[str, Any]:
     counted = one.of_role("counted")
     return {
         "cached_tokens": sum(each.cached_tokens for each in counted),

@@ -1,6 +1,6 @@
 """Workloads of the prefix benchmark: requests whose prompts share prefixes, also through the model's own answers.
 
-A workload is a list of `Ask`s, made from a seed. Their tokens are random, so two prompts share what the workload
+A workload is a list of `PromptRequest`s, made from a seed. Their tokens are random, so two prompts share what the workload
 specifies and nothing else, and every round uses tokens that were never seen before.
 """
 
@@ -47,7 +47,7 @@ Piece = tuple[int, ...] | Answer
 
 
 @dataclass(frozen=True)
-class Ask:
+class PromptRequest:
     """One request: its prompt in pieces, and the length of its answer.
 
     It waits until ask number `after` is answered, and its pieces are answers to that one or to those it waited for.
@@ -87,14 +87,14 @@ class Writer:
         return self.text(self.rng.randint(max(1, length // 2), length + length // 2))
 
 
-def system(sizes: Sizes, writer: Writer) -> list[Ask]:
+def system(sizes: Sizes, writer: Writer) -> list[PromptRequest]:
     """Return many questions with one system prompt and nothing else in common."""
     prompt = writer.text(sizes.shared_len)
     count = sizes.sessions * sizes.turns
-    return [Ask((prompt, writer.about(sizes.new_len)), sizes.output_len) for _ in range(count)]
+    return [PromptRequest((prompt, writer.about(sizes.new_len)), sizes.output_len) for _ in range(count)]
 
 
-def chat(sizes: Sizes, writer: Writer) -> list[Ask]:
+def chat(sizes: Sizes, writer: Writer) -> list[PromptRequest]:
     """Return conversations that alternate; all begin with the same system prompt.
 
     A prompt is all that was said before, the model's answers included, and a new message.
@@ -102,7 +102,7 @@ def chat(sizes: Sizes, writer: Writer) -> list[Ask]:
     return _conversations(sizes, writer, thinking_len=0)
 
 
-def thinking(sizes: Sizes, writer: Writer) -> list[Ask]:
+def thinking(sizes: Sizes, writer: Writer) -> list[PromptRequest]:
     """Return conversations as `chat`, but the template takes three quarters of an answer out of later prompts.
 
     These are thinking. So a prompt shares with the turn before that turn's prompt, and nothing of the answer.
@@ -110,19 +110,19 @@ def thinking(sizes: Sizes, writer: Writer) -> list[Ask]:
     return _conversations(sizes, writer, thinking_len=sizes.output_len * 3 // 4)
 
 
-def few_shot(sizes: Sizes, writer: Writer) -> list[Ask]:
+def few_shot(sizes: Sizes, writer: Writer) -> list[PromptRequest]:
     """Return requests for sets of examples, alternating, with tails of many lengths."""
     examples = [writer.text(sizes.shared_len) for _ in range(sizes.sessions)]
-    return [Ask((each, writer.about(sizes.new_len)), sizes.output_len) for _ in range(sizes.turns) for each in examples]
+    return [PromptRequest((each, writer.about(sizes.new_len)), sizes.output_len) for _ in range(sizes.turns) for each in examples]
 
 
-def agents(sizes: Sizes, writer: Writer) -> list[Ask]:
+def agents(sizes: Sizes, writer: Writer) -> list[PromptRequest]:
     """Return a tree of contexts.
 
     In each level two agents are selected, and their contexts (prompt and answer) are cut at a point inside what they
     added. Agents of the next level continue from there with their own messages.
     """
-    root = Ask((writer.text(sizes.shared_len), writer.about(sizes.new_len)), sizes.output_len)
+    root = PromptRequest((writer.text(sizes.shared_len), writer.about(sizes.new_len)), sizes.output_len)
     asks, inherited = [root], [sizes.shared_len]
     level = [0]
     for _ in range(sizes.turns - 1):
@@ -134,23 +134,23 @@ def agents(sizes: Sizes, writer: Writer) -> list[Ask]:
         level = list(range(len(asks), len(asks) + sizes.sessions))
         for number in range(sizes.sessions):
             parent, pieces, point = cuts[number % len(cuts)]
-            asks.append(Ask((*pieces, writer.about(sizes.new_len)), sizes.output_len, after=parent))
+            asks.append(PromptRequest((*pieces, writer.about(sizes.new_len)), sizes.output_len, after=parent))
             inherited.append(point)
     return asks
 
 
-def second_turn(sizes: Sizes, writer: Writer) -> list[Ask]:
+def second_turn(sizes: Sizes, writer: Writer) -> list[PromptRequest]:
     """Return one conversation of `conversation_len` tokens, then its second turn's prompt, cached and not cached.
 
     The order of the two is random.
     """
     output_len = min(sizes.output_len, sizes.conversation_len - 1)
-    first = Ask((writer.text(sizes.conversation_len - output_len),), output_len, role="setup")
+    first = PromptRequest((writer.text(sizes.conversation_len - output_len),), output_len, role="setup")
     pieces = (*first.pieces, Answer(0, 0, output_len), writer.text(sizes.new_len))
     # Each ask waits for the one before it, so that both run alone.
     roles: list[Literal["counted", "cold"]] = ["counted", "cold"]
     writer.rng.shuffle(roles)
-    return [first, *(Ask(pieces, 1, after=number, role=role) for number, role in enumerate(roles))]
+    return [first, *(PromptRequest(pieces, 1, after=number, role=role) for number, role in enumerate(roles))]
 
 
 WORKLOADS = {
@@ -163,7 +163,7 @@ WORKLOADS = {
 }
 
 
-def make_asks(name: str, sizes: Sizes, vocab_size: int, number: int) -> list[Ask]:
+def make_asks(name: str, sizes: Sizes, vocab_size: int, number: int) -> list[PromptRequest]:
     """Return the asks of workload `name` in round `number`: other tokens in each round, the same in every run."""
     return WORKLOADS[name](sizes, Writer(random.Random(f"{name} {number}"), vocab_size))
 
@@ -180,13 +180,13 @@ def cut(pieces: Sequence[Piece], length: int) -> Iterator[Piece]:
         length -= len(piece)
 
 
-def _conversations(sizes: Sizes, writer: Writer, thinking_len: int) -> list[Ask]:
+def _conversations(sizes: Sizes, writer: Writer, thinking_len: int) -> list[PromptRequest]:
     """Return one ask of every conversation in each turn, turn by turn.
 
     Answers lose their first `thinking_len` tokens once they are part of a prompt.
     """
     system_prompt = writer.text(sizes.shared_len)
-    asks: list[Ask] = []
+    asks: list[PromptRequest] = []
     for turn in range(sizes.turns):
         for _ in range(sizes.sessions):
             before: tuple[Piece, ...] = (system_prompt,)
@@ -194,5 +194,5 @@ def _conversations(sizes: Sizes, writer: Writer, thinking_len: int) -> list[Ask]
             if turn > 0:
                 after = len(asks) - sizes.sessions
                 before = (*asks[after].pieces, Answer(after, thinking_len, sizes.output_len))
-            asks.append(Ask((*before, writer.about(sizes.new_len)), sizes.output_len, after))
+            asks.append(PromptRequest((*before, writer.about(sizes.new_len)), sizes.output_len, after))
     return asks

@@ -63,7 +63,7 @@ def measure_rates(plan: Plan, num_bytes: int = NUM_BYTES) -> Rates:
         call_seconds=empty,
         step_seconds=of_step,
         row_seconds=of_row,
-        others=clock.share(),
+        other_load=clock.share(),
         rates=rates,
     )
 
@@ -95,7 +95,7 @@ def _engine_seconds(threads: int, num_bytes: int) -> tuple[float, float]:
     import torch
 
     from ostinato.bench.phases import decode_phases, phase_figures
-    from ostinato.engine.engine import Engine
+    from ostinato.engine.engine import EngineCore
 
     other = torch.ones(num_bytes // 4, dtype=torch.float32)
     with tempfile.TemporaryDirectory() as folder:
@@ -111,7 +111,7 @@ def _engine_seconds(threads: int, num_bytes: int) -> tuple[float, float]:
             enable_prefix_caching=False,
             capture="lazy",
         )
-        engine = Engine(config)
+        engine = EngineCore(config)
         around = []
         for rows in ENGINE_ROWS:
             steps = decode_phases(engine, rows, CONTEXT, ENGINE_STEPS, before_each=lambda: float(other.sum()))

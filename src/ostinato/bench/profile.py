@@ -12,17 +12,17 @@ from ostinato.bench.floor import measure_bandwidth, measure_flops
 from ostinato.bench.graph_speed import graph_of
 from ostinato.bench.phases import MODEL, decode_phases, phase_figures
 from ostinato.bench.predicted import machine_of
-from ostinato.bench.reports import Column, Report, Say, Table, engine_facts, engine_lines
+from ostinato.bench.reports import Column, BenchReport, ProgressCallback, Table, engine_facts, engine_lines
 from ostinato.errors import ConfigError
-from ostinato.ops.work import KernelWork, StepShape
+from ostinato.ops.work import KernelCost, StepShape
 from ostinato.plan.graphs.coverage import dispatch
 from ostinato.plan.memory.kernel_work import kernel_work
 from ostinato.plan.plan import Plan
-from ostinato.plan.prediction import ENGINE, Machine
+from ostinato.plan.prediction import ENGINE, StepPredictor
 
 if TYPE_CHECKING:
     from ostinato.config import EngineConfig
-    from ostinato.engine.engine import Engine
+    from ostinato.engine.engine import EngineCore
 
 
 KERNEL_OF = {"logits": "linear"}
@@ -46,18 +46,18 @@ class ProfileBench:
 
 
 @dataclass(frozen=True)
-class Roofs:
+class Roofline:
     """The machine's roofline: bytes/s from and to memory, and FLOP/s of matmuls in the model's dtype."""
 
     bytes_per_second: float
     flops_per_second: float
 
-    def floor(self, work: KernelWork) -> float:
+    def floor(self, work: KernelCost) -> float:
         """Return the roofline seconds of `work`: moving and computing may overlap."""
         return max(work.num_bytes / self.bytes_per_second, work.flops / self.flops_per_second)
 
 
-def profile(settings: dict[str, Any], bench: ProfileBench, say: Say) -> Report:
+def profile(settings: dict[str, Any], bench: ProfileBench, say: ProgressCallback) -> BenchReport:
     """Profile steps: kernels with calls, seconds, bytes, FLOPs and roofline, and phases of the engine's loop.
 
     The phases are of decode steps on a CPU.
@@ -66,15 +66,15 @@ def profile(settings: dict[str, Any], bench: ProfileBench, say: Say) -> Report:
     run eagerly, with a stopwatch at every kernel, and the rest is torch and Python between kernels. On a GPU all calls
     of one operation are replayed as a separate graph. The last of a step's kernels is `logits`, the LM head's matmul.
     """
-    from ostinato.engine.engine import Engine
+    from ostinato.engine.engine import EngineCore
 
     config = _config_for(settings, bench)
     say("loading the model and capturing its graphs")
-    engine = Engine(config)
+    engine = EngineCore(config)
     plan = engine.plan
     say("measuring the memory's bandwidth and the rate of matrix products")
     bandwidth = measure_bandwidth(engine.runner.device, isa=plan.device.native.isa)
-    roofs = Roofs(bandwidth.best, measure_flops(plan.settings.dtype, engine.runner.device))
+    roofs = Roofline(bandwidth.best, measure_flops(plan.settings.dtype, engine.runner.device))
     data = engine_facts("profile", config, plan, **asdict(bench))
     data["machine"] |= {**bandwidth.to_json(), "flops_per_second": roofs.flops_per_second}
     data["kernels"] = {name: choice.implementation for name, choice in plan.kernels.items()}
@@ -83,11 +83,11 @@ def profile(settings: dict[str, Any], bench: ProfileBench, say: Say) -> Report:
     data["decode"] = _decode(engine, bench, roofs, machine, say)
     data["prefill"] = _prefill(engine, bench, roofs, machine, say)
     lines = engine_lines(data, "{context} tokens before each row, {prefill} prompt tokens")
-    return Report(data, lines | {"products": data["products"]}, profile_tables(data))
+    return BenchReport(data, lines | {"products": data["products"]}, profile_tables(data))
 
 
 def _decode(
-    engine: Engine, bench: ProfileBench, roofs: Roofs, machine: Machine | None, say: Say
+    engine: EngineCore, bench: ProfileBench, roofs: Roofline, machine: StepPredictor | None, say: ProgressCallback
 ) -> list[dict[str, Any]]:
     from ostinato.bench.gpu.kernel_times import operation_times, step_seconds
     from ostinato.bench.steps import TapeClock, make_decode_steps, profile_eagerly, profile_tape
@@ -123,7 +123,7 @@ def _decode(
     return figures
 
 
-def _prefill(engine: Engine, bench: ProfileBench, roofs: Roofs, machine: Machine | None, say: Say) -> dict[str, Any]:
+def _prefill(engine: EngineCore, bench: ProfileBench, roofs: Roofline, machine: StepPredictor | None, say: ProgressCallback) -> dict[str, Any]:
     from ostinato.bench.gpu.kernel_times import operation_times, step_seconds
     from ostinato.bench.steps import profile_eagerly, prompt_step
 
@@ -147,18 +147,18 @@ def _prefill(engine: Engine, bench: ProfileBench, roofs: Roofs, machine: Machine
     }
 
 
-def _by_operation(engine: Engine, bench: ProfileBench) -> bool:
+def _by_operation(engine: EngineCore, bench: ProfileBench) -> bool:
     return bench.by_operation or engine.runner.device.type == "cuda"
 
 
 def _step_figures(
-    engine: Engine,
+    engine: EngineCore,
     plan: Plan,
     shape: StepShape,
     calls: Calls,
     seconds: float,
-    roofs: Roofs,
-    machine: Machine | None,
+    roofs: Roofline,
+    machine: StepPredictor | None,
 ) -> dict[str, Any]:
     settings = plan.settings
     work = kernel_work(engine.spec, settings.dtype, settings.ssm_state_dtype, shape, settings.kv_cache_dtype)
@@ -196,7 +196,7 @@ def _loop_steps(bench: ProfileBench) -> int:
     return max(bench.rounds, 8)
 
 
-def kernel_figures(calls: Calls, work: Mapping[str, KernelWork | None], roofs: Roofs) -> list[dict[str, Any]]:
+def kernel_figures(calls: Calls, work: Mapping[str, KernelCost | None], roofs: Roofline) -> list[dict[str, Any]]:
     """Return the calls of a step by name, longest first: seconds, share, roofline, and the share of it reached.
 
     The last two are None for kernels that `work` does not know.

@@ -1,4 +1,4 @@
-"""Result of every benchmark: a `Report` of tables that prints itself, is plain JSON, and may have a chart.
+"""Result of every benchmark: a `BenchReport` of tables that prints itself, is plain JSON, and may have a chart.
 
 matplotlib, which draws charts, is an extra; only this file imports it.
 """
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ostinato import __version__
 from ostinato.errors import ConfigError
-from ostinato.plain_data import to_plain
+from ostinato.plain_data import to_json_data
 from ostinato.plan.device.cpuinfo import cpu_model
 from ostinato.plan.device.detect import detect
 from ostinato.units import format_bytes
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ostinato.config import EngineConfig
     from ostinato.plan.plan import Plan
 
-Say = Callable[[str], None]
+ProgressCallback = Callable[[str], None]
 """Function that shows the user what is being measured now."""
 Row = Mapping[str, Any]
 Format = str | Callable[[Any], str]
@@ -41,7 +41,7 @@ FORMATS: dict[str, Format] = {
 }
 
 
-def shown(value: Any, format: Format = "{}") -> str:
+def format_value(value: Any, format: Format = "{}") -> str:
     """Return `value` as text. Text stays as it is, and None, which is what was not measured, is "-"."""
     if value is None or isinstance(value, str):
         return "-" if value is None else value
@@ -68,7 +68,7 @@ class Column:
     """True for text, which is aligned left. Texts that equal those of the row above are left out."""
 
     def cell(self, row: Row) -> str:
-        return shown(at(row, self.value) if isinstance(self.value, str) else self.value(row), self.format)
+        return format_value(at(row, self.value) if isinstance(self.value, str) else self.value(row), self.format)
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ def check_plot(path: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Report:
+class BenchReport:
     """Measurements, and the facts about what was measured."""
 
     data: dict[str, Any]
@@ -264,7 +264,7 @@ def engine_facts(command: str, config: EngineConfig, plan: Plan, **settings: Any
     return {
         **run_facts(command),
         "model": model_facts(config, plan),
-        "settings": {**to_plain(plan.settings), **settings},
+        "settings": {**to_json_data(plan.settings), **settings},
         "machine": machine_facts(plan),
     }
 

@@ -15,26 +15,26 @@ from typing import Any
 
 import torch
 
-from ostinato.bench.figures import Calls, KernelShares, StepTimes
-from ostinato.bench.reports import Say
-from ostinato.cache.pane_rules import PaneRules
+from ostinato.bench.figures import Calls, KernelShares, GraphStepTimes
+from ostinato.bench.reports import ProgressCallback
+from ostinato.cache.pane_rules import SlidingWindowSpec
 from ostinato.engine.run.graphing import make_graphs
-from ostinato.engine.run.inputs import step_inputs, write_step
-from ostinato.engine.run.runner import Runner
+from ostinato.engine.run.inputs import make_step_inputs, write_step_inputs
+from ostinato.engine.run.runner import ModelRunner
 from ostinato.errors import CapacityError
-from ostinato.graphs.graphs import Forward
+from ostinato.graphs.graphs import StepForward
 from ostinato.graphs.tape import Tape, TapeBackend
-from ostinato.ops.kernels import Kernel, Recorder, Tap
+from ostinato.ops.kernels import Kernel, Recorder, CallHook
 from ostinato.ops.step import StepInputs
-from ostinato.plan.windows import pane_rules
-from ostinato.schedule.batch import Batch, Row
+from ostinato.plan.windows import sliding_window_spec
+from ostinato.schedule.batch import Batch, BatchRow
 
 PASSES = 5
 Work = Callable[[], Any]
 
 
 @torch.inference_mode()
-def make_decode_steps(runner: Runner, sizes: Sequence[int], prompt_len: int, vocab_size: int) -> dict[int, Batch]:
+def make_decode_steps(runner: ModelRunner, sizes: Sequence[int], prompt_len: int, vocab_size: int) -> dict[int, Batch]:
     """Return a decode step for each number of rows in `sizes`.
 
     Every row has `prompt_len` tokens before it, which are computed here; row r has its own blocks, window blocks and
@@ -49,56 +49,56 @@ def make_decode_steps(runner: Runner, sizes: Sequence[int], prompt_len: int, voc
             f"{memory.num_blocks - 1}: ask for fewer rows, shorter prompts or more cache_memory"
         )
     rows, most = [], settings.max_num_batched_tokens
-    rules, panes = pane_rules(memory, settings.block_size, most), 0
+    rules, panes = sliding_window_spec(memory, settings.block_size, most), 0
     if rules is not None:
-        panes, needed = (memory.num_panes - 1) // max(sizes), prompt_len // settings.block_size + 1
-        if panes < min(needed, rules.own):
+        panes, needed = (memory.num_window_blocks - 1) // max(sizes), prompt_len // settings.block_size + 1
+        if panes < min(needed, rules.blocks_per_request):
             raise CapacityError(
-                f"{max(sizes)} rows with a window of {rules.window} need {min(needed, rules.own)} panes each, and the "
-                f"cache has {memory.num_panes - 1}: ask for fewer rows or more cache_memory"
+                f"{max(sizes)} rows with a window of {rules.window} need {min(needed, rules.blocks_per_request)} panes each, and the "
+                f"cache has {memory.num_window_blocks - 1}: ask for fewer rows or more cache_memory"
             )
         if panes < needed:
-            most = min(most, (panes - rules.of_window - 1) * settings.block_size)
+            most = min(most, (panes - rules.blocks_per_window - 1) * settings.block_size)
     for number in range(max(sizes)):
         table = tuple(range(1 + number * blocks, 1 + (number + 1) * blocks))
         slot = 1 + number if memory.num_slots else 0
         for start in range(0, prompt_len, most):
             count = min(most, prompt_len - start)
             tokens = tuple(rng.randrange(vocab_size) for _ in range(count))
-            chunk = Row(str(number), tokens, start, table, slot if start else 0, (slot,))
-            chunk = chunk._replace(pane_table=_panes(rules, number, panes, start, start + count))
+            chunk = BatchRow(str(number), tokens, start, table, slot if start else 0, (slot,))
+            chunk = chunk._replace(window_block_table=_panes(rules, number, panes, start, start + count))
             runner.forward(Batch((chunk,), num_decode_rows=0))
-        last = Row(str(number), (rng.randrange(vocab_size),), prompt_len, table, slot, (slot,))
-        rows.append(last._replace(pane_table=_panes(rules, number, panes, prompt_len, prompt_len + 1)))
+        last = BatchRow(str(number), (rng.randrange(vocab_size),), prompt_len, table, slot, (slot,))
+        rows.append(last._replace(window_block_table=_panes(rules, number, panes, prompt_len, prompt_len + 1)))
     return {size: Batch(tuple(rows[:size]), size) for size in sizes}
 
 
-def _panes(rules: PaneRules | None, number: int, panes: int, start: int, end: int) -> tuple[int, ...]:
+def _panes(rules: SlidingWindowSpec | None, number: int, panes: int, start: int, end: int) -> tuple[int, ...]:
     """Return the window block table of row `number`, for tokens from `start` to before `end`.
 
     The row has `panes` window blocks and uses them cyclically.
     """
     if rules is None:
         return ()
-    first = rules.first(start)
+    first = rules.first_block(start)
     held = range(first, -(-end // rules.block_size))
     return (0,) * first + tuple(1 + number * panes + block % panes for block in held)
 
 
-def prompt_step(runner: Runner, num_tokens: int, vocab_size: int) -> Batch:
+def prompt_step(runner: ModelRunner, num_tokens: int, vocab_size: int) -> Batch:
     """Return a prompt of random tokens as a step of one row, in the first blocks, window blocks and slot."""
     rng = random.Random(num_tokens)
     memory, block_size = runner.plan.memory, runner.block_size
     table = tuple(range(1, 1 + -(-num_tokens // block_size))) if memory.num_blocks else ()
     tokens = tuple(rng.randrange(vocab_size) for _ in range(num_tokens))
-    row = Row("prompt", tokens, 0, table, 0, (1 if memory.num_slots else 0,))
-    if memory.num_panes:
-        row = row._replace(pane_table=tuple(range(1, 1 + -(-num_tokens // block_size))))
+    row = BatchRow("prompt", tokens, 0, table, 0, (1 if memory.num_slots else 0,))
+    if memory.num_window_blocks:
+        row = row._replace(window_block_table=tuple(range(1, 1 + -(-num_tokens // block_size))))
     return Batch((row,), 0)
 
 
 @torch.inference_mode()
-def take_turns(runner: Runner, steps: Mapping[int, Batch], rounds: int, say: Say) -> list[StepTimes]:
+def take_turns(runner: ModelRunner, steps: Mapping[int, Batch], rounds: int, say: ProgressCallback) -> list[GraphStepTimes]:
     """Return the seconds of every step, with and without graph.
 
     In a round each size is measured once from eager to graph and once back, so that other work on the machine affects
@@ -113,22 +113,22 @@ def take_turns(runner: Runner, steps: Mapping[int, Batch], rounds: int, say: Say
             third, fourth = seconds_of(runner, graph), seconds_of(runner, eager)
             if number:
                 pairs[size] += [(first, second), (fourth, third)]
-    return [StepTimes(size, [one for one, _ in each], [other for _, other in each]) for size, each in pairs.items()]
+    return [GraphStepTimes(size, [one for one, _ in each], [other for _, other in each]) for size, each in pairs.items()]
 
 
-def run_eagerly(runner: Runner, batch: Batch) -> Work:
+def run_eagerly(runner: ModelRunner, batch: Batch) -> Work:
     """Return the work that writes a step into the runner's buffers, as for a graph, and runs the model on it."""
     buffers, rows = runner.graphs.buffers, len(batch.rows)
 
     def work() -> torch.Tensor:
-        step = write_step(buffers, batch, runner.block_size)
-        buffers.pad(rows, step.length, rows, step.length)
-        return runner.model(step, runner.memory)
+        step = write_step_inputs(buffers, batch, runner.block_size)
+        buffers.pad(rows, step.num_tokens, rows, step.num_tokens)
+        return runner.model(step, runner.layer_memory)
 
     return work
 
 
-def seconds_of(runner: Runner, work: Work) -> float:
+def seconds_of(runner: ModelRunner, work: Work) -> float:
     """Return the seconds from the call until the device is done."""
     begin = time.perf_counter()
     work()
@@ -184,7 +184,7 @@ class TapeClock:
     Each replay is timed as a whole, and then once more call by call.
     """
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: ModelRunner) -> None:
         plan = runner.plan
         self.calls: Calls = ()
         """Calls of the last replay."""
@@ -197,15 +197,15 @@ class TapeClock:
             plan,
             plan.capture,
             runner.model,
-            lambda step: runner.model(step, runner.memory),
-            runner.memory,
+            lambda step: runner.model(step, runner.layer_memory),
+            runner.layer_memory,
             max_tokens=plan.settings.max_num_batched_tokens,
             make_backend=lambda *parts: _ClockedTapes(TapeBackend(*parts), self),
         )
 
     def run(self, batch: Batch) -> torch.Tensor:
         """Return the hidden states of a step that has a graph."""
-        return self._graphs.run(write_step(self._graphs.buffers, batch, self._block_size))
+        return self._graphs.run(write_step_inputs(self._graphs.buffers, batch, self._block_size))
 
 
 @dataclass(frozen=True)
@@ -220,7 +220,7 @@ class _ClockedTapes:
     def num_bytes(self) -> int:
         return self.tapes.num_bytes
 
-    def capture(self, forward: Forward, step: StepInputs, splits: Collection[str]) -> _ClockedTape:
+    def capture(self, forward: StepForward, step: StepInputs, splits: Collection[str]) -> _ClockedTape:
         return _ClockedTape(self.tapes.capture(forward, step, splits), self.clock)
 
 
@@ -239,7 +239,7 @@ class _ClockedTape:
 
 
 @torch.inference_mode()
-def kernel_shares(runner: Runner, steps: Mapping[int, Batch], passes: int = PASSES) -> dict[int, KernelShares]:
+def kernel_shares(runner: ModelRunner, steps: Mapping[int, Batch], passes: int = PASSES) -> dict[int, KernelShares]:
     """Return the share of a step's time in its kernels, by number of rows, in the shortest of `passes` passes.
 
     The time of reading the clock counts as the rest, which it makes larger by up to a microsecond per call.
@@ -265,7 +265,7 @@ def kernel_shares(runner: Runner, steps: Mapping[int, Batch], passes: int = PASS
 
 
 @torch.inference_mode()
-def profile_tape(runner: Runner, clock: TapeClock, step: Batch, passes: int) -> tuple[Calls, float]:
+def profile_tape(runner: ModelRunner, clock: TapeClock, step: Batch, passes: int) -> tuple[Calls, float]:
     """Return the calls of the shortest pass of a decode step with a full graph, and the shortest replay.
 
     `logits` is the last call. The replay is without timing of the calls.
@@ -280,27 +280,27 @@ def profile_tape(runner: Runner, clock: TapeClock, step: Batch, passes: int) -> 
 
 
 @torch.inference_mode()
-def profile_eagerly(runner: Runner, step: Batch, rows: int, passes: int) -> tuple[Calls, float]:
+def profile_eagerly(runner: ModelRunner, step: Batch, rows: int, passes: int) -> tuple[Calls, float]:
     """Return the kernels of the shortest pass, `logits` of `rows` positions last, and the shortest time of the model.
 
     That time includes Python, and torch between the kernels.
     """
-    inputs = step_inputs(step, runner.block_size, runner.device, takes_images=runner.takes_images)
+    inputs = make_step_inputs(step, runner.block_size, runner.device, takes_images=runner.takes_images)
     profiles, runs = [], []
     for _ in range(passes + 1):
         begin = time.perf_counter()
-        hidden = runner.model(inputs, runner.memory)
+        hidden = runner.model(inputs, runner.layer_memory)
         runs.append(time.perf_counter() - begin)
         logits = _timed_logits(runner, hidden[-rows:])
         watch = Stopwatch()
         with recording(runner.model.build.ops.tap, watch):
-            runner.model(inputs, runner.memory)
+            runner.model(inputs, runner.layer_memory)
         profiles.append([*watch.calls, logits])
     return shortest_pass(profiles[1:]), min(runs[1:])
 
 
 @contextmanager
-def recording(tap: Tap, recorder: Recorder) -> Iterator[None]:
+def recording(tap: CallHook, recorder: Recorder) -> Iterator[None]:
     """Set `recorder` as the tap's recorder inside the context."""
     tap.recorder = recorder
     try:
@@ -309,7 +309,7 @@ def recording(tap: Tap, recorder: Recorder) -> Iterator[None]:
         tap.recorder = None
 
 
-def _kernel_seconds(runner: Runner, clock: TapeClock) -> float:
+def _kernel_seconds(runner: ModelRunner, clock: TapeClock) -> float:
     """Return the kernel seconds of the last replay, with those of the parts that it left out."""
     kernels = set(runner.plan.kernels)
     if clock.left_out.calls:
@@ -317,9 +317,9 @@ def _kernel_seconds(runner: Runner, clock: TapeClock) -> float:
     return sum(seconds for name, seconds in clock.calls if name in kernels) + clock.left_out.seconds
 
 
-def _timed_logits(runner: Runner, hidden: torch.Tensor) -> tuple[str, float]:
+def _timed_logits(runner: ModelRunner, hidden: torch.Tensor) -> tuple[str, float]:
     begin = time.perf_counter()
-    runner.model.logits(hidden)
+    runner.model.compute_logits(hidden)
     return "logits", time.perf_counter() - begin
 
 

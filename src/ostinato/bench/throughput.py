@@ -9,11 +9,11 @@ from itertools import chain, pairwise
 from typing import Any
 
 from ostinato.bench.drive import Workload, bench_config, run_batch, run_rounds
-from ostinato.bench.figures import Trace, percentiles, spread
+from ostinato.bench.figures import RoundTrace, percentiles, spread
 from ostinato.bench.floor import decode_bytes, floor_figures, measure_bandwidth
-from ostinato.bench.reports import Column, Report, Say, Table, engine_facts, engine_lines, run_facts, spread_columns
-from ostinato.bench.worker import ask
-from ostinato.observe.phases import Phases
+from ostinato.bench.reports import Column, BenchReport, ProgressCallback, Table, engine_facts, engine_lines, run_facts, spread_columns
+from ostinato.bench.worker import run_in_process
+from ostinato.observe.phases import StartupTimer
 from ostinato.units import format_bytes
 
 RATES = ("total_tokens_per_second", "prefill_tokens_per_second", "decode_tokens_per_second")
@@ -55,16 +55,16 @@ LATENCY_COLUMNS = (
 )
 
 
-def throughput(settings: dict[str, Any], workload: Workload, say: Say) -> Report:
+def throughput(settings: dict[str, Any], workload: Workload, say: ProgressCallback) -> BenchReport:
     """Measure rates and steps for each batch size, and the share of the roofline that decode steps reach.
 
     `bookkeeping_share` is the share of all steps for scheduling batches and applying results. `floor` is None for a
     model whose bytes are not known beforehand; see `decode_bytes`.
     """
-    from ostinato.engine.engine import Engine
+    from ostinato.engine.engine import EngineCore
 
     config = bench_config(settings, workload)
-    engine = Engine(config)
+    engine = EngineCore(config)
     plan = engine.plan
     results: list[dict[str, Any]] = []
     for batch_size in workload.batch_sizes:
@@ -99,24 +99,24 @@ def throughput(settings: dict[str, Any], workload: Workload, say: Say) -> Report
         for rate in RATES
     ]
     tables = [Table((*NAMES, *spread_columns("rate", "count")), rates), Table(STEP_COLUMNS, results)]
-    return Report(data, engine_lines(data, LENGTHS), tables)
+    return BenchReport(data, engine_lines(data, LENGTHS), tables)
 
 
-def latency(settings: dict[str, Any], workload: Workload, say: Say) -> Report:
+def latency(settings: dict[str, Any], workload: Workload, say: ProgressCallback) -> BenchReport:
     """Measure the two latencies in seconds for each batch size, with requests that all come at once."""
-    from ostinato.engine.engine import Engine
+    from ostinato.engine.engine import EngineCore
 
     config = bench_config(settings, workload)
-    engine = Engine(config)
+    engine = EngineCore(config)
     results = [
         {"batch_size": size, **latency_figures(run_rounds(engine, workload, size, say))}
         for size in workload.batch_sizes
     ]
     data = {**engine_facts("latency", config, engine.plan, **asdict(workload)), "results": results}
-    return Report(data, engine_lines(data, LENGTHS), [Table(LATENCY_COLUMNS, results)])
+    return BenchReport(data, engine_lines(data, LENGTHS), [Table(LATENCY_COLUMNS, results)])
 
 
-def startup(settings: dict[str, Any], workload: Workload, say: Say) -> Report:
+def startup(settings: dict[str, Any], workload: Workload, say: ProgressCallback) -> BenchReport:
     """Measure the seconds of each phase and of the whole (`total`), each round in a fresh process.
 
     They are given as median, min and max.
@@ -124,7 +124,7 @@ def startup(settings: dict[str, Any], workload: Workload, say: Say) -> Report:
     rounds = []
     for number in range(workload.rounds):
         say(f"round {number + 1}")
-        rounds.append(ask("startup", {"settings": settings, "prompt_len": workload.prompt_len}))
+        rounds.append(run_in_process("startup", {"settings": settings, "prompt_len": workload.prompt_len}))
     phases = {phase: spread([each["seconds"][phase] for each in rounds]) for phase in (*PHASES, "total")}
     peak = max(each["peak_memory_bytes"] for each in rounds)
     data = {**rounds[0]["facts"], **run_facts("startup")}
@@ -135,19 +135,19 @@ def startup(settings: dict[str, Any], workload: Workload, say: Say) -> Report:
         for phase, seconds in phases.items()
     ]
     lines = {**engine_lines(data, LENGTHS), "peak memory": format_bytes(peak)}
-    return Report(data, lines, [Table(PHASE_COLUMNS, rows)])
+    return BenchReport(data, lines, [Table(PHASE_COLUMNS, rows)])
 
 
 def answer_startup(job: dict[str, Any]) -> dict[str, Any]:
     """Start up once in this process, which began at `began` and entered Python code at `entered`."""
-    phases = Phases(job["began"])
+    phases = StartupTimer(job["began"])
     phases.end("interpreter", job["entered"])
     phases.end("import")
     gc.disable()  # `ostinato.LLM` does the same on import
     import torch  # noqa: F401
 
     phases.end("torch")
-    from ostinato.engine.engine import Engine
+    from ostinato.engine.engine import EngineCore
 
     gc.enable()
     phases.end("import")
@@ -155,7 +155,7 @@ def answer_startup(job: dict[str, Any]) -> dict[str, Any]:
     config = bench_config(job["settings"], workload)
     if "capture" not in job["settings"]:
         config = config.with_settings(capture="auto")  # the default without measuring
-    engine = Engine(config, phases=phases)
+    engine = EngineCore(config, phases=phases)
     run_batch(engine, workload.prompts(1, engine.spec.vocab_size, 0), output_len=1)
     phases.end("first_token")
     facts = engine_facts("startup", config, engine.plan, **asdict(workload))
@@ -166,7 +166,7 @@ def name_of(rate: str) -> str:
     return rate.removesuffix("_tokens_per_second")
 
 
-def throughput_figures(traces: Sequence[Trace]) -> dict[str, Any]:
+def throughput_figures(traces: Sequence[RoundTrace]) -> dict[str, Any]:
     """Return rates in tokens/s, each as median, min and max over the rounds, and the lengths of decode steps.
 
     `total` counts prompt and output tokens over the whole round, `output` the output tokens alone; `prefill` prompt
@@ -190,7 +190,7 @@ def throughput_figures(traces: Sequence[Trace]) -> dict[str, Any]:
     }
 
 
-def latency_figures(traces: Sequence[Trace]) -> dict[str, Any]:
+def latency_figures(traces: Sequence[RoundTrace]) -> dict[str, Any]:
     """Return the seconds to the first token and between tokens, over all requests of all rounds."""
     requests = [times for trace in traces for times in trace.token_times]
     gaps = [later - earlier for times in requests for earlier, later in pairwise(times)]

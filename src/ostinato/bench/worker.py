@@ -31,7 +31,7 @@ JOBS = {
 COMMAND = (sys.executable, "-m", "ostinato.bench.worker")
 
 
-def ask(kind: str, job: dict[str, Any]) -> dict[str, Any]:
+def run_in_process(kind: str, job: dict[str, Any]) -> dict[str, Any]:
     """Run `job` in a fresh process and return its result, with `peak_memory_bytes` of that process.
 
     An OstinatoError in the process is raised here; any other failure is a CalledProcessError, its traceback on stderr.

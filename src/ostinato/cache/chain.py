@@ -10,7 +10,7 @@ from typing import Any
 
 import xxhash
 
-BlockHash = Callable[[int, bytes], int]
+BlockHashFn = Callable[[int, bytes], int]
 """Function (hash of the block before, or 0; the block's content as bytes) -> hash of all tokens up to the block's end.
 """
 
@@ -39,7 +39,7 @@ def xxh3_hash(before: int, content: bytes) -> int:
     return digest
 
 
-class Chain:
+class BlockHashes:
     """The block hashes of one request, for the full blocks that `extend` has seen.
 
     Block i holds the tokens at `i * block_size` to `(i + 1) * block_size - 1` and the digests of the images in them.
@@ -51,14 +51,14 @@ class Chain:
         block_size: int,
         salt: str | None = None,
         media: Sequence[MediaSpan] = (),
-        block_hash: BlockHash = xxh3_hash,
+        block_hash: BlockHashFn = xxh3_hash,
         root: bytes | None = None,
     ) -> None:
         """Set up an empty list of blocks; they get `names` too if `root`, the name before the first block, is given."""
         self.block_size = block_size
         self.salt = salt
         self.keys: list[int] = []
-        self.names: list[bytes] = []
+        self.file_keys: list[bytes] = []
         """Cryptographic digests of the tokens up to each block's end.
 
         Files are found by them, and a file is not compared with the blocks before it.
@@ -75,14 +75,14 @@ class Chain:
             token_ids = tokens(index * size, (index + 1) * size)
             content = array("q", token_ids).tobytes()
             if index == 0 and self.salt is not None:
-                content += _framed(b"salt", self.salt)
+                content += _length_prefixed(b"salt", self.salt)
             for digest in self.digests(index):
-                content += _framed(b"media", digest)
+                content += _length_prefixed(b"media", digest)
             self.keys.append(self._hash(self.keys[-1] if index else 0, content))
             self.token_ids.append(token_ids)
             if self._root is not None:
-                before = self.names[-1] if index else self._root
-                self.names.append(hashlib.blake2b(before + content, digest_size=len(self._root)).digest())
+                before = self.file_keys[-1] if index else self._root
+                self.file_keys.append(hashlib.blake2b(before + content, digest_size=len(self._root)).digest())
 
     def digests(self, index: int) -> tuple[str, ...]:
         """Return the digests of the images in block `index`, in order."""
@@ -92,7 +92,7 @@ class Chain:
         return tuple(span.digest for span in self._media if span.start < end and span.end > start)
 
 
-def _framed(kind: bytes, text: str) -> bytes:
+def _length_prefixed(kind: bytes, text: str) -> bytes:
     """Return `text` as bytes with its kind and its length before it.
 
     The length keeps one text from ending in what looks like another: a block's name alone distinguishes its file from

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from ostinato.observe.cache_counts import EncoderCacheCounts
 
 
-class Held(NamedTuple):
+class PinnedImage(NamedTuple):
     """An image that a request holds."""
 
     cells: tuple[int, ...]
@@ -80,7 +80,7 @@ class EncoderCache:
                 return count
         return len(items)
 
-    def take(self, request_id: str, items: Sequence[tuple[str, int]]) -> list[Held]:
+    def pin(self, request_id: str, items: Sequence[tuple[str, int]]) -> list[PinnedImage]:
         """Pin images, (digest, tokens) each, for which `num_fitting` found room.
 
         Images that are not cached get cells, which may evict images that no request holds. Images that the request
@@ -88,13 +88,13 @@ class EncoderCache:
         """
         assert items, "a request takes at least one image"
         held = self._held.setdefault(request_id, set())
-        taken: dict[str, Held] = {}
+        taken: dict[str, PinnedImage] = {}
         # Cached images come first, so that none of them is evicted for another one.
         for digest, num_tokens in items:
             entry = self._pinned.get(digest) or self._idle.get(digest)
             if entry is None or digest in taken:
                 continue
-            taken[digest] = Held(entry.cells, is_new=False)
+            taken[digest] = PinnedImage(entry.cells, is_new=False)
             if digest not in held:
                 self._pin(digest, entry, held)
                 self.counters.hits += 1
@@ -102,7 +102,7 @@ class EncoderCache:
         for digest, num_tokens in items:
             if digest not in taken:
                 entry = _Entry(self._allocate(num_tokens))
-                taken[digest] = Held(entry.cells, is_new=True)
+                taken[digest] = PinnedImage(entry.cells, is_new=True)
                 self._pin(digest, entry, held)
                 self._pending.add(digest)
                 self.counters.misses += 1
@@ -112,7 +112,7 @@ class EncoderCache:
         )
         return [taken[digest] for digest, _ in items]
 
-    def keep(self, request_id: str, digests: Collection[str]) -> None:
+    def unpin_except(self, request_id: str, digests: Collection[str]) -> None:
         """Unpin all images of the request but `digests`, after a step of it succeeded."""
         held = self._held.get(request_id)
         if held is None:
@@ -123,7 +123,7 @@ class EncoderCache:
         if not held:
             del self._held[request_id]
 
-    def release(self, request_id: str, is_suspect: bool = False) -> None:
+    def unpin_all(self, request_id: str, is_suspect: bool = False) -> None:
         """Unpin all images of the request.
 
         With `is_suspect`, the outputs of its images may be wrong, and the images that no other request holds are
@@ -134,7 +134,7 @@ class EncoderCache:
             if is_suspect and digest in self._idle:
                 self._forget(digest)
 
-    def settle(self, succeeded: bool) -> None:
+    def finish_step(self, succeeded: bool) -> None:
         """Mark the images of the finished step as encoded, or forget them if it failed.
 
         After a failed step, no request may hold them any more.
@@ -145,16 +145,16 @@ class EncoderCache:
                 self._forget(digest)
         self._pending.clear()
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Remove all images that no request holds, as if they had never been seen."""
         for digest in list(self._idle):
             self._forget(digest)
 
-    def holders(self) -> set[str]:
+    def request_ids(self) -> set[str]:
         """Return the ids of the requests that hold images."""
         return set(self._held)
 
-    def held(self, request_id: str) -> Collection[str]:
+    def pinned_by(self, request_id: str) -> Collection[str]:
         """Return the digests of the images that the request holds."""
         return self._held.get(request_id, frozenset())
 

@@ -6,61 +6,61 @@ writes to another one. Nothing is copied.
 
 from __future__ import annotations
 
-from ostinato.cache.chain import Chain
-from ostinato.cache.holding import Holding
-from ostinato.cache.index import Checkpoint, Entry
-from ostinato.cache.placement import Placement
+from ostinato.cache.chain import BlockHashes
+from ostinato.cache.holding import RequestCache
+from ostinato.cache.index import Checkpoint, IndexEntry
+from ostinato.cache.placement import CheckpointPositions
 from ostinato.cache.store import CacheStore
 
 
-def enter(
+def commit(
     store: CacheStore,
-    holding: Holding,
-    chain: Chain,
+    holding: RequestCache,
+    chain: BlockHashes,
     num_computed: int,
-    placement: Placement,
+    placement: CheckpointPositions,
     samples: bool,
     anchor: int,
 ) -> None:
-    """Commit what a step computed to the index, as `CacheManager.enter` describes."""
-    entered = enter_blocks(store, holding, chain, num_computed)
-    if store.panes.count:
+    """Commit what a step computed to the index, as `CacheManager.commit` describes."""
+    entered = commit_blocks(store, holding, chain, num_computed)
+    if store.window_blocks.count:
         # Other requests will continue from the prompt's end, and from where it leaves an indexed prefix.
         for position in (placement.last, placement.branch):
             if position in entered:
-                store.use_window(entered[position])
-    _place_reserved(store, holding, placement, entered)
-    if holding.slots and placement.mode != "none" and not holding.is_overwritten:
+                store.touch_window(entered[position])
+    _commit_reserved(store, holding, placement, entered)
+    if holding.write_slots and placement.mode != "none" and not holding.next_step_overwrites:
         if samples:
-            _place_trailing(store, holding, placement, entered, num_computed, anchor)
+            _commit_rolling(store, holding, placement, entered, num_computed, anchor)
         elif holding.num_indexed * chain.block_size == num_computed:
-            _place_last_written(store, holding, placement, num_computed)
-    for checkpoint in placement.settle():
-        _give_up(store, checkpoint)
+            _commit_chunk_end(store, holding, placement, num_computed)
+    for checkpoint in placement.take_dropped():
+        _drop_unless_hit(store, checkpoint)
     store.trim()
 
 
-def enter_blocks(store: CacheStore, holding: Holding, chain: Chain, num_computed: int) -> dict[int, Entry]:
+def commit_blocks(store: CacheStore, holding: RequestCache, chain: BlockHashes, num_computed: int) -> dict[int, IndexEntry]:
     """Index the blocks that are full now, or exchange them for equal ones of the index. Return {end: entry} of them."""
-    entered: dict[int, Entry] = {}
+    entered: dict[int, IndexEntry] = {}
     swapped: dict[int, int] = {}
     for index in range(holding.num_indexed, num_computed // chain.block_size):
         own = holding.block_table[index] if store.blocks.count > 0 else 0
-        entry = store.index.child(holding.tip, chain, index)
+        entry = store.index.child(holding.last_entry, chain, index)
         if entry is None:
-            entry = store.enter(holding.tip, chain, index, own)
+            entry = store.add_block(holding.last_entry, chain, index, own)
             if entry is None:
                 break
         elif entry.block != own:
             store.blocks.retain((entry.block,))
             store.blocks.release((own,))
             swapped[index] = entry.block
-        if index < len(holding.pane_table) and holding.pane_table[index]:
-            _enter_pane(store, holding, entry, index)
+        if index < len(holding.window_block_table) and holding.window_block_table[index]:
+            _commit_window_block(store, holding, entry, index)
         entry.num_pins += 1
-        if holding.tip is not None:
-            holding.tip.num_pins -= 1
-        holding.tip = entered[entry.end] = entry
+        if holding.last_entry is not None:
+            holding.last_entry.num_pins -= 1
+        holding.last_entry = entered[entry.end] = entry
         holding.num_indexed += 1
     if swapped:
         store.counters.shared_blocks += len(swapped)
@@ -68,41 +68,41 @@ def enter_blocks(store: CacheStore, holding: Holding, chain: Chain, num_computed
     return entered
 
 
-def _enter_pane(store: CacheStore, holding: Holding, entry: Entry, index: int) -> None:
+def _commit_window_block(store: CacheStore, holding: RequestCache, entry: IndexEntry, index: int) -> None:
     """Let the index keep the window block of an entry that has none, or exchange it for the entry's equal one."""
-    own, table = holding.pane_table[index], holding.pane_table
-    if entry.pane is None:
-        store.keep_pane(entry, own)
+    own, table = holding.window_block_table[index], holding.window_block_table
+    if entry.window_block is None:
+        store.add_window_block(entry, own)
         return
-    store.panes.retain((entry.pane.id,))
-    store.panes.release((own,))
-    holding.pane_table = (*table[:index], entry.pane.id, *table[index + 1 :])
+    store.window_blocks.retain((entry.window_block.id,))
+    store.window_blocks.release((own,))
+    holding.window_block_table = (*table[:index], entry.window_block.id, *table[index + 1 :])
 
 
-def _place_reserved(store: CacheStore, holding: Holding, placement: Placement, entered: dict[int, Entry]) -> None:
-    for position, slot in holding.reserved:
+def _commit_reserved(store: CacheStore, holding: RequestCache, placement: CheckpointPositions, entered: dict[int, IndexEntry]) -> None:
+    for position, slot in holding.reserved_checkpoints:
         entry = entered.get(position)
         if entry is not None:
             _place(store, placement, entry, slot, placement.is_interior(position))
-    store.slots.release(tuple(slot for _, slot in holding.reserved))
-    holding.reserved = ()
+    store.slots.release(tuple(slot for _, slot in holding.reserved_checkpoints))
+    holding.reserved_checkpoints = ()
 
 
-def _place_last_written(store: CacheStore, holding: Holding, placement: Placement, position: int) -> None:
+def _commit_chunk_end(store: CacheStore, holding: RequestCache, placement: CheckpointPositions, position: int) -> None:
     """Keep the state of a prefill chunk that ends at an indexed boundary, if a checkpoint belongs there."""
-    assert holding.tip is not None, "a boundary that is indexed has an entry"
+    assert holding.last_entry is not None, "a boundary that is indexed has an entry"
     is_interior = placement.is_interior(position)
-    if is_interior and not placement.claims(position):
+    if is_interior and not placement.claim(position):
         return
-    if _place(store, placement, holding.tip, holding.read_slot, is_interior) is not None:
-        _leave_behind(store, holding, holding.read_slot)
+    if _place(store, placement, holding.last_entry, holding.read_slot, is_interior) is not None:
+        _donate_slot(store, holding, holding.read_slot)
 
 
-def _place_trailing(
+def _commit_rolling(
     store: CacheStore,
-    holding: Holding,
-    placement: Placement,
-    entered: dict[int, Entry],
+    holding: RequestCache,
+    placement: CheckpointPositions,
+    entered: dict[int, IndexEntry],
     num_computed: int,
     anchor: int,
 ) -> None:
@@ -111,47 +111,47 @@ def _place_trailing(
     If accepted drafts precede the boundary, the output may turn out to end among them (at a stop string). The
     checkpoint before it then stays until the next boundary.
     """
-    written = holding.slots[: anchor + 1]
-    for checkpoint in holding.superseded:
-        _give_up(store, checkpoint)
-    holding.superseded = ()
+    written = holding.write_slots[: anchor + 1]
+    for checkpoint in holding.replaced_checkpoints:
+        _drop_unless_hit(store, checkpoint)
+    holding.replaced_checkpoints = ()
     start = num_computed - anchor
     for position in range(start, num_computed + 1):
         if position not in entered:
             continue
-        before, holding.trailing = holding.trailing, None
+        before, holding.rolling_checkpoint = holding.rolling_checkpoint, None
         if before is not None and before.entry.checkpoint is before:
-            if placement.mode == "all" and placement.claims(before.entry.end):
+            if placement.mode == "all" and placement.claim(before.entry.end):
                 before.is_interior = True
-                placement.placed[before.entry.end] = before
+                placement.interior[before.entry.end] = before
             elif position > start:
-                holding.superseded += (before,)
+                holding.replaced_checkpoints += (before,)
             else:
-                _give_up(store, before)
+                _drop_unless_hit(store, before)
         slot = written[position - start]
-        holding.trailing = store.place(entered[position], slot, is_interior=False)
-        if holding.trailing is not None:
-            _leave_behind(store, holding, slot)
+        holding.rolling_checkpoint = store.add_checkpoint(entered[position], slot, is_interior=False)
+        if holding.rolling_checkpoint is not None:
+            _donate_slot(store, holding, slot)
 
 
-def _place(store: CacheStore, placement: Placement, entry: Entry, slot: int, is_interior: bool) -> Checkpoint | None:
-    checkpoint = store.place(entry, slot, is_interior)
-    if checkpoint is not None and entry.end in placement.placed:
-        placement.placed[entry.end] = checkpoint
+def _place(store: CacheStore, placement: CheckpointPositions, entry: IndexEntry, slot: int, is_interior: bool) -> Checkpoint | None:
+    checkpoint = store.add_checkpoint(entry, slot, is_interior)
+    if checkpoint is not None and entry.end in placement.interior:
+        placement.interior[entry.end] = checkpoint
     return checkpoint
 
 
-def _give_up(store: CacheStore, checkpoint: Checkpoint) -> None:
+def _drop_unless_hit(store: CacheStore, checkpoint: Checkpoint) -> None:
     """Remove a checkpoint that is no longer wanted, unless a request has hit it or it is gone already."""
     if checkpoint.entry.checkpoint is checkpoint and checkpoint.hits == 0:
-        store.give_up(checkpoint)
+        store.drop_checkpoint(checkpoint)
 
 
-def _leave_behind(store: CacheStore, holding: Holding, slot: int) -> None:
+def _donate_slot(store: CacheStore, holding: RequestCache, slot: int) -> None:
     """Take a slot that became a checkpoint off the slots that the request writes to.
 
     The request keeps its reference if it reads the slot once more.
     """
-    holding.slots = tuple(own for own in holding.slots if own != slot)
+    holding.write_slots = tuple(own for own in holding.write_slots if own != slot)
     if slot != holding.read_slot:
         store.slots.release((slot,))

@@ -13,17 +13,17 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Generic, Literal, TypeVar
 
-from ostinato.cache.index import Checkpoint, Entry, Pane, PrefixIndex
+from ostinato.cache.index import Checkpoint, IndexEntry, WindowBlock, PrefixIndex
 
 EvictionPolicy = Literal["marconi", "lru"]
 
 EFFICIENCY_WEIGHT = 1.0
 """Weight of the FLOPs saved per byte relative to recency; 0 would be LRU."""
 
-RANKED_AT_ONCE = 8
+RANKED_FRACTION = 8
 """Candidates per candidate that is ranked beforehand, so that one look at all of them serves several evictions."""
 
-T = TypeVar("T", Entry, Checkpoint, Pane)
+T = TypeVar("T", IndexEntry, Checkpoint, WindowBlock)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class EvictionCosts:
     flops_per_pair: float = 0.0
     block_bytes: int = 1
     slot_bytes: int = 1
-    pane_bytes: int = 0
+    window_block_bytes: int = 0
 
     def flops(self, start: int, end: int) -> float:
         """Return the FLOPs of the tokens `start` to `end - 1` if those before them are cached."""
@@ -47,7 +47,7 @@ class EvictionCosts:
 
 
 @dataclass(frozen=True, slots=True)
-class Worth:
+class Utility:
     """Reasons for something to stay. `tier` 0 goes before any 1; `efficiency` is in FLOPs per byte."""
 
     tier: int
@@ -55,43 +55,43 @@ class Worth:
     efficiency: float
 
 
-def worth_of_leaf(
-    entry: Entry, costs: EvictionCosts, has_state: bool, index: PrefixIndex, has_panes: bool = False
-) -> Worth:
+def leaf_utility(
+    entry: IndexEntry, costs: EvictionCosts, has_state: bool, index: PrefixIndex, has_panes: bool = False
+) -> Utility:
     """Return the worth of a block that no indexed prefix extends.
 
     With state layers, only a checkpoint gives it worth; with windows, only a window block, which goes with it.
     """
-    if has_panes and entry.pane is None:
-        return Worth(tier=0, last_use=entry.last_use, efficiency=0.0)
+    if has_panes and entry.window_block is None:
+        return Utility(tier=0, last_use=entry.last_use, efficiency=0.0)
     if not has_state:
         size = entry.end - (0 if entry.parent is None else entry.parent.end)
-        num_bytes = costs.block_bytes + costs.pane_bytes
-        return Worth(1, entry.last_use, costs.flops(entry.end - size, entry.end) / max(num_bytes, 1))
+        num_bytes = costs.block_bytes + costs.window_block_bytes
+        return Utility(1, entry.last_use, costs.flops(entry.end - size, entry.end) / max(num_bytes, 1))
     checkpoint = entry.checkpoint
     if checkpoint is None:
-        return Worth(0, entry.last_use, 0.0)
-    saved = costs.flops(index.base_end(checkpoint), entry.end)
+        return Utility(0, entry.last_use, 0.0)
+    saved = costs.flops(index.previous_checkpoint_end(checkpoint), entry.end)
     last_use = max(entry.last_use, checkpoint.last_use)
-    return Worth(tier_of(checkpoint), last_use, saved / max(costs.block_bytes + costs.pane_bytes + costs.slot_bytes, 1))
+    return Utility(utility_tier(checkpoint), last_use, saved / max(costs.block_bytes + costs.window_block_bytes + costs.slot_bytes, 1))
 
 
-def worth_of_checkpoint(checkpoint: Checkpoint, costs: EvictionCosts, index: PrefixIndex) -> Worth:
+def checkpoint_utility(checkpoint: Checkpoint, costs: EvictionCosts, index: PrefixIndex) -> Utility:
     """Return the worth of the state alone, if its block stays: the tokens since the checkpoint before it."""
-    saved = costs.flops(index.base_end(checkpoint), checkpoint.entry.end)
-    return Worth(tier_of(checkpoint), checkpoint.last_use, saved / max(costs.slot_bytes, 1))
+    saved = costs.flops(index.previous_checkpoint_end(checkpoint), checkpoint.entry.end)
+    return Utility(utility_tier(checkpoint), checkpoint.last_use, saved / max(costs.slot_bytes, 1))
 
 
-def worth_of_pane(pane: Pane, costs: EvictionCosts, num_together: int) -> Worth:
+def window_block_utility(pane: WindowBlock, costs: EvictionCosts, num_together: int) -> Utility:
     """Return the worth of a window block.
 
     A prefix is reusable only with all `num_together` blocks of its window, which jointly save the tokens before.
     """
     saved = costs.flops(0, pane.entry.end)
-    return Worth(tier_of(pane), pane.last_use, saved / max(costs.pane_bytes * num_together, 1))
+    return Utility(utility_tier(pane), pane.last_use, saved / max(costs.window_block_bytes * num_together, 1))
 
 
-def tier_of(kept: Checkpoint | Pane) -> int:
+def utility_tier(kept: Checkpoint | WindowBlock) -> int:
     """Return 0 for a checkpoint or window block inside a prefix that no request has hit, else 1.
 
     Tier 0 can save nothing as far as is known.
@@ -103,23 +103,23 @@ class EvictionQueue(Generic[T]):
     """Candidates in the order of their eviction.
 
     A look at all of them costs O(candidates), so the first few are remembered. One that was used since, or is no
-    candidate any more, is skipped. One that became a candidate since waits for the next look, unless it is `offer`ed.
+    candidate any more, is skipped. One that became a candidate since waits for the next look, unless it is `push`ed.
     """
 
     def __init__(
         self,
         policy: EvictionPolicy,
         candidates: Callable[[], Iterable[T]],
-        worth: Callable[[T], Worth],
+        worth: Callable[[T], Utility],
         is_candidate: Callable[[T], bool],
     ) -> None:
         self._policy = policy
         self._candidates: Callable[[], Iterable[T]] = candidates
-        self._worth: Callable[[T], Worth] = worth
+        self._worth: Callable[[T], Utility] = worth
         self._is_candidate: Callable[[T], bool] = is_candidate
         self._heap: list[tuple[tuple[int, float, int], int, int, T]] = []
         self._number = count()
-        self._score: Callable[[Worth], tuple[int, float, int]] = _by_recency
+        self._score: Callable[[Utility], tuple[int, float, int]] = _by_recency
         self._highest: tuple[int, float, int] = (0, 0.0, 0)
 
     def pop(self) -> T | None:
@@ -129,38 +129,38 @@ class EvictionQueue(Generic[T]):
                 _, _, last_use, item = heapq.heappop(self._heap)
                 if self._is_candidate(item) and self._worth(item).last_use == last_use:
                     return item
-            self._look_at_all()
+            self._rank_all()
         return None
 
-    def offer(self, item: T) -> None:
+    def push(self, item: T) -> None:
         """Let a new candidate take part before the next look at all."""
         worth = self._worth(item)
         score = self._score(worth)
         if self._heap and score <= self._highest:
             heapq.heappush(self._heap, (score, next(self._number), worth.last_use, item))
 
-    def _look_at_all(self) -> None:
+    def _rank_all(self) -> None:
         found = [(item, self._worth(item)) for item in self._candidates()]
         if not found:
             return
         self._score = _by_recency if self._policy == "lru" else _by_utility([worth for _, worth in found])
         scored = [(self._score(worth), next(self._number), worth.last_use, item) for item, worth in found]
-        self._heap = heapq.nsmallest(max(1, len(scored) // RANKED_AT_ONCE), scored)
+        self._heap = heapq.nsmallest(max(1, len(scored) // RANKED_FRACTION), scored)
         self._highest = self._heap[-1][0]
 
 
-def _by_recency(worth: Worth) -> tuple[int, float, int]:
+def _by_recency(worth: Utility) -> tuple[int, float, int]:
     return worth.tier, 0.0, worth.last_use
 
 
-def _by_utility(worths: list[Worth]) -> Callable[[Worth], tuple[int, float, int]]:
+def _by_utility(worths: list[Utility]) -> Callable[[Utility], tuple[int, float, int]]:
     """Return a score: recency plus efficiency, each scaled to 0..1 over the candidates that the sum decides about."""
     judged = [worth for worth in worths if worth.tier == 1] or worths
     oldest, least = min(w.last_use for w in judged), min(w.efficiency for w in judged)
     age = max(max(w.last_use for w in judged) - oldest, 1)
     spread = max(w.efficiency for w in judged) - least
 
-    def score(worth: Worth) -> tuple[int, float, int]:
+    def score(worth: Utility) -> tuple[int, float, int]:
         if worth.tier == 0:
             return _by_recency(worth)
         efficiency = (worth.efficiency - least) / spread if spread > 0 else 0.0

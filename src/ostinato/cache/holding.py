@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ostinato.cache.index import Checkpoint, Entry
+from ostinato.cache.index import Checkpoint, IndexEntry
 
 
 @dataclass(slots=True)
-class Holding:
+class RequestCache:
     """The memory of one request.
 
     Entry i of `block_table` is for positions `i * block_size` to `(i + 1) * block_size - 1`; it has blocks for
@@ -19,40 +19,40 @@ class Holding:
 
     block_table: tuple[int, ...] = ()
     capacity: int = 0
-    pane_table: tuple[int, ...] = ()
-    """Window blocks, indexed as `block_table`; 0 for those already freed, which precede `first_pane`."""
-    first_pane: int = 0
-    num_promised: int = 0
+    window_block_table: tuple[int, ...] = ()
+    """Window blocks, indexed as `block_table`; 0 for those already freed, which precede `first_window_block`."""
+    first_window_block: int = 0
+    num_reserved_blocks: int = 0
     """Blocks of tokens for which window blocks were promised to it."""
-    slots: tuple[int, ...] = ()
+    write_slots: tuple[int, ...] = ()
     """Slots that only this request holds and its steps write to: `slots_per_request` of them when a batch row is made.
     """
     read_slot: int = 0
     """The slot that the next step reads its state from: one of `slots`, or a checkpoint, or 0 for the zero state."""
-    reserved: tuple[tuple[int, int], ...] = ()
+    reserved_checkpoints: tuple[tuple[int, int], ...] = ()
     """(position, slot): checkpoints that the step in flight writes out within its tokens."""
-    ahead: tuple[int, ...] = ()
+    next_slots: tuple[int, ...] = ()
     """The slot that the next step writes to, if it differs from the slot of the step in flight."""
-    is_overwritten: bool = False
+    next_step_overwrites: bool = False
     """True if the next step overwrites the in-flight step's final state."""
-    tip: Entry | None = None
+    last_entry: IndexEntry | None = None
     num_indexed: int = 0
-    trailing: Checkpoint | None = None
+    rolling_checkpoint: Checkpoint | None = None
     """The checkpoint at the last block boundary that decoding passed."""
-    superseded: tuple[Checkpoint, ...] = ()
-    """Checkpoints before `trailing`, while the output may still turn out to end before it."""
+    replaced_checkpoints: tuple[Checkpoint, ...] = ()
+    """Checkpoints before `rolling_checkpoint`, while the output may still turn out to end before it."""
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[IndexEntry]:
         """Yield its indexed blocks, the last one first."""
-        entry = self.tip
+        entry = self.last_entry
         while entry is not None:
             yield entry
             entry = entry.parent
 
-    def references(self) -> tuple[int, ...]:
+    def referenced_slots(self) -> tuple[int, ...]:
         """Return the slots on which the request holds a reference."""
-        read = () if self.read_slot in self.slots or self.read_slot == 0 else (self.read_slot,)
-        return (*self.slots, *read, *self.ahead, *(slot for _, slot in self.reserved))
+        read = () if self.read_slot in self.write_slots or self.read_slot == 0 else (self.read_slot,)
+        return (*self.write_slots, *read, *self.next_slots, *(slot for _, slot in self.reserved_checkpoints))
 
 
 @dataclass(frozen=True, slots=True)

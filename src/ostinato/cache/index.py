@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ostinato.cache.chain import Chain
+from ostinato.cache.chain import BlockHashes
 
 
 @dataclass(slots=True, eq=False)
 class Checkpoint:
     """A slot that holds the state after the last token of an entry's block. It is never written."""
 
-    entry: Entry
+    entry: IndexEntry
     slot: int
     is_interior: bool
     """True if it is here only as a multiple of `state_block_size`.
@@ -24,10 +24,10 @@ class Checkpoint:
 
 
 @dataclass(slots=True, eq=False)
-class Pane:
+class WindowBlock:
     """A window block: keys and values of an entry's block in layers with a window. It is never written."""
 
-    entry: Entry
+    entry: IndexEntry
     id: int
     last_use: int
     is_interior: bool = True
@@ -36,11 +36,11 @@ class Pane:
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class IndexEntry:
     """One full block after its parent's. `end` is the position after its last token."""
 
     key: int
-    parent: Entry | None
+    parent: IndexEntry | None
     token_ids: tuple[int, ...]
     digests: tuple[str, ...]
     salt: str | None
@@ -49,7 +49,7 @@ class Entry:
     """Block id; 0 in a model without attention, or with windows in all layers."""
     last_use: int
     checkpoint: Checkpoint | None = None
-    pane: Pane | None = None
+    window_block: WindowBlock | None = None
     """The window block. None in a model without windows, and after eviction."""
     hits: int = 0
     """Requests that took the prefix up to here, and no further, from the index."""
@@ -58,11 +58,11 @@ class Entry:
     num_children: int = 0
     num_pins: int = 0
     """Running requests whose last indexed block this is."""
-    name: bytes = b""
+    file_key: bytes = b""
     """Name by which its files are found; empty without a file tier."""
-    base: Entry | None = None
-    """The nearest entry before it with a checkpoint, None being the root, as of the index's change `based_at`."""
-    based_at: int = -1
+    previous_checkpoint: IndexEntry | None = None
+    """The nearest entry before it with a checkpoint, None being the root, as of the index's change `previous_checkpoint_version`."""
+    previous_checkpoint_version: int = -1
 
     @property
     def is_evictable(self) -> bool:
@@ -78,29 +78,29 @@ class PrefixIndex:
     """
 
     def __init__(self) -> None:
-        self._entries: dict[int, Entry] = {}
-        self._leaves: dict[Entry, None] = {}
+        self._entries: dict[int, IndexEntry] = {}
+        self._leaves: dict[IndexEntry, None] = {}
         self._checkpoints: dict[int, Checkpoint] = {}
-        self._panes: dict[int, Pane] = {}
+        self._panes: dict[int, WindowBlock] = {}
         self._num_changes = 0
         """Checkpoints added and removed so far."""
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[IndexEntry]:
         return iter(self._entries.values())
 
-    def __contains__(self, entry: Entry) -> bool:
+    def __contains__(self, entry: IndexEntry) -> bool:
         return self._entries.get(entry.key) is entry
 
     @property
-    def leaves(self) -> Iterator[Entry]:
+    def leaves(self) -> Iterator[IndexEntry]:
         """Entries that no other entry extends."""
         return iter(self._leaves)
 
     @property
-    def newest_leaves(self) -> Iterator[Entry]:
+    def newest_leaves(self) -> Iterator[IndexEntry]:
         """Entries that no other entry extends, the newest first."""
         return reversed(self._leaves)
 
@@ -117,10 +117,10 @@ class PrefixIndex:
         return iter(self._checkpoints.values())
 
     @property
-    def panes(self) -> Iterator[Pane]:
+    def window_blocks(self) -> Iterator[WindowBlock]:
         return iter(self._panes.values())
 
-    def pane_of(self, id: int) -> Pane | None:
+    def window_block_of(self, id: int) -> WindowBlock | None:
         """Return the window block with this id, or None if the index does not have it."""
         return self._panes.get(id)
 
@@ -128,8 +128,8 @@ class PrefixIndex:
         """Return the checkpoint in this slot, or None if it holds none."""
         return self._checkpoints.get(slot)
 
-    def child(self, parent: Entry | None, chain: Chain, index: int) -> Entry | None:
-        """Return the entry of block `index` of `chain`, or None; `parent` is the entry of the block before."""
+    def child(self, parent: IndexEntry | None, chain: BlockHashes, index: int) -> IndexEntry | None:
+        """Return the entry of block `index` of `block_hashes`, or None; `parent` is the entry of the block before."""
         entry = self._entries.get(chain.keys[index])
         if (
             entry is not None
@@ -141,9 +141,9 @@ class PrefixIndex:
             return entry
         return None
 
-    def walk(self, chain: Chain, num_blocks: int) -> list[Entry]:
-        """Return the entries of the first `num_blocks` blocks of `chain`, up to the first that is not indexed."""
-        path: list[Entry] = []
+    def walk(self, chain: BlockHashes, num_blocks: int) -> list[IndexEntry]:
+        """Return the entries of the first `num_blocks` blocks of `block_hashes`, up to the first that is not indexed."""
+        path: list[IndexEntry] = []
         for index in range(min(num_blocks, len(chain.keys))):
             entry = self.child(path[-1] if path else None, chain, index)
             if entry is None:
@@ -151,15 +151,15 @@ class PrefixIndex:
             path.append(entry)
         return path
 
-    def add(self, parent: Entry | None, chain: Chain, index: int, block: int, now: int) -> Entry | None:
-        """Add block `index` of `chain`; return None if other tokens have its hash."""
+    def add(self, parent: IndexEntry | None, chain: BlockHashes, index: int, block: int, now: int) -> IndexEntry | None:
+        """Add block `index` of `block_hashes`; return None if other tokens have its hash."""
         key = chain.keys[index]
         if key in self._entries:
             return None
         end = (index + 1) * chain.block_size
         digests = chain.digests(index)
-        name = chain.names[index] if chain.names else b""
-        entry = Entry(key, parent, chain.token_ids[index], digests, chain.salt, end, block, now, name=name)
+        name = chain.file_keys[index] if chain.file_keys else b""
+        entry = IndexEntry(key, parent, chain.token_ids[index], digests, chain.salt, end, block, now, file_key=name)
         self._entries[key] = entry
         self._leaves[entry] = None
         if parent is not None:
@@ -167,11 +167,11 @@ class PrefixIndex:
             self._leaves.pop(parent, None)
         return entry
 
-    def remove(self, entry: Entry) -> None:
+    def remove(self, entry: IndexEntry) -> None:
         """Remove an evictable entry without a checkpoint and without a window block."""
         assert entry.is_evictable, "an entry that is needed cannot be removed"
         assert entry.checkpoint is None, "a checkpoint is taken out before its entry"
-        assert entry.pane is None, "a pane is taken out before its entry"
+        assert entry.window_block is None, "a pane is taken out before its entry"
         del self._entries[entry.key]
         del self._leaves[entry]
         parent = entry.parent
@@ -180,7 +180,7 @@ class PrefixIndex:
             if parent.num_children == 0:
                 self._leaves[parent] = None
 
-    def place(self, entry: Entry, slot: int, is_interior: bool, now: int) -> Checkpoint:
+    def add_checkpoint(self, entry: IndexEntry, slot: int, is_interior: bool, now: int) -> Checkpoint:
         """Add a checkpoint to an entry."""
         assert entry.checkpoint is None, "an entry has one checkpoint at most"
         checkpoint = Checkpoint(entry, slot, is_interior, now)
@@ -190,45 +190,45 @@ class PrefixIndex:
         self._num_changes += 1
         return checkpoint
 
-    def displace(self, checkpoint: Checkpoint) -> None:
+    def remove_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Remove an entry's checkpoint; its block stays."""
         assert checkpoint.entry.checkpoint is checkpoint, "the checkpoint is not in the index"
         checkpoint.entry.checkpoint = None
         del self._checkpoints[checkpoint.slot]
         self._num_changes += 1
 
-    def place_pane(self, entry: Entry, id: int, now: int) -> None:
+    def add_window_block(self, entry: IndexEntry, id: int, now: int) -> None:
         """Add a window block to an entry."""
-        assert entry.pane is None, "an entry has one pane at most"
-        entry.pane = self._panes[id] = Pane(entry, id, now)
+        assert entry.window_block is None, "an entry has one pane at most"
+        entry.window_block = self._panes[id] = WindowBlock(entry, id, now)
 
-    def displace_pane(self, pane: Pane) -> None:
+    def remove_window_block(self, pane: WindowBlock) -> None:
         """Remove an entry's window block; its block stays."""
-        assert pane.entry.pane is pane, "the pane is not in the index"
-        pane.entry.pane = None
+        assert pane.entry.window_block is pane, "the pane is not in the index"
+        pane.entry.window_block = None
         del self._panes[pane.id]
 
-    def base_end(self, checkpoint: Checkpoint) -> int:
+    def previous_checkpoint_end(self, checkpoint: Checkpoint) -> int:
         """Return the position of the nearest checkpoint before this one; 0 if there is none.
 
         Costs one step for each block back to there. The entries on the way remember the answer until a checkpoint is
         added or removed, so that a look at all checkpoints passes no entry twice.
         """
-        passed: list[Entry] = []
+        passed: list[IndexEntry] = []
         entry = checkpoint.entry.parent
         while entry is not None and entry.checkpoint is None:
-            if entry.based_at == self._num_changes:
-                entry = entry.base
+            if entry.previous_checkpoint_version == self._num_changes:
+                entry = entry.previous_checkpoint
                 break
             passed.append(entry)
             entry = entry.parent
         for each in passed:
-            each.base, each.based_at = entry, self._num_changes
+            each.previous_checkpoint, each.previous_checkpoint_version = entry, self._num_changes
         return 0 if entry is None else entry.end
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless parents, children, leaves and checkpoints agree. O(entries)."""
-        children: dict[Entry | None, int] = {}
+        children: dict[IndexEntry | None, int] = {}
         for key, entry in self._entries.items():
             assert entry.key == key, "an entry is filed under another hash"
             parent = entry.parent
@@ -245,18 +245,18 @@ class PrefixIndex:
                 assert checkpoint.entry is entry, "a checkpoint belongs to another entry"
                 assert self._checkpoints.get(checkpoint.slot) is checkpoint, "a checkpoint cannot be found by its slot"
                 nearest = _nearest(entry.parent)
-                assert self.base_end(checkpoint) == (0 if nearest is None else nearest.end), "a base is out of date"
-            if entry.pane is not None:
-                assert entry.pane.entry is entry, "a pane belongs to another entry"
-                assert self._panes.get(entry.pane.id) is entry.pane, "a pane cannot be found by its id"
+                assert self.previous_checkpoint_end(checkpoint) == (0 if nearest is None else nearest.end), "a base is out of date"
+            if entry.window_block is not None:
+                assert entry.window_block.entry is entry, "a pane belongs to another entry"
+                assert self._panes.get(entry.window_block.id) is entry.window_block, "a pane cannot be found by its id"
         assert len(self._leaves) <= len(self._entries), "a leaf is not in the index"
-        held = sum(entry.pane is not None for entry in self)
+        held = sum(entry.window_block is not None for entry in self)
         assert held == len(self._panes), "a pane outlived its entry"
         held = sum(entry.checkpoint is not None for entry in self)
         assert held == len(self._checkpoints), "a checkpoint outlived its entry"
 
 
-def _nearest(entry: Entry | None) -> Entry | None:
+def _nearest(entry: IndexEntry | None) -> IndexEntry | None:
     """Return the nearest entry with a checkpoint, from `entry` towards the root."""
     while entry is not None and entry.checkpoint is None:
         entry = entry.parent

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from ostinato.cache.holding import Holding
-from ostinato.cache.panes import Panes
+from ostinato.cache.holding import RequestCache
+from ostinato.cache.panes import WindowBlocks
 from ostinato.cache.store import CacheStore
 
 
-def check_integrity(
-    store: CacheStore, holdings: Mapping[str, Holding], slots_per_request: int, panes: Panes | None
+def check_cache_integrity(
+    store: CacheStore, holdings: Mapping[str, RequestCache], slots_per_request: int, panes: WindowBlocks | None
 ) -> None:
     """Raise AssertionError unless references are exact and shared memory cannot be written.
 
@@ -19,15 +19,15 @@ def check_integrity(
     """
     store.check_integrity()
     tables = Counter(id for holding in holdings.values() for id in holding.block_table)
-    slots = Counter(id for holding in holdings.values() for id in holding.references())
-    held = Counter(id for holding in holdings.values() for id in holding.pane_table[holding.first_pane :])
-    for pool, holders in ((store.blocks, tables), (store.slots, slots), (store.panes, held)):
+    slots = Counter(id for holding in holdings.values() for id in holding.referenced_slots())
+    held = Counter(id for holding in holdings.values() for id in holding.window_block_table[holding.first_window_block :])
+    for pool, holders in ((store.blocks, tables), (store.slots, slots), (store.window_blocks, held)):
         assert holders[0] == 0, f"the null {pool.name} was handed out"
         for id in range(1, pool.count):
             assert holders[id] == pool.references(id), (
                 f"{pool.name} {id} has {pool.references(id)} references and {holders[id]} holders"
             )
-    pins = Counter(holding.tip for holding in holdings.values() if holding.tip is not None)
+    pins = Counter(holding.last_entry for holding in holdings.values() if holding.last_entry is not None)
     for entry in store.index:
         assert entry.num_pins == pins[entry], "an entry has another number of pins than requests that stand there"
     if panes is not None:
@@ -36,7 +36,7 @@ def check_integrity(
         _check_holding(store, request_id, holding, slots_per_request)
 
 
-def _check_holding(store: CacheStore, request_id: str, holding: Holding, slots_per_request: int) -> None:
+def _check_holding(store: CacheStore, request_id: str, holding: RequestCache, slots_per_request: int) -> None:
     path = list(holding.entries())
     assert len(path) == holding.num_indexed, f"request {request_id} stands elsewhere in the index"
     blocks = store.blocks
@@ -44,20 +44,20 @@ def _check_holding(store: CacheStore, request_id: str, holding: Holding, slots_p
         shared = tuple(entry.block for entry in reversed(path))
         assert holding.block_table[: len(path)] == shared, f"request {request_id} has blocks beside the index"
         for block in holding.block_table[len(path) :]:
-            assert not blocks.is_kept(block), f"request {request_id} may write to block {block} of the index"
+            assert not blocks.is_cached(block), f"request {request_id} may write to block {block} of the index"
             assert blocks.references(block) == 1, f"block {block} has two writers"
-    assert not any(holding.pane_table[: holding.first_pane]), f"request {request_id} has panes before its first"
-    for index, id in enumerate(holding.pane_table[holding.first_pane :], start=holding.first_pane):
+    assert not any(holding.window_block_table[: holding.first_window_block]), f"request {request_id} has panes before its first"
+    for index, id in enumerate(holding.window_block_table[holding.first_window_block :], start=holding.first_window_block):
         if index < len(path):
-            pane = path[-1 - index].pane
+            pane = path[-1 - index].window_block
             assert (0 if pane is None else pane.id) == id, f"request {request_id} has panes beside the index"
             continue
-        assert not store.panes.is_kept(id), f"request {request_id} may write to pane {id} of the index"
-        assert store.panes.references(id) == 1, f"pane {id} has two writers"
-    for slot in (*holding.slots, *holding.ahead, *(slot for _, slot in holding.reserved)):
-        assert not store.slots.is_kept(slot), f"request {request_id} may write to slot {slot} of the index"
+        assert not store.window_blocks.is_cached(id), f"request {request_id} may write to pane {id} of the index"
+        assert store.window_blocks.references(id) == 1, f"pane {id} has two writers"
+    for slot in (*holding.write_slots, *holding.next_slots, *(slot for _, slot in holding.reserved_checkpoints)):
+        assert not store.slots.is_cached(slot), f"request {request_id} may write to slot {slot} of the index"
         assert store.slots.references(slot) == 1, f"slot {slot} has two writers"
-    assert len(set(holding.slots)) == len(holding.slots), f"request {request_id} has a slot twice"
-    lacks = slots_per_request - len(holding.slots)
+    assert len(set(holding.write_slots)) == len(holding.write_slots), f"request {request_id} has a slot twice"
+    lacks = slots_per_request - len(holding.write_slots)
     assert lacks >= 0, f"request {request_id} has {-lacks} slots too many"
-    assert holding.slots or not lacks or holding.read_slot, f"request {request_id} has lost its state"
+    assert holding.write_slots or not lacks or holding.read_slot, f"request {request_id} has lost its state"

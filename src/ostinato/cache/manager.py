@@ -8,16 +8,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 
-from ostinato.cache.chain import Chain
-from ostinato.cache.entering import enter, enter_blocks
+from ostinato.cache.chain import BlockHashes
+from ostinato.cache.entering import commit, commit_blocks
 from ostinato.cache.eviction import EvictionCosts, EvictionPolicy
-from ostinato.cache.holding import CacheUsage, Holding
-from ostinato.cache.index import Entry
-from ostinato.cache.integrity import check_integrity
-from ostinato.cache.memory import CacheMemory, Carried
-from ostinato.cache.pane_rules import PaneRules
-from ostinato.cache.panes import Panes
-from ostinato.cache.placement import Placement
+from ostinato.cache.holding import CacheUsage, RequestCache
+from ostinato.cache.index import IndexEntry
+from ostinato.cache.integrity import check_cache_integrity
+from ostinato.cache.memory import CacheMemory, KVSnapshot
+from ostinato.cache.pane_rules import SlidingWindowSpec
+from ostinato.cache.panes import WindowBlocks
+from ostinato.cache.placement import CheckpointPositions
 from ostinato.cache.state_slots import StateSlots
 from ostinato.cache.store import CacheStore, Match
 
@@ -41,34 +41,34 @@ class CacheManager:
         eviction: EvictionPolicy = "marconi",
         costs: EvictionCosts = _NO_COSTS,
         num_panes: int = 0,
-        pane_rules: PaneRules | None = None,
+        pane_rules: SlidingWindowSpec | None = None,
     ) -> None:
         assert block_size > 0, f"a block cannot hold {block_size} tokens"
         assert slots_per_request > 0, f"a request cannot have {slots_per_request} slots"
         self.block_size = block_size
         self.store = CacheStore(num_blocks, num_slots, eviction, costs, num_panes, pane_rules)
         self.blocks, self.slots = self.store.blocks, self.store.slots
-        self.panes = None if pane_rules is None else Panes(pane_rules, self.store)
-        self.states = StateSlots(self.store, slots_per_request if num_slots > 0 else 0)
+        self.window_blocks = None if pane_rules is None else WindowBlocks(pane_rules, self.store)
+        self.state_slots = StateSlots(self.store, slots_per_request if num_slots > 0 else 0)
         self.memory: CacheMemory | None = None
         """The memory of the blocks, window blocks and slots, for exported and imported KV; None without such KV."""
-        self._holdings: dict[str, Holding] = {}
+        self._holdings: dict[str, RequestCache] = {}
 
     def blocks_needed(self, num_tokens: int) -> int:
         """Return how many blocks hold the keys and values of `num_tokens` tokens."""
         return -(-num_tokens // self.block_size) if self.blocks.count > 0 else 0
 
-    def panes_needed(self, num_tokens: int) -> int:
+    def window_blocks_needed(self, num_tokens: int) -> int:
         """Return how many window blocks a request has if exactly its first `num_tokens` tokens are computed."""
-        return 0 if self.panes is None else -(-num_tokens // self.block_size) - self.panes.rules.first(num_tokens)
+        return 0 if self.window_blocks is None else -(-num_tokens // self.block_size) - self.window_blocks.rules.first_block(num_tokens)
 
-    def max_tokens_ever(self) -> int:
+    def max_request_tokens(self) -> int:
         """Return the most tokens that a request can have when alone; `sys.maxsize` if nothing limits it."""
-        if self.states.per_request > self.slots.capacity:
+        if self.state_slots.slots_per_request > self.slots.capacity:
             return 0
         most = [self.blocks.capacity] if self.blocks.count > 0 else []
-        if self.panes is not None and self.panes.most_blocks is not None:
-            most.append(self.panes.most_blocks)
+        if self.window_blocks is not None and self.window_blocks.max_blocks is not None:
+            most.append(self.window_blocks.max_blocks)
         return min(most) * self.block_size if most else sys.maxsize
 
     def admit(
@@ -79,7 +79,7 @@ class CacheManager:
         spare_blocks: int = 0,
         spare_panes: int = 0,
         *,
-        reads_checkpoint: bool = True,
+        uses_checkpoint: bool = True,
     ) -> bool:
         """Attach a new request to its hit, and allocate blocks for its first `num_tokens` tokens, and its slots.
 
@@ -90,40 +90,40 @@ class CacheManager:
         """
         match = match or Match()
         # The hit is referenced before anything is allocated, so that it is not evicted for that.
-        holding = self._attach(match.path, reads_checkpoint)
+        holding = self._attach(match.path, uses_checkpoint)
         self._holdings[request_id] = holding
-        if not self.states.can_fill(holding) or not self.grow(request_id, num_tokens, spare_blocks, spare_panes):
-            self._give_back(self._holdings.pop(request_id))
+        if not self.state_slots.can_allocate(holding) or not self.grow(request_id, num_tokens, spare_blocks, spare_panes):
+            self._free(self._holdings.pop(request_id))
             return False
-        self.states.fill(holding)
-        self.store.touch(holding.tip)
-        self.store.use_window(holding.tip, is_hit=True)
-        if holding.tip is not None:
-            holding.tip.hits += 1
+        self.state_slots.allocate_missing(holding)
+        self.store.touch(holding.last_entry)
+        self.store.touch_window(holding.last_entry, is_hit=True)
+        if holding.last_entry is not None:
+            holding.last_entry.hits += 1
         checkpoint = self.store.index.checkpoint_of(holding.read_slot)
         if checkpoint is not None:
             checkpoint.hits += 1
             checkpoint.last_use = self.store.now
         return True
 
-    def take_in(self, request_id: str, carried: Carried, chain: Chain | None) -> None:
+    def import_kv(self, request_id: str, carried: KVSnapshot, chain: BlockHashes | None) -> None:
         """Write imported KV into the memory of a request that was just admitted for it, after the blocks of its hit.
 
-        No step may be in flight. With a `chain`, full blocks are indexed at once: they were computed in steps that
+        No step may be in flight. With a `block_hashes`, full blocks are indexed at once: they were computed in steps that
         succeeded, though not here.
         """
         holding, memory = self._holdings[request_id], self.memory
         assert memory is not None, "nothing is carried to where nothing can be written"
-        if self.panes is not None:
-            for index in self.panes.take_in(holding, list(holding.entries())[::-1], carried.num_tokens):
-                memory.write_pane(holding.pane_table[index], carried.panes[index - holding.first_pane])
+        if self.window_blocks is not None:
+            for index in self.window_blocks.allocate_imported(holding, list(holding.entries())[::-1], carried.num_tokens):
+                memory.write_window_block(holding.window_block_table[index], carried.window_blocks[index - holding.first_window_block])
         for index in range(holding.num_indexed, len(carried.blocks)):
             memory.write_block(holding.block_table[index], carried.blocks[index])
         if carried.state is not None:
-            holding.read_slot = holding.slots[0]
+            holding.read_slot = holding.write_slots[0]
             memory.write_slot(holding.read_slot, carried.state)
         if chain is not None:
-            enter_blocks(self.store, holding, chain, carried.num_tokens)
+            commit_blocks(self.store, holding, chain, carried.num_tokens)
             self.store.trim()
 
     def grow(self, request_id: str, num_tokens: int, spare_blocks: int = 0, spare_panes: int = 0) -> bool:
@@ -141,29 +141,29 @@ class CacheManager:
         if missing > 0 and missing + spare_blocks > self.blocks.num_available:
             return False
         num_blocks = -(-num_tokens // self.block_size)
-        if self.panes is not None and not self.panes.promise(holding, num_blocks, spare_panes):
+        if self.window_blocks is not None and not self.window_blocks.reserve(holding, num_blocks, spare_panes):
             return False
         if missing > 0:
-            holding.block_table += tuple(self.store.take_blocks(missing))
-        has_memory = self.blocks.count > 0 or self.panes is not None
+            holding.block_table += tuple(self.store.allocate_blocks(missing))
+        has_memory = self.blocks.count > 0 or self.window_blocks is not None
         holding.capacity = num_blocks * self.block_size if has_memory else sys.maxsize
         return True
 
-    def most_tokens(self, request_id: str) -> int:
+    def max_growable_tokens(self, request_id: str) -> int:
         """Return the number of tokens up to which the request can `grow`."""
         holding = self._holdings[request_id]
         most = [self.blocks.num_available] if self.blocks.count > 0 else []
-        if self.panes is not None and (more := self.panes.most_more(holding)) is not None:
+        if self.window_blocks is not None and (more := self.window_blocks.max_growth(holding)) is not None:
             most.append(more)
         return holding.capacity + min(most) * self.block_size if most else sys.maxsize
 
-    def cover(self, request_id: str, end: int) -> None:
+    def allocate_window_blocks(self, request_id: str, end: int) -> None:
         """Allocate the window blocks that the request's next batch row writes to.
 
         The row's tokens end before position `end`.
         """
-        assert self.panes is not None, "a model without windows has no panes"
-        self.panes.cover(self._holdings[request_id], end)
+        assert self.window_blocks is not None, "a model without windows has no panes"
+        self.window_blocks.allocate(self._holdings[request_id], end)
 
     def shrink(self, request_id: str, num_tokens: int) -> bool:
         """Free the blocks beyond those of the request's first `num_tokens` tokens, which are known.
@@ -177,82 +177,82 @@ class CacheManager:
         self.blocks.release(holding.block_table[needed:])
         holding.block_table = holding.block_table[:needed]
         holding.capacity = needed * self.block_size
-        if self.panes is not None:
-            self.panes.promise(holding, needed)
+        if self.window_blocks is not None:
+            self.window_blocks.reserve(holding, needed)
         return True
 
-    def take_write_slots(self, request_id: str, spare_slots: int = 0) -> bool:
+    def allocate_write_slots(self, request_id: str, spare_slots: int = 0) -> bool:
         """Allocate the slots that the request's next step writes to; return False if it has none.
 
-        See `StateSlots.take`.
+        See `StateSlots.allocate`.
         """
-        return self.states.take(self._holdings[request_id], spare_slots)
+        return self.state_slots.allocate(self._holdings[request_id], spare_slots)
 
-    def reserve(self, request_id: str, positions: Iterable[int], spare_slots: int = 0) -> None:
+    def reserve_checkpoints(self, request_id: str, positions: Iterable[int], spare_slots: int = 0) -> None:
         """Allocate slots for checkpoints that the next step writes out within its tokens (`StateSlots.reserve`)."""
-        self.states.reserve(self._holdings[request_id], positions, spare_slots)
+        self.state_slots.reserve(self._holdings[request_id], positions, spare_slots)
 
-    def slots_ahead(self, request_id: str, num_computed: int, keeps: bool, spare_slots: int = 0) -> tuple[int, int]:
-        """Return the slots that the step after the one in flight reads and writes (`StateSlots.look_ahead`).
+    def next_step_slots(self, request_id: str, num_computed: int, keeps_checkpoint: bool, spare_slots: int = 0) -> tuple[int, int]:
+        """Return the slots that the step after the one in flight reads and writes (`StateSlots.next_step_slots`).
 
         That step begins with `num_computed` tokens computed. `keeps`: the request keeps checkpoints.
         """
         is_boundary = num_computed % self.block_size == 0
-        return self.states.look_ahead(self._holdings[request_id], keeps and is_boundary, spare_slots)
+        return self.state_slots.next_step_slots(self._holdings[request_id], keeps_checkpoint and is_boundary, spare_slots)
 
-    def catch_up(self, request_id: str) -> None:
-        """Note that the step in flight is over, and the one after it is in flight now (`StateSlots.catch_up`)."""
-        self.states.catch_up(self._holdings[request_id])
+    def use_next_slots(self, request_id: str) -> None:
+        """Note that the step in flight is over, and the one after it is in flight now (`StateSlots.use_next_slots`)."""
+        self.state_slots.use_next_slots(self._holdings[request_id])
 
-    def advance(self, request_id: str, anchor: int = 0) -> None:
-        """Note that a step of the request succeeded: its state is in write slot `anchor` now (`StateSlots.advance`)."""
-        self.states.advance(self._holdings[request_id], anchor)
+    def accept_state(self, request_id: str, num_accepted: int = 0) -> None:
+        """Note that a step of the request succeeded: its state is in write slot `anchor` now (`StateSlots.accept_state`)."""
+        self.state_slots.accept_state(self._holdings[request_id], num_accepted)
 
-    def slide(self, request_id: str, num_computed: int) -> None:
+    def free_outside_window(self, request_id: str, num_computed: int) -> None:
         """Free the window blocks that no later token sees, after `num_computed` tokens are computed and committed."""
-        assert self.panes is not None, "a model without windows has no panes"
-        self.panes.slide(self._holdings[request_id], num_computed)
+        assert self.window_blocks is not None, "a model without windows has no panes"
+        self.window_blocks.free_outside_window(self._holdings[request_id], num_computed)
 
-    def has_news(self, request_id: str, num_computed: int) -> bool:
+    def has_full_block(self, request_id: str, num_computed: int) -> bool:
         """Return whether, with `num_computed` tokens computed, the request has something to `enter`."""
         holding = self._holdings[request_id]
         return num_computed >= (holding.num_indexed + 1) * self.block_size
 
-    def enter(
+    def commit(
         self,
         request_id: str,
-        chain: Chain,
+        chain: BlockHashes,
         num_computed: int,
-        placement: Placement,
+        placement: CheckpointPositions,
         samples: bool,
         anchor: int = 0,
     ) -> None:
         """Commit what a step computed to the index: full blocks, and the checkpoints that are due.
 
-        The first `num_computed` tokens of the request are computed, and `chain` has their block hashes. `samples`: the
+        The first `num_computed` tokens of the request are computed, and `block_hashes` has their block hashes. `samples`: the
         step reached the end of the known tokens, so that the output continues from the state now written. `anchor` is
         that of `advance`: write slot i then holds the state at position `num_computed - anchor + i`.
         """
-        enter(self.store, self._holdings[request_id], chain, num_computed, placement, samples, anchor)
+        commit(self.store, self._holdings[request_id], chain, num_computed, placement, samples, anchor)
 
-    def release(self, request_id: str) -> None:
+    def free(self, request_id: str) -> None:
         """Free all that the request holds. No step may still be writing to it."""
         holding = self._holdings.pop(request_id)
-        if holding.tip is not None:
-            self.store.touch(holding.tip)
-            self.store.use_window(holding.tip)
-        self._give_back(holding)
+        if holding.last_entry is not None:
+            self.store.touch(holding.last_entry)
+            self.store.touch_window(holding.last_entry)
+        self._free(holding)
 
-    def holding(self, request_id: str) -> Holding:
+    def request_cache(self, request_id: str) -> RequestCache:
         """Return the request's blocks and slots, for reading; only this class changes them."""
         return self._holdings[request_id]
 
-    def holders(self) -> set[str]:
+    def request_ids(self) -> set[str]:
         """Return the ids of the requests that hold memory."""
         return set(self._holdings)
 
     def usage(self) -> CacheUsage:
-        blocks, slots, panes = self.blocks, self.slots, self.store.panes
+        blocks, slots, panes = self.blocks, self.slots, self.store.window_blocks
         return CacheUsage(
             blocks_used=blocks.num_used,
             blocks_cached=blocks.num_idle,
@@ -267,28 +267,28 @@ class CacheManager:
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless references are exact, and what is shared cannot be written."""
-        check_integrity(self.store, self._holdings, self.states.per_request, self.panes)
+        check_cache_integrity(self.store, self._holdings, self.state_slots.slots_per_request, self.window_blocks)
 
-    def _attach(self, path: tuple[Entry, ...], reads_checkpoint: bool) -> Holding:
-        holding = Holding()
+    def _attach(self, path: tuple[IndexEntry, ...], reads_checkpoint: bool) -> RequestCache:
+        holding = RequestCache()
         if not path:
             return holding
         if self.blocks.count > 0:
             holding.block_table = tuple(entry.block for entry in path)
             self.blocks.retain(holding.block_table)
-        if self.panes is not None and reads_checkpoint:
-            self.panes.attach(holding, path)
-        holding.tip, holding.num_indexed = path[-1], len(path)
-        holding.tip.num_pins += 1
+        if self.window_blocks is not None and reads_checkpoint:
+            self.window_blocks.attach(holding, path)
+        holding.last_entry, holding.num_indexed = path[-1], len(path)
+        holding.last_entry.num_pins += 1
         holding.capacity = len(path) * self.block_size
-        if holding.tip.checkpoint is not None and reads_checkpoint:
-            self.states.attach(holding, holding.tip.checkpoint)
+        if holding.last_entry.checkpoint is not None and reads_checkpoint:
+            self.state_slots.attach(holding, holding.last_entry.checkpoint)
         return holding
 
-    def _give_back(self, holding: Holding) -> None:
-        if holding.tip is not None:
-            holding.tip.num_pins -= 1
+    def _free(self, holding: RequestCache) -> None:
+        if holding.last_entry is not None:
+            holding.last_entry.num_pins -= 1
         self.blocks.release(holding.block_table)
-        self.slots.release(holding.references())
-        if self.panes is not None:
-            self.panes.give_back(holding)
+        self.slots.release(holding.referenced_slots())
+        if self.window_blocks is not None:
+            self.window_blocks.free(holding)

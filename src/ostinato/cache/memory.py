@@ -14,29 +14,29 @@ class CacheMemory(Protocol):
     """
 
     block_bytes: int
-    pane_bytes: int
+    window_block_bytes: int
     slot_bytes: int
 
     def read_block(self, block: int, num_tokens: int | None = None, into: memoryview | None = None) -> memoryview: ...
     def write_block(self, block: int, contents: memoryview) -> None: ...
-    def read_pane(self, pane: int, num_tokens: int | None = None, into: memoryview | None = None) -> memoryview: ...
-    def write_pane(self, pane: int, contents: memoryview) -> None: ...
+    def read_window_block(self, pane: int, num_tokens: int | None = None, into: memoryview | None = None) -> memoryview: ...
+    def write_window_block(self, pane: int, contents: memoryview) -> None: ...
     def read_slot(self, slot: int, into: memoryview | None = None) -> memoryview: ...
     def write_slot(self, slot: int, contents: memoryview) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Carried:
+class KVSnapshot:
     """KV snapshot from another engine: the first `num_tokens` tokens of a request, computed."""
 
     num_tokens: int
     blocks: tuple[memoryview, ...]
     """Blocks of those tokens, in order; none in a model without attention, or with windows in all layers."""
-    panes: tuple[memoryview, ...]
-    """Window blocks of the last of those tokens, from `PaneRules.first` on; none in a model without windows."""
+    window_blocks: tuple[memoryview, ...]
+    """Window blocks of the last of those tokens, from `SlidingWindowSpec.first_block` on; none in a model without windows."""
     state: memoryview | None
     """State after the last of them; None in a model without state layers."""
 
     @property
     def num_bytes(self) -> int:
-        return sum(map(len, (*self.blocks, *self.panes))) + (0 if self.state is None else len(self.state))
+        return sum(map(len, (*self.blocks, *self.window_blocks))) + (0 if self.state is None else len(self.state))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class PaneRules:
+class SlidingWindowSpec:
     """Sizes that the number of window blocks depends on.
 
     `window`: positions that a token sees, itself the last, in the layer that sees most of those with a window.
@@ -26,32 +26,32 @@ class PaneRules:
     step_tokens: int
 
     @property
-    def of_window(self) -> int:
+    def blocks_per_window(self) -> int:
         """Window blocks before a block boundary that a request needs to continue from there."""
         return -(-(self.window - 1) // self.block_size)
 
     @property
-    def own(self) -> int:
+    def blocks_per_request(self) -> int:
         """Window blocks of a request with a step of up to a block's tokens.
 
         They are its window's, and two that the tokens are in, or the one that they are in and that of the step after
         it.
         """
-        return self.of_window + 2
+        return self.blocks_per_window + 2
 
     @property
-    def shared(self) -> int:
+    def shared_blocks(self) -> int:
         """Window blocks beyond `own` that the batch rows of a step need together.
 
         With t tokens, a batch row needs (t - 1) // B more.
         """
         return (self.step_tokens - 1) // self.block_size
 
-    def first(self, position: int) -> int:
+    def first_block(self, position: int) -> int:
         """Return the first window block that the tokens from `position` on need, as the number of its block."""
-        return max(0, position // self.block_size - self.of_window)
+        return max(0, position // self.block_size - self.blocks_per_window)
 
-    def needed(self, num_blocks: int, num_requests: int = 1) -> int:
+    def blocks_needed(self, num_blocks: int, num_requests: int = 1) -> int:
         """Return the window blocks that let `num_requests` requests of `num_blocks` blocks each always continue."""
-        own = min(num_blocks, self.own)
-        return num_requests * own + min(self.shared, num_requests * (num_blocks - own))
+        own = min(num_blocks, self.blocks_per_request)
+        return num_requests * own + min(self.shared_blocks, num_requests * (num_blocks - own))

@@ -9,12 +9,12 @@ from ostinato.cache.index import Checkpoint
 
 StateCacheMode = Literal["none", "align", "all"]
 
-SHARE = 4
+SLOT_FRACTION = 4
 """Evictable slots per checkpoint that one request may add."""
 
 
 @dataclass(frozen=True, slots=True)
-class CachePolicy:
+class PrefixCachePolicy:
     """Policy on what of a request is kept for later requests. All values come from the plan."""
 
     prefix_caching: bool = False
@@ -26,7 +26,7 @@ class CachePolicy:
 
 
 @dataclass(slots=True)
-class Placement:
+class CheckpointPositions:
     """The positions of one request's checkpoints, from its admission on.
 
     They are `last`, the last block boundary strictly before the end of its known tokens, `branch` (0: none), and
@@ -38,10 +38,10 @@ class Placement:
     spacing: int
     last: int
     branch: int
-    share: int
-    placed: dict[int, Checkpoint | None] = field(default_factory=dict)
+    max_interior: int
+    interior: dict[int, Checkpoint | None] = field(default_factory=dict)
     """Checkpoints at multiples, by position; None until the step that writes it is over."""
-    thinned: list[Checkpoint] = field(default_factory=list)
+    dropped: list[Checkpoint] = field(default_factory=list)
     """Checkpoints dropped by doubling, and not yet removed from the index."""
 
     def chunk_end(self, start: int, limit: int) -> int:
@@ -51,42 +51,42 @@ class Placement:
         for cut in (self.last, self.branch):
             if start < cut < limit:
                 limit = cut
-        multiple = limit // self.spacing * self.spacing if self.share else 0
+        multiple = limit // self.spacing * self.spacing if self.max_interior else 0
         return multiple if multiple > start else limit
 
-    def inside(self, start: int, end: int) -> list[int]:
+    def positions_inside(self, start: int, end: int) -> list[int]:
         """Return the positions between `start` and `end`, both excluded, whose state a chunk has to write out."""
         if self.mode != "all":
             return []
         wanted = {position for position in (self.last, self.branch) if start < position < end}
         first = start // self.spacing * self.spacing + self.spacing
         for position in range(first, end, self.spacing):
-            self.claims(position)
-        wanted.update(position for position in self.placed if start < position < end)
+            self.claim(position)
+        wanted.update(position for position in self.interior if start < position < end)
         return sorted(wanted)
 
-    def claims(self, position: int) -> bool:
+    def claim(self, position: int) -> bool:
         """Return whether a checkpoint belongs at `position` only as a multiple, and make room for it if so."""
-        if self.mode == "none" or self.share == 0 or not self.is_interior(position):
+        if self.mode == "none" or self.max_interior == 0 or not self.is_interior(position):
             return False
-        if position in self.placed:
+        if position in self.interior:
             return True
-        while position % self.spacing == 0 and len(self.placed) >= self.share:
+        while position % self.spacing == 0 and len(self.interior) >= self.max_interior:
             self.spacing *= 2
-            off = [place for place in self.placed if place % self.spacing]
+            off = [place for place in self.interior if place % self.spacing]
             for place in off:
-                checkpoint = self.placed.pop(place)
+                checkpoint = self.interior.pop(place)
                 if checkpoint is not None:
-                    self.thinned.append(checkpoint)
+                    self.dropped.append(checkpoint)
         if position % self.spacing:
             return False
-        self.placed[position] = None
+        self.interior[position] = None
         return True
 
-    def settle(self) -> list[Checkpoint]:
+    def take_dropped(self) -> list[Checkpoint]:
         """Forget the multiples whose checkpoint was not taken after all. Return the checkpoints to be removed."""
-        self.placed = {position: each for position, each in self.placed.items() if each is not None}
-        thinned, self.thinned = self.thinned, []
+        self.interior = {position: each for position, each in self.interior.items() if each is not None}
+        thinned, self.dropped = self.dropped, []
         return thinned
 
     def is_interior(self, position: int) -> bool:
@@ -94,9 +94,9 @@ class Placement:
         return position not in (self.last, self.branch)
 
 
-def place_checkpoints(
-    policy: CachePolicy, block_size: int, num_tokens: int, hit: int, num_matched: int, num_evictable: int
-) -> Placement:
+def plan_checkpoints(
+    policy: PrefixCachePolicy, block_size: int, num_tokens: int, hit: int, num_matched: int, num_evictable: int
+) -> CheckpointPositions:
     """Choose the checkpoints of a request with `num_tokens` known tokens, the first `hit` of them cached.
 
     The blocks of the first `num_matched` are indexed: if they extend beyond the hit, the request leaves an indexed
@@ -104,7 +104,7 @@ def place_checkpoints(
     """
     last = (num_tokens - 1) // block_size * block_size
     branch = num_matched if policy.branches and num_matched > hit else 0
-    share = max(0, num_evictable // SHARE - (last > hit) - (0 < branch < last))
+    share = max(0, num_evictable // SLOT_FRACTION - (last > hit) - (0 < branch < last))
     apart = {cut for cut in (last, branch) if cut > hit}
     spacing = policy.state_block_size
     while share:
@@ -112,4 +112,4 @@ def place_checkpoints(
         if multiples - sum(cut % spacing == 0 for cut in apart) <= share:
             break
         spacing *= 2
-    return Placement(policy.mode, spacing, last, branch, share)
+    return CheckpointPositions(policy.mode, spacing, last, branch, share)

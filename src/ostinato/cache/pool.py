@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 
-class Pool:
+class IdPool:
     """Allocator of the ids 1 to `count - 1`; id 0 is the null id, which has no owner and is never allocated.
 
     Requests hold references: `allocate` sets an id's count to 1, `retain` and `release` change it. Besides, the prefix
@@ -54,7 +54,7 @@ class Pool:
     def references(self, id: int) -> int:
         return self._references[id]
 
-    def is_kept(self, id: int) -> bool:
+    def is_cached(self, id: int) -> bool:
         return bool(self._kept[id])
 
     def is_idle(self, id: int) -> bool:
@@ -91,13 +91,13 @@ class Pool:
                 else:
                     self._free.append(id)
 
-    def keep(self, id: int) -> None:
+    def mark_cached(self, id: int) -> None:
         """Let the index keep an id that is referenced; it stays when the last reference goes."""
         self._check_referenced(id)
         assert not self._kept[id], f"{self.name} {id} is in the index already"
         self._kept[id] = 1
 
-    def drop(self, id: int) -> None:
+    def unmark_cached(self, id: int) -> None:
         """Let the index drop an id that it keeps, which is free then unless it is referenced."""
         assert self._kept[id], f"{self.name} {id} is not in the index"
         self._kept[id] = 0

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from ostinato.cache.chain import Chain
-from ostinato.cache.index import Entry
+from ostinato.cache.chain import BlockHashes
+from ostinato.cache.index import IndexEntry
 
 
 class MissCause(StrEnum):
@@ -48,7 +48,7 @@ class CacheReport:
     """Cached tokens that files brought back for this request."""
 
 
-class EvictedKeys:
+class RecentKeys:
     """Hashes of blocks that left the index, the last `most` of them."""
 
     def __init__(self, most: int) -> None:
@@ -71,13 +71,13 @@ class EvictedKeys:
         self._keys.pop(key, None)
 
 
-def explain(
+def explain_misses(
     num_tokens: int,
     hit: int,
-    matched: Sequence[Entry],
-    chain: Chain,
-    evicted: EvictedKeys,
-    damaged: EvictedKeys,
+    matched: Sequence[IndexEntry],
+    chain: BlockHashes,
+    evicted: RecentKeys,
+    damaged: RecentKeys,
     reach: int = 0,
 ) -> dict[str, int]:
     """Return {cause: tokens} of a prompt of `num_tokens` tokens whose first `hit` are taken from the cache.

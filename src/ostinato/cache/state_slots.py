@@ -9,67 +9,67 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ostinato.cache.holding import Holding
+from ostinato.cache.holding import RequestCache
 from ostinato.cache.index import Checkpoint
 from ostinato.cache.store import CacheStore
 
 
 class StateSlots:
-    """Slots of running requests, `per_request` for each; 0 for a model without state."""
+    """Slots of running requests, `slots_per_request` for each; 0 for a model without state."""
 
     def __init__(self, store: CacheStore, per_request: int) -> None:
         self._store, self._slots = store, store.slots
-        self.per_request = per_request
+        self.slots_per_request = per_request
 
-    def can_fill(self, holding: Holding) -> bool:
+    def can_allocate(self, holding: RequestCache) -> bool:
         """Return whether a request without slots can have all that it needs."""
-        return self.per_request <= self._slots.num_available + self._may_take_over(holding)
+        return self.slots_per_request <= self._slots.num_available + self._can_reuse_checkpoint(holding)
 
-    def attach(self, holding: Holding, checkpoint: Checkpoint) -> None:
+    def attach(self, holding: RequestCache, checkpoint: Checkpoint) -> None:
         """Add a reference to the checkpoint of a hit, which the request's first step reads."""
         holding.read_slot = checkpoint.slot
         self._slots.retain((holding.read_slot,))
 
-    def fill(self, holding: Holding, spare_slots: int = 0, is_own: bool = False) -> None:
+    def allocate_missing(self, holding: RequestCache, spare_slots: int = 0, is_own: bool = False) -> None:
         """Allocate the slots that are missing, as far as there are any. See `take`.
 
         `is_own`: the checkpoint that is read, if it is one, is of the request's last step, and not one that it hit.
         """
-        missing = self.per_request - len(holding.slots)
+        missing = self.slots_per_request - len(holding.write_slots)
         available = self._slots.num_available
-        if missing + spare_slots > available and self._may_take_over(holding):
+        if missing + spare_slots > available and self._can_reuse_checkpoint(holding):
             checkpoint = self._store.index.checkpoint_of(holding.read_slot)
             assert checkpoint is not None, "what is taken over is a checkpoint"
             self._store.evict_checkpoint(checkpoint)
             self._store.counters.checkpoints_not_taken += is_own
-            holding.slots += (holding.read_slot,)
+            holding.write_slots += (holding.read_slot,)
             missing -= 1
-        holding.slots += tuple(self._store.take_slots(min(missing, available)))
+        holding.write_slots += tuple(self._store.allocate_slots(min(missing, available)))
 
-    def take(self, holding: Holding, spare_slots: int = 0) -> bool:
+    def allocate(self, holding: RequestCache, spare_slots: int = 0) -> bool:
         """Allocate the slots that the request's next step writes to; return False if it has none at all.
 
         Between steps it may lack some that became checkpoints. Without a slot, its batch row waits a step; with fewer
-        than `per_request`, it has room for fewer drafts.
+        than `slots_per_request`, it has room for fewer drafts.
 
         If allocating one would leave fewer than `spare_slots` available, the request takes over the checkpoint that it
         reads, in place, unless another request reads it too; the checkpoint leaves the index.
         """
-        if len(holding.slots) < self.per_request:
-            self.fill(holding, spare_slots, is_own=True)
-        return bool(holding.slots) or self.per_request == 0
+        if len(holding.write_slots) < self.slots_per_request:
+            self.allocate_missing(holding, spare_slots, is_own=True)
+        return bool(holding.write_slots) or self.slots_per_request == 0
 
-    def reserve(self, holding: Holding, positions: Iterable[int], spare_slots: int = 0) -> None:
+    def reserve(self, holding: RequestCache, positions: Iterable[int], spare_slots: int = 0) -> None:
         """Allocate slots for checkpoints that the next step writes out within its tokens, as far as available."""
         reserved = []
         for position in positions:
             if self._slots.num_available <= spare_slots:
                 self._store.counters.checkpoints_not_taken += 1
                 continue
-            reserved.append((position, self._store.take_slots(1)[0]))
-        holding.reserved = tuple(reserved)
+            reserved.append((position, self._store.allocate_slots(1)[0]))
+        holding.reserved_checkpoints = tuple(reserved)
 
-    def look_ahead(self, holding: Holding, keeps: bool, spare_slots: int = 0) -> tuple[int, int]:
+    def next_step_slots(self, holding: RequestCache, keeps: bool, spare_slots: int = 0) -> tuple[int, int]:
         """Return the slots that the step after the one in flight reads and writes.
 
         It begins where that one ends, before it is known whether that one succeeds.
@@ -79,36 +79,36 @@ class StateSlots:
         and another slot is written. If that would leave fewer than `spare_slots` available, this checkpoint is not
         taken.
         """
-        if not holding.slots:
+        if not holding.write_slots:
             return 0, 0
-        slot = holding.slots[0]
+        slot = holding.write_slots[0]
         if keeps:
             if self._slots.num_available > spare_slots:
-                holding.ahead = tuple(self._store.take_slots(1))
-                return slot, holding.ahead[0]
-            holding.is_overwritten = True
+                holding.next_slots = tuple(self._store.allocate_slots(1))
+                return slot, holding.next_slots[0]
+            holding.next_step_overwrites = True
             self._store.counters.checkpoints_not_taken += 1
         return slot, slot
 
-    def catch_up(self, holding: Holding) -> None:
+    def use_next_slots(self, holding: RequestCache) -> None:
         """Note that the step in flight is over and committed: the one after it is in flight now."""
-        if holding.ahead:
+        if holding.next_slots:
             # The state just written is read once more, as a checkpoint or not.
-            holding.slots, holding.ahead = holding.ahead, ()
-        holding.is_overwritten = False
+            holding.write_slots, holding.next_slots = holding.next_slots, ()
+        holding.next_step_overwrites = False
 
-    def advance(self, holding: Holding, anchor: int = 0) -> None:
+    def accept_state(self, holding: RequestCache, anchor: int = 0) -> None:
         """Read the state from write slot `anchor` from now on, after a step of the request succeeded.
 
         The request no longer reads its old slot.
         """
-        if not holding.slots:
+        if not holding.write_slots:
             return
-        if holding.read_slot and holding.read_slot not in holding.slots:
+        if holding.read_slot and holding.read_slot not in holding.write_slots:
             self._slots.release((holding.read_slot,))
-        holding.read_slot = holding.slots[anchor]
+        holding.read_slot = holding.write_slots[anchor]
 
-    def _may_take_over(self, holding: Holding) -> bool:
+    def _can_reuse_checkpoint(self, holding: RequestCache) -> bool:
         """Return whether the request reads a checkpoint that no other request reads."""
         slot = holding.read_slot
         return self._store.index.checkpoint_of(slot) is not None and self._slots.references(slot) == 1

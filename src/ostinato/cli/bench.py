@@ -16,12 +16,12 @@ from ostinato.bench.throughput import latency, startup, throughput
 from ostinato.cli.bench_command import BatchSizes, Measure, add_command, names, sizes
 from ostinato.cli.bench_serve import overhead_command, serve_command
 from ostinato.cli.bench_steps import encoder_command, graphs_command, profile_command
-from ostinato.cli.command import Group
+from ostinato.cli.command import HelpGroup
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError
 
 app = typer.Typer(
-    cls=Group,
+    cls=HelpGroup,
     help="Measure throughput, latency, start-up, the prefix cache, graphs, the vision encoder, kernels or speculation, "
     "on a checkpoint or on random weights; or a server.\n\n"
     "Example: ostinato bench latency demo --batch-sizes 1,8",

@@ -12,15 +12,15 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from ostinato.bench.reports import Report, Say, check_plot
-from ostinato.cli.command import Command
+from ostinato.bench.reports import BenchReport, ProgressCallback, check_plot
+from ostinato.cli.command import HelpCommand
 from ostinato.cli.options import HelpAll, Model, engine_options, name_model
 from ostinato.cli.output import note
 from ostinato.errors import ConfigError
 
 USUAL = "(a minute or two on the embedded model, more on larger ones)"
 """Usual duration of a benchmark."""
-Measure = Callable[[Say], Report]
+Measure = Callable[[ProgressCallback], BenchReport]
 BatchSizes = Annotated[
     str,
     typer.Option("--batch-sizes", "--batch-size", "--num-prompts", metavar="N[,N...]", help="Requests at once."),
@@ -69,7 +69,7 @@ def add_command(
         [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
     )
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in own}
-    app.command(name, cls=Command)(engine_options(run) if has_engine else run)
+    app.command(name, cls=HelpCommand)(engine_options(run) if has_engine else run)
 
 
 def command_line(context: typer.Context) -> str:
@@ -109,7 +109,7 @@ def names(option: str, text: str, known: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def _say() -> Say:
+def _say() -> ProgressCallback:
     """Note the usual duration on stderr, and return the function that reports what is being measured."""
     note(USUAL)
     return note

@@ -11,7 +11,7 @@ from ostinato.bench.serve.http_client import check_url
 from ostinato.bench.serve.overhead import OverheadBench, overhead
 from ostinato.bench.serve.sending import Target
 from ostinato.bench.serve.sweep import ServeBench, find_model, serve
-from ostinato.bench.serve.workload import FORMS, Lengths, Load, parse_lengths
+from ostinato.bench.serve.workload import FORMS, Lengths, LoadSpec, parse_lengths
 from ostinato.cli.bench_command import Measure, sizes
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError
@@ -110,7 +110,7 @@ def serve_command(
     check_url(base_url)
     prefix_tokens, prefix_groups = _prefix(shared_prefix)
     bench = ServeBench(
-        load=Load(
+        load=LoadSpec(
             requests=requests,
             output_tokens=parse_lengths("--output-tokens", output_tokens),
             prompt_tokens=_prompt_tokens(workload, prompt_tokens, shared_prefix),
@@ -163,7 +163,7 @@ def overhead_command(
     """
     if workload is None:
         workload = Kind.problems if EngineConfig(**settings).model == "demo" else Kind.words
-    load = Load(
+    load = LoadSpec(
         requests=requests,
         output_tokens=parse_lengths("--output-tokens", output_tokens),
         prompt_tokens=_prompt_tokens(workload, prompt_tokens, None),

@@ -17,7 +17,7 @@ MeasureRates = Annotated[
     bool, typer.Option("--measure", help="Predict from rates measured in this run, not from those that are kept.")
 ]
 
-MOST_ROWS = 32
+MAX_ROWS = 32
 """Largest batch size that graphs are measured for by default."""
 
 
@@ -127,7 +127,7 @@ def _rows(settings: dict[str, Any], text: str | None) -> tuple[int, ...]:
     if text is not None:
         return tuple(sorted(set(sizes(text, "--rows"))))
     most = EngineConfig(**settings).max_num_seqs
-    return tuple(range(1, min(MOST_ROWS, most or MOST_ROWS) + 1))
+    return tuple(range(1, min(MAX_ROWS, most or MAX_ROWS) + 1))
 
 
 def _budgets(text: str) -> tuple[int, ...]:

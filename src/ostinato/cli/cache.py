@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ostinato.cli.command import Command
-from ostinato.engine.cache_files import Folder, clear, default_directory, folders
-from ostinato.errors import ConfigError, reason
+from ostinato.cli.command import HelpCommand
+from ostinato.engine.cache_files import CacheFolder, clear_cache_folder, default_cache_directory, list_cache_folders
+from ostinato.errors import ConfigError, os_error_text
 from ostinato.units import format_bytes
 
 app = typer.Typer(
@@ -32,7 +32,7 @@ Where = Annotated[
 Named = Annotated[Path | None, typer.Option("--cache-dir", metavar="DIR", help="The same.", show_default=False)]
 
 
-@app.command("ls", cls=Command)
+@app.command("ls", cls=HelpCommand)
 def ls(
     directory: Where = None,
     cache_dir: Named = None,
@@ -58,7 +58,7 @@ def ls(
     Console().print(table if found else "there are no files")
 
 
-@app.command("clear", cls=Command)
+@app.command("clear", cls=HelpCommand)
 def remove(
     directory: Where = None,
     cache_dir: Named = None,
@@ -77,23 +77,23 @@ def remove(
         raise ConfigError(f"--id {only}: it is the beginning of {len(chosen)} ids; there are {ids}")
     for each in chosen:
         try:
-            clear(each)
+            clear_cache_folder(each)
         except OSError as error:
-            raise ConfigError(f"the files in {each.path} cannot be removed: {reason(error)}") from None
+            raise ConfigError(f"the files in {each.path} cannot be removed: {os_error_text(error)}") from None
     size = format_bytes(sum(each.num_bytes for each in chosen))
     print(f"{sum(each.files for each in chosen):,} files removed, {size}")
 
 
-def _folders(directory: Path | None, cache_dir: Path | None) -> list[Folder]:
+def _folders(directory: Path | None, cache_dir: Path | None) -> list[CacheFolder]:
     if directory is not None and cache_dir is not None:
         raise ConfigError(f"two directories are given: {directory} and {cache_dir}; leave out --cache-dir")
     directory = directory or cache_dir
-    where = directory or default_directory()
+    where = directory or default_cache_directory()
     try:
-        return folders(where)
+        return list_cache_folders(where)
     except FileNotFoundError:
         if directory is None:
             return []
         raise ConfigError(f"there is no directory {where}; --cache-dir names one when an engine starts") from None
     except OSError as error:
-        raise ConfigError(f"{where} cannot be read: {reason(error)}") from None
+        raise ConfigError(f"{where} cannot be read: {os_error_text(error)}") from None

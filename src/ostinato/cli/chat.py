@@ -57,7 +57,7 @@ def chat(
 
     llm = LLM(**settings)
     params = llm.engine.default_params().replace(max_tokens=max_tokens, **sampling)
-    talk = Conversation(llm, params, system, variables)
+    talk = ChatSession(llm, params, system, variables)
     for source in image or ():
         talk.attach(source)
     interactive = sys.stdin.isatty() and sys.stdout.isatty()
@@ -85,7 +85,7 @@ def chat(
     llm.close()
 
 
-class Conversation:
+class ChatSession:
     """Messages of a conversation so far; they stay valid whatever happens to an answer."""
 
     def __init__(self, llm: LLM, params: SamplingParams, system: str | None, variables: dict[str, Any]) -> None:
@@ -165,7 +165,7 @@ class StopRequest:
         signal.signal(signal.SIGINT, self._before)
 
 
-def _attach(talk: Conversation, source: str) -> None:
+def _attach(talk: ChatSession, source: str) -> None:
     if len(source) > 1 and source[0] == source[-1] and source[0] in "'\"":
         source = source[1:-1]
     if not source:

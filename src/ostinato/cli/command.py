@@ -34,7 +34,7 @@ UsageError: Any = typer.BadParameter.__base__
 """Base class of typer's errors for flags that it cannot parse; typer exports only this subclass."""
 
 
-class Command(TyperCommand):
+class HelpCommand(TyperCommand):
     """A command whose help has the most wanted flags first, and whose messages know other engines' flags."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -101,7 +101,7 @@ class Command(TyperCommand):
 
     def _format_groups(self, ctx: Any, formatter: Any, records: list[tuple[Any, tuple[str, str]]]) -> None:
         # Imported here, since a command that runs does not need these modules.
-        from ostinato.cli.groups import MOST_WANTED, OWN, groups
+        from ostinato.cli.groups import COMMON_FLAGS, OWN, groups
 
         arguments = [record for param, record in records if param.param_type_name == "argument"]
         if arguments:
@@ -113,8 +113,8 @@ class Command(TyperCommand):
                 by_group[groups().get(param.name, OWN)].append((param, record))
         shows_all = ctx.meta.get(_SHOWS_ALL, False)
         own, every = by_group[OWN], [each for group in by_group.values() for each in group]
-        wanted = {param.name: (param, record) for param, record in every if param.name in MOST_WANTED}
-        first = own if shows_all else [*(wanted[name] for name in MOST_WANTED if name in wanted), *own]
+        wanted = {param.name: (param, record) for param, record in every if param.name in COMMON_FLAGS}
+        first = own if shows_all else [*(wanted[name] for name in COMMON_FLAGS if name in wanted), *own]
         brevity = ctx.meta.get(_BREVITY, 0)
         room = formatter.width - _FLAG_COLUMNS - 4 if brevity >= _ONE_LINE_EACH else None
         with formatter.section("Options"):
@@ -139,7 +139,7 @@ class Command(TyperCommand):
                     formatter.write(_filled(title, flags, formatter.width))
 
 
-class Group(TyperGroup):
+class HelpGroup(TyperGroup):
     """Group of commands that answers an unknown command's name with a known one."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:

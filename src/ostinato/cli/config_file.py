@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from ostinato.cli.groups import groups
 from ostinato.cli.output import note
-from ostinato.errors import ConfigError, reason
+from ostinato.errors import ConfigError, os_error_text
 
 _NO_SETTINGS = ("config_file", "help_all", "print_config")
 """Flags that are not settings."""
@@ -29,7 +29,7 @@ def read_config_file(ctx: typer.Context, path: Path) -> None:
     try:
         read = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the settings in {path} cannot be read: {reason(error)}") from None
+        raise ConfigError(f"the settings in {path} cannot be read: {os_error_text(error)}") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is not YAML: {_what_is_wrong(error)}") from None
     if not isinstance(read, dict | None):

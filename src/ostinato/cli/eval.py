@@ -17,7 +17,7 @@ from ostinato.cli.output import figures_table, note
 from ostinato.config import EngineConfig
 from ostinato.demo.tasks import Task, questions_about_drawings, word_problems
 from ostinato.errors import ConfigError
-from ostinato.plain_data import to_plain
+from ostinato.plain_data import to_json_data
 
 if TYPE_CHECKING:
     from ostinato.engine.llm import LLM
@@ -103,7 +103,7 @@ def evaluate(
     evaluation = _evaluate(llm, seed, num_problems, max_tokens)
     loss = None if exact is None else compare(llm.engine, exact, evaluation.texts)
     if as_json:
-        run = {"seed": seed, "max_tokens": max_tokens, **to_plain(llm.plan.settings)}
+        run = {"seed": seed, "max_tokens": max_tokens, **to_json_data(llm.plan.settings)}
         model = settings.get("model", "demo")
         data = _to_json(evaluation, model, run, show_wrong) | ({} if loss is None else {"logits": asdict(loss)})
         print(json.dumps(data, indent=2, ensure_ascii=False))

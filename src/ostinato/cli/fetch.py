@@ -11,7 +11,7 @@ from ostinato.cli.output import note
 from ostinato.errors import ConfigError
 from ostinato.models.checkpoint import resolve_model_dir
 from ostinato.models.named import NAMED, find_file
-from ostinato.models.named import fetch as fetch_file
+from ostinato.models.named import fetch_named as fetch_file
 
 
 def fetch(

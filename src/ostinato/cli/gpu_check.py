@@ -12,8 +12,8 @@ import typer
 from rich.console import Console
 
 import ostinato
-from ostinato.bench.gpu.check import Outcome, measure_apart, run_parts
-from ostinato.bench.gpu.parts import BUDGET, Part, full_scale, make_parts, toy_scale
+from ostinato.bench.gpu.check import PartOutcome, measure_apart, run_parts
+from ostinato.bench.gpu.parts import BUDGET, CheckPart, full_scale, make_parts, toy_scale
 from ostinato.bench.gpu.report import make_report, write_data, write_report
 from ostinato.cli.bench_command import names
 from ostinato.errors import ConfigError, Remedy
@@ -57,7 +57,7 @@ def gpu_check(
     chosen = _chosen(make_parts(scale), parts)
     output.mkdir(parents=True, exist_ok=True)
 
-    def keep(outcomes: Sequence[Outcome]) -> None:
+    def keep(outcomes: Sequence[PartOutcome]) -> None:
         write_data(make_report(outcomes, device, budget, is_dry=dry_run), output)
 
     console = Console(stderr=True)
@@ -99,6 +99,6 @@ def _gpu() -> DeviceSpec:
         raise ConfigError(message, [Remedy("dry_run", True)]) from None
 
 
-def _chosen(every: Sequence[Part], text: str | None) -> list[Part]:
+def _chosen(every: Sequence[CheckPart], text: str | None) -> list[CheckPart]:
     wanted = [part.name for part in every] if text is None else names("--parts", text, tuple(p.name for p in every))
     return [part for part in every if part.name in wanted]

@@ -10,7 +10,7 @@ from ostinato.sample.params import SamplingParams
 from ostinato.serve.settings import ServeSettings
 from ostinato.setting_names import ALIASES
 
-MOST_WANTED = ("model", "max_tokens", "temperature", "host", "port", "max_model_len")
+COMMON_FLAGS = ("model", "max_tokens", "temperature", "host", "port", "max_model_len")
 """Settings that `--help` explains; it only names the others."""
 
 ENGINE_GROUPS = {

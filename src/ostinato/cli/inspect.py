@@ -13,9 +13,9 @@ from rich.text import Text
 
 from ostinato.cli.output import figures_table
 from ostinato.config import EngineConfig
-from ostinato.inspection.report import Report, inspect_checkpoint
+from ostinato.inspection.report import CheckpointReport, inspect_checkpoint
 from ostinato.models.checkpoint import resolve_model_dir
-from ostinato.plain_data import to_plain
+from ostinato.plain_data import to_json_data
 from ostinato.plan.device.catalogue import DEVICE_NAMES
 from ostinato.plan.device.detect import find_device
 from ostinato.units import format_bytes
@@ -42,14 +42,14 @@ def inspect(
     """
     report = inspect_checkpoint(resolve_model_dir(model, revision, download_dir=download_dir), find_device(device))
     if as_json:
-        print(json.dumps({**to_plain(report), "runs": report.runs}, indent=2))
+        print(json.dumps({**to_json_data(report), "runs": report.runs}, indent=2))
     else:
         _print(report, Console())
     if not report.runs:
         raise typer.Exit(1)
 
 
-def _print(report: Report, console: Console) -> None:
+def _print(report: CheckpointReport, console: Console) -> None:
     table = figures_table("checkpoint", "left")
     for name, value in _rows(report):
         table.add_row(name, Text(value))
@@ -70,7 +70,7 @@ def _print(report: Report, console: Console) -> None:
     console.print(runs)
 
 
-def _rows(report: Report) -> Iterator[tuple[str, str]]:
+def _rows(report: CheckpointReport) -> Iterator[tuple[str, str]]:
     yield "path", report.path
     if len(report.files) > 1:
         yield "files", ", ".join(report.files)
@@ -83,7 +83,7 @@ def _rows(report: Report) -> Iterator[tuple[str, str]]:
         yield "dtype here", report.dtype
 
 
-def _tensors(report: Report) -> Table:
+def _tensors(report: CheckpointReport) -> Table:
     table = Table(title="weights", title_justify="left", title_style="bold", box=None)
     for name in ("type", "tensors", "parameters", "bytes"):
         table.add_column(name, justify="left" if name == "type" else "right", style="cyan" if name == "type" else None)

@@ -23,9 +23,9 @@ from rich.text import Text
 
 from ostinato import __version__
 from ostinato.address_space import address_space_hint, address_space_limit, lack_of_address_space
-from ostinato.cli.command import HELP_NAMES, Command, Group, UsageError
+from ostinato.cli.command import HELP_NAMES, HelpCommand, HelpGroup, UsageError
 from ostinato.errors import ConfigError, OstinatoError, Remedy
-from ostinato.threads import wait_briefly
+from ostinato.threads import limit_spin_wait
 from ostinato.units import GiB
 
 EXIT_BAD_REQUEST, EXIT_INTERRUPTED = 2, 130
@@ -64,14 +64,14 @@ class Commands(UserDict[str, Any]):
         found = getattr(import_module(module), attribute)
         if not isinstance(found, typer.Typer):
             alone = typer.Typer(**STYLE | {"no_args_is_help": False})
-            alone.command(name, cls=Command)(found)
+            alone.command(name, cls=HelpCommand)(found)
             found = alone
         command = typer.main.get_command(found)
         command.name = name
         return command
 
 
-class AllCommands(Group):
+class RootGroup(HelpGroup):
     """Group of all subcommands, in the order of `COMMANDS`."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -82,10 +82,10 @@ class AllCommands(Group):
         """Write one line for each subcommand without importing any."""
         room = formatter.width - max(map(len, COMMANDS)) - 4
         with formatter.section("Commands"):
-            formatter.write_dl([(name, textwrap.shorten(_help_of(name), room, placeholder="...")) for name in COMMANDS])
+            formatter.write_dl([(name, textwrap.shorten(_summary_from_source(name), room, placeholder="...")) for name in COMMANDS])
 
 
-def _help_of(name: str) -> str:
+def _summary_from_source(name: str) -> str:
     """Return the first paragraph of a command's help, read from its source.
 
     It is in the command's docstring, or in the `help` of an app of commands.
@@ -104,7 +104,7 @@ def _help_of(name: str) -> str:
 
 
 app = typer.Typer(
-    cls=AllCommands,
+    cls=RootGroup,
     context_settings=HELP_NAMES,
     help="An inference engine for hybrid language models.",
     **STYLE | {"add_completion": True},
@@ -132,7 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     atexit.register(gc.freeze)
     # Some commands have the engine in a separate process; the others measure.
     if arguments[:1] not in (["serve"], ["batch"], ["bench"], ["gpu-check"]):
-        wait_briefly(os.environ)  # commands import torch when they run
+        limit_spin_wait(os.environ)  # commands import torch when they run
     if arguments and arguments[0] in COMPUTING and (address_space_limit() or GiB) < GiB:
         print(f"note: {address_space_hint()}", file=sys.stderr)  # torch may end the process without a word of it
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from difflib import get_close_matches
 
-HERE = {
+FLAG_EQUIVALENTS = {
     # vLLM's.
     "--enforce-eager": "--graph-mode none",
     "--compilation-config": "--graph-mode, --capture-sizes and --max-capture-size",
@@ -109,7 +109,7 @@ def advice(flag: str) -> str | None:
     name = flag.partition("=")[0]
     if name in REFUSED:
         return f"it has no counterpart here: {REFUSED[name]}"
-    if name not in HERE:
+    if name not in FLAG_EQUIVALENTS:
         return None
-    ours = HERE[name]
+    ours = FLAG_EQUIVALENTS[name]
     return "leave it out: here that needs no flag" if ours is None else f"here it is {ours}"

@@ -13,7 +13,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from ostinato.bench.reports import Column, Table
-from ostinato.errors import RequestError, reason
+from ostinato.errors import RequestError, os_error_text
 from ostinato.units import format_bytes
 
 _ROOM = 4096
@@ -78,7 +78,7 @@ def check_room(path: Path, what: str) -> None:
             with path.open("wb") as there:
                 there.write(b"\n")
     except OSError as error:
-        raise RequestError(f"{what} cannot be written to {path}: {reason(error)}") from None
+        raise RequestError(f"{what} cannot be written to {path}: {os_error_text(error)}") from None
 
 
 def piped_progress() -> Callable[[str, int, int], None]:

@@ -16,17 +16,17 @@ from ostinato.cli.options import Model, engine_options, name_model
 from ostinato.config import EngineConfig
 from ostinato.errors import CapacityError, ConfigError, Remedy
 from ostinato.models.checkpoint import load_spec
-from ostinato.plain_data import to_plain
+from ostinato.plain_data import to_json_data
 from ostinato.plan.device.catalogue import DEVICE_NAMES, DeviceSpec
 from ostinato.plan.device.detect import find_device
 from ostinato.plan.device.rates import cache_directory, save_rates
 from ostinato.plan.graphs.sizing import size_for_traffic
 from ostinato.plan.graphs.traffic import Traffic
 from ostinato.plan.layouts.deadline import parse_deadline
-from ostinato.plan.layouts.layout import MOST_REPLICAS, Offered, estimate_layouts
+from ostinato.plan.layouts.layout import MAX_REPLICAS, OfferedLoad, estimate_layouts
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import Plan, make_plan
-from ostinato.plan.remedies import least_memory
+from ostinato.plan.remedies import min_memory
 from ostinato.plan.words.render import print_plan, render_launches
 from ostinato.plan.words.render_graphs import print_sizing
 from ostinato.plan.words.render_layouts import print_layouts
@@ -124,13 +124,13 @@ def plan(
     is_asked = not (replicas is rate is deadline is None)
     if counted is not None and counted.requests is not None and (made.prediction.steps or is_asked):
         within = None if deadline is None else parse_deadline(deadline)
-        offered = Offered(counted.requests, rate, within)
+        offered = OfferedLoad(counted.requests, rate, within)
         layouts = estimate_layouts(config, spec, found, made, offered, _counts(replicas))
     if as_json:
-        of_traffic = {"traffic": to_plain(sizing)} if sizing else {}
+        of_traffic = {"traffic": to_json_data(sizing)} if sizing else {}
         print(
             json.dumps(
-                {**made.to_json(), **of_traffic, **({"layouts": to_plain(layouts)} if layouts else {})}, indent=2
+                {**made.to_json(), **of_traffic, **({"layouts": to_json_data(layouts)} if layouts else {})}, indent=2
             )
         )
         return
@@ -154,7 +154,7 @@ def _plan(config: EngineConfig, spec: ModelSpec, device: DeviceSpec, given_memor
 
 def _of_given_memory(error: CapacityError, config: EngineConfig, spec: ModelSpec, device: DeviceSpec) -> CapacityError:
     """Return `error` with one more remedy: the device memory that would be needed in place of the given one."""
-    least = least_memory(config, spec, device)
+    least = min_memory(config, spec, device)
     if least is None:
         return error
     also = f", or raise device_memory to at least {exact_bytes(least)}" if error.remedies else ""
@@ -178,8 +178,8 @@ def _counts(text: str | None) -> tuple[int, ...]:
         counts = tuple(int(part) for part in text.split(",")) if text is not None else ()
     except ValueError:
         counts = (0,)
-    if any(not 1 <= count <= MOST_REPLICAS for count in counts):
-        raise ConfigError(f"--replicas {text!r} should be whole numbers from 1 to {MOST_REPLICAS}, such as 1,2,4")
+    if any(not 1 <= count <= MAX_REPLICAS for count in counts):
+        raise ConfigError(f"--replicas {text!r} should be whole numbers from 1 to {MAX_REPLICAS}, such as 1,2,4")
     return counts
 
 

@@ -13,7 +13,7 @@ import typer
 from pydantic.fields import FieldInfo
 
 from ostinato.cli.options import described, setting_flag, with_flags
-from ostinato.errors import RequestError, reason
+from ostinato.errors import RequestError, os_error_text
 from ostinato.sample.guide import Guide
 from ostinato.sample.params import SamplingParams
 
@@ -40,7 +40,7 @@ def sampling_options(
     flag; a logit bias is written ID=BIAS. Each kind of guide has a flag, and its schema or grammar is a file or the
     text itself.
     """
-    return lambda command: with_flags(command, "sampling", _flags(leave_out), _values)
+    return lambda command: with_flags(command, "sampling", _request_flags(leave_out), _values)
 
 
 def as_message(text: str, role: str = "user") -> dict[str, str]:
@@ -53,7 +53,7 @@ def read_prompts(file: Path) -> tuple[str, ...]:
     try:
         text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise RequestError(f"the prompts in {file} cannot be read: {reason(error)}") from None
+        raise RequestError(f"the prompts in {file} cannot be read: {os_error_text(error)}") from None
     lines = tuple(line for line in text.splitlines() if line.strip())
     if not lines:
         raise RequestError(f"there is no prompt in {file}; put one on each line")
@@ -75,7 +75,7 @@ def template_variables(text: str | None) -> dict[str, Any]:
     return value
 
 
-def _flags(leave_out: Collection[str]) -> Iterator[inspect.Parameter]:
+def _request_flags(leave_out: Collection[str]) -> Iterator[inspect.Parameter]:
     fields: dict[str, FieldInfo] = {}
     for name, field in SamplingParams.model_fields.items():
         if name in leave_out:
@@ -112,7 +112,7 @@ def _text(name: str, given: str) -> str:
         return Path(given).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         flag = "--" + name.replace("_", "-")
-        message = f"{flag} {given} is neither the text itself nor a file that can be read: {reason(error)}"
+        message = f"{flag} {given} is neither the text itself nor a file that can be read: {os_error_text(error)}"
         raise RequestError(message) from None
 
 

@@ -14,7 +14,7 @@ from ostinato.cli.output import figures_table
 STYLES = {"equal": "green", "tie": "yellow", "different": "bold red", "error": "bold red"}
 WIDEST = 200
 """Largest width of the table of cells, in columns."""
-MOST_PLACES = 3
+MAX_PLACES = 3
 """Largest number of divergences that are printed for one cell."""
 SHORT_GRAPH_MODES = {"full_decode_only": "full", "full_and_piecewise": "full+piecewise"}
 
@@ -102,10 +102,10 @@ def _remarks(report: Mapping[str, Any]) -> Iterator[Text]:
 def _places(where: str, found: Sequence[Mapping[str, Any]], report: Mapping[str, Any]) -> Iterator[Text]:
     """Yield the first divergences, differences before ties."""
     ordered = sorted(found, key=lambda each: each["is_tie"])
-    for each in ordered[:MOST_PLACES]:
+    for each in ordered[:MAX_PLACES]:
         yield _place(where, each, report)
-    if len(found) > MOST_PLACES:
-        yield Text(f"{where}: and {len(found) - MOST_PLACES} more, which --json lists")
+    if len(found) > MAX_PLACES:
+        yield Text(f"{where}: and {len(found) - MAX_PLACES} more, which --json lists")
 
 
 def _place(where: str, found: Mapping[str, Any], report: Mapping[str, Any]) -> Text:

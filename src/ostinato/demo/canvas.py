@@ -22,7 +22,7 @@ SHADES: dict[str, tuple[tuple[int, int], tuple[float, float], tuple[float, float
     "pink": ((325, 352), (0.22, 0.50), (0.95, 1.0)),
 }
 GREYS = {"white": (232, 255), "grey": (105, 160), "black": (0, 34)}
-MOST_NOISE = 9.0
+MAX_NOISE = 9.0
 SUPERSAMPLING = 3
 
 
@@ -33,7 +33,7 @@ def draw(scene: Scene) -> Image.Image:
     image = Image.new("RGB", (scene.width, scene.height), (round(grey),) * 3)
     for shape in scene.shapes:
         _paint(image, shape, _shade(rng, shape.colour))
-    strength = rng.uniform(0.0, MOST_NOISE) if rng.random() < 0.7 else 0.0
+    strength = rng.uniform(0.0, MAX_NOISE) if rng.random() < 0.7 else 0.0
     if not strength:
         return image
     noise = np.random.default_rng(rng.getrandbits(32)).standard_normal((scene.height, scene.width, 3), dtype=np.float32)

@@ -20,7 +20,7 @@ from .scenes import Scene, arrange, content, draw_layout, draw_names
 
 HELD_OUT_MODULUS = 8
 SHAPE_COUNTS = {1: 3.0, 2: 5.0, 3: 2.0}
-MOST_TURNS = 5
+MAX_TURNS = 5
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Turn:
+class DrawingTurn:
     """Pictures, or one clip, before a question, and the question with its answer."""
 
     shown: tuple[Scene | Clip, ...]
@@ -47,7 +47,7 @@ class Turn:
         return [frame for item in self.shown if isinstance(item, Clip) for frame in item.frames()]
 
 
-Conversation = tuple[Turn, ...]
+Conversation = tuple[DrawingTurn, ...]
 
 
 def is_held_out(drawn: str) -> bool:
@@ -55,7 +55,7 @@ def is_held_out(drawn: str) -> bool:
     return zlib.crc32(drawn.encode()) % HELD_OUT_MODULUS == 0
 
 
-def is_right(answer: str, turn: Turn) -> bool:
+def is_right(answer: str, turn: DrawingTurn) -> bool:
     """Return whether a generated answer is right; signs at its end and large letters do not matter."""
     return answer.strip().rstrip(".").lower() == turn.question.answer
 
@@ -95,30 +95,30 @@ def _question(rng: random.Random, source: Source) -> Conversation:
     """Return one question about one picture, half of the time for its description."""
     scene = draw_scene(rng, source)
     question = ask_describe(rng, scene) if rng.random() < 0.5 else ask(rng, scene, set())
-    return (Turn((scene,), question),)
+    return (DrawingTurn((scene,), question),)
 
 
 def _talk(rng: random.Random, source: Source) -> Conversation:
     """Return several questions about one picture."""
     scene = draw_scene(rng, source)
-    turns: list[Turn] = []
+    turns: list[DrawingTurn] = []
     asked: set[str] = set()
-    for _ in range(rng.randint(2, MOST_TURNS)):
+    for _ in range(rng.randint(2, MAX_TURNS)):
         question = ask(rng, scene, asked)
         asked.add(question.family)
-        turns.append(Turn(() if turns else (scene,), question))
+        turns.append(DrawingTurn(() if turns else (scene,), question))
     return tuple(turns)
 
 
 def _another(rng: random.Random, source: Source) -> Conversation:
     """Return questions about a picture, then about a second one."""
     first, second = draw_scene(rng, source), draw_scene(rng, source)
-    turns = [Turn((first,), ask(rng, first, set()))]
+    turns = [DrawingTurn((first,), ask(rng, first, set()))]
     if rng.random() < 0.3:
-        turns.append(Turn((), ask(rng, first, {turns[0].question.family})))
-    turns.append(Turn((second,), plain(rng, "second", second.description)))
+        turns.append(DrawingTurn((), ask(rng, first, {turns[0].question.family})))
+    turns.append(DrawingTurn((second,), plain(rng, "second", second.description)))
     if rng.random() < 0.3:
-        turns.append(Turn((), ask(rng, second, {"describe"})))
+        turns.append(DrawingTurn((), ask(rng, second, {"describe"})))
     return tuple(turns)
 
 
@@ -139,7 +139,7 @@ def _two(rng: random.Random, source: Source) -> Conversation:
     shown: tuple[Scene, ...] = (first, second)
     turns = []
     for question in questions[: rng.randint(1, 3)]:
-        turns.append(Turn(shown, question))
+        turns.append(DrawingTurn(shown, question))
         shown = ()
     return tuple(turns)
 
@@ -150,12 +150,12 @@ def _clip(rng: random.Random, source: Source) -> Conversation:
         clip = draw_clip(rng, draw_names(rng, 1)[0], rng.choice(list(MOTIONS)))
         if source.wanted(clip.content):
             break
-    turns = [Turn((clip,), plain(rng, "motion", clip.description))]
+    turns = [DrawingTurn((clip,), plain(rng, "motion", clip.description))]
     shape = clip.start.shapes[0]
     if clip.motion and rng.random() < 0.4:
-        turns.append(Turn((), plain(rng, "direction", clip.motion, rng.choice([shape.name, shape.kind]))))
+        turns.append(DrawingTurn((), plain(rng, "direction", clip.motion, rng.choice([shape.name, shape.kind]))))
     if rng.random() < 0.4:
-        turns.append(Turn((), plain(rng, "colour", shape.colour, shape.kind)))
+        turns.append(DrawingTurn((), plain(rng, "colour", shape.colour, shape.kind)))
     return tuple(turns)
 
 

@@ -20,7 +20,7 @@ INVERSE = {"above": "below", "left of": "right of", "below": "above", "right of"
 SHORTEST, LONGEST = 80, 176
 LARGEST_ASPECT = 1.8
 ENLARGED = 0.15
-LEAST_GAP = 1.08
+MIN_GAP = 1.08
 PLACE_OFFSET, PLACE_SLACK = 0.24, 0.05
 
 
@@ -157,6 +157,6 @@ def _clear(points: list[tuple[float, float]], radii: list[float], layout: str, w
     ):
         dx, dy = (second[0] - first[0]) * wide, (second[1] - first[1]) * high
         along, across = (dy, dx) if layout == "above" else (dx, dy)
-        if along < 1.8 * abs(across) or math.hypot(dx, dy) < LEAST_GAP * (r + other):
+        if along < 1.8 * abs(across) or math.hypot(dx, dy) < MIN_GAP * (r + other):
             return False
     return True

@@ -34,7 +34,7 @@ def _word_problem(problem: Problem) -> Task:
     return Task(problem.question, problem.answer, problem.question, lambda text: extract_result(text) == problem.result)
 
 
-def _about_drawing(turn: drawings.Turn) -> Task:
+def _about_drawing(turn: drawings.DrawingTurn) -> Task:
     text = turn.question.text
     content: list[dict[str, Any]] = [{"type": "image", "image": image} for image in turn.images()]
     content.append({"type": "text", "text": text})

@@ -10,17 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ostinato.cache.files.directory import ABOUT, KINDS, UNFINISHED, CacheDirectory
+from ostinato.cache.files.directory import ABOUT_FILE, FILE_KINDS, PARTIAL_SUFFIX, CacheDirectory
 from ostinato.cache.files.packed import NAME_BYTES
 from ostinato.cache.files.tier import FileRates, FileTier
 from ostinato.cache.memory import CacheMemory
 from ostinato.formats.gguf.split import all_parts
-from ostinato.plan.cache_files import MOST_WAITING, CacheFilesPlan
+from ostinato.plan.cache_files import MAX_WAITING, CacheFilesPlan
 from ostinato.plan.device.rates import cache_directory
 
-SAMPLE = 2**20
+HEAD_BYTES = 2**20
 """Bytes hashed at the start of a weights file, which holds the tensor names."""
-PIECES, PIECE = 256, 4096
+NUM_PIECES, PIECE_BYTES = 256, 4096
 """Number and bytes of further pieces that are hashed, equally far apart.
 
 Two models may differ in their middle alone, and archives, images of containers and some systems give all files one
@@ -35,27 +35,27 @@ def open_files(
 
     ConfigError if the directory cannot be written to.
     """
-    about = {**identity, "weights": [each for path in weights for each in identity_of(path)]}
+    about = {**identity, "weights": [each for path in weights for each in weights_identity(path)]}
     root = hashlib.blake2b(json.dumps(about, sort_keys=True).encode(), digest_size=NAME_BYTES).digest()
-    folder = default_directory() if plan.directory is None else Path(plan.directory).expanduser()
+    folder = default_cache_directory() if plan.directory is None else Path(plan.directory).expanduser()
     folder = folder.absolute() / root.hex()
     note = json.dumps({"model": model, **about}, indent=1).encode()
-    directory = CacheDirectory(folder, plan.limit, MOST_WAITING, about=note)
+    directory = CacheDirectory(folder, plan.limit, MAX_WAITING, about=note)
     return FileTier(directory, memory, root, FileRates(plan.bytes_per_second, plan.flops_per_second))
 
 
-def default_directory() -> Path:
+def default_cache_directory() -> Path:
     """Return the directory of this user's cache files."""
     return cache_directory() / "prefixes"
 
 
-def identity_of(path: Path) -> list[list[Any]]:
+def weights_identity(path: Path) -> list[list[Any]]:
     """Return what identifies a checkpoint's files: name, modification time, size and a digest.
 
     The digest covers their start and pieces spread over them. Only all bytes would be certain; reading those takes as
     long as loading.
     """
-    return [[file.name, file.stat().st_mtime_ns, *contents_of(file)] for file in checkpoint_files(path)]
+    return [[file.name, file.stat().st_mtime_ns, *file_fingerprint(file)] for file in checkpoint_files(path)]
 
 
 def checkpoint_files(path: Path) -> list[Path]:
@@ -63,20 +63,20 @@ def checkpoint_files(path: Path) -> list[Path]:
     return sorted([*path.glob("*.safetensors"), *path.glob("*.json")]) if path.is_dir() else all_parts(path)
 
 
-def contents_of(file: Path) -> tuple[int, str]:
+def file_fingerprint(file: Path) -> tuple[int, str]:
     """Return the size of a file, and a digest of its start and of pieces spread over it."""
     size = file.stat().st_size
     digest = hashlib.blake2b(digest_size=NAME_BYTES)
     with file.open("rb") as opened:
-        digest.update(opened.read(SAMPLE))
-        for number in range(1, PIECES + 1) if size > SAMPLE else ():
-            opened.seek((size - PIECE) * number // PIECES)
-            digest.update(opened.read(PIECE))
+        digest.update(opened.read(HEAD_BYTES))
+        for number in range(1, NUM_PIECES + 1) if size > HEAD_BYTES else ():
+            opened.seek((size - PIECE_BYTES) * number // NUM_PIECES)
+            digest.update(opened.read(PIECE_BYTES))
     return size, digest.hexdigest()
 
 
 @dataclass(frozen=True)
-class Folder:
+class CacheFolder:
     """One model's folder in a directory of caches.
 
     `used` is when a file was last used, in seconds since 1970; 0 without files.
@@ -90,7 +90,7 @@ class Folder:
     used: float
 
 
-def folders(directory: Path) -> list[Folder]:
+def list_cache_folders(directory: Path) -> list[CacheFolder]:
     """Return the folders of all models in a directory, by name.
 
     Other files and folders are skipped. OSError if the directory cannot be read.
@@ -102,19 +102,19 @@ def folders(directory: Path) -> list[Folder]:
             with suppress(FileNotFoundError):  # an engine that runs has just removed it
                 stats.append(file.stat())
         try:
-            about = json.loads((path / ABOUT).read_text(encoding="utf-8"))
+            about = json.loads((path / ABOUT_FILE).read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError):
             about = {}
         about = about if isinstance(about, dict) else {}
         used = max((each.st_mtime for each in stats), default=0.0)
         model, dtype = str(about.get("model", "unknown")), str(about.get("dtype", "unknown"))
-        found.append(Folder(path, model, dtype, len(stats), sum(each.st_size for each in stats), used))
+        found.append(CacheFolder(path, model, dtype, len(stats), sum(each.st_size for each in stats), used))
     return found
 
 
-def clear(folder: Folder) -> None:
+def clear_cache_folder(folder: CacheFolder) -> None:
     """Remove the files of one model, and nothing else. OSError if a file cannot be removed."""
-    for file in [*_files_in(folder.path), folder.path / ABOUT, *folder.path.glob(f"*{UNFINISHED}")]:
+    for file in [*_files_in(folder.path), folder.path / ABOUT_FILE, *folder.path.glob(f"*{PARTIAL_SUFFIX}")]:
         file.unlink(missing_ok=True)
     try:
         folder.path.rmdir()
@@ -123,7 +123,7 @@ def clear(folder: Folder) -> None:
 
 
 def _files_in(path: Path) -> Iterator[Path]:
-    for kind in KINDS:
+    for kind in FILE_KINDS:
         yield from path.glob(f"*.{kind}")
 
 

@@ -26,7 +26,7 @@ def check_priority(priority: int, scheduling_policy: str) -> None:
         raise RequestError(message, [Remedy("scheduling_policy", "priority")])
 
 
-def given_ids(prompt: Sequence[int]) -> list[int]:
+def as_token_ids(prompt: Sequence[int]) -> list[int]:
     """Return the token ids of a prompt that is not text."""
     if isinstance(prompt, bytes):  # its items are integers, but no token ids
         raise RequestError("a prompt is text or a list of token ids, not bytes; decode it first")
@@ -36,7 +36,7 @@ def given_ids(prompt: Sequence[int]) -> list[int]:
         raise RequestError(f"a prompt is text or a list of token ids, which are integers: {error}") from None
 
 
-def check_vocabulary(token_ids: Sequence[int], vocab_size: int) -> None:
+def check_token_range(token_ids: Sequence[int], vocab_size: int) -> None:
     outside = [token for token in token_ids if not 0 <= token < vocab_size]
     if outside:
         raise RequestError(

@@ -8,38 +8,38 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-from ostinato.cache.files.exchange import keep_in_files
+from ostinato.cache.files.exchange import save_to_files
 from ostinato.config import EngineConfig
 from ostinato.engine.cache_files import open_files
-from ostinato.engine.checks import check_priority, check_salt, check_vocabulary, given_ids
-from ostinato.engine.generation import Generation
-from ostinato.engine.move.arrive import arrive
+from ostinato.engine.checks import check_priority, check_salt, check_token_range, as_token_ids
+from ostinato.engine.generation import RequestState
+from ostinato.engine.move.arrive import restore_request
 from ostinato.engine.move.identity import engine_identity
-from ostinato.engine.move.leave import export_request
+from ostinato.engine.move.leave import make_export
 from ostinato.engine.outputs import RequestOutput
-from ostinato.engine.run.order import InTurn, OneAhead
-from ostinato.engine.run.runner import StartProgress
+from ostinato.engine.run.order import SyncExecutor, OverlapExecutor
+from ostinato.engine.run.runner import ProgressFn
 from ostinato.engine.scheduling import make_scheduler
-from ostinato.engine.speculation import Speculation
-from ostinato.engine.starting import check_process, default_params_of, draft_directory_of, memory_of, start_model
+from ostinato.engine.speculation import SpeculationMonitor
+from ostinato.engine.starting import check_not_forked, load_default_params, find_draft_directory, make_cache_memory, start_runner
 from ostinato.engine.stats import engine_stats
 from ostinato.engine.steps import Steps
-from ostinato.engine.text.chat_template import Message
-from ostinato.engine.text.texts import load_texts
-from ostinato.engine.unfinished import Unfinished
+from ostinato.engine.text.chat_template import ChatMessage
+from ostinato.engine.text.texts import load_tokenizer_and_template
+from ostinato.engine.unfinished import OutputProcessor
 from ostinato.errors import RankError, RequestError
-from ostinato.formats.in_use import FilesInUse
+from ostinato.formats.in_use import MappedFileWatch
 from ostinato.media.input import RenderedChat, load_media_input, render_chat
 from ostinato.media.prompt import MediaPrompt
 from ostinato.models.checkpoint import checkpoint_of, load_spec
 from ostinato.models.pooling import PoolingKind
 from ostinato.observe.counts import EngineCounts
-from ostinato.observe.histograms import Meter
-from ostinato.observe.phases import Phases
+from ostinato.observe.histograms import EngineHistograms
+from ostinato.observe.phases import StartupTimer
 from ostinato.ops.seeds import seed_of_request
 from ostinato.plan.device.detect import detect
 from ostinato.plan.graphs.traffic import Traffic
-from ostinato.plan.identity import cache_identity
+from ostinato.plan.identity import cache_fingerprint
 from ostinato.plan.layouts.requests import RequestLengths
 from ostinato.plan.plan import Plan, make_plan
 from ostinato.sample.grammar import Grammar, GrammarCompiler
@@ -47,7 +47,7 @@ from ostinato.sample.guide import Guide
 from ostinato.sample.params import SamplingParams, check_token_ids
 
 
-class Engine:
+class EngineCore:
     """Serves requests on one model. One thread calls it: `add` at any time, `step` while `has_unfinished`.
 
     With `overlap`, a step may be in flight between two calls.
@@ -56,8 +56,8 @@ class Engine:
     def __init__(
         self,
         config: EngineConfig,
-        progress: StartProgress = lambda what, done, total: None,
-        phases: Phases | None = None,
+        progress: ProgressFn = lambda what, done, total: None,
+        phases: StartupTimer | None = None,
     ) -> None:
         """Plan, load the weights and capture the graphs of the plan, unless they are captured on first use.
 
@@ -67,19 +67,19 @@ class Engine:
         graphs take more memory than was planned. CaptureError if a step of the model cannot be captured. ForkError in a
         fork of a process that has made an engine.
         """
-        check_process()
-        phases = phases or Phases()
+        check_not_forked()
+        phases = phases or StartupTimer()
         self.spec = load_spec(config)
         plan = make_plan(config, self.spec, detect(config.device))
         phases.end("plan")
         self.directory = checkpoint_of(config)
-        self.tokenizer, self.chat_template = load_texts(config, self.directory)
-        self._default_params = default_params_of(self.tokenizer, self.directory)
-        draft_directory = draft_directory_of(plan, self.tokenizer)
+        self.tokenizer, self.chat_template = load_tokenizer_and_template(config, self.directory)
+        self._default_params = load_default_params(self.tokenizer, self.directory)
+        draft_directory = find_draft_directory(plan, self.tokenizer)
         phases.end("tokenizer")
         own, of_draft = (None, None) if config.random_weights else (self.directory, draft_directory)
         self._weights = [path for path in (self.directory, draft_directory) if path is not None]
-        self.runner, self._leader = start_model(plan, self.spec, own, of_draft, progress, phases)
+        self.runner, self._leader = start_runner(plan, self.spec, own, of_draft, progress, phases)
         phases.end("capture")
         try:
             self._set_up(config, replace(plan, measured=self.runner.measured | {"start_seconds": dict(phases.seconds)}))
@@ -92,14 +92,14 @@ class Engine:
     def _set_up(self, config: EngineConfig, plan: Plan) -> None:
         """Set up everything around the model."""
         self.plan = plan
-        self.speculation: Speculation | None = None
+        self.speculation: SpeculationMonitor | None = None
         if plan.speculative is not None:
-            self.speculation = Speculation(plan.speculative, lambda: self.runner.num_captured)
-        self.scheduler = make_scheduler(plan, None if self.speculation is None else self.speculation.controller.choose)
-        self._files_in_use = FilesInUse(self._weights)
-        memory = self.scheduler.cache.memory = memory_of(plan, self.runner, self._leader)
+            self.speculation = SpeculationMonitor(plan.speculative, lambda: self.runner.num_captured)
+        self.scheduler = make_scheduler(plan, None if self.speculation is None else self.speculation.controller.choose_num_drafts)
+        self._files_in_use = MappedFileWatch(self._weights)
+        memory = self.scheduler.cache.memory = make_cache_memory(plan, self.runner, self._leader)
         if plan.cache_files is not None:
-            files = open_files(plan.cache_files, cache_identity(plan), config.model, self._weights, memory)
+            files = open_files(plan.cache_files, cache_fingerprint(plan), config.model, self._weights, memory)
             self.scheduler.cache.store.files = files
         # A tokenizer may know end tokens that the model cannot give.
         self._eos_token_ids = frozenset(i for i in self.tokenizer.eos_token_ids if i < self.spec.vocab_size)
@@ -107,19 +107,19 @@ class Engine:
         self.media = load_media_input(self.directory, self.spec.vision, self.tokenizer, plan, remote)
         self._grammars = GrammarCompiler(self.tokenizer, self.spec.vocab_size, self._eos_token_ids)
         self.counts = EngineCounts()
-        self.meter = Meter()
+        self.meter = EngineHistograms()
         self.request_lengths = RequestLengths()
-        self.unfinished = Unfinished(self.scheduler, self.meter, self.request_lengths)
-        order = (OneAhead if plan.settings.overlap == "on" else InTurn)(self.runner)
-        self._steps = Steps(order, self.scheduler, self.unfinished, self.counts, self.meter, self.speculation)
+        self.output_processor = OutputProcessor(self.scheduler, self.meter, self.request_lengths)
+        order = (OverlapExecutor if plan.settings.overlap == "on" else SyncExecutor)(self.runner)
+        self._steps = Steps(order, self.scheduler, self.output_processor, self.counts, self.meter, self.speculation)
         self._num_added = 0
 
     @property
     def has_unfinished(self) -> bool:
         """True while there is an unfinished request, a step in flight or an output that was not returned yet."""
-        return self.scheduler.has_unfinished or self._steps.is_running or self.unfinished.has_changed
+        return self.scheduler.has_unfinished or self._steps.is_running or self.output_processor.has_outputs
 
-    def add(
+    def add_request(
         self,
         prompt: str | Sequence[int],
         params: SamplingParams | None = None,
@@ -140,7 +140,7 @@ class Engine:
         as a rendered chat template. Requests share prefix cache entries only with requests of the same `cache_salt`.
         Waiting requests of different `client`s are scheduled by fair share. The guide of `params` is compiled here,
         unless `grammar` is what `compile_guide` made of it. With `pooling`, the output's `embedding` is made of the
-        prompt's hidden states, and its text means nothing; `params` should be `POOLED`. Raises RequestError, and
+        prompt's hidden states, and its text means nothing; `params` should be `POOLING_PARAMS`. Raises RequestError, and
         changes nothing, if the request can never be served.
         """
         check_salt(cache_salt)
@@ -152,8 +152,8 @@ class Engine:
         elif isinstance(prompt, str):
             token_ids = self.tokenizer.encode(prompt, add_special_tokens)
         else:
-            token_ids = given_ids(prompt)
-        check_vocabulary(token_ids, self.spec.vocab_size)
+            token_ids = as_token_ids(prompt)
+        check_token_range(token_ids, self.spec.vocab_size)
         if media is not None and media.spans and self.plan.encoder is None:
             raise RequestError("the prompt has images, and this model takes text only; choose a model with vision")
         check_token_ids(params, self.spec.vocab_size, self._eos_token_ids)
@@ -161,8 +161,8 @@ class Engine:
             grammar = self.compile_guide(params.guide)
         if (None if grammar is None else grammar.guide) != params.guide:
             raise RequestError("the grammar that came with the request is not that of its guide")
-        request_id = self.unfinished.free_id(self._num_added) if request_id is None else request_id
-        generation = Generation(
+        request_id = self.output_processor.new_request_id(self._num_added) if request_id is None else request_id
+        generation = RequestState(
             request_id,
             text,
             token_ids,
@@ -178,19 +178,19 @@ class Engine:
             client=client,
             pooling=pooling,
         )
-        self._enter(generation)
+        self._add_state(generation)
         self._num_added += 1
         self.counts.requests += 1
         self.counts.prompt_tokens += len(token_ids)
         self.meter.prompt_tokens.observe(len(token_ids))
         return request_id
 
-    def _enter(self, generation: Generation) -> None:
+    def _add_state(self, generation: RequestState) -> None:
         """Add a request. RequestError if it can never be served, or an id is in use; nothing is changed then."""
-        self.unfinished.check_id(generation)
-        if any(self.scheduler.is_ending(request.request_id) for request in generation.requests):
+        self.output_processor.check_id(generation)
+        if any(self.scheduler.is_memory_in_use(request.request_id) for request in generation.requests):
             self._steps.settle()
-        self.unfinished.enter(generation)
+        self.output_processor.add(generation)
 
     def export_request(self, request_id: str) -> bytes | None:
         """End a request here and return its export, from which another engine of the same plan continues it.
@@ -202,13 +202,13 @@ class Engine:
         again.
         """
         self._steps.settle()
-        generation = self.unfinished.generations.get(request_id)
+        generation = self.output_processor.request_states.get(request_id)
         if generation is None:
             return None
-        exported = export_request(generation, self.scheduler.cache, self.identity)
-        self.unfinished.move(generation)
-        self.scheduler.moves.exported += 1
-        self.scheduler.moves.exported_bytes += len(exported)
+        exported = make_export(generation, self.scheduler.cache, self.identity)
+        self.output_processor.finish_moved(generation)
+        self.scheduler.migration_counts.exported += 1
+        self.scheduler.migration_counts.exported_bytes += len(exported)
         return exported
 
     def import_request(self, exported: bytes, *, request_id: str | None = None, grammar: Grammar | None = None) -> str:
@@ -220,9 +220,9 @@ class Engine:
         `grammar` is what `compile_guide` made of it. Raises DamagedExport or ForeignExport, which says what differs;
         RequestError if it can never be served here, or its id is in use. Nothing is changed then.
         """
-        moves = self.scheduler.moves
+        moves = self.scheduler.migration_counts
         try:
-            generation = arrive(
+            generation = restore_request(
                 exported,
                 request_id,
                 identity=self.identity,
@@ -232,7 +232,7 @@ class Engine:
                 scheduler=self.scheduler,
                 compile_guide=self.compile_guide if grammar is None else lambda guide: grammar,
             )
-            self._enter(generation)
+            self._add_state(generation)
         except RequestError:
             moves.refused += 1
             raise
@@ -253,19 +253,19 @@ class Engine:
         batch's requests too, and is raised again. Logits that are not finite end only their own request.
         """
         self._steps.run()
-        return self.unfinished.take_changed()
+        return self.output_processor.take_outputs()
 
     def output(self, request_id: str) -> RequestOutput | None:
         """Return the output of an unfinished request, which steps update in place; None if there is no such request."""
-        generation = self.unfinished.generations.get(request_id)
+        generation = self.output_processor.request_states.get(request_id)
         return None if generation is None else generation.output
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request at once and return its output so far; None if no such request is unfinished."""
-        generation = self.unfinished.generations.get(request_id)
+        generation = self.output_processor.request_states.get(request_id)
         if generation is None:
             return None
-        self.unfinished.abort(generation)
+        self.output_processor.abort(generation)
         if not self.scheduler.has_unfinished:
             self._steps.settle()
         return generation.output
@@ -293,8 +293,8 @@ class Engine:
         """
         self._steps.settle()
         if self.scheduler.encoder_cache is not None:
-            self.scheduler.encoder_cache.forget()
-        return self.scheduler.cache.store.forget()
+            self.scheduler.encoder_cache.clear()
+        return self.scheduler.cache.store.clear()
 
     @property
     def has_ranks(self) -> bool:
@@ -318,7 +318,7 @@ class Engine:
         try:
             self._steps.settle()
             with suppress(RankError):  # the part of a rank that has ended is lost
-                keep_in_files(self.scheduler.cache.store)
+                save_to_files(self.scheduler.cache.store)
         finally:
             self._steps.close()
             if self._leader is not None:
@@ -328,18 +328,18 @@ class Engine:
         """Return the parameters of generation_config.json; greedy if it does not ask for sampling."""
         return self._default_params
 
-    def render_chat(self, messages: Sequence[Message], **chat_template_kwargs: Any) -> str:
+    def render_chat(self, messages: Sequence[ChatMessage], **chat_template_kwargs: Any) -> str:
         """Return the prompt that the checkpoint's chat template makes of a conversation, special tokens included."""
         return self.render_chat_media(messages, **chat_template_kwargs).text
 
-    def render_chat_media(self, messages: Sequence[Message], **chat_template_kwargs: Any) -> RenderedChat:
+    def render_chat_media(self, messages: Sequence[ChatMessage], **chat_template_kwargs: Any) -> RenderedChat:
         """Return the prompt of a conversation, and the media that `add` needs for its images.
 
         Any thread may call it; loading images takes time. RequestError if one cannot be loaded, or the template refuses
         the conversation.
         """
 
-        def render(plain: Sequence[Message]) -> str:
+        def render(plain: Sequence[ChatMessage]) -> str:
             return self.chat_template.render(plain, **chat_template_kwargs)
 
         return render_chat(messages, render, self.media, chat_template_kwargs)

@@ -10,16 +10,16 @@ from ostinato.engine.text.detokenizer import Detokenizer, StopChecker
 from ostinato.engine.text.tokenizer import Tokenizer
 from ostinato.media.prompt import MediaPrompt
 from ostinato.models.pooling import PoolingKind
-from ostinato.observe.histograms import Meter
+from ostinato.observe.histograms import EngineHistograms
 from ostinato.plan.layouts.requests import RequestLengths
 from ostinato.sample.grammar import Grammar
 from ostinato.sample.params import SamplingParams
-from ostinato.sample.pool import Pool
+from ostinato.sample.pool import HiddenStatePooler
 from ostinato.sample.state import SamplingState
 from ostinato.schedule.request import FinishReason, Request, RequestUpdate, StopConditions
 
 
-class Generation:
+class RequestState:
     """State of one request in the engine. `requests` are what the scheduler sees, `output` what the caller gets."""
 
     def __init__(
@@ -56,8 +56,8 @@ class Generation:
         self.seed = seed = default_seed if params.seed is None else params.seed
         """The seed in effect; each sample derives its own from it."""
         self.requests: list[Request] = []
-        self._texts: dict[str, _Text] = {}
-        self._pool: Pool | None = None
+        self._texts: dict[str, _SampleOutput] = {}
+        self._pool: HiddenStatePooler | None = None
         outputs = []
         for index in range(params.n):
             sample_id = request_id if params.n == 1 else f"{request_id}/{index}"
@@ -73,9 +73,9 @@ class Generation:
                 rope=None if media is None else media.rope,
                 client=client,
                 # A mean needs all hidden states, which the prefix cache does not have.
-                computes_all=pooling == "mean",
+                skips_prefix_cache=pooling == "mean",
             )
-            request.payload = state = SamplingState(
+            request.sampling_state = state = SamplingState(
                 params,
                 prompt_token_ids,
                 request.output_token_ids,
@@ -83,15 +83,15 @@ class Generation:
                 sample_index=index,
                 seed=seed,
                 grammar=grammar,
-                pool=None if pooling is None else Pool(pooling),
+                pool=None if pooling is None else HiddenStatePooler(pooling),
             )
-            request.looks_back = state.looks_back
+            request.num_lookback_outputs = state.num_lookback_outputs
             output = CompletionOutput(index)
             if params.logprobs is not None:
                 output.logprobs, output.cumulative_logprob = [], 0.0
             self.requests.append(request)
-            self._pool = state.pool
-            self._texts[sample_id] = _Text(output, params, tokenizer, prompt_token_ids)
+            self._pool = state.pooler
+            self._texts[sample_id] = _SampleOutput(output, params, tokenizer, prompt_token_ids)
             outputs.append(output)
         self.output = RequestOutput(
             request_id, prompt, prompt_token_ids, outputs, RequestTimes(arrival=time.monotonic())
@@ -99,7 +99,7 @@ class Generation:
         if params.prompt_logprobs is not None:
             self.output.prompt_logprobs = [None]
 
-    def take(self, update: RequestUpdate, now: float, meter: Meter) -> bool:
+    def apply(self, update: RequestUpdate, now: float, meter: EngineHistograms) -> bool:
         """Add one sample's result of a step at time `now`.
 
         Returns True if a stop string ends the sample, which the scheduler cannot see.
@@ -110,14 +110,14 @@ class Generation:
             self.output.prompt_logprobs.extend(update.prompt_logprobs)
         text = self._texts[update.request_id]
         if update.token_ids:
-            self._note_tokens(text, len(update.token_ids), now, meter)
+            self._record_token_times(text, len(update.token_ids), now, meter)
         if update.error is not None:
             self.output.error = update.error
         elif update.finish_reason is not None and self._pool is not None:
             self.output.embedding = self._pool.vector()
         return text.take(update)
 
-    def _note_tokens(self, text: _Text, count: int, now: float, meter: Meter) -> None:
+    def _record_token_times(self, text: _SampleOutput, count: int, now: float, meter: EngineHistograms) -> None:
         """Note the time of `count` new tokens of a sample."""
         times = self.output.times
         times.last_token = now
@@ -128,7 +128,7 @@ class Generation:
             meter.inter_token.observe((now - text.last_token) / count, count)
         text.last_token = now
 
-    def measure(self, now: float, meter: Meter) -> None:
+    def record_latencies(self, now: float, meter: EngineHistograms) -> None:
         """Observe how long a request that has ended took, and its length."""
         times = self.output.times
         meter.whole.observe(now - times.arrival)
@@ -137,7 +137,7 @@ class Generation:
             meter.prefill.observe(times.first_token - times.scheduled)
             meter.decode.observe(times.last_token - times.first_token)
 
-    def count_lengths(self, lengths: RequestLengths) -> None:
+    def record_lengths(self, lengths: RequestLengths) -> None:
         """Count the samples of a request that has ended, each as a request.
 
         All samples after the first find the prompt in the cache.
@@ -147,7 +147,7 @@ class Generation:
             lengths.count(prompt, len(each.token_ids), cached)
             cached = prompt
 
-    def resume(self, done: CompletionOutput) -> None:
+    def restore_sample(self, done: CompletionOutput) -> None:
         """Restore one sample's output from another engine, before the first update.
 
         ValueError if its text is not that of its tokens, or its tokens should have ended it.
@@ -166,19 +166,19 @@ class Generation:
             raise ValueError("its text is not that of its tokens")
         text.output.cumulative_logprob = done.cumulative_logprob
 
-    def move(self) -> None:
+    def mark_moved(self) -> None:
         """Mark every unfinished output as moved to another engine, which also returns the text that is held back."""
         for text in self._texts.values():
             if not text.output.finished:
                 text.output.finish_reason = FinishReason.MOVED.value
 
-    def abort(self) -> None:
+    def mark_aborted(self) -> None:
         """Mark every unfinished output as aborted; its tokens and text stay."""
         for text in self._texts.values():
             text.finish(FinishReason.ABORT)
 
 
-class _Text:
+class _SampleOutput:
     """One sample's output: detokenized up to a stop string."""
 
     def __init__(
@@ -200,7 +200,7 @@ class _Text:
         for token_id in update.token_ids:
             output.token_ids.append(token_id)
             armed = len(output.token_ids) >= self.min_tokens
-            text, stop_string = self.stop.append(self.detokenizer.append((token_id,)), armed=armed)
+            text, stop_string = self.stop.append(self.detokenizer.append((token_id,)), enabled=armed)
             output.text += text
             if stop_string is not None:
                 break
@@ -222,7 +222,7 @@ class _Text:
             return
         self.output.finish_reason = reason.value
         armed = len(self.output.token_ids) >= self.min_tokens
-        text, found = self.stop.append(self.detokenizer.flush(), armed=armed)
+        text, found = self.stop.append(self.detokenizer.flush(), enabled=armed)
         self.output.text += text + self.stop.flush()
         if found is not None:
             self.output.finish_reason, self.output.stop_reason = FinishReason.STOP.value, found

@@ -10,35 +10,35 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 import numpy as np
 
 from ostinato.config import EngineConfig
-from ostinato.engine.engine import Engine
+from ostinato.engine.engine import EngineCore
 from ostinato.engine.outputs import RequestOutput
 from ostinato.engine.progress import generation_progress, start_progress
 from ostinato.engine.prompts import (
-    Conversations,
-    GivenPrompt,
+    ConversationsInput,
+    PromptInput,
     Message,
     Params,
     Prompt,
     Prompts,
-    alone,
-    check_variables,
-    given_params,
-    listed_conversations,
-    listed_prompts,
-    of_several,
-    one_each,
+    single_params,
+    check_template_kwargs,
+    merge_params_alias,
+    as_conversations,
+    as_prompts,
+    number_error,
+    params_per_prompt,
 )
 from ostinato.engine.text.tokenizer import Tokenizer
-from ostinato.engine.turns import Call, Turns
+from ostinato.engine.turns import BlockingCall, SharedEngine
 from ostinato.errors import RequestError
 from ostinato.models.pooling import PoolingKind
 from ostinato.plan.plan import Plan
 from ostinato.plan.words.html import folded
 from ostinato.sample.params import SamplingParams
-from ostinato.sample.pool import POOLED, Embedding
+from ostinato.sample.pool import POOLING_PARAMS, EmbeddingOptions
 
 if TYPE_CHECKING:
-    from ostinato.engine.settings import Settings
+    from ostinato.engine.settings import LLMSettings
 
 
 class LLM:
@@ -52,23 +52,23 @@ class LLM:
     `close`, or the end of a `with`, gives its memory back. A forked process cannot use it, which is a ForkError.
     """
 
-    def __init__(self, model: str = "demo", **settings: Unpack[Settings]) -> None:
+    def __init__(self, model: str = "demo", **settings: Unpack[LLMSettings]) -> None:
         """Load the model and capture its graphs. Raises ModelError, ConfigError or CapacityError."""
         with start_progress() as progress:
-            engine = Engine(EngineConfig(model=model, **settings), progress)
+            engine = EngineCore(EngineConfig(model=model, **settings), progress)
         self.plan: Plan = engine.plan
         """The plan, with what was measured at start-up."""
         self._model = model
-        self._turns = Turns(engine)
+        self._shared = SharedEngine(engine)
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> EngineCore:
         """The engine, for one thread at a time. RequestError once the LLM is closed."""
-        return self._turns.engine
+        return self._shared.engine
 
     def close(self) -> None:
         """Free the memory and end the threads. Calls that wait, and later ones, raise RequestError."""
-        engine = self._turns.close()
+        engine = self._shared.close()
         if engine is not None:
             engine.close()
 
@@ -109,12 +109,12 @@ class LLM:
         `cache_salt` share prefix cache entries. Raises RequestError, before this call runs a step, if one of the
         prompts cannot be served.
         """
-        given = [GivenPrompt.of(prompt) for prompt in listed_prompts(prompts)]
-        return self._run(given, given_params(params, sampling_params), cache_salt)
+        given = [PromptInput.parse(prompt) for prompt in as_prompts(prompts)]
+        return self._run(given, merge_params_alias(params, sampling_params), cache_salt)
 
     def chat(
         self,
-        messages: Conversations,
+        messages: ConversationsInput,
         params: Params = None,
         *,
         sampling_params: Params = None,
@@ -129,8 +129,8 @@ class LLM:
         template makes the prompt, with `chat_template_kwargs` as its variables. Raises RequestError as `generate`, if
         the template refuses, and if an image cannot be loaded.
         """
-        prompts = [self._rendered(each, chat_template_kwargs) for each in listed_conversations(messages)]
-        return self._run(prompts, given_params(params, sampling_params), cache_salt)
+        prompts = [self._render_chat(each, chat_template_kwargs) for each in as_conversations(messages)]
+        return self._run(prompts, merge_params_alias(params, sampling_params), cache_salt)
 
     def embed(
         self,
@@ -148,9 +148,9 @@ class LLM:
         `generate`, which has the forms of prompts too; ModelError if modules.json asks for what is not implemented.
         """
         engine = self.engine
-        asked = Embedding.asked(engine.directory, engine.spec.hidden_size, pooling, normalize, dimensions)
-        given = [GivenPrompt.of(prompt) for prompt in listed_prompts(prompts)]
-        return [asked.vector(output.embedding) for output in self._run(given, POOLED, cache_salt, asked.kind)]
+        asked = EmbeddingOptions.resolve(engine.directory, engine.spec.hidden_size, pooling, normalize, dimensions)
+        given = [PromptInput.parse(prompt) for prompt in as_prompts(prompts)]
+        return [asked.vector(output.embedding) for output in self._run(given, POOLING_PARAMS, cache_salt, asked.kind)]
 
     def stream(
         self,
@@ -165,7 +165,7 @@ class LLM:
         Leaving the generator early aborts the request; its value is the whole output. Text needs a tokenizer; `n` must
         be 1. Raises RequestError at once, not at the first piece, if the prompt cannot be served.
         """
-        return self._stream(GivenPrompt.of(prompt), alone(params, sampling_params), cache_salt)
+        return self._stream(PromptInput.parse(prompt), single_params(params, sampling_params), cache_salt)
 
     def stream_chat(
         self,
@@ -177,15 +177,15 @@ class LLM:
         **chat_template_kwargs: Any,
     ) -> Generator[str, None, RequestOutput]:
         """Return a generator of the answer to a conversation, piece by piece; see `chat` and `stream`."""
-        own_params = alone(params, sampling_params)
-        return self._stream(self._rendered(messages, chat_template_kwargs), own_params, cache_salt)
+        own_params = single_params(params, sampling_params)
+        return self._stream(self._render_chat(messages, chat_template_kwargs), own_params, cache_salt)
 
     def reset_prefix_cache(self) -> bool:
         """Drop every prefix and every encoded image that no running request uses, so that new requests begin cold.
 
         False if some prefixes are in use (by a stream that is not over), and so can still be found.
         """
-        with self._turns.between_steps() as engine:
+        with self._shared.between_steps() as engine:
             return engine.reset_prefix_cache()
 
     def save_traffic(self, path: str | Path) -> None:
@@ -194,31 +194,31 @@ class LLM:
         RequestError if the file cannot be written.
         """
         try:
-            with self._turns.between_steps() as engine:
+            with self._shared.between_steps() as engine:
                 engine.traffic().save(Path(path))
         except OSError as error:
             raise RequestError(f"the traffic cannot be written to {path}: {error.strerror}") from None
 
     def stats(self) -> dict[str, Any]:
         """Return the engine's counts since its start, as plain data."""
-        with self._turns.between_steps() as engine:
+        with self._shared.between_steps() as engine:
             return engine.stats()
 
-    def _rendered(self, messages: Sequence[Message], chat_template_kwargs: dict[str, Any]) -> GivenPrompt:
-        check_variables(chat_template_kwargs)
-        return GivenPrompt.of_chat(self.engine.render_chat_media(messages, **chat_template_kwargs))
+    def _render_chat(self, messages: Sequence[Message], chat_template_kwargs: dict[str, Any]) -> PromptInput:
+        check_template_kwargs(chat_template_kwargs)
+        return PromptInput.from_chat(self.engine.render_chat_media(messages, **chat_template_kwargs))
 
     def _add(
         self,
-        call: Call,
-        prompt: GivenPrompt,
+        call: BlockingCall,
+        prompt: PromptInput,
         params: SamplingParams | None,
         cache_salt: str | None,
         pooling: PoolingKind | None = None,
     ) -> str:
-        return self._turns.add(
+        return self._shared.add(
             call,
-            lambda engine: engine.add(
+            lambda engine: engine.add_request(
                 prompt.prompt,
                 params,
                 add_special_tokens=prompt.add_special_tokens,
@@ -230,49 +230,49 @@ class LLM:
 
     def _run(
         self,
-        prompts: list[GivenPrompt],
+        prompts: list[PromptInput],
         params: Params,
         cache_salt: str | None,
         pooling: PoolingKind | None = None,
     ) -> list[RequestOutput]:
-        each = one_each(params, len(prompts))
-        call = self._turns.call()
+        each = params_per_prompt(params, len(prompts))
+        call = self._shared.new_call()
         ids: list[str] = []
         try:
             for prompt, own_params in zip(prompts, each, strict=True):
                 try:
                     ids.append(self._add(call, prompt, own_params, cache_salt, pooling))
                 except RequestError as error:
-                    raise of_several(error, len(ids), len(prompts)) from error
-            self._finish(call)
+                    raise number_error(error, len(ids), len(prompts)) from error
+            self._wait_all(call)
         finally:
-            self._turns.abandon(call)
+            self._shared.abandon(call)
         for output in call.finished.values():
             if output.error is not None:
                 raise output.error
         return [call.finished[request_id] for request_id in ids]
 
-    def _finish(self, call: Call) -> None:
+    def _wait_all(self, call: BlockingCall) -> None:
         """Wait for all requests of a call."""
         told: set[str] = set()
         with generation_progress(len(call.requests) + len(call.finished)) as advance:
             while call.requests:
-                self._turns.wait(call)
+                self._shared.wait_for_update(call)
                 for request_id in call.finished.keys() - told:
                     told.add(request_id)
                     advance(sum(len(each.token_ids) for each in call.finished[request_id].outputs))
 
     def _stream(
-        self, prompt: GivenPrompt, params: SamplingParams | None, cache_salt: str | None
+        self, prompt: PromptInput, params: SamplingParams | None, cache_salt: str | None
     ) -> Generator[str, None, RequestOutput]:
-        call = self._turns.call(wants_text=True)
+        call = self._shared.new_call(wants_text=True)
         request_id = self._add(call, prompt, params, cache_salt)
-        pieces = self._pieces(call, request_id)
+        pieces = self._stream_text(call, request_id)
         # Run to the first, empty piece: a generator that has not begun would not abort its request when left.
         next(pieces)
         return pieces
 
-    def _pieces(self, call: Call, request_id: str) -> Generator[str, None, RequestOutput]:
+    def _stream_text(self, call: BlockingCall, request_id: str) -> Generator[str, None, RequestOutput]:
         """Yield an empty piece, then the text of a call's one request. The generator's value is the output."""
         given = 0
         try:
@@ -288,6 +288,6 @@ class LLM:
                         raise output.error
                     return output
                 else:
-                    self._turns.wait(call)
+                    self._shared.wait_for_update(call)
         finally:
-            self._turns.abandon(call)
+            self._shared.abandon(call)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from html import escape
 
-_SECONDS_BETWEEN = 0.1
+_REFRESH_SECONDS = 0.1
 """Least time between two updates of a notebook's bar."""
 
 
@@ -79,7 +79,7 @@ def _notebook_bar() -> Iterator[Callable[[str, int, int], None]]:
     def show(what: str, done: int, total: int) -> None:
         nonlocal shown
         now = time.monotonic()
-        if done == total or now - shown > _SECONDS_BETWEEN:
+        if done == total or now - shown > _REFRESH_SECONDS:
             shown = now
             handle.update(html(what, done, total), raw=True)
 

@@ -14,12 +14,12 @@ Prompt = str | Sequence[int] | Mapping[str, Any]
 """Text; token ids; or `{"prompt": text}` or `{"prompt_token_ids": ids}`."""
 Prompts = Prompt | Iterable[Prompt]
 Message = Mapping[str, Any]
-Conversations = Sequence[Message] | Sequence[Sequence[Message]]
+ConversationsInput = Sequence[Message] | Sequence[Sequence[Message]]
 """One conversation, or several."""
 Params = SamplingParams | Sequence[SamplingParams] | None
 """Parameters for all prompts, or one for each."""
 
-_NO_VARIABLES = {
+_NOT_TEMPLATE_KWARGS = {
     "chat_template_kwargs": "give its entries themselves, chat(messages, enable_thinking=False)",
     "use_tqdm": "leave it out; progress is shown on terminals and in notebooks alone",
     "lora_request": "leave it out; adapters are not served",
@@ -27,23 +27,23 @@ _NO_VARIABLES = {
 """Keywords of vLLM's chat -> advice what to do here, where any further keyword is a variable of the template."""
 
 
-class GivenPrompt(NamedTuple):
-    """Arguments of `Engine.add` for one prompt."""
+class PromptInput(NamedTuple):
+    """Arguments of `EngineCore.add_request` for one prompt."""
 
     prompt: str | Sequence[int]
     add_special_tokens: bool = True
     media: MediaPrompt | None = None
 
     @classmethod
-    def of(cls, prompt: Prompt) -> GivenPrompt:
-        return cls(_plain(prompt))
+    def parse(cls, prompt: Prompt) -> PromptInput:
+        return cls(_unwrap_mapping(prompt))
 
     @classmethod
-    def of_chat(cls, chat: RenderedChat) -> GivenPrompt:
+    def from_chat(cls, chat: RenderedChat) -> PromptInput:
         return cls(chat.text, False, chat.media)
 
 
-def listed_conversations(messages: Conversations) -> Sequence[Sequence[Message]]:
+def as_conversations(messages: ConversationsInput) -> Sequence[Sequence[Message]]:
     """Return a list of conversations. RequestError for a message without a list around it."""
     if isinstance(messages, Mapping):
         raise RequestError("a conversation is a list of messages; put the one message into a list")
@@ -51,12 +51,12 @@ def listed_conversations(messages: Conversations) -> Sequence[Sequence[Message]]
     return cast(Sequence[Sequence[Message]], [messages] if alone else messages)
 
 
-def of_several(error: RequestError, index: int, count: int) -> RequestError:
+def number_error(error: RequestError, index: int, count: int) -> RequestError:
     """Return the error of one prompt of several, with the number of the prompt."""
     return error if count == 1 else RequestError(f"prompt {index + 1} of {count}: {error.message}", error.remedies)
 
 
-def listed_prompts(prompts: Prompts) -> list[Prompt]:
+def as_prompts(prompts: Prompts) -> list[Prompt]:
     """Return a list of prompts. A single prompt is a string, a mapping, or token ids (of any integer type)."""
     if isinstance(prompts, str | Mapping):
         return [prompts]
@@ -73,7 +73,7 @@ def listed_prompts(prompts: Prompts) -> list[Prompt]:
     return items
 
 
-def _plain(prompt: Prompt) -> str | Sequence[int]:
+def _unwrap_mapping(prompt: Prompt) -> str | Sequence[int]:
     """Return the text or token ids of a prompt, which may be a mapping in vLLM's form."""
     if not isinstance(prompt, Mapping):
         return prompt
@@ -87,16 +87,16 @@ def _plain(prompt: Prompt) -> str | Sequence[int]:
     return cast(str | Sequence[int], prompt[known[0]])
 
 
-def given_params(params: Params, sampling_params: Params) -> Params:
+def merge_params_alias(params: Params, sampling_params: Params) -> Params:
     """Return the given parameters; `sampling_params` is vLLM's name for the same. RequestError if both are given."""
     if params is not None and sampling_params is not None:
         raise RequestError("params and sampling_params are two names of one thing; give one of them")
     return sampling_params if params is None else params
 
 
-def alone(params: SamplingParams | None, sampling_params: SamplingParams | None) -> SamplingParams | None:
+def single_params(params: SamplingParams | None, sampling_params: SamplingParams | None) -> SamplingParams | None:
     """Return the parameters of a stream. RequestError for several of them, and for more than one output."""
-    given = given_params(params, sampling_params)
+    given = merge_params_alias(params, sampling_params)
     if given is not None and not isinstance(given, SamplingParams):
         raise RequestError(f"params should be SamplingParams, not {given!r}")
     if given is not None and given.n != 1:
@@ -104,14 +104,14 @@ def alone(params: SamplingParams | None, sampling_params: SamplingParams | None)
     return given
 
 
-def check_variables(chat_template_kwargs: Mapping[str, Any]) -> None:
+def check_template_kwargs(chat_template_kwargs: Mapping[str, Any]) -> None:
     """Raise RequestError for names that are not template variables, which a template would ignore in silence."""
-    for name, advice in _NO_VARIABLES.items():
+    for name, advice in _NOT_TEMPLATE_KWARGS.items():
         if name in chat_template_kwargs:
             raise RequestError(f"{name} is no variable of a chat template: {advice}")
 
 
-def one_each(params: Params, count: int) -> Sequence[SamplingParams | None]:
+def params_per_prompt(params: Params, count: int) -> Sequence[SamplingParams | None]:
     if params is None or isinstance(params, SamplingParams):
         return [params] * count
     if not isinstance(params, list | tuple) or not all(isinstance(each, SamplingParams | None) for each in params):

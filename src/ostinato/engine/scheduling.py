@@ -5,14 +5,14 @@ from __future__ import annotations
 from ostinato.cache.encoder_cache import EncoderCache
 from ostinato.cache.eviction import EvictionCosts
 from ostinato.cache.manager import CacheManager
-from ostinato.cache.placement import CachePolicy
+from ostinato.cache.placement import PrefixCachePolicy
 from ostinato.plan.plan import Plan
-from ostinato.plan.windows import pane_rules
+from ostinato.plan.windows import sliding_window_spec
 from ostinato.schedule.limits import SchedulerLimits
-from ostinato.schedule.scheduler import ChooseDrafts, Scheduler
+from ostinato.schedule.scheduler import ChooseNumDrafts, Scheduler
 
 
-def make_scheduler(plan: Plan, choose_drafts: ChooseDrafts | None = None) -> Scheduler:
+def make_scheduler(plan: Plan, choose_drafts: ChooseNumDrafts | None = None) -> Scheduler:
     """Return a scheduler over an empty cache, with the plan's limits, counts and policies."""
     settings, memory, state = plan.settings, plan.memory, plan.state_cache
     costs = EvictionCosts(
@@ -20,7 +20,7 @@ def make_scheduler(plan: Plan, choose_drafts: ChooseDrafts | None = None) -> Sch
         flops_per_pair=state.prefill_flops.per_pair,
         block_bytes=memory.kv_block,
         slot_bytes=memory.state_slot,
-        pane_bytes=memory.pane,
+        window_block_bytes=memory.window_block,
     )
     cache = CacheManager(
         memory.num_blocks,
@@ -29,8 +29,8 @@ def make_scheduler(plan: Plan, choose_drafts: ChooseDrafts | None = None) -> Sch
         memory.slots_per_request,
         settings.eviction_policy,
         costs,
-        memory.num_panes,
-        pane_rules(memory, settings.block_size, settings.max_num_batched_tokens),
+        memory.num_window_blocks,
+        sliding_window_spec(memory, settings.block_size, settings.max_num_batched_tokens),
     )
     limits = SchedulerLimits(
         max_num_seqs=settings.max_num_seqs,
@@ -41,7 +41,7 @@ def make_scheduler(plan: Plan, choose_drafts: ChooseDrafts | None = None) -> Sch
         max_item_tokens=0 if plan.encoder is None else plan.encoder.max_item_tokens,
         graph_tokens=_graph_tokens(plan),
     )
-    policy = CachePolicy(
+    policy = PrefixCachePolicy(
         prefix_caching=settings.enable_prefix_caching,
         mode=settings.state_cache_mode,
         state_block_size=settings.state_block_size,

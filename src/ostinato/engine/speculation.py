@@ -8,16 +8,16 @@ from typing import Any
 from ostinato.observe.speculation_counts import SpeculationCounts
 from ostinato.plan.speculation.drafter import SpeculativePlan
 from ostinato.schedule.batch import Batch, StepResult
-from ostinato.speculate.controller import Controller
+from ostinato.speculate.controller import DraftController
 
 
-class Speculation:
+class SpeculationMonitor:
     """Counts of drafts, and the controller that uses them."""
 
     def __init__(self, plan: SpeculativePlan, num_captured: Callable[[], int]) -> None:
         """Create the counts and the controller. `num_captured` returns the number of graphs captured so far."""
         self._method = plan.method
-        self.controller = Controller(plan.num_speculative_tokens, plan.adaptive)
+        self.controller = DraftController(plan.num_speculative_tokens, plan.adaptive)
         self.counters = SpeculationCounts(plan.num_speculative_tokens, plan.draft_numbers)
         self._count_captured = num_captured
         self._num_captured = 0
@@ -30,7 +30,7 @@ class Speculation:
         is_typical, self._num_captured = num_captured == self._num_captured, num_captured
         decode = result.rows[: batch.num_decode_rows]
         has_drafts = batch.num_drafts > 0 and any(row.num_drafts for row in decode)
-        self.controller.observe(
+        self.controller.record_step(
             [len(row.token_ids) for row in decode],
             batch.num_drafts if has_drafts else 0,
             seconds,

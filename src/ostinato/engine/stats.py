@@ -1,12 +1,12 @@
-"""Statistics of `Engine.stats`: the counts of every part, and the cache's present use, as plain data."""
+"""Statistics of `EngineCore.stats`: the counts of every part, and the cache's present use, as plain data."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 from typing import Any
 
-from ostinato.engine.run.runner import Runner
-from ostinato.engine.speculation import Speculation
+from ostinato.engine.run.runner import ModelRunner
+from ostinato.engine.speculation import SpeculationMonitor
 from ostinato.observe.counts import EngineCounts
 from ostinato.plan.layouts.requests import RequestLengths
 from ostinato.schedule.scheduler import Scheduler
@@ -16,19 +16,19 @@ def engine_stats(
     counts: EngineCounts,
     lengths: RequestLengths,
     scheduler: Scheduler,
-    runner: Runner,
-    speculation: Speculation | None,
+    runner: ModelRunner,
+    speculation: SpeculationMonitor | None,
 ) -> dict[str, Any]:
     """Return the counts since the start."""
     of_drafts = None
-    if speculation is not None and runner.drafting is not None:
-        graphs = runner.drafting.graphs
+    if speculation is not None and runner.drafter is not None:
+        graphs = runner.drafter.graphs
         of_drafts = {**speculation.to_json(), "graphs": None if graphs is None else graphs.counts.to_json()}
     encoder = None
-    if runner.encoder is not None:
+    if runner.encoder_graphs is not None:
         encoder = {
-            "graphs": runner.encoder.counts.to_json() | runner.encoder.figures(),
-            "cache": _encoder_cache_use(scheduler),
+            "graphs": runner.encoder_graphs.counts.to_json() | runner.encoder_graphs.figures(),
+            "cache": _encoder_cache_stats(scheduler),
         }
     return {
         **asdict(counts),
@@ -39,14 +39,14 @@ def engine_stats(
         "running": scheduler.num_running,
         "cache": asdict(scheduler.cache.usage()),
         "prefix_cache": {**asdict(scheduler.prefix_counters), **asdict(scheduler.cache.store.counters)},
-        "cache_files": _files_use(scheduler),
-        "moves": asdict(scheduler.moves),
+        "cache_files": _cache_file_stats(scheduler),
+        "moves": asdict(scheduler.migration_counts),
         "speculation": of_drafts,
         "encoder": encoder,
     }
 
 
-def _files_use(scheduler: Scheduler) -> dict[str, int] | None:
+def _cache_file_stats(scheduler: Scheduler) -> dict[str, int] | None:
     """Return the counts of the prefix cache's files, and how many there are; None without any."""
     files = scheduler.cache.store.files
     if files is None:
@@ -55,7 +55,7 @@ def _files_use(scheduler: Scheduler) -> dict[str, int] | None:
     return {**asdict(directory.counts), "files": directory.num_files, "bytes": directory.num_bytes}
 
 
-def _encoder_cache_use(scheduler: Scheduler) -> dict[str, int]:
+def _encoder_cache_stats(scheduler: Scheduler) -> dict[str, int]:
     """Return the counts of the encoder cache, and its present use in cells. A cell holds one token of an image."""
     cache = scheduler.encoder_cache
     assert cache is not None, "only models that take images have one"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 
-from ostinato.engine.run.order import Order, Started
-from ostinato.engine.speculation import Speculation
-from ostinato.engine.unfinished import Unfinished
+from ostinato.engine.run.order import StepExecutor, StepHandle
+from ostinato.engine.speculation import SpeculationMonitor
+from ostinato.engine.unfinished import OutputProcessor
 from ostinato.errors import RankError
 from ostinato.observe.counts import EngineCounts
-from ostinato.observe.histograms import Meter
+from ostinato.observe.histograms import EngineHistograms
 from ostinato.schedule.batch import StepResult
 from ostinato.schedule.scheduler import Scheduler
 
@@ -19,16 +19,16 @@ class Steps:
 
     def __init__(
         self,
-        order: Order,
+        order: StepExecutor,
         scheduler: Scheduler,
-        unfinished: Unfinished,
+        unfinished: OutputProcessor,
         counts: EngineCounts,
-        meter: Meter,
-        speculation: Speculation | None,
+        meter: EngineHistograms,
+        speculation: SpeculationMonitor | None,
     ) -> None:
         self._order, self._scheduler, self._unfinished = order, scheduler, unfinished
         self._counts, self._meter, self._speculation = counts, meter, speculation
-        self._running: Started | None = None
+        self._running: StepHandle | None = None
 
     @property
     def is_running(self) -> bool:
@@ -36,16 +36,16 @@ class Steps:
         return self._running is not None
 
     def run(self) -> None:
-        """Run one step. See `Engine.step` for the errors raised."""
+        """Run one step. See `EngineCore.step` for the errors raised."""
         begin = time.perf_counter()
         if self._running is None:
             self._running = self._start()
         scheduled = time.perf_counter()
         if self._running is not None:
-            self._finish(self._running, begin, scheduled - begin, goes_on=self._order.is_ahead)
+            self._finish(self._running, begin, scheduled - begin, goes_on=self._order.overlaps)
 
     def settle(self) -> None:
-        """Finish the step in flight, if there is one. The next call of `Engine.step` returns what it changed."""
+        """Finish the step in flight, if there is one. The next call of `EngineCore.step` returns what it changed."""
         if self._running is not None:
             self._finish(self._running, time.perf_counter(), 0.0, goes_on=False)
 
@@ -53,34 +53,34 @@ class Steps:
         """Close the executor. No step will follow."""
         self._order.close()
 
-    def _start(self) -> Started | None:
+    def _start(self) -> StepHandle | None:
         batch = self._scheduler.schedule()
         if not batch.rows:
             return None
-        if batch.first:
-            self._unfinished.note_first(batch.first)
-        return self._order.start(batch)
+        if batch.new_request_ids:
+            self._unfinished.note_scheduled(batch.new_request_ids)
+        return self._order.submit(batch)
 
-    def _start_ahead(self) -> Started | None:
+    def _start_ahead(self) -> StepHandle | None:
         batch = self._scheduler.schedule_ahead()
-        return None if batch is None else self._order.start(batch)
+        return None if batch is None else self._order.submit(batch)
 
-    def _finish(self, running: Started, begin: float, bookkeeping: float, *, goes_on: bool) -> None:
+    def _finish(self, running: StepHandle, begin: float, bookkeeping: float, *, goes_on: bool) -> None:
         """Start the next step if the executor overlaps (`goes_on`), wait for the running one, and use its result."""
         batch, scheduler = running.batch, self._scheduler
         self._running = None
-        following: Started | None = None
+        following: StepHandle | None = None
         result: StepResult | None = None
         finished = scheduling = time.perf_counter()
         try:
             following = self._start_ahead() if goes_on else None
             bookkeeping += time.perf_counter() - scheduling
-            result = running.result()
+            result = running.wait()
             finished = time.perf_counter()
             updates = scheduler.update(result)
         except RankError as error:
             if scheduler.is_in_flight(batch):
-                self._unfinished.deliver(scheduler.fail(batch, error))
+                self._unfinished.process_updates(scheduler.fail(batch, error))
             raise
         except Exception as error:
             if not scheduler.is_in_flight(batch):
@@ -89,11 +89,11 @@ class Steps:
         except BaseException as error:
             if scheduler.is_in_flight(batch):
                 interrupted = RuntimeError(f"the step was interrupted: {error!r}")
-                self._unfinished.deliver(scheduler.fail(batch, interrupted), tells=False)  # the exception reports it
+                self._unfinished.process_updates(scheduler.fail(batch, interrupted), notify=False)  # the exception reports it
             raise
         self._running = following
         bookkeeping += time.perf_counter() - finished
-        self._unfinished.deliver(updates)
+        self._unfinished.process_updates(updates)
         generated = sum([len(update.token_ids) for update in updates])
         seconds = time.perf_counter() - begin
         computed = batch.num_tokens

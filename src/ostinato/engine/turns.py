@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from ostinato.engine.engine import Engine
+from ostinato.engine.engine import EngineCore
 from ostinato.engine.outputs import RequestOutput
 from ostinato.errors import ForkError, RequestError
 
@@ -61,7 +61,7 @@ class FairLock:
                 self._is_held = False
 
 
-class Call:
+class BlockingCall:
     """Requests that one call on one thread has added and waits for."""
 
     def __init__(self, monitor: threading.Lock, *, wants_text: bool) -> None:
@@ -74,23 +74,23 @@ class Call:
         self.finished: dict[str, RequestOutput] = {}
         self.text = ""
         """Text of its one request, up to the last step."""
-        self.has_news = False
+        self.is_ready = False
         self.was_closed = False
         """True if the engine was closed while the call waited."""
-        self.changed = threading.Condition(monitor)
+        self.condition = threading.Condition(monitor)
         self._wants_text = wants_text
 
-    def note(self, output: RequestOutput) -> None:
+    def update(self, output: RequestOutput) -> None:
         """Note that a step has changed one of the call's outputs."""
         if self._wants_text and len(output.outputs[0].text) > len(self.text):
             self.text = output.outputs[0].text
-            self.has_news = True
+            self.is_ready = True
         if output.finished and self.requests.pop(output.request_id, None) is not None:
             self.finished[output.request_id] = output
-            self.has_news = True
+            self.is_ready = True
 
 
-class Turns:
+class SharedEngine:
     """Shares an engine, which can serve one thread at a time, between threads.
 
     What changes the engine is done `between_steps`. A thread that waits for its requests runs steps if no other one
@@ -99,24 +99,24 @@ class Turns:
     with ten requests of one.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine: Engine | None = engine
+    def __init__(self, engine: EngineCore) -> None:
+        self._engine: EngineCore | None = engine
         self._pid = os.getpid()
         self._access = FairLock()
         """Lock held while the engine is used, in a step or between two."""
         self._monitor = threading.Lock()
         """Lock held while calls are looked at, never for long."""
-        self._stepping: Call | None = None
+        self._stepping_call: BlockingCall | None = None
         """The call whose thread runs the steps."""
-        self._waiting: list[Call] = []
+        self._waiting: list[BlockingCall] = []
         """Calls that wait for a thread to step."""
-        self._calls: dict[str, Call] = {}
+        self._calls: dict[str, BlockingCall] = {}
         """Calls by request id."""
-        self._left: deque[str] = deque()
+        self._abandoned: deque[str] = deque()
         """Ids of abandoned requests, to be aborted."""
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> EngineCore:
         """The engine. RequestError once it is closed; ForkError in a fork of the process that made it."""
         self._check_process()
         if self._engine is None:
@@ -124,18 +124,18 @@ class Turns:
         return self._engine
 
     @contextmanager
-    def between_steps(self) -> Iterator[Engine]:
+    def between_steps(self) -> Iterator[EngineCore]:
         """Yield the engine, which runs no step meanwhile. Threads get it in the order in which they asked."""
         self._check_process()
         self._access.acquire()
         try:
             engine = self.engine
-            self._abort_left(engine)
+            self._abort_abandoned(engine)
             yield engine
         finally:
             self._access.release()
 
-    def add(self, call: Call, add: Callable[[Engine], str]) -> str:
+    def add(self, call: BlockingCall, add: Callable[[EngineCore], str]) -> str:
         """Add a request, whose outputs are the call's from now on; return its id."""
         with self.between_steps() as engine:
             request_id = add(engine)
@@ -146,10 +146,10 @@ class Turns:
                 self._calls[request_id] = call
         return request_id
 
-    def call(self, *, wants_text: bool = False) -> Call:
-        return Call(self._monitor, wants_text=wants_text)
+    def new_call(self, *, wants_text: bool = False) -> BlockingCall:
+        return BlockingCall(self._monitor, wants_text=wants_text)
 
-    def wait(self, call: Call) -> None:
+    def wait_for_update(self, call: BlockingCall) -> None:
         """Wait until the call has news: run steps until then, or wait for another thread that does.
 
         Raises what interrupts a step that it runs (a KeyboardInterrupt); errors that end requests are in their outputs.
@@ -157,45 +157,45 @@ class Turns:
         self._check_process()
         while True:
             with self._monitor:
-                while not call.has_news and self._stepping is not None:
+                while not call.is_ready and self._stepping_call is not None:
                     self._waiting.append(call)
                     try:
-                        call.changed.wait()
+                        call.condition.wait()
                     finally:
                         self._waiting.remove(call)
-                if call.has_news:
-                    call.has_news = False
-                    self._pass_on()
+                if call.is_ready:
+                    call.is_ready = False
+                    self._wake_next()
                     break
-                self._stepping = call
+                self._stepping_call = call
             try:
-                while not call.has_news:
+                while not call.is_ready:
                     self._step(call)
             finally:
                 with self._monitor:
-                    self._stepping = None
-                    self._pass_on()
+                    self._stepping_call = None
+                    self._wake_next()
         if call.was_closed:
             raise RequestError("the LLM was closed before the request had ended")
 
-    def abandon(self, call: Call) -> None:
+    def abandon(self, call: BlockingCall) -> None:
         """Abort what is left of a call: at once, or before the next step if the engine is in use.
 
         Never waits, since the garbage collector may call it anywhere, also inside a step.
         """
         if os.getpid() != self._pid:
             return
-        self._left.extend(list(call.requests))
-        while self._left and self._access.try_acquire():
+        self._abandoned.extend(list(call.requests))
+        while self._abandoned and self._access.try_acquire():
             try:
                 if self._engine is not None:
-                    self._abort_left(self._engine)
+                    self._abort_abandoned(self._engine)
                 else:
-                    self._left.clear()
+                    self._abandoned.clear()
             finally:
                 self._access.release()
 
-    def close(self) -> Engine | None:
+    def close(self) -> EngineCore | None:
         """Remove and return the engine, so that calls raise RequestError from now on, also those that wait.
 
         None if it is closed already.
@@ -209,52 +209,52 @@ class Turns:
             with self._monitor:
                 for request_id, call in list(self._calls.items()):
                     engine.abort(request_id)
-                    call.has_news = call.was_closed = True
-                    call.changed.notify()
+                    call.is_ready = call.was_closed = True
+                    call.condition.notify()
                 self._calls.clear()
             return engine
         finally:
             self._access.release()
 
-    def _step(self, call: Call) -> None:
+    def _step(self, call: BlockingCall) -> None:
         """Run one step and hand out its outputs."""
         self._access.acquire()
         try:
             engine = self.engine
-            self._abort_left(engine)
+            self._abort_abandoned(engine)
             try:
                 changed = engine.step()
             except BaseException:
                 # The step returned no outputs, but may have ended some, of any call.
                 with self._monitor:
-                    self._hand_out([output for each in set(self._calls.values()) for output in each.requests.values()])
+                    self._dispatch([output for each in set(self._calls.values()) for output in each.requests.values()])
                 raise
             # If the engine has nothing left to do, other code may have aborted the call's requests.
             own = [] if engine.has_unfinished else list(call.requests.values())
             with self._monitor:
-                self._hand_out([*changed, *own])
+                self._dispatch([*changed, *own])
         finally:
             self._access.release()
 
-    def _hand_out(self, outputs: list[RequestOutput]) -> None:
+    def _dispatch(self, outputs: list[RequestOutput]) -> None:
         for output in outputs:
             call = self._calls.get(output.request_id)
             if call is None:
                 continue
-            call.note(output)
+            call.update(output)
             if output.finished:
                 del self._calls[output.request_id]
-            if call.has_news and call is not self._stepping:
-                call.changed.notify()
+            if call.is_ready and call is not self._stepping_call:
+                call.condition.notify()
 
-    def _pass_on(self) -> None:
+    def _wake_next(self) -> None:
         """Wake a waiting thread to run the steps if no thread does."""
-        if self._stepping is None and self._waiting:
-            self._waiting[0].changed.notify()
+        if self._stepping_call is None and self._waiting:
+            self._waiting[0].condition.notify()
 
-    def _abort_left(self, engine: Engine) -> None:
-        while self._left:
-            request_id = self._left.popleft()
+    def _abort_abandoned(self, engine: EngineCore) -> None:
+        while self._abandoned:
+            request_id = self._abandoned.popleft()
             engine.abort(request_id)
             self._calls.pop(request_id, None)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ostinato.formats.expectations import GROUP_SIZES, Expectations
+from ostinato.formats.expectations import GROUP_SIZES, ConfigChecker
 from ostinato.plan.stored_weights import StoredWeights
 
 PARTS = ("qweight", "qzeros", "scales")
@@ -22,11 +22,11 @@ SUPPORTED = (
 )
 
 
-def read(given: Mapping[str, Any]) -> StoredWeights:
+def read_awq(given: Mapping[str, Any]) -> StoredWeights:
     # AutoAWQ's own quant_config.json has other names for three of them.
     spelled = {"w_bit": "bits", "q_group_size": "group_size"}
     given = {spelled.get(name, name): value for name, value in given.items()}
-    config = Expectations(given, SUPPORTED)
+    config = ConfigChecker(given, SUPPORTED)
     config.expect("bits", 4)
     group_size = config.expect("group_size", -1, *GROUP_SIZES)
     config.expect("zero_point", True, default=True)
@@ -41,7 +41,7 @@ def read(given: Mapping[str, Any]) -> StoredWeights:
     )
 
 
-def shape(part: str, rows: int, columns: int, stored: StoredWeights) -> list[int]:
+def awq_tensor_shape(part: str, rows: int, columns: int, stored: StoredWeights) -> list[int]:
     """Return the shape of a tensor that belongs to a weight [rows, columns]."""
     groups = 1 if stored.group_size is None else -(-columns // stored.group_size)
     return {

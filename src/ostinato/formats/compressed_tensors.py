@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ostinato.errors import ModelError
-from ostinato.formats.expectations import GROUP_SIZES, Expectations, checked_pattern
+from ostinato.formats.expectations import GROUP_SIZES, ConfigChecker, checked_pattern
 from ostinato.plan.stored_weights import StoredWeights
 
 PARTS = ("weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx")
@@ -33,8 +33,8 @@ GROUP_MULTIPLE = 32
 """Divisor of group sizes, in elements: kernels multiply this many at once."""
 
 
-def read(given: Mapping[str, Any]) -> StoredWeights:
-    config = Expectations(given, SUPPORTED)
+def read_compressed_tensors(given: Mapping[str, Any]) -> StoredWeights:
+    config = ConfigChecker(given, SUPPORTED)
     form = config.expect("format", *INTEGERS, *FLOATS)
     config.expect("quantization_status", "compressed", None)
     config.refuse("kv_cache_scheme", "sparsity_config", "transform_config")
@@ -62,7 +62,7 @@ def read(given: Mapping[str, Any]) -> StoredWeights:
     )
 
 
-def _integers(config: Expectations, form: str, weights: Mapping[str, Any]) -> dict[str, Any]:
+def _integers(config: ConfigChecker, form: str, weights: Mapping[str, Any]) -> dict[str, Any]:
     bits = config.expect("num_bits", *((4, 8) if form == "pack-quantized" else (8,)), inside=weights)
     config.expect("type", "int", inside=weights)
     is_symmetric = config.expect("symmetric", *((True, False) if bits == 4 else (True,)), inside=weights)
@@ -88,7 +88,7 @@ def _integers(config: Expectations, form: str, weights: Mapping[str, Any]) -> di
     }
 
 
-def _floats(config: Expectations, weights: Mapping[str, Any]) -> dict[str, Any]:
+def _floats(config: ConfigChecker, weights: Mapping[str, Any]) -> dict[str, Any]:
     config.expect("num_bits", 8, inside=weights)
     config.expect("type", "float", inside=weights)
     config.expect("symmetric", True, inside=weights, default=True)
@@ -104,7 +104,7 @@ def _floats(config: Expectations, weights: Mapping[str, Any]) -> dict[str, Any]:
     return {"numbers": "float8", "is_packed": False, "block": block}
 
 
-def _ignored(config: Expectations) -> tuple[str, ...]:
+def _ignored(config: ConfigChecker) -> tuple[str, ...]:
     entries = config.given.get("ignore") or []
     if not isinstance(entries, list) or not all(isinstance(entry, str) for entry in entries):
         raise config.unsupported("ignore", entries)
@@ -114,7 +114,7 @@ def _ignored(config: Expectations) -> tuple[str, ...]:
     return tuple(entries)
 
 
-def shape(part: str, rows: int, columns: int, stored: StoredWeights) -> list[int]:
+def compressed_tensors_tensor_shape(part: str, rows: int, columns: int, stored: StoredWeights) -> list[int]:
     """Return the shape of a tensor that belongs to a weight [rows, columns], or to each of a stack."""
     groups = 1 if stored.group_size is None else -(-columns // stored.group_size)
     of_int32 = 8 if stored.numbers == "int4" else 4

@@ -14,7 +14,7 @@ GROUP_SIZES = (32, 64, 128)
 
 
 @dataclass(frozen=True)
-class Expectations:
+class ConfigChecker:
     """A quantisation config, and the `supported` part of its method."""
 
     given: Mapping[str, Any]

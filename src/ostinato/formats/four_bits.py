@@ -19,12 +19,12 @@ Parts = Mapping[str, torch.Tensor]
 
 MIDDLE = 8
 """Zero point of symmetric weights."""
-TOGETHER = 8
+ROW_MULTIPLE = 8
 """Number of rows whose zero points are in one int32, so that rows are unpacked in multiples of it."""
 
 
 @dataclass(frozen=True)
-class FourBits:
+class UnpackedInt4:
     """Some rows of a matrix, unpacked."""
 
     integers: torch.Tensor
@@ -49,8 +49,8 @@ class FourBits:
         return scale * (self.integers.to(torch.int8) - zero.to(torch.int8))
 
 
-def unpack(stored: StoredWeights, parts: Parts, begin: int, end: int, columns: int) -> FourBits:
-    """Unpack the rows `begin`, a multiple of `TOGETHER`, to `end` of a weight with `columns` elements per row."""
+def unpack(stored: StoredWeights, parts: Parts, begin: int, end: int, columns: int) -> UnpackedInt4:
+    """Unpack the rows `begin`, a multiple of `ROW_MULTIPLE`, to `end` of a weight with `columns` elements per row."""
     unpacker = _compressed_tensors if stored.method == "compressed-tensors" else _columns_first
     return unpacker(stored, parts, begin, end, columns)
 
@@ -78,31 +78,31 @@ def group_index(stored: StoredWeights, parts: Parts, name: str, columns: int) ->
     return index
 
 
-def _compressed_tensors(stored: StoredWeights, parts: Parts, begin: int, end: int, columns: int) -> FourBits:
+def _compressed_tensors(stored: StoredWeights, parts: Parts, begin: int, end: int, columns: int) -> UnpackedInt4:
     scale = parts["weight_scale"][begin:end].float()
     if stored.has_zeros:
-        packed = parts["weight_zero_point"][begin // TOGETHER : -(-end // TOGETHER)]
+        packed = parts["weight_zero_point"][begin // ROW_MULTIPLE : -(-end // ROW_MULTIPLE)]
         zero = _nibbles(packed.t()).flatten(1).t()[: end - begin]
     else:
         zero = torch.full_like(scale, MIDDLE, dtype=torch.uint8)
     integers = _nibbles(parts["weight_packed"][begin:end]).flatten(1)[:, :columns]
-    return FourBits(integers, scale, zero)
+    return UnpackedInt4(integers, scale, zero)
 
 
-def _columns_first(stored: StoredWeights, parts: Parts, begin: int, end: int, columns: int) -> FourBits:
+def _columns_first(stored: StoredWeights, parts: Parts, begin: int, end: int, columns: int) -> UnpackedInt4:
     """Unpack GPTQ's or AWQ's tensors, which have inputs for rows and outputs for columns."""
-    some = slice(begin // TOGETHER, -(-end // TOGETHER))
+    some = slice(begin // ROW_MULTIPLE, -(-end // ROW_MULTIPLE))
     scale = parts["scales"][:, begin:end].t().float()
     zero = _nibbles(parts["qzeros"][:, some])
     if stored.method == "awq":
         packed = _in_awq_order(_nibbles(parts["qweight"][:, some]))
         integers = packed.flatten(1).t()[: end - begin]
-        return FourBits(integers.contiguous(), scale, _in_awq_order(zero).flatten(1).t()[: end - begin])
+        return UnpackedInt4(integers.contiguous(), scale, _in_awq_order(zero).flatten(1).t()[: end - begin])
     packed = _nibbles(parts["qweight"][:, begin:end])  # [in / 8, rows, 8]
     integers = packed.transpose(0, 1).flatten(1)[:, :columns]
     # A zero point of 0 is stored as 15: less one, in four bits.
     zero = (zero.flatten(1).t()[: end - begin] + stored.zero_offset) & 15
-    return FourBits(integers, scale, zero)
+    return UnpackedInt4(integers, scale, zero)
 
 
 def _nibbles(packed: torch.Tensor) -> torch.Tensor:

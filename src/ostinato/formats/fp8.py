@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ostinato.formats.expectations import Expectations
+from ostinato.formats.expectations import ConfigChecker
 from ostinato.plan.stored_weights import StoredWeights
 
 PARTS = ("weight_scale_inv", "weight_scale")
@@ -20,8 +20,8 @@ SUPPORTED = (
 )
 
 
-def read(given: Mapping[str, Any]) -> StoredWeights:
-    config = Expectations(given, SUPPORTED)
+def read_fp8(given: Mapping[str, Any]) -> StoredWeights:
+    config = ConfigChecker(given, SUPPORTED)
     config.expect("fmt", "e4m3", "float8_e4m3fn", default="e4m3")
     config.expect("activation_scheme", "dynamic", default="dynamic")
     # Powers of two are float32 numbers here too.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ostinato.formats.expectations import GROUP_SIZES, Expectations
+from ostinato.formats.expectations import GROUP_SIZES, ConfigChecker
 from ostinato.plan.stored_weights import StoredWeights
 
 PARTS = ("qweight", "qzeros", "scales", "g_idx")
@@ -22,8 +22,8 @@ ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}
 """Offsets of stored zero points, by `checkpoint_format`."""
 
 
-def read(given: Mapping[str, Any]) -> StoredWeights:
-    config = Expectations(given, SUPPORTED)
+def read_gptq(given: Mapping[str, Any]) -> StoredWeights:
+    config = ConfigChecker(given, SUPPORTED)
     config.expect("bits", 4)
     group_size = config.expect("group_size", -1, *GROUP_SIZES)
     desc_act = config.expect("desc_act", True, False, default=False)
@@ -47,7 +47,7 @@ def read(given: Mapping[str, Any]) -> StoredWeights:
     )
 
 
-def _skipped(config: Expectations) -> tuple[str, ...]:
+def _skipped(config: ConfigChecker) -> tuple[str, ...]:
     """Return the linears that `dynamic` leaves out: its keys are patterns of names with `-:` before them.
 
     Raises ModelError for other keys, which would give modules bits or groups of their own.
@@ -58,7 +58,7 @@ def _skipped(config: Expectations) -> tuple[str, ...]:
     return tuple(f"re:{key.removeprefix('-:')}" for key in dynamic)
 
 
-def shape(part: str, rows: int, columns: int, stored: StoredWeights) -> list[int]:
+def gptq_tensor_shape(part: str, rows: int, columns: int, stored: StoredWeights) -> list[int]:
     """Return the shape of a tensor that belongs to a weight [rows, columns]."""
     groups = 1 if stored.group_size is None else -(-columns // stored.group_size)
     return {

@@ -14,7 +14,7 @@ MAPS = Path("/proc/self/maps")
 """File in which Linux lists what a process has mapped. On other systems no write is noticed."""
 
 
-class FilesInUse:
+class MappedFileWatch:
     """Checkpoint files that this process has mapped, watched for changes.
 
     They are files of directories or GGUF files. A file that was deleted or replaced stays unchanged for processes that

@@ -25,7 +25,7 @@ def is_gguf(checkpoint: Path) -> bool:
     return checkpoint.suffix == ".gguf" and checkpoint.is_file()
 
 
-def read_part(checkpoint: Path, name: str) -> dict[str, Any]:
+def read_checkpoint_json(checkpoint: Path, name: str) -> dict[str, Any]:
     """Return the object in the file `name`; empty if the checkpoint has none.
 
     Raises ModelError if it is damaged, or means something that is not implemented.

@@ -13,10 +13,10 @@ from ostinato.formats import awq, compressed_tensors, fp8, gptq
 from ostinato.plan.stored_weights import StoredWeights
 
 READERS = {
-    "compressed-tensors": compressed_tensors.read,
-    "gptq": gptq.read,
-    "awq": awq.read,
-    "fp8": fp8.read,
+    "compressed-tensors": compressed_tensors.read_compressed_tensors,
+    "gptq": gptq.read_gptq,
+    "awq": awq.read_awq,
+    "fp8": fp8.read_fp8,
 }
 """Readers by `quant_method`."""
 

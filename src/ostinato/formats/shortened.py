@@ -5,7 +5,7 @@ from __future__ import annotations
 ADVICE = "replace files of models by others of the same name (mv), and never write into them"
 
 
-def shortened(models: str) -> str:
+def truncated_file_message(models: str) -> str:
     """Return the message for a SIGBUS: a file of `models` was shortened while it was mapped.
 
     `models` may be several.

@@ -23,7 +23,7 @@ from ostinato.ops.step import (
 )
 
 
-class Inputs(Protocol):
+class BufferedInputs(Protocol):
     """Inputs of a forward pass: a dataclass whose tensors are views of persistent buffers.
 
     Padding is added after the `length` real entries (tokens, patches) of each tensor that is indexed by them.
@@ -33,7 +33,7 @@ class Inputs(Protocol):
     """Name of the buffers of such inputs."""
 
     @property
-    def length(self) -> int: ...
+    def num_tokens(self) -> int: ...
 
 
 class Buffers:
@@ -103,7 +103,7 @@ class StepBuffers(Buffers):
     ) -> None:
         sizes = step_sizes(max_rows, max_tokens, max_blocks, slots_per_request, max_panes)
         super().__init__(step_table(takes_images, max_panes > 0), sizes, device)
-        self.takes_images, self.has_panes = takes_images, max_panes > 0
+        self.takes_images, self.has_window_blocks = takes_images, max_panes > 0
         self.written_tables: list[Sequence[int]] = [()] * max_rows
         """Block tables that the rows hold now. Zeros follow them."""
         self.written_panes: list[Sequence[int]] = [()] * max_rows
@@ -140,7 +140,7 @@ class StepBuffers(Buffers):
         """
         self._write_tables(self.arrays["block_tables"], self.written_tables, tables)
 
-    def write_panes(self, tables: Sequence[Sequence[int]]) -> None:
+    def write_window_tables(self, tables: Sequence[Sequence[int]]) -> None:
         """Write the table of window blocks of each row, as `write_tables` does."""
         self._write_tables(self.arrays["pane_tables"], self.written_panes, tables)
 
@@ -170,7 +170,7 @@ class StepBuffers(Buffers):
         if self._memory is not self._host:
             # The tables come last and are by far the largest part, so only the rows in use are sent.
             begin = 0
-            for name in ("block_tables", "pane_tables") if self.has_panes else ("block_tables",):
+            for name in ("block_tables", "pane_tables") if self.has_window_blocks else ("block_tables",):
                 end = self._offsets[name] + to_rows * self.arrays[name].strides[0]
                 self._send(begin, end)
                 begin = self._offsets[name] + self.arrays[name].nbytes
@@ -228,14 +228,14 @@ class EncoderBuffers(Buffers):
                 self.tensors[name][:count].copy_(torch.from_numpy(self.arrays[name][:count]))
 
 
-class Addresses:
+class BufferAddresses:
     """Addresses of the tensors of captured inputs. Absent tensors are not checked."""
 
-    def __init__(self, captured: Inputs) -> None:
+    def __init__(self, captured: BufferedInputs) -> None:
         self._names = tuple(name for name, value in vars(captured).items() if isinstance(value, torch.Tensor))
         self._captured = self._of(captured)
 
-    def check(self, inputs: Inputs) -> None:
+    def check(self, inputs: BufferedInputs) -> None:
         """Raise CaptureError if `inputs` are at other addresses than the captured ones: a graph would not read them."""
         now = self._of(inputs)
         if now == self._captured:
@@ -247,7 +247,7 @@ class Addresses:
             "written in place, never replaced"
         )
 
-    def _of(self, inputs: Inputs) -> list[int]:
+    def _of(self, inputs: BufferedInputs) -> list[int]:
         return [getattr(inputs, name).data_ptr() for name in self._names]
 
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 import torch
 
 from ostinato.errors import CaptureError
-from ostinato.ops.step import LayerMemory, StepInputs
+from ostinato.ops.step import LayerCache, StepInputs
 
-Run = Callable[[StepInputs], torch.Tensor]
+RunStep = Callable[[StepInputs], torch.Tensor]
 
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """Tolerance by the model's dtype, relative to the largest value.
@@ -19,7 +19,7 @@ Padding changes the order in which matmuls add up, and so their rounding, which 
 
 
 def compare_replay(
-    name: str, replay: Run, forward: Run, step: StepInputs, memory: Sequence[LayerMemory]
+    name: str, replay: RunStep, forward: RunStep, step: StepInputs, memory: Sequence[LayerCache]
 ) -> torch.Tensor:
     """Run `step` both ways from the same states, and return the hidden states of `replay`.
 
@@ -52,12 +52,12 @@ def _slots(step: StepInputs) -> torch.Tensor:
     return named[named != 0].unique().long()
 
 
-def _states(step: StepInputs, memory: Sequence[LayerMemory]) -> list[dict[str, torch.Tensor]]:
+def _states(step: StepInputs, memory: Sequence[LayerCache]) -> list[dict[str, torch.Tensor]]:
     slots = _slots(step)
     return [{name: states[slots].clone() for name, states in layer.states.items()} for layer in memory]
 
 
-def _restore(step: StepInputs, memory: Sequence[LayerMemory], states: list[dict[str, torch.Tensor]]) -> None:
+def _restore(step: StepInputs, memory: Sequence[LayerCache], states: list[dict[str, torch.Tensor]]) -> None:
     slots = _slots(step)
     for layer, saved in zip(memory, states, strict=True):
         for name, before in saved.items():

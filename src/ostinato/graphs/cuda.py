@@ -18,13 +18,13 @@ from typing import Any, Protocol
 import torch
 
 from ostinato.errors import CaptureError
-from ostinato.graphs.buffers import Addresses, Inputs
-from ostinato.graphs.places import Place, place_of, pointer_of
-from ostinato.graphs.recorder import Recorder, left_out
-from ostinato.ops.kernels import Kernel, Tap
+from ostinato.graphs.buffers import BufferAddresses, BufferedInputs
+from ostinato.graphs.places import TensorRef, tensor_ref, storage_pointer
+from ostinato.graphs.recorder import CallRecorder, eager_part
+from ostinato.ops.kernels import Kernel, CallHook
 
 Forward = Callable[[Any], torch.Tensor]
-Play = Callable[[Inputs], None]
+ReplayFn = Callable[[BufferedInputs], None]
 
 
 class Segment(Protocol):
@@ -40,7 +40,7 @@ class Segment(Protocol):
 class Driver(Protocol):
     """Device operations that a capture needs."""
 
-    def aside(self) -> AbstractContextManager[None]:
+    def capture_stream(self) -> AbstractContextManager[None]:
         """Run the work inside on the stream of captures, ordered after all earlier work and before all later work."""
         ...
 
@@ -58,12 +58,12 @@ class Driver(Protocol):
 class CudaGraph:
     """A captured step: segments, and the parts left out between them."""
 
-    def __init__(self, plays: list[Play], result: torch.Tensor, captured: Inputs) -> None:
+    def __init__(self, plays: list[ReplayFn], result: torch.Tensor, captured: BufferedInputs) -> None:
         self._plays = plays
         self._result = result
-        self._addresses = Addresses(captured)
+        self._addresses = BufferAddresses(captured)
 
-    def replay(self, step: Inputs) -> torch.Tensor:
+    def replay(self, step: BufferedInputs) -> torch.Tensor:
         """Replay the step as `graphs.Graph` does. CaptureError if a step buffer has moved since the capture."""
         self._addresses.check(step)
         for play in self._plays:
@@ -80,7 +80,7 @@ class CudaBackend:
     name = "cuda"
 
     def __init__(
-        self, tap: Tap, persistent: Mapping[int, str], device: torch.device, driver: Driver | None = None
+        self, tap: CallHook, persistent: Mapping[int, str], device: torch.device, driver: Driver | None = None
     ) -> None:
         self._tap = tap
         self._persistent = persistent
@@ -89,21 +89,21 @@ class CudaBackend:
         self.num_bytes = 0
         """Bytes of the graphs' memory pool, without the CUDA driver's own memory per graph."""
 
-    def capture(self, forward: Forward, step: Inputs, splits: Collection[str]) -> CudaGraph:
+    def capture(self, forward: Forward, step: BufferedInputs, splits: Collection[str]) -> CudaGraph:
         """Run `forward(step)` to record it and to warm up, then capture it.
 
         CaptureError if it cannot be captured, or if a replay could not repeat it.
         """
-        with torch.inference_mode(), self._driver.aside():
+        with torch.inference_mode(), self._driver.capture_stream():
             shapes = self._record(forward, step, splits)
             forward(step)  # Kernels that choose among variants do so at their second call at the latest.
             before = self._driver.reserved_bytes()
-            segments = _Segments(self._driver, splits, shapes, self._device)
+            segments = _SegmentRecorder(self._driver, splits, shapes, self._device)
             self._tap.recorder = segments
             try:
                 with _no_garbage_collection():
                     segments.begin()
-                    result = _locate(forward(step))
+                    result = _device_ref(forward(step))
                     segments.end()
             except RuntimeError as error:
                 raise CaptureError(f"the step cannot be captured as a CUDA graph: {error}") from error
@@ -111,14 +111,14 @@ class CudaBackend:
                 self._tap.recorder = None
                 segments.abandon()
             self.num_bytes += self._driver.reserved_bytes() - before
-            return CudaGraph(segments.plays(step), _reach(self._driver, result), step)
+            return CudaGraph(segments.plays(step), _device_tensor(self._driver, result), step)
 
-    def _record(self, forward: Forward, step: Inputs, splits: Collection[str]) -> Iterator[Place]:
+    def _record(self, forward: Forward, step: BufferedInputs, splits: Collection[str]) -> Iterator[TensorRef]:
         """Refuse what a replay could not repeat.
 
         Returns shapes and dtypes of the results of the parts left out, in order.
         """
-        recorder = Recorder(self._persistent, splits, kernels_may_read=False)
+        recorder = CallRecorder(self._persistent, splits, kernels_may_read=False)
         self._tap.recorder = recorder
         try:
             with recorder:
@@ -128,16 +128,16 @@ class CudaBackend:
         return iter([place for call in recorder.calls if call.kind == "split" for place in call.writes if place])
 
 
-class _Segments:
+class _SegmentRecorder:
     """Recorder in the model's tap during a capture. It ends a segment at each part left out, and begins the next."""
 
-    def __init__(self, driver: Driver, splits: Collection[str], shapes: Iterator[Place], device: torch.device) -> None:
+    def __init__(self, driver: Driver, splits: Collection[str], shapes: Iterator[TensorRef], device: torch.device) -> None:
         self._driver = driver
         self._splits = splits
         self._shapes = shapes
         self._device = device
         self._open: Segment | None = None
-        self._plays: list[Callable[[Inputs], Play]] = []
+        self._plays: list[Callable[[BufferedInputs], ReplayFn]] = []
 
     def begin(self) -> None:
         segment = self._driver.new_segment()
@@ -158,7 +158,7 @@ class _Segments:
             with suppress(RuntimeError):
                 segment.end()
 
-    def plays(self, captured: Inputs) -> list[Play]:
+    def plays(self, captured: BufferedInputs) -> list[ReplayFn]:
         """Return the calls of a replay, in order. Only valid after the last `end`."""
         return [play(captured) for play in self._plays]
 
@@ -184,11 +184,11 @@ class _Segments:
         # not run, because its inputs hold no values yet.
         shape = next(self._shapes)
         out = torch.empty(shape.shape, dtype=shape.dtype, device=self._device)
-        inputs, output = tuple(map(_locate, tensors)), _locate(out)
+        inputs, output = tuple(map(_device_ref, tensors)), _device_ref(out)
 
-        def play(captured: Inputs) -> Play:
-            reached = tuple(_reach(self._driver, one) for one in inputs)
-            return left_out(function, reached, others, _reach(self._driver, output), captured)
+        def play(captured: BufferedInputs) -> ReplayFn:
+            reached = tuple(_device_tensor(self._driver, one) for one in inputs)
+            return eager_part(function, reached, others, _device_tensor(self._driver, output), captured)
 
         self._plays.append(play)
         return out
@@ -204,7 +204,7 @@ class CudaDriver:
         self._pool = torch.cuda.graph_pool_handle()
 
     @contextmanager
-    def aside(self) -> Iterator[None]:
+    def capture_stream(self) -> Iterator[None]:
         # A pool whose graphs are all gone cannot be captured into; after its memory is freed, torch creates it anew.
         torch.cuda.empty_cache()
         current = torch.cuda.current_stream(self._device)
@@ -263,15 +263,15 @@ class _Address:
         }
 
 
-def _locate(tensor: torch.Tensor) -> tuple[Place, int]:
+def _device_ref(tensor: torch.Tensor) -> tuple[TensorRef, int]:
     """Return a tensor's place, with the address as its storage's name, and the bytes of that storage."""
-    return place_of(tensor, pointer_of(tensor)), tensor.untyped_storage().nbytes()
+    return tensor_ref(tensor, storage_pointer(tensor)), tensor.untyped_storage().nbytes()
 
 
-def _reach(driver: Driver, located: tuple[Place, int]) -> torch.Tensor:
-    """Return a tensor at a place that `_locate` returned. Not to be called during a capture."""
+def _device_tensor(driver: Driver, located: tuple[TensorRef, int]) -> torch.Tensor:
+    """Return a tensor at a place that `_device_ref` returned. Not to be called during a capture."""
     place, num_bytes = located
-    return place.of(driver.memory_at(place.storage, num_bytes))
+    return place.bind(driver.memory_at(place.storage, num_bytes))
 
 
 @contextmanager

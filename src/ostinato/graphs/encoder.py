@@ -25,11 +25,11 @@ Encode = Callable[[EncoderInputs], torch.Tensor]
 WriteImages = Callable[[EncoderBuffers, Sequence[MediaItem]], EncoderInputs]
 """Function that writes images into buffers, one after the other -> views of the written part."""
 
-OFF = "encoder graphs are off"
+GRAPHS_OFF = "encoder graphs are off"
 TOO_LARGE = "larger than the largest budget"
-LOSES = "eager was faster when both were timed"
+EAGER_FASTER = "eager was faster when both were timed"
 
-MOST_ROUNDS = 5
+MAX_TIMING_ROUNDS = 5
 ENOUGH_SECONDS = 0.2
 """Time limit of a budget's timing. A round that has begun is finished, so large budgets get one."""
 
@@ -183,7 +183,7 @@ class EncoderGraphs:
         reason = self._eager_reason(pack.budget)
         if pack.budget is None or reason is not None:
             encoded = self._run_eagerly(items)[: pack.tokens]
-            self.counts.count_eager(reason or OFF, len(items), pack.tokens, time.perf_counter() - begin)
+            self.counts.count_eager(reason or GRAPHS_OFF, len(items), pack.tokens, time.perf_counter() - begin)
             return encoded
         encoded = self._replay(pack.budget, items)[: pack.tokens].clone()
         self.counts.count_replay(pack.budget, len(items), pack.tokens, time.perf_counter() - begin)
@@ -196,7 +196,7 @@ class EncoderGraphs:
         """Encode in buffers as large as the images, which may be larger than any budget."""
         buffers = self._make_buffers(sum(self._tokens_of(item) for item in items), len(items))
         inputs = self._write(buffers, items)
-        buffers.pad(inputs.length, len(items), inputs.length)
+        buffers.pad(inputs.num_tokens, len(items), inputs.num_tokens)
         return self._encode(inputs)
 
     def _make_buffers(self, tokens: int, images: int) -> EncoderBuffers:
@@ -205,15 +205,15 @@ class EncoderGraphs:
 
     def _eager_reason(self, budget: int | None) -> str | None:
         if not self._budgets:
-            return OFF
+            return GRAPHS_OFF
         if budget is None:
             return TOO_LARGE
-        return LOSES if self.times[budget].graph_loses else None
+        return EAGER_FASTER if self.times[budget].graph_loses else None
 
     def _replay(self, budget: int, items: Sequence[MediaItem]) -> torch.Tensor:
         assert self._buffers is not None, "a budget has buffers"
         inputs = self._write(self._buffers, items)
-        self._buffers.pad(inputs.length, len(items), budget * self._vision.patches_per_token)
+        self._buffers.pad(inputs.num_tokens, len(items), budget * self._vision.patches_per_token)
         return self._graphs[budget].replay(inputs)
 
     def _capture(self, budget: int) -> None:
@@ -223,7 +223,7 @@ class EncoderGraphs:
         begin = time.perf_counter()
         items = [self._filling(budget)]
         inputs = self._write(self._buffers, items)
-        self._buffers.pad(inputs.length, 1, inputs.length)
+        self._buffers.pad(inputs.num_tokens, 1, inputs.num_tokens)
         self._graphs[budget] = self._backend.capture(self._encode, inputs, ())
         self.capture_seconds += time.perf_counter() - begin
         self.times[budget] = BudgetTimes(budget)
@@ -260,7 +260,7 @@ def time_both(
     graphs: list[float] = []
     eagers: list[float] = []
     begin = clock()
-    while len(graphs) < MOST_ROUNDS and (not graphs or clock() - begin < ENOUGH_SECONDS):
+    while len(graphs) < MAX_TIMING_ROUNDS and (not graphs or clock() - begin < ENOUGH_SECONDS):
         for run, seconds in ((eager, eagers), (graph, graphs)):
             wait()
             before = clock()

@@ -14,13 +14,13 @@ from ostinato.errors import ConfigError, Remedy
 from ostinato.graphs.buffers import StepBuffers, check_unmoved
 from ostinato.graphs.check import compare_replay
 from ostinato.layers.module import Module
-from ostinato.ops.step import LayerMemory, StepInputs
+from ostinato.ops.step import LayerCache, StepInputs
 from ostinato.plan.graphs.capture_plan import CapturePlan
 from ostinato.plan.graphs.coverage import PIECEWISE_MODES, StepMode, dispatch
 from ostinato.plan.graphs.traffic import Traffic
 from ostinato.units import format_bytes
 
-Forward = Callable[[StepInputs], torch.Tensor]
+StepForward = Callable[[StepInputs], torch.Tensor]
 CaptureProgress = Callable[[str, int, int], None]
 """Progress callback: (what is being captured, graphs captured, graphs in all)."""
 
@@ -47,7 +47,7 @@ class Backend(Protocol):
         """Bytes of all graphs, without the persistent buffers."""
         ...
 
-    def capture(self, forward: Forward, step: StepInputs, splits: Collection[str]) -> Graph:
+    def capture(self, forward: StepForward, step: StepInputs, splits: Collection[str]) -> Graph:
         """Run `forward(step)`, whose tensors are in persistent buffers, and record it as a graph.
 
         Parts of the model named in `splits` are left out and run anew in each replay. CaptureError if a replay could
@@ -56,7 +56,7 @@ class Backend(Protocol):
         ...
 
 
-Shape = tuple[int | None, int]
+BatchShape = tuple[int | None, int]
 """Shape of a step: (tokens per row, rows) of uniform decode, (None, tokens) of a mixed batch."""
 
 
@@ -80,16 +80,16 @@ class GraphKey(NamedTuple):
         return f"piecewise, {self.size} tokens"
 
 
-class Graphs:
+class StepGraphs:
     """Runner of every step: replayed if the plan has a graph for it, else eager, and counted either way."""
 
     def __init__(
         self,
         plan: CapturePlan,
         backend: Backend,
-        forward: Forward,
+        forward: StepForward,
         buffers: StepBuffers,
-        memory: Sequence[LayerMemory],
+        memory: Sequence[LayerCache],
         *,
         persistent: Callable[[], Mapping[int, str]] = dict,
         strict: bool = False,
@@ -101,7 +101,7 @@ class Graphs:
         `persistent` returns the storages that must not move, with their names. `check_size` is called after each
         capture that a step has to wait for.
         """
-        self.counts = StepCounts()
+        self.counts = GraphCounts()
         self.capture_seconds = 0.0
         self._plan = plan
         self._ladders = plan.ladders()
@@ -116,7 +116,7 @@ class Graphs:
         self._persistent = persistent
         self._captured_at = persistent()
         self._graphs: dict[GraphKey, Graph] = {}
-        self._serving: dict[Shape, GraphKey | None] = {}
+        self._serving: dict[BatchShape, GraphKey | None] = {}
 
     @property
     def num_bytes(self) -> int:
@@ -207,7 +207,7 @@ class Graphs:
         return graph
 
 
-def persistent_storages(buffers: StepBuffers, model: Module, memory: Sequence[LayerMemory]) -> Mapping[int, str]:
+def persistent_storages(buffers: StepBuffers, model: Module, memory: Sequence[LayerCache]) -> Mapping[int, str]:
     """Return storage pointer -> name of all memory that never moves: step buffers, weights and constants, cache."""
     return {
         buffers.storage: StepInputs.buffers,
@@ -242,7 +242,7 @@ class SizeCount:
 
 
 @dataclass(slots=True)
-class StepCounts:
+class GraphCounts:
     """Counts since the start. The sum over all modes is the number of steps."""
 
     by_graph: dict[GraphKey, SizeCount] = field(default_factory=dict)
@@ -252,7 +252,7 @@ class StepCounts:
     """Reason -> their tokens."""
     unplanned: int = 0
     """Eager steps for which the plan had promised a graph."""
-    shapes: Counter[Shape] = field(default_factory=Counter)
+    shapes: Counter[BatchShape] = field(default_factory=Counter)
     """Shape -> all steps of it."""
 
     @property

@@ -42,14 +42,14 @@ def changes_device(arguments: Any, result: Any) -> bool:
     return bool(devices) and any(tensor.device not in devices for tensor in tensors_in(result))
 
 
-def refuse_read(name: str, tensor: Any) -> CaptureError:
+def host_read_error(name: str, tensor: Any) -> CaptureError:
     return CaptureError(
         f"{name} reads the values of a tensor of shape {shape_of(tensor)} on the host during capture; a replay would "
         "go on with what was read now. Keep the value on the device, or read it inside a kernel"
     )
 
 
-class HostGuard(TorchFunctionMode):
+class HostReadGuard(TorchFunctionMode):
     """Guard against conversions to Python values and reads of a tensor's address, which bypass torch's operations."""
 
     def __init__(self, is_inside_kernel: Callable[[], bool]) -> None:
@@ -60,7 +60,7 @@ class HostGuard(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func in READS and not self._is_inside_kernel():
-            raise refuse_read(READS[func], args[0])
+            raise host_read_error(READS[func], args[0])
         if func in NATIVE and not self._is_inside_kernel():
             raise CaptureError(
                 f"{NATIVE[func]} of a tensor of shape {shape_of(args[0])} is taken during capture: a native function "

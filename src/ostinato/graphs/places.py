@@ -10,7 +10,7 @@ import torch
 
 
 @dataclass(frozen=True)
-class Place:
+class TensorRef:
     """Description of a view of memory that `storage` names; `offset` and `stride` are in elements."""
 
     storage: int
@@ -19,7 +19,7 @@ class Place:
     stride: tuple[int, ...]
     offset: int
 
-    def of(self, memory: torch.Tensor, begin: int = 0) -> torch.Tensor:
+    def bind(self, memory: torch.Tensor, begin: int = 0) -> torch.Tensor:
         """Return the tensor in `memory` (bytes).
 
         Its storage begins at byte `begin`, a multiple of the element size.
@@ -30,12 +30,12 @@ class Place:
         return tensor.set_(memory.untyped_storage(), first, self.shape, self.stride)
 
 
-def place_of(tensor: torch.Tensor, storage: int) -> Place:
+def tensor_ref(tensor: torch.Tensor, storage: int) -> TensorRef:
     """Return `tensor` as a view of the memory that is called `storage`."""
-    return Place(storage, tensor.dtype, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
+    return TensorRef(storage, tensor.dtype, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
 
 
-def pointer_of(tensor: torch.Tensor) -> int:
+def storage_pointer(tensor: torch.Tensor) -> int:
     """Return the address of the memory that `tensor` is a view of."""
     return tensor.untyped_storage().data_ptr()
 

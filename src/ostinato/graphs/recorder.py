@@ -19,9 +19,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ostinato.errors import CaptureError
-from ostinato.graphs.buffers import Inputs
-from ostinato.graphs.host import HostGuard, changes_device, reads_on_host, refuse_read
-from ostinato.graphs.places import Place, has_memory, map_items, place_of, pointer_of, shape_of, tensors_in
+from ostinato.graphs.buffers import BufferedInputs
+from ostinato.graphs.host import HostReadGuard, changes_device, reads_on_host, host_read_error
+from ostinato.graphs.places import TensorRef, has_memory, map_items, tensor_ref, storage_pointer, shape_of, tensors_in
 from ostinato.ops.kernels import Kernel, NativeKernel
 
 UNWRITTEN = frozenset({"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted"})
@@ -34,7 +34,7 @@ CallKind = Literal["torch", "kernel", "split"]
 
 
 @dataclass(frozen=True)
-class Call:
+class RecordedCall:
     """One recorded call. Computed tensors in `args` and `kwargs` are Places; all others are persistent.
 
     `writes` has one entry per tensor of the result: its place, or None if it is a view of an argument.
@@ -45,11 +45,11 @@ class Call:
     function: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    writes: tuple[Place | None, ...]
+    writes: tuple[TensorRef | None, ...]
     returns_tensor: bool
 
 
-class Recorder(TorchDispatchMode):
+class CallRecorder(TorchDispatchMode):
     """Recorder of the calls made while it is active (`with recorder: ...`).
 
     It also serves the tap of the model's kernels. `persistent` maps the storage of each buffer that never moves to its
@@ -61,7 +61,7 @@ class Recorder(TorchDispatchMode):
         self, persistent: Mapping[int, str], splits: Collection[str], *, kernels_may_read: bool = True
     ) -> None:
         super().__init__()
-        self.calls: list[Call] = []
+        self.calls: list[RecordedCall] = []
         self.sizes: dict[int, int] = {}
         """Number of a storage that the step computed -> bytes."""
         self._persistent = persistent
@@ -72,14 +72,14 @@ class Recorder(TorchDispatchMode):
         self._unwritten: set[int] = set()
         self._kernel: str | None = None  # the kernel or part that runs
         self._may_read = False
-        self._guard = HostGuard(lambda: self._kernel is not None)
+        self._guard = HostReadGuard(lambda: self._kernel is not None)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         """Return False: nothing here is compiled, and True would import torch's compiler, which takes two seconds."""
         return False
 
-    def __enter__(self) -> Recorder:
+    def __enter__(self) -> CallRecorder:
         super().__enter__()
         self._guard.__enter__()
         return self
@@ -99,10 +99,10 @@ class Recorder(TorchDispatchMode):
         if self._kernel is not None:
             return self._call_inside(func, name, args, kwargs)
         if reads_on_host(func, args, kwargs):
-            raise refuse_read(name, args[0])
+            raise host_read_error(name, args[0])
         if name == "lift_fresh" and args[0].ndim == 0 and args[0].device.type == "cpu":
             # A Python number in an operation that takes tensors (`x[1:] = 0`): baked in, like every Python number.
-            self._constants[pointer_of(args[0])] = args[0]
+            self._constants[storage_pointer(args[0])] = args[0]
         if torch.Tag.inplace_view in func.tags:
             return self._change_view(func, name, args, kwargs)
         written = list(tensors_in(_written(func, args, kwargs)))
@@ -118,7 +118,7 @@ class Recorder(TorchDispatchMode):
                 self._check_written(name, (args, kwargs), written if is_overwritten else ())
             self._unwritten.difference_update(map(self._number, written))
             is_tensor = isinstance(result, torch.Tensor)
-            self.calls.append(Call("torch", name, func, placed_args, placed_kwargs, writes, is_tensor))
+            self.calls.append(RecordedCall("torch", name, func, placed_args, placed_kwargs, writes, is_tensor))
         return result
 
     def kernel(self, name: str, kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
@@ -127,7 +127,7 @@ class Recorder(TorchDispatchMode):
         A native kernel does not run: it reads nothing on the host that a recorder could see, and its result is not
         needed before the first replay.
         """
-        run = kernel.outline if isinstance(kernel, NativeKernel) else kernel
+        run = kernel.empty_result if isinstance(kernel, NativeKernel) else kernel
         if self._kernel is not None:
             return run(*args, **kwargs)
         with torch._C.DisableTorchFunction():
@@ -137,7 +137,7 @@ class Recorder(TorchDispatchMode):
             result = self._run_inside(name, self._kernels_may_read, run, args, kwargs)
             writes = self._place_results(name, (args, kwargs), result)
         is_tensor = isinstance(result, torch.Tensor)
-        self.calls.append(Call("kernel", name, kernel, placed_args, placed_kwargs, writes, is_tensor))
+        self.calls.append(RecordedCall("kernel", name, kernel, placed_args, placed_kwargs, writes, is_tensor))
         return result
 
     def split(
@@ -159,15 +159,15 @@ class Recorder(TorchDispatchMode):
         writes = self._place_results(name, (tensors, others), result)
         if not isinstance(result, torch.Tensor) or writes[0] is None or result.shape[:1] != tensors[0].shape[:1]:
             raise CaptureError(f"{name} must return one new tensor with an entry per token, as it is left out")
-        self.calls.append(Call("split", name, function, (placed, others), {}, writes, True))
+        self.calls.append(RecordedCall("split", name, function, (placed, others), {}, writes, True))
         return result
 
-    def result_place(self, result: torch.Tensor) -> Place:
+    def result_place(self, result: torch.Tensor) -> TensorRef:
         """Return the place of the step's result. CaptureError if the step did not compute it."""
         number = self._number(result)
         if number is None:
             raise CaptureError("the result of the step is no tensor that the step computed")
-        return place_of(result, number)
+        return tensor_ref(result, number)
 
     def _run_inside(
         self, name: str, may_read: bool, function: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -200,29 +200,29 @@ class Recorder(TorchDispatchMode):
 
     def _number(self, tensor: torch.Tensor) -> int | None:
         """Return the number of the computed storage that `tensor` is a view of, None for other tensors."""
-        known = self._live.get(pointer_of(tensor))
+        known = self._live.get(storage_pointer(tensor))
         return None if known is None or not has_memory(tensor) or known[0].expired() else known[1]
 
     def _placed(self, value: Any) -> Any:
         def place(tensor: torch.Tensor) -> Any:
             number = self._number(tensor)
-            return tensor if number is None else place_of(tensor, number)
+            return tensor if number is None else tensor_ref(tensor, number)
 
         return map_items(value, torch.Tensor, place)
 
-    def _place_results(self, name: str, arguments: Any, result: Any) -> tuple[Place | None, ...]:
+    def _place_results(self, name: str, arguments: Any, result: Any) -> tuple[TensorRef | None, ...]:
         """Assign numbers to new storages, and return the place of each new tensor, None for views of an argument.
 
         A tensor that is no view of an argument is new, even if a kernel returns the same memory twice: each call's
         result is a separate value.
         """
         if changes_device(arguments, result):
-            raise refuse_read(name, result)
-        old = {pointer_of(tensor) for tensor in tensors_in(arguments)}
+            raise host_read_error(name, result)
+        old = {storage_pointer(tensor) for tensor in tensors_in(arguments)}
         new: dict[int, int] = {}
-        writes: list[Place | None] = []
+        writes: list[TensorRef | None] = []
         for tensor in tensors_in(result):
-            pointer = pointer_of(tensor)
+            pointer = storage_pointer(tensor)
             if not has_memory(tensor) or pointer in old or pointer in self._persistent:
                 writes.append(None)
                 continue
@@ -230,7 +230,7 @@ class Recorder(TorchDispatchMode):
                 new[pointer] = len(self.sizes)
                 self.sizes[new[pointer]] = tensor.untyped_storage().nbytes()
                 self._live[pointer] = (StorageWeakRef(tensor.untyped_storage()), new[pointer])
-            writes.append(place_of(tensor, new[pointer]))
+            writes.append(tensor_ref(tensor, new[pointer]))
         return tuple(writes)
 
     def _check_known(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -238,7 +238,7 @@ class Recorder(TorchDispatchMode):
         arguments: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
         for place, argument in arguments:
             for tensor in tensors_in(argument):
-                pointer = pointer_of(tensor)
+                pointer = storage_pointer(tensor)
                 is_known = pointer in self._persistent or pointer in self._constants or not has_memory(tensor)
                 if not is_known and self._number(tensor) is None:
                     raise self._refuse_stranger(name, tensor, place)
@@ -267,7 +267,7 @@ class Recorder(TorchDispatchMode):
         )
 
 
-def check_captured_step(others: Iterable[Any], captured: Inputs) -> None:
+def check_same_step(others: Iterable[Any], captured: BufferedInputs) -> None:
     """Raise CaptureError if a part that is left out gets a copy of the step: it would be the same in every replay."""
     for other in others:
         if isinstance(other, type(captured)) and other is not captured:
@@ -283,21 +283,21 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[A
     ]
 
 
-def left_out(
+def eager_part(
     function: Kernel,
     tensors: tuple[torch.Tensor, ...],
     others: tuple[Any, ...],
     out: torch.Tensor,
-    captured: Inputs,
-) -> Callable[[Inputs], None]:
+    captured: BufferedInputs,
+) -> Callable[[BufferedInputs], None]:
     """Return a call of `function` on the real tokens alone, with the replay's step in place of the captured one.
 
     The call writes zeros for padding. `tensors` and `out` have one entry per padded token in their first dimension.
     """
-    check_captured_step(others, captured)
+    check_same_step(others, captured)
 
-    def play(step: Inputs) -> None:
-        count = step.length
+    def play(step: BufferedInputs) -> None:
+        count = step.num_tokens
         now = [step if other is captured else other for other in others]
         out[:count] = function(*(tensor[:count] for tensor in tensors), *now)
         out[count:] = 0

@@ -13,17 +13,17 @@ from typing import Any
 
 import torch
 
-from ostinato.graphs.buffers import Addresses, Inputs
-from ostinato.graphs.places import Place, items_in, map_items, tensors_in
-from ostinato.graphs.recorder import Call, Recorder, left_out
-from ostinato.ops.kernels import NativeKernel, Tap
-from ostinato.plan.graphs.first_fit import ALIGNMENT, Layout, first_fit
+from ostinato.graphs.buffers import BufferAddresses, BufferedInputs
+from ostinato.graphs.places import TensorRef, items_in, map_items, tensors_in
+from ostinato.graphs.recorder import RecordedCall, CallRecorder, eager_part
+from ostinato.ops.kernels import NativeKernel, CallHook
+from ostinato.plan.graphs.first_fit import ALIGNMENT, Layout, pack_buffers
 
-WRITES_INTO = frozenset({"add", "mul", "sub", "neg", "exp", "silu", "cat", "embedding", "cos", "sin"})
+HAS_OUT_VARIANT = frozenset({"add", "mul", "sub", "neg", "exp", "silu", "cat", "embedding", "cos", "sin"})
 """Operations that are replayed in their variant with an output; the results of others are copied to their place."""
 
-Play = Callable[[Inputs], None]
-Profile = Callable[[Inputs], list[tuple[str, float]]]
+Play = Callable[[BufferedInputs], None]
+Profile = Callable[[BufferedInputs], list[tuple[str, float]]]
 """Function that runs calls -> (name, seconds) of each."""
 Forward = Callable[[Any], torch.Tensor]
 
@@ -34,14 +34,14 @@ class Tape:
     `replay` makes its calls again and returns the step's result, which the next replay of any tape overwrites.
     """
 
-    def __init__(self, calls: Sequence[Call], layout: Layout, result: Place, captured: Inputs) -> None:
+    def __init__(self, calls: Sequence[RecordedCall], layout: Layout, result: TensorRef, captured: BufferedInputs) -> None:
         self.num_calls = len(calls)
         self._calls = calls
         self._layout = layout
         self._result_place = result
         self._captured = captured
-        self._length = captured.length
-        self._addresses = Addresses(captured)
+        self._length = captured.num_tokens
+        self._addresses = BufferAddresses(captured)
 
     def bind(self, memory: torch.Tensor) -> None:
         """Bind the calls to `memory`, with the offsets of the layout.
@@ -58,10 +58,10 @@ class Tape:
             for call in calls:
                 play = self._play(call, memory)
                 self._plays.append(play)
-                self._profiles.append(_stopped(call.name, play))
+                self._profiles.append(_timed(call.name, play))
         self._result: torch.Tensor = bind(self._result_place, self._layout, memory)
 
-    def replay(self, step: Inputs) -> torch.Tensor:
+    def replay(self, step: BufferedInputs) -> torch.Tensor:
         """Run the calls and return the step's result, [padded tokens, hidden].
 
         `step`, the real part of the buffers' content, is passed to the parts that were left out, as they depend on its
@@ -72,12 +72,12 @@ class Tape:
             play(step)
         return self._result
 
-    def profile(self, step: Inputs) -> list[tuple[str, float]]:
+    def profile(self, step: BufferedInputs) -> list[tuple[str, float]]:
         """Replay the step, and return the name of every call and the seconds that it took, in order."""
         self._addresses.check(step)
         return [call for profile in self._profiles for call in profile(step)]
 
-    def _add_programs(self, calls: Iterable[Call], memory: torch.Tensor) -> None:
+    def _add_programs(self, calls: Iterable[RecordedCall], memory: torch.Tensor) -> None:
         """Add adjacent native kernels as programs: one call of the extension per run of kernels with as many tokens.
 
         A program leaves padding out.
@@ -85,7 +85,7 @@ class Tape:
         program, of_program = None, 0
         for call in calls:
             args, kwargs, writes = bind((call.args, call.kwargs, call.writes), self._layout, memory)
-            tokens, arguments = call.function.lowered(writes[0], args, kwargs)
+            tokens, arguments = call.function.prepare_call(writes[0], args, kwargs)
             if program is None or tokens != of_program:
                 program, of_program = call.function.extension.Program(), tokens
                 self._add_program(program, tokens)
@@ -98,12 +98,12 @@ class Tape:
         self._plays.append(lambda step: program.run(real(step)))
         self._profiles.append(lambda step: program.profile(real(step)))
 
-    def _play(self, call: Call, memory: torch.Tensor) -> Play:
+    def _play(self, call: RecordedCall, memory: torch.Tensor) -> Play:
         function = call.function
         args, kwargs, writes = bind((call.args, call.kwargs, call.writes), self._layout, memory)
         if call.kind == "split":
             tensors, others = args
-            return left_out(function, tensors, others, writes[0], self._captured)
+            return eager_part(function, tensors, others, writes[0], self._captured)
         if not any(out is not None for out in writes):
             return lambda _: function(*args, **kwargs)
         if call.returns_tensor:
@@ -114,7 +114,7 @@ class Tape:
                 return lambda _: with_output(*args, **kwargs)
             return lambda _: out.copy_(function(*args, **kwargs))
 
-        def copy_each(_: Inputs) -> None:
+        def copy_each(_: BufferedInputs) -> None:
             for out, value in zip(writes, tensors_in(function(*args, **kwargs)), strict=True):
                 if out is not None:
                     out.copy_(value)
@@ -154,7 +154,7 @@ class TapeBackend:
     name = "tape"
     tape_type: type[Tape] = Tape
 
-    def __init__(self, tap: Tap, persistent: Mapping[int, str], device: torch.device) -> None:
+    def __init__(self, tap: CallHook, persistent: Mapping[int, str], device: torch.device) -> None:
         self._tap = tap
         self._persistent = persistent
         self._tapes: list[Tape] = []
@@ -165,9 +165,9 @@ class TapeBackend:
         """Bytes of the graphs, without the persistent buffers."""
         return self.arena.size
 
-    def capture(self, forward: Forward, step: Inputs, splits: Collection[str]) -> Tape:
+    def capture(self, forward: Forward, step: BufferedInputs, splits: Collection[str]) -> Tape:
         """Run `forward(step)` once and record it. CaptureError if a replay could not repeat it."""
-        recorder = Recorder(self._persistent, splits)
+        recorder = CallRecorder(self._persistent, splits)
         self._tap.recorder = recorder
         try:
             # Outside of inference mode torch takes some operations apart before a recorder sees them.
@@ -175,7 +175,7 @@ class TapeBackend:
                 result = recorder.result_place(forward(step))
         finally:
             self._tap.recorder = None
-        layout = plan_layout(recorder.calls, recorder.sizes, [result], step.length)
+        layout = plan_layout(recorder.calls, recorder.sizes, [result], step.num_tokens)
         tape = self.tape_type(recorder.calls, layout, result, step)
         self._tapes.append(tape)
         with torch.inference_mode():
@@ -185,7 +185,7 @@ class TapeBackend:
         return tape
 
 
-def plan_layout(calls: Sequence[Call], sizes: Mapping[int, int], results: Sequence[Place], entries: int = 1) -> Layout:
+def plan_layout(calls: Sequence[RecordedCall], sizes: Mapping[int, int], results: Sequence[TensorRef], entries: int = 1) -> Layout:
     """Return offsets for the storages that the calls name, so that no two that live at once overlap.
 
     `sizes` maps a storage's number to its bytes. Each takes the same whole number of cache lines for every one of the
@@ -197,32 +197,32 @@ def plan_layout(calls: Sequence[Call], sizes: Mapping[int, int], results: Sequen
     """
     lives: dict[int, tuple[int, int]] = {}
     for number, call in enumerate([*calls, None]):
-        named = items_in((call.args, call.kwargs, call.writes) if call else tuple(results), Place)
+        named = items_in((call.args, call.kwargs, call.writes) if call else tuple(results), TensorRef)
         for storage in {place.storage: None for place in named}:
             lives[storage] = (lives[storage][0] if storage in lives else number, number)
-    return first_fit(sizes, lives, ALIGNMENT * entries)
+    return pack_buffers(sizes, lives, ALIGNMENT * entries)
 
 
 def bind(value: Any, layout: Layout, memory: torch.Tensor) -> Any:
     """Return `value` with every Place in it as a tensor in `memory`."""
-    return map_items(value, Place, lambda place: place.of(memory, layout.offsets[place.storage]))
+    return map_items(value, TensorRef, lambda place: place.of(memory, layout.offsets[place.storage]))
 
 
-def _real_tokens(tokens: int, length: int) -> Callable[[Inputs], int]:
+def _real_tokens(tokens: int, length: int) -> Callable[[BufferedInputs], int]:
     """Return a function from a replay's inputs to the real ones of a kernel's `tokens`, for inputs padded to `length`.
 
     One token may represent several entries (merged patches), or several tokens one entry. All tokens count as real
     where neither number divides the other.
     """
     if tokens == length:
-        return lambda inputs: inputs.length
+        return lambda inputs: inputs.num_tokens
     if tokens and (length % tokens == 0 or tokens % length == 0):
-        return lambda inputs: -(-inputs.length * tokens // length)
+        return lambda inputs: -(-inputs.num_tokens * tokens // length)
     return lambda inputs: tokens
 
 
-def _stopped(name: str, play: Play) -> Profile:
-    def profile(step: Inputs) -> list[tuple[str, float]]:
+def _timed(name: str, play: Play) -> Profile:
+    def profile(step: BufferedInputs) -> list[tuple[str, float]]:
         begin = time.perf_counter()
         play(step)
         return [(name, time.perf_counter() - begin)]
@@ -230,8 +230,8 @@ def _stopped(name: str, play: Play) -> Profile:
     return profile
 
 
-def _with_output(call: Call) -> Any:
-    if call.kind != "torch" or call.name not in WRITES_INTO:
+def _with_output(call: RecordedCall) -> Any:
+    if call.kind != "torch" or call.name not in HAS_OUT_VARIANT:
         return None
     packet = call.function.overloadpacket
     return packet.out if "out" in packet.overloads() else None

@@ -11,7 +11,7 @@ from ostinato.config import EngineConfig
 from ostinato.engine.text.chat_template import load_chat_template
 from ostinato.errors import OstinatoError
 from ostinato.formats.gguf.tokenizer import PREFIX
-from ostinato.formats.parts import gguf_header, is_gguf, read_part
+from ostinato.formats.parts import gguf_header, is_gguf, read_checkpoint_json
 from ostinato.inspection.match import mismatches
 from ostinato.inspection.tensors import Stored, stored_tensors
 from ostinato.models.checkpoint import load_spec, read_config
@@ -31,7 +31,7 @@ class OfType:
 
 
 @dataclass
-class Report:
+class CheckpointReport:
     """All that can be read of a checkpoint. `refused` says why it cannot run; without such reasons it can."""
 
     path: str
@@ -55,9 +55,9 @@ class Report:
         return not self.refused
 
 
-def inspect_checkpoint(path: Path, device: DeviceSpec) -> Report:
+def inspect_checkpoint(path: Path, device: DeviceSpec) -> CheckpointReport:
     """Return the report of a GGUF file or a directory; what cannot be read or run is a sentence in it."""
-    report = Report(str(path), _files(path))
+    report = CheckpointReport(str(path), _files(path))
     tensors = _told(report, lambda: stored_tensors(path)) or []
     report.tensors = _by_type(tensors)
     if not tensors and not report.refused:
@@ -86,7 +86,7 @@ def inspect_checkpoint(path: Path, device: DeviceSpec) -> Report:
     return report
 
 
-def _told(report: Report, read: Any) -> Any:
+def _told(report: CheckpointReport, read: Any) -> Any:
     """Return the result of `read`; on an error, add its message once to the report and return None."""
     try:
         return read()
@@ -129,15 +129,15 @@ def _by_type(tensors: list[Stored]) -> list[OfType]:
 
 def _tokenizer(path: Path) -> dict[str, Any] | None:
     """Return facts about the tokenizer; None if prompts can be given as token ids alone."""
-    parts = read_part(path, "tokenizer.json")
+    parts = read_checkpoint_json(path, "tokenizer.json")
     if not parts:
         return None
-    settings, model = read_part(path, "tokenizer_config.json"), parts.get("model") or {}
+    settings, model = read_checkpoint_json(path, "tokenizer_config.json"), parts.get("model") or {}
     facts: dict[str, Any] = {"model": model.get("type"), "tokens": len(model.get("vocab") or ())}
     if is_gguf(path):
         metadata = gguf_header(path).metadata
         facts |= {"as_stored": metadata.get(f"{PREFIX}model"), "pre_tokenizer": metadata.get(f"{PREFIX}pre")}
-    ends = read_part(path, "generation_config.json").get("eos_token_id")
+    ends = read_checkpoint_json(path, "generation_config.json").get("eos_token_id")
     names = ("bos_token", "eos_token", "unk_token", "pad_token")
     special = {name: settings.get(name) for name in names if settings.get(name) is not None}
     special = {name: value.get("content") if isinstance(value, dict) else value for name, value in special.items()}

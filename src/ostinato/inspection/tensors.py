@@ -11,7 +11,7 @@ from pathlib import Path
 from ostinato.errors import ModelError
 from ostinato.formats.parts import gguf_header, is_gguf
 
-_MOST_HEADER = 2**28
+_MAX_HEADER = 2**28
 """Bytes; a header that says to be longer is damaged."""
 
 
@@ -48,7 +48,7 @@ def _safetensors(file: Path) -> Iterator[Stored]:
     try:
         with file.open("rb") as data:
             length = int.from_bytes(data.read(8), "little")
-            if length > min(_MOST_HEADER, file.stat().st_size):
+            if length > min(_MAX_HEADER, file.stat().st_size):
                 raise ValueError(f"a header of {length} bytes")
             entries = json.loads(data.read(length))
         for name, entry in entries.items():

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ostinato.layers.linear import Linear, PackedLinear
-from ostinato.layers.module import Builder, Module
+from ostinato.layers.module import ModelBuilder, Module
 from ostinato.layers.norm import RMSNorm
 from ostinato.plan.layers import AttentionSpec
 
 if TYPE_CHECKING:
     import torch
 
-    from ostinato.ops.step import LayerMemory, StepInputs
+    from ostinato.ops.step import LayerCache, StepInputs
 
 
 class Attention(Module):
@@ -28,7 +28,7 @@ class Attention(Module):
 
     def __init__(
         self,
-        build: Builder,
+        build: ModelBuilder,
         hidden_size: int,
         spec: AttentionSpec,
         *,
@@ -74,12 +74,12 @@ class Attention(Module):
         x: torch.Tensor,
         angles: torch.Tensor | None,
         step: StepInputs,
-        memory: LayerMemory,
+        memory: LayerCache,
         residual: torch.Tensor | None,
     ) -> torch.Tensor:
         """Return attention over `x`, added to `residual`, both [tokens, hidden] -> [tokens, hidden].
 
-        Without `angles` attention has no positions.
+        Without `rotary_angles_launches` attention has no positions.
         """
         return self.attend(*self.project(x), angles, step, memory, residual)
 
@@ -95,7 +95,7 @@ class Attention(Module):
         v: torch.Tensor,
         angles: torch.Tensor | None,
         step: StepInputs,
-        memory: LayerMemory,
+        memory: LayerCache,
         residual: torch.Tensor | None,
     ) -> torch.Tensor:
         """Compute the part of `forward` after the projections -> [tokens, hidden]."""
@@ -113,8 +113,8 @@ class Attention(Module):
             out = out * gate.sigmoid()
         return self.o_proj(out.flatten(1), residual)
 
-    def store(self, x: torch.Tensor, step: StepInputs, memory: LayerMemory, angles: torch.Tensor | None = None) -> None:
-        """Write the keys and values of `x` [tokens, hidden] without attending. `angles` are those of `forward`."""
+    def store(self, x: torch.Tensor, step: StepInputs, memory: LayerCache, angles: torch.Tensor | None = None) -> None:
+        """Write the keys and values of `x` [tokens, hidden] without attending. `rotary_angles_launches` are those of `forward`."""
         assert not self.qk_norm_whole, "no prediction head has norms of all heads together"
         parts = self.qkv.part(x, self.q_out_size, self.q_out_size + 2 * self.kv_size).split(self.kv_size, dim=-1)
         k, v = (part.unflatten(-1, (-1, self.spec.head_dim)) for part in parts)
@@ -129,19 +129,19 @@ class Attention(Module):
         v: torch.Tensor,
         angles: torch.Tensor | None,
         step: StepInputs,
-        memory: LayerMemory,
+        memory: LayerCache,
     ) -> torch.Tensor:
         """Rotate queries and keys, write keys and values, and return the queries to attend with.
 
         In a graph padding has its cells in the null block, which no request reads.
         """
-        cells, _ = step.places(self.spec.window)
+        cells, _ = step.kv_targets(self.spec.window)
         caches = (memory.k_cache, memory.v_cache, cells, memory.k_scales, memory.v_scales)
         return self.ops.rotary(q, k, v, angles, self.key_multiplier, *caches)
 
-    def _attend(self, q: torch.Tensor, step: StepInputs, memory: LayerMemory) -> torch.Tensor:
+    def _attend(self, q: torch.Tensor, step: StepInputs, memory: LayerCache) -> torch.Tensor:
         """Attend to the cached keys -> [tokens, heads, head_dim]."""
-        _, tables = step.places(self.spec.window)
+        _, tables = step.kv_targets(self.spec.window)
         return self.ops.attention(
             q,
             memory.k_cache,

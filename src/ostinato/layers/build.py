@@ -9,13 +9,13 @@ from itertools import product
 import torch
 
 from ostinato.layers import pages
-from ostinato.layers.linear import Matrix
+from ostinato.layers.linear import QuantizableMatrix
 from ostinato.layers.module import Module, Multiplier
 from ostinato.ops import int8
-from ostinato.ops.blocks.formats import BLOCK_FORMATS, Blocks, num_bytes, rows_of
-from ostinato.ops.blocks.quantizers import Quantizers
+from ostinato.ops.blocks.formats import BLOCK_FORMATS, Blocks, num_bytes, slice_rows
+from ostinato.ops.blocks.quantizers import WeightQuantizers
 from ostinato.ops.kernels import Ops
-from ostinato.plan.cuts import ALONE, Rank
+from ostinato.plan.cuts import SINGLE_RANK, Rank
 from ostinato.plan.quantization import AnyQuantization, BlockQuantization
 from ostinato.plan.weights import Weight
 
@@ -47,7 +47,7 @@ class QuantizedView:
     def rows(self, begin: int, end: int) -> QuantizedView:
         return QuantizedView(self.weight[begin:end], self.scale[begin:end], self.group_size)
 
-    def put(self, values: torch.Tensor, quantizers: Quantizers) -> None:
+    def quantize_into(self, values: torch.Tensor, quantizers: WeightQuantizers) -> None:
         """Quantise `values` [rows, in] into these rows."""
         quantizers.int8(values, self.weight, self.scale, self.group_size)
 
@@ -81,22 +81,22 @@ class BlockView:
     def rows(self, begin: int, end: int) -> BlockView:
         return replace(self, bytes=self.bytes[begin:end])
 
-    def put(self, values: torch.Tensor, quantizers: Quantizers) -> None:
+    def quantize_into(self, values: torch.Tensor, quantizers: WeightQuantizers) -> None:
         """Quantise `values` [rows, in] into these rows, if the format can be quantised to."""
-        quantizers.into_blocks(values, self.bytes, self.name)
+        quantizers.quantize_blocks(values, self.bytes, self.name)
 
 
 NO_ORDER = -1
 
-Target = torch.Tensor | QuantizedView | BlockView
+WeightTarget = torch.Tensor | QuantizedView | BlockView
 """Part of a weight that receives the values of a checkpoint's tensor."""
 
 
 @dataclass(frozen=True)
-class Build:
+class WeightAllocator:
     """Kernels to call, and the device and dtype of weights.
 
-    With `defers_matrices`, matrices that may be quantised, or stored in blocks, get their memory from `place_matrices`,
+    With `defers_matrices`, matrices that may be quantised, or stored in blocks, get their memory from `allocate_matrices`,
     or from the loader if they stay in their file's pages.
     """
 
@@ -104,7 +104,7 @@ class Build:
     dtype: torch.dtype
     device: torch.device
     defers_matrices: bool = False
-    rank: Rank = ALONE
+    rank: Rank = SINGLE_RANK
     float32 = torch.float32
 
     def weight(self, row: Weight) -> torch.Tensor:
@@ -129,15 +129,15 @@ class Build:
     def stack(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         return torch.stack(list(tensors), dim=1)
 
-    def deferring(self) -> Build:
+    def with_deferred_matrices(self) -> WeightAllocator:
         return replace(self, defers_matrices=True)
 
-    def place_matrices(self, model: Module, quantization: AnyQuantization) -> None:
+    def allocate_matrices(self, model: Module, quantization: AnyQuantization) -> None:
         """Allocate the deferred matrices of `model`, quantised or in the model's dtype."""
         for module, attribute, row in model.weights():
             if not (row.can_be_quantised or row.can_be_blocks):
                 continue
-            if not isinstance(module, Matrix):
+            if not isinstance(module, QuantizableMatrix):
                 setattr(module, attribute, pages.empty(*row.shape, dtype=self.dtype, device=self.device))
                 continue
             *rows, columns = row.shape
@@ -148,7 +148,7 @@ class Build:
                 module.blocks = quantization.blocks_of(row)
                 assert module.blocks is not None, "it is in blocks"
                 shape = _shape_in_blocks(module.blocks, tuple(row.shape))
-                if quantization.in_order:
+                if quantization.has_act_order:
                     module.order = torch.full((columns,), NO_ORDER, dtype=torch.int32, device=self.device)
                 if quantization.is_mapped(row):
                     module.weight = torch.empty(shape, dtype=torch.uint8, device="meta")
@@ -165,7 +165,7 @@ class Build:
         return torch.full((size,), value, dtype=torch.float32, device=self.device)
 
 
-def checkpoint_views(module: Module, prefix: str = "", found: Container[str] = ()) -> Iterator[tuple[str, Target]]:
+def checkpoint_views(module: Module, prefix: str = "", found: Container[str] = ()) -> Iterator[tuple[str, WeightTarget]]:
     """Yield every tensor of a checkpoint of `module`: its name, and a view into the weight that receives its values.
 
     `found` are names that are in the checkpoint: of several forms that it may have, these are used.
@@ -175,16 +175,16 @@ def checkpoint_views(module: Module, prefix: str = "", found: Container[str] = (
             row = replace(row, names=(row.whole_name,), sizes=(), is_stack=row.role == "experts")
         weight: torch.Tensor = getattr(owner, attribute)
         target: torch.Tensor | QuantizedView = weight
-        if isinstance(owner, Matrix) and owner.weight_scale is not None and attribute == "weight":
+        if isinstance(owner, QuantizableMatrix) and owner.weight_scale is not None and attribute == "weight":
             target = QuantizedView(weight, owner.weight_scale, owner.group_size)
-        if isinstance(owner, Matrix) and owner.blocks is not None and attribute == "weight":
+        if isinstance(owner, QuantizableMatrix) and owner.blocks is not None and attribute == "weight":
             views = _parts_in_blocks(row, weight, owner.blocks)
             yield from ((name, replace(view, order=owner.order)) for name, view in zip(row.names, views, strict=True))
             continue
         yield from zip(row.names, _parts(row, target), strict=True)
 
 
-def _parts(row: Weight, target: torch.Tensor | QuantizedView) -> Iterator[Target]:
+def _parts(row: Weight, target: torch.Tensor | QuantizedView) -> Iterator[WeightTarget]:
     """Yield the part of each of the row's names."""
     if row.role == "experts" and not row.is_stack:
         yield from _of_each_expert(row, target)
@@ -202,7 +202,7 @@ def _parts(row: Weight, target: torch.Tensor | QuantizedView) -> Iterator[Target
         begin += size
 
 
-def _of_each_expert(row: Weight, stack: Target) -> Iterator[Target]:
+def _of_each_expert(row: Weight, stack: WeightTarget) -> Iterator[WeightTarget]:
     """Yield the part of each of the names of a stack that a checkpoint has in pieces.
 
     An expert's inward matrix may be two consecutive tensors.
@@ -233,7 +233,7 @@ def _parts_in_blocks(row: Weight, weight: torch.Tensor, blocks: Blocks) -> Itera
         return
     begin, flat = 0, weight.view(-1)
     for size in row.sizes or (row.out_size // len(row.names),) * len(row.names):
-        first, last = (num_bytes(rows_of(blocks, 0, rows), in_size) for rows in (begin, begin + size))
-        ((name, rows),) = rows_of(blocks, begin, begin + size)
+        first, last = (num_bytes(slice_rows(blocks, 0, rows), in_size) for rows in (begin, begin + size))
+        ((name, rows),) = slice_rows(blocks, begin, begin + size)
         yield BlockView(flat[first:last].view(rows, -1), name, in_size)
         begin += size

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ostinato.layers.module import Builder, Module
+from ostinato.layers.module import ModelBuilder, Module
 
 if TYPE_CHECKING:
     import torch
 
-    from ostinato.ops.step import LayerMemory, StepInputs
+    from ostinato.ops.step import LayerCache, StepInputs
 
 
 class CausalConv(Module):
@@ -22,7 +22,7 @@ class CausalConv(Module):
 
     def __init__(
         self,
-        build: Builder,
+        build: ModelBuilder,
         channels: int,
         width: int,
         bias: bool,
@@ -39,10 +39,10 @@ class CausalConv(Module):
             self.is_in_checkpoint = False
             stored |= {"names": tuple(f"{part}.weight" for part, _ in parts), "sizes": tuple(size for _, size in parts)}
             stored["whole_name"] = f"{name}.weight"
-        self.weight = self.own(build, "weight", width, channels, role="convolution", **stored)
-        self.bias = self.own(build, "bias", channels, role="bias", segments=segments) if bias else None
+        self.weight = self.declare(build, "weight", width, channels, role="convolution", **stored)
+        self.bias = self.declare(build, "bias", channels, role="bias", segments=segments) if bias else None
 
-    def forward(self, x: torch.Tensor, step: StepInputs, memory: LayerMemory) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, step: StepInputs, memory: LayerCache) -> torch.Tensor:
         """Convolve along each row, [tokens, channels] -> [tokens, channels]."""
         return self.op(
             x,

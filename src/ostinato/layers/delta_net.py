@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from ostinato.layers.causal_conv import CausalConv
 from ostinato.layers.linear import Linear, PackedLinear
-from ostinato.layers.module import Builder, Module
+from ostinato.layers.module import ModelBuilder, Module
 from ostinato.layers.norm import GatedRMSNorm
-from ostinato.layers.state_rows import advance_rows
+from ostinato.layers.state_rows import run_state_rows
 from ostinato.plan.mixers import GatedDeltaSpec, StoredDeltaNet
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from ostinato.layers.state_rows import DecodeRows, PrefillRows
     from ostinato.ops.kernels import Ops
-    from ostinato.ops.step import LayerMemory, StepInputs
+    from ostinato.ops.step import LayerCache, StepInputs
 
 
 class DeltaMixer(Module):
@@ -36,7 +36,7 @@ class DeltaMixer(Module):
         return self.A_log, self.dt_bias
 
     def _mix(
-        self, conv_in: torch.Tensor, a: torch.Tensor, b: torch.Tensor, step: StepInputs, memory: LayerMemory
+        self, conv_in: torch.Tensor, a: torch.Tensor, b: torch.Tensor, step: StepInputs, memory: LayerCache
     ) -> torch.Tensor:
         """Convolve, and apply the delta rule along each row -> [tokens, heads, value_dim].
 
@@ -48,11 +48,11 @@ class DeltaMixer(Module):
         q, k, v = convolved.split((spec.key_size, spec.key_size, spec.value_size), dim=-1)
         q, k = (part.unflatten(-1, (-1, spec.key_dim)) for part in (q, k))
         v = v.unflatten(-1, (-1, spec.value_dim))
-        return advance_rows(step, (q, k, v, a, b), partial(self._update, memory), partial(self._scan, memory))
+        return run_state_rows(step, (q, k, v, a, b), partial(self._update, memory), partial(self._scan, memory))
 
     def _update(
         self,
-        memory: LayerMemory,
+        memory: LayerCache,
         rows: DecodeRows,
         q: torch.Tensor,
         k: torch.Tensor,
@@ -68,7 +68,7 @@ class DeltaMixer(Module):
             b,
             *self.decay,
             self.beta_scale,
-            self.spec.keys_take_turns,
+            self.spec.interleaved_key_heads,
             memory.states["delta"],
             rows.read_slots,
             rows.write_slots,
@@ -76,7 +76,7 @@ class DeltaMixer(Module):
 
     def _scan(
         self,
-        memory: LayerMemory,
+        memory: LayerCache,
         rows: PrefillRows,
         q: torch.Tensor,
         k: torch.Tensor,
@@ -92,7 +92,7 @@ class DeltaMixer(Module):
             b,
             *self.decay,
             self.beta_scale,
-            self.spec.keys_take_turns,
+            self.spec.interleaved_key_heads,
             memory.states["delta"],
             rows.row_starts,
             rows.start_positions,
@@ -118,7 +118,7 @@ class GatedDeltaNet(DeltaMixer):
 
     def __init__(
         self,
-        build: Builder,
+        build: ModelBuilder,
         hidden_size: int,
         spec: GatedDeltaSpec,
         *,
@@ -147,23 +147,23 @@ class GatedDeltaNet(DeltaMixer):
             convolutions = (("q_conv1d", keys), ("k_conv1d", keys), ("v_conv1d", values))
             self.names = {"norm": "o_norm", "out_proj": "o_proj"}
         # If key heads are interleaved, a rank has its heads of each period.
-        turns = heads // spec.num_key_heads if spec.keys_take_turns else 1
+        turns = heads // spec.num_key_heads if spec.interleaved_key_heads else 1
         of_values, of_heads = (values // turns,) * turns, (heads // turns,) * turns
         of_conv = (keys, keys, *of_values)
         segments = () if stored == "by_key_head" else (*of_conv, *of_values)
         self.in_proj = PackedLinear(build, hidden_size, parts, interleaved=of_key_head[0], segments=segments)
-        of_small = of_heads * 2 if spec.keys_take_turns else ()
+        of_small = of_heads * 2 if spec.interleaved_key_heads else ()
         self.in_proj_ba = PackedLinear(build, hidden_size, small, interleaved=of_key_head[1], segments=of_small)
         self.conv1d = CausalConv(
             build, spec.conv_dim, spec.conv_kernel, bias=False, parts=convolutions, segments=of_conv
         )
         per_head: dict[str, Any] = {"role": "per_head", "in_float32": True, "segments": of_heads}
-        self.A_log = self.own(build, "A_log", spec.num_heads, **per_head)
-        self.dt_bias = self.own(build, "dt_bias", spec.num_heads, **per_head)
+        self.A_log = self.declare(build, "A_log", spec.num_heads, **per_head)
+        self.dt_bias = self.declare(build, "dt_bias", spec.num_heads, **per_head)
         self.norm = GatedRMSNorm(build, spec.value_size, eps, spec.value_dim, norm_before_gate=True, shares_weight=True)
         self.out_proj = Linear(build, spec.value_size, hidden_size, cuts_inputs=True, segments=of_values)
 
-    def forward(self, x: torch.Tensor, step: StepInputs, memory: LayerMemory, residual: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, step: StepInputs, memory: LayerCache, residual: torch.Tensor) -> torch.Tensor:
         """Apply the mixer to `x` and add `residual`, both [tokens, hidden] -> [tokens, hidden]."""
         conv_in, gate = self.in_proj(x).split((self.spec.conv_dim, self.spec.value_size), dim=-1)
         b, a = self.in_proj_ba(x).split((self.spec.num_heads, self.spec.num_heads), dim=-1)

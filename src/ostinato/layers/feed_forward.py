@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ostinato.layers.linear import Linear, Matrix, PackedLinear
-from ostinato.layers.module import Builder, Module, Multiplier
+from ostinato.layers.linear import Linear, QuantizableMatrix, PackedLinear
+from ostinato.layers.module import ModelBuilder, Module, Multiplier
 from ostinato.plan.layers import ExpertsSpec
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ class MLP(Module):
     """down_proj(activation(up_proj(x))) + residual."""
 
     def __init__(
-        self, build: Builder, hidden_size: int, intermediate_size: int, activation: str, bias: bool = False
+        self, build: ModelBuilder, hidden_size: int, intermediate_size: int, activation: str, bias: bool = False
     ) -> None:
         super().__init__()
         self.activation = activation
@@ -37,7 +37,7 @@ class GatedMLP(Module):
 
     def __init__(
         self,
-        build: Builder,
+        build: ModelBuilder,
         hidden_size: int,
         intermediate_size: int,
         bias: bool = False,
@@ -77,7 +77,7 @@ class Experts(Module):
 
     def __init__(
         self,
-        build: Builder,
+        build: ModelBuilder,
         spec: ExpertsSpec,
         activation: str,
         stacked_as: tuple[str, str] | None = None,
@@ -124,14 +124,14 @@ class Experts(Module):
         return self.ops.moe(x, choices, up.weight, down.weight, self.activation, residual, *quantization)
 
 
-class Stack(Matrix):
+class Stack(QuantizableMatrix):
     """One matrix of every expert. It is quantised together with the tensors `beside` it, or not at all."""
 
     is_in_checkpoint = False
 
     def __init__(
         self,
-        build: Builder,
+        build: ModelBuilder,
         shape: tuple[int, int, int],
         names: tuple[str, ...],
         beside: tuple[str, ...],

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 from ostinato.layers.causal_conv import CausalConv
 from ostinato.layers.delta_net import DeltaMixer
 from ostinato.layers.linear import Linear, PackedLinear
-from ostinato.layers.module import Builder
+from ostinato.layers.module import ModelBuilder
 from ostinato.layers.norm import GatedRMSNorm
 from ostinato.plan.mixers import GatedDeltaSpec
 
 if TYPE_CHECKING:
     import torch
 
-    from ostinato.ops.step import LayerMemory, StepInputs
+    from ostinato.ops.step import LayerCache, StepInputs
 
 
 class KimiDeltaAttention(DeltaMixer):
@@ -31,7 +31,7 @@ class KimiDeltaAttention(DeltaMixer):
 
     beta_scale = 1.0
 
-    def __init__(self, build: Builder, hidden_size: int, spec: GatedDeltaSpec, *, eps: float) -> None:
+    def __init__(self, build: ModelBuilder, hidden_size: int, spec: GatedDeltaSpec, *, eps: float) -> None:
         super().__init__()
         assert spec.per_channel, "its decays are of key channels"
         self.ops = build.ops
@@ -48,8 +48,8 @@ class KimiDeltaAttention(DeltaMixer):
         self.conv1d = CausalConv(
             build, spec.conv_dim, spec.conv_kernel, bias=False, parts=convolutions, segments=(keys, keys, values)
         )
-        self.A_log = self.own(build, "A_log", 1, 1, heads, 1, role="per_head", in_float32=True)
-        self.dt_bias = self.own(build, "dt_bias", keys, role="per_head", in_float32=True)
+        self.A_log = self.declare(build, "A_log", 1, 1, heads, 1, role="per_head", in_float32=True)
+        self.dt_bias = self.declare(build, "dt_bias", keys, role="per_head", in_float32=True)
         how = {"norm_before_gate": True, "shares_weight": True, "gate_is_sigmoid": True}
         self.norm = GatedRMSNorm(build, values, eps, spec.value_dim, **how)
         self.out_proj = Linear(build, values, hidden_size, cuts_inputs=True)
@@ -58,7 +58,7 @@ class KimiDeltaAttention(DeltaMixer):
     def decay(self) -> tuple[torch.Tensor, torch.Tensor]:
         return self.A_log.flatten(0), self.dt_bias.view(-1, self.spec.key_dim)
 
-    def forward(self, x: torch.Tensor, step: StepInputs, memory: LayerMemory, residual: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, step: StepInputs, memory: LayerCache, residual: torch.Tensor) -> torch.Tensor:
         """Apply the mixer to `x` and add `residual`, both [tokens, hidden] -> [tokens, hidden]."""
         b, of_decay, of_gate = self.in_proj_small(x).split(self.sizes, dim=-1)
         a = self.f_b_proj(of_decay).unflatten(-1, (-1, self.spec.key_dim))

@@ -10,14 +10,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ostinato.layers.linear import Linear, PackedLinear
-from ostinato.layers.module import Builder, Module
+from ostinato.layers.module import ModelBuilder, Module
 from ostinato.layers.norm import RMSNorm
 from ostinato.plan.layers import AttentionSpec, LatentSizes
 
 if TYPE_CHECKING:
     import torch
 
-    from ostinato.ops.step import LayerMemory, StepInputs
+    from ostinato.ops.step import LayerCache, StepInputs
 
 
 class HeadProjections(Module):
@@ -27,14 +27,14 @@ class HeadProjections(Module):
     dtype: the key matrices are used transposed, so that scales of their rows would not apply.
     """
 
-    def __init__(self, build: Builder, num_heads: int, sizes: LatentSizes) -> None:
+    def __init__(self, build: ModelBuilder, num_heads: int, sizes: LatentSizes) -> None:
         super().__init__()
         self.op = build.ops.linear
         self.stack = build.stack
         self.sizes, self.key_rows = sizes, num_heads * sizes.key
         rows = num_heads * (sizes.key + sizes.value)
         turns = {"interleaved": (sizes.key, sizes.value), "turns_first": True}
-        self.weight = self.own(build, "weight", rows, sizes.rank, role="linear", **turns)
+        self.weight = self.declare(build, "weight", rows, sizes.rank, role="linear", **turns)
 
     def to_latents(self, q: torch.Tensor) -> torch.Tensor:
         """Map queries [tokens, heads, key] to latent space, [tokens, heads, rank]."""
@@ -57,7 +57,7 @@ class LatentAttention(Module):
     """
 
     def __init__(
-        self, build: Builder, hidden_size: int, spec: AttentionSpec, sizes: LatentSizes, *, latent_norm_eps: float
+        self, build: ModelBuilder, hidden_size: int, spec: AttentionSpec, sizes: LatentSizes, *, latent_norm_eps: float
     ) -> None:
         super().__init__()
         self.ops = build.ops
@@ -71,7 +71,7 @@ class LatentAttention(Module):
         self.scale = (sizes.key + sizes.shared) ** -0.5
 
     def forward(
-        self, x: torch.Tensor, _: None, step: StepInputs, memory: LayerMemory, residual: torch.Tensor
+        self, x: torch.Tensor, _: None, step: StepInputs, memory: LayerCache, residual: torch.Tensor
     ) -> torch.Tensor:
         """Apply attention to `x` and add `residual`, both [tokens, hidden] -> [tokens, hidden]."""
         sizes, heads, width = self.sizes, self.spec.num_heads, self.spec.head_dim
@@ -86,7 +86,7 @@ class LatentAttention(Module):
         seen = self.ops.tap.split("attention", self._attend, (queries,), step, memory)
         return self.o_proj(self.kv_b_proj.to_values(seen[:, :, : sizes.rank]).flatten(1), residual)
 
-    def _attend(self, q: torch.Tensor, step: StepInputs, memory: LayerMemory) -> torch.Tensor:
+    def _attend(self, q: torch.Tensor, step: StepInputs, memory: LayerCache) -> torch.Tensor:
         """Attend with `q` [tokens, heads, rank + shared] -> like `q`, each head's attended latents first."""
         return self.ops.attention(
             q,

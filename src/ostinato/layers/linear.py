@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ostinato.layers.module import Builder, Module, Multiplier
-from ostinato.ops.blocks.formats import Blocks, num_bytes, rows_of
+from ostinato.layers.module import ModelBuilder, Module, Multiplier
+from ostinato.ops.blocks.formats import Blocks, num_bytes, slice_rows
 from ostinato.plan.cuts import vocabulary_part
 from ostinato.plan.weights import Role
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import torch
 
 
-class Matrix(Module):
+class QuantizableMatrix(Module):
     """Module with one weight, or a stack of them, that may be quantised: as integers of 8 bits, or as `blocks`.
 
     `order` int32 [in] maps each element of a row in blocks to its input; None means element i belongs to input i. If
@@ -25,16 +25,16 @@ class Matrix(Module):
     of a row], or [bytes] if rows have different formats.
     """
 
-    def __init__(self, build: Builder, *shape: int, role: Role, **facts: Any) -> None:
+    def __init__(self, build: ModelBuilder, *shape: int, role: Role, **facts: Any) -> None:
         super().__init__()
         self.weight_scale: torch.Tensor | None = None
         self.group_size: int | None = None
         self.blocks: Blocks | None = None
         self.order: torch.Tensor | None = None
-        self.weight = self.own(build, "weight", *shape, role=role, **facts)
+        self.weight = self.declare(build, "weight", *shape, role=role, **facts)
 
-    def own_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        yield from super().own_tensors()
+    def local_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from super().local_tensors()
         if self.weight_scale is not None:
             yield "weight_scale", self.weight_scale
         if self.order is not None:
@@ -52,7 +52,7 @@ class Matrix(Module):
         return of_weight if self.order is None else (*of_weight, self.order)
 
 
-class Linear(Matrix):
+class Linear(QuantizableMatrix):
     """y = (x W^T + b) * multiplier.
 
     `multiplier` is one number, or one for each output. `in_multiplier` multiplies x. With `cuts_inputs`, the inputs are
@@ -62,7 +62,7 @@ class Linear(Matrix):
 
     def __init__(
         self,
-        build: Builder,
+        build: ModelBuilder,
         in_size: int,
         out_size: int,
         bias: bool = False,
@@ -83,10 +83,10 @@ class Linear(Matrix):
         self.in_multiplier = in_multiplier if bias else 1.0
         self.scale = build.scale(multiplier, out_size, 1.0 if bias else in_multiplier)
 
-    def _own_bias(self, build: Builder, size: int) -> torch.Tensor:
+    def _own_bias(self, build: ModelBuilder, size: int) -> torch.Tensor:
         of_weight = self.rows["weight"]
         names = tuple(name.removesuffix("weight") + "bias" for name in of_weight.names)
-        return self.own(
+        return self.declare(
             build, "bias", size, role="bias", names=names, sizes=of_weight.sizes, segments=of_weight.segments
         )
 
@@ -121,7 +121,7 @@ class PackedLinear(Linear):
 
     def __init__(
         self,
-        build: Builder,
+        build: ModelBuilder,
         in_size: int,
         parts: Sequence[tuple[str, int]],
         bias: bool = False,
@@ -137,8 +137,8 @@ class PackedLinear(Linear):
         assert self.in_multiplier == 1.0, "a part takes its input as it is"
         bias, scale = (None if each is None else each[begin:end] for each in (self.bias, self.scale))
         if self.blocks is not None:
-            first, last = (num_bytes(rows_of(self.blocks, 0, rows), x.shape[1]) for rows in (begin, end))
-            some = rows_of(self.blocks, begin, end)
+            first, last = (num_bytes(slice_rows(self.blocks, 0, rows), x.shape[1]) for rows in (begin, end))
+            some = slice_rows(self.blocks, begin, end)
             return self.op(
                 x, self.weight.view(-1)[first:last], bias, None, None, scale, None, None, None, some, self.order
             )
@@ -146,14 +146,14 @@ class PackedLinear(Linear):
         return self.op(x, self.weight[begin:end], bias, None, None, scale, None, *quantization)
 
 
-class Embedding(Matrix):
+class Embedding(QuantizableMatrix):
     """Token embedding times `multiplier`, sharded by rows.
 
     If it `is_tied`, its weight is the LM head's, and may be quantised. It may be in blocks anyway.
     """
 
     def __init__(
-        self, build: Builder, vocab_size: int, hidden_size: int, multiplier: float = 1.0, is_tied: bool = False
+        self, build: ModelBuilder, vocab_size: int, hidden_size: int, multiplier: float = 1.0, is_tied: bool = False
     ) -> None:
         facts = {"can_be_quantised": is_tied, "is_lm_head": is_tied}
         self.part = vocabulary_part(vocab_size, build.rank)

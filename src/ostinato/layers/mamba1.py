@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Literal
 
 from ostinato.layers.causal_conv import CausalConv
 from ostinato.layers.linear import Linear
-from ostinato.layers.module import Builder, Module
+from ostinato.layers.module import ModelBuilder, Module
 from ostinato.layers.norm import GatedRMSNorm, RMSNorm
-from ostinato.layers.state_rows import advance_rows
+from ostinato.layers.state_rows import run_state_rows
 from ostinato.plan.mixers import Mamba1Spec
 
 if TYPE_CHECKING:
     import torch
 
     from ostinato.layers.state_rows import DecodeRows, PrefillRows
-    from ostinato.ops.step import LayerMemory, StepInputs
+    from ostinato.ops.step import LayerCache, StepInputs
 
 InnerNorms = Literal["none", "plain", "weighted"]
 """Norms of time steps, B and C: none (Mamba), RMS norms without weights (Falcon-Mamba) or with weights (Jamba)."""
@@ -28,7 +28,7 @@ InnerNorms = Literal["none", "plain", "weighted"]
 class PlainRMSNorm(Module):
     """RMS norm over the last dimension, without a weight."""
 
-    def __init__(self, build: Builder, size: int, eps: float) -> None:
+    def __init__(self, build: ModelBuilder, size: int, eps: float) -> None:
         super().__init__()
         self.op = build.ops.rms_norm
         self.ones = build.constant([1.0] * size, build.dtype)
@@ -47,7 +47,7 @@ class Mamba1Mixer(Module):
 
     def __init__(
         self,
-        build: Builder,
+        build: ModelBuilder,
         hidden_size: int,
         spec: Mamba1Spec,
         *,
@@ -65,9 +65,9 @@ class Mamba1Mixer(Module):
         self.x_proj = Linear(build, channels, rank + 2 * size, cuts_inputs=True)
         self.dt_proj = Linear(build, rank, channels)
         bias_name = ("dt_proj.bias",)
-        self.dt_bias = self.own(build, "dt_bias", channels, role="per_head", in_float32=True, names=bias_name)
-        self.A_log = self.own(build, "A_log", channels, size, role="per_head", in_float32=True)
-        self.D = self.own(build, "D", channels, role="per_head", in_float32=True)
+        self.dt_bias = self.declare(build, "dt_bias", channels, role="per_head", in_float32=True, names=bias_name)
+        self.A_log = self.declare(build, "A_log", channels, size, role="per_head", in_float32=True)
+        self.D = self.declare(build, "D", channels, role="per_head", in_float32=True)
         if inner_norms != "none":
             norm = PlainRMSNorm if inner_norms == "plain" else RMSNorm
             self.dt_layernorm = norm(build, rank, eps)
@@ -77,7 +77,7 @@ class Mamba1Mixer(Module):
         self.gate = GatedRMSNorm(build, channels, eps, group_size=None)
         self.out_proj = Linear(build, channels, hidden_size, bias, cuts_inputs=True)
 
-    def forward(self, x: torch.Tensor, step: StepInputs, memory: LayerMemory, residual: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, step: StepInputs, memory: LayerCache, residual: torch.Tensor) -> torch.Tensor:
         """Apply the mixer to `x` and add `residual`, both [tokens, hidden] -> [tokens, hidden]."""
         spec = self.spec
         conv_in, gate = self.in_proj(x).split((spec.channels, spec.channels), dim=-1)
@@ -95,14 +95,14 @@ class Mamba1Mixer(Module):
         B: torch.Tensor,
         C: torch.Tensor,
         step: StepInputs,
-        memory: LayerMemory,
+        memory: LayerCache,
     ) -> torch.Tensor:
         """Apply the recurrence along each row -> [tokens, channels]."""
-        return advance_rows(step, (x, dt, B, C), partial(self._update, memory), partial(self._scan, memory))
+        return run_state_rows(step, (x, dt, B, C), partial(self._update, memory), partial(self._scan, memory))
 
     def _update(
         self,
-        memory: LayerMemory,
+        memory: LayerCache,
         rows: DecodeRows,
         x: torch.Tensor,
         dt: torch.Tensor,
@@ -126,7 +126,7 @@ class Mamba1Mixer(Module):
 
     def _scan(
         self,
-        memory: LayerMemory,
+        memory: LayerCache,
         rows: PrefillRows,
         x: torch.Tensor,
         dt: torch.Tensor,

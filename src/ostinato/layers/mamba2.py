@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 from ostinato.layers.causal_conv import CausalConv
 from ostinato.layers.linear import Linear
-from ostinato.layers.module import Builder, Module, Multiplier
+from ostinato.layers.module import ModelBuilder, Module, Multiplier
 from ostinato.layers.norm import GatedRMSNorm
-from ostinato.layers.state_rows import advance_rows
+from ostinato.layers.state_rows import run_state_rows
 from ostinato.plan.mixers import Mamba2Spec
 
 if TYPE_CHECKING:
     import torch
 
     from ostinato.layers.state_rows import DecodeRows, PrefillRows
-    from ostinato.ops.step import LayerMemory, StepInputs
+    from ostinato.ops.step import LayerCache, StepInputs
 
 
 class Mamba2Mixer(Module):
@@ -30,7 +30,7 @@ class Mamba2Mixer(Module):
 
     def __init__(
         self,
-        build: Builder,
+        build: ModelBuilder,
         hidden_size: int,
         spec: Mamba2Spec,
         *,
@@ -56,9 +56,9 @@ class Mamba2Mixer(Module):
             build, hidden_size, spec.in_proj_size, proj_bias, in_scale, in_multiplier, segments=segments
         )
         self.conv1d = CausalConv(build, spec.conv_dim, spec.conv_kernel, conv_bias, segments=of_conv)
-        self.A_log = self.own(build, "A_log", spec.num_heads, role="per_head", in_float32=True)
-        self.D = self.own(build, "D", spec.num_heads, role="per_head", in_float32=True)
-        self.dt_bias = self.own(build, "dt_bias", spec.num_heads, role="per_head", in_float32=True)
+        self.A_log = self.declare(build, "A_log", spec.num_heads, role="per_head", in_float32=True)
+        self.D = self.declare(build, "D", spec.num_heads, role="per_head", in_float32=True)
+        self.dt_bias = self.declare(build, "dt_bias", spec.num_heads, role="per_head", in_float32=True)
         group_size = spec.intermediate_size // spec.num_groups if has_norm else None
         self.norm = GatedRMSNorm(
             build, spec.intermediate_size, eps, group_size, norm_before_gate, spans_ranks=spec.norm_spans_ranks
@@ -66,7 +66,7 @@ class Mamba2Mixer(Module):
         out_bias = proj_bias if out_bias is None else out_bias
         self.out_proj = Linear(build, spec.intermediate_size, hidden_size, out_bias, out_multiplier, cuts_inputs=True)
 
-    def forward(self, x: torch.Tensor, step: StepInputs, memory: LayerMemory, residual: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, step: StepInputs, memory: LayerCache, residual: torch.Tensor) -> torch.Tensor:
         """Apply the mixer to `x` and add `residual`, both [tokens, hidden] -> [tokens, hidden]."""
         spec = self.spec
         projected = self.in_proj(x)
@@ -74,22 +74,22 @@ class Mamba2Mixer(Module):
         y = self.ops.tap.split("state", self._mix, (conv_in, dt), step, memory).flatten(1)
         return self.out_proj(self.norm(y, gate), residual)
 
-    def _mix(self, conv_in: torch.Tensor, dt: torch.Tensor, step: StepInputs, memory: LayerMemory) -> torch.Tensor:
+    def _mix(self, conv_in: torch.Tensor, dt: torch.Tensor, step: StepInputs, memory: LayerCache) -> torch.Tensor:
         """Apply convolution and recurrence along each row -> [tokens, heads, head_dim]."""
         return self._recur(self.conv1d(conv_in, step, memory), dt, step, memory)
 
-    def _recur(self, convolved: torch.Tensor, dt: torch.Tensor, step: StepInputs, memory: LayerMemory) -> torch.Tensor:
+    def _recur(self, convolved: torch.Tensor, dt: torch.Tensor, step: StepInputs, memory: LayerCache) -> torch.Tensor:
         """Apply the recurrence to decode rows and the chunked scan to prefill rows -> [tokens, heads, head_dim]."""
         spec = self.spec
         bc_size = spec.num_groups * spec.state_size
         x, B, C = convolved.split((spec.intermediate_size, bc_size, bc_size), dim=-1)
         x = x.unflatten(-1, (spec.num_heads, spec.head_dim))
         B, C = B.unflatten(-1, (spec.num_groups, -1)), C.unflatten(-1, (spec.num_groups, -1))
-        return advance_rows(step, (x, dt, B, C), partial(self._update, memory), partial(self._scan, memory))
+        return run_state_rows(step, (x, dt, B, C), partial(self._update, memory), partial(self._scan, memory))
 
     def _update(
         self,
-        memory: LayerMemory,
+        memory: LayerCache,
         rows: DecodeRows,
         x: torch.Tensor,
         dt: torch.Tensor,
@@ -114,7 +114,7 @@ class Mamba2Mixer(Module):
 
     def _scan(
         self,
-        memory: LayerMemory,
+        memory: LayerCache,
         rows: PrefillRows,
         x: torch.Tensor,
         dt: torch.Tensor,

@@ -20,8 +20,8 @@ Multiplier = float | tuple[tuple[float, int], ...]
 """One number for all outputs, or (number, count of outputs) for consecutive outputs."""
 
 
-class Builder(Protocol):
-    """Builder of modules: a `Build`, which gives them memory, or a `Sketch`, which gives only shapes."""
+class ModelBuilder(Protocol):
+    """Builder of modules: a `WeightAllocator`, which gives them memory, or a `Sketch`, which gives only shapes."""
 
     @property
     def ops(self) -> Ops:
@@ -82,7 +82,7 @@ class Module:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.forward(*args, **kwargs)  # type: ignore[attr-defined]
 
-    def own(self, build: Builder, attribute: str, *shape: int, role: Role, **facts: Any) -> torch.Tensor:
+    def declare(self, build: ModelBuilder, attribute: str, *shape: int, role: Role, **facts: Any) -> torch.Tensor:
         """Declare and allocate the weight of `attribute`; `facts` are further fields of its row."""
         row = Weight(shape, role, **({"names": (attribute,)} | facts))
         self.rows[attribute] = row
@@ -98,7 +98,7 @@ class Module:
         """Yield this module and all modules within, with their paths."""
         yield path, self
         for name, child in self.children():
-            yield from child.named_modules(joined(path, name))
+            yield from child.named_modules(join_path(path, name))
 
     def name_of(self, module: Module) -> str:
         """Return the path of a module within."""
@@ -107,7 +107,7 @@ class Module:
     def modules(self) -> Iterator[Module]:
         return (module for _, module in self.named_modules())
 
-    def own_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def local_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield (attribute, tensor) of the module's own weights."""
         for attribute in self.rows:
             yield attribute, getattr(self, attribute)
@@ -115,8 +115,8 @@ class Module:
     def named_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield (path, tensor) of all weights."""
         for path, module in self.named_modules():
-            for attribute, tensor in module.own_tensors():
-                yield joined(path, attribute), tensor
+            for attribute, tensor in module.local_tensors():
+                yield join_path(path, attribute), tensor
 
     def parameters(self) -> Iterator[torch.Tensor]:
         return (tensor for _, tensor in self.named_parameters())
@@ -127,10 +127,10 @@ class Module:
         Names are those of a checkpoint that calls this module `prefix`.
         """
         for attribute, row in self.rows.items():
-            yield self, attribute, row.under(f"{prefix}." if prefix else "")
+            yield self, attribute, row.with_prefix(f"{prefix}." if prefix else "")
         for name, child in self.children():
             if child not in without:
-                yield from child.weights(joined(prefix, name) if child.is_in_checkpoint else prefix, without)
+                yield from child.weights(join_path(prefix, name) if child.is_in_checkpoint else prefix, without)
 
 
 M = TypeVar("M", bound=Module)
@@ -153,5 +153,5 @@ class ModuleList(Module, Sequence[M]):
         return self._modules[index]
 
 
-def joined(path: str, name: str) -> str:
+def join_path(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ostinato.layers.module import Builder, Module
+from ostinato.layers.module import ModelBuilder, Module
 
 if TYPE_CHECKING:
     import torch
@@ -19,14 +19,14 @@ class RMSNorm(Module):
     """
 
     def __init__(
-        self, build: Builder, size: int, eps: float, plus_one: bool = False, spans_ranks: bool = False
+        self, build: ModelBuilder, size: int, eps: float, plus_one: bool = False, spans_ranks: bool = False
     ) -> None:
         super().__init__()
         self.ranks = build.rank.of if spans_ranks else 1
         assert self.ranks == 1 or not plus_one, "no such norm has its weight less 1"
         self.of_ranks = build.ops.rms_norm_of_ranks
         self.op = build.ops.rms_norm
-        self.weight = self.own(build, "weight", size, role="norm", is_less_one=plus_one)
+        self.weight = self.declare(build, "weight", size, role="norm", stored_minus_one=plus_one)
         self.eps = eps
         self.offset = (1.0,) if plus_one else ()
 
@@ -42,11 +42,11 @@ class RMSNorm(Module):
 class LayerNorm(Module):
     """Norm to mean 0 and variance 1 over the last dimension, then weight and bias."""
 
-    def __init__(self, build: Builder, size: int, eps: float) -> None:
+    def __init__(self, build: ModelBuilder, size: int, eps: float) -> None:
         super().__init__()
         self.op = build.ops.layer_norm
-        self.weight = self.own(build, "weight", size, role="norm")
-        self.bias = self.own(build, "bias", size, role="bias")
+        self.weight = self.declare(build, "weight", size, role="norm")
+        self.bias = self.declare(build, "bias", size, role="bias")
         self.eps = eps
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -63,7 +63,7 @@ class GatedRMSNorm(Module):
 
     def __init__(
         self,
-        build: Builder,
+        build: ModelBuilder,
         size: int,
         eps: float,
         group_size: int | None,
@@ -83,7 +83,7 @@ class GatedRMSNorm(Module):
         self.op = build.ops.gated_rms_norm
         self.weight = None
         if group_size is not None:
-            self.weight = self.own(build, "weight", group_size if shares_weight else size, role="norm")
+            self.weight = self.declare(build, "weight", group_size if shares_weight else size, role="norm")
         self.eps = eps
         self.group_size = group_size
         self.norm_before_gate = norm_before_gate

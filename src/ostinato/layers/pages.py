@@ -54,7 +54,7 @@ def read_ahead(file: Path) -> None:
             os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
 
 
-def fetch(mapped: torch.Tensor) -> None:
+def populate_pages(mapped: torch.Tensor) -> None:
     """Have the system map a contiguous part of a mapped file into this process's pages at once.
 
     That takes a small part of the time that it takes page by page.

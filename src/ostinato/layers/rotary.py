@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ostinato.layers.module import Builder, Module
+from ostinato.layers.module import ModelBuilder, Module
 from ostinato.plan.rope import RopeSpec, inverse_frequencies
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class Rotary(Module):
     """Cosine and sine of every token's angles, already multiplied by the embedding's attention scaling."""
 
-    def __init__(self, build: Builder, rope: RopeSpec) -> None:
+    def __init__(self, build: ModelBuilder, rope: RopeSpec) -> None:
         super().__init__()
         self.op = build.ops.rotary_angles
         frequencies, self.scaling = inverse_frequencies(rope)
@@ -32,7 +32,7 @@ class AxialRotary(Module):
     Angle i is that of the position on axis `axes[i]`.
     """
 
-    def __init__(self, build: Builder, axes: Sequence[int], frequencies: Sequence[float], scaling: float) -> None:
+    def __init__(self, build: ModelBuilder, axes: Sequence[int], frequencies: Sequence[float], scaling: float) -> None:
         super().__init__()
         self.op, self.scaling = build.ops.axial_angles, scaling
         self.axes = build.constant(axes, "int64")

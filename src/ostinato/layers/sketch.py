@@ -10,13 +10,13 @@ from typing import Any
 
 from ostinato.layers.module import Multiplier
 from ostinato.ops.facts import OPERATIONS, Operations
-from ostinato.plan.calls import Call, Calls
+from ostinato.plan.calls import TraceCall, CallTrace
 from ostinato.plan.cuts import Rank
 from ostinato.plan.weights import Weight
 
 
 @dataclass(frozen=True, eq=False)
-class Shape:
+class SketchTensor:
     """Stand-in for a tensor: shape, dtype name and the call that computed it.
 
     The dtype `model` is the model's own. `call` is None for weights, inputs and cache memory.
@@ -24,95 +24,95 @@ class Shape:
 
     shape: tuple[int, ...]
     dtype: str
-    trace: Trace | None = None
+    trace: CallTracer | None = None
     call: int | None = None
 
-    def split(self, sizes: int | Sequence[int], dim: int) -> list[Shape]:
+    def split(self, sizes: int | Sequence[int], dim: int) -> list[SketchTensor]:
         whole = self.shape[dim]
         sizes = [sizes] * (whole // sizes) if isinstance(sizes, int) else sizes
         return [self._of(dim, size) for size in sizes]
 
-    def unflatten(self, dim: int, sizes: tuple[int, int]) -> Shape:
+    def unflatten(self, dim: int, sizes: tuple[int, int]) -> SketchTensor:
         whole = self.shape[dim]
         first, second = (whole // -prod(sizes) if size == -1 else size for size in sizes)
         at = dim % len(self.shape)
         return replace(self, shape=(*self.shape[:at], first, second, *self.shape[at + 1 :]))
 
-    def flatten(self, start: int) -> Shape:
+    def flatten(self, start: int) -> SketchTensor:
         return replace(self, shape=(*self.shape[:start], prod(self.shape[start:])))
 
-    def view(self, first: int, second: int) -> Shape:
+    def view(self, first: int, second: int) -> SketchTensor:
         assert first == -1, "rows of so many elements"
         return replace(self, shape=(prod(self.shape) // second, second))
 
-    def __getitem__(self, index: slice | tuple[slice | int, ...]) -> Shape:
+    def __getitem__(self, index: slice | tuple[slice | int, ...]) -> SketchTensor:
         each = index if isinstance(index, tuple) else (index,)
         lengths = [len(range(size)[at]) for at, size in zip(each, self.shape, strict=False) if isinstance(at, slice)]
         return replace(self, shape=(*lengths, *self.shape[len(each) :]))
 
-    def __setitem__(self, _: slice, value: Shape) -> None:
+    def __setitem__(self, _: slice, value: SketchTensor) -> None:
         self._traced.note("copy_", (self, value), self)
 
-    def new_empty(self, shape: tuple[int, ...]) -> Shape:
+    def new_empty(self, shape: tuple[int, ...]) -> SketchTensor:
         return self._traced.note("new_empty", (), shape, self.dtype)
 
-    def __sub__(self, _: int) -> Shape:
+    def __sub__(self, _: int) -> SketchTensor:
         return self
 
-    def __add__(self, other: Shape) -> Shape:
+    def __add__(self, other: SketchTensor) -> SketchTensor:
         return self._traced.note("add", (self, other), self.shape, self.dtype)
 
-    def __mul__(self, other: float | Shape) -> Shape:
+    def __mul__(self, other: float | SketchTensor) -> SketchTensor:
         return self._traced.note("mul", (self, other), self.shape, self.dtype)
 
-    def sigmoid(self) -> Shape:
+    def sigmoid(self) -> SketchTensor:
         return self._computed("sigmoid", self.dtype)
 
-    def unbind(self, dim: int) -> tuple[Shape, ...]:
+    def unbind(self, dim: int) -> tuple[SketchTensor, ...]:
         return (replace(self, shape=(*self.shape[:dim], *self.shape[dim + 1 :])),) * self.shape[dim]
 
-    def to(self, dtype: str) -> Shape:
+    def to(self, dtype: str) -> SketchTensor:
         return self if dtype == self.dtype else self._computed("to", dtype, casts_from=self.dtype)
 
-    def _of(self, dim: int, size: int) -> Shape:
+    def _of(self, dim: int, size: int) -> SketchTensor:
         at = dim % len(self.shape)
         return replace(self, shape=(*self.shape[:at], size, *self.shape[at + 1 :]))
 
-    def _computed(self, operation: str, dtype: str, casts_from: str | None = None) -> Shape:
+    def _computed(self, operation: str, dtype: str, casts_from: str | None = None) -> SketchTensor:
         return self._traced.note(operation, (self,), self.shape, dtype, casts_from)
 
     @property
-    def _traced(self) -> Trace:
+    def _traced(self) -> CallTracer:
         assert self.trace is not None, "a weight takes part in no calculation but a kernel's"
         return self.trace
 
 
-class Trace:
+class CallTracer:
     """Record of the calls of a forward pass, in place of the tap of the model's kernels."""
 
     def __init__(self) -> None:
-        self._calls: list[Call] = []
+        self._calls: list[TraceCall] = []
         self._part: str | None = None
         self._parts = 0
 
-    def input(self, shape: tuple[int, ...], dtype: str) -> Shape:
+    def input(self, shape: tuple[int, ...], dtype: str) -> SketchTensor:
         """Return an input of the pass, which none of its calls computes."""
-        return Shape(shape, dtype, self)
+        return SketchTensor(shape, dtype, self)
 
-    def run(self, forward: Callable[[], Shape]) -> Calls:
+    def run(self, forward: Callable[[], SketchTensor]) -> CallTrace:
         """Return the calls of `forward`, and which of them gives its result."""
         self._calls = []
         result = forward()
         assert result.call is not None, "a pass computes its result"
-        return Calls(tuple(self._calls), result.call)
+        return CallTrace(tuple(self._calls), result.call)
 
-    def kernel(self, name: str, *args: Any, **kwargs: Any) -> Shape:
+    def kernel(self, name: str, *args: Any, **kwargs: Any) -> SketchTensor:
         """Return the result of an operation, by the rule of its row."""
         result = OPERATIONS[name].result(*args, **kwargs)
         given = (*args, *kwargs.values())
-        return self.note(name, given, *((result,) if isinstance(result, Shape) else result))
+        return self.note(name, given, *((result,) if isinstance(result, SketchTensor) else result))
 
-    def split(self, name: str, function: Callable[..., Shape], tensors: tuple[Shape, ...], *others: Any) -> Shape:
+    def split(self, name: str, function: Callable[..., SketchTensor], tensors: tuple[SketchTensor, ...], *others: Any) -> SketchTensor:
         """Record the calls of a part of a layer as such."""
         self._part, self._parts = name, self._parts + 1
         result = function(*tensors, *others)
@@ -123,21 +123,21 @@ class Trace:
         self,
         operation: str,
         args: Sequence[Any],
-        result: Shape | tuple[int, ...],
+        result: SketchTensor | tuple[int, ...],
         dtype: str = "model",
         casts_from: str | None = None,
-    ) -> Shape:
+    ) -> SketchTensor:
         """Record a call and return its result: `result` itself if that is an argument, else a new one of that shape."""
-        reads = tuple(dict.fromkeys(arg.call for arg in args if isinstance(arg, Shape) and arg.call is not None))
-        elements = 0 if isinstance(result, Shape) else prod(result)
-        self._calls.append(Call(operation, elements, dtype, reads, self._part, self._parts, casts_from))
-        return result if isinstance(result, Shape) else Shape(result, dtype, self, len(self._calls) - 1)
+        reads = tuple(dict.fromkeys(arg.call for arg in args if isinstance(arg, SketchTensor) and arg.call is not None))
+        elements = 0 if isinstance(result, SketchTensor) else prod(result)
+        self._calls.append(TraceCall(operation, elements, dtype, reads, self._part, self._parts, casts_from))
+        return result if isinstance(result, SketchTensor) else SketchTensor(result, dtype, self, len(self._calls) - 1)
 
 
 class SketchedOps(Operations):
     """Stand-in for the kernels that records each call."""
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: CallTracer) -> None:
         vars(self).update({name: partial(trace.kernel, name) for name in OPERATIONS})
         self.tap = trace
 
@@ -150,7 +150,7 @@ class Sketch:
 
     def __init__(self, ranks: int = 1) -> None:
         self.rank = Rank(0, ranks)
-        self.trace = Trace()
+        self.trace = CallTracer()
         self.ops: Any = SketchedOps(self.trace)
 
     def weight(self, row: Weight) -> Any:

@@ -40,7 +40,7 @@ class PrefillRows:
     """Further states to keep: (row, offset, slot)."""
 
 
-def advance_rows(
+def run_state_rows(
     step: StepInputs,
     parts: Sequence[torch.Tensor],
     update: Callable[..., torch.Tensor],

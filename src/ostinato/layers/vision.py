@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ostinato.layers.linear import Linear
-from ostinato.layers.module import Builder, Module, ModuleList
+from ostinato.layers.module import ModelBuilder, Module, ModuleList
 from ostinato.layers.norm import LayerNorm
 from ostinato.layers.rotary import AxialRotary
 from ostinato.plan.vision import VisionSpec
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 NORM_EPS = 1e-6
 
 
-def linear(build: Builder, in_size: int, out_size: int, stored_shape: tuple[int, ...] = ()) -> Linear:
+def linear(build: ModelBuilder, in_size: int, out_size: int, stored_shape: tuple[int, ...] = ()) -> Linear:
     """Return a linear layer with a bias.
 
     The encoder's weights stay in the model's dtype even if the text part's are quantised.
@@ -32,7 +32,7 @@ def linear(build: Builder, in_size: int, out_size: int, stored_shape: tuple[int,
 class PatchEmbedding(Module):
     """Matmul with the patch as one vector; in checkpoints a convolution [hidden, channels, time, height, width]."""
 
-    def __init__(self, build: Builder, vision: VisionSpec) -> None:
+    def __init__(self, build: ModelBuilder, vision: VisionSpec) -> None:
         super().__init__()
         kernel = (vision.in_channels, vision.temporal_patch_size, vision.patch_size, vision.patch_size)
         self.proj = linear(build, vision.patch_elements, vision.hidden_size, (vision.hidden_size, *kernel))
@@ -45,20 +45,20 @@ class PatchEmbedding(Module):
 class PositionEmbedding(Module):
     """Learned embeddings of a square grid; a patch takes a bilinear sum of four neighbours."""
 
-    def __init__(self, build: Builder, count: int, hidden_size: int) -> None:
+    def __init__(self, build: ModelBuilder, count: int, hidden_size: int) -> None:
         super().__init__()
         self.op = build.ops.weighted_embedding
-        self.weight = self.own(build, "weight", count, hidden_size, role="embedding")
+        self.weight = self.declare(build, "weight", count, hidden_size, role="embedding")
 
-    def forward(self, taps: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    def forward(self, position_ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Sum embeddings in float32: `taps` [patches, 4] int64, `weights` [patches, 4] float32 -> [patches, hidden]."""
-        return self.op(taps, weights, self.weight)
+        return self.op(position_ids, weights, self.weight)
 
 
 class EncoderAttention(Module):
     """Attention within an image, with rotated queries and keys, and the residual."""
 
-    def __init__(self, build: Builder, size: int, num_heads: int) -> None:
+    def __init__(self, build: ModelBuilder, size: int, num_heads: int) -> None:
         super().__init__()
         self.ops = build.ops
         self.num_heads = num_heads
@@ -79,7 +79,7 @@ class EncoderAttention(Module):
 class EncoderMLP(Module):
     """linear_fc2(activation(linear_fc1(x))) + residual."""
 
-    def __init__(self, build: Builder, size: int, inner_size: int, activation: str) -> None:
+    def __init__(self, build: ModelBuilder, size: int, inner_size: int, activation: str) -> None:
         super().__init__()
         self.activation = activation
         self.linear_fc1 = linear(build, size, inner_size)
@@ -93,7 +93,7 @@ class EncoderMLP(Module):
 class EncoderBlock(Module):
     """Attention, then the MLP, each on a norm of the residual stream and added to it."""
 
-    def __init__(self, build: Builder, vision: VisionSpec, activation: str) -> None:
+    def __init__(self, build: ModelBuilder, vision: VisionSpec, activation: str) -> None:
         super().__init__()
         size = vision.hidden_size
         self.norm1 = LayerNorm(build, size, NORM_EPS)
@@ -107,13 +107,13 @@ class EncoderBlock(Module):
         return self.mlp(self.norm2(x), x)
 
 
-class Merger(Module):
+class PatchMerger(Module):
     """Merger of neighbouring patches, side by side, into one token of the text part.
 
     `norms_merged`: the norm is over all of them together, as in DeepStack's.
     """
 
-    def __init__(self, build: Builder, vision: VisionSpec, norms_merged: bool) -> None:
+    def __init__(self, build: ModelBuilder, vision: VisionSpec, norms_merged: bool) -> None:
         super().__init__()
         self.size, self.norms_merged = vision.patches_per_token * vision.hidden_size, norms_merged
         self.norm = LayerNorm(build, self.size if norms_merged else vision.hidden_size, NORM_EPS)
@@ -132,15 +132,15 @@ class VisionEncoder(Module):
     The mergers take the output of the last block and of the blocks for DeepStack.
     """
 
-    def __init__(self, build: Builder, vision: VisionSpec, theta: float, activation: str) -> None:
+    def __init__(self, build: ModelBuilder, vision: VisionSpec, theta: float, activation: str) -> None:
         super().__init__()
         self.dtype, self.stack = build.dtype, build.stack
         self.deepstack_layers = vision.deepstack_layers
         self.patch_embed = PatchEmbedding(build, vision)
         self.pos_embed = PositionEmbedding(build, vision.num_positions, vision.hidden_size)
         self.blocks = ModuleList(EncoderBlock(build, vision, activation) for _ in range(vision.num_layers))
-        self.merger = Merger(build, vision, norms_merged=False)
-        self.deepstack_merger_list = ModuleList(Merger(build, vision, True) for _ in vision.deepstack_layers)
+        self.merger = PatchMerger(build, vision, norms_merged=False)
+        self.deepstack_merger_list = ModuleList(PatchMerger(build, vision, True) for _ in vision.deepstack_layers)
         # One pair of a head's quarters is rotated by the rows, the other pair by the columns.
         quarter = vision.hidden_size // vision.num_heads // 4
         frequencies = [theta ** (-i / quarter) for i in range(quarter)]

@@ -13,7 +13,7 @@ from PIL import Image
 
 from ostinato.errors import Remedy, RequestError
 from ostinato.media.item import MediaItem
-from ostinato.media.load import Sources, load_image
+from ostinato.media.load import MediaSources, load_image
 from ostinato.media.messages import MediaError, MediaPart, Message, split_media, texts
 from ostinato.media.processor import Video, process_image, process_video
 from ostinato.media.prompt import Encode, MediaPrompt, Placeholders, media_prompt, placeholders
@@ -57,7 +57,7 @@ class MediaInput:
     settings: MediaSettings
     placeholders: Placeholders
     encode: Encode
-    sources: Sources
+    sources: MediaSources
     max_item_tokens: int
     """Largest number of tokens of an image, or of one temporal patch of a video, without pruning."""
     max_prompt_tokens: int
@@ -164,7 +164,7 @@ def load_media_input(
         load_media_settings(directory, vision),
         placeholders(tokenizer.token_text, encode, vision),
         encode,
-        Sources(files=True, remote=remote),
+        MediaSources(files=True, remote=remote),
         max_item_tokens=plan.encoder.max_item_tokens,
         max_prompt_tokens=plan.settings.max_model_len,
         pruning_rate=plan.encoder.video_pruning_rate,

@@ -16,7 +16,7 @@ from urllib.parse import unquote, unquote_to_bytes, urlsplit
 import numpy as np
 from PIL import Image, ImageOps
 
-from ostinato.errors import Remedy, RequestError, reason
+from ostinato.errors import Remedy, RequestError, os_error_text
 from ostinato.media.header import size_of
 from ostinato.media.sizes import check_proportions
 
@@ -59,7 +59,7 @@ class PixelMeter:
 
 
 @dataclass(frozen=True)
-class Sources:
+class MediaSources:
     """Places that images may come from, besides the request itself."""
 
     files: bool
@@ -72,7 +72,7 @@ class Sources:
     meter: PixelMeter = field(default_factory=PixelMeter)
 
 
-def load_image(source: Any, sources: Sources) -> Image.Image:
+def load_image(source: Any, sources: MediaSources) -> Image.Image:
     """Load an image from a path, a URL, the bytes of a file, a PIL image or an array.
 
     URLs are `data:`, `http(s):` or `file:`; arrays are [height, width, 3] uint8. Transparent parts become white, 16-bit
@@ -129,7 +129,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def _opened(content: bytes, sources: Sources) -> Image.Image:
+def _opened(content: bytes, sources: MediaSources) -> Image.Image:
     size = size_of(content)
     if size is not None:
         check_size(*size, sources.max_pixels)  # some decoders take memory for all pixels as soon as they see a file
@@ -143,7 +143,7 @@ def _opened(content: bytes, sources: Sources) -> Image.Image:
     return _decoded(image, sources)
 
 
-def _decoded(image: Image.Image, sources: Sources) -> Image.Image:
+def _decoded(image: Image.Image, sources: MediaSources) -> Image.Image:
     check_size(*image.size, sources.max_pixels)
     # A JPEG of a telephone may hold previews behind its photograph, which is no animation.
     if image.format != "MPO" and getattr(image, "is_animated", False):
@@ -188,7 +188,7 @@ def _of_data_url(url: str) -> bytes:
         raise RequestError("a data: URL of an image is not valid base64, or not valid text") from None
 
 
-def _fetched(url: str, sources: Sources) -> bytes:
+def _fetched(url: str, sources: MediaSources) -> bytes:
     if not sources.remote:
         raise RequestError(
             "an image is not fetched by http unless allow_remote_images is set; give it as a data: URL",
@@ -197,7 +197,7 @@ def _fetched(url: str, sources: Sources) -> bytes:
     return sources.fetch(url)
 
 
-def _read(source: str | os.PathLike[str], sources: Sources) -> bytes:
+def _read(source: str | os.PathLike[str], sources: MediaSources) -> bytes:
     if not sources.files:
         raise RequestError("an image is given as a data: URL, such as data:image/png;base64,...; files are not read")
     path = Path(source)
@@ -205,7 +205,7 @@ def _read(source: str | os.PathLike[str], sources: Sources) -> bytes:
         with path.open("rb") as file:
             content = file.read(MAX_FILE_BYTES + 1)  # a pipe or a device may have no end
     except (OSError, ValueError) as error:
-        raise RequestError(f"the image {_shown(path)} cannot be read: {reason(error)}") from None
+        raise RequestError(f"the image {_shown(path)} cannot be read: {os_error_text(error)}") from None
     if len(content) > MAX_FILE_BYTES:
         raise RequestError(f"the image {_shown(path)} is larger than {MAX_FILE_BYTES} bytes; make it smaller")
     return content

@@ -11,7 +11,7 @@ from ostinato.media.settings import PixelSettings
 
 LOW_PIXELS = 512 * 512
 """Largest number of pixels of an image with the detail `low`."""
-MOST_PIXELS = 2**50
+MAX_PIXELS = 2**50
 """Largest limit that a message may name: more pixels than any image has, and few enough to compute with."""
 _DETAILS = ("auto", "high", "low")
 _KEYS: dict[str, tuple[str, ...]] = {
@@ -149,6 +149,6 @@ def _url(value: Any, where: str) -> tuple[Any, Any]:
 
 
 def _pixels(value: Any, name: str, where: str) -> int | None:
-    if value is not None and (type(value) is not int or not 1 <= value <= MOST_PIXELS):
-        raise MediaError(where, f"{name} {str(value)[:100]!r} should be a whole number from 1 to {MOST_PIXELS}")
+    if value is not None and (type(value) is not int or not 1 <= value <= MAX_PIXELS):
+        raise MediaError(where, f"{name} {str(value)[:100]!r} should be a whole number from 1 to {MAX_PIXELS}")
     return value

@@ -20,7 +20,7 @@ TokenText = Callable[[int], str | None]
 """Function from a token id to its text."""
 
 
-class PlacedItem(NamedTuple):
+class MediaPlacement(NamedTuple):
     """An item, and the tokens `start` to `end - 1` of a prompt that stand for it."""
 
     start: int
@@ -34,7 +34,7 @@ class MediaPrompt:
 
     token_ids: list[int]
     """Token ids of the prompt, with one token for each token of an item."""
-    spans: tuple[PlacedItem, ...]
+    spans: tuple[MediaPlacement, ...]
     """Items by position. Items without tokens are left out."""
     rope: RopePositions
 
@@ -46,7 +46,7 @@ class MediaPrompt:
         return [_in_chain(placed, cache_salt) for placed in self.spans]
 
 
-def _in_chain(placed: PlacedItem, cache_salt: str | None) -> MediaSpan:
+def _in_chain(placed: MediaPlacement, cache_salt: str | None) -> MediaSpan:
     digest = placed.item.digest
     if cache_salt is not None:
         digest = hashlib.blake2b(f"{digest} {cache_salt}".encode(), digest_size=32).hexdigest()
@@ -97,12 +97,12 @@ def media_prompt(
     """
     expanded, items = _expanded(text, media, own)
     token_ids: list[int] = []
-    placed: list[PlacedItem] = []
+    placed: list[MediaPlacement] = []
     waiting = iter(items)
     for token_id in encode(expanded):
         if token_id in (vision.image_token_id, vision.video_token_id):
             item = next(waiting)
-            placed.append(PlacedItem(len(token_ids), len(token_ids) + item.num_tokens, item))
+            placed.append(MediaPlacement(len(token_ids), len(token_ids) + item.num_tokens, item))
             token_ids += [token_id] * item.num_tokens
         else:
             token_ids.append(token_id)

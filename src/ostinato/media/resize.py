@@ -16,7 +16,7 @@ NEAREST, LANCZOS, BILINEAR, BICUBIC = 0, 1, 2, 3
 ROWS = 16
 """Rows that are computed together: few enough for a core's own cache, many enough to be worth the calls."""
 
-MOST_BITS = 22
+MAX_BITS = 22
 """Most fractional bits of a weight: a weighted pixel, and a sum of them, fit into int32."""
 
 
@@ -87,7 +87,7 @@ def _taps(size: int, new_size: int, resample: int) -> tuple[np.ndarray, np.ndarr
     weights = np.where(taps < (ends - starts)[:, None], filter_of(distances), 0.0)
     weights /= np.cumsum(weights, axis=1)[:, -1:]  # added up one by one, as a sum in pairs would round differently
     largest, bits = float(weights.max()), 0
-    while bits < MOST_BITS and int(0.5 + largest * (2 << bits)) < 1 << 15:
+    while bits < MAX_BITS and int(0.5 + largest * (2 << bits)) < 1 << 15:
         bits += 1
     # Round halves away from zero.
     return starts, np.trunc(weights * (1 << bits) + np.copysign(0.5, weights)).astype(np.int32), bits

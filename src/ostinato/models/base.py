@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from ostinato.layers.linear import Embedding, Linear, Matrix
-from ostinato.layers.module import Builder, Module, ModuleList
+from ostinato.layers.linear import Embedding, Linear, QuantizableMatrix
+from ostinato.layers.module import ModelBuilder, Module, ModuleList
 from ostinato.layers.norm import RMSNorm
 from ostinato.layers.rotary import Rotary
 from ostinato.plan.cuts import Rank, vocabulary_part
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
 
     from ostinato.layers.vision import VisionEncoder
-    from ostinato.ops.step import LayerMemory, StepInputs
+    from ostinato.ops.step import LayerCache, StepInputs
 
 
 class Backbone(Module):
@@ -26,7 +26,7 @@ class Backbone(Module):
 
     def __init__(
         self,
-        build: Builder,
+        build: ModelBuilder,
         spec: ModelSpec,
         make_block: Callable[[LayerSpec], Module],
         norm_eps: float,
@@ -43,7 +43,7 @@ class Backbone(Module):
         self.norm = RMSNorm(build, spec.hidden_size, norm_eps, norm_plus_one)
         self.rotary = Rotary(build, spec.rope) if spec.rope is not None and spec.rope.sections is None else None
 
-    def forward(self, step: StepInputs, memory: Sequence[LayerMemory]) -> torch.Tensor:
+    def forward(self, step: StepInputs, memory: Sequence[LayerCache]) -> torch.Tensor:
         """Compute the final normed hidden states of a step, [tokens, hidden]."""
         x = self.embed_tokens(step.token_ids)
         angles = self.rotary(step.positions) if self.rotary is not None else None
@@ -63,13 +63,13 @@ class PredictionHead(Module, ABC):
     blocks: ModuleList[Module]
     """Layers of the head."""
 
-    def __init__(self, build: Builder) -> None:
+    def __init__(self, build: ModelBuilder) -> None:
         super().__init__()
         self.tap, self.token_shift = build.ops.tap, build.ops.token_shift
 
     @abstractmethod
     def forward(
-        self, hidden: torch.Tensor, embedded: torch.Tensor, step: StepInputs, memory: Sequence[LayerMemory]
+        self, hidden: torch.Tensor, embedded: torch.Tensor, step: StepInputs, memory: Sequence[LayerCache]
     ) -> torch.Tensor:
         """Return the input of the LM head, and the hidden state for the next, deeper draft.
 
@@ -79,8 +79,8 @@ class PredictionHead(Module, ABC):
         """
 
     @abstractmethod
-    def follow(
-        self, hidden: torch.Tensor, embedded: torch.Tensor, step: StepInputs, memory: Sequence[LayerMemory]
+    def update_head_cache(
+        self, hidden: torch.Tensor, embedded: torch.Tensor, step: StepInputs, memory: Sequence[LayerCache]
     ) -> None:
         """Update the head's cache for the step's tokens from the model's new hidden states.
 
@@ -88,14 +88,14 @@ class PredictionHead(Module, ABC):
         first), and the last hidden state of each row.
         """
 
-    def before(self, hidden: torch.Tensor, step: StepInputs, memory: LayerMemory) -> torch.Tensor:
+    def previous_hidden(self, hidden: torch.Tensor, step: StepInputs, memory: LayerCache) -> torch.Tensor:
         """Return the model's hidden state before each token, from those that it has just computed.
 
         Both are [tokens, hidden]. The last hidden state of each row goes to `memory`.
         """
         return self.tap.split("state", self._shift, (hidden,), step, memory)
 
-    def _shift(self, hidden: torch.Tensor, step: StepInputs, memory: LayerMemory) -> torch.Tensor:
+    def _shift(self, hidden: torch.Tensor, step: StepInputs, memory: LayerCache) -> torch.Tensor:
         return self.token_shift(
             hidden,
             memory.states["hidden"],
@@ -117,7 +117,7 @@ class CausalLM(Module, ABC):
     transposable: tuple[str, ...] = ()
     """Name suffixes of stacks of matrices that a checkpoint may store transposed. Their shape tells it."""
 
-    def __init__(self, build: Builder, spec: ModelSpec, logits_multiplier: float = 1.0) -> None:
+    def __init__(self, build: ModelBuilder, spec: ModelSpec, logits_multiplier: float = 1.0) -> None:
         super().__init__()
         self.build = build
         self.spec = spec
@@ -150,18 +150,18 @@ class CausalLM(Module, ABC):
         return None
 
     @abstractmethod
-    def forward(self, step: StepInputs, memory: Sequence[LayerMemory]) -> torch.Tensor:
+    def forward(self, step: StepInputs, memory: Sequence[LayerCache]) -> torch.Tensor:
         """Compute one step -> final normed hidden states [tokens, hidden].
 
         It writes keys, values and states of all layers.
         """
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return the logits of hidden states, [positions, hidden] -> [positions, vocab] float32.
 
         If the model is sharded, only the first rank gets all columns.
         """
-        head: Matrix = self.embedding if self.spec.tied_embeddings else self.lm_head
+        head: QuantizableMatrix = self.embedding if self.spec.tied_embeddings else self.lm_head
         scale, out_dtype = self.logits_scale, self.build.float32
         own = self.build.ops.linear(hidden, head.weight, None, None, None, scale, out_dtype, *head.quantization)
         if self.build.rank.of == 1:

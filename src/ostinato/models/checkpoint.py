@@ -14,19 +14,19 @@ from ostinato.config import EngineConfig
 from ostinato.demo import CHECKPOINTS, checkpoint_dir
 from ostinato.errors import ConfigError, ModelError, Remedy
 from ostinato.formats.gguf.names import GATE, UP, checkpoint_name
-from ostinato.formats.gguf.runs import stored_runs
+from ostinato.formats.gguf.runs import find_contiguous_tensors
 from ostinato.formats.gguf.split import all_parts
-from ostinato.formats.parts import gguf_header, is_gguf, read_part
+from ostinato.formats.parts import gguf_header, is_gguf, read_checkpoint_json
 from ostinato.formats.quantization_config import stored_weights
 from ostinato.models.cut_weights import check_quantized_cut, is_cut_between_groups, with_runs_of_rank
 from ostinato.models.given_tokens import with_given_tokens
-from ostinato.models.hub import fetch, gguf_files
+from ostinato.models.hub import fetch_from_hub, gguf_files
 from ostinato.models.named import NAMED, named_file
 from ostinato.models.registry import MODELS, NOT_IMPLEMENTED
-from ostinato.models.table import with_table
+from ostinato.models.table import with_weight_table
 from ostinato.ops.blocks.formats import BLOCK_FORMATS
 from ostinato.plain_data import read_json
-from ostinato.plan.cuts import problems, share_of
+from ostinato.plan.cuts import sharding_problems, shard
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.quantization_setting import with_quantization
 from ostinato.plan.speculation.drafter import with_drafter
@@ -35,7 +35,7 @@ from ostinato.plan.vision import VisionSpec
 CHECKPOINT_FILES = ("*.json", "*.safetensors", "*.jinja")
 TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "*.jinja")
 """Files of a tokenizer and its chat templates."""
-PLANNED_FROM = ("config.json", "processor_config.json", "preprocessor_config.json")
+PLAN_FILES = ("config.json", "processor_config.json", "preprocessor_config.json")
 """Files of a checkpoint that a plan reads."""
 _HUB_ID = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(:(?P<file>(?:\w[\w.+-]*/)*\w[\w.+-]*\.gguf))?")
 """Hub id OWNER/NAME, or with a file OWNER/NAME:FILE.gguf."""
@@ -79,7 +79,7 @@ def resolve_model_dir(
             message += f"; a hub id is OWNER/NAME, the embedded models are {embedded}, others {', '.join(NAMED)}"
         raise ModelError(message)
     if found["file"] is None:
-        directory = fetch(model, revision, files, download_dir)
+        directory = fetch_from_hub(model, revision, files, download_dir)
         wants_config = any(fnmatchcase("config.json", pattern) for pattern in files)
         if wants_config and not (directory / "config.json").is_file() and (held := gguf_files(model, revision)):
             all_of_them = f" (there are {', '.join(held)})" if len(held) > 1 else ""
@@ -88,7 +88,7 @@ def resolve_model_dir(
             )
         return directory
     parts = [str(part) for part in all_parts(Path(found["file"]))]
-    file = fetch(found["name"], revision, tuple(parts), download_dir) / found["file"]
+    file = fetch_from_hub(found["name"], revision, tuple(parts), download_dir) / found["file"]
     if not is_gguf(file):
         held = gguf_files(found["name"], revision)
         also = f"; it holds {', '.join(held)}" if held else ""
@@ -101,7 +101,7 @@ def checkpoint_of(config: EngineConfig, files: tuple[str, ...] = CHECKPOINT_FILE
     return resolve_model_dir(config.model, config.revision, files, config.download_dir)
 
 
-def texts_of(config: EngineConfig, checkpoint: Path) -> Path:
+def tokenizer_source(config: EngineConfig, checkpoint: Path) -> Path:
     """Return the directory or file with the tokenizer and chat template.
 
     It is the `checkpoint`, unless `config` names another. ModelError if that does not exist.
@@ -119,13 +119,13 @@ def load_spec(config: EngineConfig) -> ModelSpec:
 
     It reads only the config.json of each, the size of the smallest image from an image processor's file, and the
     vocabulary of a tokenizer that `config` names. ModelError as `resolve_model_dir`, `read_config`, `model_spec` and
-    `with_smallest_item`; ConfigError as `with_drafter`, `with_quantization`, `with_given_tokens`, `share_of` and
+    `with_smallest_item`; ConfigError as `with_drafter`, `with_quantization`, `with_given_tokens`, `shard` and
     `check_quantized_cut`.
     """
-    directory = checkpoint_of(config, PLANNED_FROM)
+    directory = checkpoint_of(config, PLAN_FILES)
     model = _spec_of(directory)
     if config.tokenizer is not None:
-        model = with_given_tokens(model, config.tokenizer, texts_of(config, directory))
+        model = with_given_tokens(model, config.tokenizer, tokenizer_source(config, directory))
     if model.vision is not None:
         model = replace(model, vision=with_smallest_item(model.vision, directory))
     draft = None
@@ -153,7 +153,7 @@ def _with_draft(config: EngineConfig, model: ModelSpec, draft: ModelSpec | None)
     def attached(draft: ModelSpec | None) -> ModelSpec:
         return with_quantization(config, with_drafter(config, model, draft))
 
-    if draft is not None and model.ranks > 1 and not problems(draft, model.ranks):
+    if draft is not None and model.ranks > 1 and not sharding_problems(draft, model.ranks):
         shared = attached(with_runs_of_rank(_part_of(draft, model.ranks)))
         if shared.drafter is None or shared.drafter.model is None or is_cut_between_groups(shared.drafter.model):
             return shared
@@ -161,14 +161,14 @@ def _with_draft(config: EngineConfig, model: ModelSpec, draft: ModelSpec | None)
 
 
 def _part_of(model: ModelSpec, ranks: int) -> ModelSpec:
-    return with_table(share_of(model, ranks))
+    return with_weight_table(shard(model, ranks))
 
 
 def _spec_of(directory: Path) -> ModelSpec:
     model = model_spec(read_config(directory))
     if not is_gguf(directory):
         return model
-    formats, runs = _stored_formats(directory, model), stored_runs(gguf_header(directory), model)
+    formats, runs = _stored_formats(directory, model), find_contiguous_tensors(gguf_header(directory), model)
     return replace(model, stored_blocks=_stored_blocks(directory), stored_formats=formats, stored_runs=runs)
 
 
@@ -178,7 +178,7 @@ def read_config(directory: Path) -> dict[str, Any]:
     ModelError if it is missing or broken.
     """
     if is_gguf(directory):
-        return read_part(directory, "config.json")
+        return read_checkpoint_json(directory, "config.json")
     path = directory / "config.json"
     if not path.is_file():
         files = sorted(path.name for path in directory.glob("*.gguf"))
@@ -251,7 +251,7 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise ModelError(f"config.json is not one of a {architecture} model: {error}") from error
     _check_sizes(spec)
-    spec = with_table(spec)
+    spec = with_weight_table(spec)
     if stored is None:
         return spec
     if spec.tied_embeddings:

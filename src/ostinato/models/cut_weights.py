@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ostinato.errors import ConfigError, Remedy
 from ostinato.ops.blocks.formats import BLOCK_FORMATS
-from ostinato.plan.cuts import MOST, problems
+from ostinato.plan.cuts import MOST, sharding_problems
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.quantization import AnyQuantization, BlockQuantization, Quantization, spellings
 from ostinato.plan.weights import Weight
@@ -19,7 +19,7 @@ def check_quantized_cut(model: ModelSpec, cut: Callable[[ModelSpec, int], ModelS
     The split must be between groups of elements that share a scale. The error lists numbers of ranks that work. `cut`
     makes one rank's part of a model.
     """
-    chosen, whole = model.quantization, model.whole
+    chosen, whole = model.quantization, model.unsharded
     if chosen is None or whole is None:
         return
     found = _divided(chosen, model)
@@ -28,7 +28,7 @@ def check_quantized_cut(model: ModelSpec, cut: Callable[[ModelSpec, int], ModelS
     own, shared = found
 
     def works(ranks: int) -> bool:
-        return not problems(whole, ranks) and (ranks == 1 or _divided(chosen, cut(whole, ranks)) is None)
+        return not sharding_problems(whole, ranks) and (ranks == 1 or _divided(chosen, cut(whole, ranks)) is None)
 
     name, size = shared.names[0], f"[{shared.out_size}, {shared.in_size}]"
     working = [ranks for ranks in range(1, MOST + 1) if works(ranks)]
@@ -55,7 +55,7 @@ def check_quantized_cut(model: ModelSpec, cut: Callable[[ModelSpec, int], ModelS
 
 def is_cut_between_groups(model: ModelSpec) -> bool:
     """Return whether a rank's part of each matrix is quantised as in the whole model."""
-    return model.quantization is None or model.whole is None or _divided(model.quantization, model) is None
+    return model.quantization is None or model.unsharded is None or _divided(model.quantization, model) is None
 
 
 def _divided(chosen: AnyQuantization, model: ModelSpec) -> tuple[Weight, Weight] | None:
@@ -75,10 +75,10 @@ def _divided(chosen: AnyQuantization, model: ModelSpec) -> tuple[Weight, Weight]
 
 def _pairs(model: ModelSpec) -> Iterator[tuple[Weight, Weight]]:
     """Yield each matrix of one rank with that of the whole model, those of the prediction head included."""
-    assert model.whole is not None, "it is one rank's part"
-    yield from zip(model.table, model.whole.table, strict=True)
-    if model.head is not None and model.whole.head is not None:
-        yield from zip(model.head.table, model.whole.head.table, strict=True)
+    assert model.unsharded is not None, "it is one rank's part"
+    yield from zip(model.table, model.unsharded.table, strict=True)
+    if model.head is not None and model.unsharded.head is not None:
+        yield from zip(model.head.table, model.unsharded.head.table, strict=True)
 
 
 def _of_rows(weight: Weight) -> tuple[int, ...]:

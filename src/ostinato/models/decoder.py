@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ostinato.layers.attention import Attention
 from ostinato.layers.latent_attention import LatentAttention
-from ostinato.layers.module import Builder, Module
+from ostinato.layers.module import ModelBuilder, Module
 from ostinato.layers.norm import RMSNorm
 from ostinato.models.base import Backbone, CausalLM, PredictionHead
 from ostinato.plan.layers import LayerSpec
@@ -17,7 +17,7 @@ from ostinato.plan.model import ModelSpec
 if TYPE_CHECKING:
     import torch
 
-    from ostinato.ops.step import LayerMemory, StepInputs
+    from ostinato.ops.step import LayerCache, StepInputs
 
 
 class Block(Module):
@@ -29,7 +29,7 @@ class Block(Module):
 
     def __init__(
         self,
-        build: Builder,
+        build: ModelBuilder,
         hidden_size: int,
         norm_eps: float,
         *,
@@ -50,7 +50,7 @@ class Block(Module):
         self.experts = experts
 
     def forward(
-        self, x: torch.Tensor, angles: torch.Tensor | None, step: StepInputs, memory: LayerMemory
+        self, x: torch.Tensor, angles: torch.Tensor | None, step: StepInputs, memory: LayerCache
     ) -> torch.Tensor:
         """Apply the block, [tokens, hidden] -> [tokens, hidden]."""
         y = self.input_layernorm(x)
@@ -70,7 +70,7 @@ class MixerBlock(Module):
     """
 
     def __init__(
-        self, build: Builder, hidden_size: int, norm_eps: float, mixer: Module, residual_in_float32: bool
+        self, build: ModelBuilder, hidden_size: int, norm_eps: float, mixer: Module, residual_in_float32: bool
     ) -> None:
         super().__init__()
         self.dtype = build.dtype
@@ -78,7 +78,7 @@ class MixerBlock(Module):
         self.norm = RMSNorm(build, hidden_size, norm_eps)
         self.mixer = mixer
 
-    def forward(self, x: torch.Tensor, _: None, step: StepInputs, memory: LayerMemory) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, _: None, step: StepInputs, memory: LayerCache) -> torch.Tensor:
         """Apply the block, [tokens, hidden] -> [tokens, hidden] in the dtype of the residual stream."""
         # Norms see the residual rounded to the model's dtype; only the sum is kept in float32.
         return self.mixer(self.norm(x.to(self.dtype)), step, memory, x.to(self.residual_dtype))
@@ -89,7 +89,7 @@ class Decoder(CausalLM):
 
     def __init__(
         self,
-        build: Builder,
+        build: ModelBuilder,
         spec: ModelSpec,
         *,
         norm_eps: float,
@@ -123,18 +123,18 @@ class Decoder(CausalLM):
     def head(self) -> PredictionHead | None:
         return self.mtp
 
-    def forward(self, step: StepInputs, memory: Sequence[LayerMemory]) -> torch.Tensor:
+    def forward(self, step: StepInputs, memory: Sequence[LayerCache]) -> torch.Tensor:
         own = len(self.model.layers)
         hidden = self.model(step, memory[:own])
         if self.mtp is not None:
-            self.mtp.follow(hidden, self.embedding(step.token_ids), step, memory[own:])
+            self.mtp.update_head_cache(hidden, self.embedding(step.token_ids), step, memory[own:])
         return hidden
 
 
 class StateSpaceDecoder(Decoder):
     """A pure state-space model, whose checkpoints name the parts differently from those of transformers."""
 
-    def __init__(self, build: Builder, spec: ModelSpec, *, norm_eps: float) -> None:
+    def __init__(self, build: ModelBuilder, spec: ModelSpec, *, norm_eps: float) -> None:
         super().__init__(build, spec, norm_eps=norm_eps, names={"embed_tokens": "embeddings", "norm": "norm_f"})
         self.names = {"model": "backbone"}
 

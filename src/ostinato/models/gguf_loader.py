@@ -12,36 +12,36 @@ from pathlib import Path
 import torch
 
 from ostinato.formats.gguf.blocks import dequantize
-from ostinato.formats.gguf.header import TensorPlace
-from ostinato.formats.gguf.names import GATE, is_changed, is_one_more, pairs_neighbours
-from ostinato.formats.gguf.transforms import half_apart, restored
+from ostinato.formats.gguf.header import GgufTensor
+from ostinato.formats.gguf.names import GATE, is_changed, stores_norm_plus_one, has_adjacent_rope
+from ostinato.formats.gguf.transforms import to_half_split, to_checkpoint_layout
 from ostinato.formats.parts import gguf_header
 from ostinato.layers import pages
-from ostinato.layers.build import BlockView, Target, checkpoint_views
+from ostinato.layers.build import BlockView, WeightTarget, checkpoint_views
 from ostinato.models.base import CausalLM
-from ostinato.models.gguf_places import Place, heads_of, tensors_of_places
-from ostinato.models.shares import Share, shares_of
-from ostinato.ops.blocks.quantizers import BY_TORCH, Quantizers
+from ostinato.models.gguf_places import GgufTarget, num_heads_of, tensors_of_places
+from ostinato.models.shares import TensorShard, tensor_shards
+from ostinato.ops.blocks.quantizers import BY_TORCH, WeightQuantizers
 
 PIECE = 2**21
 """Weights that are dequantized at once."""
 
 
 def load_gguf(
-    model: CausalLM, path: Path, progress: Callable[[int, int], None], quantizers: Quantizers = BY_TORCH
+    model: CausalLM, path: Path, progress: Callable[[int, int], None], quantizers: WeightQuantizers = BY_TORCH
 ) -> None:
     """Load every tensor of the file, and of the files that it was split into, into its target.
 
     ModelError, before anything is read, as `tensors_of_places`.
     """
     header = gguf_header(path)
-    tensors, places, shares = tensors_of_places(model, header, dict(checkpoint_views(model)), shares_of(model))
+    tensors, places, shares = tensors_of_places(model, header, dict(checkpoint_views(model)), tensor_shards(model))
     files = {file: _mapped(file) for file in {tensor.file for tensor in tensors.values()}}
     _map_matrices(model, tensors, files, shares)
     for done, (name, tensor) in enumerate(tensors.items(), start=1):
         rows, place, share = _rows(files[tensor.file], tensor), places[name], shares.get(name)
         if _is_mapped(place):
-            pages.fetch(rows if share is None else share.read(rows))
+            pages.populate_pages(rows if share is None else share.read(rows))
             progress(done, len(tensors))
             continue
         if isinstance(place, list):
@@ -49,13 +49,13 @@ def load_gguf(
                 _put(of_expert, tensor, matrix, None, quantizers, share)
         elif is_changed(tensor.name):
             assert isinstance(place, torch.Tensor), "what belongs to heads is not quantised"
-            values = restored(tensor.name, dequantize(tensor.type, rows))
+            values = to_checkpoint_layout(tensor.name, dequantize(tensor.type, rows))
             place.copy_(values if share is None else share.read(values))
-        elif is_one_more(model.spec.architecture, tensor.name):
+        elif stores_norm_plus_one(model.spec.architecture, tensor.name):
             assert isinstance(place, torch.Tensor), "norms are not quantised"
             place.copy_(dequantize(tensor.type, rows)[0] - 1)
         else:
-            heads = heads_of(model, name) if pairs_neighbours(model.spec.architecture, tensor.name) else None
+            heads = num_heads_of(model, name) if has_adjacent_rope(model.spec.architecture, tensor.name) else None
             _put(rows, tensor, place, heads, quantizers, share)
         pages.drop(rows)
         progress(done, len(tensors))
@@ -63,9 +63,9 @@ def load_gguf(
 
 def _map_matrices(
     model: CausalLM,
-    tensors: Mapping[str, TensorPlace],
+    tensors: Mapping[str, GgufTensor],
     files: Mapping[Path, mmap.mmap],
-    shares: Mapping[str, Share],
+    shares: Mapping[str, TensorShard],
 ) -> None:
     """Point the weights that the plan left without memory at their mapped tensors.
 
@@ -83,7 +83,7 @@ def _map_matrices(
             setattr(module, attribute, mapped.view(weight.shape))
 
 
-def _is_mapped(place: Place) -> bool:
+def _is_mapped(place: GgufTarget) -> bool:
     return isinstance(place, BlockView) and place.bytes.is_meta
 
 
@@ -99,7 +99,7 @@ def _bytes(data: mmap.mmap, begin: int, count: int) -> torch.Tensor:
     return torch.frombuffer(data, dtype=torch.uint8, count=count, offset=begin)
 
 
-def _rows(data: mmap.mmap, tensor: TensorPlace) -> torch.Tensor:
+def _rows(data: mmap.mmap, tensor: GgufTensor) -> torch.Tensor:
     """Return a tensor's rows in the mapped file, [rows, bytes] uint8.
 
     A vector is one row; the rows of experts are concatenated.
@@ -110,11 +110,11 @@ def _rows(data: mmap.mmap, tensor: TensorPlace) -> torch.Tensor:
 
 def _put(
     rows: torch.Tensor,
-    tensor: TensorPlace,
-    place: Target,
+    tensor: GgufTensor,
+    place: WeightTarget,
     heads: int | None,
-    quantizers: Quantizers,
-    share: Share | None,
+    quantizers: WeightQuantizers,
+    share: TensorShard | None,
 ) -> None:
     """Copy or dequantize rows piece by piece into their target, or only the part of `share`.
 
@@ -124,16 +124,16 @@ def _put(
         assert isinstance(place, torch.Tensor), "vectors are not quantised"
         values = dequantize(tensor.type, rows)[0]
         values = values if share is None else share.read(values)
-        place.copy_(values if heads is None else half_apart(values[:, None], heads)[:, 0])
+        place.copy_(values if heads is None else to_half_split(values[:, None], heads)[:, 0])
         return
     if share is not None and not share.cuts_rows:
         rows, share = share.read(rows), None
     stays = isinstance(place, BlockView) and place.name == tensor.type.name
     if share is not None and not stays and not isinstance(place, torch.Tensor):
         # A row's scale comes from the whole row.
-        whole = share.whole_place(place)
+        whole = share.allocate_full(place)
         _put(rows, tensor, whole, heads, quantizers, None)
-        share.cut(whole, place)
+        share.copy_shard(whole, place)
         return
     of_head = 1 if heads is None else len(rows) // heads
     step = max(1, PIECE // tensor.shape[-1] // of_head) * of_head
@@ -142,14 +142,14 @@ def _put(
         if isinstance(place, BlockView) and stays:
             lying = rows[begin : begin + step]
             own = lying if of_bytes is None else of_bytes.read(lying)
-            place.bytes[begin : begin + step] = own if heads is None else half_apart(own, len(own) // of_head)
+            place.bytes[begin : begin + step] = own if heads is None else to_half_split(own, len(own) // of_head)
             pages.drop(lying)
             continue
         values = dequantize(tensor.type, rows[begin : begin + step])
         values = values if share is None else share.read(values)
         if heads is not None:
-            values = half_apart(values, len(values) // of_head)
+            values = to_half_split(values, len(values) // of_head)
         if isinstance(place, torch.Tensor):
             place[begin : begin + step].copy_(values)
         else:
-            place.rows(begin, begin + step).put(values, quantizers)
+            place.rows(begin, begin + step).quantize_into(values, quantizers)

@@ -7,25 +7,25 @@ from collections.abc import Mapping
 import torch
 
 from ostinato.errors import ModelError
-from ostinato.formats.gguf.header import Header, TensorPlace
+from ostinato.formats.gguf.header import Header, GgufTensor
 from ostinato.formats.gguf.names import EACH, GATE, ROPE_FACTORS, UP, checkpoint_name, checkpoint_shape
 from ostinato.formats.gguf.types import SUPPORTED
-from ostinato.layers.build import Target
+from ostinato.layers.build import WeightTarget
 from ostinato.models.base import CausalLM
-from ostinato.models.shares import Share
-from ostinato.models.sources import Mismatch
+from ostinato.models.shares import TensorShard
+from ostinato.models.sources import CheckpointMismatch
 from ostinato.plan.weights import of_all_experts
 
-Place = Target | list[Target]
+GgufTarget = WeightTarget | list[WeightTarget]
 """A weight, or the weights of all experts, one matrix each."""
 
 
 def tensors_of_places(
-    model: CausalLM, header: Header, views: Mapping[str, Target], shares: Mapping[str, Share]
-) -> tuple[dict[str, TensorPlace], dict[str, Place], dict[str, Share]]:
+    model: CausalLM, header: Header, views: Mapping[str, WeightTarget], shares: Mapping[str, TensorShard]
+) -> tuple[dict[str, GgufTensor], dict[str, GgufTarget], dict[str, TensorShard]]:
     """Return the tensor of each target, the targets, and the shares of sharded ones.
 
-    The share of experts is that of each expert's matrix. `shares` are those of `shares_of`. ModelError that lists all
+    The share of experts is that of each expert's matrix. `shares` are those of `tensor_shards`. ModelError that lists all
     tensors missing, left over or of the wrong shape, or tensors of types that are not supported.
     """
     unknown = {each.type.name for each in header.tensors.values() if not each.type.is_supported}
@@ -35,7 +35,7 @@ def tensors_of_places(
     named = {tensor.name: checkpoint_name(model.spec, tensor.name) for tensor in header.tensors.values()}
     places = _places(views, {name for name in named.values() if name is not None})
     parts = {name: part for name, place in places.items() if (part := _share_of(name, place, shares)) is not None}
-    found: dict[str, TensorPlace] = {}
+    found: dict[str, GgufTensor] = {}
     unexpected, misshapen = [], []
     for tensor in header.tensors.values():
         stored_as = named[tensor.name]
@@ -50,13 +50,13 @@ def tensors_of_places(
             found[name] = tensor
     missing = sorted(name for name in places if name not in found)
     if missing or unexpected or misshapen:
-        raise ModelError(Mismatch(missing, sorted(unexpected), misshapen).message(header.path))
+        raise ModelError(CheckpointMismatch(missing, sorted(unexpected), misshapen).message(header.path))
     return found, places, parts
 
 
-def _places(views: Mapping[str, Target], names: set[str]) -> dict[str, Place]:
+def _places(views: Mapping[str, WeightTarget], names: set[str]) -> dict[str, GgufTarget]:
     """Return the targets, with halves if the file has `names` for them, and experts together."""
-    places: dict[str, Place] = {}
+    places: dict[str, GgufTarget] = {}
     for name, view in views.items():
         together = of_all_experts(name)
         if together != name:
@@ -72,28 +72,28 @@ def _places(views: Mapping[str, Target], names: set[str]) -> dict[str, Place]:
     return places
 
 
-def _is_stack(name: str, view: Target) -> bool:
+def _is_stack(name: str, view: WeightTarget) -> bool:
     return len(view.shape) == 3 and not name.endswith((".conv1d.weight", ".conv.weight"))
 
 
-def _rows_of(view: Target, rows: slice) -> Place:
+def _rows_of(view: WeightTarget, rows: slice) -> GgufTarget:
     if len(view.shape) == 3:
         return [_rows_of(_of(view, i), rows) for i in range(view.shape[0])]  # type: ignore[misc]
     return view[rows] if isinstance(view, torch.Tensor) else view.rows(rows.start, rows.stop)
 
 
-def _of(view: Target, i: int) -> Target:
+def _of(view: WeightTarget, i: int) -> WeightTarget:
     return view[i] if isinstance(view, torch.Tensor) else view.of(i)
 
 
-def _shape(place: Place, part: Share | None) -> tuple[int, ...]:
+def _shape(place: GgufTarget, part: TensorShard | None) -> tuple[int, ...]:
     """Return the shape of the whole tensor; `place` may be one rank's part."""
     first = place[0] if isinstance(place, list) else place
     shape = tuple(first.shape) if part is None else part.shape
     return (len(place), *shape) if isinstance(place, list) else shape
 
 
-def _share_of(name: str, place: Place, shares: Mapping[str, Share]) -> Share | None:
+def _share_of(name: str, place: GgufTarget, shares: Mapping[str, TensorShard]) -> TensorShard | None:
     half = next((i for i, end in enumerate((GATE, UP)) if name.endswith(end)), None)
     share = shares.get(name.removesuffix(GATE).removesuffix(UP).replace(EACH, "0"))
     if share is not None and isinstance(place, list) and len(share.shape) == 3:
@@ -101,7 +101,7 @@ def _share_of(name: str, place: Place, shares: Mapping[str, Share]) -> Share | N
     return share if share is None or half is None else share.of_half(half)
 
 
-def heads_of(model: CausalLM, name: str) -> int:
+def num_heads_of(model: CausalLM, name: str) -> int:
     """Return the number of heads of the queries or keys that a tensor makes."""
     attention = next(layer.attention for layer in model.spec.layers if layer.attention is not None)
     return attention.num_heads if ".q_proj." in name else attention.num_kv_heads

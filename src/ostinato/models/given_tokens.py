@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ostinato.errors import ConfigError, Remedy
-from ostinato.formats.parts import is_gguf, read_part
+from ostinato.formats.parts import is_gguf, read_checkpoint_json
 from ostinato.plan.model import ModelSpec
 
 
@@ -16,7 +16,7 @@ def with_given_tokens(model: ModelSpec, tokenizer: str, place: Path) -> ModelSpe
 
     ConfigError if there is no tokenizer, or it has ids that the model does not know; ModelError if it is damaged.
     """
-    ids = _ids(read_part(place, "tokenizer.json"))
+    ids = _ids(read_checkpoint_json(place, "tokenizer.json"))
     if not ids:
         where = place if is_gguf(place) else place / "tokenizer.json"
         raise ConfigError(

@@ -13,14 +13,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ostinato.errors import ConfigError, ModelError, Remedy, reason
+from ostinato.errors import ConfigError, ModelError, Remedy, os_error_text
 from ostinato.models.hub_parts import fetch_large
 
 SECOND_COPIES = ("original/*", "consolidated*")
 """Patterns of second copies of the weights in their author's own format, which some repositories have."""
 
 
-def fetch(model: str, revision: str | None, files: tuple[str, ...], download_dir: str | None) -> Path:
+def fetch_from_hub(model: str, revision: str | None, files: tuple[str, ...], download_dir: str | None) -> Path:
     """Return the directory with the files of the hub id `model` that match the patterns `files`.
 
     Files that are not in the cache are fetched from the hub, with progress bars on a terminal. ModelError if that
@@ -91,12 +91,12 @@ def _explained(
         )
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return ModelError(
-            f"{model} cannot be kept: {reason(error)}. Give another place by --download-dir, or make room: "
+            f"{model} cannot be kept: {os_error_text(error)}. Give another place by --download-dir, or make room: "
             f"`{in_cache}` lists what is here, and `hf cache rm` removes it"
         )
     if isinstance(error, OSError) and error.errno is not None and error.filename is not None:
         return ModelError(
-            f"{model} cannot be kept in {error.filename}: {reason(error)}; give another place by --download-dir"
+            f"{model} cannot be kept in {error.filename}: {os_error_text(error)}; give another place by --download-dir"
         )
     return ModelError(
         f"{begin} it could not be fetched from the hub: {_root(error)}. The same command, given again, goes on where "

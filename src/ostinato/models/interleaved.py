@@ -10,15 +10,15 @@ from ostinato.layers import pages
 from ostinato.layers.module import Module
 
 
-def bring_together(model: Module) -> None:
-    """Reorder the rows of each `interleaved` weight as its row of the weight table says.
+def deinterleave(model: Module) -> None:
+    """Reorder the rows of each `row_interleave` weight as its row of the weight table says.
 
     A row's scales, or its blocks, move with it. One weight at a time takes its memory twice.
     """
     for module, attribute, row in model.weights():
-        if not row.interleaved:
+        if not row.row_interleave:
             continue
-        order = together(row.shape[0], row.interleaved)
+        order = deinterleaved_index(row.shape[0], row.row_interleave)
         for each in (attribute, "weight_scale"):
             tensor = getattr(module, each, None)
             if tensor is None:
@@ -26,8 +26,8 @@ def bring_together(model: Module) -> None:
             assert tensor.shape[0] == row.shape[0], "the rows of one tensor of a checkpoint have one format"
             ordered = pages.empty(*tensor.shape, dtype=tensor.dtype, device=tensor.device)
             torch.index_select(tensor, 0, order.to(tensor.device), out=ordered)
-            if row.turns_first:
-                transpose_first(ordered, row.interleaved)
+            if row.first_part_transposed:
+                transpose_first(ordered, row.row_interleave)
             setattr(module, each, ordered)
 
 
@@ -38,7 +38,7 @@ def transpose_first(ordered: torch.Tensor, sizes: Sequence[int]) -> None:
         matrix.view(-1).copy_(matrix.t().flatten())
 
 
-def together(rows: int, sizes: Sequence[int]) -> torch.Tensor:
+def deinterleaved_index(rows: int, sizes: Sequence[int]) -> torch.Tensor:
     """Return the old index of each of `rows` rows when interleaved parts of these `sizes` are grouped, [rows] int64.
 
     The rows of the first part come first.

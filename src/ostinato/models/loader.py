@@ -13,16 +13,16 @@ import torch
 from ostinato.errors import ModelError
 from ostinato.formats.parts import is_gguf
 from ostinato.layers import pages
-from ostinato.layers.build import BlockView, Build, QuantizedView, Target, checkpoint_views
+from ostinato.layers.build import BlockView, WeightAllocator, QuantizedView, WeightTarget, checkpoint_views
 from ostinato.models.base import CausalLM
 from ostinato.models.gguf_loader import load_gguf
-from ostinato.models.interleaved import bring_together
+from ostinato.models.interleaved import deinterleave
 from ostinato.models.registry import make_model
-from ostinato.models.shares import shares_of
-from ostinato.models.sources import Source, find_sources, names_in, opened
+from ostinato.models.shares import tensor_shards
+from ostinato.models.sources import TensorSource, find_sources, names_in, opened
 from ostinato.models.stored_loader import put_stored, tensors_of
 from ostinato.ops import int8
-from ostinato.ops.blocks.quantizers import BY_TORCH, Quantizers
+from ostinato.ops.blocks.quantizers import BY_TORCH, WeightQuantizers
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.stored_weights import StoredWeights
 
@@ -36,12 +36,12 @@ Parameters = Mapping[int, torch.Tensor]
 """Weights by their start address."""
 
 
-def build_model(build: Build, spec: ModelSpec) -> CausalLM:
+def build_model(build: WeightAllocator, spec: ModelSpec) -> CausalLM:
     """Build the model of `spec`, with weights allocated on `build.device` and not yet written."""
     if spec.quantization is None:
         return make_model(build, spec)
-    model = make_model(build.deferring(), spec)
-    build.place_matrices(model, spec.quantization)
+    model = make_model(build.with_deferred_matrices(), spec)
+    build.allocate_matrices(model, spec.quantization)
     return model
 
 
@@ -49,7 +49,7 @@ def load_weights(
     model: CausalLM,
     directory: Path,
     progress: Callable[[int, int], None] = lambda done, total: None,
-    quantizers: Quantizers = BY_TORCH,
+    quantizers: WeightQuantizers = BY_TORCH,
 ) -> None:
     """Load every tensor of the checkpoint, a directory or a GGUF file, into its target, in the target's dtype.
 
@@ -60,11 +60,11 @@ def load_weights(
     """
     if is_gguf(directory):
         load_gguf(model, directory, progress, quantizers)
-        bring_together(model)
+        deinterleave(model)
         return
     files = checkpoint_files(directory)
     names = names_in(model, files)
-    places, shares = dict(checkpoint_views(model, found=names)), shares_of(model, names)
+    places, shares = dict(checkpoint_views(model, found=names)), tensor_shards(model, names)
     sources, mismatch = find_sources(model, files, places, shares)
     if mismatch:
         raise ModelError(mismatch.message(directory))
@@ -89,9 +89,9 @@ def load_weights(
                 tensor = tensors.get_tensor(source_name)
                 if share is not None:
                     # A row's scale comes from the whole row.
-                    whole = share.whole_place(place)
+                    whole = share.allocate_full(place)
                     _put(source, tensor, name, whole, stored, parameters, quantizers)
-                    share.cut(whole, place)
+                    share.copy_shard(whole, place)
                 elif is_plain and isinstance(place, torch.Tensor) and _stays_mapped(tensor, place, parameters):
                     pass
                 elif is_plain and isinstance(place, torch.Tensor) and _has_its_bytes(tensor, place):
@@ -104,17 +104,17 @@ def load_weights(
             for _ in _copied(as_they_are):
                 done += 1
                 progress(done, len(sources))
-    bring_together(model)
+    deinterleave(model)
 
 
 def _put(
-    source: Source,
+    source: TensorSource,
     tensor: torch.Tensor,
     name: str,
-    place: Target,
+    place: WeightTarget,
     stored: StoredWeights | None,
     parameters: Parameters,
-    quantizers: Quantizers,
+    quantizers: WeightQuantizers,
 ) -> None:
     """Load a tensor of a mapped file, the values of a source, into its target, in whatever form the target has."""
     if source.is_transposed:
@@ -132,11 +132,11 @@ def _put(
         _put_integers(tensor, scale, stored.group_size, place, parameters)
 
 
-def _quantize(tensor: torch.Tensor, place: QuantizedView | BlockView, quantizers: Quantizers) -> None:
+def _quantize(tensor: torch.Tensor, place: QuantizedView | BlockView, quantizers: WeightQuantizers) -> None:
     """Quantise a tensor of a mapped file, or a stack of such, into its target."""
     rows = place.flat()
     for begin, end, source in _pieces(_flat(tensor), PIECE):
-        rows.rows(begin, end).put(source, quantizers)
+        rows.rows(begin, end).quantize_into(source, quantizers)
 
 
 def _convert(tensor: torch.Tensor, place: torch.Tensor) -> None:
@@ -187,18 +187,18 @@ def _bytes_of(tensor: torch.Tensor) -> np.ndarray:
     return tensor.view(-1).view(torch.uint8).numpy()
 
 
-def _put_transposed(tensor: torch.Tensor, place: Target, quantizers: Quantizers) -> None:
+def _put_transposed(tensor: torch.Tensor, place: WeightTarget, quantizers: WeightQuantizers) -> None:
     """Load a stack [matrices, columns, rows] of a mapped file into its target [matrices, rows, columns]."""
     for i, matrix in enumerate(tensor):
         if isinstance(place, torch.Tensor):
             place[i].copy_(matrix.t())
         else:
-            place.of(i).put(matrix.t().contiguous(), quantizers)
+            place.of(i).quantize_into(matrix.t().contiguous(), quantizers)
         pages.drop(matrix)
 
 
 def _put_integers(
-    tensor: torch.Tensor, scale: torch.Tensor, group_size: int | None, place: Target, parameters: Parameters
+    tensor: torch.Tensor, scale: torch.Tensor, group_size: int | None, place: WeightTarget, parameters: Parameters
 ) -> None:
     """Load a quantised weight of a mapped file into its target, which may be quantised too.
 

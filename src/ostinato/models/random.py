@@ -8,9 +8,9 @@ import torch
 
 from ostinato.layers.build import BlockView, QuantizedView, checkpoint_views
 from ostinato.models.base import CausalLM
-from ostinato.models.interleaved import bring_together
-from ostinato.models.shares import Share, shares_of
-from ostinato.ops.blocks.quantizers import BY_TORCH, Quantizers
+from ostinato.models.interleaved import deinterleave
+from ostinato.models.shares import TensorShard, tensor_shards
+from ostinato.ops.blocks.quantizers import BY_TORCH, WeightQuantizers
 
 PERIOD = 1_000_003
 """Number of normal values that are generated.
@@ -20,7 +20,7 @@ that no two rows of a matrix are equal.
 """
 
 
-def randomize_weights(model: CausalLM, seed: int, quantizers: Quantizers = BY_TORCH) -> None:
+def randomize_weights(model: CausalLM, seed: int, quantizers: WeightQuantizers = BY_TORCH) -> None:
     """Fill every weight so that activations stay finite and of ordinary size at any depth and length.
 
     Matrices are normal with variance 1 / inputs, norms are 1, biases 0; a state layer's decay and time step are in the
@@ -30,10 +30,10 @@ def randomize_weights(model: CausalLM, seed: int, quantizers: Quantizers = BY_TO
     device = model.embedding.weight.device
     generator = torch.Generator(device=device).manual_seed(seed)
     drawn = torch.empty(PERIOD, device=device).normal_(generator=generator).repeat(2)
-    less_one = {name for _, _, row in model.weights() if row.is_less_one for name in row.names}
-    shares = shares_of(model)
+    less_one = {name for _, _, row in model.weights() if row.stored_minus_one for name in row.names}
+    shares = tensor_shards(model)
 
-    def uniform(view: torch.Tensor, share: Share | None, low: float, high: float) -> torch.Tensor:
+    def uniform(view: torch.Tensor, share: TensorShard | None, low: float, high: float) -> torch.Tensor:
         """Generate values for the whole tensor, so that the random state stays the same on all ranks."""
         values = view.new_empty(view.shape if share is None else share.shape).uniform_(low, high, generator=generator)
         return values if share is None else share.read(values)
@@ -57,31 +57,31 @@ def randomize_weights(model: CausalLM, seed: int, quantizers: Quantizers = BY_TO
             else:
                 _fill_part(view, share, drawn * share.shape[-1] ** -0.5, begin)
     # The rows are in a checkpoint's order here, as after its loader.
-    bring_together(model)
+    deinterleave(model)
 
 
 def _quantize(
-    place: QuantizedView | BlockView, share: Share | None, drawn: torch.Tensor, begin: int, quantizers: Quantizers
+    place: QuantizedView | BlockView, share: TensorShard | None, drawn: torch.Tensor, begin: int, quantizers: WeightQuantizers
 ) -> None:
     """Fill `place` with the values from offset `begin`, repeated as needed, or with a rank's part of them."""
-    whole = place if share is None else share.whole_place(place)
+    whole = place if share is None else share.allocate_full(place)
     assert not isinstance(whole, torch.Tensor), "it is of the same kind"
     if isinstance(whole, BlockView) and whole.order is not None:
         torch.arange(len(whole.order), out=whole.order)
     # A share's whole tensor is on the host.
     _quantize_rows(whole.flat(), drawn if share is None else drawn.cpu(), begin, quantizers)
     if share is not None:
-        share.cut(whole, place)
+        share.copy_shard(whole, place)
 
 
-def _quantize_rows(view: QuantizedView | BlockView, drawn: torch.Tensor, begin: int, quantizers: Quantizers) -> None:
+def _quantize_rows(view: QuantizedView | BlockView, drawn: torch.Tensor, begin: int, quantizers: WeightQuantizers) -> None:
     rows, columns = view.shape
     step = max(1, PERIOD // columns // 8)
     for row in range(0, rows, step):
         end = min(rows, row + step)
         first = (begin + row * columns) % PERIOD
         values = drawn[first : first + (end - row) * columns].view(-1, columns) * columns**-0.5
-        view.rows(row, end).put(values, quantizers)
+        view.rows(row, end).quantize_into(values, quantizers)
 
 
 def _fill(view: torch.Tensor, values: torch.Tensor) -> None:
@@ -93,7 +93,7 @@ def _fill(view: torch.Tensor, values: torch.Tensor) -> None:
         view.copy_(values.repeat(-(-view.numel() // len(values)))[: view.numel()].view(view.shape))
 
 
-def _fill_part(view: torch.Tensor, share: Share, drawn: torch.Tensor, begin: int) -> None:
+def _fill_part(view: torch.Tensor, share: TensorShard, drawn: torch.Tensor, begin: int) -> None:
     """Fill `view` with its `share` of a tensor that the values from offset `begin` fill.
 
     It works row by row: a row is an index of the dimensions before the sharded one, with all dimensions after it.

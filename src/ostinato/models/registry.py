@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from ostinato.layers.module import Builder
+from ostinato.layers.module import ModelBuilder
 from ostinato.models.base import CausalLM
 from ostinato.plan.model import ModelSpec
 
@@ -50,7 +50,7 @@ NOT_IMPLEMENTED = {
 """Advice for each `model_type` that is not implemented."""
 
 
-def make_model(build: Builder, spec: ModelSpec) -> CausalLM:
+def make_model(build: ModelBuilder, spec: ModelSpec) -> CausalLM:
     """Build the model of `spec`, with the weights that `build` allocates."""
     module, name = MODELS[spec.architecture].split(":")
     model: CausalLM = getattr(import_module(f"ostinato.models.{module}"), name)(build, spec)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ostinato.layers.build import NO_ORDER, BlockView, Build, QuantizedView, Target, checkpoint_views
+from ostinato.layers.build import NO_ORDER, BlockView, WeightAllocator, QuantizedView, WeightTarget, checkpoint_views
 from ostinato.models.base import CausalLM
 from ostinato.models.registry import make_model
 from ostinato.ops.blocks.formats import BLOCK_FORMATS
@@ -21,7 +21,7 @@ from ostinato.plan.weights import Weight
 
 
 @dataclass(frozen=True)
-class Share:
+class TensorShard:
     """Parts of a tensor of `shape` that a rank has, concatenated along `dim`: (first, end) each."""
 
     shape: tuple[int, ...]
@@ -39,7 +39,7 @@ class Share:
             return tensor[(*before, slice(*self.parts[0]))]
         return torch.cat([tensor[(*before, slice(first, end))] for first, end in self.parts], self.dim)
 
-    def whole_place(self, place: Target) -> Target:
+    def allocate_full(self, place: WeightTarget) -> WeightTarget:
         """Allocate a target for the whole tensor; `place` is the rank's part."""
         *rows, columns = self.shape
         if isinstance(place, torch.Tensor):
@@ -54,7 +54,7 @@ class Share:
         weight = torch.empty(self.shape, dtype=torch.int8)
         return QuantizedView(weight, torch.empty((*rows, *groups), dtype=torch.float32), place.group_size)
 
-    def cut(self, whole: Target, place: Target) -> None:
+    def copy_shard(self, whole: WeightTarget, place: WeightTarget) -> None:
         """Copy the rank's part of `whole`, a target of the same kind, to `place`."""
         if isinstance(place, torch.Tensor) and isinstance(whole, torch.Tensor):
             place.copy_(self.read(whole))
@@ -71,11 +71,11 @@ class Share:
             else:
                 place.scale.copy_(self._in_units(place.group_size or 1).read(whole.scale))
 
-    def of_one(self) -> Share:
+    def of_one(self) -> TensorShard:
         """Return the share of one matrix of a stack."""
         return replace(self, shape=self.shape[1:], dim=self.dim - 1)
 
-    def of_half(self, half: int) -> Share:
+    def of_half(self, half: int) -> TensorShard:
         """Return the share of the first or the second half of a matrix's rows, which are separate tensors.
 
         A rank's share of both halves has two parts.
@@ -84,9 +84,9 @@ class Share:
         if self.cuts_rows:
             return replace(self, shape=(*outer, rows // 2, columns))
         first, end = self.parts[half]
-        return Share((*outer, rows // 2, columns), self.dim, ((first - half * rows // 2, end - half * rows // 2),))
+        return TensorShard((*outer, rows // 2, columns), self.dim, ((first - half * rows // 2, end - half * rows // 2),))
 
-    def of_blocks(self, name: str) -> Share:
+    def of_blocks(self, name: str) -> TensorShard:
         """Return the share of the bytes of rows in blocks of the format `name`."""
         kind = BLOCK_FORMATS[name]
         return self._in_units(kind.elements, kind.num_bytes)
@@ -96,7 +96,7 @@ class Share:
         """True if each rank has some elements of every row."""
         return self.dim == len(self.shape) - 1
 
-    def _in_units(self, elements: int, size: int = 1) -> Share:
+    def _in_units(self, elements: int, size: int = 1) -> TensorShard:
         """Return the share of a tensor that stores each `elements` elements of a row as `size` of its own."""
         if not self.cuts_rows:
             return self
@@ -105,18 +105,18 @@ class Share:
         return replace(self, parts=tuple(parts))
 
 
-def shares_of(model: CausalLM, found: Container[str] = ()) -> dict[str, Share]:
+def tensor_shards(model: CausalLM, found: Container[str] = ()) -> dict[str, TensorShard]:
     """Return, by name, the checkpoint tensors that this rank holds only a shard of.
 
     `found` as for `checkpoint_views`.
     """
-    whole_spec = model.spec.whole
+    whole_spec = model.spec.unsharded
     if whole_spec is None:
         return {}
     rank = model.build.rank
     # The whole model has the prediction head if this one has it.
     drafter = None if model.head is None else whole_spec.head
-    build = Build(model.build.ops, torch.float32, torch.device("meta"))
+    build = WeightAllocator(model.build.ops, torch.float32, torch.device("meta"))
     whole = make_model(build, replace(whole_spec, drafter=drafter))
     own = {name: tuple(view.shape) for name, view in checkpoint_views(model, found=found)}
     segments, of_whole = _segments(model), _segments(whole)
@@ -129,12 +129,12 @@ def shares_of(model: CausalLM, found: Container[str] = ()) -> dict[str, Share]:
         [dim] = [i for i, (size, have) in enumerate(zip(shape, part, strict=True)) if size != have]
         if name in vocabulary:
             first = vocabulary_part(shape[dim], rank).first
-            shares[name] = Share(shape, dim, ((first, first + part[dim]),))
+            shares[name] = TensorShard(shape, dim, ((first, first + part[dim]),))
             continue
         sizes = segments[name], of_whole[name]
         if (sum(sizes[0]), sum(sizes[1])) != (part[dim], shape[dim]):
             sizes = (part[dim],), (shape[dim],)
-        shares[name] = Share(shape, dim, tuple(_parts(*sizes, rank)))
+        shares[name] = TensorShard(shape, dim, tuple(_parts(*sizes, rank)))
     return shares
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from ostinato.layers.module import Builder, Module
+from ostinato.layers.module import ModelBuilder, Module
 from ostinato.plan.layers import ExpertsSpec
 
 if TYPE_CHECKING:
@@ -26,15 +26,15 @@ class Routing(Protocol):
     def scaling(self) -> float: ...
 
 
-class Router(Module):
+class SigmoidRouter(Module):
     """Router that scores experts in float32; its correction bias influences the choice, not the weights."""
 
-    def __init__(self, build: Builder, hidden_size: int, moe: Routing) -> None:
+    def __init__(self, build: ModelBuilder, hidden_size: int, moe: Routing) -> None:
         super().__init__()
         self.op, self.moe = build.ops.route, moe
         experts, bias = moe.experts.num_experts, "e_score_correction_bias"
-        self.weight = self.own(build, "weight", experts, hidden_size, role="router")
-        self.e_score_correction_bias = self.own(build, bias, experts, role="bias", in_float32=True)
+        self.weight = self.declare(build, "weight", experts, hidden_size, role="router")
+        self.e_score_correction_bias = self.declare(build, bias, experts, role="bias", in_float32=True)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the ids of experts and their weights, [tokens, hidden] -> [tokens, 2, top_k]."""

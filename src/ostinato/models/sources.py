@@ -14,9 +14,9 @@ from safetensors import SafetensorError, safe_open
 from ostinato.errors import ModelError
 from ostinato.formats import stored_parts
 from ostinato.formats.stored_parts import FLOATS
-from ostinato.layers.build import BlockView, Target
+from ostinato.layers.build import BlockView, WeightTarget
 from ostinato.models.base import CausalLM
-from ostinato.models.shares import Share
+from ostinato.models.shares import TensorShard
 from ostinato.plan.stored_weights import StoredWeights
 
 VALUES = "values"
@@ -24,7 +24,7 @@ VALUES = "values"
 
 
 @dataclass
-class Source:
+class TensorSource:
     """Tensors of one weight: part -> (file, name there).
 
     The part is `VALUES`, or the name that the checkpoint's format gives it.
@@ -42,7 +42,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Mismatch:
+class CheckpointMismatch:
     """Reasons why a checkpoint cannot be loaded: names of tensors, and sentences on their shapes and types."""
 
     missing: list[str]
@@ -80,14 +80,14 @@ def names_in(model: CausalLM, files: list[Path]) -> set[str]:
 
 
 def find_sources(
-    model: CausalLM, files: list[Path], places: Mapping[str, Target], shares: Mapping[str, Share]
-) -> tuple[dict[str, Source], Mismatch]:
+    model: CausalLM, files: list[Path], places: Mapping[str, WeightTarget], shares: Mapping[str, TensorShard]
+) -> tuple[dict[str, TensorSource], CheckpointMismatch]:
     """Return the source of each target, and what is missing, left over or of another shape or type.
 
     `shares` are those of the targets that are a part of a tensor.
     """
     stored = model.spec.stored_quantization
-    sources: dict[str, Source] = {}
+    sources: dict[str, TensorSource] = {}
     unexpected, misshapen, mistyped, differing = [], [], [], []
     for file in files:
         with opened(file) as tensors:
@@ -99,7 +99,7 @@ def find_sources(
                 if place not in places or (part != VALUES and len(places[place].shape) < 2):
                     unexpected.append(source_name)
                     continue
-                source = sources.setdefault(place, Source())
+                source = sources.setdefault(place, TensorSource())
                 if part in source.parts and not _equal(source.parts[part], tensors.get_tensor(source_name)):
                     differing.append(source_name)
                 source.parts[part] = (file, source_name)
@@ -133,10 +133,10 @@ def find_sources(
         source.is_quantised |= VALUES not in source.parts
         if is_as_stored(stored, places[name]) and not source.is_quantised and not absent:
             not_quantised.append(name)
-    return sources, Mismatch(sorted(missing), sorted(unexpected), misshapen, mistyped, not_quantised, differing)
+    return sources, CheckpointMismatch(sorted(missing), sorted(unexpected), misshapen, mistyped, not_quantised, differing)
 
 
-def is_as_stored(stored: StoredWeights, place: Target) -> bool:
+def is_as_stored(stored: StoredWeights, place: WeightTarget) -> bool:
     """Return whether a target takes a checkpoint's quantised weights without a change of their values."""
     return not isinstance(place, torch.Tensor) and stored.fits(place.name if isinstance(place, BlockView) else None)
 

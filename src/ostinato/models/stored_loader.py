@@ -9,18 +9,18 @@ import torch
 from ostinato.errors import ModelError, Remedy
 from ostinato.formats import float8, four_bits
 from ostinato.layers import pages
-from ostinato.layers.build import NO_ORDER, BlockView, QuantizedView, Target
-from ostinato.models.sources import VALUES, Source, is_as_stored, opened
+from ostinato.layers.build import NO_ORDER, BlockView, QuantizedView, WeightTarget
+from ostinato.models.sources import VALUES, TensorSource, is_as_stored, opened
 from ostinato.ops.blocks.dequantize import ZERO_BITS, pack_float8, pack_int4
 from ostinato.ops.blocks.formats import BLOCK_FORMATS
-from ostinato.ops.blocks.quantizers import Quantizers
+from ostinato.ops.blocks.quantizers import WeightQuantizers
 from ostinato.plan.stored_weights import StoredWeights
 
 PIECE = 2**20
 """Weights that are unpacked at once."""
 
 
-def tensors_of(source: Source) -> dict[str, torch.Tensor]:
+def tensors_of(source: TensorSource) -> dict[str, torch.Tensor]:
     """Return the tensors of a source by part, mapped from their files, which may be several."""
     tensors = {}
     for part, (file, name) in source.parts.items():
@@ -30,7 +30,7 @@ def tensors_of(source: Source) -> dict[str, torch.Tensor]:
 
 
 def put_stored(
-    stored: StoredWeights, parts: Mapping[str, torch.Tensor], name: str, place: Target, quantizers: Quantizers
+    stored: StoredWeights, parts: Mapping[str, torch.Tensor], name: str, place: WeightTarget, quantizers: WeightQuantizers
 ) -> None:
     """Load a weight, or a stack of them, into its target; `parts` are its tensors.
 
@@ -72,7 +72,7 @@ def put_stored(
         if isinstance(place, torch.Tensor):
             place[begin:end].copy_(values)
         else:
-            place.rows(begin, end).put(values, quantizers)
+            place.rows(begin, end).quantize_into(values, quantizers)
     for tensor in parts.values():
         pages.drop(tensor)
 
@@ -106,7 +106,7 @@ def _put_order(group_of: torch.Tensor | None, group_size: int, place: BlockView,
 
 
 def _put_blocks(
-    unpacked: four_bits.FourBits, place: BlockView, group_size: int, name: str, order: torch.Tensor | None
+    unpacked: four_bits.UnpackedInt4, place: BlockView, group_size: int, name: str, order: torch.Tensor | None
 ) -> None:
     """Write the weights in blocks, each with the scale of its group.
 
@@ -126,7 +126,7 @@ def _put_blocks(
     place.bytes.copy_(pack_int4(integers, scale, zero))
 
 
-def _put_integers(unpacked: four_bits.FourBits, place: QuantizedView) -> None:
+def _put_integers(unpacked: four_bits.UnpackedInt4, place: QuantizedView) -> None:
     """Write the weights as 8-bit integers with the same scales."""
     columns = place.weight.shape[1]
     size = columns if place.group_size is None else place.group_size
@@ -145,6 +145,6 @@ def _of_matrix(tensor: torch.Tensor, part: str, i: int) -> torch.Tensor:
 
 def _pieces(rows: int, columns: int) -> Iterator[tuple[int, int]]:
     """Yield (first, end) of rows with about `PIECE` elements, as `four_bits.unpack` takes them."""
-    step = max(1, PIECE // max(1, columns) // four_bits.TOGETHER) * four_bits.TOGETHER
+    step = max(1, PIECE // max(1, columns) // four_bits.ROW_MULTIPLE) * four_bits.ROW_MULTIPLE
     for begin in range(0, rows, step):
         yield begin, min(begin + step, rows)

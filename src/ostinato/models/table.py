@@ -16,24 +16,24 @@ from ostinato.ops.facts import OPERATIONS
 from ostinato.ops.step import (
     ENCODER_TABLE,
     EncoderInputs,
-    LayerMemory,
+    LayerCache,
     StepInputs,
     Table,
     encoder_sizes,
     step_sizes,
     step_table,
 )
-from ostinato.plan.calls import Calls
+from ostinato.plan.calls import CallTrace
 from ostinato.plan.layers import LayerSpec
 from ostinato.plan.model import DrafterSpec, ModelSpec
 from ostinato.plan.vision import VisionSpec
 from ostinato.plan.weights import Weight
 
-NO_MEMORY = LayerMemory(states=defaultdict(lambda: None))  # type: ignore[arg-type, return-value]
+NO_MEMORY = LayerCache(states=defaultdict(lambda: None))  # type: ignore[arg-type, return-value]
 """Memory of a sketch's layer: every array that it asks for is absent."""
 
 
-def with_table(spec: ModelSpec) -> ModelSpec:
+def with_weight_table(spec: ModelSpec) -> ModelSpec:
     """Return `spec` with the weights, operations and calls of its model, its encoder and its prediction head."""
     sketch = Sketch(spec.ranks)
     # Layers of one kind are alike, so one of each is enough.
@@ -64,7 +64,7 @@ def with_table(spec: ModelSpec) -> ModelSpec:
     return table
 
 
-def _head(sketch: Sketch, model: CausalLM, head: PredictionHead, spec: DrafterSpec, step: Calls) -> DrafterSpec:
+def _head(sketch: Sketch, model: CausalLM, head: PredictionHead, spec: DrafterSpec, step: CallTrace) -> DrafterSpec:
     """Return the spec of a prediction head with its weights and calls.
 
     `step` has the model's calls, followed by those with which the head follows it.
@@ -74,7 +74,7 @@ def _head(sketch: Sketch, model: CausalLM, head: PredictionHead, spec: DrafterSp
     memory = [NO_MEMORY] * (len(head.blocks) + 1)
     draft = sketch.trace.run(lambda: head(hidden, model.embedding(inputs.token_ids), inputs, memory))
     follows = step.calls[step.result + 1 :]
-    ops = _names(Calls((*follows, *draft.calls))) - {"embedding", "embedding_of_ranks"}  # These belong to the model.
+    ops = _names(CallTrace((*follows, *draft.calls))) - {"embedding", "embedding_of_ranks"}  # These belong to the model.
     rows = zip(spec.layers, head.blocks, strict=True)
     return replace(
         spec,
@@ -98,10 +98,10 @@ def _layer(sketch: Sketch, model: CausalLM, layer: LayerSpec, block: Module) -> 
     borrowed = tuple(row for name, module in block.borrowed.items() for row in _rows(module, name))
     # The normed residual stream is counted separately from the layers.
     widest = calls.widest_elements - model.spec.hidden_size
-    return replace(layer, weights=_rows(block), borrowed=borrowed, activation_elements=widest)
+    return replace(layer, weights=_rows(block), shared_weights=borrowed, activation_elements=widest)
 
 
-def encoder_calls(sketch: Sketch, encoder: VisionEncoder, spec: VisionSpec) -> Calls:
+def encoder_calls(sketch: Sketch, encoder: VisionEncoder, spec: VisionSpec) -> CallTrace:
     """Return the encoder's calls for one output token."""
     patches = spec.patches_per_token
     inputs = EncoderInputs(**_inputs(sketch, ENCODER_TABLE, encoder_sizes(patches, 1, spec.patch_elements)))
@@ -112,12 +112,12 @@ def _rows(module: Module, name: str = "", without: Iterable[Module] = ()) -> tup
     return tuple(row for _, _, row in module.weights(name, without))
 
 
-def _names(calls: Calls) -> set[str]:
+def _names(calls: CallTrace) -> set[str]:
     """Return the operations among the calls; other calls are torch's."""
     return {call.operation for call in calls.calls} & OPERATIONS.keys()
 
 
-def _step(sketch: Sketch, model: CausalLM, decodes: bool) -> Calls:
+def _step(sketch: Sketch, model: CausalLM, decodes: bool) -> CallTrace:
     """Return the calls for one token, of a row that `decodes` or of a prompt."""
     head, vision = model.head, model.encoder
     behind = (0 if head is None else len(head.blocks) + 1) + (0 if vision is None else 1)
@@ -125,9 +125,9 @@ def _step(sketch: Sketch, model: CausalLM, decodes: bool) -> Calls:
     return sketch.trace.run(lambda: model(_step_inputs(sketch, model, decodes), memory))
 
 
-def _own(step: Calls) -> Calls:
+def _own(step: CallTrace) -> CallTrace:
     """Return the calls without those with which a head follows the model."""
-    return Calls(step.calls[: step.result + 1], step.result)
+    return CallTrace(step.calls[: step.result + 1], step.result)
 
 
 def _step_inputs(sketch: Sketch, model: CausalLM, decodes: bool) -> StepInputs:

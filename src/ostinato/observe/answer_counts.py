@@ -11,7 +11,7 @@ UNKNOWN = "none"
 """The label of every path and method that is not served."""
 
 
-class AnswerCounts:
+class ResponseCounts:
     """HTTP answers by endpoint, method and status. The number of labels is bounded, whatever paths clients request."""
 
     def __init__(self) -> None:

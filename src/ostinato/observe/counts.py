@@ -80,7 +80,7 @@ class PrefixCounts:
 
 
 @dataclass(slots=True)
-class MoveCounts:
+class MigrationCounts:
     """Requests exported to other engines and imported from them since the start.
 
     Imported requests are not counted in `EngineCounts.requests`.

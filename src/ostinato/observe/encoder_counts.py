@@ -7,7 +7,7 @@ from typing import Any
 
 
 @dataclass(slots=True)
-class PackCounts:
+class EncoderPackCounts:
     """Packs of images that the vision encoder encoded together, all by one graph or for one reason without a graph."""
 
     packs: int = 0
@@ -34,16 +34,16 @@ class PackCounts:
 class EncoderCounts:
     """Packs of images, by the graph that encoded them or by the reason why none did."""
 
-    by_budget: dict[int, PackCounts] = field(default_factory=dict)
+    by_budget: dict[int, EncoderPackCounts] = field(default_factory=dict)
     """Token budget of the graph -> its packs."""
-    eager: dict[str, PackCounts] = field(default_factory=dict)
+    eager: dict[str, EncoderPackCounts] = field(default_factory=dict)
     """Reason -> packs without a graph."""
 
     def count_replay(self, budget: int, items: int, tokens: int, seconds: float) -> None:
-        self.by_budget.setdefault(budget, PackCounts()).add(items, tokens, budget - tokens, seconds)
+        self.by_budget.setdefault(budget, EncoderPackCounts()).add(items, tokens, budget - tokens, seconds)
 
     def count_eager(self, reason: str, items: int, tokens: int, seconds: float) -> None:
-        self.eager.setdefault(reason, PackCounts()).add(items, tokens, 0, seconds)
+        self.eager.setdefault(reason, EncoderPackCounts()).add(items, tokens, 0, seconds)
 
     def clear(self) -> None:
         self.by_budget.clear()

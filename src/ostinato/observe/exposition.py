@@ -9,13 +9,13 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from ostinato.observe.histograms import Histogram
 
-__all__ = ["CONTENT_TYPE_LATEST", "Rows", "exposition", "family", "histogram", "together"]
+__all__ = ["CONTENT_TYPE_LATEST", "LabelledValues", "render_metrics", "family", "histogram", "merge_metrics"]
 
-Rows = list[tuple[dict[str, str], float]]
+LabelledValues = list[tuple[dict[str, str], float]]
 """(labels, value) of each sample."""
 
 
-def family(kind: str, name: str, text: str, rows: Rows, labels: Mapping[str, str]) -> Metric:
+def family(kind: str, name: str, text: str, rows: LabelledValues, labels: Mapping[str, str]) -> Metric:
     """Return a counter or gauge, according to `kind`; every sample gets `labels` in addition to its own."""
     is_counter = kind == "counter"
     found: Metric = CounterMetricFamily(name, text) if is_counter else GaugeMetricFamily(name, text)
@@ -33,7 +33,7 @@ def histogram(name: str, text: str, of: Histogram, labels: Mapping[str, str]) ->
     return found
 
 
-def together(of_engines: Iterable[Iterable[Metric]]) -> list[Metric]:
+def merge_metrics(of_engines: Iterable[Iterable[Metric]]) -> list[Metric]:
     """Merge the metrics of several engines: one metric per name, with the samples of all."""
     found: dict[str, Metric] = {}
     for metrics in of_engines:
@@ -45,7 +45,7 @@ def together(of_engines: Iterable[Iterable[Metric]]) -> list[Metric]:
     return list(found.values())
 
 
-def exposition(metrics: Iterable[Metric]) -> bytes:
+def render_metrics(metrics: Iterable[Metric]) -> bytes:
     """Render metrics in Prometheus' text format."""
     return generate_latest(_Collected(metrics))  # type: ignore[arg-type]
 

@@ -62,7 +62,7 @@ def _tokens() -> Histogram:
 
 
 @dataclass(slots=True)
-class Meter:
+class EngineHistograms:
     """Histograms of an engine's requests and steps. Times are in seconds, without the time that a server adds."""
 
     queue: Histogram = field(default_factory=_seconds)

@@ -18,7 +18,7 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 AccessLog = Literal["text", "json", "none"]
 
 
-QUIET = frozenset({"/", "/health", "/health/live", "/version", "/metrics", "/live", "/about", "/prefixes"})
+QUIET_PATHS = frozenset({"/", "/health", "/health/live", "/version", "/metrics", "/live", "/about", "/prefixes"})
 """Paths that are requested periodically. They are logged at level debug, unless they fail."""
 PROBES = frozenset({"/health", "/health/live"})
 """Health paths, where status 503 is no failure of the request. The server logs its own state."""
@@ -66,7 +66,7 @@ def logs_to(
 
 def _handler(form: str, stream: TextIO | None) -> logging.Handler:
     handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(_Json() if form == "json" else _Text())
+    handler.setFormatter(_Json() if form == "json" else _TextFormatter())
     return handler
 
 
@@ -74,7 +74,7 @@ def log_request(record: RequestRecord) -> None:
     """Log a request that has ended."""
     told = record.path in PROBES and record.status == 503
     failed = record.status is None or (record.status >= 500 and not told)
-    quiet = told or (record.status == 200 and (record.path in QUIET or record.path.startswith("/page/")))
+    quiet = told or (record.status == 200 and (record.path in QUIET_PATHS or record.path.startswith("/page/")))
     level = logging.WARNING if failed else logging.DEBUG if quiet else logging.INFO
     if _requests.isEnabledFor(level):
         fields = request_fields(record)
@@ -130,7 +130,7 @@ def _sentence(fields: dict[str, Any]) -> str:
     return f"{head}  {', '.join(parts)}  {fields['request_id']}"
 
 
-class _Text(logging.Formatter):
+class _TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         moment = time.strftime("%H:%M:%S", time.localtime(record.created))
         text = f"{moment}.{int(record.msecs):03d} {record.levelname:<7} {record.getMessage()}"

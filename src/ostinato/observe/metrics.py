@@ -12,25 +12,25 @@ from typing import Any
 
 from prometheus_client.core import Metric
 
-from ostinato.observe.exposition import Rows, family, histogram
-from ostinato.observe.histograms import Meter
+from ostinato.observe.exposition import LabelledValues, family, histogram
+from ostinato.observe.histograms import EngineHistograms
 
 
 @dataclass(frozen=True)
 class _Spec:
     """One metric. `kind` is counter or gauge.
 
-    `source` is a path into `Engine.stats()`, such as `cache.blocks_used`. With a `label`, the path leads to a mapping
+    `source` is a path into `EngineCore.stats()`, such as `cache.blocks_used`. With a `label`, the path leads to a mapping
     {value of the label: number}, or `source` is a mapping {value of the label: path}. Else it is a function.
     """
 
     kind: str
     name: str
     text: str
-    source: str | Mapping[str, str] | Callable[[Mapping[str, Any]], Rows]
+    source: str | Mapping[str, str] | Callable[[Mapping[str, Any]], LabelledValues]
     label: str = ""
 
-    def rows(self, stats: Mapping[str, Any]) -> Rows:
+    def rows(self, stats: Mapping[str, Any]) -> LabelledValues:
         if isinstance(self.source, Mapping):
             return [({self.label: value}, _at(stats, path)) for value, path in self.source.items()]
         if isinstance(self.source, str):
@@ -43,14 +43,14 @@ def _at(stats: Mapping[str, Any], path: str) -> Any:
     return reduce(lambda found, name: found[name], path.split("."), stats)
 
 
-def _cache_share(stats: Mapping[str, Any]) -> Rows:
+def _cache_share(stats: Mapping[str, Any]) -> LabelledValues:
     usage = stats["cache"]
     shares = [usage[f"{kind}_used"] / usage[f"{kind}_total"] for kind in ("blocks", "panes") if usage[f"{kind}_total"]]
     return [({}, max(shares, default=0.0))]
 
 
-def _cache_states(kind: str) -> Callable[[Mapping[str, Any]], Rows]:
-    def rows(stats: Mapping[str, Any]) -> Rows:
+def _cache_states(kind: str) -> Callable[[Mapping[str, Any]], LabelledValues]:
+    def rows(stats: Mapping[str, Any]) -> LabelledValues:
         usage = stats["cache"]
         used, cached, total = (usage[f"{kind}_{what}"] for what in ("used", "cached", "total"))
         return [({"state": "used"}, used), ({"state": "cached"}, cached), ({"state": "free"}, total - used - cached)]
@@ -58,47 +58,47 @@ def _cache_states(kind: str) -> Callable[[Mapping[str, Any]], Rows]:
     return rows
 
 
-def _looked_up(stats: Mapping[str, Any]) -> Rows:
+def _looked_up(stats: Mapping[str, Any]) -> LabelledValues:
     return [({}, stats["prefix_cache"]["cached_tokens"] + sum(stats["prefix_cache"]["misses"].values()))]
 
 
 FILE_EVENTS = ("written", "read", "dropped", "failed", "damaged", "removed")
 
 
-def _file_events(stats: Mapping[str, Any]) -> Rows:
+def _file_events(stats: Mapping[str, Any]) -> LabelledValues:
     files = stats["cache_files"]
     return [] if files is None else [({"event": event}, files[event]) for event in FILE_EVENTS]
 
 
-def _file_bytes(stats: Mapping[str, Any]) -> Rows:
+def _file_bytes(stats: Mapping[str, Any]) -> LabelledValues:
     files = stats["cache_files"]
     return [] if files is None else [({"event": event}, files[f"{event}_bytes"]) for event in ("written", "read")]
 
 
-def _file_use(stats: Mapping[str, Any]) -> Rows:
+def _file_use(stats: Mapping[str, Any]) -> LabelledValues:
     files = stats["cache_files"]
     return [] if files is None else [({}, files["bytes"])]
 
 
-def _steps(stats: Mapping[str, Any]) -> Rows:
+def _steps(stats: Mapping[str, Any]) -> LabelledValues:
     graphs = stats["graphs"]
-    replayed: Rows = [({"mode": mode, "reason": ""}, graphs["steps"][mode]) for mode in ("full", "piecewise")]
+    replayed: LabelledValues = [({"mode": mode, "reason": ""}, graphs["steps"][mode]) for mode in ("full", "piecewise")]
     return replayed + [({"mode": "eager", "reason": reason}, n) for reason, n in graphs["eager_reasons"].items()]
 
 
-def _accepted_by_position(stats: Mapping[str, Any]) -> Rows:
+def _accepted_by_position(stats: Mapping[str, Any]) -> LabelledValues:
     return [({"position": str(i)}, at["accepted"]) for i, at in enumerate(stats["speculation"]["positions"])]
 
 
-def _packs(key: str) -> Callable[[Mapping[str, Any]], Rows]:
+def _packs(key: str) -> Callable[[Mapping[str, Any]], LabelledValues]:
     """Return a function that lists the packs by budget of the graph, or by reason without one.
 
     `key` names the value.
     """
 
-    def rows(stats: Mapping[str, Any]) -> Rows:
+    def rows(stats: Mapping[str, Any]) -> LabelledValues:
         counts = stats["encoder"]["graphs"]
-        replayed: Rows = [({"budget": str(one["budget"]), "reason": ""}, one[key]) for one in counts["budgets"]]
+        replayed: LabelledValues = [({"budget": str(one["budget"]), "reason": ""}, one[key]) for one in counts["budgets"]]
         return replayed + [({"budget": "", "reason": one["reason"]}, one[key]) for one in counts["eager"]]
 
     return rows
@@ -235,11 +235,11 @@ _HISTOGRAMS = (
 
 
 def families(
-    stats: Mapping[str, Any], meter: Meter, memory: Mapping[str, int], prefix: str, labels: Mapping[str, str]
+    stats: Mapping[str, Any], meter: EngineHistograms, memory: Mapping[str, int], prefix: str, labels: Mapping[str, str]
 ) -> Iterator[Metric]:
     """Yield the metrics of one engine.
 
-    `stats` is `Engine.stats()`, `memory` the plan's memory in bytes by part (`weights`, `graphs`, ...). Names begin
+    `stats` is `EngineCore.stats()`, `memory` the plan's memory in bytes by part (`weights`, `graphs`, ...). Names begin
     with `prefix`, such as `ostinato:`, and every sample has `labels`.
     """
     specs = [*_ENGINE]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 
-class Phases:
+class StartupTimer:
     """Seconds of each phase since `begin`, in the order in which they first ended."""
 
     def __init__(self, begin: float | None = None) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 
 from prometheus_client.core import Metric
 
-from ostinato.observe.exposition import Rows, family, histogram
+from ostinato.observe.exposition import LabelledValues, family, histogram
 from ostinato.observe.histograms import Histogram
 
 
@@ -33,12 +33,12 @@ def refusals(counts: Mapping[str, int], prefix: str, labels: Mapping[str, str]) 
 def drains(moved: int, stayed: Mapping[str, int], prefix: str, labels: Mapping[str, str]) -> Metric:
     """Return the outcomes of requests that were running on draining replicas."""
     text = "Requests that a replica had begun when it was to end, by what became of them, and why they stayed"
-    rows: Rows = [({"result": "moved", "reason": ""}, float(moved))]
+    rows: LabelledValues = [({"result": "moved", "reason": ""}, float(moved))]
     rows += [({"result": "stayed", "reason": reason}, float(count)) for reason, count in sorted(stayed.items())]
     return family("counter", f"{prefix}drained_requests", text, rows, labels)
 
 
-def answers(rows: Rows, labels: Mapping[str, str]) -> Metric:
+def answers(rows: LabelledValues, labels: Mapping[str, str]) -> Metric:
     """Return HTTP answers as (labels, count).
 
     The name has no prefix, since dashboards of web servers and vLLM use it.
@@ -57,7 +57,7 @@ def loop_delay(delay: Histogram, stalls: int, prefix: str, labels: Mapping[str, 
 
 def workers(done: int, ended_early: int, running: int, prefix: str, labels: Mapping[str, str]) -> Iterator[Metric]:
     """Yield the metrics of the processes that read large bodies and images."""
-    rows: Rows = [({"end": "done"}, done), ({"end": "early"}, ended_early)]
+    rows: LabelledValues = [({"end": "done"}, done), ({"end": "early"}, ended_early)]
     text = "Large bodies that were read, and those given up: the client left, it took too long, or the process ended"
     yield family("counter", f"{prefix}body_reads", text, rows, labels)
     text = "Large bodies that are being read"
@@ -72,14 +72,14 @@ _OF_KEYS = (
 )
 
 
-def of_keys(
-    rows: Callable[[str], Rows],
+def key_metrics(
+    rows: Callable[[str], LabelledValues],
     weights: Mapping[str, int],
     seen: Collection[str],
     prefix: str,
     labels: Mapping[str, str],
 ) -> Iterator[Metric]:
-    """Yield the weights of the keys `seen`, and the usage of their clients; `rows` is `AnswerCounts.key_rows`."""
+    """Yield the weights of the keys `seen`, and the usage of their clients; `rows` is `ResponseCounts.key_rows`."""
     text = "Turns that a key's client gets for one of a key of weight 1"
     weighted = [({"key": name}, float(weight)) for name, weight in sorted(weights.items()) if name in seen]
     yield family("gauge", prefix + "key_weight", text, weighted, labels)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from ostinato.ops.sizes import ATTENTION_SLAB
 
 
-def reference(
+def attention(
     q: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,

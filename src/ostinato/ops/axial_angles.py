@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 
-def reference(positions: torch.Tensor, axes: torch.Tensor, frequencies: torch.Tensor, scaling: float) -> torch.Tensor:
+def axial_angles(positions: torch.Tensor, axes: torch.Tensor, frequencies: torch.Tensor, scaling: float) -> torch.Tensor:
     """Return cosine and sine of each angle, times `scaling`.
 
     Angle i is the token's position `axes[i]` times `frequencies[i]`. `positions` [tokens, axes] int64, `axes` [half]

@@ -5,6 +5,6 @@ from __future__ import annotations
 import torch
 
 
-def reference(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+def concat(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
     """Concatenate `first` [tokens, a] and `second` [tokens, b], in one dtype -> [tokens, a + b]."""
     return torch.cat((first, second), dim=-1)

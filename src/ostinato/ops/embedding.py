@@ -10,7 +10,7 @@ from ostinato.ops.blocks import dequantize as in_blocks
 from ostinato.ops.blocks.formats import Blocks
 
 
-def reference(
+def embedding(
     token_ids: torch.Tensor,
     weight: torch.Tensor,
     multiplier: float,

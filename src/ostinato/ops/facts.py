@@ -27,7 +27,7 @@ from ostinato.ops.sizes import (
     LEAST_TILE_QUERIES,
     LEAST_TILE_TOKENS,
 )
-from ostinato.ops.work import KernelWork
+from ostinato.ops.work import KernelCost
 
 Backend = Literal["tape", "cuda"]
 """Kind of graph capture: a tape on a CPU, or a CUDA graph on a GPU."""
@@ -108,7 +108,7 @@ class Operation:
     caller: Caller = "every step"
     in_prompts: str | None = None
     """Operation that computes prompt rows in place of this one, or None."""
-    work: Callable[..., KernelWork] | None = None
+    work: Callable[..., KernelCost] | None = None
     """Rule for its work in a step, by a `StepShape` and plain numbers. None if it only passes over activations."""
 
     def implementation(self, name: str) -> Implementation | None:
@@ -147,62 +147,62 @@ class Operations:
             matrix_units=f"bfloat16 rows of {LEAST_TILE_QUERIES} queries or more for each key head",
         ),
         Implementation(
-            launches=attention_launches.attention, most={"elements of a head": attention_launches.MOST_HEAD_DIM}
+            launches=attention_launches.attention_launches, most={"elements of a head": attention_launches.MAX_HEAD_DIM}
         ),
         part="attention",
-        work=work.attention,
+        work=work.attention_cost,
     )
-    axial_angles = Operation(results.axial_angles, triton=Implementation(launches=rotary_launches.angles))
+    axial_angles = Operation(results.axial_angles_shape, triton=Implementation(launches=rotary_launches.rotary_angles_launches))
     causal_conv1d = Operation(
         results.like_first,
         Implementation(reads_on_host=True),
-        triton=Implementation(launches=state.causal_conv1d, most={"taps of a convolution": state.MOST_TAPS}),
+        triton=Implementation(launches=state.causal_conv1d_launches, most={"taps of a convolution": state.MAX_TAPS}),
         part="state",
-        work=work.causal_conv1d,
+        work=work.causal_conv1d_cost,
     )
-    concat = Operation(results.concat, triton=Implementation(launches=elementwise.concat))
+    concat = Operation(results.concat_shape, triton=Implementation(launches=elementwise.concat_launches))
     delta_scan = Operation(
-        results.delta_rule,
+        results.delta_rule_shape,
         Implementation(reads_on_host=True, scratch=scratch.reference_delta_scan),
         # It works token by token, with the bits of delta_update, so it needs no deterministic option.
         Implementation(scratch=scratch.native_delta_scan),
-        Implementation(launches=state.delta_scan),
+        Implementation(launches=state.delta_scan_launches),
         part="state",
         caller="prefill",
-        work=work.delta_rule,
+        work=work.delta_rule_cost,
     )
     delta_update = Operation(
-        results.delta_rule,
-        triton=Implementation(launches=state.delta_update),
+        results.delta_rule_shape,
+        triton=Implementation(launches=state.delta_update_launches),
         part="state",
         in_prompts="delta_scan",
-        work=work.delta_rule,
+        work=work.delta_rule_cost,
     )
     embedding = Operation(
-        results.embedding,
+        results.embedding_shape,
         Implementation(block_formats=ALL_BLOCKS),
         Implementation(block_formats=NATIVE_BLOCKS),
-        triton=Implementation(block_formats=TRITON_BLOCKS, launches=elementwise.embedding),
+        triton=Implementation(block_formats=TRITON_BLOCKS, launches=elementwise.embedding_launches),
     )
     embedding_of_ranks = Operation(
-        results.embedding_of_ranks, Implementation(reads_on_host=True, block_formats=ALL_BLOCKS), native=None
+        results.embedding_of_ranks_shape, Implementation(reads_on_host=True, block_formats=ALL_BLOCKS), native=None
     )
     encoder_attention = Operation(
         results.like_first,
         native=Implementation(scratch=scratch.native_encoder_attention),
-        triton=Implementation(launches=attention_launches.encoder_attention),
+        triton=Implementation(launches=attention_launches.encoder_attention_launches),
         caller="encoder",
     )
-    gather_columns = Operation(results.gather_columns, Implementation(reads_on_host=True), native=None)
+    gather_columns = Operation(results.gather_columns_shape, Implementation(reads_on_host=True), native=None)
     gather_inputs = Operation(
         results.like_first, Implementation(reads_on_host=True, scratch=scratch.reference_gather_inputs), native=None
     )
-    gated_activation = Operation(results.gated_activation, triton=Implementation(launches=elementwise.gated_activation))
-    gated_rms_norm = Operation(results.gated_rms_norm, triton=Implementation(launches=elementwise.gated_rms_norm))
-    inject_media = Operation(lambda x, *_, **__: x, triton=Implementation(launches=elementwise.inject_media))
-    layer_norm = Operation(results.like_first, triton=Implementation(launches=elementwise.layer_norm), caller="encoder")
+    gated_activation = Operation(results.gated_activation_shape, triton=Implementation(launches=elementwise.gated_activation_launches))
+    gated_rms_norm = Operation(results.gated_rms_norm_shape, triton=Implementation(launches=elementwise.gated_rms_norm_launches))
+    inject_media = Operation(lambda x, *_, **__: x, triton=Implementation(launches=elementwise.inject_media_launches))
+    layer_norm = Operation(results.like_first, triton=Implementation(launches=elementwise.layer_norm_launches), caller="encoder")
     linear = Operation(
-        results.linear,
+        results.linear_shape,
         Implementation(block_formats=ALL_BLOCKS, scratch=scratch.reference_quantized),
         Implementation(
             block_formats=NATIVE_BLOCKS,
@@ -212,8 +212,8 @@ class Operations:
             in_integers="bfloat16 or float16 with int8 of a scale per row, or with blocks that are not float8",
             few_in_integers="a few tokens of bfloat16 or float16 with blocks that are not float8",
         ),
-        triton=Implementation(block_formats=TRITON_BLOCKS, launches=products.linear),
-        work=work.products,
+        triton=Implementation(block_formats=TRITON_BLOCKS, launches=products.linear_launches),
+        work=work.matmul_cost,
     )
     moe = Operation(
         results.like_first,
@@ -226,36 +226,36 @@ class Operations:
             in_integers="bfloat16 or float16 with blocks that are not float8",
             few_in_integers="a few tokens for each expert, of bfloat16 or float16, with blocks that are not float8",
         ),
-        triton=Implementation(block_formats=TRITON_BLOCKS, launches=products.moe),
+        triton=Implementation(block_formats=TRITON_BLOCKS, launches=products.moe_launches),
         part="moe",
-        work=work.products,
+        work=work.matmul_cost,
     )
-    multiply = Operation(results.like_first, triton=Implementation(launches=elementwise.multiply))
-    rms_norm = Operation(results.rms_norm, triton=Implementation(launches=elementwise.rms_norm))
-    rms_norm_of_ranks = Operation(results.rms_norm_of_ranks, Implementation(reads_on_host=True), native=None)
-    rotary = Operation(results.rotary, triton=Implementation(launches=rotary_launches.rotary))
-    rotary_angles = Operation(results.rotary_angles, triton=Implementation(launches=rotary_launches.angles))
-    rotate = Operation(results.like_first, triton=Implementation(launches=rotary_launches.rotate), caller="encoder")
-    route = Operation(results.route, triton=Implementation(launches=products.route))
+    multiply = Operation(results.like_first, triton=Implementation(launches=elementwise.multiply_launches))
+    rms_norm = Operation(results.rms_norm_shape, triton=Implementation(launches=elementwise.rms_norm_launches))
+    rms_norm_of_ranks = Operation(results.rms_norm_of_ranks_shape, Implementation(reads_on_host=True), native=None)
+    rotary = Operation(results.rotary_shape, triton=Implementation(launches=rotary_launches.rotary_launches))
+    rotary_angles = Operation(results.rotary_angles_shape, triton=Implementation(launches=rotary_launches.rotary_angles_launches))
+    rotate = Operation(results.like_first, triton=Implementation(launches=rotary_launches.rotate_launches), caller="encoder")
+    route = Operation(results.route_shape, triton=Implementation(launches=products.route_launches))
     sample = Operation(
-        results.sample,
+        results.sample_shape,
         native=Implementation(scratch=scratch.native_sample),
-        triton=Implementation(launches=sample_launches.sample),
+        triton=Implementation(launches=sample_launches.sample_launches),
     )
     selective_scan = Operation(
         results.like_first,
         Implementation(reads_on_host=True, scratch=scratch.reference_selective_scan),
-        triton=Implementation(launches=state.selective_scan),
+        triton=Implementation(launches=state.selective_scan_launches),
         part="state",
         caller="prefill",
-        work=work.selective_recurrence,
+        work=work.selective_recurrence_cost,
     )
     selective_update = Operation(
         results.like_first,
-        triton=Implementation(launches=state.selective_update),
+        triton=Implementation(launches=state.selective_update_launches),
         part="state",
         in_prompts="selective_scan",
-        work=work.selective_recurrence,
+        work=work.selective_recurrence_cost,
     )
     ssd_scan = Operation(
         results.like_first,
@@ -263,26 +263,26 @@ class Operations:
         Implementation(
             scratch=scratch.native_ssd_scan, deterministic=("recurrent",), matrix_units="products of bfloat16 inputs"
         ),
-        Implementation(launches=state.ssd_scan),
+        Implementation(launches=state.ssd_scan_launches),
         part="state",
         caller="prefill",
-        work=work.recurrence,
+        work=work.recurrence_cost,
     )
     state_update = Operation(
         results.like_first,
-        triton=Implementation(launches=state.state_update),
+        triton=Implementation(launches=state.state_update_launches),
         part="state",
         in_prompts="ssd_scan",
-        work=work.recurrence,
+        work=work.recurrence_cost,
     )
     token_shift = Operation(
         results.like_first,
         Implementation(reads_on_host=True),
-        triton=Implementation(launches=state.causal_conv1d),
+        triton=Implementation(launches=state.causal_conv1d_launches),
         part="state",
     )
     weighted_embedding = Operation(
-        results.weighted_embedding, triton=Implementation(launches=rotary_launches.weighted_embedding), caller="encoder"
+        results.weighted_embedding_shape, triton=Implementation(launches=rotary_launches.weighted_embedding_launches), caller="encoder"
     )
 
 
@@ -290,16 +290,16 @@ OPERATIONS: dict[str, Operation] = {name: row for name, row in vars(Operations).
 """All operations by name."""
 
 
-BETWEEN_RANKS = ("all_reduce", "embedding_of_ranks", "gather_columns", "gather_inputs", "rms_norm_of_ranks")
+COLLECTIVE_OPS = ("all_reduce", "embedding_of_ranks", "gather_columns", "gather_inputs", "rms_norm_of_ranks")
 """Operations in which ranks wait for each other."""
 
 
-def in_prompts(operation: str) -> str:
+def prefill_op(operation: str) -> str:
     """Return the operation that computes prompt rows in place of `operation`, or `operation` itself."""
     return OPERATIONS[operation].in_prompts or operation
 
 
-def with_asked(rule: Callable[..., Any], sizes: Mapping[str, Any]) -> Any:
+def call_with_known(rule: Callable[..., Any], sizes: Mapping[str, Any]) -> Any:
     """Call a row's `rule` (work, scratch memory, launches) with those of `sizes` that its parameters name."""
     return rule(**{name: sizes[name] for name in _asked_by(rule) if name in sizes})
 
@@ -309,7 +309,7 @@ def _asked_by(rule: Callable[..., Any]) -> tuple[str, ...]:
     return tuple(inspect.signature(rule).parameters)
 
 
-def called_by(*callers: Caller) -> frozenset[str]:
+def ops_called_by(*callers: Caller) -> frozenset[str]:
     """Return the names of the operations that only these callers call."""
     return frozenset(name for name, row in OPERATIONS.items() if row.caller in callers)
 

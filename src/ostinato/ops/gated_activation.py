@@ -7,7 +7,7 @@ import torch
 from ostinato.ops.activations import ACTIVATIONS
 
 
-def reference(x: torch.Tensor, activation: str) -> torch.Tensor:
+def gated_activation(x: torch.Tensor, activation: str) -> torch.Tensor:
     """Return activation(gates) * values for `x` [tokens, 2 * size], the gates first -> [tokens, size].
 
     Computed in float32 (Shazeer 2020, arXiv 2002.05202). `activation` is one of `ACTIVATIONS` that does not halve the

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 
-def reference(
+def gated_rms_norm(
     x: torch.Tensor,
     gate: torch.Tensor,
     weight: torch.Tensor | None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 
-def reference(x: torch.Tensor, media_cells: torch.Tensor, media: torch.Tensor, row: int, add: bool) -> torch.Tensor:
+def inject_media(x: torch.Tensor, media_cells: torch.Tensor, media: torch.Tensor, row: int, add: bool) -> torch.Tensor:
     """Replace each token's hidden state by row `row` of its cell, in place, or with `add` add that row to it.
 
     Tokens with cell 0 keep their hidden state. `x` [tokens, hidden]; `media_cells` [tokens] int64; `media` [cells,

@@ -12,14 +12,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-LARGEST = 127
-SLAB = 2**19
+MAX_INT8 = 127
+INT8_SLAB = 2**19
 """Values that torch quantises in one call."""
 
-Quantize = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int | None], None]
+QuantizeInt8 = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int | None], None]
 """Function (values [rows, in], weight int8 [rows, in], scale, group size) -> None.
 
-It writes the result of `quantize` for the values into the weight and its scale.
+It writes the result of `quantize_int8` for the values into the weight and its scale.
 """
 
 
@@ -27,31 +27,31 @@ def num_groups(in_size: int, group_size: int) -> int:
     return -(-in_size // group_size)
 
 
-def quantize(values: torch.Tensor, group_size: int | None) -> tuple[torch.Tensor, torch.Tensor]:
+def quantize_int8(values: torch.Tensor, group_size: int | None) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantise `values` [rows, in] -> int8 [rows, in] and scales.
 
     The largest magnitude becomes 127 and the rest is rounded to nearest, so the error is at most half a scale.
     """
     grouped = _grouped(values.float(), group_size)
-    scale = grouped.abs().amax(dim=-1, keepdim=True) / LARGEST
-    whole = (grouped / torch.where(scale > 0, scale, 1.0)).round_().clamp_(-LARGEST, LARGEST).to(torch.int8)
+    scale = grouped.abs().amax(dim=-1, keepdim=True) / MAX_INT8
+    whole = (grouped / torch.where(scale > 0, scale, 1.0)).round_().clamp_(-MAX_INT8, MAX_INT8).to(torch.int8)
     whole = whole.flatten(1)[:, : values.shape[1]].contiguous()
     return whole, scale.squeeze(-1) if group_size is not None else scale.view(-1)
 
 
-def quantize_into(values: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, group_size: int | None) -> None:
-    """Quantise by torch on the device of `weight`, as a `Quantize` function.
+def quantize_int8_into(values: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, group_size: int | None) -> None:
+    """Quantise by torch on the device of `weight`, as a `QuantizeInt8` function.
 
     It takes several times the memory of its values, so it works in slabs of rows.
     """
-    rows = max(1, SLAB // max(1, values.shape[1]))
+    rows = max(1, INT8_SLAB // max(1, values.shape[1]))
     for begin in range(0, len(values), rows):
         end = begin + rows
-        weight[begin:end], scale[begin:end] = quantize(values[begin:end].to(weight.device), group_size)
+        weight[begin:end], scale[begin:end] = quantize_int8(values[begin:end].to(weight.device), group_size)
 
 
-def native_quantize(extension: Any) -> Quantize:
-    """Return a `Quantize` function that calls an extension's kernel, which reads the values once and in place."""
+def native_quantize_int8(extension: Any) -> QuantizeInt8:
+    """Return a `QuantizeInt8` function that calls an extension's kernel, which reads the values once and in place."""
 
     def quantize_by_kernel(
         values: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, group_size: int | None

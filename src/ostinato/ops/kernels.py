@@ -18,8 +18,8 @@ from typing import Any, Protocol
 import torch
 
 from ostinato.matrix_units import request_matrix_units
-from ostinato.ops.facts import BETWEEN_RANKS, OPERATIONS, Operations, Result
-from ostinato.ops.ranks.between import Ranks
+from ostinato.ops.facts import COLLECTIVE_OPS, OPERATIONS, Operations, Result
+from ostinato.ops.ranks.between import Collectives
 
 Kernel = Callable[..., torch.Tensor]
 
@@ -38,7 +38,7 @@ class Recorder(Protocol):
         ...
 
 
-class Tap:
+class CallHook:
     """Connection of one model's kernels to a recorder. It records nothing while `recorder` is None."""
 
     def __init__(self) -> None:
@@ -92,19 +92,19 @@ class NativeKernel:
         self._given |= options
 
     def __call__(self, *args: Any, out: torch.Tensor | None = None, **kwargs: Any) -> torch.Tensor:
-        tokens, arguments = self.lowered(out, args, kwargs)
+        tokens, arguments = self.prepare_call(out, args, kwargs)
         self._run(tokens, arguments)
         written: torch.Tensor = arguments["out"]
         return written
 
-    def outline(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def empty_result(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Return zeros in the shape and dtype of a call's result, or the argument that the kernel writes in place.
 
         It runs nothing. The calls that follow can read zeros, also as indices.
         """
         return self._result_tensor(torch.zeros, args, kwargs)
 
-    def lowered(
+    def prepare_call(
         self, out: torch.Tensor | None, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[int, dict[str, Any]]:
         """Return a call's number of tokens and arguments by name.
@@ -133,7 +133,7 @@ class Ops(Operations):
     A recorder listens at `tap`. Parts of a layer that depend on a step's rows go through its `split`.
     """
 
-    def __init__(self, kernels: Mapping[str, Kernel], tap: Tap) -> None:
+    def __init__(self, kernels: Mapping[str, Kernel], tap: CallHook) -> None:
         vars(self).update(kernels)
         self.tap = tap
 
@@ -143,7 +143,7 @@ def select_ops(
     isa: str | None = None,
     *,
     deterministic: bool = False,
-    ranks: Ranks | None = None,
+    ranks: Collectives | None = None,
 ) -> Ops:
     """Return the kernels that the plan chose.
 
@@ -153,17 +153,17 @@ def select_ops(
     for one rank.
     """
     extension = load_extension(isa) if isa is not None else None
-    tap = Tap()
+    tap = CallHook()
 
     def between(name: str) -> Kernel:
         assert ranks is not None, "several share the model"
         if name != "rms_norm_of_ranks" or not deterministic:
-            return partial(module_of(name).reference, ranks=ranks)
+            return partial(reference_module(name).reference, ranks=ranks)
         norms = {each: native_kernel(extension, each, deterministic=True) for each in ("rms_norm", "gated_rms_norm")}
-        return partial(module_of(name).by_kernels, ranks=ranks, **norms)
+        return partial(reference_module(name).by_kernels, ranks=ranks, **norms)
 
     def made(name: str) -> Kernel:
-        if ranks is not None and name in BETWEEN_RANKS:
+        if ranks is not None and name in COLLECTIVE_OPS:
             return between(name)
         if choices.get(name) == "native":
             assert extension is not None, "native kernels are chosen for an instruction set"
@@ -171,7 +171,7 @@ def select_ops(
         if choices.get(name) == "triton":
             return triton_kernel(name)
         assert name not in choices or not deterministic, "references do not keep the order of their sums"
-        reference: Kernel = module_of(name).reference
+        reference: Kernel = reference_module(name).reference
         return reference
 
     return Ops({name: tap.wrap(name, made(name)) for name in OPERATIONS}, tap)
@@ -182,7 +182,7 @@ def native_kernel(extension: Any, name: str, *, deterministic: bool = False) -> 
     row = OPERATIONS[name]
     assert row.native is not None, f"{name} has no native kernel"
     options = dict.fromkeys(row.native.deterministic, deterministic)
-    return NativeKernel(extension, name, module_of(name).reference, row.result, options)
+    return NativeKernel(extension, name, reference_module(name).reference, row.result, options)
 
 
 def triton_kernel(name: str) -> Kernel:
@@ -197,11 +197,11 @@ def triton_kernel(name: str) -> Kernel:
     return kernel
 
 
-def module_of(name: str) -> Any:
+def reference_module(name: str) -> Any:
     """Import and return the operation's module, which has its `reference`."""
     row = OPERATIONS[name]
     folder = ".encoder" if row.caller == "encoder" else ".state" if row.part == "state" else ""
-    folder = ".ranks" if name in BETWEEN_RANKS else folder
+    folder = ".ranks" if name in COLLECTIVE_OPS else folder
     return importlib.import_module(f"ostinato.ops{folder}.{name}")
 
 

@@ -14,7 +14,7 @@ from ostinato.ops.blocks.formats import Blocks
 from ostinato.ops.sizes import EXPANDED_ELEMENTS
 
 
-def reference(
+def linear(
     x: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from ostinato.ops.blocks.formats import Blocks
-from ostinato.ops.linear import reference as linear
+from ostinato.ops.linear import linear
 
 
-def reference(
+def moe(
     x: torch.Tensor,
     choices: torch.Tensor,
     up: torch.Tensor,

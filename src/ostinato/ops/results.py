@@ -14,19 +14,19 @@ def like_first(x: Any, /, *_: Any, **__: Any) -> Any:
     return x.shape, x.dtype
 
 
-def axial_angles(positions: Any, axes: Any, frequencies: Any, scaling: float) -> Any:
+def axial_angles_shape(positions: Any, axes: Any, frequencies: Any, scaling: float) -> Any:
     return (2, positions.shape[0], frequencies.shape[0]), "float32"
 
 
-def concat(first: Any, second: Any) -> Any:
+def concat_shape(first: Any, second: Any) -> Any:
     return (first.shape[0], first.shape[1] + second.shape[1]), first.dtype
 
 
-def delta_rule(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> Any:
+def delta_rule_shape(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> Any:
     return v.shape, v.dtype
 
 
-def embedding(
+def embedding_shape(
     token_ids: Any,
     weight: Any,
     multiplier: float,
@@ -41,23 +41,23 @@ def embedding(
     return (token_ids.shape[0], weight.shape[1]), weight.dtype if weight_scale is None else out_dtype
 
 
-def embedding_of_ranks(token_ids: Any, weight: Any, multiplier: float, first: int, own: Any, *how: Any) -> Any:
-    return embedding(token_ids, weight, multiplier, *how)
+def embedding_of_ranks_shape(token_ids: Any, weight: Any, multiplier: float, first: int, own: Any, *how: Any) -> Any:
+    return embedding_shape(token_ids, weight, multiplier, *how)
 
 
-def gather_columns(x: Any, starts: Any, num_columns: int) -> Any:
+def gather_columns_shape(x: Any, starts: Any, num_columns: int) -> Any:
     return (x.shape[0], num_columns), x.dtype
 
 
-def gated_activation(x: Any, activation: str) -> Any:
+def gated_activation_shape(x: Any, activation: str) -> Any:
     return (x.shape[0], x.shape[1] // 2), x.dtype
 
 
-def gated_rms_norm(x: Any, gate: Any, *_: Any, **__: Any) -> Any:
+def gated_rms_norm_shape(x: Any, gate: Any, *_: Any, **__: Any) -> Any:
     return x.shape, gate.dtype
 
 
-def linear(
+def linear_shape(
     x: Any,
     weight: Any,
     bias: Any = None,
@@ -74,29 +74,29 @@ def linear(
     return (x.shape[0], outputs // 2 if activation in GATED else outputs), out_dtype or x.dtype
 
 
-def rms_norm(x: Any, weight: Any, *_: Any, **__: Any) -> Any:
+def rms_norm_shape(x: Any, weight: Any, *_: Any, **__: Any) -> Any:
     return x.shape, weight.dtype
 
 
-def rms_norm_of_ranks(x: Any, weight: Any, eps: float, num_ranks: int, gate: Any = None, *_: Any, **__: Any) -> Any:
+def rms_norm_of_ranks_shape(x: Any, weight: Any, eps: float, num_ranks: int, gate: Any = None, *_: Any, **__: Any) -> Any:
     return x.shape, (weight if gate is None else gate).dtype
 
 
-def rotary(q: Any, k: Any, v: Any, angles: Any, *_: Any, **__: Any) -> Any:
+def rotary_shape(q: Any, k: Any, v: Any, angles: Any, *_: Any, **__: Any) -> Any:
     return q if angles is None else (q.shape, q.dtype)
 
 
-def rotary_angles(positions: Any, frequencies: Any, scaling: float) -> Any:
+def rotary_angles_shape(positions: Any, frequencies: Any, scaling: float) -> Any:
     return (2, positions.shape[0], frequencies.shape[0]), "float32"
 
 
-def route(x: Any, weight: Any, correction_bias: Any, top_k: int, *_: Any, **__: Any) -> Any:
+def route_shape(x: Any, weight: Any, correction_bias: Any, top_k: int, *_: Any, **__: Any) -> Any:
     return (x.shape[0], 2, top_k), "float32"
 
 
-def sample(logits: Any, *_: Any, **__: Any) -> Any:
+def sample_shape(logits: Any, *_: Any, **__: Any) -> Any:
     return (logits.shape[0],), "int32"
 
 
-def weighted_embedding(ids: Any, weights: Any, table: Any) -> Any:
+def weighted_embedding_shape(ids: Any, weights: Any, table: Any) -> Any:
     return (ids.shape[0], table.shape[1]), table.dtype

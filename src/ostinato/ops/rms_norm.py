@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 
-def reference(
+def rms_norm(
     x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float = 0.0, residual: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Normalise `x` [..., size] by its root mean square and multiply by `weight` [size] plus `offset`.

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import torch
 
-from ostinato.ops.encoder.rotate import reference as rotate
-from ostinato.ops.int8 import quantize
+from ostinato.ops.encoder.rotate import rotate
+from ostinato.ops.int8 import quantize_int8
 
 
-def reference(
+def rotary(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor | None,
@@ -26,7 +26,7 @@ def reference(
     """Rotate queries and keys, and write keys and values to the cells `kv_cells` of the cache.
 
     `q` [tokens, heads, head_dim], with no heads if only keys and values count; `k`, `v` [tokens, kv_heads, head_dim];
-    `angles` [2, tokens, half] float32, as returned by `rotary_angles`, or None for attention without positions. The
+    `rotary_angles_launches` [2, tokens, half] float32, as returned by `rotary_angles`, or None for attention without positions. The
     first `2 * half` elements of every head are rotated, the rest pass through; keys are multiplied by `key_multiplier`
     before. `k_cache`, `v_cache` [blocks, block_size, kv_heads, head_dim]; `kv_cells` [tokens] int64: block id *
     block_size + offset, 0 for padding. Without `v` and `v_cache` only keys are written, and values are a part of them.
@@ -46,7 +46,7 @@ def reference(
 
 def _write(heads: torch.Tensor, cache: torch.Tensor, scales: torch.Tensor | None, kv_cells: torch.Tensor) -> None:
     if scales is not None:
-        whole, scale = quantize(heads.flatten(0, 1), None)
+        whole, scale = quantize_int8(heads.flatten(0, 1), None)
         heads = whole.view(heads.shape)
         scales.flatten(0, 1).index_copy_(0, kv_cells, scale.view(heads.shape[:2]))
     cache.flatten(0, 1).index_copy_(0, kv_cells, heads)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 
-def reference(positions: torch.Tensor, frequencies: torch.Tensor, scaling: float) -> torch.Tensor:
+def rotary_angles(positions: torch.Tensor, frequencies: torch.Tensor, scaling: float) -> torch.Tensor:
     """Return cosine and sine of position times frequency, each times `scaling`.
 
     `positions` [tokens] int64, `frequencies` [half] float32 -> [2, tokens, half] float32, the cosines first.

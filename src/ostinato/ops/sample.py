@@ -26,7 +26,7 @@ _TOP_P_WINDOW = 256
 MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-30, 1e30
 
 
-def reference(
+def sample(
     logits: torch.Tensor, settings: torch.Tensor | None = None, keys: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Select a token of each row of `logits` [rows, vocab] float32, which stay unchanged.

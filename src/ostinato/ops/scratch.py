@@ -40,7 +40,7 @@ from ostinato.ops.sizes import (
     WIDE_SPAN,
 )
 
-FLOAT = 4
+FLOAT_BYTES = 4
 """Bytes of a float."""
 
 TILE_INPUTS = 2 * VECTOR
@@ -62,7 +62,7 @@ def native_linear(*, tokens: int, in_size: int, in_order: bool) -> Scratch:
 
     Shared: the tokens that are packed, or copied, at a time. Per thread: their sums with a panel of each of four
     streams, and a dequantized row of each, or a panel of rows; or, below LEAST_PANEL_TOKENS, also the vectors that
-    become such sums, and a span of eight rows; and with `in_order` tokens in the order of the weights' inputs.
+    become such sums, and a span of eight rows; and with `has_act_order` tokens in the order of the weights' inputs.
 
     With AVX2 alone: tokens in whole spans, and per thread their sums with a panel, and that panel; or the same in
     16-bit fixed-point (i16) pairs, with a scale and a sum for each 32 in tokens, and two scales and a minimum in
@@ -85,7 +85,7 @@ def native_linear(*, tokens: int, in_size: int, in_order: bool) -> Scratch:
     own += min(tokens, max(FIXED_TOKENS, FIXED_BLOCK_TOKENS, WIDE_FIXED_TOKENS)) * _fixed_floats(in_size)
     own += min(tokens, GROUP_TOKENS) * padded(in_size) if in_order else 0
     spans = max(padded(in_size, NARROW_SPAN), _fixed_floats(in_size))
-    return Scratch(max(FLOAT * at_once * spans, 2 * packed * inputs), FLOAT * own)
+    return Scratch(max(FLOAT_BYTES * at_once * spans, 2 * packed * inputs), FLOAT_BYTES * own)
 
 
 def native_moe(*, tokens: int, size: int, inner: int, num_experts: int, experts_per_token: int) -> Scratch:
@@ -108,7 +108,7 @@ def native_moe(*, tokens: int, size: int, inner: int, num_experts: int, experts_
         min(padded(places), _tiled_tokens(max(size, inner))),
     )
     own = at_once * 2 * PANEL_ROWS + padded(places + num_experts + 1) + TILE_WORK + 4 * (max(size, inner) + apart)
-    return Scratch(FLOAT * max(shared, scores), FLOAT * own)
+    return Scratch(FLOAT_BYTES * max(shared, scores), FLOAT_BYTES * own)
 
 
 def native_attention(*, num_heads: int, num_kv_heads: int, head_dim: int, max_model_len: int, threads: int) -> Scratch:
@@ -119,13 +119,13 @@ def native_attention(*, num_heads: int, num_kv_heads: int, head_dim: int, max_mo
     dim, rows = padded(head_dim), padded(max(UNIT_ROWS, num_heads // num_kv_heads))
     shared = threads * (max_model_len // ATTENTION_TILE + 1) * CUT_ROWS * (dim + 2)
     own = rows * (3 * dim + ATTENTION_TILE + 4) + 2 * ATTENTION_TILE * dim
-    return Scratch(FLOAT * shared, FLOAT * own)
+    return Scratch(FLOAT_BYTES * shared, FLOAT_BYTES * own)
 
 
 def native_encoder_attention(*, head_dim: int) -> Scratch:
     """Return the scratch of a thread: its queries with their scores and sums, and a tile of keys and values."""
     dim = padded(head_dim)
-    return Scratch(0, FLOAT * (UNIT_ROWS * (3 * dim + ATTENTION_TILE + 2) + 2 * ATTENTION_TILE * dim))
+    return Scratch(0, FLOAT_BYTES * (UNIT_ROWS * (3 * dim + ATTENTION_TILE + 2) + 2 * ATTENTION_TILE * dim))
 
 
 def native_ssd_scan(*, chunk_size: int, head_dim: int, state_size: int) -> Scratch:
@@ -138,18 +138,18 @@ def native_ssd_scan(*, chunk_size: int, head_dim: int, state_size: int) -> Scrat
     dim, state = padded(head_dim), padded(state_size, TILE_INPUTS)
     floats = (SCAN_HEADS + 1) * state * dim + chunk * (2 * state + 3 * chunk + 3 * dim + 4) + state + dim
     operands = chunk * (3 * state + 4 * dim + 4 * TILE_INPUTS)
-    return Scratch(0, FLOAT * (floats + 2 * chunk * TILE_INPUTS) + 2 * operands)
+    return Scratch(0, FLOAT_BYTES * (floats + 2 * chunk * TILE_INPUTS) + 2 * operands)
 
 
 def native_delta_scan(*, key_dim: int, value_dim: int) -> Scratch:
     """Return the scratch of a thread: its state of one head, and its intermediate values for the tokens of a span."""
     token = 4 * padded(key_dim) + padded(value_dim, DELTA_COLUMNS) + VECTOR
-    return Scratch(0, FLOAT * (DELTA_SPAN * token + key_dim * padded(value_dim, DELTA_COLUMNS)))
+    return Scratch(0, FLOAT_BYTES * (DELTA_SPAN * token + key_dim * padded(value_dim, DELTA_COLUMNS)))
 
 
 def native_sample(*, positions: int, vocab_size: int) -> Scratch:
     """Return the maxima of all blocks of logits as shared scratch, and one row in order for each thread."""
-    return Scratch(FLOAT * positions * -(-vocab_size // SAMPLE_BLOCK), FLOAT * 3 * vocab_size)
+    return Scratch(FLOAT_BYTES * positions * -(-vocab_size // SAMPLE_BLOCK), FLOAT_BYTES * 3 * vocab_size)
 
 
 def reference_attention(*, tokens: int, kv_elements: int, kv_bytes: int, max_model_len: int) -> Scratch:
@@ -158,7 +158,7 @@ def reference_attention(*, tokens: int, kv_elements: int, kv_bytes: int, max_mod
     A token has `kv_elements` elements of `kv_bytes` each. The mask exists as bool and as float32.
     """
     gathered = max_model_len * kv_elements * kv_bytes
-    return Scratch(gathered + min(tokens, ATTENTION_SLAB, max_model_len) * max_model_len * (1 + FLOAT))
+    return Scratch(gathered + min(tokens, ATTENTION_SLAB, max_model_len) * max_model_len * (1 + FLOAT_BYTES))
 
 
 def reference_gather_inputs(*, tokens: int, elements: int) -> Scratch:
@@ -166,7 +166,7 @@ def reference_gather_inputs(*, tokens: int, elements: int) -> Scratch:
 
     They are counted in float32, whatever the dtype.
     """
-    return Scratch(2 * FLOAT * tokens * elements)
+    return Scratch(2 * FLOAT_BYTES * tokens * elements)
 
 
 def reference_ssd_scan(
@@ -177,7 +177,7 @@ def reference_ssd_scan(
     The chunk has decay and weights [heads, chunk, chunk] and scores [groups, chunk, chunk].
     """
     chunk = (2 * num_heads + num_groups) * chunk_size**2
-    return Scratch(FLOAT * (chunk + 3 * states * state_elements))
+    return Scratch(FLOAT_BYTES * (chunk + 3 * states * state_elements))
 
 
 def reference_delta_scan(*, num_heads: int, key_dim: int, value_dim: int, per_channel: bool) -> Scratch:
@@ -188,7 +188,7 @@ def reference_delta_scan(*, num_heads: int, key_dim: int, value_dim: int, per_ch
     """
     chunk = DELTA_CHANNEL_CHUNK if per_channel else DELTA_CHUNK
     pairs = chunk**2 * (4 * (key_dim if per_channel else 1) + 2)
-    return Scratch(FLOAT * num_heads * (pairs + 4 * chunk * (key_dim + value_dim) + 3 * key_dim * value_dim))
+    return Scratch(FLOAT_BYTES * num_heads * (pairs + 4 * chunk * (key_dim + value_dim) + 3 * key_dim * value_dim))
 
 
 def reference_selective_scan(*, tokens: int, channels: int, state_elements: int, states: int) -> Scratch:
@@ -197,12 +197,12 @@ def reference_selective_scan(*, tokens: int, channels: int, state_elements: int,
     Tokens have x, steps, products of both and sums. The copies are states before the step, decays, outputs, and states
     rounded for the slots.
     """
-    return Scratch(FLOAT * (4 * tokens * channels + 4 * states * state_elements))
+    return Scratch(FLOAT_BYTES * (4 * tokens * channels + 4 * states * state_elements))
 
 
 def reference_quantized(*, elements: int) -> Scratch:
     """Return the memory of a slab of 8-bit weights with `elements` elements, and its expanded scales, in float32."""
-    return Scratch(2 * FLOAT * min(EXPANDED_ELEMENTS, elements))
+    return Scratch(2 * FLOAT_BYTES * min(EXPANDED_ELEMENTS, elements))
 
 
 def padded(size: int, unit: int = VECTOR) -> int:

@@ -20,7 +20,7 @@ _BYTES = {"int64": 8, "int32": 4, "float32": 4}
 
 
 @dataclass(frozen=True)
-class Input:
+class InputSpec:
     """Facts of one input, a tensor with an entry per token, row, patch or image. Padding entries are 0."""
 
     per: str
@@ -35,7 +35,7 @@ class Input:
     """
     of_images: bool = False
     """True if only models that take images have it."""
-    of_panes: bool = False
+    for_windows: bool = False
     """True if only models that have window blocks have it."""
     is_padded: bool = True
     """False if padding may keep its old values: no other entry depends on it."""
@@ -51,13 +51,13 @@ class Input:
         return prod(self.shape(sizes)) * _BYTES[self.dtype]
 
 
-Table = Mapping[str, Input]
+Table = Mapping[str, InputSpec]
 """Inputs by name, those of the widest dtype first, so that in one piece of memory each is aligned."""
 
 
-def _of(per: str, dtype: str, width: int | str | None = None, **facts: bool) -> Mapping[str, Input]:
+def _of(per: str, dtype: str, width: int | str | None = None, **facts: bool) -> Mapping[str, InputSpec]:
     """Return the metadata of a field that is an input."""
-    return {"input": Input(per, dtype, width, **facts)}
+    return {"input": InputSpec(per, dtype, width, **facts)}
 
 
 def _table(inputs: type) -> Table:
@@ -89,7 +89,7 @@ class StepInputs:
     """Positions [tokens, 3] of each token in time, height and width, for models with images."""
     media_cells: torch.Tensor | None = field(default=None, metadata=_of("token", "int64", of_images=True))
     """Encoder cache cell of each token, [tokens], 0 for tokens of text; for models with images."""
-    pane_cells: torch.Tensor | None = field(default=None, metadata=_of("token", "int64", of_panes=True))
+    window_kv_cells: torch.Tensor | None = field(default=None, metadata=_of("token", "int64", of_panes=True))
     """Cells [tokens] like `kv_cells`, in the window blocks of layers with a window."""
     row_starts: torch.Tensor = field(metadata=_of("row", "int32", ends=True))
     """First token of each row, and the end of the last one, [rows + 1]."""
@@ -103,7 +103,7 @@ class StepInputs:
     """Slots that each row writes, [rows, 1 + k]."""
     block_tables: torch.Tensor = field(metadata=_of("row", "int32", "blocks"))
     """Blocks of each row, [rows, max_blocks]."""
-    pane_tables: torch.Tensor | None = field(default=None, metadata=_of("row", "int32", "panes", of_panes=True))
+    window_block_tables: torch.Tensor | None = field(default=None, metadata=_of("row", "int32", "panes", of_panes=True))
     """Window blocks of each row, like `block_tables`, for layers with a window.
 
     A block is null if no token of the row sees any of its positions.
@@ -113,18 +113,18 @@ class StepInputs:
     """Checkpoints (row, offset, slot): the state after `offset` tokens of a prefill row also goes to `slot`."""
 
     @cached_property
-    def length(self) -> int:
+    def num_tokens(self) -> int:
         """Number of tokens."""
         return self.token_ids.shape[0]
 
-    def places(self, window: int | None) -> tuple[torch.Tensor, torch.Tensor]:
+    def kv_targets(self, window: int | None) -> tuple[torch.Tensor, torch.Tensor]:
         """Return (cells, block tables) of a layer with this attention window.
 
         They locate the layer's keys and values for writing and reading.
         """
-        if window is None or self.pane_cells is None or self.pane_tables is None:
+        if window is None or self.window_kv_cells is None or self.window_block_tables is None:
             return self.kv_cells, self.block_tables
-        return self.pane_cells, self.pane_tables
+        return self.window_kv_cells, self.window_block_tables
 
     @property
     def num_decode_tokens(self) -> int:
@@ -132,11 +132,11 @@ class StepInputs:
 
 
 @dataclass(frozen=True)
-class LayerMemory:
+class LayerCache:
     """Part of the cache memory that belongs to one layer; absent parts are None."""
 
     k_cache: torch.Tensor | None = None
-    """Keys, [blocks, block_size, kv_heads, head_dim]; in window blocks if `is_paned`."""
+    """Keys, [blocks, block_size, kv_heads, head_dim]; in window blocks if `in_window_blocks`."""
     v_cache: torch.Tensor | None = None
     """Values, like `k_cache`; None if a token's values are part of its keys."""
     k_scales: torch.Tensor | None = None
@@ -147,7 +147,7 @@ class LayerMemory:
     v_scales: torch.Tensor | None = None
     states: Mapping[str, torch.Tensor] = field(default_factory=dict)
     """Arrays of the layer's state, [slots, *shape] each, by their names in its `StateSpec`."""
-    is_paned: bool = False
+    in_window_blocks: bool = False
     """True if its keys and values are in window blocks: it has a window, and the model has window blocks."""
     noise: int | None = None
     """Number that makes this layer's noise differ from other layers', if states are rounded stochastically."""
@@ -159,8 +159,8 @@ class LayerMemory:
     """
 
     @property
-    def in_blocks(self) -> dict[str, torch.Tensor]:
-        """Tensors in blocks, or in window blocks if `is_paned`, by name: [blocks, block_size, ...] each."""
+    def block_tensors(self) -> dict[str, torch.Tensor]:
+        """Tensors in blocks, or in window blocks if `in_window_blocks`, by name: [blocks, block_size, ...] each."""
         whole = {"k_cache": self.k_cache, "v_cache": self.v_cache, "k_scales": self.k_scales, "v_scales": self.v_scales}
         return {name: tensor for name, tensor in whole.items() if tensor is not None}
 
@@ -168,7 +168,7 @@ class LayerMemory:
     def tensors(self) -> dict[str, torch.Tensor]:
         """All tensors of the layer, by name."""
         of_images = {} if self.media is None else {"media": self.media}
-        return {**self.in_blocks, **of_images, **self.states}
+        return {**self.block_tensors, **of_images, **self.states}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,7 +194,7 @@ class EncoderInputs:
     """First patch of each segment, and the end of the last one, [segments + 1]."""
 
     @cached_property
-    def length(self) -> int:
+    def num_tokens(self) -> int:
         """Number of patches."""
         return self.patches.shape[0]
 
@@ -207,7 +207,7 @@ def step_table(takes_images: bool, has_panes: bool = False) -> Table:
     return {
         name: each
         for name, each in _table(StepInputs).items()
-        if (takes_images or not each.of_images) and (has_panes or not each.of_panes)
+        if (takes_images or not each.of_images) and (has_panes or not each.for_windows)
     }
 
 

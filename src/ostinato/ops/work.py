@@ -50,29 +50,29 @@ class StepShape:
 
 
 @dataclass(frozen=True)
-class KernelWork:
+class KernelCost:
     """Number of bytes and floating-point operations, as this file counts them."""
 
     num_bytes: float = 0
     flops: float = 0
 
-    def __add__(self, other: KernelWork) -> KernelWork:
-        return KernelWork(self.num_bytes + other.num_bytes, self.flops + other.flops)
+    def __add__(self, other: KernelCost) -> KernelCost:
+        return KernelCost(self.num_bytes + other.num_bytes, self.flops + other.flops)
 
 
-def products(step: StepShape, *, parameters: float, num_bytes: float) -> KernelWork:
+def matmul_cost(step: StepShape, *, parameters: float, num_bytes: float) -> KernelCost:
     """Return the work of multiplying every token with `parameters` weights, which take `num_bytes`."""
-    return KernelWork(num_bytes, 2 * parameters * step.tokens)
+    return KernelCost(num_bytes, 2 * parameters * step.tokens)
 
 
-def attention(
+def attention_cost(
     step: StepShape,
     *,
     num_heads: int,
     head_dim: int,
     kv_bytes_per_token: int,
     window: int | None = None,
-) -> KernelWork:
+) -> KernelCost:
     """Return the work of attention, where a token's keys and values take `kv_bytes_per_token`.
 
     It writes the new keys and values first, then reads all that are in the `window` of one of the row's tokens.
@@ -80,32 +80,32 @@ def attention(
     before = step.context if window is None else min(step.context, window - 1)
     keys = step.rows * (before + 2 * step.tokens_per_row)
     flops = pair_flops(num_heads, head_dim) * step.pairs_within(window)
-    return KernelWork(keys * kv_bytes_per_token, flops)
+    return KernelCost(keys * kv_bytes_per_token, flops)
 
 
-def causal_conv1d(step: StepShape, *, channels: int, width: int, element_bytes: int) -> KernelWork:
+def causal_conv1d_cost(step: StepShape, *, channels: int, width: int, element_bytes: int) -> KernelCost:
     """Return the work of the convolution, whose state keeps the inputs of all taps but the last."""
     elements = step.states_moved * (width - 1) * channels + width * channels
-    return KernelWork(elements * element_bytes, 2 * width * channels * step.tokens)
+    return KernelCost(elements * element_bytes, 2 * width * channels * step.tokens)
 
 
-def recurrence(step: StepShape, *, state_elements: int, element_bytes: int, num_heads: int) -> KernelWork:
+def recurrence_cost(step: StepShape, *, state_elements: int, element_bytes: int, num_heads: int) -> KernelCost:
     """Return the work of adding each token to the state and reading it; a scan by chunks does no less.
 
     Each head has three numbers in float32 besides its state.
     """
     num_bytes = step.states_moved * state_elements * element_bytes + 3 * num_heads * 4
-    return KernelWork(num_bytes, 4 * state_elements * step.tokens)
+    return KernelCost(num_bytes, 4 * state_elements * step.tokens)
 
 
-def delta_rule(step: StepShape, *, state_elements: int, element_bytes: int, num_heads: int) -> KernelWork:
-    """Return the work of the delta rule, counted like `recurrence`.
+def delta_rule_cost(step: StepShape, *, state_elements: int, element_bytes: int, num_heads: int) -> KernelCost:
+    """Return the work of the delta rule, counted like `recurrence_cost`.
 
     A token decays the state, reads it at its key and at its query, and is added to it: seven operations for each
     element. Each head has two numbers in float32 besides its state.
     """
     num_bytes = step.states_moved * state_elements * element_bytes + 2 * num_heads * 4
-    return KernelWork(num_bytes, delta_flops(state_elements=state_elements) * step.tokens)
+    return KernelCost(num_bytes, delta_flops(state_elements=state_elements) * step.tokens)
 
 
 def delta_flops(*, state_elements: int) -> int:
@@ -113,14 +113,14 @@ def delta_flops(*, state_elements: int) -> int:
     return 7 * state_elements
 
 
-def selective_recurrence(step: StepShape, *, channels: int, state_size: int, element_bytes: int) -> KernelWork:
-    """Return the work of Mamba-1, counted like `recurrence`, with a decay for each element of the state.
+def selective_recurrence_cost(step: StepShape, *, channels: int, state_size: int, element_bytes: int) -> KernelCost:
+    """Return the work of Mamba-1, counted like `recurrence_cost`, with a decay for each element of the state.
 
     The rates, and two numbers of each channel, are in float32.
     """
     elements = channels * state_size
     num_bytes = step.states_moved * elements * element_bytes + (elements + 2 * channels) * 4
-    return KernelWork(num_bytes, selective_flops(state_elements=elements) * step.tokens)
+    return KernelCost(num_bytes, selective_flops(state_elements=elements) * step.tokens)
 
 
 def selective_flops(*, state_elements: int) -> int:

@@ -8,10 +8,10 @@ from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError, Remedy
 from ostinato.plan.decision import Decision
 from ostinato.plan.device.catalogue import DeviceSpec
-from ostinato.plan.fitting.fit import Fit
+from ostinato.plan.fitting.fit import FitResult
 from ostinato.plan.memory.flops import PrefillFlops
 from ostinato.plan.search import smallest
-from ostinato.plan.windows import pane_rules
+from ostinato.plan.windows import sliding_window_spec
 from ostinato.units import GiB, format_bytes
 
 DEFAULT_LIMIT = 8 * GiB
@@ -25,7 +25,7 @@ CORE_RATE = 256e9
 
 No core computes prompts faster, so reading may pay sooner than the plan says, but never later.
 """
-MOST_WAITING = 256 * 2**20
+MAX_WAITING = 256 * 2**20
 """Bytes that may wait in memory to be written."""
 
 
@@ -33,7 +33,7 @@ MOST_WAITING = 256 * 2**20
 class CacheFilesPlan:
     """Plan of the files for evicted blocks, window blocks and checkpoints: up to `limit` bytes in `directory`.
 
-    They are read back where that takes less time than computing at these rates. A cold prefix of `pays_from` tokens or
+    They are read back where that takes less time than computing at these rates. A cold prefix of `min_tokens_to_read` tokens or
     more is read rather than computed (None: no prefix is).
     """
 
@@ -45,11 +45,11 @@ class CacheFilesPlan:
     slot_bytes: int
     bytes_per_second: float
     flops_per_second: float
-    pays_from: int | None
+    min_tokens_to_read: int | None
 
 
 def plan_cache_files(
-    config: EngineConfig, fitted: Fit, device: DeviceSpec, flops: PrefillFlops
+    config: EngineConfig, fitted: FitResult, device: DeviceSpec, flops: PrefillFlops
 ) -> tuple[CacheFilesPlan | None, list[Decision]]:
     """Return the plan of cache files and the decisions on it; None if neither `cache_offload` nor `cache_dir` is given.
 
@@ -77,7 +77,7 @@ def plan_cache_files(
         decisions.append(Decision("cache_offload", None, limit, reason))
     # A file has all ranks' shards of a block, a window block or a slot.
     block_bytes, pane_bytes, slot_bytes = (
-        config.tensor_parallel_size * each for each in (memory.kv_block, memory.pane, memory.state_slot)
+        config.tensor_parallel_size * each for each in (memory.kv_block, memory.window_block, memory.state_slot)
     )
     least = max(block_bytes, pane_bytes, slot_bytes)
     if limit < 2 * least:
@@ -85,10 +85,10 @@ def plan_cache_files(
         raise ConfigError(message, [Remedy("cache_offload", 64 * least)])
     rates = next((each for each in device.rates if each.threads == settled.threads), None)
     rate = CORE_RATE * (settled.threads or device.cores) if rates is None else rates.product_rate
-    size, rules = config.block_size, pane_rules(memory, config.block_size, 1)
+    size, rules = config.block_size, sliding_window_spec(memory, config.block_size, 1)
 
     def pays(blocks: int) -> bool:
-        panes = 0 if rules is None else min(blocks, rules.of_window)
+        panes = 0 if rules is None else min(blocks, rules.blocks_per_window)
         num_bytes = blocks * block_bytes + panes * pane_bytes + slot_bytes
         return num_bytes / READ_RATE < flops.until(blocks * size) / rate
 
@@ -102,6 +102,6 @@ def plan_cache_files(
         slot_bytes=slot_bytes,
         bytes_per_second=READ_RATE,
         flops_per_second=rate,
-        pays_from=None if from_blocks is None else from_blocks * size,
+        min_tokens_to_read=None if from_blocks is None else from_blocks * size,
     )
     return planned, decisions

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from ostinato.plan.graphs.first_fit import ALIGNMENT, first_fit
+from ostinato.plan.graphs.first_fit import ALIGNMENT, pack_buffers
 
 FIXED_BYTES = {"float32": 4, "int32": 4, "int64": 8}
 """Bytes of an element in the dtypes that do not follow the model's."""
 
 
 @dataclass(frozen=True)
-class Call:
+class TraceCall:
     """One call, as a recorder records it. Views are not calls.
 
     A kernel is one call, whichever implementation runs; its own scratch memory does not count. `elements` are those of
@@ -28,18 +28,18 @@ class Call:
     part: str | None = None
     """Part of a layer that the call belongs to, which piecewise graphs may leave out: `attention`, `state` or `moe`."""
     part_number: int = 0
-    casts_from: str | None = None
+    cast_source_dtype: str | None = None
     """Dtype that the call only converts from. If both dtypes are the same, there is no call."""
 
 
 @dataclass(frozen=True)
-class Calls:
+class CallTrace:
     """Calls of one pass over `entries` entries of its inputs, which are tokens or patches.
 
     For n times as many entries each result is n times as large.
     """
 
-    calls: tuple[Call, ...] = ()
+    calls: tuple[TraceCall, ...] = ()
     result: int = 0
     """Number of the call with the result of the whole pass, which stays alive until the next pass."""
     entries: int = 1
@@ -70,7 +70,7 @@ class Calls:
         return -(-max(at_once) // self.entries)
 
 
-NO_CALLS = Calls()
+NO_CALLS = CallTrace()
 
 
 @dataclass(frozen=True)
@@ -83,14 +83,14 @@ class _Step:
 
 
 @lru_cache(maxsize=256)
-def _arena_bytes(calls: Calls, dtype_bytes: int, leaves_out: frozenset[str]) -> int:
+def _arena_bytes(calls: CallTrace, dtype_bytes: int, leaves_out: frozenset[str]) -> int:
     """Return the arena's bytes for `calls.entries` entries.
 
     A tape gives each result a multiple of `ALIGNMENT` bytes for every entry, so that the layout is the same for any
     number of entries.
     """
     steps = _steps(calls, FIXED_BYTES | {"model": dtype_bytes}, leaves_out)
-    return first_fit(*_lives(steps, calls.result), ALIGNMENT * calls.entries).size
+    return pack_buffers(*_lives(steps, calls.result), ALIGNMENT * calls.entries).size
 
 
 def _lives(steps: list[_Step], result: int) -> tuple[dict[int, int], dict[int, tuple[int, int]]]:
@@ -107,7 +107,7 @@ def _lives(steps: list[_Step], result: int) -> tuple[dict[int, int], dict[int, t
     return sizes, lives
 
 
-def _steps(calls: Calls, widths: Mapping[str, int], leaves_out: frozenset[str]) -> list[_Step]:
+def _steps(calls: CallTrace, widths: Mapping[str, int], leaves_out: frozenset[str]) -> list[_Step]:
     steps: list[_Step] = []
     lies_in: dict[int, int | None] = {}  # call -> the call whose result it returns, None if it returns none
     parts: dict[int, list[int]] = {}
@@ -115,7 +115,7 @@ def _steps(calls: Calls, widths: Mapping[str, int], leaves_out: frozenset[str]) 
         if call.part in leaves_out:
             parts.setdefault(call.part_number, []).append(number)
     for number, call in enumerate(calls.calls):
-        if call.casts_from is not None and widths[call.casts_from] == widths[call.dtype]:
+        if call.cast_source_dtype is not None and widths[call.cast_source_dtype] == widths[call.dtype]:
             lies_in[number] = lies_in[call.reads[0]] if call.reads else None
             continue
         members = parts[call.part_number] if call.part in leaves_out else [number]

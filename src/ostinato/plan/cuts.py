@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError, Remedy
-from ostinato.ops.facts import BETWEEN_RANKS, Backend
+from ostinato.ops.facts import COLLECTIVE_OPS, Backend
 from ostinato.plan.decision import Decision
 from ostinato.plan.device.catalogue import DeviceSpec
 from ostinato.plan.graphs.coverage import GraphMode
@@ -51,7 +51,7 @@ WIDTHS: dict[str, tuple[str, ...]] = {
 The specs of the layers say the rest. Models of other architectures cannot be sharded.
 """
 
-COUNTS: dict[type, dict[str, str]] = {
+SHARDED_COUNTS: dict[type, dict[str, str]] = {
     GatedDeltaSpec: {"num_heads": "heads of delta nets", "num_key_heads": "key heads of delta nets"},
     Mamba1Spec: {"channels": "channels of state layers"},
     Mamba2Spec: {"num_heads": "state heads", "num_groups": "groups of state heads"},
@@ -79,7 +79,7 @@ class Rank:
         return self.number == 0
 
 
-ALONE = Rank()
+SINGLE_RANK = Rank()
 """The single rank that has the whole model."""
 
 
@@ -103,14 +103,14 @@ def vocabulary_part(size: int, rank: Rank) -> VocabularyPart:
     return VocabularyPart(min(begin, size - rows), rows, (begin, end))
 
 
-def share_of(spec: ModelSpec, ranks: int) -> ModelSpec:
+def shard(spec: ModelSpec, ranks: int) -> ModelSpec:
     """Return one rank's part of the model, without a weight table, which is derived from the model.
 
     All ranks have the same sizes; norms and routers are whole on each. ConfigError if the model cannot be sharded so.
     """
-    found = problems(spec, ranks)
+    found = sharding_problems(spec, ranks)
     if found:
-        working = [count for count in range(1, MOST + 1) if not problems(spec, count)]
+        working = [count for count in range(1, MOST + 1) if not sharding_problems(spec, count)]
         nearest = [max(c for c in working if c < ranks), *(c for c in working if c > ranks)][:2]
         numbers = ", ".join(map(str, working))
         raise ConfigError(
@@ -131,11 +131,11 @@ def share_of(spec: ModelSpec, ranks: int) -> ModelSpec:
         weights=(),
         head=head,
         ranks=ranks,
-        whole=spec,
+        unsharded=spec,
     )
 
 
-def problems(spec: ModelSpec, ranks: int) -> list[str]:
+def sharding_problems(spec: ModelSpec, ranks: int) -> list[str]:
     """Return the reasons why `ranks` processes cannot share a model, each as a clause; an empty list if they can."""
     if ranks == 1:
         return []
@@ -178,7 +178,7 @@ def _layer(layer: LayerSpec, ranks: int) -> LayerSpec:
     if experts is not None:
         experts = replace(experts, intermediate_size=experts.intermediate_size // ranks)
     return replace(
-        layer, attention=attention, mixer=mixer, experts=experts, weights=(), borrowed=(), activation_elements=0
+        layer, attention=attention, mixer=mixer, experts=experts, weights=(), shared_weights=(), activation_elements=0
     )
 
 
@@ -188,7 +188,7 @@ def _attention(spec: AttentionSpec, ranks: int) -> AttentionSpec:
 
 
 def _problems_of(mixer: Mixer, ranks: int) -> Iterator[str]:
-    for name, what in COUNTS[type(mixer)].items():
+    for name, what in SHARDED_COUNTS[type(mixer)].items():
         count = getattr(mixer, name)
         if count % ranks and not _is_one_group(mixer, name):
             yield f"{count} {what} are no multiple of it"
@@ -200,7 +200,7 @@ def _is_one_group(mixer: Mixer, name: str) -> bool:
 
 def _mixer(mixer: Mixer, ranks: int) -> Any:
     """Return one rank's mixer. A single group is on every rank, with some of its heads; all else is sharded."""
-    names = [name for name in COUNTS[type(mixer)] if not _is_one_group(mixer, name)]
+    names = [name for name in SHARDED_COUNTS[type(mixer)] if not _is_one_group(mixer, name)]
     own: dict[str, Any] = {name: getattr(mixer, name) // ranks for name in names}
     if isinstance(mixer, Mamba2Spec):
         own["norm_spans_ranks"] = mixer.num_groups == 1
@@ -231,7 +231,7 @@ def without_graphs_of_ranks(config: EngineConfig, backend: Backend) -> tuple[Gra
     """
     if config.tensor_parallel_size == 1 or backend == "tape" or config.graph_mode == "none":
         return None
-    reason = f"no graph of backend {backend} holds {' and '.join(BETWEEN_RANKS)} yet"
+    reason = f"no graph of backend {backend} holds {' and '.join(COLLECTIVE_OPS)} yet"
     if config.is_given("graph_mode"):
         raise ConfigError(
             f"graph_mode {config.graph_mode} with tensor_parallel_size {config.tensor_parallel_size}: {reason}",
@@ -242,7 +242,7 @@ def without_graphs_of_ranks(config: EngineConfig, backend: Backend) -> tuple[Gra
 
 def rank_decisions(model: ModelSpec, device: DeviceSpec) -> list[Decision]:
     """Return the decisions that describe each rank's part of the model."""
-    if model.whole is None:
+    if model.unsharded is None:
         return []
     where = "a device each" if device.kind == "cuda" else "all on this machine, whose memory and cores they share"
     parts = ["all figures are those of one rank"]
@@ -250,7 +250,7 @@ def rank_decisions(model: ModelSpec, device: DeviceSpec) -> list[Decision]:
         if layer.attention is not None:
             parts.append(f"{layer.attention.num_heads} attention heads with {layer.attention.num_kv_heads} of keys")
         if layer.mixer is not None:
-            counts = COUNTS[type(layer.mixer)].items()
+            counts = SHARDED_COUNTS[type(layer.mixer)].items()
             parts.append(" in ".join(f"{getattr(layer.mixer, name)} {what}" for name, what in counts))
         if layer.experts is not None:
             parts.append(f"every expert, of width {layer.experts.intermediate_size}")
@@ -267,7 +267,7 @@ def _whole_drafts(model: ModelSpec) -> list[Decision]:
     draft = None if model.drafter is None else model.drafter.model
     if draft is None or draft.ranks == model.ranks:
         return []
-    found = problems(draft, model.ranks)
+    found = sharding_problems(draft, model.ranks)
     why = "; ".join(found) or "a part of its matrices would be quantised in another way than the whole"
     reason = f"the draft model is whole on each rank, which computes all of it: {why}"
     return [Decision("draft.tensor_parallel_size", model.ranks, 1, reason)]

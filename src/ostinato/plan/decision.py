@@ -21,7 +21,7 @@ class Decision:
     reason: str
 
 
-def without_effect(config: EngineConfig, setting: str, why: str) -> Decision:
+def no_effect(config: EngineConfig, setting: str, why: str) -> Decision:
     """Return the decision that a setting keeps its value but changes nothing."""
     value = getattr(config, setting)
     value = list(value) if isinstance(value, tuple) else value

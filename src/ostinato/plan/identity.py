@@ -12,15 +12,15 @@ from ostinato import __version__
 if TYPE_CHECKING:
     from ostinato.plan.plan import Plan
 
-LAYOUT = 1
+CACHE_FORMAT_VERSION = 1
 """Version of the meaning of the bytes. It changes with a layer's arrays or their order."""
 
 
-def cache_identity(plan: Plan) -> dict[str, Any]:
+def cache_fingerprint(plan: Plan) -> dict[str, Any]:
     """Return a plan's part of the identity, besides the weights, as plain data for `json.dumps`."""
     settings, memory = plan.settings, plan.memory
     return {
-        "layout": LAYOUT,
+        "layout": CACHE_FORMAT_VERSION,
         "version": __version__,
         "dtype": settings.dtype,
         "ssm_state_dtype": settings.ssm_state_dtype,
@@ -30,8 +30,8 @@ def cache_identity(plan: Plan) -> dict[str, Any]:
         "block_size": settings.block_size,
         "tensor_parallel_size": settings.tensor_parallel_size,
         "block_bytes": memory.kv_block,
-        "pane_bytes": memory.pane,
-        "pane_window": memory.pane_window,
+        "pane_bytes": memory.window_block,
+        "pane_window": memory.sliding_window,
         "slot_bytes": memory.state_slot,
         "rope": str(settings.rope),
         "max_model_len": settings.max_model_len if settings.rope is not None else None,

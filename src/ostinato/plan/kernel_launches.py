@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from ostinato.ops.blocks.formats import BLOCK_FORMATS
-from ostinato.ops.facts import OPERATIONS, with_asked
+from ostinato.ops.facts import OPERATIONS, call_with_known
 from ostinato.ops.launches.table import Launch
 from ostinato.plan.encoder.needs import ENCODER_OPS, TAPS
 from ostinato.plan.graphs.capture_plan import CapturePlan
@@ -31,7 +31,7 @@ is cuBLAS's, which no table lists.
 """
 
 
-def step_sizes(capture: CapturePlan, limits: Limits, tokens_per_row: int) -> list[StepSize]:
+def planned_step_sizes(capture: CapturePlan, limits: Limits, tokens_per_row: int) -> list[StepSize]:
     """Return the sizes of all graphs and of the largest step: decode steps first, from one row on."""
     rows = sorted({1, *capture.rows, limits.max_num_seqs})
     decode = [(count * width, count) for width in sorted({1, tokens_per_row}) for count in rows]
@@ -72,7 +72,7 @@ def _with_launches(
     of_one_row = 0
     for sizes in _distinct(_sizes_of(op, model)):
         for tokens, rows in steps:
-            launches = with_asked(row.launches, {**of_all, "tokens": tokens, "rows": rows, **sizes})
+            launches = call_with_known(row.launches, {**of_all, "tokens": tokens, "rows": rows, **sizes})
             found += [launch for launch in launches if launch not in found]
             of_one_row = of_one_row or len(launches)
     return replace(choice, launches=tuple(found), launches_per_call=IN_DECODE.get(op, max(of_one_row, 1)))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ostinato.errors import ConfigError, Remedy
-from ostinato.ops.facts import BETWEEN_RANKS, OPERATIONS, Backend, Implementation, Limited, called_by, parts
+from ostinato.ops.facts import COLLECTIVE_OPS, OPERATIONS, Backend, Implementation, Limited, ops_called_by, parts
 from ostinato.ops.launches.table import Launch
 from ostinato.plan.device.catalogue import DeviceSpec
 from ostinato.plan.device.instruction_sets import has_matrix_units, multiplies_all_in_integers, multiplies_integers
@@ -52,13 +52,13 @@ def choose_kernels(
     sizes = _limited_sizes(model)
     choices = {op: _choose(op, device, setting, deterministic, formats, sizes) for op in ops}
     if setting in ("native", "triton"):
-        lacking = [op for op, choice in choices.items() if choice.implementation != setting and op not in BETWEEN_RANKS]
+        lacking = [op for op, choice in choices.items() if choice.implementation != setting and op not in COLLECTIVE_OPS]
         if lacking:
             raise ConfigError(
                 f"kernels {setting}: there are none for {', '.join(lacking)} here ({choices[lacking[0]].reason})",
                 [Remedy("kernels", "auto"), Remedy("kernels", "reference")],
             )
-    lacking = [op for op, choice in choices.items() if choice.implementation != "native" and op not in BETWEEN_RANKS]
+    lacking = [op for op, choice in choices.items() if choice.implementation != "native" and op not in COLLECTIVE_OPS]
     if deterministic and lacking:
         raise ConfigError(
             f"deterministic needs native kernels, and there are none for {', '.join(lacking)} here "
@@ -92,7 +92,7 @@ def _choose(
     formats: frozenset[str],
     sizes: Mapping[Limited, int],
 ) -> KernelChoice:
-    if op in BETWEEN_RANKS:
+    if op in COLLECTIVE_OPS:
         implementation, reason = "reference", "ranks wait for each other in it"
     elif setting == "reference":
         implementation, reason = "reference", "kernels is reference"
@@ -144,7 +144,7 @@ def ops_of(kernels: Mapping[str, KernelChoice], implementation: str) -> list[str
 
 def not_capturable_in_decode(kernels: Mapping[str, KernelChoice]) -> list[str]:
     """Return the operations of a decode step that no graph can hold. If there are any, there are no full graphs."""
-    not_called = called_by("prefill", "encoder")
+    not_called = ops_called_by("prefill", "encoder")
     return [op for op, choice in kernels.items() if not choice.capturable and op not in not_called]
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
-from ostinato.ops.facts import OPERATIONS, in_prompts
-from ostinato.plan.calls import Calls
+from ostinato.ops.facts import OPERATIONS, prefill_op
+from ostinato.plan.calls import CallTrace
 from ostinato.plan.graphs.capture_plan import CapturePlan, CaptureTime
 from ostinato.plan.kernels import KernelChoice
 from ostinato.plan.model import ModelSpec
@@ -39,7 +39,7 @@ RUNS_BEFORE_CAPTURE = 2
 """Eager runs of a step before its capture: one to record it, one to warm up."""
 
 
-def launches_of(calls: Calls, kernels: Mapping[str, KernelChoice], leaves_out: Collection[str] = ()) -> int:
+def launches_of(calls: CallTrace, kernels: Mapping[str, KernelChoice], leaves_out: Collection[str] = ()) -> int:
     """Return the launches of one pass over `calls`, without the parts that a graph `leaves_out`."""
     return sum(
         launches_of_call(call.operation, kernels)
@@ -54,7 +54,7 @@ def step_launches(model: ModelSpec, kernels: Mapping[str, KernelChoice], *, deco
     if not decodes:
         # The calls are those of a decode step; in a prompt a scan replaces the recurrence.
         named = [call.operation for call in model.calls.calls if call.operation in OPERATIONS]
-        own += sum(launches_of_call(in_prompts(name), kernels) - launches_of_call(name, kernels) for name in named)
+        own += sum(launches_of_call(prefill_op(name), kernels) - launches_of_call(name, kernels) for name in named)
     return own + launches_of_call("linear", kernels) + launches_of_call("sample", kernels)
 
 
@@ -100,7 +100,7 @@ class _Graph(NamedTuple):
     segments: int = 1
 
 
-def _graphs(capture: CapturePlan, calls: Calls, kernels: Mapping[str, KernelChoice]) -> list[_Graph]:
+def _graphs(capture: CapturePlan, calls: CallTrace, kernels: Mapping[str, KernelChoice]) -> list[_Graph]:
     whole, kept = launches_of(calls, kernels), launches_of(calls, kernels, capture.splits)
     left_out = {call.part_number for call in calls.calls if call.part in capture.splits}
     full = len(capture.rows) * len(capture.tokens_per_row)

@@ -94,7 +94,7 @@ class LayerSpec:
     experts: ExpertsSpec | None = None
     activation_elements: int = 0
     weights: tuple[Weight, ...] = ()
-    borrowed: tuple[Weight, ...] = ()
+    shared_weights: tuple[Weight, ...] = ()
     """Rows of weights that it uses and another layer has, named as if they were in this layer too."""
     use: int | None = None
     """Index of this use, for a layer whose block is shared with other layers."""
@@ -112,7 +112,7 @@ class LayerSpec:
     @cached_property
     def used_parameters(self) -> int:
         """Number of `parameters` and of those that it borrows."""
-        return self.parameters + num_elements(self.borrowed, in_float32=False)
+        return self.parameters + num_elements(self.shared_weights, in_float32=False)
 
     @cached_property
     def expert_parameters(self) -> int:
@@ -127,7 +127,7 @@ class LayerSpec:
     @cached_property
     def linears(self) -> tuple[Weight, ...]:
         """Matrices that it multiplies with and that can be quantised, except the experts'."""
-        used = (*self.weights, *self.borrowed)
+        used = (*self.weights, *self.shared_weights)
         return tuple(weight for weight in used if weight.can_be_quantised and weight.role != "experts")
 
     @cached_property

@@ -28,14 +28,14 @@ class Limits:
     max_model_len: int
 
 
-def least_batched_tokens(max_num_seqs: int, slots_per_request: int, block_size: int) -> int:
+def min_batched_tokens(max_num_seqs: int, slots_per_request: int, block_size: int) -> int:
     """Return the smallest `max_num_batched_tokens`: a full decode step and one block of prefill tokens."""
     return max_num_seqs * slots_per_request + block_size
 
 
 def lowest_batched_tokens(max_num_seqs: int, slots_per_request: int, block_size: int) -> int:
     """Return the smallest value that an open `max_num_batched_tokens` is lowered to."""
-    return max(LOWEST_BATCHED_TOKENS, least_batched_tokens(max_num_seqs, slots_per_request, block_size))
+    return max(LOWEST_BATCHED_TOKENS, min_batched_tokens(max_num_seqs, slots_per_request, block_size))
 
 
 def wanted_limits(
@@ -55,7 +55,7 @@ def wanted_limits(
     return Limits(rows, tokens, max_model_len), [*row_decisions, *decisions]
 
 
-def least_model_len(config: EngineConfig) -> int:
+def min_model_len(config: EngineConfig) -> int:
     """Return the smallest `max_model_len` that is compatible with the other settings.
 
     It has room for the expected prefix. With drafts it has room for a prompt token, the token that drafts follow, the
@@ -74,7 +74,7 @@ def _check_drafts(config: EngineConfig, max_model_len: int) -> None:
         f"num_speculative_tokens {count} is more than a request of max_model_len {max_model_len} can have: its prompt, "
         "the token that drafts follow and the one behind them leave room for "
     )
-    longer = Remedy("max_model_len", least_model_len(config))
+    longer = Remedy("max_model_len", min_model_len(config))
     if most < 1:
         raise ConfigError(f"{message}none", [Remedy("speculative", None), longer])
     raise ConfigError(f"{message}{most}", [Remedy("speculative", config.speculative.with_tokens(most)), longer])
@@ -138,7 +138,7 @@ def _lower_for_one_request(
 def _wanted_rows_and_tokens(config: EngineConfig, kind: str, slots_per_request: int) -> tuple[int, int, list[Decision]]:
     default_rows, default_tokens = DEFAULT_MAX_NUM_SEQS[kind], DEFAULT_MAX_NUM_BATCHED_TOKENS[kind]
     rows, tokens = config.max_num_seqs or default_rows, config.max_num_batched_tokens or default_tokens
-    least = least_batched_tokens(rows, slots_per_request, config.block_size)
+    least = min_batched_tokens(rows, slots_per_request, config.block_size)
     if tokens >= least:
         return rows, tokens, []
     most_rows = (tokens - config.block_size) // slots_per_request
@@ -157,7 +157,7 @@ def _wanted_rows_and_tokens(config: EngineConfig, kind: str, slots_per_request: 
             [Decision("max_num_seqs", default_rows, most_rows, f"lowered, since {rule}")],
         )
     given_rows = rows if config.is_given("max_num_seqs") else 1
-    least = least_batched_tokens(given_rows, slots_per_request, config.block_size)
+    least = min_batched_tokens(given_rows, slots_per_request, config.block_size)
     remedies = [Remedy("max_num_batched_tokens", least)]
     if config.is_given("max_num_seqs") and most_rows >= 1:
         remedies.append(Remedy("max_num_seqs", most_rows))

@@ -152,7 +152,7 @@ StoredDeltaNet = Literal["apart", "by_key_head", "beta_by_key_head", "one_by_one
 class GatedDeltaSpec:
     """Gated delta net of one layer: each head has a matrix from keys to values.
 
-    Adjacent heads share a key head; with `keys_take_turns`, head i has key head i % `num_key_heads`. A head has one
+    Adjacent heads share a key head; with `interleaved_key_heads`, head i has key head i % `num_key_heads`. A head has one
     decay, or with `per_channel` one per channel of its keys (Kimi's).
     """
 
@@ -161,7 +161,7 @@ class GatedDeltaSpec:
     key_dim: int
     value_dim: int
     conv_kernel: int
-    keys_take_turns: bool = False
+    interleaved_key_heads: bool = False
     per_channel: bool = False
 
     kind: ClassVar[str] = "delta net"

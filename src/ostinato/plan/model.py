@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-from ostinato.plan.calls import NO_CALLS, Calls
+from ostinato.plan.calls import NO_CALLS, CallTrace
 from ostinato.plan.layers import AttentionSpec, LayerSpec
 from ostinato.plan.quantization import AnyQuantization, BlockQuantization
 from ostinato.plan.rope import RopeSpec
@@ -36,9 +36,9 @@ class DrafterSpec:
     model: ModelSpec | None = None
     quantization: AnyQuantization | None = None
     """Quantization of a prediction head."""
-    calls: Calls = NO_CALLS
+    calls: CallTrace = NO_CALLS
     """Calls for one token of a prediction head's draft."""
-    step_calls: Calls = NO_CALLS
+    step_calls: CallTrace = NO_CALLS
     """Calls for one token of the target model and of the head that follows it."""
 
     @property
@@ -98,7 +98,7 @@ class ModelSpec:
     hyperparameters: Any
     ops: tuple[str, ...] = ()
     """Names of the ops/ functions that the model calls."""
-    calls: Calls = NO_CALLS
+    calls: CallTrace = NO_CALLS
     """Calls for one token of a decode row."""
     weights: tuple[Weight, ...] = ()
     """Weights outside the layers: embedding, final norm and, if not tied, the LM head."""
@@ -120,7 +120,7 @@ class ModelSpec:
     """Encoder of images, for models that have one."""
     ranks: int = 1
     """Number of processes that share the model; the sizes above are those of one."""
-    whole: ModelSpec | None = None
+    unsharded: ModelSpec | None = None
     """The whole model, if it is sharded."""
     given_tokens: int | None = None
     """Number of token ids that have a text in the tokenizer given in place of the checkpoint's, if one was given."""
@@ -192,14 +192,14 @@ class ModelSpec:
     @property
     def is_in_order(self) -> bool:
         """True if matmuls must reorder their inputs first (act-order)."""
-        return any(each.in_order for each in self.quantizations)
+        return any(each.has_act_order for each in self.quantizations)
 
     @property
     def gathers_inputs(self) -> bool:
         """True if ranks must gather the inputs that are sharded among them, because groups are in act-order."""
         draft = None if self.drafter is None else self.drafter.model
         shared = [each.quantization for each in (self, draft) if each is not None and each.ranks > 1]
-        return any(each is not None and each.in_order for each in shared)
+        return any(each is not None and each.has_act_order for each in shared)
 
     @property
     def mapped_bytes(self) -> int:
@@ -239,7 +239,7 @@ class ModelSpec:
 def _under(layers: tuple[LayerSpec, ...], prefix: str) -> Iterator[Weight]:
     for i, layer in enumerate(layers):
         for weight in layer.weights:
-            yield weight.under(f"{prefix}layers.{i}.")
+            yield weight.with_prefix(f"{prefix}layers.{i}.")
 
 
 def _in_layers(layers: tuple[LayerSpec, ...]) -> int:

@@ -11,17 +11,17 @@ from typing import Any
 
 from ostinato.config import EngineConfig
 from ostinato.errors import CapacityError, ConfigError
-from ostinato.plain_data import from_plain, load_json, save_json, to_plain
+from ostinato.plain_data import from_plain, load_json, save_json, to_json_data
 from ostinato.plan.cache_files import CacheFilesPlan, plan_cache_files
 from ostinato.plan.cuts import rank_decisions
 from ostinato.plan.decision import Decision
 from ostinato.plan.device.catalogue import DeviceSpec
 from ostinato.plan.encoder.choice import EncoderPlan
 from ostinato.plan.fitting.costs import graph_cost
-from ostinato.plan.fitting.fit import DoesNotFit, Fit, fit
+from ostinato.plan.fitting.fit import FitError, FitResult, fit
 from ostinato.plan.fitting.settle import utilization
 from ostinato.plan.graphs.capture_plan import CapturePlan, choose_capture, plan_capture
-from ostinato.plan.kernel_launches import step_sizes, with_launches
+from ostinato.plan.kernel_launches import planned_step_sizes, with_launches
 from ostinato.plan.kernels import KernelChoice, backend_of
 from ostinato.plan.launching import capture_time
 from ostinato.plan.memory.cache_split import MemoryPlan, kv_block_bytes, state_slot_bytes
@@ -31,7 +31,7 @@ from ostinato.plan.model import DTYPE_BYTES, ModelSpec
 from ostinato.plan.overlap import choose_overlap
 from ostinato.plan.prediction import Prediction, plan_prediction
 from ostinato.plan.quantization_setting import expansion_decisions, quantization_decisions
-from ostinato.plan.remedies import advice, capacity_remedies, least_memory, working_remedies
+from ostinato.plan.remedies import advice, capacity_remedies, min_memory, working_remedies
 from ostinato.plan.rope import resolve_rope
 from ostinato.plan.settings import EffectiveSettings
 from ostinato.plan.speculation.draft_capture import draft_capture
@@ -117,7 +117,7 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as plain data, ready for `json.dumps`. A section that the engine does not have is null."""
-        data: dict[str, Any] = to_plain(self)
+        data: dict[str, Any] = to_json_data(self)
         return data
 
     def _repr_html_(self) -> str:
@@ -154,9 +154,9 @@ def make_plan(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Pla
         fitted = fit(config, model, device)
         flops = prefill_flops(fitted.settled.model)
         cache_files, of_files = plan_cache_files(config, fitted, device, flops)
-    except DoesNotFit as failure:
+    except FitError as failure:
         remedies = capacity_remedies(failure, config, model, device)
-        least = None if remedies else least_memory(config, model, device)
+        least = None if remedies else min_memory(config, model, device)
         raise CapacityError(f"{failure.message}; {advice(failure, remedies, least)}", remedies) from None
     except ConfigError as error:
         raise ConfigError(error.message, working_remedies(error.remedies, config, model, device)) from None
@@ -200,7 +200,7 @@ def make_plan(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Pla
     kernels = with_launches(
         settled.kernels,
         model,
-        step_sizes(capture, fitted.limits, settled.slots_per_request),
+        planned_step_sizes(capture, fitted.limits, settled.slots_per_request),
         dtype=dtype,
         capability=device.capability,
         max_model_len=fitted.limits.max_model_len,
@@ -210,7 +210,7 @@ def make_plan(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Pla
         model=_summary(fitted),
         # The prediction contains the rates that it is based on.
         device=replace(device, rates=()),
-        settings=EffectiveSettings.of(
+        settings=EffectiveSettings.from_config(
             config,
             rope=rope,
             quantization=model.quantization,
@@ -249,7 +249,7 @@ def make_plan(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Pla
     )
 
 
-def _summary(fitted: Fit) -> ModelSummary:
+def _summary(fitted: FitResult) -> ModelSummary:
     model, dtype = fitted.settled.model, fitted.settled.dtype
     own = replace(model, drafter=None)
     return ModelSummary(
@@ -295,7 +295,7 @@ def _vision_summary(vision: VisionSpec) -> VisionSummary:
     )
 
 
-def _capture(fitted: Fit) -> CapturePlan:
+def _capture(fitted: FitResult) -> CapturePlan:
     settled, limits = fitted.settled, fitted.limits
     return plan_capture(
         settled.config,
@@ -309,7 +309,7 @@ def _capture(fitted: Fit) -> CapturePlan:
     )
 
 
-def _timed(fitted: Fit, planned: CapturePlan, kernels: Mapping[str, KernelChoice]) -> CapturePlan:
+def _timed(fitted: FitResult, planned: CapturePlan, kernels: Mapping[str, KernelChoice]) -> CapturePlan:
     """Return the capture plan with the time that capturing takes on a GPU."""
     settled, limits = fitted.settled, fitted.limits
     budgets = 0 if fitted.encoder is None else len(fitted.encoder.token_budgets)

@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
-from ostinato.ops.facts import OPERATIONS, in_prompts
-from ostinato.ops.work import KernelWork, StepShape
+from ostinato.ops.facts import OPERATIONS, prefill_op
+from ostinato.ops.work import KernelCost, StepShape
 from ostinato.plan.device.catalogue import DeviceSpec
-from ostinato.plan.device.rates import KernelRate, Rates, Way
+from ostinato.plan.device.rates import KernelRate, Rates, StepKind
 from ostinato.plan.kernels import KernelChoice
 from ostinato.plan.launching import LAUNCH_SECONDS, step_launches
 from ostinato.plan.limits import Limits
-from ostinato.plan.memory.kernel_work import LOGITS, Part, kernel_parts
+from ostinato.plan.memory.kernel_work import LOGITS, KernelCostPart, kernel_parts
 from ostinato.plan.model import DTYPE_BYTES, ModelSpec
 
 ROWS = {"cpu": (1, 8, 32), "cuda": (1, 8, 32, 128, 256)}
@@ -88,7 +88,7 @@ class Prediction:
 
 
 @dataclass(frozen=True)
-class Machine:
+class StepPredictor:
     """Predictor of step times for a model with its dtypes on a machine.
 
     It uses measured `rates`, or without them only the machine's `bandwidth` (bytes per second) and `product_rate`
@@ -107,22 +107,22 @@ class Machine:
     def predict(self, step: StepShape) -> PredictedStep:
         """Return the predicted time of a step and of its parts."""
         parts: defaultdict[str, float] = defaultdict(float)
-        works: dict[str, KernelWork] = {}
+        works: dict[str, KernelCost] = {}
         for part in kernel_parts(self.model, self.dtype, self.ssm_state_dtype, step, self.kv_cache_dtype):
             parts[part.name] += self._seconds(part, step)
-            works[part.name] = works.get(part.name, KernelWork()) + part.work
+            works[part.name] = works.get(part.name, KernelCost()) + part.work
         if self.rates is not None:
-            way: Way = "decode" if step.decodes else "prompt"
+            way: StepKind = "decode" if step.decodes else "prompt"
             for name, (calls, elements) in self._calls.items():
                 # The calls are those of a decode step; in a prompt a scan replaces the recurrence.
-                instead = name if step.decodes else in_prompts(name)
+                instead = name if step.decodes else prefill_op(name)
                 parts[instead] += calls * self.rates.call_seconds
                 if OPERATIONS[name].work is None and elements:
-                    passed = KernelWork(elements * step.tokens * DTYPE_BYTES[self.dtype])
+                    passed = KernelCost(elements * step.tokens * DTYPE_BYTES[self.dtype])
                     measured = self._points(name if name in PASSES else PASSES[0], self.dtype, way)
                     parts[name] += seconds_at(measured, passed, step.tokens)
             parts[ENGINE] = self.rates.step_seconds + step.rows * self.rates.row_seconds
-        largest = works.get(max(parts, key=lambda name: parts[name]), KernelWork())
+        largest = works.get(max(parts, key=lambda name: parts[name]), KernelCost())
         waits_for_memory = largest.num_bytes / self.bandwidth >= largest.flops / self.product_rate
         return PredictedStep(
             step.rows,
@@ -143,7 +143,7 @@ class Machine:
                 found[call.operation] = calls + 1, elements + call.elements
         return found
 
-    def _seconds(self, part: Part, step: StepShape) -> float:
+    def _seconds(self, part: KernelCostPart, step: StepShape) -> float:
         if self.rates is None:
             return max(part.work.num_bytes / self.bandwidth, part.work.flops / self.product_rate)
         if part.operation == "moe":
@@ -153,10 +153,10 @@ class Machine:
         if part.operation == "linear":
             tokens = step.tokens if step.decodes or part.name != LOGITS else step.rows
             return seconds_at(self._points("linear", part.storage), part.work, tokens)
-        way: Way = "decode" if step.decodes else "prompt"
+        way: StepKind = "decode" if step.decodes else "prompt"
         return seconds_at(self._points(part.operation, part.storage, way), part.work, step.tokens)
 
-    def _points(self, operation: str, storage: str, way: Way | None = None) -> list[KernelRate]:
+    def _points(self, operation: str, storage: str, way: StepKind | None = None) -> list[KernelRate]:
         """Return the measurements of a kernel, by number of tokens; `way` None: however the tokens belong to rows."""
         assert self.rates is not None, "only what was measured has points"
         found = [
@@ -167,7 +167,7 @@ class Machine:
         return sorted(found, key=lambda each: each.tokens)
 
 
-def seconds_at(points: Sequence[KernelRate], work: KernelWork, tokens: float) -> float:
+def seconds_at(points: Sequence[KernelRate], work: KernelCost, tokens: float) -> float:
     """Return the time of `work` with `tokens` tokens, interpolated from measurements with other numbers of tokens.
 
     The result is the larger of the times for its bytes and for its arithmetic. Between two numbers of tokens the time
@@ -241,13 +241,13 @@ def make_machine(
     dtype: str,
     ssm_state_dtype: str,
     kv_cache_dtype: str,
-) -> Machine | None:
+) -> StepPredictor | None:
     """Return a predictor with measured rates, or without them with the device's own; None if it has none."""
     if rates is not None:
-        return Machine(model, dtype, ssm_state_dtype, rates.bandwidth, rates.product_rate, rates, kv_cache_dtype)
+        return StepPredictor(model, dtype, ssm_state_dtype, rates.bandwidth, rates.product_rate, rates, kv_cache_dtype)
     if device.bandwidth is None or device.peak_rates is None:
         return None
-    return Machine(
+    return StepPredictor(
         model, dtype, ssm_state_dtype, device.bandwidth, device.peak_rates[dtype], kv_cache_dtype=kv_cache_dtype
     )
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from ostinato.ops.blocks.formats import BLOCK_FORMATS, Blocks, merged
+from ostinato.ops.blocks.formats import BLOCK_FORMATS, Blocks, merge_adjacent
 from ostinato.ops.blocks.formats import num_bytes as bytes_of_blocks
 from ostinato.plan.weights import Weight
 
@@ -37,7 +37,7 @@ class Quantization:
     group_size: int | None = None
     ignore: tuple[str, ...] = ()
     ignores_stacks: bool = False
-    numbers: Literal["int8"] = "int8"
+    storage: Literal["int8"] = "int8"
 
     @property
     def name(self) -> str:
@@ -45,7 +45,7 @@ class Quantization:
         return "int8" if self.group_size is None else f"int8_g{self.group_size}"
 
     @property
-    def in_order(self) -> bool:
+    def has_act_order(self) -> bool:
         """False: only weights in blocks may be in act-order."""
         return False
 
@@ -82,7 +82,7 @@ class BlockQuantization:
     blocks fill its rows. Exceptions are the names in `ignore`, as in `Quantization`, matrices whose rows no blocks
     fill, and those with fewer than `least_rows` rows. The LM head has the format `head`, if that is given.
 
-    With `in_order` the elements of a row are sorted by their groups, and a matmul also reads the order of its inputs,
+    With `has_act_order` the elements of a row are sorted by their groups, and a matmul also reads the order of its inputs,
     `ORDER_BYTES` for each. Experts are not in blocks then, as one input goes to several.
 
     `runs` are tensors that directly follow one another in the file, in the layout that kernels read: a weight whose
@@ -95,9 +95,9 @@ class BlockQuantization:
     ignores_stacks: bool = False
     head: str | None = None
     least_rows: int = 0
-    runs: tuple[tuple[str, ...], ...] = ()
-    in_order: bool = False
-    numbers: Literal["blocks"] = "blocks"
+    contiguous_tensors: tuple[tuple[str, ...], ...] = ()
+    has_act_order: bool = False
+    storage: Literal["blocks"] = "blocks"
 
     @property
     def name(self) -> str:
@@ -139,7 +139,7 @@ class BlockQuantization:
         """Return the bytes of a weight in blocks."""
         blocks = self.blocks_of(weight)
         assert blocks is not None, "it is in blocks"
-        of_order = ORDER_BYTES * weight.in_size if self.in_order else 0
+        of_order = ORDER_BYTES * weight.in_size if self.has_act_order else 0
         return bytes_of_blocks(blocks, weight.in_size) * (weight.out_size // sum(rows for _, rows in blocks)) + of_order
 
     def blocks_of(self, weight: Weight) -> Blocks | None:
@@ -148,7 +148,7 @@ class BlockQuantization:
         None for weights that stay in the model's dtype: those that the file has so, even in part; gated matrices whose
         parts have different formats, and the other matrix of such experts.
         """
-        if self.in_order and weight.role == "experts":
+        if self.has_act_order and weight.role == "experts":
             return None
         rows = weight.shape[-2] if weight.role == "experts" else weight.out_size
         if self.format is not None:
@@ -163,7 +163,7 @@ class BlockQuantization:
             each_has_one = len(set(kinds)) == len(others) == 1 and None not in others
             return ((str(kinds[0]), rows),) if each_has_one else None
         sizes = weight.sizes or (rows // len(kinds),) * len(kinds)
-        blocks = merged(tuple((str(kind), size) for kind, size in zip(kinds, sizes, strict=True)))
+        blocks = merge_adjacent(tuple((str(kind), size) for kind, size in zip(kinds, sizes, strict=True)))
         return None if weight.is_gated and len(blocks) > 1 else blocks
 
     def is_mapped(self, weight: Weight) -> bool:
@@ -172,7 +172,7 @@ class BlockQuantization:
         The plan, the memory split and the loader call this: a weight that must be laid out anew while loading, for
         whatever reason, must return False here.
         """
-        if weight.role == "experts" or weight.interleaved or not self.quantises(weight):
+        if weight.role == "experts" or weight.row_interleave or not self.quantises(weight):
             return False
         places = [self._places.get(name) for name in weight.names]
         first = places[0]
@@ -205,7 +205,7 @@ class BlockQuantization:
         """
         numbers: dict[str, int] = {}
         number = 0
-        for run in self.runs:
+        for run in self.contiguous_tensors:
             for name in run:
                 numbers |= dict.fromkeys(spellings(name), number)
                 number += 1

@@ -17,7 +17,7 @@ from ostinato.plan.quantization import ORDER_BYTES, AnyQuantization, BlockQuanti
 from ostinato.plan.stored_weights import StoredWeights
 from ostinato.units import format_bytes
 
-LEAST_ROWS = 128
+MIN_ROWS = 128
 """Minimum rows of a matrix that is quantised to 4 bits.
 
 Smaller projections, such as those of time steps, take almost no time and are the first to suffer.
@@ -30,9 +30,9 @@ GIVEN: dict[str, AnyQuantization | None] = {
     "none": None,
     "int8": Quantization(None),
     "int8_g128": Quantization(128),
-    "int4": BlockQuantization((), "int4_g128", head=HEAD, least_rows=LEAST_ROWS),
-    "int4_g64": BlockQuantization((), "int4_g64", head=HEAD, least_rows=LEAST_ROWS),
-    "int4_g32": BlockQuantization((), "int4_g32", head=HEAD, least_rows=LEAST_ROWS),
+    "int4": BlockQuantization((), "int4_g128", head=HEAD, least_rows=MIN_ROWS),
+    "int4_g64": BlockQuantization((), "int4_g64", head=HEAD, least_rows=MIN_ROWS),
+    "int4_g32": BlockQuantization((), "int4_g32", head=HEAD, least_rows=MIN_ROWS),
 }
 """Value of the setting -> quantization."""
 
@@ -67,7 +67,7 @@ def _choose(config: EngineConfig, model: ModelSpec, whose: str, device_kind: str
     runs_as = None if stored is None else stored.quantization(_read_formats(config, model, device_kind))
     if config.quantization == "auto" and model.stored_formats and not _expands_because(config, model, device_kind):
         # A GPU cannot read the file's pages, so runs do not matter.
-        return BlockQuantization(model.stored_formats, runs=model.stored_runs if device_kind == "cpu" else ())
+        return BlockQuantization(model.stored_formats, contiguous_tensors=model.stored_runs if device_kind == "cpu" else ())
     if config.quantization == "auto":
         return runs_as
     wanted = GIVEN[config.quantization]
@@ -193,7 +193,7 @@ def _decisions(
     kept = "routers, norms and convolutions" if experts else "norms and convolutions"
     kept = kept if model.vision is None else f"the encoder of images, {kept}"
     if isinstance(chosen, BlockQuantization):
-        if experts and chosen.in_order:
+        if experts and chosen.has_act_order:
             also = f"; experts are expanded to {dtype}, as each would need an order of its inputs (act-order);"
         if chosen.head is not None and chosen.quantises(linears[-1]):
             head += f" in 8 bits ({chosen.head})"
@@ -204,7 +204,7 @@ def _decisions(
         f"the weights take {format_bytes(model.weight_bytes(dtype))} instead of "
         f"{format_bytes(replace(model, quantization=None).weight_bytes(dtype))}",
     ]
-    if chosen.in_order:
+    if chosen.has_act_order:
         orders = sum(ORDER_BYTES * weight.in_size for weight in model.table if chosen.quantises(weight))
         parts.append(
             "the elements of a row are sorted by their groups (act-order), and a product puts its inputs in that order "

@@ -10,10 +10,10 @@ from typing import Any
 from ostinato.config import EngineConfig
 from ostinato.errors import OstinatoError, Remedy
 from ostinato.plan.device.catalogue import DeviceSpec
-from ostinato.plan.fitting.fit import DoesNotFit, fit, fit_with
+from ostinato.plan.fitting.fit import FitError, fit, fit_with
 from ostinato.plan.fitting.settle import DEFAULT_MEMORY_UTILIZATION
 from ostinato.plan.graphs.coverage import PIECEWISE_MODES
-from ostinato.plan.limits import least_batched_tokens, least_model_len
+from ostinato.plan.limits import min_batched_tokens, min_model_len
 from ostinato.plan.memory.cache_split import cache_need
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.search import largest, smallest
@@ -24,12 +24,12 @@ Works = Callable[[str, Any], bool]
 CACHE_STEPS = 32
 """Sizes of the cache that are tried before bisecting between two of them."""
 
-MOST_MEMORY = 2**50
+MAX_MEMORY = 2**50
 """Upper bound, in bytes, of the search for a device memory that would do."""
 
-LOWEST: dict[str, Callable[[EngineConfig], int]] = {
+MIN_VALUES: dict[str, Callable[[EngineConfig], int]] = {
     "max_num_seqs": lambda _: 1,
-    "max_model_len": least_model_len,
+    "max_model_len": min_model_len,
     "expected_prefix_tokens": lambda _: 1,
     "encoder_max_items_per_batch": lambda _: 1,
     "encoder_cache_tokens": lambda _: 1,
@@ -50,16 +50,16 @@ def working_remedies(
         if works(remedy.setting, remedy.value):
             found.append(remedy)
         elif remedy.setting == "speculative":
-            found += fewer_drafts(config, works)
+            found += remedy_fewer_drafts(config, works)
         elif remedy.setting == "encoder_token_budgets":
             found += _without_budgets(config, works)
-        elif remedy.setting in LOWEST:
+        elif remedy.setting in MIN_VALUES:
             value = _largest_below(remedy.value, remedy.setting, config, works)
             found += [Remedy(remedy.setting, value)] if value is not None else []
     return found
 
 
-def capacity_remedies(failure: DoesNotFit, config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> list[Remedy]:
+def capacity_remedies(failure: FitError, config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> list[Remedy]:
     """Return one remedy for each setting that has a working value, with all other settings unchanged."""
     works = _works_with(config, model, device)
     found: dict[str, Any] = {
@@ -78,10 +78,10 @@ def capacity_remedies(failure: DoesNotFit, config: EngineConfig, model: ModelSpe
     remedies = [Remedy(setting, value) for setting, value in found.items() if value is not None]
     if found["encoder_token_budgets"] is None:
         remedies += _without_budgets(config, works)
-    return remedies + fewer_drafts(config, works)
+    return remedies + remedy_fewer_drafts(config, works)
 
 
-def least_memory(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> int | None:
+def min_memory(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> int | None:
     """Return the smallest device memory in bytes with which it fits, or None if none is enough.
 
     It is in whole MiB, and more than the device has.
@@ -94,11 +94,11 @@ def least_memory(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> 
             return False
         return True
 
-    least = smallest(device.memory_bytes // MiB + 1, MOST_MEMORY // MiB, fits)
+    least = smallest(device.memory_bytes // MiB + 1, MAX_MEMORY // MiB, fits)
     return None if least is None else least * MiB
 
 
-def advice(failure: DoesNotFit, remedies: list[Remedy], least: int | None) -> str:
+def advice(failure: FitError, remedies: list[Remedy], least: int | None) -> str:
     """Return the remedies as one sentence, such as "lower max_num_seqs to at most 512, or raise ...".
 
     Without remedies it names `least`, the memory that a device needs.
@@ -137,7 +137,7 @@ def _works_with(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> W
 
 
 def _largest_below(value: int, setting: str, config: EngineConfig, works: Works) -> int | None:
-    return largest(LOWEST[setting](config), value - 1, partial(works, setting))
+    return largest(MIN_VALUES[setting](config), value - 1, partial(works, setting))
 
 
 def _less_of_given(setting: str, config: EngineConfig, works: Works) -> int | None:
@@ -164,21 +164,21 @@ def _no_encoder_graphs(config: EngineConfig, model: ModelSpec, works: Works) -> 
     return "none" if works("encoder_graph_mode", "none") else None
 
 
-def _max_num_batched_tokens(failure: DoesNotFit, config: EngineConfig, works: Works) -> int | None:
+def _max_num_batched_tokens(failure: FitError, config: EngineConfig, works: Works) -> int | None:
     budget = failure.budget
-    least = least_batched_tokens(config.max_num_seqs or 1, budget.slots_per_request, budget.block_size)
+    least = min_batched_tokens(config.max_num_seqs or 1, budget.slots_per_request, budget.block_size)
     highest = failure.limits.max_num_batched_tokens - 1
     return largest(least, highest, partial(works, "max_num_batched_tokens"))
 
 
-def _max_capture_size(failure: DoesNotFit, config: EngineConfig, works: Works) -> int | None:
+def _max_capture_size(failure: FitError, config: EngineConfig, works: Works) -> int | None:
     """Return the largest capture size that works; None with given sizes, which contain their largest already."""
     if config.capture_sizes is not None or config.graph_mode not in PIECEWISE_MODES:
         return None
     return largest(1, failure.captured_tokens - 1, partial(works, "max_capture_size"))
 
 
-def fewer_drafts(config: EngineConfig, works: Works) -> list[Remedy]:
+def remedy_fewer_drafts(config: EngineConfig, works: Works) -> list[Remedy]:
     """Return a remedy with fewer drafts of the same method, or none if only that works: at most one remedy."""
     speculative = config.speculative
     if speculative is None:
@@ -200,7 +200,7 @@ def _memory_utilization(config: EngineConfig, device: DeviceSpec, works: Works) 
     return None if percent is None else percent / 100
 
 
-def _cache_memory(failure: DoesNotFit, config: EngineConfig, works: Works) -> int | None:
+def _cache_memory(failure: FitError, config: EngineConfig, works: Works) -> int | None:
     """Return the smallest size that works, if it is more than now; else the largest that leaves room for the rest."""
     budget, rows = failure.budget, config.max_num_seqs or 1
     # An open max_model_len is lowered if one request does not fit, but not to make room for slots: so the smallest

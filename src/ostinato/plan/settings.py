@@ -38,7 +38,7 @@ class EffectiveSettings(EngineConfig):
     rope: RopeSpec | None = None
 
     @classmethod
-    def of(
+    def from_config(
         cls, config: EngineConfig, *, rope: RopeSpec | None, quantization: AnyQuantization | None, **decided: Any
     ) -> Self:
         """Return `config` with values for its open settings. Given values never change here."""

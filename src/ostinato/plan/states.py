@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Literal, Protocol
 
-from ostinato.ops.facts import in_prompts
+from ostinato.ops.facts import prefill_op
 
 StateDtype = Literal["model", "state"]
 """The model's dtype, or that of the setting `ssm_state_dtype`, which is float32 by default."""
@@ -118,4 +118,4 @@ class Mixer(Protocol):
 def operations_of(mixer: Mixer | None) -> tuple[str, ...]:
     """Return all operations with the mixer's sizes: those of a decode step, and their replacements in prompts."""
     own = () if mixer is None else tuple(mixer.operations)
-    return tuple(dict.fromkeys((*own, *map(in_prompts, own))))
+    return tuple(dict.fromkeys((*own, *map(prefill_op, own))))

@@ -47,7 +47,7 @@ class StoredWeights:
         if self.expands_because(read) is not None:
             return None
         if self.block_format is not None and self.block_format in read:
-            return BlockQuantization((), self.block_format, self.ignore, self.ignores_stacks, in_order=self.has_order)
+            return BlockQuantization((), self.block_format, self.ignore, self.ignores_stacks, has_act_order=self.has_order)
         return Quantization(self.group_size, self.ignore, self.ignores_stacks)
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ostinato.plan.calls import NO_CALLS, Calls
+from ostinato.plan.calls import NO_CALLS, CallTrace
 from ostinato.plan.weights import Weight, num_elements
 
 
@@ -36,7 +36,7 @@ class VisionSpec:
     """Token before an image's tokens."""
     end_token_id: int
     weights: tuple[Weight, ...] = ()
-    calls: Calls = NO_CALLS
+    calls: CallTrace = NO_CALLS
     """Calls for one output token."""
     smallest_item: int = 64
     """Output tokens of the smallest image, as the checkpoint's image processor makes it.

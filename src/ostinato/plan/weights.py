@@ -36,10 +36,10 @@ class Weight:
     sizes: tuple[int, ...] = ()
     in_float32: bool = False
     """True if it is float32 whatever the model's dtype is."""
-    is_less_one: bool = False
+    stored_minus_one: bool = False
     """True for a norm's weight w that multiplies by 1 + w."""
     can_be_quantised: bool = False
-    beside: tuple[str, ...] = ()
+    quantized_with: tuple[str, ...] = ()
     """Names of other tensors that are quantised only together with this one: the experts' other matrix."""
     in_size_beside: int = 0
     """Elements of a row of these."""
@@ -51,12 +51,12 @@ class Weight:
     """Name under which a checkpoint may have one tensor in place of those of `names`."""
     is_gated: bool = False
     """True if the first half of its outputs are the gates of the second, so that a kernel reads both together."""
-    interleaved: tuple[int, ...] = ()
+    row_interleave: tuple[int, ...] = ()
     """Sizes of parts whose rows are interleaved in the checkpoint: this many rows of each part in turn, repeatedly.
 
     In this tensor all rows of a part are contiguous.
     """
-    turns_first: bool = False
+    first_part_transposed: bool = False
     """True if the first of these parts is a stack of matrices, one per repetition, that are transposed here."""
     segments: tuple[int, ...] = ()
     """Sizes of the parts that are sharded separately among ranks. Without segments a tensor is sharded as one.
@@ -95,7 +95,7 @@ class Weight:
     @property
     def beside_of_all_experts(self) -> tuple[str, ...]:
         """Names like `beside`, with those of all experts as one."""
-        return self._of_all_experts(self.beside)
+        return self._of_all_experts(self.quantized_with)
 
     def _of_all_experts(self, names: tuple[str, ...]) -> tuple[str, ...]:
         if self.role != "experts" or self.is_stack:
@@ -107,12 +107,12 @@ class Weight:
         """The checkpoint's names for the linear layers that are quantised together here, or not at all."""
         if self.is_lm_head:
             return ("lm_head",)
-        return tuple(name.removesuffix(".weight") for name in (*self.names, *self.beside))
+        return tuple(name.removesuffix(".weight") for name in (*self.names, *self.quantized_with))
 
-    def under(self, prefix: str) -> Weight:
+    def with_prefix(self, prefix: str) -> Weight:
         """Return the weight with a prefix before each name."""
-        names, beside = (tuple(prefix + name for name in each) for each in (self.names, self.beside))
-        return replace(self, names=names, beside=beside, whole_name=self.whole_name and prefix + self.whole_name)
+        names, beside = (tuple(prefix + name for name in each) for each in (self.names, self.quantized_with))
+        return replace(self, names=names, quantized_with=beside, whole_name=self.whole_name and prefix + self.whole_name)
 
 
 def num_elements(weights: Iterable[Weight], in_float32: bool | None = None) -> int:

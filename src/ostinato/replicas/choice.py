@@ -10,7 +10,7 @@ from typing import Literal
 
 from ostinato.cache.eviction import EvictionCosts
 
-MOST_SHARE = 1.25
+MAX_LOAD_SHARE = 1.25
 """Largest ratio of a busy replica's work to the mean work. A busy replica above it gets no further request."""
 
 
@@ -29,7 +29,7 @@ class ChoiceReason(StrEnum):
     """The replica had fewer requests than another one, both drawn at random."""
 
 
-Policy = Literal["prefix", "two_choices"]
+RoutingPolicy = Literal["prefix", "two_choices"]
 """Rule for choosing a replica.
 
 `prefix` chooses by the cached prefix (`choose`). `two_choices` takes the less busy of two random replicas
@@ -72,7 +72,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ReplicaChoice:
     """A replica's `name`, the `hit` expected there, in tokens, and the `reason`."""
 
     name: str
@@ -80,7 +80,7 @@ class Choice:
     reason: ChoiceReason
 
 
-def choose(candidates: Sequence[Candidate], num_tokens: int, times: PromptTimes) -> Choice:
+def choose_replica(candidates: Sequence[Candidate], num_tokens: int, times: PromptTimes) -> ReplicaChoice:
     """Choose the replica that finishes a prompt of `num_tokens` tokens first, after its queue.
 
     Among equals: the session's own, then the longest hit, the one given the least work, the first by name. The order of
@@ -88,7 +88,7 @@ def choose(candidates: Sequence[Candidate], num_tokens: int, times: PromptTimes)
     """
     assert candidates, "a request needs a replica to go to"
     mean = sum(each.recent for each in candidates) / len(candidates)
-    fair = [each for each in candidates if each.queue <= 0 or each.recent <= MOST_SHARE * mean] or list(candidates)
+    fair = [each for each in candidates if each.queue <= 0 or each.recent <= MAX_LOAD_SHARE * mean] or list(candidates)
 
     def rank(each: Candidate) -> tuple[float, bool, int, float, str]:
         return each.queue + times.seconds(each.hit, num_tokens), not each.is_own, -each.hit, each.recent, each.name
@@ -101,11 +101,11 @@ def choose(candidates: Sequence[Candidate], num_tokens: int, times: PromptTimes)
         reason = ChoiceReason.LONGEST_HIT
     else:
         reason = ChoiceReason.SHORTER_QUEUE if best is soonest else ChoiceReason.LESS_LOADED
-    return Choice(best.name, best.hit, reason)
+    return ReplicaChoice(best.name, best.hit, reason)
 
 
-def less_busy_of_two(candidates: Sequence[Candidate], draws: Random) -> Choice:
+def less_busy_of_two(candidates: Sequence[Candidate], draws: Random) -> ReplicaChoice:
     """Choose the replica with fewer requests of two that `draws` picks, whatever they have cached."""
     pair = draws.sample(list(candidates), min(2, len(candidates)))
     best = min(pair, key=lambda each: each.num_requests)
-    return Choice(best.name, best.hit, ChoiceReason.TWO_CHOICES)
+    return ReplicaChoice(best.name, best.hit, ChoiceReason.TWO_CHOICES)

@@ -5,24 +5,24 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
-from ostinato.cache.chain import Chain, MediaSpan
+from ostinato.cache.chain import BlockHashes, MediaSpan
 from ostinato.cache.eviction import EvictionCosts
 from ostinato.plan.plan import Plan
 from ostinato.replicas.choice import PromptTimes
-from ostinato.replicas.router import MOST_SESSIONS
+from ostinato.replicas.router import MAX_SESSIONS
 
 FADING = 0.02
 """Weight of one answer's length in the running mean."""
 
 
-def times_of(plan: Plan) -> tuple[PromptTimes, float]:
+def predict_times(plan: Plan) -> tuple[PromptTimes, float]:
     """Return the plan's predictions of prompt times, and of a replica's seconds per token of an answer.
 
     Without predictions, FLOPs take the place of both: seconds are then those of a machine with one FLOP per second.
     """
     flops = plan.state_cache.prefill_flops
     costs = EvictionCosts(
-        flops.per_token, flops.per_pair, plan.memory.kv_block + plan.memory.pane, plan.memory.state_slot
+        flops.per_token, flops.per_pair, plan.memory.kv_block + plan.memory.window_block, plan.memory.state_slot
     )
     prompts = [step for step in plan.prediction.steps if step.tokens_per_row > 1]
     decodes = [step for step in plan.prediction.steps if step.tokens_per_row == 1]
@@ -33,25 +33,25 @@ def times_of(plan: Plan) -> tuple[PromptTimes, float]:
     return times, fullest.seconds / fullest.rows
 
 
-def chain_of(token_ids: Sequence[int], block_size: int, salt: str | None, media: Iterable[MediaSpan] = ()) -> Chain:
+def hash_prompt(token_ids: Sequence[int], block_size: int, salt: str | None, media: Iterable[MediaSpan] = ()) -> BlockHashes:
     """Return the block hashes of a prompt's full blocks, as in the replicas' index."""
-    chain = Chain(block_size, salt, tuple(media))
+    chain = BlockHashes(block_size, salt, tuple(media))
     chain.extend(lambda start, end: tuple(token_ids[start:end]), len(token_ids))
     return chain
 
 
-class Conversations:
+class ConversationTracker:
     """Recognizes conversations: the prompt of a turn begins with the prompt of the turn before.
 
     Clients need not name them. A block hash includes the salt, so conversations of two salts differ.
     """
 
-    def __init__(self, most: int = MOST_SESSIONS) -> None:
+    def __init__(self, most: int = MAX_SESSIONS) -> None:
         self._most = most
         self._of_key: OrderedDict[int, str] = OrderedDict()
         self._num_made = 0
 
-    def session(self, chain: Chain) -> str:
+    def session(self, chain: BlockHashes) -> str:
         """Return the conversation whose last prompt is a prefix of this one, or a new one.
 
         This prompt is the conversation's last one from now on.

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import nlargest
 
-from ostinato.cache.index import Entry, PrefixIndex
+from ostinato.cache.index import IndexEntry, PrefixIndex
 
-MOST_KEYS = 2**14
+MAX_PUBLISHED_KEYS = 2**14
 """Most block hashes that one replica reports; 8 bytes each in a message."""
 
 
 @dataclass(frozen=True, slots=True)
-class Changes:
+class IndexChanges:
     """Changes of one replica's index, numbered from 0.
 
     If `is_whole`, `added` is everything and replaces what was before.
@@ -25,37 +25,37 @@ class Changes:
     is_whole: bool = False
 
 
-def hit_keys(index: PrefixIndex, has_state: bool, most: int = MOST_KEYS) -> frozenset[int]:
+def prefix_hit_keys(index: PrefixIndex, has_state: bool, most: int = MAX_PUBLISHED_KEYS) -> frozenset[int]:
     """Return the block hashes at which a prompt may hit the index.
 
     These are the hashes with a checkpoint, or all without state layers. If there are more than `most`, those used last.
     O(entries).
     """
-    entries: list[Entry] = [each.entry for each in index.checkpoints] if has_state else list(index)
+    entries: list[IndexEntry] = [each.entry for each in index.checkpoints] if has_state else list(index)
     if len(entries) > most:
         entries = nlargest(most, entries, key=_last_use)
     return frozenset([entry.key for entry in entries])
 
 
-def _last_use(entry: Entry) -> tuple[int, int]:
+def _last_use(entry: IndexEntry) -> tuple[int, int]:
     """Return the sort key by last use. Of two entries that one request used, the longer prefix saves more."""
     return max(entry.last_use, -1 if entry.checkpoint is None else entry.checkpoint.last_use), entry.end
 
 
-class Publisher:
+class IndexPublisher:
     """The replica's side, which remembers what it has reported."""
 
     def __init__(self) -> None:
         self._told: frozenset[int] | None = None
         self._number = 0
 
-    def changes(self, keys: frozenset[int], whole: bool = False) -> Changes | None:
+    def changes(self, keys: frozenset[int], whole: bool = False) -> IndexChanges | None:
         """Return the changes since the last call, or everything at first and if `whole`; None without changes."""
         told = self._told
         if told is None or whole:
-            message = Changes(self._number, tuple(sorted(keys)), is_whole=True)
+            message = IndexChanges(self._number, tuple(sorted(keys)), is_whole=True)
         elif keys != told:
-            message = Changes(self._number, tuple(sorted(keys - told)), tuple(sorted(told - keys)))
+            message = IndexChanges(self._number, tuple(sorted(keys - told)), tuple(sorted(told - keys)))
         else:
             return None
         self._told = keys
@@ -63,7 +63,7 @@ class Publisher:
         return message
 
 
-class Published:
+class PublishedIndex:
     """The router's side, for one replica."""
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ class Published:
         """True if all reports of the replica have arrived. If not, nothing counts as cached there."""
         return self._next is not None
 
-    def apply(self, changes: Changes) -> bool:
+    def apply(self, changes: IndexChanges) -> bool:
         """Apply a report. Returns False if one before it is missing: then the replica must report everything anew."""
         if changes.is_whole:
             self._keys = set(changes.added)

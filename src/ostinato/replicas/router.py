@@ -7,9 +7,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from ostinato.cache.chain import Chain
-from ostinato.replicas.choice import Candidate, Choice, Policy, PromptTimes, choose, less_busy_of_two
-from ostinato.replicas.published import Changes, Published
+from ostinato.cache.chain import BlockHashes
+from ostinato.replicas.choice import Candidate, ReplicaChoice, RoutingPolicy, PromptTimes, choose_replica, less_busy_of_two
+from ostinato.replicas.published import IndexChanges, PublishedIndex
 
 HALF_LIFE = 60.0
 """Seconds after which work that was given counts half."""
@@ -20,12 +20,12 @@ UNPUBLISHED_SECONDS = 60.0
 It may be evicted meanwhile, so reports decide later.
 """
 
-MOST_SESSIONS = 2**16
+MAX_SESSIONS = 2**16
 
 
 @dataclass(slots=True)
-class _Replica:
-    published: Published = field(default_factory=Published)
+class _ReplicaLoad:
+    published: PublishedIndex = field(default_factory=PublishedIndex)
     takes_new: bool = True
     num_sent: int = 0
     queue: float = 0.0
@@ -65,7 +65,7 @@ class _Session:
     since: float
 
 
-class Router:
+class ReplicaRouter:
     """Chooses a replica for every request, and tracks the request to its end. Times are in seconds, `now` on any clock.
 
     `seconds_per_output` is the time that a token of an answer takes of a replica: a step's time divided by its batch
@@ -73,7 +73,7 @@ class Router:
     """
 
     def __init__(
-        self, block_size: int, times: PromptTimes, seconds_per_output: float = 0.0, policy: Policy = "prefix"
+        self, block_size: int, times: PromptTimes, seconds_per_output: float = 0.0, policy: RoutingPolicy = "prefix"
     ) -> None:
         self.policy = policy
         self._draws = Random(0)
@@ -81,14 +81,14 @@ class Router:
         self.times = times
         self.seconds_per_output = seconds_per_output
         self.reasons: Counter[str] = Counter()
-        self._replicas: dict[str, _Replica] = {}
+        self._replicas: dict[str, _ReplicaLoad] = {}
         self._sent: dict[str, _Sent] = {}
         self._sessions: OrderedDict[tuple[str | None, str], _Session] = OrderedDict()
 
     def add(self, name: str) -> None:
         """Add a replica that has joined, or has come back with an empty cache."""
         self.remove(name)
-        self._replicas[name] = _Replica()
+        self._replicas[name] = _ReplicaLoad()
 
     def remove(self, name: str) -> list[str]:
         """Remove a replica, and return its requests, which are forgotten."""
@@ -104,23 +104,23 @@ class Router:
         """Send no new requests to a replica from now on."""
         self._replicas[name].takes_new = False
 
-    def apply(self, name: str, changes: Changes) -> bool:
+    def apply(self, name: str, changes: IndexChanges) -> bool:
         """Apply a replica's report of its index. Returns False if it must report everything anew."""
         return self._replicas[name].published.apply(changes)
 
     def route(
         self,
         request_id: str,
-        chain: Chain,
+        chain: BlockHashes,
         num_tokens: int,
         now: float,
         num_outputs: int = 0,
         session: str | None = None,
         among: Collection[str] | None = None,
-    ) -> Choice | None:
+    ) -> ReplicaChoice | None:
         """Choose a replica for the request, and count the request as sent there.
 
-        None if no replica of `among` (None: of all) takes new requests. `chain` holds the prompt's `num_tokens` tokens,
+        None if no replica of `among` (None: of all) takes new requests. `block_hashes` holds the prompt's `num_tokens` tokens,
         `num_outputs` are expected. Sessions of two salts differ.
         """
         assert request_id not in self._sent, f"request {request_id} has been sent already"
@@ -144,7 +144,7 @@ class Router:
         if self.policy == "two_choices":
             choice = less_busy_of_two(candidates, self._draws)
         else:
-            choice = choose(candidates, num_tokens, self.times)
+            choice = choose_replica(candidates, num_tokens, self.times)
         self.reasons[choice.reason.value] += 1
         prompt = self.times.seconds(choice.hit, num_tokens)
         sent = _Sent(choice.name, prompt, num_outputs * self.seconds_per_output)
@@ -153,18 +153,18 @@ class Router:
         if place is not None and keys:
             self._sessions[place] = _Session(choice.name, len(keys), keys[-1], now)
             self._sessions.move_to_end(place)
-            if len(self._sessions) > MOST_SESSIONS:
+            if len(self._sessions) > MAX_SESSIONS:
                 self._sessions.popitem(last=False)
         return choice
 
-    def begun(self, request_id: str) -> None:
+    def note_first_token(self, request_id: str) -> None:
         """Note the request's first token: its prompt is no work any more."""
         sent = self._sent.get(request_id)
         if sent is not None:
             self._less(sent.replica, sent.prompt)
             sent.prompt = 0.0
 
-    def ended(self, request_id: str) -> None:
+    def note_end(self, request_id: str) -> None:
         """Note that the request has ended in any way. An unknown request is ignored."""
         sent = self._sent.pop(request_id, None)
         if sent is not None:
@@ -181,7 +181,7 @@ class Router:
             assert own or replica.queue == 0, f"{name} has a queue and no request"
         assert all(sent.replica in self._replicas for sent in self._sent.values()), "a request outlived its replica"
         assert all(each.replica in self._replicas for each in self._sessions.values()), "a session outlived its replica"
-        assert len(self._sessions) <= MOST_SESSIONS, "there are too many sessions"
+        assert len(self._sessions) <= MAX_SESSIONS, "there are too many sessions"
 
     def _less(self, name: str, work: float) -> None:
         replica = self._replicas[name]

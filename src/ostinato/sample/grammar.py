@@ -58,7 +58,7 @@ class Grammar:
         self.guide = guide
         self.eos_token_ids = frozenset(eos_token_ids)
         self._make = make
-        self._first = _on_a_deep_stack(make)
+        self._first = _with_large_stack(make)
 
     def start(self) -> LLMatcher:
         """Return a matcher before the first token.
@@ -67,9 +67,9 @@ class Grammar:
         """
         return self._first.deep_copy()
 
-    def renew(self) -> LLMatcher:
+    def restart(self) -> LLMatcher:
         """Return a matcher with a new automaton, which later matchers share, after the last one grew too large."""
-        self._first = _on_a_deep_stack(self._make)
+        self._first = _with_large_stack(self._make)
         return self.start()
 
 
@@ -112,8 +112,8 @@ class GrammarCompiler:
         tokenizer = self.prepare()
         grammar = Grammar(guide, tokenizer.eos_tokens, partial(_make_matcher, guide, tokenizer))
         output: list[int] = []
-        guidance, rng = Guidance(grammar, output), random.Random(0)
-        while len(output) < _TRIED_TOKENS and (mask := guidance.allowed()) is not None:
+        guidance, rng = GrammarState(grammar, output), random.Random(0)
+        while len(output) < _TRIED_TOKENS and (mask := guidance.allowed_mask()) is not None:
             tokens = np.flatnonzero(np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little"))
             token = int(tokens[rng.randrange(len(tokens))])
             if token in grammar.eos_token_ids or guidance.ends_with((token,)):
@@ -167,7 +167,7 @@ def _make_matcher(guide: Guide, tokenizer: LLTokenizer) -> LLMatcher:
     return matcher
 
 
-def _on_a_deep_stack(work: Callable[[], T]) -> T:
+def _with_large_stack(work: Callable[[], T]) -> T:
     """Return the result of `work`, run in a thread with a large stack.
 
     The library recurses as deep as references and rules lead, and a stack that is too small ends the process.
@@ -215,7 +215,7 @@ def _limits() -> LLParserLimits:
     )
 
 
-class Guidance:
+class GrammarState:
     """Progress of one output within its grammar: a function of its tokens alone, updated at O(new tokens).
 
     `ahead` are tokens guessed after the output. Queries with them change nothing for queries without.
@@ -224,7 +224,7 @@ class Guidance:
     def __init__(self, grammar: Grammar, output_token_ids: Sequence[int]) -> None:
         """Start before the first token of `output_token_ids`, the request's list, which grows.
 
-        Its tokens are ones that `allowed` allowed.
+        Its tokens are ones that `allowed_mask` allowed.
         """
         self._grammar = grammar
         self._output = output_token_ids
@@ -234,12 +234,12 @@ class Guidance:
         self._beyond: tuple[int, ...] = ()
         """Tokens after those of the output that the matcher has taken."""
         self._allowed: dict[tuple[int, ...], bytes | None] = {}
-        """Results of `allowed` after the first `_num_known` tokens of output, by the tokens ahead of these."""
+        """Results of `allowed_mask` after the first `_num_known` tokens of output, by the tokens ahead of these."""
         self._num_known = 0
         self.error: str | None = None
         """Reason of the library, if the grammar became too much for it at this output."""
 
-    def allowed(self, ahead: tuple[int, ...] = ()) -> bytes | None:
+    def allowed_mask(self, ahead: tuple[int, ...] = ()) -> bytes | None:
         """Return the tokens that may follow, a bit each, lowest first: bit i % 8 of byte i // 8.
 
         None if nothing may: the grammar has ended, or does not allow `ahead`, or is too much for the library. Each mask
@@ -250,7 +250,7 @@ class Guidance:
             self._allowed = {key[num:]: mask for key, mask in self._allowed.items() if key[:num] == gained}
             self._num_known += num
         if ahead not in self._allowed:
-            self._allowed[ahead] = self._ask(ahead, _mask)
+            self._allowed[ahead] = self._query(ahead, _mask)
         return self._allowed[ahead]
 
     def ends_with(self, ahead: tuple[int, ...]) -> bool:
@@ -258,9 +258,9 @@ class Guidance:
 
         False after an end token, which ends the output itself.
         """
-        return ahead[-1] not in self._grammar.eos_token_ids and self._ask(ahead, _is_stopped, certain=True) is True
+        return ahead[-1] not in self._grammar.eos_token_ids and self._query(ahead, _is_stopped, certain=True) is True
 
-    def _ask(self, ahead: tuple[int, ...], question: Callable[[LLMatcher], T], certain: bool = False) -> T | None:
+    def _query(self, ahead: tuple[int, ...], question: Callable[[LLMatcher], T], certain: bool = False) -> T | None:
         """Return the matcher's answer after the output and `ahead`; None if the matcher does not accept them.
 
         `certain`: `ahead` is known to be allowed.
@@ -270,7 +270,7 @@ class Guidance:
         reason = ""
         # An automaton grows with all queries of the matchers that share it. If it grew too large, a new one that sees
         # only this output may do.
-        for start in (self._grammar.start, self._grammar.renew):
+        for start in (self._grammar.start, self._grammar.restart):
             if self._matcher is None:
                 self._matcher, self._num_taken, self._beyond = start(), 0, ()
             matcher = self._matcher

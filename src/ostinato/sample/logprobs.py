@@ -9,10 +9,10 @@ import torch
 from ostinato.schedule.batch import TokenLogprobs
 
 # Number of logits that are normalised at a time, as their log-probabilities are a copy.
-_SLAB = 2**22
+_MAX_LOGITS_AT_ONCE = 2**22
 
 
-def score(
+def score_tokens(
     logits: torch.Tensor, logits_rows: Sequence[int], token_ids: Sequence[int], num_top: Sequence[int]
 ) -> list[TokenLogprobs]:
     """Score `token_ids[i]` by row `logits_rows[i]` of `logits` [positions, vocab], with the `num_top[i]` best tokens.
@@ -20,7 +20,7 @@ def score(
     The best come first, of equal ones the lowest id; the rank is 1 plus the number of tokens that are more likely.
     """
     scored: list[TokenLogprobs] = []
-    slab = max(1, _SLAB // logits.shape[-1])
+    slab = max(1, _MAX_LOGITS_AT_ONCE // logits.shape[-1])
     for start in range(0, len(logits_rows), slab):
         part = slice(start, start + slab)
         rows = logits[torch.tensor(logits_rows[part], device=logits.device)]

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from ostinato.errors import Remedy, RequestError, problem_of
+from ostinato.errors import Remedy, RequestError, validation_problem
 from ostinato.field_help import describe_fields
 from ostinato.sample.guide import Guide
 
@@ -199,7 +199,7 @@ def _request_error(error: ValidationError, known: Iterable[str]) -> RequestError
             meant = f" (did you mean {close[0]}?)" if close else ""
             problems.append(f"unknown sampling parameter {setting}{meant}; known are {', '.join(known)}")
             continue
-        text, nearest = problem_of(detail, equals="=")
+        text, nearest = validation_problem(detail, equals="=")
         problems.append(text)
         remedies += nearest
     of_first = details[0]["loc"]

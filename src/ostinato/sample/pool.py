@@ -12,11 +12,11 @@ from ostinato.errors import Remedy, RequestError
 from ostinato.models.pooling import PoolingKind, load_pooling
 from ostinato.sample.params import SamplingParams
 
-POOLED = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
+POOLING_PARAMS = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
 """Sampling parameters of a request for an embedding: the step that ends its prompt ends it."""
 
 
-class Pool:
+class HiddenStatePooler:
     """The last hidden state of a prompt, or the sum of all hidden states."""
 
     def __init__(self, kind: PoolingKind) -> None:
@@ -42,7 +42,7 @@ class Pool:
         return (self._sum / self._count).astype(np.float32)
 
 
-def shaped(vector: np.ndarray, normalize: bool, dimensions: int | None = None) -> np.ndarray:
+def finish_embedding(vector: np.ndarray, normalize: bool, dimensions: int | None = None) -> np.ndarray:
     """Return the first `dimensions` elements of [hidden] float32, of length 1 if `normalize`.
 
     A vector of zeros stays one. Raises ValueError if an element is not finite.
@@ -57,7 +57,7 @@ def shaped(vector: np.ndarray, normalize: bool, dimensions: int | None = None) -
 
 
 @dataclass(frozen=True)
-class Embedding:
+class EmbeddingOptions:
     """Settings for the vectors of a request."""
 
     kind: PoolingKind
@@ -65,14 +65,14 @@ class Embedding:
     dimensions: int | None
 
     @classmethod
-    def asked(
+    def resolve(
         cls,
         directory: Path,
         hidden_size: int,
         kind: PoolingKind | None,
         normalize: bool | None,
         dimensions: int | None,
-    ) -> Embedding:
+    ) -> EmbeddingOptions:
         """Return the pooling from the request, else from the checkpoint's configuration in `directory`.
 
         Raises RequestError for an unknown kind, and for dimensions that a vector of [hidden_size] does not have;
@@ -92,4 +92,4 @@ class Embedding:
     def vector(self, pooled: np.ndarray | None) -> np.ndarray:
         """Return the embedding of a prompt from the engine's pooled vector."""
         assert pooled is not None, "an embedding was asked for"
-        return shaped(pooled, self.normalize, self.dimensions)
+        return finish_embedding(pooled, self.normalize, self.dimensions)

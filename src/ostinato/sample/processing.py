@@ -2,7 +2,7 @@
 
 The order: logit bias, `min_tokens` (end tokens are ruled out), repetition penalty, frequency and presence penalty, the
 guide (what its grammar does not allow is ruled out); then, unless greedy, temperature, top-k, top-p, min-p. The first
-five are `adjust`, the others `restrict`. The guide is the last of the five, so that nothing lifts what it rules out,
+five are `process_logits`, the others `truncate_logits`. The guide is the last of the five, so that nothing lifts what it rules out,
 and before the others, so that these select among what it allows. If tokens tie at the threshold of top-k or top-p, all
 of them are kept, so that the result does not depend on any order.
 """
@@ -18,7 +18,7 @@ import torch
 from ostinato.errors import Remedy, RequestError
 from ostinato.ops import sample
 from ostinato.sample.params import SamplingParams
-from ostinato.sample.state import Pick
+from ostinato.sample.state import PendingToken
 
 _OFFSETS_OF_BYTES = torch.from_numpy(
     np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), 0, -np.inf)
@@ -26,15 +26,15 @@ _OFFSETS_OF_BYTES = torch.from_numpy(
 """[256, 8]: for each byte's bits, lowest first, 0 if the bit is set and -inf otherwise."""
 
 
-def adjust(logits: torch.Tensor, picks: Sequence[Pick]) -> None:
+def process_logits(logits: torch.Tensor, picks: Sequence[PendingToken]) -> None:
     """Apply bias, `min_tokens`, penalties and guide of each pick, in place on `logits` [picks, vocab] float32."""
     _add_bias(logits, picks)
-    _rule_out_ends(logits, picks)
-    _penalise(logits, picks)
-    _rule_out_the_unguided(logits, picks)
+    _suppress_stop_tokens(logits, picks)
+    _apply_penalties(logits, picks)
+    _apply_grammar_masks(logits, picks)
 
 
-def restrict(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
+def truncate_logits(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
     """Apply temperature, top-k, top-p and min-p: new logits [rows, vocab], the best of each row 0.
 
     Logits of tokens that must not be sampled are -inf. A row whose best logit is not finite becomes NaN.
@@ -42,19 +42,19 @@ def restrict(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Te
     return sample.restrict(logits, torch.tensor([each.draw_settings for each in params], dtype=torch.float64))
 
 
-def guide_refusal(pick: Pick) -> RequestError | None:
+def guide_error(pick: PendingToken) -> RequestError | None:
     """Return the reason why a pick's guide leaves no token to sample; None if it is not the guide."""
     state, guidance = pick.state, pick.state.guidance
     if guidance is None:
         return None
-    mask = guidance.allowed(pick.ahead)
+    mask = guidance.allowed_mask(pick.drafts)
     if guidance.error is not None:
         return RequestError(f"the guide cannot be followed any further: {guidance.error}")
     allowed = np.unpackbits(np.frombuffer(mask or b"", dtype=np.uint8), bitorder="little")
-    if pick.holds_back:
-        allowed[[token for token in state.held_back_token_ids if token < len(allowed)]] = 0
+    if pick.suppresses_stops:
+        allowed[[token for token in state.suppressed_token_ids if token < len(allowed)]] = 0
         if not allowed.any():
-            length, least = len(state.output_token_ids) + len(pick.ahead), state.params.min_tokens
+            length, least = len(state.output_token_ids) + len(pick.drafts), state.params.min_tokens
             message = f"the guide ends the output after {length} tokens, and min_tokens is {least}"
             return RequestError(message, [Remedy("min_tokens", length)])
     if not allowed.any():
@@ -66,7 +66,7 @@ def _flat(row: int, vocab_size: int, token_ids: Sequence[int] | np.ndarray) -> n
     return row * vocab_size + np.asarray(token_ids, dtype=np.int64)
 
 
-def _add_bias(logits: torch.Tensor, picks: Sequence[Pick]) -> None:
+def _add_bias(logits: torch.Tensor, picks: Sequence[PendingToken]) -> None:
     biased = [(row, bias) for row, pick in enumerate(picks) if (bias := pick.state.params.logit_bias)]
     if not biased:
         return
@@ -75,17 +75,17 @@ def _add_bias(logits: torch.Tensor, picks: Sequence[Pick]) -> None:
     logits.view(-1)[torch.from_numpy(places).to(logits.device)] += values.to(logits.device)
 
 
-def _rule_out_ends(logits: torch.Tensor, picks: Sequence[Pick]) -> None:
+def _suppress_stop_tokens(logits: torch.Tensor, picks: Sequence[PendingToken]) -> None:
     held = [
-        _flat(row, logits.shape[-1], pick.state.held_back_token_ids)
+        _flat(row, logits.shape[-1], pick.state.suppressed_token_ids)
         for row, pick in enumerate(picks)
-        if pick.holds_back
+        if pick.suppresses_stops
     ]
     if held:
         logits.view(-1)[torch.from_numpy(np.concatenate(held)).to(logits.device)] = -math.inf
 
 
-def _penalise(logits: torch.Tensor, picks: Sequence[Pick]) -> None:
+def _apply_penalties(logits: torch.Tensor, picks: Sequence[PendingToken]) -> None:
     """Apply the repetition penalty of CTRL (arXiv 1909.05858), and frequency and presence penalties as OpenAI's.
 
     The repetition penalty multiplies negative logits.
@@ -93,7 +93,7 @@ def _penalise(logits: torch.Tensor, picks: Sequence[Pick]) -> None:
     rows = [row for row, pick in enumerate(picks) if pick.state.params.has_penalties]
     if not rows:
         return
-    seen = [picks[row].state.counts().seen(picks[row].ahead) for row in rows]
+    seen = [picks[row].state.counts().seen(picks[row].drafts) for row in rows]
     lengths = [len(token_ids) for token_ids, _ in seen]
     places = np.concatenate([_flat(row, logits.shape[-1], ids) for row, (ids, _) in zip(rows, seen, strict=True)])
     params = [picks[row].state.params for row in rows]
@@ -109,9 +109,9 @@ def _penalise(logits: torch.Tensor, picks: Sequence[Pick]) -> None:
     flat[index] = values - frequency * counts - presence * (counts > 0)
 
 
-def _rule_out_the_unguided(logits: torch.Tensor, picks: Sequence[Pick]) -> None:
+def _apply_grammar_masks(logits: torch.Tensor, picks: Sequence[PendingToken]) -> None:
     guided = [
-        (row, guidance.allowed(pick.ahead)) for row, pick in enumerate(picks) if (guidance := pick.state.guidance)
+        (row, guidance.allowed_mask(pick.drafts)) for row, pick in enumerate(picks) if (guidance := pick.state.guidance)
     ]
     if not guided:
         return

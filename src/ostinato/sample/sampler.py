@@ -12,27 +12,27 @@ import torch
 from ostinato.errors import ModelError, Remedy, RequestError
 from ostinato.ops import noise
 from ostinato.plan.memory.activations import PROMPT_POSITIONS
-from ostinato.sample.logprobs import score
-from ostinato.sample.processing import adjust, guide_refusal
-from ostinato.sample.state import Pick, SamplingState
-from ostinato.schedule.batch import Row, RowResult, TokenLogprobs
+from ostinato.sample.logprobs import score_tokens
+from ostinato.sample.processing import process_logits, guide_error
+from ostinato.sample.state import PendingToken, SamplingState
+from ostinato.schedule.batch import BatchRow, RowResult, TokenLogprobs
 
 Project = Callable[[list[int]], torch.Tensor]
 """Function (places among the batch's positions with logits) -> their logits [places, vocab] float32."""
-Draw = Callable[..., torch.Tensor]
+SampleKernel = Callable[..., torch.Tensor]
 """Type of the kernel `sample` (`ops/sample.py`)."""
 
 
-class _Due(NamedTuple):
+class _SampledPosition(NamedTuple):
     """One token of a row's output, if the drafts before it are right; its logits are at `place`."""
 
     row_index: int
     place: int
-    pick: Pick
+    pick: PendingToken
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _ScoredPosition:
     """One token of a prompt to be scored by the logits at `place`, those of the position before it."""
 
     row_index: int
@@ -42,7 +42,7 @@ class _Known:
 
 
 @dataclass(frozen=True)
-class Sampled:
+class SampledTokens:
     """Sampled tokens of a step.
 
     `tokens` [rows] are on the model's device: the last of each row, or a negative number if it has none. `results`
@@ -53,19 +53,19 @@ class Sampled:
     results: Callable[[], list[RowResult]]
 
 
-def sample_later(project: Project, rows: Sequence[Row], *, draw: Draw, device: torch.device) -> Sampled:
+def sample_rows_async(project: Project, rows: Sequence[BatchRow], *, draw: SampleKernel, device: torch.device) -> SampledTokens:
     """Sample a step without drafts, as `sample` does, but read the results only when they are asked for.
 
     If each row needs just one token, as in most steps, nothing waits for the device before that.
     """
-    if not all(row.num_logits == 1 and row.payload.is_simple for row in rows):
-        results = sample(project, rows, draw=draw)
+    if not all(row.num_logits == 1 and row.sampling_state.only_samples for row in rows):
+        results = sample_rows(project, rows, draw=draw)
         last = [each.token_ids[-1] if each.token_ids else -1 for each in results]
-        return Sampled(torch.tensor(last, dtype=torch.int32).to(device), lambda: results)
-    tokens = _draw_next(project, rows, draw)
+        return SampledTokens(torch.tensor(last, dtype=torch.int32).to(device), lambda: results)
+    tokens = _sample_one_per_row(project, rows, draw)
     if device.type == "cpu":
-        given = _one_each(rows, tokens.tolist())
-        return Sampled(tokens, lambda: given)
+        given = _single_token_results(rows, tokens.tolist())
+        return SampledTokens(tokens, lambda: given)
     on_host = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
     on_host.copy_(tokens, non_blocking=True)
     copied = torch.cuda.Event()
@@ -73,13 +73,13 @@ def sample_later(project: Project, rows: Sequence[Row], *, draw: Draw, device: t
 
     def read() -> list[RowResult]:
         copied.synchronize()
-        return _one_each(rows, on_host.tolist())
+        return _single_token_results(rows, on_host.tolist())
 
-    return Sampled(tokens, read)
+    return SampledTokens(tokens, read)
 
 
-def sample(
-    project: Project, rows: Sequence[Row], drafts: Sequence[tuple[int, ...]] = (), *, draw: Draw
+def sample_rows(
+    project: Project, rows: Sequence[BatchRow], drafts: Sequence[tuple[int, ...]] = (), *, draw: SampleKernel
 ) -> list[RowResult]:
     """Sample the next tokens of each row that `samples`, verify its drafts, and score what is asked for.
 
@@ -98,29 +98,29 @@ def sample(
     RequestError if its guide leaves no token; the other rows are not disturbed. If that happens after a draft, the
     row's tokens end there, and its next step reports the error.
     """
-    if not any(drafts) and all(row.num_logits == 1 and row.payload.is_simple for row in rows):
-        return _one_each(rows, _draw_next(project, rows, draw).tolist())
-    if drafts and all(row.num_logits == 1 + row.num_drafts and row.payload.is_simple for row in rows):
-        return _tokens_ahead(project, rows, drafts, draw)
+    if not any(drafts) and all(row.num_logits == 1 and row.sampling_state.only_samples for row in rows):
+        return _single_token_results(rows, _sample_one_per_row(project, rows, draw).tolist())
+    if drafts and all(row.num_logits == 1 + row.num_drafts and row.sampling_state.only_samples for row in rows):
+        return _verify_drafts(project, rows, drafts, draw)
     drafts = drafts or [()] * len(rows)
-    due: list[_Due] = []
-    prompt_positions: list[_Known] = []
+    due: list[_SampledPosition] = []
+    prompt_positions: list[_ScoredPosition] = []
     place = 0
     for index, row in enumerate(rows):
         if not row.num_logits:
             continue
-        if row.payload.params.prompt_logprobs is not None:
+        if row.sampling_state.params.prompt_logprobs is not None:
             prompt_positions += _known_tokens(index, row, place)
         place += row.num_logits - row.num_drafts
         if row.samples:
-            due.append(_Due(index, place - 1, Pick(row.payload, row.end)))
+            due.append(_SampledPosition(index, place - 1, PendingToken(row.sampling_state, row.end)))
         for count in range(1, len(drafts[index]) + 1):
-            due.append(_Due(index, place, Pick(row.payload, row.end + count, drafts[index][:count])))
+            due.append(_SampledPosition(index, place, PendingToken(row.sampling_state, row.end + count, drafts[index][:count])))
             place += 1
-    tokens, logprobs = _sample_due(project, due, draw)
+    tokens, logprobs = _sample_positions(project, due, draw)
     of_prompt = _score_prompts(project, prompt_positions)
     return [
-        RowResult(row.request_id, error=_no_token(row))
+        RowResult(row.request_id, error=_no_token_error(row))
         if tokens.get(index) == ()
         else RowResult(
             row.request_id,
@@ -128,13 +128,13 @@ def sample(
             logprobs.get(index),
             tuple(of_prompt.get(index, ())),
             num_drafts=len(drafts[index]),
-            ends=index in tokens and _ends(row.payload, tokens[index]),
+            grammar_ended=index in tokens and _ends(row.sampling_state, tokens[index]),
         )
         for index, row in enumerate(rows)
     ]
 
 
-def choose(logits: torch.Tensor, picks: Sequence[Pick], draw: Draw) -> dict[int, int]:
+def select_tokens(logits: torch.Tensor, picks: Sequence[PendingToken], draw: SampleKernel) -> dict[int, int]:
     """Sample a token for each of `picks` from its row of `logits` [picks, vocab], which stay unchanged.
 
     Returns {index of the pick: token}. Logits are processed as the request asks, with the noise of its seed and
@@ -142,14 +142,14 @@ def choose(logits: torch.Tensor, picks: Sequence[Pick], draw: Draw) -> dict[int,
     pick, from its own logits, therefore shares the noise with the target, and often the token. Picks without a finite
     best logit are left out.
     """
-    if not all(pick.state.is_plain or pick.plain for pick in picks):
+    if not all(pick.state.needs_no_processing or pick.needs_no_processing for pick in picks):
         logits = logits.clone()
-        adjust(logits, picks)
-    tokens = _drawn(logits, [pick.state for pick in picks], [pick.position for pick in picks], draw)
+        process_logits(logits, picks)
+    tokens = _sample_logits(logits, [pick.state for pick in picks], [pick.position for pick in picks], draw)
     return {place: token for place, token in enumerate(tokens.tolist()) if token >= 0}
 
 
-def _drawn(logits: torch.Tensor, states: Sequence[SamplingState], positions: Sequence[int], draw: Draw) -> torch.Tensor:
+def _sample_logits(logits: torch.Tensor, states: Sequence[SamplingState], positions: Sequence[int], draw: SampleKernel) -> torch.Tensor:
     """Return the token of each row of `logits`, [rows] int32; -1 if no best logit is finite.
 
     The logits need no more processing before temperature.
@@ -161,24 +161,24 @@ def _drawn(logits: torch.Tensor, states: Sequence[SamplingState], positions: Seq
     return draw(logits, settings, keys)
 
 
-def _draw_next(project: Project, rows: Sequence[Row], draw: Draw) -> torch.Tensor:
+def _sample_one_per_row(project: Project, rows: Sequence[BatchRow], draw: SampleKernel) -> torch.Tensor:
     """Return the tokens of rows that need one each, and whose requests want nothing else, as in most steps."""
     logits = project(list(range(len(rows))))
-    return _drawn(logits, [row.payload for row in rows], [row.start + len(row.token_ids) for row in rows], draw)
+    return _sample_logits(logits, [row.sampling_state for row in rows], [row.start + len(row.token_ids) for row in rows], draw)
 
 
-def _one_each(rows: Sequence[Row], tokens: Sequence[int]) -> list[RowResult]:
+def _single_token_results(rows: Sequence[BatchRow], tokens: Sequence[int]) -> list[RowResult]:
     """Return the results of rows with one token each."""
     return [
         RowResult(row.request_id, (token,))
         if token >= 0
-        else RowResult(row.request_id, error=_not_finite(row.request_id))
+        else RowResult(row.request_id, error=_not_finite_error(row.request_id))
         for row, token in zip(rows, tokens, strict=True)
     ]
 
 
-def _tokens_ahead(
-    project: Project, rows: Sequence[Row], drafts: Sequence[tuple[int, ...]], draw: Draw
+def _verify_drafts(
+    project: Project, rows: Sequence[BatchRow], drafts: Sequence[tuple[int, ...]], draw: SampleKernel
 ) -> list[RowResult]:
     """Sample rows with drafts whose requests want nothing else.
 
@@ -187,7 +187,7 @@ def _tokens_ahead(
     """
     due = [(row, count) for row, ahead in zip(rows, drafts, strict=True) for count in range(1 + len(ahead))]
     logits = project(list(range(len(due))))
-    tokens = _drawn(logits, [row.payload for row, _ in due], [row.end + count for row, count in due], draw).tolist()
+    tokens = _sample_logits(logits, [row.sampling_state for row, _ in due], [row.end + count for row, count in due], draw).tolist()
     results = []
     place = 0
     for row, ahead in zip(rows, drafts, strict=True):
@@ -199,56 +199,56 @@ def _tokens_ahead(
         results.append(
             RowResult(row.request_id, tuple(drawn[:count]), num_drafts=len(ahead))
             if count
-            else RowResult(row.request_id, error=_not_finite(row.request_id))
+            else RowResult(row.request_id, error=_not_finite_error(row.request_id))
         )
     return results
 
 
-def _sample_due(
-    project: Project, due: Sequence[_Due], draw: Draw
+def _sample_positions(
+    project: Project, due: Sequence[_SampledPosition], draw: SampleKernel
 ) -> tuple[dict[int, tuple[int, ...]], dict[int, tuple[TokenLogprobs, ...]]]:
     """Return the output tokens of each row, and their log-probabilities if asked for, by index of the row."""
     if not due:
         return {}, {}
     logits = project([each.place for each in due])
-    chosen = choose(logits, [each.pick for each in due], draw)
+    chosen = select_tokens(logits, [each.pick for each in due], draw)
     tokens: dict[int, tuple[int, ...]] = {each.row_index: () for each in due}
     num_top: dict[int, int] = {}
     for i, (row_index, _, pick) in enumerate(due):
         # Other logits are of tokens that the row does not have.
-        if i in chosen and tokens[row_index] == pick.ahead:
+        if i in chosen and tokens[row_index] == pick.drafts:
             tokens[row_index] += (chosen[i],)
             if pick.state.params.logprobs is not None:
                 num_top[i] = pick.state.params.logprobs
     if not num_top:
         return tokens, {}
-    scored = score(logits, list(num_top), [chosen[i] for i in num_top], list(num_top.values()))
+    scored = score_tokens(logits, list(num_top), [chosen[i] for i in num_top], list(num_top.values()))
     logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
     for i, each in zip(num_top, scored, strict=True):
         logprobs[due[i].row_index] = (*logprobs.get(due[i].row_index, ()), each)
     return tokens, logprobs
 
 
-def _score_prompts(project: Project, known: list[_Known]) -> dict[int, list[TokenLogprobs]]:
+def _score_prompts(project: Project, known: list[_ScoredPosition]) -> dict[int, list[TokenLogprobs]]:
     """Return the log-probabilities of known prompt tokens, by index of the row."""
     of_prompt: dict[int, list[TokenLogprobs]] = {}
     for start in range(0, len(known), PROMPT_POSITIONS):
         slab = known[start : start + PROMPT_POSITIONS]
         logits = project([each.place for each in slab])
-        scored = score(logits, range(len(slab)), [each.token_id for each in slab], [each.num_top for each in slab])
+        scored = score_tokens(logits, range(len(slab)), [each.token_id for each in slab], [each.num_top for each in slab])
         for each, logprobs in zip(slab, scored, strict=True):
             of_prompt.setdefault(each.row_index, []).append(logprobs)
     return of_prompt
 
 
-def _known_tokens(row_index: int, row: Row, first: int) -> list[_Known]:
+def _known_tokens(row_index: int, row: BatchRow, first: int) -> list[_ScoredPosition]:
     """Return the prompt tokens after the row's known tokens with logits; `first` is the place of the first of these."""
-    state: SamplingState = row.payload
+    state: SamplingState = row.sampling_state
     num_top = state.params.prompt_logprobs
     assert num_top is not None, "somebody wants to know them"
     next_position = row.end - (row.num_logits - row.num_drafts) + 1
     following = state.prompt_token_ids[next_position : row.end + 1]
-    return [_Known(row_index, first + i, token, num_top) for i, token in enumerate(following)]
+    return [_ScoredPosition(row_index, first + i, token, num_top) for i, token in enumerate(following)]
 
 
 def _ends(state: SamplingState, tokens: tuple[int, ...]) -> bool:
@@ -256,13 +256,13 @@ def _ends(state: SamplingState, tokens: tuple[int, ...]) -> bool:
     return state.guidance is not None and state.guidance.ends_with(tokens)
 
 
-def _no_token(row: Row) -> RequestError | ModelError:
+def _no_token_error(row: BatchRow) -> RequestError | ModelError:
     """Return the reason why no token can follow the known ones."""
-    reason = guide_refusal(Pick(row.payload, row.end))
-    return _not_finite(row.request_id) if reason is None else reason
+    reason = guide_error(PendingToken(row.sampling_state, row.end))
+    return _not_finite_error(row.request_id) if reason is None else reason
 
 
-def _not_finite(request_id: str) -> ModelError:
+def _not_finite_error(request_id: str) -> ModelError:
     return ModelError(
         f"the model gave logits that are not finite for request {request_id}; "
         "its numbers overflow in this dtype, or its weights are damaged",

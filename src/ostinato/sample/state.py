@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 
 from ostinato.ops.seeds import derive_seed
-from ostinato.sample.grammar import Grammar, Guidance
+from ostinato.sample.grammar import Grammar, GrammarState
 from ostinato.sample.params import SamplingParams
-from ostinato.sample.pool import Pool
+from ostinato.sample.pool import HiddenStatePooler
 
 
 class TokenCounts:
@@ -57,7 +57,7 @@ class TokenCounts:
 
 
 class SamplingState:
-    """Parameters, seed and tokens of one request, as in `Row.payload`.
+    """Parameters, seed and tokens of one request, as in `BatchRow.sampling_state`.
 
     `prompt_token_ids` and `output_token_ids` are the request's own lists, read and never written here. `eos_token_ids`
     are the model's end tokens, which `min_tokens` holds back. For `n` outputs there are n requests, the i-th with
@@ -68,14 +68,14 @@ class SamplingState:
         "_counts",
         "draw_settings",
         "guidance",
-        "held_back_token_ids",
+        "suppressed_token_ids",
         "is_greedy",
-        "is_plain",
-        "is_simple",
-        "looks_back",
+        "needs_no_processing",
+        "only_samples",
+        "num_lookback_outputs",
         "output_token_ids",
         "params",
-        "pool",
+        "pooler",
         "prompt_token_ids",
         "seed",
     )
@@ -90,23 +90,23 @@ class SamplingState:
         *,
         seed: int,
         grammar: Grammar | None = None,
-        pool: Pool | None = None,
+        pool: HiddenStatePooler | None = None,
     ) -> None:
         self.params = params
-        self.pool = pool
+        self.pooler = pool
         """Pooling of a request for an embedding."""
         self.prompt_token_ids = prompt_token_ids
         self.output_token_ids = output_token_ids
         self.seed = derive_seed(seed, sample_index)
-        self.held_back_token_ids = sorted({*eos_token_ids, *params.stop_token_ids}) if params.min_tokens else []
-        self.guidance = None if grammar is None else Guidance(grammar, output_token_ids)
+        self.suppressed_token_ids = sorted({*eos_token_ids, *params.stop_token_ids}) if params.min_tokens else []
+        self.guidance = None if grammar is None else GrammarState(grammar, output_token_ids)
         guided = self.guidance is not None
-        self.is_plain = not (params.logit_bias or params.has_penalties or self.held_back_token_ids or guided)
+        self.needs_no_processing = not (params.logit_bias or params.has_penalties or self.suppressed_token_ids or guided)
         """True if no step has to process its logits before temperature."""
-        self.is_simple = self.is_plain and params.logprobs is None and params.prompt_logprobs is None
+        self.only_samples = self.needs_no_processing and params.logprobs is None and params.prompt_logprobs is None
         """True if every token is simply sampled from the logits, and no log-probability is asked for."""
         always = guided or params.has_penalties
-        self.looks_back = sys.maxsize if always else params.min_tokens if self.held_back_token_ids else 0
+        self.num_lookback_outputs = sys.maxsize if always else params.min_tokens if self.suppressed_token_ids else 0
         """Number of outputs that are sampled depending on those before them."""
         self.is_greedy = params.greedy
         self.draw_settings = params.draw_settings
@@ -120,7 +120,7 @@ class SamplingState:
         return self._counts
 
 
-class Pick(NamedTuple):
+class PendingToken(NamedTuple):
     """One token to be sampled for a request.
 
     It is at `position`, which selects its noise. Its logits are processed as if the output ended with `ahead`, tokens
@@ -129,21 +129,21 @@ class Pick(NamedTuple):
 
     state: SamplingState
     position: int
-    ahead: tuple[int, ...] = ()
+    drafts: tuple[int, ...] = ()
 
     @property
-    def plain(self) -> bool:
+    def needs_no_processing(self) -> bool:
         """True if its logits need no processing before temperature."""
-        if self.state.is_plain:
+        if self.state.needs_no_processing:
             return True
         params = self.state.params
         guided = self.state.guidance is not None
-        return not (params.logit_bias or params.has_penalties or guided or self.holds_back)
+        return not (params.logit_bias or params.has_penalties or guided or self.suppresses_stops)
 
     @property
-    def holds_back(self) -> bool:
+    def suppresses_stops(self) -> bool:
         """True if end tokens are still ruled out by `min_tokens`."""
         state = self.state
         return (
-            bool(state.held_back_token_ids) and len(state.output_token_ids) + len(self.ahead) < state.params.min_tokens
+            bool(state.suppressed_token_ids) and len(state.output_token_ids) + len(self.drafts) < state.params.min_tokens
         )

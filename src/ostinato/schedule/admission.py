@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ostinato.cache.chain import Chain
-from ostinato.cache.files.exchange import restore
+from ostinato.cache.chain import BlockHashes
+from ostinato.cache.files.exchange import restore_from_files
 from ostinato.cache.manager import CacheManager
-from ostinato.cache.memory import Carried
-from ostinato.cache.placement import CachePolicy, Placement, place_checkpoints
-from ostinato.cache.report import CacheReport, MissCause, explain
+from ostinato.cache.memory import KVSnapshot
+from ostinato.cache.placement import PrefixCachePolicy, CheckpointPositions, plan_checkpoints
+from ostinato.cache.report import CacheReport, MissCause, explain_misses
 from ostinato.cache.store import Match
-from ostinato.observe.counts import MoveCounts, PrefixCounts, SchedulerCounts
+from ostinato.observe.counts import MigrationCounts, PrefixCounts, SchedulerCounts
 from ostinato.schedule.limits import SchedulerLimits
-from ostinato.schedule.media import MediaHolders
-from ostinato.schedule.queues import Queues
-from ostinato.schedule.request import Request, num_prompt_logprobs_owed
+from ostinato.schedule.media import EncoderScheduler
+from ostinato.schedule.queues import RequestQueues
+from ostinato.schedule.request import Request, num_prompt_logprobs_due
 
 
 @dataclass(frozen=True, slots=True)
-class _Refusal:
+class _BlockedHead:
     """Record that the first waiting request found too little memory with these free blocks, slots and window blocks.
 
     It is remembered so that a long prompt that waits while others decode is not looked up in the index in each step.
@@ -30,7 +30,7 @@ class _Refusal:
     num_slots: int
     num_panes: int
 
-    def stands(self, request: Request, num_blocks: int, num_slots: int, num_panes: int) -> bool:
+    def still_holds(self, request: Request, num_blocks: int, num_slots: int, num_panes: int) -> bool:
         """Return whether the same request would find no more memory now.
 
         The caller accounts for what prompts of other requests have computed meanwhile, which this one may share.
@@ -46,22 +46,22 @@ class Admission:
         self,
         limits: SchedulerLimits,
         cache: CacheManager,
-        policy: CachePolicy,
-        queues: Queues,
-        media: MediaHolders | None,
+        policy: PrefixCachePolicy,
+        queues: RequestQueues,
+        media: EncoderScheduler | None,
         counters: SchedulerCounts,
     ) -> None:
         self.prefix_counters = PrefixCounts(misses=dict.fromkeys((cause.value for cause in MissCause), 0))
-        self.moves = MoveCounts()
+        self.moves = MigrationCounts()
         self._limits = limits
         self._cache = cache
         self._policy = policy
         self._queues = queues
         self._media = media
         self._counters = counters
-        self._refusal: _Refusal | None = None
+        self._refusal: _BlockedHead | None = None
 
-    def start_next(self, budget: int, num_drafts: int) -> Request | None:
+    def admit_next(self, budget: int, num_drafts: int) -> Request | None:
         """Admit the first waiting request to a step with room for `budget` more tokens, and return it.
 
         Return None if no request waits, or if it finds no batch row, too few tokens or no memory. At most something
@@ -71,16 +71,16 @@ class Admission:
         if not queues.waiting or budget <= 0 or len(queues.running) >= limits.max_num_seqs:
             return None
         request = queues.waiting[0]
-        spare_blocks, spare_panes, room = self._room()
-        if self._refusal is not None and self._refusal.stands(request, *room):
+        spare_blocks, spare_panes, room = self._available()
+        if self._refusal is not None and self._refusal.still_holds(request, *room):
             return None
-        match = find_match(request, cache, self._policy)
+        match = match_prefix(request, cache, self._policy)
         in_memory = match.hit
-        carried = _worth_carrying(request, match)
+        carried = _useful_snapshot(request, match)
         if carried is not None:
-            match = _blocks_alone(match, carried, cache.block_size)
-        elif cache.store.files is not None and request.chain is not None:
-            match = _from_files(request, match, cache, spare_blocks, spare_panes)
+            match = _without_checkpoint(match, carried, cache.block_size)
+        elif cache.store.files is not None and request.block_hashes is not None:
+            match = _restore_from_files(request, match, cache, spare_blocks, spare_panes)
         start = match.hit if carried is None else carried.num_tokens
         remaining, is_cut = request.num_tokens - start, False
         if remaining > budget and not limits.enable_chunked_prefill:
@@ -93,66 +93,66 @@ class Admission:
         if self._media is not None and request.media:
             # Its row must be able to begin, and without chunked prefill to end.
             end = start + 1 if limits.enable_chunked_prefill or is_cut else request.num_tokens
-            if self._media.reach(request, start, end) < end:
+            if self._media.max_chunk_end(request, start, end) < end:
                 return None
-        placement = place(request, match, cache, self._policy, start)
+        placement = plan_request_checkpoints(request, match, cache, self._policy, start)
         id, reads = request.request_id, carried is None
-        if not cache.admit(id, request.num_tokens, match, spare_blocks, spare_panes, reads_checkpoint=reads):
-            self._refusal = _Refusal(request, *room)
+        if not cache.admit(id, request.num_tokens, match, spare_blocks, spare_panes, uses_checkpoint=reads):
+            self._refusal = _BlockedHead(request, *room)
             return None
-        queues.start()
+        queues.start_first()
         self._refusal = None
         self._counters.cut_recomputations += is_cut
-        request.num_computed_tokens, request.placement = start, placement
+        request.num_computed_tokens, request.checkpoint_positions = start, placement
         if carried is not None:
-            cache.take_in(id, carried, request.chain)
+            cache.import_kv(id, carried, request.block_hashes)
             self.moves.carried_tokens += start
             self.moves.carried_bytes += carried.num_bytes
-        elif request.num_elsewhere:
-            self.moves.recomputed_tokens += max(0, request.num_elsewhere - start)
-        request.carried, request.num_elsewhere = None, 0
+        elif request.num_imported_tokens:
+            self.moves.recomputed_tokens += max(0, request.num_imported_tokens - start)
+        request.kv_snapshot, request.num_imported_tokens = None, 0
         if request.cache_report is None:
-            found = report(request, match, placement, cache)
+            found = make_cache_report(request, match, placement, cache)
             request.cache_report = found = replace(found, from_files=match.hit - in_memory)
             self.prefix_counters.count(found.cached_tokens, found.misses, found.from_files)
         elif carried is None:
             self.prefix_counters.restored_tokens += match.hit
         return request
 
-    def has_refused(self) -> bool:
+    def is_head_blocked(self) -> bool:
         """Return whether the first waiting request has found too little memory, and would find no more now."""
         refusal, waiting = self._refusal, self._queues.waiting
-        return refusal is not None and bool(waiting) and refusal.stands(waiting[0], *self._room()[2])
+        return refusal is not None and bool(waiting) and refusal.still_holds(waiting[0], *self._available()[2])
 
-    def look_again(self) -> None:
+    def retry_head(self) -> None:
         """Forget the refusal after a prompt advanced, since the first waiting request may share its blocks."""
         self._refusal = None
 
-    def _room(self) -> tuple[int, int, tuple[int, int, int]]:
+    def _available(self) -> tuple[int, int, tuple[int, int, int]]:
         """Return (spare blocks, spare window blocks, available memory).
 
         Spare are those that must stay available, one for each running request that may need it, else it would soon
         preempt the admitted request. Available are (blocks beyond the spare ones, slots, window blocks beyond the spare
         ones).
         """
-        cache, panes = self._cache, self._cache.panes
-        growing = list(filter(self._may_outgrow, self._queues.running))
+        cache, panes = self._cache, self._cache.window_blocks
+        growing = list(filter(self._may_need_blocks, self._queues.running))
         spare_blocks, spare_panes, num_panes = len(growing), 0, 0
         if panes is not None:
-            spare_panes = sum(panes.may_need_more(cache.holding(each.request_id)) for each in growing)
-            num_panes = panes.num_left - spare_panes
+            spare_panes = sum(panes.may_grow(cache.request_cache(each.request_id)) for each in growing)
+            num_panes = panes.num_unreserved - spare_panes
         return (
             spare_blocks,
             spare_panes,
             (cache.blocks.num_available - spare_blocks, cache.slots.num_available, num_panes),
         )
 
-    def _may_outgrow(self, request: Request) -> bool:
+    def _may_need_blocks(self, request: Request) -> bool:
         """Return whether a running request has too few blocks for its greatest length."""
-        return request.max_num_tokens - 1 > self._cache.holding(request.request_id).capacity
+        return request.max_num_tokens - 1 > self._cache.request_cache(request.request_id).capacity
 
 
-def find_match(request: Request, cache: CacheManager, policy: CachePolicy) -> Match:
+def match_prefix(request: Request, cache: CacheManager, policy: PrefixCachePolicy) -> Match:
     """Return the indexed part of the request's known tokens. The last of them is computed in any case.
 
     A request that is owed log-probabilities of its prompt takes no more than those already delivered. A request that
@@ -160,70 +160,70 @@ def find_match(request: Request, cache: CacheManager, policy: CachePolicy) -> Ma
     """
     if not policy.prefix_caching:
         return Match()
-    if request.chain is None:
+    if request.block_hashes is None:
         root = None if cache.store.files is None else cache.store.files.root
-        request.chain = Chain(cache.block_size, request.cache_salt, request.media, root=root)
-    request.chain.extend(request.tokens, request.num_tokens)
-    return cache.store.match(request.chain, _limit(request))
+        request.block_hashes = BlockHashes(cache.block_size, request.cache_salt, request.media, root=root)
+    request.block_hashes.extend(request.tokens, request.num_tokens)
+    return cache.store.match(request.block_hashes, _max_hit_tokens(request))
 
 
-def _from_files(request: Request, match: Match, cache: CacheManager, spare_blocks: int, spare_panes: int) -> Match:
+def _restore_from_files(request: Request, match: Match, cache: CacheManager, spare_blocks: int, spare_panes: int) -> Match:
     """Return the match after reading the files that pay, if there is room for the request then."""
-    assert request.chain is not None, "a request with a match has a chain"
-    if cache.panes is not None and not cache.panes.has_room(-(-request.num_tokens // cache.block_size), spare_panes):
+    assert request.block_hashes is not None, "a request with a match has a chain"
+    if cache.window_blocks is not None and not cache.window_blocks.has_room(-(-request.num_tokens // cache.block_size), spare_panes):
         return match
     num_blocks = cache.blocks_needed(request.num_tokens) - len(match.matched) + spare_blocks
-    num_slots = 1 + cache.states.per_request if cache.states.per_request else 0
-    return restore(cache.store, request.chain, _limit(request), match, num_blocks, num_slots)
+    num_slots = 1 + cache.state_slots.slots_per_request if cache.state_slots.slots_per_request else 0
+    return restore_from_files(cache.store, request.block_hashes, _max_hit_tokens(request), match, num_blocks, num_slots)
 
 
-def _limit(request: Request) -> int:
+def _max_hit_tokens(request: Request) -> int:
     """Return how many of the request's tokens may come from the cache."""
-    limit = 0 if request.computes_all else request.num_tokens - 1
-    if request.wants_prompt_logprobs and num_prompt_logprobs_owed(request, 0, limit) > 0:
+    limit = 0 if request.skips_prefix_cache else request.num_tokens - 1
+    if request.wants_prompt_logprobs and num_prompt_logprobs_due(request, 0, limit) > 0:
         limit = min(limit, request.num_prompt_logprobs)
     return limit
 
 
-def _worth_carrying(request: Request, match: Match) -> Carried | None:
+def _useful_snapshot(request: Request, match: Match) -> KVSnapshot | None:
     """Return the KV snapshot that came with the request, unless the index has as many tokens of it."""
-    carried = request.carried
+    carried = request.kv_snapshot
     return carried if carried is not None and carried.num_tokens > match.hit else None
 
 
-def _blocks_alone(match: Match, carried: Carried, block_size: int) -> Match:
+def _without_checkpoint(match: Match, carried: KVSnapshot, block_size: int) -> Match:
     """Return a match of the indexed blocks that equal full blocks of the KV snapshot. They need no checkpoint."""
     path = match.matched[: carried.num_tokens // block_size]
     return Match(path, path)
 
 
-def place(request: Request, match: Match, cache: CacheManager, policy: CachePolicy, start: int) -> Placement:
+def plan_request_checkpoints(request: Request, match: Match, cache: CacheManager, policy: PrefixCachePolicy, start: int) -> CheckpointPositions:
     """Choose the checkpoints of the request if it is admitted with this match and begins at `start`."""
     evictable = cache.slots.num_available
-    return place_checkpoints(policy, cache.block_size, request.num_tokens, start, match.num_matched, evictable)
+    return plan_checkpoints(policy, cache.block_size, request.num_tokens, start, match.num_matched, evictable)
 
 
-def report(request: Request, match: Match, placement: Placement, cache: CacheManager) -> CacheReport:
+def make_cache_report(request: Request, match: Match, placement: CheckpointPositions, cache: CacheManager) -> CacheReport:
     """Return the report of the cache hit of a request that has not been admitted before."""
     num_tokens = request.num_tokens
-    if request.chain is None or request.wants_prompt_logprobs or request.computes_all:
+    if request.block_hashes is None or request.wants_prompt_logprobs or request.skips_prefix_cache:
         return CacheReport(match.hit, {MissCause.NOT_WANTED.value: num_tokens - match.hit})
-    misses = explain(
+    misses = explain_misses(
         num_tokens,
         match.hit,
         match.matched,
-        request.chain,
+        request.block_hashes,
         cache.store.evicted_keys,
         cache.store.damaged_keys,
-        match.reach,
+        match.hit_without_window,
     )
-    has_interior = placement.mode != "none" and placement.share > 0
+    has_interior = placement.mode != "none" and placement.max_interior > 0
     return CacheReport(match.hit, misses, placement.spacing if has_interior else None)
 
 
-def restate_spacing(request: Request) -> None:
+def update_reported_spacing(request: Request) -> None:
     """Update the report after the checkpoint spacing has doubled, which a long output causes."""
-    told, placement = request.cache_report, request.placement
+    told, placement = request.cache_report, request.checkpoint_positions
     if told is None or placement is None or told.checkpoint_spacing is None:
         return
     if placement.spacing > told.checkpoint_spacing:

@@ -30,7 +30,7 @@ class MediaToEncode(NamedTuple):
     cells: Sequence[int]
 
 
-class Row(NamedTuple):
+class BatchRow(NamedTuple):
     """One request's part in a step.
 
     The step computes `token_ids` at positions `start`, `start + 1`, ... Their keys and values go into the blocks
@@ -53,7 +53,7 @@ class Row(NamedTuple):
     """Number of the row's trailing positions that need logits. A row that samples needs at least one."""
     samples: bool = False
     """True if the row's last known token is computed in this step, so that its next token is sampled."""
-    payload: Any = None
+    sampling_state: Any = None
     """Sampling state that the runner needs beyond tokens and memory; the scheduler does not look into it."""
     rope: Any = None
     """Positions for the rotary embedding, if they differ from the tokens' positions.
@@ -62,12 +62,12 @@ class Row(NamedTuple):
     """
     media: tuple[MediaUse, ...] = ()
     """Images that tokens of the row belong to, by position."""
-    follows: int | None = None
+    previous_row: int | None = None
     """Index of the request's row in the step before, in an overlapped step.
 
     The row's one token is the one sampled there, which is still on the device; `token_ids` has a 0 in its place.
     """
-    pane_table: tuple[int, ...] = ()
+    window_block_table: tuple[int, ...] = ()
     """Window blocks, indexed as `block_table`, in a model with windows. 0 for blocks that no token of the row sees."""
 
     @property
@@ -81,16 +81,16 @@ class Batch:
     """The rows of one step, decode rows first.
 
     A decode row has at least one token computed before and computes exactly one known token and `num_drafts` drafts;
-    those beyond its `Row.num_drafts` are padding. Every other row is a prefill row.
+    those beyond its `BatchRow.num_drafts` are padding. Every other row is a prefill row.
     """
 
-    rows: tuple[Row, ...]
+    rows: tuple[BatchRow, ...]
     num_decode_rows: int
     num_drafts: int = 0
     """The drafts of each decode row."""
-    first: tuple[str, ...] = ()
+    new_request_ids: tuple[str, ...] = ()
     """Requests for which no earlier step has computed anything."""
-    encode: tuple[MediaToEncode, ...] = ()
+    images_to_encode: tuple[MediaToEncode, ...] = ()
     """Images that rows of this step need and that no step before has encoded."""
 
     @property
@@ -129,7 +129,7 @@ class RowResult(NamedTuple):
     """
     num_drafts: int = 0
     """Drafts that were proposed for the row."""
-    ends: bool = False
+    grammar_ended: bool = False
     """True if the last of the tokens completes an output that nothing can follow."""
 
 

@@ -3,49 +3,49 @@
 from __future__ import annotations
 
 from ostinato.cache.manager import CacheManager
-from ostinato.schedule.batch import MediaUse, Row
+from ostinato.schedule.batch import MediaUse, BatchRow
 from ostinato.schedule.limits import SchedulerLimits
-from ostinato.schedule.media import MediaHolders
-from ostinato.schedule.queues import Queues
+from ostinato.schedule.media import EncoderScheduler
+from ostinato.schedule.queues import RequestQueues
 from ostinato.schedule.request import Request, is_decoding, make_row
 
 
-class Chunks:
+class PrefillScheduler:
     """Maker of the rows of running requests that compute a prompt, or known outputs after a preemption."""
 
     def __init__(
-        self, limits: SchedulerLimits, cache: CacheManager, queues: Queues, media: MediaHolders | None
+        self, limits: SchedulerLimits, cache: CacheManager, queues: RequestQueues, media: EncoderScheduler | None
     ) -> None:
         self._limits = limits
         self._cache = cache
         self._queues = queues
         self._media = media
 
-    def row(self, request: Request, budget: int, num_drafts: int, spare_slots: int) -> Row | None:
+    def next_row(self, request: Request, budget: int, num_drafts: int, spare_slots: int) -> BatchRow | None:
         """Return the next row of `request`, of at most `budget` tokens; None if it must wait for slots or image cells.
 
         No checkpoint takes one of the last `spare_slots` slots.
         """
-        if not self._cache.take_write_slots(request.request_id, spare_slots):
+        if not self._cache.allocate_write_slots(request.request_id, spare_slots):
             return None
-        assert request.placement is not None, "a running request knows where its checkpoints go"
+        assert request.checkpoint_positions is not None, "a running request knows where its checkpoints go"
         start = request.num_computed_tokens
-        end = request.placement.chunk_end(start, start + self._tokens(request, budget, num_drafts))
+        end = request.checkpoint_positions.chunk_end(start, start + self._chunk_tokens(request, budget, num_drafts))
         media: tuple[MediaUse, ...] = ()
         if self._media is not None and request.media:
-            reach = self._media.reach(request, start, end)
+            reach = self._media.max_chunk_end(request, start, end)
             if reach == start:
                 return None
-            end = request.placement.chunk_end(start, reach)
-            media = self._media.take(request, start, end)
-        positions = request.placement.inside(start, end) if end - start > 1 else []
+            end = request.checkpoint_positions.chunk_end(start, reach)
+            media = self._media.pin_images(request, start, end)
+        positions = request.checkpoint_positions.positions_inside(start, end) if end - start > 1 else []
         if positions:
-            self._cache.reserve(request.request_id, positions, spare_slots)
-        if self._cache.panes is not None:
-            self._cache.cover(request.request_id, end)
-        return make_row(request, self._cache.holding(request.request_id), end - start, media=media)
+            self._cache.reserve_checkpoints(request.request_id, positions, spare_slots)
+        if self._cache.window_blocks is not None:
+            self._cache.allocate_window_blocks(request.request_id, end)
+        return make_row(request, self._cache.request_cache(request.request_id), end - start, media=media)
 
-    def _tokens(self, request: Request, budget: int, num_drafts: int) -> int:
+    def _chunk_tokens(self, request: Request, budget: int, num_drafts: int) -> int:
         """Return how many prompt tokens a step with room for `budget` more tokens should take at most.
 
         The step has `num_drafts` drafts per decode row. A prompt that does not fit fills the step. It stops at a size

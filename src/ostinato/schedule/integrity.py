@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from ostinato.cache.manager import CacheManager
-from ostinato.schedule.media import MediaHolders
-from ostinato.schedule.queues import Queues
+from ostinato.schedule.media import EncoderScheduler
+from ostinato.schedule.queues import RequestQueues
 
 
-def check_integrity(
-    queues: Queues,
+def check_scheduler_integrity(
+    queues: RequestQueues,
     cache: CacheManager,
-    media: MediaHolders | None,
+    media: EncoderScheduler | None,
     max_num_seqs: int,
     is_in_flight: bool,
     ended_in_flight: Collection[str],
@@ -33,11 +33,11 @@ def check_integrity(
         num_known = len(request.prompt_token_ids) + len(request.output_token_ids)
         assert request.num_tokens == num_known, f"request {request.request_id} has lost count of its tokens"
     for request in queues.running:
-        assert request.carried is None, f"request {request.request_id} runs, and keeps what was carried to it"
+        assert request.kv_snapshot is None, f"request {request.request_id} runs, and keeps what was carried to it"
         assert request.num_computed_tokens < request.num_tokens, f"request {request.request_id} has nothing to compute"
-        assert request.num_computed_tokens <= cache.holding(request.request_id).capacity, (
+        assert request.num_computed_tokens <= cache.request_cache(request.request_id).capacity, (
             f"request {request.request_id} has computed tokens without a block"
         )
     holders = {request.request_id for request in queues.running} | set(ended_in_flight)
-    assert cache.holders() == holders, "memory is held by a request that neither runs nor is in flight"
+    assert cache.request_ids() == holders, "memory is held by a request that neither runs nor is in flight"
     assert is_in_flight or not ended_in_flight, "memory of ended requests was kept"

@@ -10,7 +10,7 @@ from ostinato.cache.manager import CacheManager
 from ostinato.errors import Remedy, RequestError
 from ostinato.schedule.request import Request
 
-Policy = Literal["fcfs", "priority"]
+SchedulingPolicy = Literal["fcfs", "priority"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,19 +24,19 @@ class SchedulerLimits:
     max_model_len: int
     """Tokens of a request, prompt and output together."""
     enable_chunked_prefill: bool = True
-    policy: Policy = "fcfs"
+    policy: SchedulingPolicy = "fcfs"
     max_item_tokens: int = 0
     """Most tokens of an image, for models that have an encoder: activations were planned for this many at once."""
     graph_tokens: int = 0
     """The largest step that has a graph of its own size, where `max_num_batched_tokens` has none; 0: no preference."""
 
 
-def max_length(request: Request, limits: SchedulerLimits) -> int:
+def max_total_tokens(request: Request, limits: SchedulerLimits) -> int:
     """Return the number of tokens, prompt and output together, at which `request` ends in any case."""
     return min(len(request.prompt_token_ids) + request.stop.max_tokens, limits.max_model_len)
 
 
-def check_arrival(
+def check_servable(
     request: Request, limits: SchedulerLimits, cache: CacheManager, encoder_cache: EncoderCache | None = None
 ) -> None:
     """Raise RequestError, which says what to change, if `request` could never be served to its end.
@@ -66,12 +66,12 @@ def check_arrival(
             "turn enable_chunked_prefill on",
             [Remedy("enable_chunked_prefill", True)],
         )
-    most = cache.max_tokens_ever()
-    if max_length(request, limits) - 1 > most:
+    most = cache.max_request_tokens()
+    if max_total_tokens(request, limits) - 1 > most:
         max_tokens = most + 1 - num_prompt
         advice = f"lower max_tokens to at most {max_tokens}" if max_tokens >= 1 else "shorten the prompt"
         raise RequestError(
-            f"the request may grow to {max_length(request, limits)} tokens ({num_prompt} of prompt and up to "
+            f"the request may grow to {max_total_tokens(request, limits)} tokens ({num_prompt} of prompt and up to "
             f"{request.stop.max_tokens} of output), and the whole cache serves at most "
             f"{most + 1 if most else 0}; {advice}, or give the cache more memory",
             [Remedy("max_tokens", max_tokens)] if max_tokens >= 1 else [],

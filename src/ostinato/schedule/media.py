@@ -14,7 +14,7 @@ from ostinato.schedule.request import Request
 _end = attrgetter("end")
 
 
-class MediaHolders:
+class EncoderScheduler:
     """Allocator of image cells for the rows of one step, row by row.
 
     A chunk that begins in an image or passes one needs its cells. It ends before the first image that finds no room; if
@@ -40,14 +40,14 @@ class MediaHolders:
         self._is_short = False
         self._to_encode, self._takers = [], []
 
-    def reach(self, request: Request, start: int, end: int) -> int:
+    def max_chunk_end(self, request: Request, start: int, end: int) -> int:
         """Return where a chunk from `start` to at most `end` must stop.
 
         That is `start` if it begins with an image that finds no room.
         """
         spans = spans_in(request.media, start, end)
         if self._is_short:
-            held = self.cache.held(request.request_id)
+            held = self.cache.pinned_by(request.request_id)
             count = next((i for i, span in enumerate(spans) if span.digest not in held), len(spans))
         else:
             count = self.cache.num_fitting(_sizes(spans))
@@ -56,7 +56,7 @@ class MediaHolders:
         self._is_short = True
         return max(start, spans[count].start)
 
-    def take(self, request: Request, start: int, end: int) -> tuple[MediaUse, ...]:
+    def pin_images(self, request: Request, start: int, end: int) -> tuple[MediaUse, ...]:
         """Pin and return the images of the row that computes the tokens from `start` to `end`, within its reach."""
         spans = spans_in(request.media, start, end)
         if not spans:
@@ -64,7 +64,7 @@ class MediaHolders:
         self._takers.append(request)
         uses = []
         told: set[str] = set()
-        for span, held in zip(spans, self.cache.take(request.request_id, _sizes(spans)), strict=True):
+        for span, held in zip(spans, self.cache.pin(request.request_id, _sizes(spans)), strict=True):
             uses.append(MediaUse(span.start, span.end, held.cells))
             if held.is_new and span.digest not in told:
                 told.add(span.digest)
@@ -75,24 +75,24 @@ class MediaHolders:
         """Return the images that the step has to encode for its rows."""
         return tuple(self._to_encode)
 
-    def advance(self) -> None:
+    def unpin_finished(self) -> None:
         """Unpin the images that the rows of the step no longer need, after it succeeded.
 
         Each request has its new number of computed tokens, and keeps only an image that is partly computed.
         """
         for request in self._takers:
-            self.cache.keep(request.request_id, held_between_steps(request))
+            self.cache.unpin_except(request.request_id, image_in_progress(request))
         self._takers = []
 
     def check_integrity(self, running: Sequence[Request], is_in_flight: bool, ended_in_flight: Collection[str]) -> None:
         """Raise AssertionError unless images are held only by requests that run, or are in flight, within one."""
         self.cache.check_integrity()
         names = {request.request_id for request in running}
-        assert self.cache.holders() <= names.union(ended_in_flight), "images are held by a request that does not run"
+        assert self.cache.request_ids() <= names.union(ended_in_flight), "images are held by a request that does not run"
         for request in running:
-            held = self.cache.held(request.request_id)
+            held = self.cache.pinned_by(request.request_id)
             if not is_in_flight:
-                assert held == held_between_steps(request), (
+                assert held == image_in_progress(request), (
                     f"request {request.request_id} holds other images than the one in whose midst it stands"
                 )
 
@@ -105,7 +105,7 @@ def spans_in(media: Sequence[MediaSpan], start: int, end: int) -> Sequence[Media
     return media[first:last]
 
 
-def held_between_steps(request: Request) -> set[str]:
+def image_in_progress(request: Request) -> set[str]:
     """Return the digest of the image that is partly computed, if there is one."""
     position = request.num_computed_tokens
     return {span.digest for span in spans_in(request.media, position, position + 1) if span.start < position}

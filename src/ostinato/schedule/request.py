@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from ostinato.cache.chain import Chain, MediaSpan
-from ostinato.cache.holding import Holding
-from ostinato.cache.memory import Carried
-from ostinato.cache.placement import Placement
+from ostinato.cache.chain import BlockHashes, MediaSpan
+from ostinato.cache.holding import RequestCache
+from ostinato.cache.memory import KVSnapshot
+from ostinato.cache.placement import CheckpointPositions
 from ostinato.cache.report import CacheReport
-from ostinato.schedule.batch import MediaUse, Row, RowResult, TokenLogprobs
+from ostinato.schedule.batch import MediaUse, BatchRow, RowResult, TokenLogprobs
 
 
 class FinishReason(StrEnum):
@@ -49,17 +49,17 @@ class StopConditions:
     stop_token_ids: frozenset[int] = frozenset()
     eos_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
-    ends: frozenset[int] = field(init=False, repr=False, compare=False)
+    stop_ids: frozenset[int] = field(init=False, repr=False, compare=False)
     """All tokens that end the output."""
 
     def __post_init__(self) -> None:
         eos = frozenset() if self.ignore_eos else self.eos_token_ids
-        object.__setattr__(self, "ends", self.stop_token_ids | eos)
+        object.__setattr__(self, "stop_ids", self.stop_token_ids | eos)
 
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One sequence to be continued. The caller sets the fields up to `carried`; the scheduler owns the rest.
+    """One sequence to be continued. The caller sets the fields up to `kv_snapshot`; the scheduler owns the rest.
 
     For a request that comes from another engine, the caller also sets what that one knew: see `resume`.
     """
@@ -70,25 +70,25 @@ class Request:
     priority: int = 0
     """Service priority, lower first, if the scheduler's policy is `priority`."""
     wants_prompt_logprobs: bool = False
-    payload: Any = None
+    sampling_state: Any = None
     """Sampling state that the runner needs beyond tokens and memory; it is part of the request's rows."""
     cache_salt: str | None = None
     """Salt of the block hashes: only requests of the same salt find each other's blocks."""
     media: Sequence[MediaSpan] = ()
     """The images that tokens of the prompt belong to, by position."""
     rope: Any = None
-    """Positions for the rotary embedding, as in `Row.rope`."""
+    """Positions for the rotary embedding, as in `BatchRow.rope`."""
     client: str | None = None
     """The client that sent it: clients get fair shares."""
-    looks_back: int = 0
+    num_lookback_outputs: int = 0
     """Number of its outputs that are sampled depending on the ones before them, which must be known by then."""
-    computes_all: bool = False
+    skips_prefix_cache: bool = False
     """True if each of its tokens is computed, also those that the prefix cache has."""
-    has_begun: bool = False
+    was_imported: bool = False
     """True if another engine has computed some of it."""
-    num_elsewhere: int = 0
+    num_imported_tokens: int = 0
     """Tokens whose keys, values and state the other engine had at the export; 0 once they are here, or lost."""
-    carried: Carried | None = None
+    kv_snapshot: KVSnapshot | None = None
     """KV snapshot that came with it, until it is admitted."""
 
     output_token_ids: list[int] = field(default_factory=list)
@@ -103,18 +103,18 @@ class Request:
     num_prompt_logprobs: int = 0
     """Positions, from the first on, whose prompt log-probabilities were delivered; kept by a preemption."""
     num_preemptions: int = 0
-    arrival: int = 0
+    arrival_number: int = 0
     """Sequence number of the arrival, given by the scheduler."""
-    rank: tuple[int, float, int] = (0, 0, 0)
+    service_order: tuple[int, float, int] = (0, 0, 0)
     """Order of service, lowest first: (priority or 0, start tag, arrival).
 
     Unique. A client's tags increase with arrivals.
     """
     max_num_tokens: int = 0
     """Length of prompt and output at which the request ends with `length`."""
-    chain: Chain | None = None
+    block_hashes: BlockHashes | None = None
     """Block hashes of its full blocks; made by the first look into the index, if there is prefix caching."""
-    placement: Placement | None = None
+    checkpoint_positions: CheckpointPositions | None = None
     """The positions of its checkpoints, while it runs."""
     cache_report: CacheReport | None = None
     """Report of the prompt's prefix cache hit, once it was admitted."""
@@ -131,13 +131,13 @@ class Request:
             return tuple(self.prompt_token_ids[start:end])
         return (*self.prompt_token_ids[start:], *self.output_token_ids[: end - split])
 
-    def resume(self, token_ids: Sequence[int], num_prompt_logprobs: int, num_preemptions: int) -> None:
+    def restore(self, token_ids: Sequence[int], num_prompt_logprobs: int, num_preemptions: int) -> None:
         """Add the outputs of another engine: tokens, and the number of positions with prompt log-probabilities."""
         self.output_token_ids += token_ids
         self.num_tokens += len(token_ids)
         self.num_prompt_logprobs, self.num_preemptions = num_prompt_logprobs, num_preemptions
 
-    def accept(self, token_ids: Sequence[int], ends: bool = False) -> tuple[int, FinishReason | None]:
+    def append_outputs(self, token_ids: Sequence[int], ends: bool = False) -> tuple[int, FinishReason | None]:
         """Append generated tokens up to the one that ends the request; with `ends`, the last of them does.
 
         Returns how many were appended, and why the request ends, if it does. Only its length ends it before
@@ -148,7 +148,7 @@ class Request:
         for count, token_id in enumerate(token_ids, start=1):
             output.append(token_id)
             self.num_tokens += 1
-            if token_id in stop.ends and len(output) >= stop.min_tokens:
+            if token_id in stop.stop_ids and len(output) >= stop.min_tokens:
                 self.stop_reason = token_id
                 return count, FinishReason.STOP
             if ends and count == len(token_ids) and len(output) >= stop.min_tokens:
@@ -181,11 +181,11 @@ _UNKNOWN_TOKEN = (0,)
 
 
 def make_row(
-    request: Request, holding: Holding, count: int, num_drafts: int = 0, media: tuple[MediaUse, ...] = ()
-) -> Row:
+    request: Request, holding: RequestCache, count: int, num_drafts: int = 0, media: tuple[MediaUse, ...] = ()
+) -> BatchRow:
     """Return the row that computes the next `count` known tokens of `request` and `num_drafts` drafts after them.
 
-    The row uses the memory of `holding`, and may get fewer drafts. `media` are the images that its tokens belong to.
+    The row uses the memory of `request_cache`, and may get fewer drafts. `media` are the images that its tokens belong to.
 
     Logits are needed where the row samples, which is after its last token and after each draft, and where prompt
     log-probabilities are owed: of all positions from the first one owed to the row's end.
@@ -194,33 +194,33 @@ def make_row(
     end = start + count
     samples = end == request.num_tokens
     num_logits = 1 + num_drafts if samples else 0
-    if request.wants_prompt_logprobs and num_prompt_logprobs_owed(request, start, end) > 0:
+    if request.wants_prompt_logprobs and num_prompt_logprobs_due(request, start, end) > 0:
         num_logits = end - max(start, request.num_prompt_logprobs)
-    return Row(
+    return BatchRow(
         request.request_id,
         request.tokens(start, end),
         start,
         holding.block_table,
         holding.read_slot,
-        holding.slots[: 1 + num_drafts] or _NULL_SLOT,
-        holding.reserved,
+        holding.write_slots[: 1 + num_drafts] or _NULL_SLOT,
+        holding.reserved_checkpoints,
         num_drafts,
         num_logits,
         samples,
-        request.payload,
+        request.sampling_state,
         request.rope,
         media,
         None,
-        holding.pane_table,
+        holding.window_block_table,
     )
 
 
-def make_row_ahead(request: Request, place: int, holding: Holding, slots: tuple[int, int]) -> Row:
+def make_next_step_row(request: Request, place: int, holding: RequestCache, slots: tuple[int, int]) -> BatchRow:
     """Return the row that computes the token which row `place` of the step in flight samples for `request`.
 
-    It uses the blocks and window blocks of `holding`. `slots` are the ones that it reads and writes.
+    It uses the blocks and window blocks of `request_cache`. `slots` are the ones that it reads and writes.
     """
-    return Row(
+    return BatchRow(
         request.request_id,
         _UNKNOWN_TOKEN,
         request.num_tokens,
@@ -229,10 +229,10 @@ def make_row_ahead(request: Request, place: int, holding: Holding, slots: tuple[
         slots[1:],
         num_logits=1,
         samples=True,
-        payload=request.payload,
+        sampling_state=request.sampling_state,
         rope=request.rope,
-        follows=place,
-        pane_table=holding.pane_table,
+        previous_row=place,
+        window_block_table=holding.window_block_table,
     )
 
 
@@ -244,7 +244,7 @@ def is_decoding(request: Request) -> bool:
     return 0 < request.num_computed_tokens == request.num_tokens - 1
 
 
-def num_prompt_logprobs_owed(request: Request, start: int, end: int) -> int:
+def num_prompt_logprobs_due(request: Request, start: int, end: int) -> int:
     """Return how many prompt log-probabilities the positions `start` to `end - 1` must still give.
 
     Position p gives that of prompt token p + 1, so the prompt's last position gives none; those before
@@ -254,7 +254,7 @@ def num_prompt_logprobs_owed(request: Request, start: int, end: int) -> int:
     return max(0, min(end, len(request.prompt_token_ids) - 1) - max(start, request.num_prompt_logprobs))
 
 
-def check_result(request: Request, row: Row, result: RowResult) -> None:
+def check_result(request: Request, row: BatchRow, result: RowResult) -> None:
     """Raise AssertionError if the runner's result is not one for this row."""
     id = row.request_id
     assert result.request_id == id, f"the result of request {result.request_id} stands where {id} is due"
@@ -271,7 +271,7 @@ def check_result(request: Request, row: Row, result: RowResult) -> None:
     assert result.logprobs is None or len(result.logprobs) == len(result.token_ids), (
         f"request {id} gets {len(result.logprobs or ())} log-probabilities for {len(result.token_ids)} tokens"
     )
-    owed = num_prompt_logprobs_owed(request, row.start, row.end) if request.wants_prompt_logprobs else 0
+    owed = num_prompt_logprobs_due(request, row.start, row.end) if request.wants_prompt_logprobs else 0
     assert len(result.prompt_logprobs) == owed, (
         f"request {id} gets {len(result.prompt_logprobs)} prompt log-probabilities instead of {owed}"
     )

@@ -6,19 +6,19 @@ from collections.abc import Callable
 
 from ostinato.cache.encoder_cache import EncoderCache
 from ostinato.cache.manager import CacheManager
-from ostinato.cache.placement import CachePolicy
+from ostinato.cache.placement import PrefixCachePolicy
 from ostinato.errors import RequestError
-from ostinato.observe.counts import MoveCounts, PrefixCounts, SchedulerCounts
-from ostinato.schedule.admission import Admission, restate_spacing
-from ostinato.schedule.ahead import WaitCause, followers, row_ahead
-from ostinato.schedule.batch import Batch, Row, StepResult
-from ostinato.schedule.chunks import Chunks
-from ostinato.schedule.decoding import Decoding, decode_row
-from ostinato.schedule.flight import Flight, InFlight
-from ostinato.schedule.integrity import check_integrity
-from ostinato.schedule.limits import SchedulerLimits, check_arrival, max_length
-from ostinato.schedule.media import MediaHolders
-from ostinato.schedule.queues import Queues
+from ostinato.observe.counts import MigrationCounts, PrefixCounts, SchedulerCounts
+from ostinato.schedule.admission import Admission, update_reported_spacing
+from ostinato.schedule.ahead import OverlapBlocker, continuing_requests, next_step_row
+from ostinato.schedule.batch import Batch, BatchRow, StepResult
+from ostinato.schedule.chunks import PrefillScheduler
+from ostinato.schedule.decoding import DecodeScheduler, make_decode_row
+from ostinato.schedule.flight import InFlightSteps, InFlightStep
+from ostinato.schedule.integrity import check_scheduler_integrity
+from ostinato.schedule.limits import SchedulerLimits, check_servable, max_total_tokens
+from ostinato.schedule.media import EncoderScheduler
+from ostinato.schedule.queues import RequestQueues
 from ostinato.schedule.request import (
     FinishReason,
     Request,
@@ -28,9 +28,9 @@ from ostinato.schedule.request import (
     is_decoding,
 )
 
-_NO_PREFIX_CACHE = CachePolicy()
+_NO_PREFIX_CACHE = PrefixCachePolicy()
 
-ChooseDrafts = Callable[[int], int]
+ChooseNumDrafts = Callable[[int], int]
 """Function (decoding requests of the next step, as far as known) -> drafts for each of them."""
 
 
@@ -46,7 +46,7 @@ class Scheduler:
 
     `add`, `abort` and `finish` may be called at any time, also while a step is in flight.
 
-    Order of service is `Request.rank`. A step holds one token of every request that is decoding, with drafts after it,
+    Order of service is `Request.service_order`. A step holds one token of every request that is decoding, with drafts after it,
     then prompt chunks of running requests, then of waiting ones. On admission a request gets its prefix cache hit, and
     blocks for all tokens that it knows, so only decoding makes it grow. If no block is available for that, the running
     request that is last in rank is preempted, possibly the one that grows: it loses its memory and waits, with its
@@ -59,15 +59,15 @@ class Scheduler:
     whose prompt and outputs have outgrown `max_num_batched_tokens`, or one that has come from another engine so: it is
     computed again in chunks, since no step may exceed that budget, and `counters.cut_recomputations` says so.
 
-    For images, see `MediaHolders`.
+    For images, see `EncoderScheduler`.
     """
 
     def __init__(
         self,
         limits: SchedulerLimits,
         cache: CacheManager,
-        policy: CachePolicy = _NO_PREFIX_CACHE,
-        choose_drafts: ChooseDrafts | None = None,
+        policy: PrefixCachePolicy = _NO_PREFIX_CACHE,
+        choose_drafts: ChooseNumDrafts | None = None,
         encoder_cache: EncoderCache | None = None,
     ) -> None:
         """Set up an empty scheduler. `encoder_cache` is for models that take images."""
@@ -76,22 +76,22 @@ class Scheduler:
         self.cache = cache
         self.counters = SchedulerCounts(
             finished=dict.fromkeys((reason.value for reason in FinishReason), 0),
-            steps_not_ahead=dict.fromkeys((cause.value for cause in WaitCause), 0),
+            steps_not_ahead=dict.fromkeys((cause.value for cause in OverlapBlocker), 0),
         )
-        self.queues = Queues()
+        self.queues = RequestQueues()
         self.encoder_cache = encoder_cache
-        self._media = MediaHolders(encoder_cache) if encoder_cache is not None else None
+        self._media = EncoderScheduler(encoder_cache) if encoder_cache is not None else None
         self._admission = Admission(limits, cache, policy, self.queues, self._media, self.counters)
-        self._chunks = Chunks(limits, cache, self.queues, self._media)
-        self._flight = Flight(cache, encoder_cache)
-        self._decoding = Decoding(cache, self.queues, self._flight, self.counters)
+        self._chunks = PrefillScheduler(limits, cache, self.queues, self._media)
+        self._flight = InFlightSteps(cache, encoder_cache)
+        self._decoding = DecodeScheduler(cache, self.queues, self._flight, self.counters)
 
     @property
     def prefix_counters(self) -> PrefixCounts:
         return self._admission.prefix_counters
 
     @property
-    def moves(self) -> MoveCounts:
+    def migration_counts(self) -> MigrationCounts:
         """Counts of requests migrated to other engines, or from them."""
         return self._admission.moves
 
@@ -103,9 +103,9 @@ class Scheduler:
         """Return whether `batch` was scheduled and is neither updated nor failed."""
         return self._flight.has(batch)
 
-    def is_ending(self, request_id: str) -> bool:
+    def is_memory_in_use(self, request_id: str) -> bool:
         """Return whether a request of this id has ended, and a step in flight still writes to its memory."""
-        return request_id in self._flight.ended
+        return request_id in self._flight.delayed_request_ids
 
     @property
     def num_waiting(self) -> int:
@@ -118,14 +118,14 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Add `request` to the waiting ones.
 
-        Raises RequestError, and changes nothing, if it could never be served (see `check_arrival`), or if its id is in
+        Raises RequestError, and changes nothing, if it could never be served (see `check_servable`), or if its id is in
         use, which it is until the request has ended and no step in flight writes for it.
         """
-        if request.request_id in self.queues.requests or self.is_ending(request.request_id):
+        if request.request_id in self.queues.requests or self.is_memory_in_use(request.request_id):
             raise RequestError(f"the request id {request.request_id!r} is in use; choose another one")
-        check_arrival(request, self.limits, self.cache, self.encoder_cache)
-        request.max_num_tokens = max_length(request, self.limits)
-        self.queues.arrive(request, by_priority=self.limits.policy == "priority")
+        check_servable(request, self.limits, self.cache, self.encoder_cache)
+        request.max_num_tokens = max_total_tokens(request, self.limits)
+        self.queues.add(request, by_priority=self.limits.policy == "priority")
 
     def schedule(self) -> Batch:
         """Choose the next step and give its rows their memory.
@@ -139,10 +139,10 @@ class Scheduler:
             self._media.begin_step()
         decoding = self._schedule_decoding(num_drafts)
         budget = self.limits.max_num_batched_tokens - len(decoding) * (1 + num_drafts)
-        prompts: list[tuple[Request, Row]] = []
+        prompts: list[tuple[Request, BatchRow]] = []
         for request in self.queues.running if len(decoding) < len(self.queues.running) else ():
             if budget > 0 and not is_decoding(request):
-                row = self._chunks.row(request, budget, num_drafts, self._spare_slots())
+                row = self._chunks.next_row(request, budget, num_drafts, self._spare_slots())
                 if row is not None:
                     budget -= len(row.token_ids)
                     prompts.append((request, row))
@@ -161,7 +161,7 @@ class Scheduler:
         )
         assert batch.rows or not self.queues.requests, "no row was scheduled although requests are unfinished"
         if batch.rows:
-            self._flight.start(InFlight(batch, [request for request, _ in scheduled]))
+            self._flight.add(InFlightStep(batch, [request for request, _ in scheduled]))
             self.counters.steps += 1
         return batch
 
@@ -170,25 +170,25 @@ class Scheduler:
 
         It has a token of each request that continues. If the step in flight ends the request, its row is void.
 
-        Returns None if no request continues, or if the step has to wait, which is counted with its cause (`WaitCause`).
+        Returns None if no request continues, or if the step has to wait, which is counted with its cause (`OverlapBlocker`).
         No request is admitted or preempted here.
         """
         assert len(self._flight) == 1, "a step ahead is behind the one step that is in flight"
         assert self._choose_drafts is None, "how many drafts are accepted is not known ahead"
-        found = followers(self._flight.first, self.queues, self.limits.max_num_seqs, self._admission.has_refused())
-        if not isinstance(found, WaitCause) and not all(
+        found = continuing_requests(self._flight.first, self.queues, self.limits.max_num_seqs, self._admission.is_head_blocked())
+        if not isinstance(found, OverlapBlocker) and not all(
             self.cache.grow(request.request_id, request.num_tokens + 1) for _, request in found
         ):
-            found = WaitCause.MEMORY
-        if isinstance(found, WaitCause):
+            found = OverlapBlocker.MEMORY
+        if isinstance(found, OverlapBlocker):
             self.counters.steps_not_ahead[found] += 1
             return None
         if not found:
             return None
         spare_slots = self._spare_slots()
-        rows = [row_ahead(request, self.cache, place, spare_slots) for place, request in found]
+        rows = [next_step_row(request, self.cache, place, spare_slots) for place, request in found]
         batch = Batch(tuple(rows), len(rows))
-        self._flight.start(InFlight(batch, [request for _, request in found], is_ahead=True))
+        self._flight.add(InFlightStep(batch, [request for _, request in found], is_ahead=True))
         self.counters.steps += 1
         self.counters.steps_ahead += 1
         return batch
@@ -206,32 +206,32 @@ class Scheduler:
         steps = list(zip(in_flight.requests, batch.rows, result.rows, strict=True))
         for request, row, row_result in steps:
             check_result(request, row, row_result)
-        self._flight.end_first()
+        self._flight.finish_first()
         if self.encoder_cache is not None:
-            self.encoder_cache.settle(succeeded=True)
+            self.encoder_cache.finish_step(succeeded=True)
         if batch.num_decode_rows < len(batch.rows):
-            self._admission.look_again()
+            self._admission.retry_head()
         updates = []
         for request, row, row_result in steps:
             if request.status is RequestStatus.FINISHED:
                 self.counters.void_rows += in_flight.is_ahead
                 continue
             if row_result.error is not None:
-                updates.append(self._end_with(request, row_result.error))
+                updates.append(self._finish_with_error(request, row_result.error))
                 continue
             if row_result.prompt_logprobs:
                 request.num_prompt_logprobs += len(row_result.prompt_logprobs)
             if not row.samples:
                 request.num_computed_tokens = row.end
-                self._enter(request, row)
+                self._commit(request, row)
                 if row_result.prompt_logprobs:
                     updates.append(RequestUpdate(request.request_id, prompt_logprobs=row_result.prompt_logprobs))
                 continue
-            num_kept, reason = request.accept(row_result.token_ids, row_result.ends)
+            num_kept, reason = request.append_outputs(row_result.token_ids, row_result.grammar_ended)
             request.num_computed_tokens = request.num_tokens - 1
-            self._enter(request, row, anchor=num_kept - 1)
+            self._commit(request, row, anchor=num_kept - 1)
             if reason is not None:
-                self._end(request, reason)
+                self._finish(request, reason)
             updates.append(
                 RequestUpdate(
                     request.request_id,
@@ -243,7 +243,7 @@ class Scheduler:
                 )
             )
         if self._media is not None:
-            self._media.advance()
+            self._media.unpin_finished()
         return updates
 
     def fail(self, batch: Batch, error: Exception) -> list[RequestUpdate]:
@@ -256,14 +256,14 @@ class Scheduler:
         failed = self._flight.first
         assert batch is failed.batch, "only the first step in flight can fail"
         self.counters.void_rows += sum(len(step.requests) for step in self._flight if step is not failed)
-        self._flight.end_all()
+        self._flight.finish_all()
         self.counters.failed_steps += 1
         updates = []
         for request in failed.requests:
             if request.status is not RequestStatus.FINISHED:
-                updates.append(self._end_with(request, error))
+                updates.append(self._finish_with_error(request, error))
         if self.encoder_cache is not None:
-            self.encoder_cache.settle(succeeded=False)
+            self.encoder_cache.finish_step(succeeded=False)
         return updates
 
     def abort(self, request_id: str) -> bool:
@@ -278,7 +278,7 @@ class Scheduler:
         request = self.queues.requests.get(request_id)
         if request is None:
             return False
-        self._end(request, reason)
+        self._finish(request, reason)
         return True
 
     def preempt(self, request_id: str) -> bool:
@@ -293,65 +293,65 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Raise AssertionError unless queues, requests and caches agree with each other."""
         most, is_in_flight = self.limits.max_num_seqs, bool(self._flight)
-        check_integrity(self.queues, self.cache, self._media, most, is_in_flight, self._flight.ended)
+        check_scheduler_integrity(self.queues, self.cache, self._media, most, is_in_flight, self._flight.delayed_request_ids)
 
     def _num_drafts(self) -> int:
-        """Return the drafts of each row that decodes in the next step, as `ChooseDrafts` chooses them."""
+        """Return the drafts of each row that decodes in the next step, as `ChooseNumDrafts` chooses them."""
         if self._choose_drafts is None:
             return 0
         # A waiting request decodes as soon as it is admitted, if all but its last token is cached.
         return self._choose_drafts(max(sum(map(is_decoding, self.queues.running)), min(1, len(self.queues.waiting))))
 
-    def _schedule_decoding(self, num_drafts: int) -> list[tuple[Request, Row]]:
+    def _schedule_decoding(self, num_drafts: int) -> list[tuple[Request, BatchRow]]:
         """Return a row for each request that is decoding, in order of rank."""
-        with_room = self._decoding.with_room(self.limits.max_num_batched_tokens // (1 + num_drafts))
+        with_room = self._decoding.ready_requests(self.limits.max_num_batched_tokens // (1 + num_drafts))
         # Drafts get what is left when every request has the block of its next token.
         spare_slots = self._spare_slots()
-        rows = [(request, decode_row(request, self.cache, num_drafts, spare_slots)) for request in with_room]
+        rows = [(request, make_decode_row(request, self.cache, num_drafts, spare_slots)) for request in with_room]
         return [(request, row) for request, row in rows if row is not None]
 
     def _spare_slots(self) -> int:
         """Return the slots that no checkpoint may take, so that the next request can be admitted."""
         can_admit = self.queues.waiting and len(self.queues.running) < self.limits.max_num_seqs
-        return self.cache.states.per_request if can_admit else 0
+        return self.cache.state_slots.slots_per_request if can_admit else 0
 
-    def _admit(self, budget: int, num_drafts: int) -> list[tuple[Request, Row]]:
+    def _admit(self, budget: int, num_drafts: int) -> list[tuple[Request, BatchRow]]:
         """Admit waiting requests to a step with room for `budget` more tokens, and return their rows."""
-        admitted: list[tuple[Request, Row]] = []
-        while (request := self._admission.start_next(budget, num_drafts)) is not None:
+        admitted: list[tuple[Request, BatchRow]] = []
+        while (request := self._admission.admit_next(budget, num_drafts)) is not None:
             if is_decoding(request):
-                row = decode_row(request, self.cache, num_drafts, self._spare_slots())
+                row = make_decode_row(request, self.cache, num_drafts, self._spare_slots())
                 budget -= 1 + num_drafts
             else:
-                row = self._chunks.row(request, budget, num_drafts, self._spare_slots())
+                row = self._chunks.next_row(request, budget, num_drafts, self._spare_slots())
                 budget -= len(row.token_ids) if row is not None else 0
             assert row is not None, "the slots of a request are taken when it is admitted"
             admitted.append((request, row))
         return admitted
 
-    def _enter(self, request: Request, row: Row, anchor: int = 0) -> None:
+    def _commit(self, request: Request, row: BatchRow, anchor: int = 0) -> None:
         """Commit the results of the step that computed `row`, so that other requests can share them.
 
         The step succeeded, and `anchor` of the row's drafts were accepted.
         """
         cache, id = self.cache, request.request_id
-        cache.advance(id, anchor)
-        if request.chain is not None and cache.has_news(id, request.num_computed_tokens):
-            assert request.placement is not None, "a running request knows where its checkpoints go"
-            request.chain.extend(request.tokens, request.num_computed_tokens)
-            cache.enter(id, request.chain, request.num_computed_tokens, request.placement, row.samples, anchor)
-            restate_spacing(request)
-        cache.catch_up(id)
-        if cache.panes is not None:
-            cache.slide(id, request.num_computed_tokens)
+        cache.accept_state(id, anchor)
+        if request.block_hashes is not None and cache.has_full_block(id, request.num_computed_tokens):
+            assert request.checkpoint_positions is not None, "a running request knows where its checkpoints go"
+            request.block_hashes.extend(request.tokens, request.num_computed_tokens)
+            cache.commit(id, request.block_hashes, request.num_computed_tokens, request.checkpoint_positions, row.samples, anchor)
+            update_reported_spacing(request)
+        cache.use_next_slots(id)
+        if cache.window_blocks is not None:
+            cache.free_outside_window(id, request.num_computed_tokens)
 
-    def _end_with(self, request: Request, error: Exception) -> RequestUpdate:
-        self._end(request, FinishReason.ERROR)
+    def _finish_with_error(self, request: Request, error: Exception) -> RequestUpdate:
+        self._finish(request, FinishReason.ERROR)
         return RequestUpdate(request.request_id, finish_reason=FinishReason.ERROR, error=error)
 
-    def _end(self, request: Request, reason: FinishReason) -> None:
+    def _finish(self, request: Request, reason: FinishReason) -> None:
         """Remove `request`; its memory is freed now, or after a step in flight, which may write to it."""
         if self.queues.remove(request):
-            self._flight.release(request.request_id, reason is FinishReason.ERROR)
+            self._flight.free(request.request_id, reason is FinishReason.ERROR)
         request.finish_reason = reason
         self.counters.finished[reason] += 1

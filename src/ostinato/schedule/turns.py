@@ -22,7 +22,7 @@ class Client(str):
         return client
 
 
-def weight_of(client: Hashable) -> int:
+def client_weight(client: Hashable) -> int:
     """Return the client's weight, or 1 for a request without a `Client`."""
     return client.weight if isinstance(client, Client) else 1
 
@@ -32,10 +32,10 @@ def weighted_share(share: int, most: int, client: Hashable) -> int:
 
     It is `share` times the weight, but leaves room for another client's share.
     """
-    return max(share, min(share * weight_of(client), most - share))
+    return max(share, min(share * client_weight(client), most - share))
 
 
-class Turns:
+class FairShare:
     """Allocator of start tags. Lower tags are served first; of equals, the earlier arrival."""
 
     def __init__(self) -> None:
@@ -44,21 +44,21 @@ class Turns:
         """The start tag of each client's next arrival, if it is later than the present one."""
         self._prune_at = 64
 
-    def take(self, client: Hashable) -> float:
+    def assign(self, client: Hashable) -> float:
         """Return the start tag of an arrival."""
         turn = max(self._now, self._next.get(client, 0))
-        self._next[client] = turn + 1 / weight_of(client)
+        self._next[client] = turn + 1 / client_weight(client)
         if len(self._next) > self._prune_at:
             self._next = {each: following for each, following in self._next.items() if following > self._now}
             self._prune_at = max(64, 2 * len(self._next))
         return turn
 
-    def started(self, turn: float) -> None:
+    def advance(self, turn: float) -> None:
         """Note that a request with this start tag is being served."""
         self._now = max(self._now, turn)
 
     @property
-    def now(self) -> float:
+    def current(self) -> float:
         """The start tag that is being served."""
         return self._now
 

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 
 from ostinato import __version__
 from ostinato.errors import ConfigError
-from ostinato.observe.answer_counts import AnswerCounts
+from ostinato.observe.answer_counts import ResponseCounts
 from ostinato.observe.tracing import Tracing, make_tracing
 from ostinato.serve.api.chat import chat_router
 from ostinato.serve.api.completions import completions_router
@@ -26,11 +26,11 @@ from ostinato.serve.api.page import page_files, page_router
 from ostinato.serve.api.responses import responses_router
 from ostinato.serve.api.service import observation_router, service_router
 from ostinato.serve.api.tokens import tokens_router
-from ostinato.serve.http.endpoints import JsonEndpoints
+from ostinato.serve.http.endpoints import JsonPostMiddleware
 from ostinato.serve.http.errors import MODEL_ERRORS, REPORT_ERRORS, ApiError, as_api_error
-from ostinato.serve.http.gate import Gate
+from ostinato.serve.http.gate import RequestMiddleware
 from ostinato.serve.http.lifecycle import Lifecycle
-from ostinato.serve.work.model import Model, model_of
+from ostinato.serve.work.model import ServedModel, model_of
 
 ROUTERS = (chat_router, completions_router, responses_router, messages_router, embeddings_router)
 """Routers of the endpoints that compute."""
@@ -42,12 +42,12 @@ def make_app(lifecycle: Lifecycle, tracing: Tracing | None = None) -> ASGIApp:
     `tracing` takes the place of the settings' tracing. ConfigError if the settings ask for tracing that is not
     installed, or for a root_path that is an endpoint's.
     """
-    settings, counts = lifecycle.settings, AnswerCounts()
+    settings, counts = lifecycle.settings, ResponseCounts()
     if tracing is None and settings.otlp_endpoint is not None:
         tracing = make_tracing(settings.otlp_endpoint, lifecycle.model_name)
     api, with_bodies, models = make_api(lifecycle, counts, tracing)
-    endpoints = JsonEndpoints(api, with_bodies, lifecycle, lambda: models().work)
-    gate = Gate(endpoints, lifecycle, counts, tracing)
+    endpoints = JsonPostMiddleware(api, with_bodies, lifecycle, lambda: models().work)
+    gate = RequestMiddleware(endpoints, lifecycle, counts, tracing)
     if not settings.cors_origin:
         return gate
     # Outside the gate: a browser's preflight request comes without a key.
@@ -61,11 +61,11 @@ def make_app(lifecycle: Lifecycle, tracing: Tracing | None = None) -> ASGIApp:
 
 
 def make_api(
-    lifecycle: Lifecycle, counts: AnswerCounts, tracing: Tracing | None = None
-) -> tuple[FastAPI, Sequence[APIRouter], Callable[[], Model]]:
+    lifecycle: Lifecycle, counts: ResponseCounts, tracing: Tracing | None = None
+) -> tuple[FastAPI, Sequence[APIRouter], Callable[[], ServedModel]]:
     """Return the application with all endpoints, the routers with bodies, and a function that returns the model.
 
-    `JsonEndpoints` runs the endpoints that take a body. The model is there once the engine is.
+    `JsonPostMiddleware` runs the endpoints that take a body. The model is there once the engine is.
     """
     made = lru_cache(maxsize=1)(
         partial(
@@ -77,7 +77,7 @@ def make_api(
     )
     lifecycle.prepare = made
 
-    def models() -> Model:
+    def models() -> ServedModel:
         return made(lifecycle.engine)
 
     with_bodies = [router(lifecycle, models) for router in ROUTERS]
@@ -144,7 +144,7 @@ def _check_root_path(root_path: str, paths: Iterable[str]) -> None:
         raise ConfigError(f"root_path {root_path} is where endpoints are without it; choose another, such as /llm")
 
 
-def _name_endpoints(counts: AnswerCounts, routes: Iterable[BaseRoute]) -> None:
+def _name_endpoints(counts: ResponseCounts, routes: Iterable[BaseRoute]) -> None:
     """Register the known paths in `counts`. Paths with a variable part, and files, share a name."""
     for route in routes:
         if isinstance(route, Mount):

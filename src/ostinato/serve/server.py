@@ -12,32 +12,32 @@ from typing import TYPE_CHECKING, Any, cast
 import uvicorn
 
 from ostinato.config import EngineConfig
-from ostinato.engine.process.launch import keep_for_good, make_engine
+from ostinato.engine.process.launch import freeze_gc, make_engine
 from ostinato.models.checkpoint import load_spec
 from ostinato.observe.logs import logs_to
 from ostinato.plan.device.detect import detect
 from ostinato.plan.plan import make_plan
 from ostinato.serve.app import make_app
 from ostinato.serve.http.certificates import Certificates
-from ostinato.serve.http.connection import Connection
+from ostinato.serve.http.connection import HttpConnection
 from ostinato.serve.http.lifecycle import Lifecycle
-from ostinato.serve.http.limits import Limits
+from ostinato.serve.http.limits import ConnectionLimits
 from ostinato.serve.http.listener import listening, url_of
 from ostinato.serve.http.tls import TlsLayer
 from ostinato.serve.settings import ServeSettings
 
 if TYPE_CHECKING:
-    from ostinato.engine.engine import Engine
-    from ostinato.engine.run.runner import StartProgress
+    from ostinato.engine.engine import EngineCore
+    from ostinato.engine.run.runner import ProgressFn
 
-    MakeEngine = Callable[[EngineConfig, StartProgress], Engine]
+    MakeEngine = Callable[[EngineConfig, ProgressFn], EngineCore]
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 GRACE = 5
 """Seconds that answers have to reach their clients at the end."""
 
 
-def _lifecycle(config: EngineConfig, settings: ServeSettings, progress: StartProgress, make: MakeEngine) -> Lifecycle:
+def _lifecycle(config: EngineConfig, settings: ServeSettings, progress: ProgressFn, make: MakeEngine) -> Lifecycle:
     if not settings.is_replicated:
         # The engine's process plans for itself. Here a plan that cannot be is refused before anything listens.
         make_plan(config, load_spec(config), detect(config.device))
@@ -59,7 +59,7 @@ class _Server(uvicorn.Server):
 def serve(
     config: EngineConfig,
     settings: ServeSettings,
-    progress: StartProgress,
+    progress: ProgressFn,
     announce: Callable[[str], None],
     make: MakeEngine = make_engine,
 ) -> int:
@@ -76,7 +76,7 @@ def serve(
 def _serve(
     config: EngineConfig,
     settings: ServeSettings,
-    progress: StartProgress,
+    progress: ProgressFn,
     announce: Callable[[str], None],
     make: MakeEngine,
 ) -> int:
@@ -85,10 +85,10 @@ def _serve(
     certificates = None
     if settings.ssl_certfile is not None:
         certificates = Certificates(settings.ssl_certfile, settings.ssl_keyfile, settings.ssl_keyfile_password)
-    limits = Limits(head_seconds=settings.header_timeout, idle_seconds=settings.keep_alive_timeout)
+    limits = ConnectionLimits(head_seconds=settings.header_timeout, idle_seconds=settings.keep_alive_timeout)
 
     def connection(**of_uvicorn: Any) -> asyncio.Protocol:
-        spoken = Connection(**of_uvicorn, limits=limits, occupancy=lifecycle.occupancy, refusals=lifecycle.refusals)
+        spoken = HttpConnection(**of_uvicorn, limits=limits, occupancy=lifecycle.occupancy, refusals=lifecycle.refusals)
         return spoken if certificates is None else TlsLayer(spoken, certificates, lifecycle.refusals)
 
     server = _Server(
@@ -127,7 +127,7 @@ def _serve(
                 loop.add_signal_handler(each, drain)
 
         def ready() -> None:
-            keep_for_good()
+            freeze_gc()
             if not lifecycle.draining:
                 listen()  # once more: Ray, started meanwhile, has replaced the handlers
 

@@ -22,9 +22,9 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from ostinato.engine.process.launch import SECRET_VARIABLES
-from ostinato.errors import ConfigError, Remedy, problem_of
+from ostinato.errors import ConfigError, Remedy, validation_problem
 from ostinato.observe.logs import AccessLog, LogFormat, LogLevel
-from ostinato.replicas.choice import Policy
+from ostinato.replicas.choice import RoutingPolicy
 from ostinato.serve.http.addresses import address_in, is_loopback
 from ostinato.serve.http.forwarded import TrustedProxies
 from ostinato.serve.http.key_file import ApiKey, named_keys
@@ -158,7 +158,7 @@ class ServeSettings(BaseModel):
 
     Open: a Ray of this server, on this machine, that ends with it.
     """
-    routing: Policy = "prefix"
+    routing: RoutingPolicy = "prefix"
     """Choice of the replica for a request: by cached prefix, or between two random ones.
 
     With prefix it is the replica that has computed the request's first tokens; with two_choices the less busy one of
@@ -210,8 +210,8 @@ class ServeSettings(BaseModel):
         try:
             super().__init__(**settings)
         except ValidationError as error:
-            found = [_told(dict(each)) for each in error.errors()]
-            problems, remedies = zip(*map(problem_of, found), strict=True)
+            found = [_validation_text(dict(each)) for each in error.errors()]
+            problems, remedies = zip(*map(validation_problem, found), strict=True)
             raise ConfigError("; ".join(problems), chain.from_iterable(remedies)) from None
 
     @field_validator(*BYTE_SETTINGS, mode="before")
@@ -332,7 +332,7 @@ class ServeSettings(BaseModel):
         return self._keys
 
 
-def _told(found: dict[str, Any]) -> dict[str, Any]:
+def _validation_text(found: dict[str, Any]) -> dict[str, Any]:
     """Return pydantic's problem without a key, which must not be printed, and in words if it is about a pattern."""
     secret = next((name for name in SECRET_VARIABLES if name in found["loc"]), None)
     if secret is not None:

@@ -11,7 +11,7 @@ _KEPT_WEIGHT = 0.97
 _ASSUMED_ROWS, _ASSUMED_SHARE = 1.0, 0.5
 
 
-class Acceptance:
+class AcceptanceRates:
     """The share of right drafts at each position, if the drafts before it are right.
 
     It depends on the text alone, so all batch sizes share it. A row for which no draft was found counts as one whose

@@ -12,17 +12,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from ostinato.plan.speculation.widths import draft_numbers
-from ostinato.speculate.acceptance import Acceptance
-from ostinato.speculate.costs import LEFT_OUT_PLAIN, NO_DRAFT, Costs
+from ostinato.speculate.acceptance import AcceptanceRates
+from ostinato.speculate.costs import LEFT_OUT_PLAIN, NO_DRAFT, StepCosts
 
 # Trials may lose this share of the time: each waits until the steps before have earned what it is expected to lose.
 _TRIAL_SHARE = 0.008
 # Initial balance, and the bound of the balance, in plain steps.
-_FIRST_BALANCE, _MOST_BALANCE = 1.5, 8.0
+_FIRST_BALANCE, _MAX_BALANCE = 1.5, 8.0
 # Steps of a trial of drafts, and of one of plain steps, where the first steps are not timed. A trial is prolonged by
 # the same number of steps while it gains, so that one trial is enough to find better text.
 _TRIAL_STEPS, _PLAIN_TRIAL_STEPS = 3, LEFT_OUT_PLAIN + 4
-_MOST_BLOCKS = 10
+_MAX_TRIAL_BLOCKS = 10
 # Steps without a draft that a trial of drafts tolerates.
 _PATIENCE = 8
 # Minimum steps between trials of numbers that were tried before, and steps before the first trial.
@@ -37,7 +37,7 @@ _TRIALS_PER_PLAIN = 2
 class _RowRange:
     """Statistics for batches of 2**(index - 1) + 1 to 2**index rows: the choice in use, and trials of others."""
 
-    def __init__(self, index: int, costs: Costs, in_use: int) -> None:
+    def __init__(self, index: int, costs: StepCosts, in_use: int) -> None:
         self.index = index
         self.costs = costs
         self.in_use = in_use
@@ -66,7 +66,7 @@ class _RowRange:
         return self.in_use if self.trial is None else self.trial
 
 
-class Controller:
+class DraftController:
     """Controller that asks for 0 to `num_speculative_tokens` drafts per row: the number with most tokens per second.
 
     The numbers are those of `draft_numbers`. Call `choose` before each step and `observe` after it.
@@ -86,19 +86,19 @@ class Controller:
         self.num_speculative_tokens = num_speculative_tokens
         self.adaptive = adaptive
         self._numbers = draft_numbers(num_speculative_tokens, adaptive)
-        self._acceptance = Acceptance(num_speculative_tokens)
+        self._acceptance = AcceptanceRates(num_speculative_tokens)
         self._ranges: dict[int, _RowRange] = {}
         self._balance = _FIRST_BALANCE
         self._asked = 0
 
-    def choose(self, rows: int) -> int:
+    def choose_num_drafts(self, rows: int) -> int:
         """Return the number of drafts per row for a step with `rows` decode rows."""
         self._asked = 0
         if rows:
             self._asked = self._range(rows).chosen if self.adaptive else self.num_speculative_tokens
         return self._asked
 
-    def observe(
+    def record_step(
         self, gained: Sequence[int], num_drafts: int, seconds: float, *, is_pure_decode: bool, has_room: Sequence[bool]
     ) -> None:
         """Record the step that the last `choose` was for.
@@ -135,7 +135,7 @@ class Controller:
         at = self._ranges.get(index)
         if at is None:
             near = min(self._ranges.values(), key=lambda each: abs(each.index - index), default=None)
-            costs = Costs(None if near is None else near.costs)
+            costs = StepCosts(None if near is None else near.costs)
             # Drafts cost more with more rows, so a choice is only inherited from a larger batch size.
             in_use = 0 if near is None or near.index < index else near.in_use
             at = self._ranges[index] = _RowRange(index, costs, in_use)
@@ -144,7 +144,7 @@ class Controller:
     def _advance(self, at: _RowRange, tokens_per_row: float, kind: int) -> None:
         """Count the step towards the wait or the trial that it belongs to, and adopt the better choice."""
         if at.trial is None:
-            self._balance = min(self._balance + _TRIAL_SHARE * at.costs.of(at.in_use), _MOST_BALANCE)
+            self._balance = min(self._balance + _TRIAL_SHARE * at.costs.mean(at.in_use), _MAX_BALANCE)
             at.wait -= 1
             self._settle(at)
             is_timed = at.costs.seconds(at.in_use) is not None
@@ -163,12 +163,12 @@ class Controller:
         is_new = at.costs.ratio(at.trial) is None
         at.costs.compare(at.trial, at.in_use)
         at.blocks += 1
-        loss = at.trial_steps * at.costs.of(at.trial) - at.trial_tokens * self._time_per_token(at)
-        loss += at.idle_steps * (at.costs.of_idle - self._time_per_token(at))
+        loss = at.trial_steps * at.costs.mean(at.trial) - at.trial_tokens * self._time_per_token(at)
+        loss += at.idle_steps * (at.costs.idle - self._time_per_token(at))
         # The loss of a first trial is capped: it could not be foreseen, and would delay all later trials.
         self._balance -= min(max(0.0, loss), _FIRST_BALANCE if is_new else loss)
         at.idle_steps = 0
-        goes_on = loss < 0 and at.blocks < _MOST_BLOCKS
+        goes_on = loss < 0 and at.blocks < _MAX_TRIAL_BLOCKS
         at.drafts_since_plain = 0 if at.trial == 0 else at.drafts_since_plain + 1
         has_changed = self._settle(at)
         if has_changed or not goes_on:
@@ -181,8 +181,8 @@ class Controller:
     def _settle(self, at: _RowRange) -> bool:
         """Adopt the fastest choice whose cost was measured, and return whether it changed."""
         measured = [number for number in self._numbers if at.costs.ratio(number)]
-        best = max(measured, key=lambda number: self._speed(at, number) / (1 + _doubt(at, number)))
-        margin = (_MARGIN if best else 1.0) * (1 + _doubt(at, best))
+        best = max(measured, key=lambda number: self._speed(at, number) / (1 + _uncertainty(at, number)))
+        margin = (_MARGIN if best else 1.0) * (1 + _uncertainty(at, best))
         if best == at.in_use or self._speed(at, best) < self._speed(at, at.in_use) * margin:
             return False
         at.drafts_since_plain = 0 if at.in_use == 0 else at.drafts_since_plain
@@ -199,7 +199,7 @@ class Controller:
         new = [
             number
             for number in others
-            if at.costs.ratio(number) is None and self._acceptance.tokens(number) > speed * at.costs.least(number)
+            if at.costs.ratio(number) is None and self._acceptance.tokens(number) > speed * at.costs.lower_bound(number)
         ]
         drafts = new[0] if new else max(filter(None, others), key=lambda each: self._speed(at, each), default=0)
         if at.in_use and at.costs.ratio(at.in_use) is None:
@@ -210,12 +210,12 @@ class Controller:
         wants_plain = not drafts or is_doubtful or at.drafts_since_plain >= _TRIALS_PER_PLAIN
         for trial in [0] if at.in_use and wants_plain else [drafts]:
             tokens = self._acceptance.tokens(trial) if self._acceptance.is_known else 1.0
-            cost = at.costs.of(trial)
+            cost = at.costs.mean(trial)
             if trial in new:
-                cost = (cost + at.costs.least(trial)) / 2
+                cost = (cost + at.costs.lower_bound(trial)) / 2
             loss = _steps_of_trial(trial) * (cost - tokens * self._time_per_token(at))
-            loss += (trial > 0) * _PATIENCE * (at.costs.of_idle - 1)
-            if self._balance >= min(loss, _MOST_BALANCE):
+            loss += (trial > 0) * _PATIENCE * (at.costs.idle - 1)
+            if self._balance >= min(loss, _MAX_BALANCE):
                 return trial
         return None
 
@@ -225,7 +225,7 @@ class Controller:
 
     def _speed(self, at: _RowRange, number: int) -> float:
         """Return the tokens per second with `number` drafts, relative to plain steps."""
-        return self._acceptance.tokens(number) / at.costs.of(number)
+        return self._acceptance.tokens(number) / at.costs.mean(number)
 
     def _describe(self, at: _RowRange) -> dict[str, Any]:
         return {
@@ -257,11 +257,11 @@ class Controller:
         if not measured or at.in_use not in (0, *measured):
             return "not measured yet"
         number = at.in_use or max(measured, key=lambda each: self._speed(at, each))
-        tokens, ratio = self._acceptance.tokens(number), at.costs.of(number)
+        tokens, ratio = self._acceptance.tokens(number), at.costs.mean(number)
         return f"{number} drafts: {tokens:.1f} tokens for {ratio:.1f} times the time of 1"
 
 
-def _doubt(at: _RowRange, number: int) -> float:
+def _uncertainty(at: _RowRange, number: int) -> float:
     """Return the gain that more drafts than are in use must show for the error of their cost, as a share."""
     return at.costs.error(number) if number > at.in_use else 0.0
 

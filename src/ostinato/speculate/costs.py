@@ -16,7 +16,7 @@ The other kinds are numbers of drafts.
 # Number of times remembered per kind, and of comparisons of two kinds.
 _REMEMBERED_TIMES, _REMEMBERED_RATIOS = 9, 3
 # Decay of the weight of earlier steps in the share of steps that found drafts.
-_KEPT_WEIGHT = 0.97
+_DECAY = 0.97
 # Steps after a change of the number of drafts whose times are left out. The first step with drafts may capture its
 # graph; plain steps after drafts find cold caches: 2.0, 1.6, 1.35, 1.3 times the later time on the embedded model.
 _LEFT_OUT, LEFT_OUT_PLAIN = 1, 4
@@ -33,13 +33,13 @@ class Comparison(NamedTuple):
     error: float
 
 
-class Costs:
+class StepCosts:
     """Times of steps by kind, and the ratios that trials measured.
 
     Only times taken shortly after one another are compared, so what slows all steps alike changes no ratio.
     """
 
-    def __init__(self, near: Costs | None) -> None:
+    def __init__(self, near: StepCosts | None) -> None:
         """Start without measurements; `near` has the costs of another batch size, used where none are known here."""
         self._near = near
         self._seconds: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=_REMEMBERED_TIMES))
@@ -60,8 +60,8 @@ class Costs:
 
     def count_found(self, found: bool) -> None:
         """Count a step that asked for drafts; `found` if some row had one."""
-        self._looked = _KEPT_WEIGHT * self._looked + 1
-        self._found = _KEPT_WEIGHT * self._found + found
+        self._looked = _DECAY * self._looked + 1
+        self._found = _DECAY * self._found + found
 
     def begin(self, kind: int, other: int) -> None:
         """Discard old times before steps of `kind`, which will be compared with those of `other`; its times stay."""
@@ -110,16 +110,16 @@ class Costs:
         if not found:
             return 0.0
         error = fmean(each.error for each in found) / sqrt(len(found))
-        return error * self._share_found * self._of_drafts(num_drafts) / self.of(num_drafts)
+        return error * self._share_found * self._of_drafts(num_drafts) / self.mean(num_drafts)
 
-    def of(self, num_drafts: int) -> float:
+    def mean(self, num_drafts: int) -> float:
         """Return the mean time of a step that asks for `num_drafts` drafts, in plain steps."""
         if num_drafts == 0:
             return 1.0
         share = self._share_found
-        return share * self._of_drafts(num_drafts) + (1 - share) * self.of_idle
+        return share * self._of_drafts(num_drafts) + (1 - share) * self.idle
 
-    def least(self, num_drafts: int) -> float:
+    def lower_bound(self, num_drafts: int) -> float:
         """Return a lower bound of such a step's cost: the largest measured ratio of a step with fewer drafts."""
         return max(ratio for number in range(num_drafts) if (ratio := self.ratio(number)) is not None)
 
@@ -128,7 +128,7 @@ class Costs:
         return self._found / self._looked if self._looked else 1.0
 
     @property
-    def of_idle(self) -> float:
+    def idle(self) -> float:
         """Time of a step that asks for drafts and has none, in plain steps."""
         return self._median(NO_DRAFT) or 1.0
 

@@ -12,12 +12,12 @@ from ostinato.errors import RequestError
 from ostinato.ops import noise
 from ostinato.sample.params import SamplingParams
 from ostinato.sample.state import SamplingState
-from ostinato.schedule.batch import Row
+from ostinato.schedule.batch import BatchRow
 
 _BIAS = 100.0
 
 
-def forced_params(token: int, seed: int, max_tokens: int) -> SamplingParams:
+def forced_token_params(token: int, seed: int, max_tokens: int) -> SamplingParams:
     """Return parameters of greedy sampling that always gives `token`, whatever the model computes.
 
     So the right drafts are known. The model computes as much as for any text, except where experts are chosen by the
@@ -28,8 +28,8 @@ def forced_params(token: int, seed: int, max_tokens: int) -> SamplingParams:
     )  # fmt: skip
 
 
-class MeasuredDrafts:
-    """Source of drafts for requests with `forced_params`.
+class SyntheticDrafts:
+    """Source of drafts for requests with `forced_token_params`.
 
     Each draft is right with probability `accept` if those before it are. The random numbers depend only on a request's
     seed and the draft's position.
@@ -46,9 +46,9 @@ class MeasuredDrafts:
         """
         return self._drawn(state, range(position, position + 1))[0]
 
-    def drafts(self, row: Row, _own: tuple[int, ...]) -> Sequence[int]:
+    def drafts(self, row: BatchRow, _own: tuple[int, ...]) -> Sequence[int]:
         """Return as many drafts as the row has room for. RequestError as in `token`."""
-        return self._drawn(row.payload, range(row.end, row.end + row.num_drafts))
+        return self._drawn(row.sampling_state, range(row.end, row.end + row.num_drafts))
 
     def _drawn(self, state: SamplingState, positions: Sequence[int]) -> list[int]:
         right = _forced_token(state)

@@ -8,19 +8,19 @@ import torch
 
 from ostinato.models.base import CausalLM
 from ostinato.ops.state.token_shift import first_inputs
-from ostinato.ops.step import LayerMemory, StepInputs
-from ostinato.sample.state import Pick
-from ostinato.schedule.batch import Batch, Row
-from ostinato.speculate.proposer import Choose, Steps, token_row
+from ostinato.ops.step import LayerCache, StepInputs
+from ostinato.sample.state import PendingToken
+from ostinato.schedule.batch import Batch, BatchRow
+from ostinato.speculate.proposer import TokenSelector, HeadStepRunner, single_token_row
 
 
-class HeadForward:
+class PredictionHeadForward:
     """Forward pass of the head for one draft of each row, in the form that graphs capture.
 
     The hidden states that it starts from are in a persistent buffer.
     """
 
-    def __init__(self, model: CausalLM, memory: Sequence[LayerMemory], max_rows: int) -> None:
+    def __init__(self, model: CausalLM, memory: Sequence[LayerCache], max_rows: int) -> None:
         """Allocate the buffer.
 
         `memory` is that of the head's layers, followed by that of the model's last hidden states.
@@ -46,10 +46,10 @@ class MtpProposer:
 
     The first step starts from the model's last hidden state and token, each later one from the head's own. The head's
     keys and values go into the cells that the step will write. Those of accepted drafts are written again from the
-    model's own hidden states, once the step has computed them (`PredictionHead.follow`).
+    model's own hidden states, once the step has computed them (`PredictionHead.update_head_cache`).
     """
 
-    def __init__(self, model: CausalLM, head: HeadForward, steps: Steps, choose: Choose) -> None:
+    def __init__(self, model: CausalLM, head: PredictionHeadForward, steps: HeadStepRunner, choose: TokenSelector) -> None:
         """Propose drafts of the model's `head`; `steps` runs it on the hidden states in its buffer."""
         self._model = model
         self._head = head
@@ -66,7 +66,7 @@ class MtpProposer:
             found[i] = drafts
         return found
 
-    def _draft(self, rows: Sequence[Row]) -> list[tuple[int, ...]]:
+    def _draft(self, rows: Sequence[BatchRow]) -> list[tuple[int, ...]]:
         states = self._head.memory[-1].states["hidden"]
         read_slots = torch.tensor([row.read_slot for row in rows], device=states.device)
         hidden = first_inputs(states, read_slots)
@@ -84,10 +84,10 @@ class MtpProposer:
             if depth and is_same:
                 hidden = self._steps.next([drafts[i][-1] for i in now])[: len(now)]
             else:
-                steps = tuple(token_row(rows[i], drafts[i][-1] if depth else rows[i].token_ids[0], depth) for i in now)
+                steps = tuple(single_token_row(rows[i], drafts[i][-1] if depth else rows[i].token_ids[0], depth) for i in now)
                 hidden = self._steps.first(Batch(steps, len(steps)))[: len(now)]
-            picks = [Pick(rows[i].payload, rows[i].end + depth, drafts[i]) for i in now]
-            chosen = self._choose(self._model.logits(hidden), picks, self._model.build.ops.sample)
+            picks = [PendingToken(rows[i].sampling_state, rows[i].end + depth, drafts[i]) for i in now]
+            chosen = self._choose(self._model.compute_logits(hidden), picks, self._model.build.ops.sample)
             for place, token in chosen.items():
                 drafts[now[place]] += (token,)
         return drafts

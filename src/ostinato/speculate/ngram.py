@@ -23,21 +23,21 @@ class NgramProposer:
         assert 1 <= lookup_min <= lookup_max, "lengths to look up go from 1 or more to no less than that"
         self.lookup_min = lookup_min
         self.lookup_max = lookup_max
-        self._texts: dict[str, _Text] = {}
+        self._texts: dict[str, _NgramIndex] = {}
 
     def propose(self, batch: Batch) -> list[tuple[int, ...]]:
-        """Return the drafts of each row in the batch's order: up to `Row.num_drafts`, none for a prefill row.
+        """Return the drafts of each row in the batch's order: up to `BatchRow.num_drafts`, none for a prefill row.
 
-        The sampling state of a decode row is in its `payload`. The cost is O(new tokens since the last call), which the
+        The sampling state of a decode row is in its `sampling_state`. The cost is O(new tokens since the last call), which the
         first time are all. The index of a request that is not decoded in this step is dropped.
         """
         drafts: list[tuple[int, ...]] = [()] * len(batch.rows)
-        texts: dict[str, _Text] = {}
+        texts: dict[str, _NgramIndex] = {}
         for i, row in enumerate(batch.rows[: batch.num_decode_rows]):
-            state: SamplingState = row.payload
+            state: SamplingState = row.sampling_state
             text = self._texts.get(row.request_id)
             if text is None or not text.is_of(state):
-                text = _Text(state, self.lookup_min, self.lookup_max)
+                text = _NgramIndex(state, self.lookup_min, self.lookup_max)
             texts[row.request_id] = text
             if row.num_drafts:
                 drafts[i] = text.continuation(row.num_drafts)
@@ -45,7 +45,7 @@ class NgramProposer:
         return drafts
 
 
-class _Text:
+class _NgramIndex:
     """A request's prompt and output, and the last position where each of its n-grams ended, except at the very end."""
 
     def __init__(self, state: SamplingState, lookup_min: int, lookup_max: int) -> None:

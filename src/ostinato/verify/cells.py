@@ -8,14 +8,14 @@ from functools import partial
 from typing import Any
 
 from ostinato.config import EngineConfig
-from ostinato.engine.engine import Engine
-from ostinato.engine.run.steering import steer_drafts
+from ostinato.engine.engine import EngineCore
+from ostinato.engine.run.steering import override_drafts
 from ostinato.errors import CapacityError, ConfigError
 from ostinato.plan.graphs.coverage import FULL_MODES, PIECEWISE_MODES
 from ostinato.verify.compare import Divergence, Verdict, compare, verdict_of
-from ostinato.verify.drafts import PlainSteering
-from ostinato.verify.matrix import Way
-from ostinato.verify.plain import Case, PlainPath, complete
+from ostinato.verify.drafts import ReferenceDrafts
+from ostinato.verify.matrix import VerifyVariant
+from ostinato.verify.plain import ReferenceCase, PlainPath, complete
 from ostinato.verify.prompts import Prompt
 from ostinato.verify.settings import way_config
 
@@ -24,7 +24,7 @@ CACHES = ("cold", "warm")
 
 
 @dataclass(frozen=True)
-class Found:
+class TokenMismatch:
     """A divergence and its request."""
 
     kind: str
@@ -43,9 +43,9 @@ class Cell:
     about them.
     """
 
-    way: Way
+    way: VerifyVariant
     cache: str
-    found: tuple[Found, ...] = ()
+    found: tuple[TokenMismatch, ...] = ()
     counts: Mapping[str, int] | None = None
     notes: tuple[str, ...] = ()
     error: str | None = None
@@ -73,21 +73,21 @@ class Cell:
 
 
 def run_ways(
-    config: EngineConfig, ways: Sequence[Way], plain: PlainPath, prompts: Sequence[Prompt], cases: Sequence[Case]
+    config: EngineConfig, ways: Sequence[VerifyVariant], plain: PlainPath, prompts: Sequence[Prompt], cases: Sequence[ReferenceCase]
 ) -> Iterator[Cell]:
     """Yield two cells of each way, cold and warm, in the order of `ways`.
 
     Neighbouring ways with the same settings share an engine. An exception of an engine becomes the error of its cells;
     ConfigError and CapacityError are raised again.
     """
-    engine: Engine | None = None
-    last: Way | None = None
+    engine: EngineCore | None = None
+    last: VerifyVariant | None = None
     for way in ways:
         try:
             if engine is None or last is None or way.settings != last.settings:
                 engine = None  # free its memory for the next one
-                engine = Engine(way_config(config, **way.settings))
-                steer_drafts(engine.runner, PlainSteering(engine.spec.vocab_size, cases))
+                engine = EngineCore(way_config(config, **way.settings))
+                override_drafts(engine.runner, ReferenceDrafts(engine.spec.vocab_size, cases))
             assert engine.reset_prefix_cache(), "a finished request holds a prefix"
         except (ConfigError, CapacityError):
             raise
@@ -108,7 +108,7 @@ def run_ways(
 
 
 def _run(
-    engine: Engine, way: Way, cache: str, plain: PlainPath, prompts: Sequence[Prompt], cases: Sequence[Case]
+    engine: EngineCore, way: VerifyVariant, cache: str, plain: PlainPath, prompts: Sequence[Prompt], cases: Sequence[ReferenceCase]
 ) -> Cell:
     before = _counts(engine)
     came: dict[int, list[int]] = {}
@@ -120,20 +120,20 @@ def _run(
     for i, case in enumerate(cases):
         go_on = partial(_go_on, engine, case, way.preemption)
         for divergence in compare(case.tokens, came[i], partial(plain.scores, case), go_on):
-            found.append(Found(case.kind, case.number, divergence))
+            found.append(TokenMismatch(case.kind, case.number, divergence))
     after = _counts(engine)
     counts = {name: after[name] - before[name] for name in after}
     return Cell(way, cache, tuple(found), counts, tuple(_not_shown(engine, way, cache, counts)))
 
 
-def _go_on(engine: Engine, case: Case, preempts: bool, done: int) -> list[int]:
+def _go_on(engine: EngineCore, case: ReferenceCase, preempts: bool, done: int) -> list[int]:
     """Return the engine's tokens after the first `done` tokens of the plain output."""
     params = case.params.replace(max_tokens=(case.params.max_tokens or 0) - done)
     [tokens] = complete(engine, [((*case.prompt, *case.tokens[:done]), params)], preempts)
     return tokens
 
 
-def _counts(engine: Engine) -> dict[str, int]:
+def _counts(engine: EngineCore) -> dict[str, int]:
     """Count the events since the engine was made."""
     stats = engine.stats()
     steps, speculation = stats["graphs"]["steps"], stats["speculation"] or {}
@@ -150,7 +150,7 @@ def _counts(engine: Engine) -> dict[str, int]:
     }
 
 
-def _not_shown(engine: Engine, way: Way, cache: str, counts: Mapping[str, int]) -> Iterator[str]:
+def _not_shown(engine: EngineCore, way: VerifyVariant, cache: str, counts: Mapping[str, int]) -> Iterator[str]:
     """Yield a note for each part of the way that no request exercised."""
     if way.speculative is not None:
         if not counts["drafts_proposed"]:

@@ -33,7 +33,7 @@ class Scores:
     score_of: Callable[[int], float]
 
     def is_tie(self, came: int) -> bool:
-        """Return whether rounding decides between the best token and `came`, as it does between the two best."""
+        """Return whether rounding decides between the best token and `actual`, as it does between the two best."""
         return self.best[0][1] - min(self.best[1][1], self.score_of(came)) <= self.tolerance
 
 
@@ -46,7 +46,7 @@ class Divergence:
 
     place: int
     expected: int | None
-    came: int | None
+    actual: int | None
     best: tuple[tuple[int, float], tuple[int, float]]
     tolerance: float
     expected_score: float | None
@@ -58,9 +58,9 @@ def compare(
     expected: Sequence[int],
     came: Sequence[int],
     scores_at: Callable[[int], Scores],
-    go_on: Callable[[int], Sequence[int]],
+    continue_from: Callable[[int], Sequence[int]],
 ) -> list[Divergence]:
-    """Return where `came` differs from `expected`: ties, and perhaps a difference, which ends the list.
+    """Return where `actual` differs from `expected`: ties, and perhaps a difference, which ends the list.
 
     `scores_at(place)` returns the plain path's scores after `expected[:place]`. After a tie the comparison continues
     from the plain token: `go_on(count)` returns the tokens that follow `expected[:count]`.
@@ -76,7 +76,7 @@ def compare(
             Divergence(
                 place=done + place,
                 expected=own,
-                came=other,
+                actual=other,
                 best=scores.best,
                 tolerance=scores.tolerance,
                 expected_score=None if own is None else scores.score_of(own),
@@ -87,7 +87,7 @@ def compare(
         done += place + 1
         if not is_tie or done == len(expected):
             break
-        came = go_on(done)
+        came = continue_from(done)
     return found
 
 

@@ -6,20 +6,20 @@ from collections.abc import Sequence
 
 from ostinato.ops.seeds import mix64
 from ostinato.sample.state import SamplingState
-from ostinato.schedule.batch import Row
-from ostinato.verify.plain import Case
+from ostinato.schedule.batch import BatchRow
+from ostinato.verify.plain import ReferenceCase
 
 WRONG, RIGHT = 1, 2
 """Numbers of positions, out of every five, whose draft is made wrong and made right."""
 
 
-class PlainSteering:
+class ReferenceDrafts:
     """Steering that corrects and misleads drafts with the plain path's tokens.
 
     The outcome for a draft depends on position and prefix alone, so it is the same whenever the prefix comes.
     """
 
-    def __init__(self, vocab_size: int, cases: Sequence[Case]) -> None:
+    def __init__(self, vocab_size: int, cases: Sequence[ReferenceCase]) -> None:
         self._vocab_size = vocab_size
         self._tokens = {(case.params.greedy, case.prompt): case.tokens for case in cases}
 
@@ -27,9 +27,9 @@ class PlainSteering:
         right = self._right(state, position)
         return self._steered(position, own, right[0] if right else None)
 
-    def drafts(self, row: Row, own: tuple[int, ...]) -> Sequence[int]:
+    def drafts(self, row: BatchRow, own: tuple[int, ...]) -> Sequence[int]:
         """Return steered drafts; if the row has room for more than `own`, right ones are sometimes added."""
-        right = self._right(row.payload, row.end)
+        right = self._right(row.sampling_state, row.end)
         # Half of the rows whose drafter finds nothing get no draft.
         count = max(len(own), len(right)) if mix64(row.end) % 2 else len(own)
         steered = []

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from ostinato.config import EngineConfig
-from ostinato.engine.engine import Engine
+from ostinato.engine.engine import EngineCore
 from ostinato.errors import ConfigError, Remedy
 from ostinato.ops.blocks.formats import BLOCK_FORMATS
 from ostinato.verify.plain import text_logits
@@ -52,7 +52,7 @@ def exact_config(config: EngineConfig) -> EngineConfig:
 
 
 @torch.inference_mode()
-def compare_logits(engine: Engine, exact: EngineConfig, texts: Sequence[Text]) -> LogitLoss:
+def compare_logits(engine: EngineCore, exact: EngineConfig, texts: Sequence[Text]) -> LogitLoss:
     """Measure the loss of `engine`'s model on the second part of each text, computed in one step per text.
 
     No request of the engine runs; its prefix cache is emptied. `exact` is as `exact_config` returns it. ConfigError if
@@ -66,7 +66,7 @@ def compare_logits(engine: Engine, exact: EngineConfig, texts: Sequence[Text]) -
     engine.reset_prefix_cache()
     longest = max(len(prompt) + len(answer) for prompt, answer in texts)
     plain = plain_config(exact.with_settings(max_model_len=max(longest, 2)), longest)
-    reference = Engine(with_cache(plain, [None], 1))
+    reference = EngineCore(with_cache(plain, [None], 1))
     rows = [_differences(engine, reference, *text) for text in texts if len(text[1])]
     relative, largest, divergence, same = torch.cat(rows).unbind(-1)
     return LogitLoss(
@@ -78,7 +78,7 @@ def compare_logits(engine: Engine, exact: EngineConfig, texts: Sequence[Text]) -
     )
 
 
-def _differences(engine: Engine, reference: Engine, prompt: Sequence[int], answer: Sequence[int]) -> torch.Tensor:
+def _differences(engine: EngineCore, reference: EngineCore, prompt: Sequence[int], answer: Sequence[int]) -> torch.Tensor:
     """Compute mean and largest difference, KL divergence and agreement on the best token, for each token.
 
     Returns [tokens of the answer, 4] float64.

@@ -13,7 +13,7 @@ from ostinato.errors import ConfigError, Remedy
 from ostinato.models.checkpoint import load_spec
 from ostinato.plan.device.detect import detect
 from ostinato.plan.graphs.coverage import GraphMode
-from ostinato.plan.limits import least_batched_tokens
+from ostinato.plan.limits import min_batched_tokens
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import make_plan
 from ostinato.plan.speculation.drafter import available_methods
@@ -56,7 +56,7 @@ def _parts(choice: Choice, groups: Collection[tuple[str, ...]]) -> frozenset[Par
     return frozenset((group, tuple(choice[axis] for axis in group)) for group in groups)
 
 
-Extent = Literal["quick", "pairs", "full"]
+MatrixSize = Literal["quick", "pairs", "full"]
 
 DRAFTS = {"ngram": 4, "mtp": 3, "draft": 2}
 """Method -> default k; they differ, so that verify steps of several widths occur."""
@@ -67,7 +67,7 @@ QUICK_GROUPS = (("state_cache_mode", "speculative"),)
 
 
 @dataclass(frozen=True)
-class Way:
+class VerifyVariant:
     """One way to compute: values of the axes that are settings of the engine, and whether requests are preempted."""
 
     state_cache_mode: StateCacheMode
@@ -87,14 +87,14 @@ class Way:
 
 
 @dataclass(frozen=True)
-class Matrix:
+class VerifyMatrix:
     """Axes, the ways that are tried, and the number of all possible ways.
 
     Ways of one engine are neighbours. `left_out` has the reasons why others cannot be tried.
     """
 
     axes: dict[str, tuple[Any, ...]]
-    ways: tuple[Way, ...]
+    ways: tuple[VerifyVariant, ...]
     num_possible: int
     left_out: tuple[str, ...]
 
@@ -133,14 +133,14 @@ def small_chunks(config: EngineConfig, most_drafts: int) -> tuple[int, ...]:
         return (config.max_num_batched_tokens,)
     if not config.enable_chunked_prefill:
         return ()
-    least = least_batched_tokens(rows, 1 + most_drafts, config.block_size)
+    least = min_batched_tokens(rows, 1 + most_drafts, config.block_size)
     odd = least + 1 if (least + 1) % config.block_size else least + 2
     return (odd, -(-(odd + 1) // size) * size)
 
 
 def make_matrix(
-    config: EngineConfig, methods: Sequence[Speculative | None], chunks: Sequence[int], extent: Extent
-) -> Matrix:
+    config: EngineConfig, methods: Sequence[Speculative | None], chunks: Sequence[int], extent: MatrixSize
+) -> VerifyMatrix:
     """Return the ways of an extent: all that can be planned, or a covering set of them.
 
     The set covers every pair of values, or some pairs. ConfigError if no way can be planned; CapacityError if one does
@@ -176,10 +176,10 @@ def make_matrix(
         raise next(iter(refusals.values()))
     pairs = tuple(combinations(axes, 2))
     groups = {"quick": (*QUICK_GROUPS, *((axis,) for axis in axes)), "pairs": pairs, "full": (tuple(axes),)}[extent]
-    ways = [Way(**choice) for choice in cover(possible, groups, also=tuple(combinations(axes, 3)))]
+    ways = [VerifyVariant(**choice) for choice in cover(possible, groups, also=tuple(combinations(axes, 3)))]
     ways.sort(key=lambda way: _place(way, axes))
     seen = {axis: tuple(dict.fromkeys(choice[axis] for choice in possible)) for axis in axes}
-    return Matrix(seen, tuple(ways), len(possible), tuple(refusals))
+    return VerifyMatrix(seen, tuple(ways), len(possible), tuple(refusals))
 
 
 def _spec(config: EngineConfig, method: Speculative | None) -> ModelSpec:
@@ -192,6 +192,6 @@ def _spec(config: EngineConfig, method: Speculative | None) -> ModelSpec:
         raise ConfigError(error.message, [Remedy("draft", None)]) from None
 
 
-def _place(way: Way, axes: Mapping[str, Sequence[Any]]) -> tuple[int, ...]:
+def _place(way: VerifyVariant, axes: Mapping[str, Sequence[Any]]) -> tuple[int, ...]:
     """Return the sort key of a way, by its values, so that ways of one engine are neighbours."""
     return tuple(values.index(getattr(way, axis)) for axis, values in axes.items())

@@ -11,15 +11,15 @@ from dataclasses import dataclass
 import torch
 
 from ostinato.config import EngineConfig
-from ostinato.engine.engine import Engine
-from ostinato.engine.run.inputs import logit_positions, step_inputs
+from ostinato.engine.engine import EngineCore
+from ostinato.engine.run.inputs import logit_positions, make_step_inputs
 from ostinato.ops import noise
-from ostinato.ops.int8 import LARGEST
+from ostinato.ops.int8 import MAX_INT8
 from ostinato.plan.memory.keys_and_values import INT8
 from ostinato.sample.params import SamplingParams
-from ostinato.sample.processing import adjust, restrict
-from ostinato.sample.state import Pick, SamplingState
-from ostinato.schedule.batch import Batch, Row
+from ostinato.sample.processing import process_logits, truncate_logits
+from ostinato.sample.state import PendingToken, SamplingState
+from ostinato.schedule.batch import Batch, BatchRow
 from ostinato.verify.compare import TIE_EPS, Divergence, Scores, compare
 from ostinato.verify.prompts import Prompt
 
@@ -32,12 +32,12 @@ Gaps double, so that every request reaches its end.
 Request = tuple[Sequence[int], SamplingParams]
 
 
-def complete(engine: Engine, requests: Sequence[Request], preempts: bool = False) -> list[list[int]]:
+def complete(engine: EngineCore, requests: Sequence[Request], preempts: bool = False) -> list[list[int]]:
     """Run requests that come at once to their end, and return their tokens.
 
     Raises the error that ended one of them, and AssertionError if memory is still in use afterwards.
     """
-    ids = [engine.add(prompt, params) for prompt, params in requests]
+    ids = [engine.add_request(prompt, params) for prompt, params in requests]
     tokens: dict[str, list[int]] = {}
     step, next_preemption, gap = 0, FIRST_PREEMPTION, GAP
     while engine.has_unfinished:
@@ -58,7 +58,7 @@ def complete(engine: Engine, requests: Sequence[Request], preempts: bool = False
 
 
 @dataclass(frozen=True)
-class Case:
+class ReferenceCase:
     """A request, and its tokens by the plain path. `number` is that of its prompt."""
 
     number: int
@@ -73,24 +73,24 @@ class PlainPath:
 
     def __init__(self, config: EngineConfig) -> None:
         """Start the engine; `config` is as `settings.plain_config` returns it."""
-        self.engine = Engine(config)
+        self.engine = EngineCore(config)
 
-    def cases(self, prompts: Sequence[Prompt], kind: str, params: SamplingParams) -> list[Case]:
+    def cases(self, prompts: Sequence[Prompt], kind: str, params: SamplingParams) -> list[ReferenceCase]:
         """Return one case for each prompt, in their order."""
-        cases: list[Case] = []
+        cases: list[ReferenceCase] = []
         for number, prompt in enumerate(prompts):
             before = () if prompt.after is None else cases[prompt.after].prompt + cases[prompt.after].tokens
             whole = tuple(prompt.whole(before, self.engine.plan.settings.block_size))
             [tokens] = complete(self.engine, [(whole, params)])
-            cases.append(Case(number, kind, whole, params, tuple(tokens)))
+            cases.append(ReferenceCase(number, kind, whole, params, tuple(tokens)))
         return cases
 
-    def scores(self, case: Case, place: int) -> Scores:
+    def scores(self, case: ReferenceCase, place: int) -> Scores:
         """Return the scores of the token after the first `place` tokens of the case's output."""
         [logits] = text_logits(self.engine, [*case.prompt, *case.tokens[:place]], 1)
         return self._scores(case, place, logits)
 
-    def contradictions(self, case: Case) -> list[Divergence]:
+    def contradictions(self, case: ReferenceCase) -> list[Divergence]:
         """Return where the tokens, computed in one step each, differ from those of the whole text in one step."""
         count = len(case.tokens)
         logits = text_logits(self.engine, [*case.prompt, *case.tokens[:-1]], count)
@@ -99,17 +99,17 @@ class PlainPath:
         return compare(case.tokens, best, scores.__getitem__, lambda done: best[done:])
 
     @torch.inference_mode()
-    def _scores(self, case: Case, place: int, logits: torch.Tensor) -> Scores:
+    def _scores(self, case: ReferenceCase, place: int, logits: torch.Tensor) -> Scores:
         """Return the scores from `logits` [vocab], processed as for sampling the token at `place`."""
         params = case.params
         # The seed is the request's own, so its first sample has it unchanged.
         state = SamplingState(params, case.prompt, list(case.tokens[:place]), seed=params.seed or 0)
-        pick = Pick(state, len(case.prompt) + place)
+        pick = PendingToken(state, len(case.prompt) + place)
         values = logits[None].clone()
-        adjust(values, [pick])
+        process_logits(values, [pick])
         largest = values.abs().max().item()
         if not params.greedy:
-            values = restrict(values, [params])
+            values = truncate_logits(values, [params])
             tokens = torch.arange(values.shape[1], dtype=torch.int32, device=values.device)
             values += noise.gumbel(noise.keys([(state.seed, pick.position)], values.device)[:, None], tokens)
             largest /= params.temperature
@@ -122,28 +122,28 @@ class PlainPath:
         """Return eps of the activations' dtype, or of states', keys' and values' if that is coarser."""
         settings = self.engine.plan.settings
         kept = (settings.ssm_state_dtype,) if self.engine.spec.has_recurrence else ()
-        coarse = 1 / LARGEST if settings.kv_cache_dtype == INT8 else 0.0
+        coarse = 1 / MAX_INT8 if settings.kv_cache_dtype == INT8 else 0.0
         return max(coarse, *(torch.finfo(getattr(torch, dtype)).eps for dtype in (settings.dtype, *kept)))
 
 
 @torch.inference_mode()
-def text_logits(engine: Engine, text: Sequence[int], count: int) -> torch.Tensor:
+def text_logits(engine: EngineCore, text: Sequence[int], count: int) -> torch.Tensor:
     """Compute the logits of the last `count` tokens of `text` in one step, without a graph.
 
     Returns [count, vocab] float32. The engine has no request, and nothing is cached: all its memory is free.
     """
     runner, memory, block_size = engine.runner, engine.plan.memory, engine.plan.settings.block_size
     num_blocks = -(-len(text) // block_size) if memory.num_blocks else 0
-    row = Row(
+    row = BatchRow(
         request_id="",
         token_ids=tuple(text),
         start=0,
         block_table=tuple(range(1, 1 + num_blocks)),
-        pane_table=tuple(range(1, 1 + -(-len(text) // block_size))) if memory.num_panes else (),
+        window_block_table=tuple(range(1, 1 + -(-len(text) // block_size))) if memory.num_window_blocks else (),
         write_slots=(min(1, memory.num_slots),),
         num_logits=count,
     )
     batch = Batch((row,), num_decode_rows=0)
-    step = step_inputs(batch, block_size, runner.device, takes_images=runner.takes_images)
-    hidden = runner.model(step, runner.memory)
-    return runner.model.logits(hidden[logit_positions(batch)])
+    step = make_step_inputs(batch, block_size, runner.device, takes_images=runner.takes_images)
+    hidden = runner.model(step, runner.layer_memory)
+    return runner.model.compute_logits(hidden[logit_positions(batch)])

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ostinato.config import EngineConfig
 from ostinato.demo.problems import held_out
 from ostinato.engine.text.chat_template import ChatTemplate
-from ostinato.engine.text.texts import load_texts
+from ostinato.engine.text.texts import load_tokenizer_and_template
 from ostinato.engine.text.tokenizer import Tokenizer
 from ostinato.errors import RequestError
 from ostinato.models.checkpoint import checkpoint_of
@@ -26,7 +26,7 @@ SHORTEST, LONGEST = 5, 160
 
 
 @dataclass(frozen=True)
-class Texts:
+class PromptTexts:
     """Tokens that prompts are cut from, and whole prompts. `ends`: an end token among them ends an output."""
 
     text: tuple[int, ...]
@@ -34,7 +34,7 @@ class Texts:
     ends: bool
 
 
-def make_texts(config: EngineConfig, model: ModelSpec, lines: Sequence[str], num_prompts: int, seed: int) -> Texts:
+def make_texts(config: EngineConfig, model: ModelSpec, lines: Sequence[str], num_prompts: int, seed: int) -> PromptTexts:
     """Return `lines` as prompts if there are any, else `num_prompts` generated ones.
 
     These are word problems for the embedded model, and random prompts for others. RequestError if there are lines and
@@ -42,10 +42,10 @@ def make_texts(config: EngineConfig, model: ModelSpec, lines: Sequence[str], num
     """
     if not lines and config.model != "demo":
         return _random(model, num_prompts, seed)
-    tokenizer, template = load_texts(config, checkpoint_of(config))
+    tokenizer, template = load_tokenizer_and_template(config, checkpoint_of(config))
     if lines:
         others = [_question(line, tokenizer, template) for line in lines]
-        return Texts(tuple(token for other in others for token in other), tuple(others), ends=True)
+        return PromptTexts(tuple(token for other in others for token in other), tuple(others), ends=True)
     problems = held_out(seed, NUM_EXAMPLES + num_prompts)
     examples = [
         {"role": role, "content": text}
@@ -53,7 +53,7 @@ def make_texts(config: EngineConfig, model: ModelSpec, lines: Sequence[str], num
         for role, text in (("user", problem.question), ("assistant", problem.answer))
     ]
     text = tokenizer.encode(template.render(examples, add_generation_prompt=False), add_special_tokens=False)
-    return Texts(
+    return PromptTexts(
         tuple(text),
         tuple(_question(problem.question, tokenizer, template) for problem in problems[:num_prompts]),
         ends=True,
@@ -72,11 +72,11 @@ def _question(text: str, tokenizer: Tokenizer, template: ChatTemplate) -> tuple[
     return tuple(token_ids)
 
 
-def _random(model: ModelSpec, num_prompts: int, seed: int) -> Texts:
+def _random(model: ModelSpec, num_prompts: int, seed: int) -> PromptTexts:
     rng = random.Random(f"verify {seed}")
     words = rng.sample(range(model.vocab_size), min(model.vocab_size, NUM_WORDS))
     others = [tuple(rng.choices(words, k=rng.randint(SHORTEST, LONGEST))) for _ in range(num_prompts)]
-    return Texts(tuple(rng.choices(words, k=NUM_TOKENS)), tuple(others), ends=False)
+    return PromptTexts(tuple(rng.choices(words, k=NUM_TOKENS)), tuple(others), ends=False)
 
 
 TURN_TOKENS = 9

@@ -9,7 +9,7 @@ from ostinato.config import EngineConfig
 from ostinato.errors import CapacityError, ConfigError, Remedy
 from ostinato.models.checkpoint import load_spec
 from ostinato.plan.device.detect import detect
-from ostinato.plan.limits import least_batched_tokens
+from ostinato.plan.limits import min_batched_tokens
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import make_plan
 from ostinato.speculative_setting import Speculative
@@ -70,7 +70,7 @@ def plain_config(config: EngineConfig, longest: int) -> EngineConfig:
         speculative=None,
         overlap="off",
         max_num_seqs=1,
-        max_num_batched_tokens=least_batched_tokens(1, 1, config.block_size) + longest,
+        max_num_batched_tokens=min_batched_tokens(1, 1, config.block_size) + longest,
     )
 
 
@@ -99,9 +99,9 @@ def with_cache(config: EngineConfig, methods: Sequence[Speculative | None], num_
     for method in methods:
         asked = config.with_settings(speculative=method)
         memory = make_plan(asked, load_spec(asked), detect(config.device)).memory
-        blocks = -(-(config.max_model_len or 0) // config.block_size) * (memory.kv_block + memory.pane)
+        blocks = -(-(config.max_model_len or 0) // config.block_size) * (memory.kv_block + memory.window_block)
         working = memory.slots_per_request * memory.state_slot
-        null = memory.kv_block + memory.pane + memory.state_slot
+        null = memory.kv_block + memory.window_block + memory.state_slot
         needed = max(needed, null + (config.max_num_seqs or 1) * (blocks + working))
         wanted = max(wanted, null + num_requests * (blocks + working + CHECKPOINTS * memory.state_slot))
         part = memory.available // LARGEST_PART

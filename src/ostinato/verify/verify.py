@@ -10,14 +10,14 @@ from typing import Any
 
 from ostinato.config import EngineConfig
 from ostinato.models.checkpoint import load_spec
-from ostinato.plan.limits import least_batched_tokens
+from ostinato.plan.limits import min_batched_tokens
 from ostinato.plan.model import ModelSpec
 from ostinato.sample.params import SamplingParams
-from ostinato.verify.cells import CACHES, KINDS, Cell, Found, run_ways
+from ostinato.verify.cells import CACHES, KINDS, Cell, TokenMismatch, run_ways
 from ostinato.verify.compare import Verdict, verdict_of
-from ostinato.verify.matrix import Extent, make_matrix, named, small_chunks, speculations
-from ostinato.verify.plain import Case, PlainPath
-from ostinato.verify.prompts import Prompt, Texts, longest_text, make_prompts, make_texts
+from ostinato.verify.matrix import MatrixSize, make_matrix, named, small_chunks, speculations
+from ostinato.verify.plain import ReferenceCase, PlainPath
+from ostinato.verify.prompts import Prompt, PromptTexts, longest_text, make_prompts, make_texts
 from ostinato.verify.settings import base_config, check_length, check_memory, plain_config, way_config, with_cache
 
 SAMPLED = {"temperature": 0.8, "repetition_penalty": 1.1}
@@ -35,7 +35,7 @@ class Trial:
     `lines` are a user's prompts, `draft` a checkpoint that drafts, if there are any.
     """
 
-    extent: Extent = "pairs"
+    extent: MatrixSize = "pairs"
     num_prompts: int = 3
     """Number of prompts besides those of chosen lengths, if there are no `lines`."""
     max_tokens: int = 24
@@ -62,7 +62,7 @@ def verify(settings: dict[str, Any], trial: Trial, progress: Callable[[str, int,
     prompts = make_prompts(texts.text, texts.others, config.block_size, config.state_block_size, small)
     longest = longest_text(prompts, trial.max_tokens)
     config = check_length(config, model, longest)
-    whole = max(longest, least_batched_tokens(config.max_num_seqs or 1, 1 + most_drafts, config.block_size))
+    whole = max(longest, min_batched_tokens(config.max_num_seqs or 1, 1 + most_drafts, config.block_size))
     chunks = small if config.max_num_batched_tokens is not None else (whole, *small)
     config = with_cache(config, methods, len(KINDS) * len(prompts))
     matrix = make_matrix(config, methods, chunks, trial.extent)
@@ -75,7 +75,7 @@ def verify(settings: dict[str, Any], trial: Trial, progress: Callable[[str, int,
     params = _params(trial, texts)
     cases = [case for kind in KINDS for case in plain.cases(prompts, kind, params[kind])]
     contradictions = [
-        Found(case.kind, case.number, divergence) for case in cases for divergence in plain.contradictions(case)
+        TokenMismatch(case.kind, case.number, divergence) for case in cases for divergence in plain.contradictions(case)
     ]
     cells: list[Cell] = []
     for cell in run_ways(config, matrix.ways, plain, prompts, cases):
@@ -108,7 +108,7 @@ def has_passed(report: dict[str, Any]) -> bool:
     return not (summary["different"] or summary["error"]) and report["plain"]["verdict"] != Verdict.DIFFERENT
 
 
-def _params(trial: Trial, texts: Texts) -> dict[str, SamplingParams]:
+def _params(trial: Trial, texts: PromptTexts) -> dict[str, SamplingParams]:
     """Return the sampling parameters by kind. Random tokens are no text, so an end token among them ends nothing."""
     common = {"max_tokens": trial.max_tokens, "ignore_eos": not texts.ends}
     return {
@@ -154,7 +154,7 @@ def _settings(config: EngineConfig, plain: PlainPath, trial: Trial, whole: int) 
     }
 
 
-def _prompt_facts(prompts: Sequence[Prompt], cases: Sequence[Case]) -> list[dict[str, Any]]:
+def _prompt_facts(prompts: Sequence[Prompt], cases: Sequence[ReferenceCase]) -> list[dict[str, Any]]:
     """Describe each prompt, with its number of tokens by kind of request, which differs in second turns."""
     facts = []
     for number, prompt in enumerate(prompts):

@@ -10,7 +10,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ostinato.ops.int8 import quantize
+from ostinato.ops.int8 import quantize_int8
 from ostinato.ops.launches import attention as launches
 from tests.support.triton_kernels import DTYPES, check, require_triton
 
@@ -73,7 +73,7 @@ def attend(
     )
     described = (row_starts, start_positions, kv_lens, tables, 0.3, first_key, window)
     if int8:
-        whole, scales = quantize(cache.nan_to_num(50.0).flatten(0, -2), None)
+        whole, scales = quantize_int8(cache.nan_to_num(50.0).flatten(0, -2), None)
         scales = scales.view(cache.shape[:-1]).masked_fill(cache.isnan().any(-1), torch.nan)
         out = check("attention", q, *whole.view(cache.shape), *described, *scales)
     else:
@@ -149,7 +149,7 @@ def test_few_rows_cut_their_keys_into_segments_and_many_do_not() -> None:
     sizes = {"num_heads": 32, "num_kv_heads": 8, "head_dim": 128, "block_size": 16, "max_context": 8192}
 
     def segments(rows: int, tokens: int) -> int:
-        found = launches.attention(tokens=tokens, rows=rows, element_bytes=2, capability=90, **sizes)
+        found = launches.attention_launches(tokens=tokens, rows=rows, element_bytes=2, capability=90, **sizes)
         assert len(found) == (1 if launches.segments_of(found) == 1 else 2)
         return launches.segments_of(found)
 
@@ -175,8 +175,8 @@ def test_what_a_head_has_behind_its_first_512_elements_is_an_operand_of_its_own(
 def test_heads_wider_than_a_power_of_two_are_one_operand_up_to_512_elements() -> None:
     def widths(head_dim: int) -> tuple[int, int]:
         sizes = {"tokens": 1, "rows": 1, "num_heads": 8, "num_kv_heads": 1, "max_context": 64, "block_size": 16}
-        (launch,) = launches.attention(**sizes, head_dim=head_dim, element_bytes=2, capability=90)
+        (launch,) = launches.attention_launches(**sizes, head_dim=head_dim, element_bytes=2, capability=90)
         return launch.blocks["WIDTH"], launch.blocks["REST"]
 
     assert [widths(size) for size in (5, 80, 224, 320, 576)] == [(16, 0), (128, 0), (256, 0), (512, 0), (512, 64)]
-    assert launches.MOST_HEAD_DIM == 576
+    assert launches.MAX_HEAD_DIM == 576

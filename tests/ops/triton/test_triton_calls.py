@@ -9,9 +9,9 @@ import sys
 import pytest
 import torch
 
-from ostinato.graphs.recorder import Recorder
+from ostinato.graphs.recorder import CallRecorder
 from ostinato.ops.facts import OPERATIONS
-from ostinato.ops.kernels import module_of, select_ops, triton_kernel
+from ostinato.ops.kernels import reference_module, select_ops, triton_kernel
 from ostinato.ops.launches.table import Launch, power_of_two
 from tests.support.triton_kernels import require_triton
 
@@ -22,7 +22,7 @@ CHOSEN = [name for name, row in OPERATIONS.items() if row.triton is not None]
 
 @pytest.mark.parametrize("name", CHOSEN)
 def test_a_kernel_takes_what_its_reference_takes(name: str) -> None:
-    own, right = inspect.signature(triton_kernel(name)), inspect.signature(module_of(name).reference)
+    own, right = inspect.signature(triton_kernel(name)), inspect.signature(reference_module(name).reference)
     assert own == right
 
 
@@ -39,7 +39,7 @@ def test_a_recorder_notes_a_kernel_as_one_call() -> None:
     ops = select_ops({"rms_norm": "triton"})
     x, weight = torch.randn(2, 16), torch.ones(16)
     persistent = {tensor.untyped_storage().data_ptr(): "buffers" for tensor in (x, weight)}
-    recorder = Recorder(persistent, ())
+    recorder = CallRecorder(persistent, ())
     ops.tap.recorder = recorder
     with recorder:
         ops.rms_norm(x, weight, 1e-6)

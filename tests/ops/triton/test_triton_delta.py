@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ostinato.ops import triton_scratch
 from ostinato.ops.kernels import triton_kernel
-from ostinato.ops.launches.state import delta_scan
+from ostinato.ops.launches.state import delta_scan_launches
 from tests.support.delta_cases import delta_case, with_betas
 from tests.support.native_kernels import int32
 from tests.support.triton_kernels import DTYPES, TOLERANCE, assert_close, require_triton, run_both
@@ -132,14 +132,14 @@ def test_a_scan_allocates_what_the_plan_counts(per_channel: bool, monkeypatch: p
     assert of_chunks["work"] is of_rows["work"]
     taken = sum(of_rows[name].numel() * of_rows[name].element_size() for name in ("work", "ends"))
     sizes = {"num_heads": 6, "key_dim": 8, "value_dim": 24, "per_channel": per_channel}
-    assert taken == triton_scratch.delta_scan(tokens=50, rows=2, **sizes)
+    assert taken == triton_scratch.triton_delta_scan(tokens=50, rows=2, **sizes)
 
 
 def test_no_launch_of_a_scan_is_one_that_is_known_to_write_elsewhere() -> None:
     for key_dim, value_dim in ((64, 64), (128, 128), (96, 192), (256, 256)):
         for element_bytes in (2, 4):
             sizes = {"key_dim": key_dim, "value_dim": value_dim, "element_bytes": element_bytes}
-            assert {launch.num_stages for launch in delta_scan(**sizes, capability=90)} == {1}
+            assert {launch.num_stages for launch in delta_scan_launches(**sizes, capability=90)} == {1}
 
 
 @pytest.mark.parametrize("name", ["delta_update", "delta_scan"])

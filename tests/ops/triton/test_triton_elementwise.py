@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ostinato.ops.blocks.formats import BLOCK_FORMATS
 from ostinato.ops.facts import TRITON_BLOCKS
-from ostinato.ops.int8 import quantize
+from ostinato.ops.int8 import quantize_int8
 from tests.support.block_weights import packed
 from tests.support.triton_kernels import DTYPES, check, require_triton
 
@@ -72,7 +72,7 @@ def test_embedding(dtype: torch.dtype, tokens: int, multiplier: float, group_siz
         check("embedding", ids, weight.to(dtype), multiplier)
         return
     assert not isinstance(group_size, str)
-    whole, scale = quantize(weight, group_size)
+    whole, scale = quantize_int8(weight, group_size)
     check("embedding", ids, whole, multiplier, scale, group_size, dtype)
 
 

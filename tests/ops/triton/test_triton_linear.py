@@ -80,14 +80,14 @@ def test_int8_weights_with_a_scale_per_row_or_group(
     dtype: torch.dtype, tokens: int, in_size: int, group_size: int | None, has_bias: bool
 ) -> None:
     torch.manual_seed(in_size)
-    weight, scale = int8.quantize(torch.randn(40, in_size), group_size)
+    weight, scale = int8.quantize_int8(torch.randn(40, in_size), group_size)
     bias = torch.randn(40).to(dtype) if has_bias else None
     x = torch.randn(tokens, in_size + 3)[:, :in_size].to(dtype)
     check("linear", x, weight, bias, weight_scale=scale, group_size=group_size)
 
 
 def test_an_int8_product_is_followed_like_another() -> None:
-    weight, scale = int8.quantize(torch.randn(24, 32), 16)
+    weight, scale = int8.quantize_int8(torch.randn(24, 32), 16)
     by = {"weight_scale": scale, "group_size": 16}
     check("linear", torch.randn(2, 32), weight, None, torch.randn(2, 12), "swiglu", torch.rand(24), **by)
 
@@ -131,7 +131,7 @@ def test_a_product_in_another_order_allocates_what_the_plan_counts(monkeypatch: 
     order = torch.arange(64, dtype=torch.int32)
     triton_kernel("linear")(torch.randn(5, 64), weight, None, None, "relu2", blocks=(("int4_g32", 24),), order=order)
     taken = sum(started[0][name].nbytes for name in ("x", "out"))
-    assert taken == triton_scratch.linear(tokens=5, outputs=24, element_bytes=4, in_size=64, in_order=True)
+    assert taken == triton_scratch.triton_linear(tokens=5, outputs=24, element_bytes=4, in_size=64, in_order=True)
 
 
 def test_a_scale_that_is_nan_reaches_its_output_alone() -> None:

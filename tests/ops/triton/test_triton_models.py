@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ostinato.engine.run.inputs import step_inputs
-from ostinato.layers.build import Build
+from ostinato.engine.run.inputs import make_step_inputs
+from ostinato.layers.build import WeightAllocator
 from ostinato.models.checkpoint import model_spec, read_config
 from ostinato.models.loader import build_model, load_weights
 from ostinato.ops.facts import OPERATIONS
 from ostinato.ops.kernels import Ops, select_ops
-from ostinato.schedule.batch import Batch, Row
+from ostinato.schedule.batch import Batch, BatchRow
 from tests.models.test_models import BLOCK_SIZE, CPU, poisoned_memory
 from tests.support.checkpoints import checkpoint
 from tests.support.triton_kernels import DEVICE, require_triton
@@ -25,8 +25,8 @@ MODELS = ("nemotron_h_dense", "qwen3")
 """Their layers are all kinds but experts. In the interpreter a model takes ten seconds."""
 
 STEPS = (
-    Batch((Row("p", (5, 6, 9), 0, (1,), 0, (1,)), Row("q", (3,), 0, (2,), 0, (2,))), 0),
-    Batch((Row("p", (7,), 3, (1,), 1, (1,)), Row("q", (4,), 1, (2,), 2, (2,))), 2),
+    Batch((BatchRow("p", (5, 6, 9), 0, (1,), 0, (1,)), BatchRow("q", (3,), 0, (2,), 0, (2,))), 0),
+    Batch((BatchRow("p", (7,), 3, (1,), 1, (1,)), BatchRow("q", (4,), 1, (2,), 2, (2,))), 2),
 )
 """Prompts of two rows, then a token more of each."""
 
@@ -39,11 +39,11 @@ def triton_ops() -> Ops:
 def logits_of(name: str, ops: Ops) -> torch.Tensor:
     """Of the last token of both rows after each step."""
     spec = model_spec(read_config(checkpoint(name)))
-    model = build_model(Build(ops, torch.float32, CPU), spec)
+    model = build_model(WeightAllocator(ops, torch.float32, CPU), spec)
     load_weights(model, checkpoint(name))
     memory = poisoned_memory(spec)
     with torch.inference_mode():
-        return torch.cat([model.logits(model(step_inputs(batch, BLOCK_SIZE, CPU), memory)[-2:]) for batch in STEPS])
+        return torch.cat([model.compute_logits(model(make_step_inputs(batch, BLOCK_SIZE, CPU), memory)[-2:]) for batch in STEPS])
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -76,7 +76,7 @@ def test_moe(
     if group_size == 0:
         check("moe", x, choices, up.to(dtype), down.to(dtype), activation, given_residual)
         return
-    stacks = [int8.quantize(each.flatten(0, 1), group_size) for each in (up, down)]
+    stacks = [int8.quantize_int8(each.flatten(0, 1), group_size) for each in (up, down)]
     (up, up_scale), (down, down_scale) = (tuple(part.unflatten(0, (experts, -1)) for part in stack) for stack in stacks)
     check("moe", x, choices, up, down, activation, given_residual, up_scale, down_scale, group_size)
 

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ostinato.ops.launches.state import ssd_scan
+from ostinato.ops.launches.state import ssd_scan_launches
 from tests.support.triton_kernels import DTYPES, assert_close, check, require_triton, run_both
 
 require_triton()
@@ -191,7 +191,7 @@ def test_a_scan_has_no_launch_that_is_known_to_write_elsewhere() -> None:
     for state_size in (16, 64, 128, 256):
         for chunk_size in (16, 64, 256):
             sizes = {"chunk_size": chunk_size, "head_dim": 64, "state_size": state_size}
-            for launch in ssd_scan(**sizes, element_bytes=4, capability=90):
+            for launch in ssd_scan_launches(**sizes, element_bytes=4, capability=90):
                 assert launch.num_stages == 1 or launch.num_warps % 4 or launch.blocks["TOKENS"] % 64
 
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ostinato.bench.gpu.compiling import compiled
-from ostinato.bench.gpu.parts import Part
+from ostinato.bench.gpu.parts import CheckPart
 from ostinato.bench.gpu.process import run_within
 from ostinato.bench.gpu.pytest_run import figures_of_tests, pytest_command, why_not
-from ostinato.bench.reports import Say
+from ostinato.bench.reports import ProgressCallback
 from ostinato.bench.worker import COMMAND, request_of, result_of
 from ostinato.config import EngineConfig
 from ostinato.errors import OstinatoError
@@ -24,10 +24,10 @@ TAIL = 4000
 
 
 @dataclass(frozen=True)
-class Outcome:
+class PartOutcome:
     """Outcome of a part: `data` if it did its work (also if some of its tests failed), else `reason`."""
 
-    part: Part
+    part: CheckPart
     outcome: Literal["ok", "failed", "timed out", "skipped"]
     seconds: float
     limit: float
@@ -41,33 +41,33 @@ class Outcome:
         return {**asdict(self.part), "planned_seconds": self.part.seconds, **own}
 
 
-Measure = Callable[[Part, float], Outcome]
+Measure = Callable[[CheckPart, float], PartOutcome]
 """Function that runs a part within a number of seconds."""
 
 
 def run_parts(
-    parts: Sequence[Part],
+    parts: Sequence[CheckPart],
     budget: float,
     measure: Measure,
-    say: Say,
-    done: Callable[[Sequence[Outcome]], object] = lambda outcomes: None,
-) -> list[Outcome]:
+    say: ProgressCallback,
+    done: Callable[[Sequence[PartOutcome]], object] = lambda outcomes: None,
+) -> list[PartOutcome]:
     """Run every part that the rest of the `budget` (seconds) holds, in order.
 
     A part may take its own seconds, and what the parts before it have left of theirs. `done` is called after each, so
     that nothing is lost if a later part fails.
     """
     begin = time.monotonic()
-    outcomes: list[Outcome] = []
+    outcomes: list[PartOutcome] = []
     for number, part in enumerate(parts):
         left = budget - (time.monotonic() - begin)
         limit = limit_of(parts[number:], left)
         if part.needs_setting is not None and part.needs_setting not in EngineConfig.model_fields:
             reason = f"this version has no setting {part.needs_setting}"
-            outcomes.append(Outcome(part, "skipped", 0.0, 0.0, reason))
+            outcomes.append(PartOutcome(part, "skipped", 0.0, 0.0, reason))
         elif limit is None:
             reason = f"it is planned to take {part.seconds:.0f} s, and {max(left, 0):.0f} s of the budget are left"
-            outcomes.append(Outcome(part, "skipped", 0.0, 0.0, reason))
+            outcomes.append(PartOutcome(part, "skipped", 0.0, 0.0, reason))
         else:
             say(f"{part.title} (at most {limit:.0f} s)")
             outcomes.append(measure(part, limit))
@@ -77,7 +77,7 @@ def run_parts(
     return outcomes
 
 
-def limit_of(parts: Sequence[Part], left: float) -> float | None:
+def limit_of(parts: Sequence[CheckPart], left: float) -> float | None:
     """Return the seconds that the first of `parts` may take if all of them have `left`; None if that is too few."""
     first, *later = parts
     if first.seconds > left:
@@ -85,7 +85,7 @@ def limit_of(parts: Sequence[Part], left: float) -> float | None:
     return max(first.seconds, left - sum(part.seconds for part in later))
 
 
-def measure_apart(part: Part, limit: float, checkout: Path) -> Outcome:
+def measure_apart(part: CheckPart, limit: float, checkout: Path) -> PartOutcome:
     """Run a part in a separate process. Tests run, and kernels are compiled, in the `checkout`."""
     if part.kind == "tests":
         return _run_tests(part, limit, checkout)
@@ -94,19 +94,19 @@ def measure_apart(part: Part, limit: float, checkout: Path) -> Outcome:
     finished = run_within(COMMAND, limit, request_of("gpu", {"part": asdict(part)}))
     times = (finished.seconds, limit)
     if finished.status is None:
-        return Outcome(part, "timed out", *times, f"ended after {limit:.0f} s", trace=finished.errors[-TAIL:])
+        return PartOutcome(part, "timed out", *times, f"ended after {limit:.0f} s", trace=finished.errors[-TAIL:])
     if finished.status:
         reason = f"status {finished.status}: {finished.last_error}"
-        return Outcome(part, "failed", *times, reason, trace=finished.errors[-TAIL:])
+        return PartOutcome(part, "failed", *times, reason, trace=finished.errors[-TAIL:])
     try:
-        return Outcome(part, "ok", *times, data=result_of(finished.output)["data"])
+        return PartOutcome(part, "ok", *times, data=result_of(finished.output)["data"])
     except OstinatoError as error:
-        return Outcome(part, "failed", *times, f"{type(error).__name__}: {error.message}")
+        return PartOutcome(part, "failed", *times, f"{type(error).__name__}: {error.message}")
     except (json.JSONDecodeError, LookupError) as error:
-        return Outcome(part, "failed", *times, f"its answer cannot be read: {error}", trace=finished.output[-TAIL:])
+        return PartOutcome(part, "failed", *times, f"its answer cannot be read: {error}", trace=finished.output[-TAIL:])
 
 
-def _run_tests(part: Part, limit: float, checkout: Path) -> Outcome:
+def _run_tests(part: CheckPart, limit: float, checkout: Path) -> PartOutcome:
     finished = run_within(pytest_command(part.options), limit, directory=checkout)
     data = figures_of_tests(finished)
     reason = why_not(finished, data)
@@ -114,17 +114,17 @@ def _run_tests(part: Part, limit: float, checkout: Path) -> Outcome:
     if finished.status is None:
         outcome = "timed out"
     trace = None if reason is None else (finished.output + finished.errors)[-TAIL:]
-    return Outcome(part, outcome, finished.seconds, limit, reason, data, trace)
+    return PartOutcome(part, outcome, finished.seconds, limit, reason, data, trace)
 
 
-def _compile(part: Part, limit: float, checkout: Path) -> Outcome:
+def _compile(part: CheckPart, limit: float, checkout: Path) -> PartOutcome:
     if find_spec("triton") is None:
-        return Outcome(part, "skipped", 0.0, limit, "Triton is not installed")
+        return PartOutcome(part, "skipped", 0.0, limit, "Triton is not installed")
     finished, data = compiled(part.options["arguments"], limit, checkout)
     if finished.status is None:
         reason = f"ended after {limit:.0f} s; what is missing is compiled when it is needed"
-        return Outcome(part, "timed out", finished.seconds, limit, reason, trace=finished.errors[-TAIL:])
+        return PartOutcome(part, "timed out", finished.seconds, limit, reason, trace=finished.errors[-TAIL:])
     if finished.status == 0:
-        return Outcome(part, "ok", finished.seconds, limit, data=data)
+        return PartOutcome(part, "ok", finished.seconds, limit, data=data)
     reason = f"{len(data['findings'])} launches with findings" if data else f"failed: {finished.last_error}"
-    return Outcome(part, "failed", finished.seconds, limit, reason, data, (finished.output + finished.errors)[-TAIL:])
+    return PartOutcome(part, "failed", finished.seconds, limit, reason, data, (finished.output + finished.errors)[-TAIL:])

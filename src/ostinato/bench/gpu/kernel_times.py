@@ -16,8 +16,8 @@ import torch
 from ostinato.bench.figures import Calls
 from ostinato.bench.floor import best_seconds
 from ostinato.bench.steps import recording, seconds_of
-from ostinato.engine.run.inputs import step_inputs
-from ostinato.engine.run.runner import Runner
+from ostinato.engine.run.inputs import make_step_inputs
+from ostinato.engine.run.runner import ModelRunner
 from ostinato.graphs.cuda import CudaDriver, Driver
 from ostinato.ops.kernels import Kernel
 from ostinato.schedule.batch import Batch
@@ -56,7 +56,7 @@ class CallLog:
 
 @torch.inference_mode()
 def operation_times(
-    runner: Runner, step: Batch, rows: int, passes: int, driver: Driver | None = None
+    runner: ModelRunner, step: Batch, rows: int, passes: int, driver: Driver | None = None
 ) -> tuple[Calls, tuple[str, ...]]:
     """Return (operation, mean seconds of a call) for every call of a step, `logits` of `rows` positions last.
 
@@ -65,11 +65,11 @@ def operation_times(
     States and caches of the step's slots and blocks are written again and again. `driver` replaces the GPU's own; on a
     CPU without one, calls are timed without a graph.
     """
-    inputs = step_inputs(step, runner.block_size, runner.device, takes_images=runner.takes_images)
+    inputs = make_step_inputs(step, runner.block_size, runner.device, takes_images=runner.takes_images)
     log = CallLog()
     with recording(runner.model.build.ops.tap, log):
-        hidden = runner.model(inputs, runner.memory)
-    log.calls["logits"] = [partial(runner.model.logits, hidden[-rows:])]
+        hidden = runner.model(inputs, runner.layer_memory)
+    log.calls["logits"] = [partial(runner.model.compute_logits, hidden[-rows:])]
     if driver is None and runner.device.type == "cuda":
         driver = CudaDriver(runner.device)
     times, eager = [], []
@@ -84,7 +84,7 @@ def operation_times(
 
 def captured(calls: Sequence[Call], driver: Driver) -> Call | None:
     """Return the replay of `calls` as one graph; None if they cannot be captured."""
-    with driver.aside():
+    with driver.capture_stream():
         _run(calls)  # compiles what is compiled at its first call
         segment = driver.new_segment()
         segment.begin()
@@ -100,7 +100,7 @@ def captured(calls: Sequence[Call], driver: Driver) -> Call | None:
 
 
 @torch.inference_mode()
-def step_seconds(runner: Runner, step: Batch, passes: int) -> float:
+def step_seconds(runner: ModelRunner, step: Batch, passes: int) -> float:
     """Return the shortest time of a step up to its hidden states, as the engine runs it, with writing its inputs."""
     run = partial(runner.forward, step)
     return min([seconds_of(runner, run) for _ in range(passes + 1)][1:])

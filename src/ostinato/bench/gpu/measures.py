@@ -9,59 +9,59 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from ostinato.bench.comparison import compare
-from ostinato.bench.drive import Workload, bench_config, in_turns, run_batch, share_cache, with_room
+from ostinato.bench.drive import Workload, bench_config, rotated_order, run_batch, share_cache, with_room
 from ostinato.bench.encoder_speed import EncoderBench, encoder
 from ostinato.bench.graph_speed import GraphBench, graphs
 from ostinato.bench.profile import ProfileBench, profile
-from ostinato.bench.reports import Say, engine_facts
+from ostinato.bench.reports import ProgressCallback, engine_facts
 from ostinato.bench.throughput import throughput, throughput_figures
-from ostinato.plain_data import to_plain
+from ostinato.plain_data import to_json_data
 
 if TYPE_CHECKING:
-    from ostinato.engine.engine import Engine
+    from ostinato.engine.engine import EngineCore
 
 Settings = dict[str, Any]
 Options = Mapping[str, Any]
 
 
-def answer(job: dict[str, Any]) -> dict[str, Any]:
+def run_job(job: dict[str, Any]) -> dict[str, Any]:
     """Return the data of one part: its `kind`, `settings` and `options` are in the job's `part`."""
     part = job["part"]
     options = {name: tuple(value) if isinstance(value, list) else value for name, value in part["options"].items()}
     return {"data": MEASURES[part["kind"]](part["settings"], options, lambda _: None)}
 
 
-def _throughput(settings: Settings, options: Options, say: Say) -> dict[str, Any]:
+def _throughput(settings: Settings, options: Options, say: ProgressCallback) -> dict[str, Any]:
     return throughput(settings, Workload(**options), say).data
 
 
-def _profile(settings: Settings, options: Options, say: Say) -> dict[str, Any]:
+def _profile(settings: Settings, options: Options, say: ProgressCallback) -> dict[str, Any]:
     return profile(settings, ProfileBench(**options), say).data
 
 
-def _graphs(settings: Settings, options: Options, say: Say) -> dict[str, Any]:
+def _graphs(settings: Settings, options: Options, say: ProgressCallback) -> dict[str, Any]:
     return graphs(settings, GraphBench(**options), say).data
 
 
-def _encoder(settings: Settings, options: Options, say: Say) -> dict[str, Any]:
+def _encoder(settings: Settings, options: Options, say: ProgressCallback) -> dict[str, Any]:
     return encoder(settings, EncoderBench(**options), say).data
 
 
-def _transformers(settings: Settings, options: Options, say: Say) -> dict[str, Any]:
+def _transformers(settings: Settings, options: Options, say: ProgressCallback) -> dict[str, Any]:
     return compare(settings, Workload(**options), "transformers", say).data
 
 
-def start(settings: Settings, options: Options, _: Say) -> dict[str, Any]:
+def start(settings: Settings, options: Options, _: ProgressCallback) -> dict[str, Any]:
     """Measure a first start with all graphs, including compilation, and one prompt of `prompt_len` tokens.
 
     Also return the planned bytes and those that the device reports as in use.
     """
-    from ostinato.engine.engine import Engine
+    from ostinato.engine.engine import EngineCore
 
     length = options["prompt_len"]
     config = with_room(settings, max_model_len=length + 2)
     begin = time.perf_counter()
-    engine = Engine(config)
+    engine = EngineCore(config)
     ready = time.perf_counter()
     if "graphs" not in engine.runner.measured:
         engine.runner.capture()
@@ -72,13 +72,13 @@ def start(settings: Settings, options: Options, _: Say) -> dict[str, Any]:
         **engine_facts("start", config, plan, rounds=1, **options),
         "seconds": {"start": ready - begin, "later_capture": captured - ready},
         "capture": engine.runner.graph_figures(),
-        "planned_bytes": {**to_plain(plan.memory), "used": plan.memory.used},
+        "planned_bytes": {**to_json_data(plan.memory), "used": plan.memory.used},
         "observed_bytes": {"weights": engine.runner.measured["weight_bytes"], **taken_bytes(engine)},
         "versions": versions(engine),
     }
 
 
-def versions(engine: Engine) -> dict[str, str]:
+def versions(engine: EngineCore) -> dict[str, str]:
     """Return the versions of the device's software, and the device's name."""
     import torch
 
@@ -91,7 +91,7 @@ def versions(engine: Engine) -> dict[str, str]:
     return found
 
 
-def taken_bytes(engine: Engine) -> dict[str, int | None]:
+def taken_bytes(engine: EngineCore) -> dict[str, int | None]:
     """Return the device bytes that torch held at most, and that all processes use now; None on a CPU.
 
     The latter include contexts and graphs of the driver.
@@ -105,21 +105,21 @@ def taken_bytes(engine: Engine) -> dict[str, int | None]:
     return {"reserved_peak": torch.cuda.max_memory_reserved(device), "device_used": total - free}
 
 
-def overlap(settings: Settings, options: Options, say: Say, setting: str = "overlap") -> dict[str, Any]:
+def overlap(settings: Settings, options: Options, say: ProgressCallback, setting: str = "overlap") -> dict[str, Any]:
     """Measure the seconds between steps of decoding requests, with `setting` off and on, by batch size, alternating."""
-    from ostinato.engine.engine import Engine
+    from ostinato.engine.engine import EngineCore
 
     workload = Workload(**options)
     config = bench_config(settings, workload)
     configs = share_cache({value: config.with_settings(**{setting: value}) for value in ("off", "on")})
     say("loading and capturing")
-    engines = {value: Engine(each) for value, each in configs.items()}
+    engines = {value: EngineCore(each) for value, each in configs.items()}
     results = []
     for size in workload.batch_sizes:
         traces: dict[str, list[Any]] = {value: [] for value in engines}
         for number in range(-1, workload.rounds):
             length = workload.output_len if number >= 0 else workload.warm_up().output_len
-            for value in in_turns(list(engines), number + 1):
+            for value in rotated_order(list(engines), number + 1):
                 engine = engines[value]
                 trace = run_batch(engine, workload.prompts(size, engine.spec.vocab_size, number), length)
                 traces[value] += [trace] if number >= 0 else []
@@ -128,7 +128,7 @@ def overlap(settings: Settings, options: Options, say: Say, setting: str = "over
     return {**engine_facts(setting, config, plan, **options), "results": results}
 
 
-MEASURES: Mapping[str, Callable[[Settings, Options, Say], dict[str, Any]]] = {
+MEASURES: Mapping[str, Callable[[Settings, Options, ProgressCallback], dict[str, Any]]] = {
     "start": start,
     "throughput": _throughput,
     "profile": _profile,

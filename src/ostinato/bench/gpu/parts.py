@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from ostinato.plan.device.triton_facts import LEAST_CAPABILITY
+from ostinato.plan.device.triton_facts import MIN_CAPABILITY
 
 BUDGET = 540.0
 """Seconds of a whole check: under nine minutes on an H100, which is rented by the hour."""
@@ -18,7 +18,7 @@ Kind = Literal["compile", "tests", "start", "throughput", "profile", "graphs", "
 
 
 @dataclass(frozen=True)
-class Part:
+class CheckPart:
     """A part, run in a separate process.
 
     `seconds` are its share of the plan; the rest of earlier parts comes on top.
@@ -65,7 +65,7 @@ def full_scale(checkout: Path, capability: int | None) -> Scale:
     """Return the scale for a GPU of a compute capability: the shapes of `benchmarks/models`, with random weights."""
     shapes = checkout / "benchmarks/models"
     models = ("nemotron-h-8b", "nemotron-h-300m", "qwen3-vl-300m")
-    of_engines = ["--engines", "bfloat16", "--capability", str(capability or LEAST_CAPABILITY)]
+    of_engines = ["--engines", "bfloat16", "--capability", str(capability or MIN_CAPABILITY)]
 
     def on_gpu(name: str) -> dict[str, Any]:
         return {"model": str(shapes / name), "random_weights": True, "device": "cuda"}
@@ -126,7 +126,7 @@ def toy_scale() -> Scale:
     )
 
 
-def make_parts(scale: Scale) -> tuple[Part, ...]:
+def make_parts(scale: Scale) -> tuple[CheckPart, ...]:
     """Return all parts, the most informative first: if the budget is too small, the last ones are left out."""
     decode = {"prompt_len": scale.prompt_len, "output_len": scale.output_len, "batch_sizes": scale.rows, "rounds": 2}
     kernels = {"context": scale.prompt_len, "prefill": scale.prefill, "rounds": 2 * scale.rounds, "by_operation": True}
@@ -136,14 +136,14 @@ def make_parts(scale: Scale) -> tuple[Part, ...]:
     in_steps = {**scale.large, "max_num_batched_tokens": max(scale.prefill, 4 * scale.prompt_len)}
     every_image = {**scale.images, "encoder_graph_mode": "always"}
     return (
-        Part("compile", "compile", "kernels, compiled by all cores", 40, options=scale.compiled),
-        Part("tests", "tests", "tests marked gpu", 140, options=scale.tests),
-        Part("start", "start", "8B: a first start, its memory", 40, scale.large, {"prompt_len": scale.prefill}),
-        Part("decode-8b", "throughput", "8B: prompts and decode steps", 50, scale.large, decode),
-        Part("kernels-8b", "profile", "8B: kernels", 40, in_steps, {**kernels, "batch_sizes": scale.kernel_rows}),
-        Part("graphs-8b", "graphs", "8B: graphs beside eager steps", 35, scale.large, steps),
-        Part("decode-300m", "throughput", "300M: prompts and decode steps", 30, scale.small, decode),
-        Part(
+        CheckPart("compile", "compile", "kernels, compiled by all cores", 40, options=scale.compiled),
+        CheckPart("tests", "tests", "tests marked gpu", 140, options=scale.tests),
+        CheckPart("start", "start", "8B: a first start, its memory", 40, scale.large, {"prompt_len": scale.prefill}),
+        CheckPart("decode-8b", "throughput", "8B: prompts and decode steps", 50, scale.large, decode),
+        CheckPart("kernels-8b", "profile", "8B: kernels", 40, in_steps, {**kernels, "batch_sizes": scale.kernel_rows}),
+        CheckPart("graphs-8b", "graphs", "8B: graphs beside eager steps", 35, scale.large, steps),
+        CheckPart("decode-300m", "throughput", "300M: prompts and decode steps", 30, scale.small, decode),
+        CheckPart(
             "graphs-300m",
             "graphs",
             "300M: graphs beside eager steps, and steps off the stride",
@@ -151,8 +151,8 @@ def make_parts(scale: Scale) -> tuple[Part, ...]:
             scale.small,
             {**steps, "off_stride": scale.off_stride},
         ),
-        Part("encoder", "encoder", "images with and without graphs", 30, every_image, images),
-        Part(
+        CheckPart("encoder", "encoder", "images with and without graphs", 30, every_image, images),
+        CheckPart(
             "overlap",
             "overlap",
             "300M: time between steps, with and without overlap",
@@ -161,8 +161,8 @@ def make_parts(scale: Scale) -> tuple[Part, ...]:
             {**decode, "batch_sizes": scale.kernel_rows[:3]},
             needs_setting="overlap",
         ),
-        Part(
+        CheckPart(
             "kernels-300m", "profile", "300M: kernels", 25, scale.small, {**kernels, "batch_sizes": scale.kernel_rows}
         ),
-        Part("transformers", "transformers", "300M: beside transformers", 40, scale.small, peers),
+        CheckPart("transformers", "transformers", "300M: beside transformers", 40, scale.small, peers),
     )

@@ -11,7 +11,7 @@ from typing import Any
 
 from ostinato.bench.gpu.process import Finished
 
-MOST_FAILURES = 40
+MAX_FAILURES = 40
 """Most failures that a report lists, with a line each."""
 ALONE = re.compile(r"^(?P<test>tests/.+?) (?P<outcome>PASSED|FAILED|ERROR|SKIPPED)\b")
 SHARED = re.compile(r"^\[gw\d+\].*? (?P<outcome>PASSED|FAILED|ERROR|SKIPPED) (?P<test>tests/.+?)\s*$")
@@ -46,7 +46,7 @@ def figures_of_tests(finished: Finished) -> dict[str, Any]:
         "passed": counts["PASSED"],
         "failed": len(failed),
         "skipped": counts["SKIPPED"],
-        "failures": [{"test": test, "reason": reasons.get(test)} for test in failed[:MOST_FAILURES]],
+        "failures": [{"test": test, "reason": reasons.get(test)} for test in failed[:MAX_FAILURES]],
         "tail": finished.output.splitlines()[-3:],
     }
 

@@ -11,13 +11,13 @@ from typing import Any
 from rich.console import Console
 
 from ostinato.bench.encoder_speed import encoder_tables
-from ostinato.bench.gpu.check import Outcome
+from ostinato.bench.gpu.check import PartOutcome
 from ostinato.bench.gpu.summary import aims, decode_rows, lines, overlap_rows
 from ostinato.bench.graph_speed import graph_tables
 from ostinato.bench.profile import profile_tables
-from ostinato.bench.reports import Chart, Column, Panel, Report, Series, Table, machine_facts, run_facts
+from ostinato.bench.reports import Chart, Column, Panel, BenchReport, Series, Table, machine_facts, run_facts
 from ostinato.bench.throughput import STEP_COLUMNS
-from ostinato.plain_data import to_plain
+from ostinato.plain_data import to_json_data
 from ostinato.plan.device.catalogue import DeviceSpec
 from ostinato.units import format_bytes
 
@@ -64,7 +64,7 @@ OVERLAP = (
 )
 
 
-def make_report(outcomes: Sequence[Outcome], device: DeviceSpec, budget: float, *, is_dry: bool) -> Report:
+def make_report(outcomes: Sequence[PartOutcome], device: DeviceSpec, budget: float, *, is_dry: bool) -> BenchReport:
     """Make the report of all results, and of what is missing and why.
 
     A sum or a table that cannot be made is a note: the part's measurements are in the data all the same.
@@ -83,7 +83,7 @@ def make_report(outcomes: Sequence[Outcome], device: DeviceSpec, budget: float, 
     data: dict[str, Any] = {
         **run_facts("gpu-check"),
         "is_dry_run": is_dry,
-        "device": to_plain(device),
+        "device": to_json_data(device),
         "machine": {**machine_facts(), **_torch(found)},
         "budget_seconds": budget,
         "seconds": sum(each.seconds for each in outcomes),
@@ -101,7 +101,7 @@ def make_report(outcomes: Sequence[Outcome], device: DeviceSpec, budget: float, 
         "machine": ", ".join(f"{name} {value}" for name, value in data["machine"].items()),
         "took": f"{data['seconds']:.0f} s of {budget:.0f} s",
     }
-    return Report(data, facts, tables, notes, _chart(data))
+    return BenchReport(data, facts, tables, notes, _chart(data))
 
 
 RESULTS = {"aims": AIM_COLUMNS, "decode": DECODE, "overlap": OVERLAP}
@@ -116,7 +116,7 @@ def _torch(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     return next(({"torch": each["torch"]} for each in machines if "torch" in each), {})
 
 
-def _shown_tables(outcome: Outcome) -> list[Table]:
+def _shown_tables(outcome: PartOutcome) -> list[Table]:
     """Return the tables of a part, with every cell tried: a report is not printed in part."""
     tables = _tables_of(outcome)
     for table in tables:
@@ -126,7 +126,7 @@ def _shown_tables(outcome: Outcome) -> list[Table]:
     return tables
 
 
-def _tables_of(outcome: Outcome) -> list[Table]:
+def _tables_of(outcome: PartOutcome) -> list[Table]:
     data, title = outcome.data, outcome.part.title
     if data is None:
         return []
@@ -187,14 +187,14 @@ def _chart(data: Mapping[str, Any]) -> Chart | None:
     return Chart(f"{data['device']['name']}{', dry run' if data['is_dry_run'] else ''}", panels)
 
 
-def write_data(report: Report, directory: Path) -> Path:
+def write_data(report: BenchReport, directory: Path) -> Path:
     """Write the report as JSON; return the file."""
     path = directory / FILES[0]
     path.write_text(report.to_json() + "\n", encoding="utf-8")
     return path
 
 
-def write_report(report: Report, directory: Path) -> tuple[Path, ...]:
+def write_report(report: BenchReport, directory: Path) -> tuple[Path, ...]:
     """Write the report as JSON, as tables, and as a picture if matplotlib is installed; return the files."""
     data, text, plot = write_data(report, directory), directory / FILES[1], directory / FILES[2]
     with text.open("w", encoding="utf-8") as file:

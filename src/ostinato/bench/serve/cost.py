@@ -44,7 +44,7 @@ class Used:
     main_parts: Mapping[str, float]
 
     def since(self, before: Used) -> Used:
-        """Return the difference to `before`."""
+        """Return the difference to `previous_hidden`."""
         pairs = ((self.parts, before.parts), (self.main_parts, before.main_parts))
         parts, main_parts = ({name: now - was.get(name, 0.0) for name, now in later.items()} for later, was in pairs)
         return Used(self.user - before.user, self.system - before.system, parts, main_parts)

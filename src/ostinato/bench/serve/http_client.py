@@ -37,11 +37,11 @@ class Receiver(Protocol):
         """Accept a piece of the body."""
 
 
-class Stale(Exception):
+class ConnectionClosed(Exception):
     """Raised if a connection from an earlier request was closed before it answered this one."""
 
 
-class Connection(asyncio.Protocol):
+class ClientConnection(asyncio.Protocol):
     """One connection, with one exchange at a time."""
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class Connection(asyncio.Protocol):
         """
         assert self._transport is not None
         if self._transport.is_closing():
-            raise Stale
+            raise ConnectionClosed
         self._reply = reply = _Reply(receiver)
         self.reusable = False
         self._transport.write(request)
@@ -113,7 +113,7 @@ class _Reply:
         if self._has_begun and is_clean and not is_bounded:
             self.ended.set_result(None)
         elif was_used and not self._has_data:
-            self.ended.set_exception(Stale())
+            self.ended.set_exception(ConnectionClosed())
         else:
             self.ended.set_exception(Failure("broken_stream", "the connection ended before the reply did"))
 
@@ -157,7 +157,7 @@ class HttpClient:
             *([f"Authorization: Bearer {api_key}"] if api_key else []),
         ]
         self._head = "\r\n".join(lines).encode()
-        self._idle: list[Connection] = []
+        self._idle: list[ClientConnection] = []
 
     async def post(self, body: bytes, receiver: Receiver, timeout: float) -> None:
         """Post `body` and pass the reply to `receiver`.
@@ -171,7 +171,7 @@ class HttpClient:
                     try:
                         await self._exchange(request, receiver)
                         return
-                    except Stale:
+                    except ConnectionClosed:
                         continue
         except TimeoutError:
             raise Failure("timeout", f"no end after {timeout:g} s") from None
@@ -193,10 +193,10 @@ class HttpClient:
         else:
             connection.close()
 
-    async def _connect(self) -> Connection:
+    async def _connect(self) -> ClientConnection:
         loop = asyncio.get_running_loop()
         try:
-            _, connection = await loop.create_connection(Connection, self._host, self._port, ssl=self._tls)
+            _, connection = await loop.create_connection(ClientConnection, self._host, self._port, ssl=self._tls)
         except OSError as error:
             raise Failure("connect", str(error)) from None
         return connection

@@ -8,11 +8,11 @@ from itertools import chain, pairwise
 from typing import Any
 
 from ostinato.bench.figures import summary
-from ostinato.bench.serve.sending import Outcome, Run
+from ostinato.bench.serve.sending import RequestOutcome, LoadRun
 from ostinato.plan.layouts.deadline import Deadline
 
 
-def serve_figures(run: Run, deadline: Deadline | None) -> dict[str, Any]:
+def serve_figures(run: LoadRun, deadline: Deadline | None) -> dict[str, Any]:
     """Return rates, latencies and errors of one run.
 
     Latencies count from the moment when a request was due, not from when it was sent, so that a slow server cannot hide
@@ -22,7 +22,7 @@ def serve_figures(run: Run, deadline: Deadline | None) -> dict[str, Any]:
     complete = [each for each in run.outcomes if each.error is None]
     output_tokens = sum(map(count_tokens, complete))
     first = [seconds for each in complete if (seconds := first_token_seconds(each)) is not None]
-    met = None if deadline is None else sum(meets(deadline, each) for each in run.outcomes)
+    met = None if deadline is None else sum(meets_slo(deadline, each) for each in run.outcomes)
     return {
         "requests": len(run.outcomes),
         "complete": len(complete),
@@ -54,7 +54,7 @@ def serve_figures(run: Run, deadline: Deadline | None) -> dict[str, Any]:
     }
 
 
-def meets(deadline: Deadline, outcome: Outcome) -> bool:
+def meets_slo(deadline: Deadline, outcome: RequestOutcome) -> bool:
     """Return whether a request is complete, has text, and came in time.
 
     In time are its first piece of text, and on average the tokens after that.
@@ -63,12 +63,12 @@ def meets(deadline: Deadline, outcome: Outcome) -> bool:
     return outcome.error is None and first is not None and deadline.is_met(first, seconds_per_token(outcome))
 
 
-def first_token_seconds(outcome: Outcome) -> float | None:
+def first_token_seconds(outcome: RequestOutcome) -> float | None:
     """Return the seconds from when it was due to its first piece of text; None without text."""
     return outcome.chunk_times[0] - outcome.due if outcome.chunk_times else None
 
 
-def seconds_per_token(outcome: Outcome) -> float | None:
+def seconds_per_token(outcome: RequestOutcome) -> float | None:
     """Return the mean time of the tokens after the first, from the first piece of text to the last.
 
     Return None with a single token.
@@ -79,12 +79,12 @@ def seconds_per_token(outcome: Outcome) -> float | None:
     return (outcome.chunk_times[-1] - outcome.chunk_times[0]) / (tokens - 1)
 
 
-def count_tokens(outcome: Outcome) -> int:
+def count_tokens(outcome: RequestOutcome) -> int:
     """Return the output tokens that the server counted, or else the number of pieces of text."""
     return len(outcome.chunk_times) if outcome.output_tokens is None else outcome.output_tokens
 
 
-def at_once(outcomes: Sequence[Outcome]) -> dict[str, float]:
+def at_once(outcomes: Sequence[RequestOutcome]) -> dict[str, float]:
     """Return the number of requests in progress: most at one moment, and the mean over the run."""
     ends = max(each.end for each in outcomes)
     changes = sorted(chain.from_iterable(((each.sent, 1), (each.end, -1)) for each in outcomes))
@@ -95,7 +95,7 @@ def at_once(outcomes: Sequence[Outcome]) -> dict[str, float]:
     return {"mean": sum(each.end - each.sent for each in outcomes) / ends, "most": most}
 
 
-def _token_figures(complete: Sequence[Outcome]) -> dict[str, Any]:
+def _token_figures(complete: Sequence[RequestOutcome]) -> dict[str, Any]:
     """Return the tokens of all complete replies together. Replies that the server did not count are `uncounted`."""
     cached = [each.cached_tokens for each in complete if each.cached_tokens is not None]
     return {
@@ -107,7 +107,7 @@ def _token_figures(complete: Sequence[Outcome]) -> dict[str, Any]:
     }
 
 
-def _outcome_figures(outcome: Outcome) -> dict[str, Any]:
+def _outcome_figures(outcome: RequestOutcome) -> dict[str, Any]:
     return {
         "conversation": outcome.conversation,
         "due": outcome.due,

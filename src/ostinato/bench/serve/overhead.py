@@ -17,21 +17,21 @@ from typing import Any
 
 from ostinato.bench.drive import with_room
 from ostinato.bench.figures import spread
-from ostinato.bench.reports import Column, Report, Say, Table, engine_facts, engine_lines, spread_columns
+from ostinato.bench.reports import Column, BenchReport, ProgressCallback, Table, engine_facts, engine_lines, spread_columns
 from ostinato.bench.serve.cost import GENERATED, PROCESSES, PROGRAM, Used, cost_figures, cost_tables, profiled, sampled
 from ostinato.bench.serve.latencies import count_tokens, serve_figures
 from ostinato.bench.serve.sampler import ENGINE
-from ostinato.bench.serve.sending import Run, Target, run_load, run_on_loop
+from ostinato.bench.serve.sending import LoadRun, Target, run_load, run_on_loop
 from ostinato.bench.serve.sweep import find_model, load_settings, try_server
-from ostinato.bench.serve.workload import Conversation, Load, Ruler, make_conversations
-from ostinato.bench.worker import ask
+from ostinato.bench.serve.workload import ScriptedConversation, LoadSpec, TokenEstimate, make_conversations
+from ostinato.bench.worker import run_in_process
 from ostinato.config import EngineConfig
 from ostinato.engine.process.launch import SECRET_VARIABLES
 from ostinato.errors import ModelError, RequestError
 
 PATIENCE = 30.0
 """Seconds that a server has to end after the request to do so."""
-MOST_OUTPUT = 2000
+MAX_OUTPUT = 2000
 """Characters of a failed server's output that are shown."""
 
 
@@ -39,7 +39,7 @@ MOST_OUTPUT = 2000
 class OverheadBench:
     """The compared load: with `concurrency` requests at a time in the server, and all at once in `LLM.generate`."""
 
-    load: Load
+    load: LoadSpec
     concurrency: int
     rounds: int
     ignore_eos: bool
@@ -48,7 +48,7 @@ class OverheadBench:
 
 
 @dataclass(frozen=True)
-class Round:
+class OverheadRound:
     """Output tokens per second of both, and the number of equal answers.
 
     With a profile, also their tokens and the processor time of each process.
@@ -62,7 +62,7 @@ class Round:
     used: Mapping[str, Used] = field(default_factory=dict)
 
 
-def overhead(settings: dict[str, Any], bench: OverheadBench, say: Say) -> Report:
+def overhead(settings: dict[str, Any], bench: OverheadBench, say: ProgressCallback) -> BenchReport:
     """Measure output tokens per second of both in each round, and the server's rate over that of `LLM.generate`.
 
     In each round both load the model in separate processes, one after the other, and warm up with prompts of another
@@ -70,7 +70,7 @@ def overhead(settings: dict[str, Any], bench: OverheadBench, say: Say) -> Report
     """
     room = with_room(settings, max_num_seqs=bench.concurrency)
     settings = {**settings, "model": room.model, "max_num_seqs": room.max_num_seqs}
-    ruler: Ruler | None = None
+    ruler: TokenEstimate | None = None
     rounds, runs = [], []
     for number in range(bench.rounds):
         say(f"round {number + 1}: the server")
@@ -91,7 +91,7 @@ def overhead(settings: dict[str, Any], bench: OverheadBench, say: Say) -> Report
         say(f"round {number + 1}: LLM.generate")
         batches = [_batch(warm_up[: bench.concurrency]), _batch(counted)]
         asked = {"settings": settings, "batches": batches, "ignore_eos": bench.ignore_eos, "profile": bench.profile}
-        generated = ask("generate", asked)
+        generated = run_in_process("generate", asked)
         rounds.append(compare_round(run, generated, used))
         runs.append(run)
     figures = [serve_figures(run, None) for run in runs]
@@ -103,11 +103,11 @@ def overhead(settings: dict[str, Any], bench: OverheadBench, say: Say) -> Report
     more = {"concurrency": bench.concurrency, "rounds": bench.rounds}
     data["settings"] = {**load_settings(target, bench.load), **data["settings"], **more}
     lines = engine_lines(data, "{requests} requests, {concurrency} at a time, {output_tokens} new")
-    return Report(data, lines, overhead_tables(data))
+    return BenchReport(data, lines, overhead_tables(data))
 
 
-def compare_round(run: Run, answer: dict[str, Any], used: Mapping[str, Used] | None = None) -> Round:
-    """Return one round from the server's run and the result of `answer`, whose second batch had the same prompts.
+def compare_round(run: LoadRun, answer: dict[str, Any], used: Mapping[str, Used] | None = None) -> OverheadRound:
+    """Return one round from the server's run and the result of `run_job`, whose second batch had the same prompts.
 
     `used` is the processor time of the server and the generator, if they were profiled. Raises RequestError if a
     request failed.
@@ -121,10 +121,10 @@ def compare_round(run: Run, answer: dict[str, Any], used: Mapping[str, Used] | N
     made = answer["output_tokens"]
     if used:
         used = {**used, GENERATED: Used(**answer["used"])}
-    return Round(tokens / run.seconds, made / answer["seconds"], same, tokens, made, used or {})
+    return OverheadRound(tokens / run.seconds, made / answer["seconds"], same, tokens, made, used or {})
 
 
-def overhead_figures(rounds: Sequence[Round]) -> dict[str, Any]:
+def overhead_figures(rounds: Sequence[OverheadRound]) -> dict[str, Any]:
     """Return median, least and greatest of both rates (output tokens per second), and of their ratio round by round."""
     return {
         "server_tokens_per_second": spread([each.served for each in rounds]),
@@ -135,13 +135,13 @@ def overhead_figures(rounds: Sequence[Round]) -> dict[str, Any]:
     }
 
 
-def _cost(rounds: Sequence[Round]) -> dict[str, Any]:
+def _cost(rounds: Sequence[OverheadRound]) -> dict[str, Any]:
     served, generated = (sum(getattr(each, name) for each in rounds) for name in ("served_tokens", "generated_tokens"))
     tokens = {name: generated if name == GENERATED else served for name in PROCESSES}
     return cost_figures([each.used for each in rounds], tokens)
 
 
-def answer(job: dict[str, Any]) -> dict[str, Any]:
+def run_job(job: dict[str, Any]) -> dict[str, Any]:
     """Run `LLM.generate` in this process: the job's batches, one after the other, the last one timed."""
     from ostinato.engine.llm import LLM
     from ostinato.sample.params import SamplingParams
@@ -164,7 +164,7 @@ def answer(job: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _batch(conversations: Sequence[Conversation]) -> dict[str, Any]:
+def _batch(conversations: Sequence[ScriptedConversation]) -> dict[str, Any]:
     turns = [conversation.turns[0] for conversation in conversations]
     return {"prompts": [turn.text for turn in turns], "output_tokens": [turn.output_tokens for turn in turns]}
 
@@ -219,7 +219,7 @@ def server_process(
 
         def said() -> str:
             output.seek(0)
-            return output.read().decode(errors="replace")[-MOST_OUTPUT:].strip()
+            return output.read().decode(errors="replace")[-MAX_OUTPUT:].strip()
 
         def is_ready() -> bool:
             if process.poll() is not None:

@@ -22,8 +22,8 @@ from ostinato.serve.server import serve
 from ostinato.serve.settings import ServeSettings
 
 if TYPE_CHECKING:
-    from ostinato.engine.engine import Engine
-    from ostinato.engine.run.runner import StartProgress
+    from ostinato.engine.engine import EngineCore
+    from ostinato.engine.run.runner import ProgressFn
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class ProfiledEngine:
 
     directory: str
 
-    def __call__(self, config: EngineConfig, progress: StartProgress) -> Engine:
+    def __call__(self, config: EngineConfig, progress: ProgressFn) -> EngineCore:
         engine = make_engine(config, progress)
         tell(Sampler(ENGINE), Path(self.directory), ENGINE_PROCESS)
         return engine

@@ -8,7 +8,7 @@ from typing import Any
 
 from ostinato.bench.serve.http_client import Failure
 
-MOST_DETAIL = 300
+MAX_DETAIL = 300
 """Characters of a server's error message that are kept."""
 _HINTS = ("Retry-After", "Location")
 """Headers of a refusal that say what to do about it."""
@@ -49,7 +49,7 @@ class EventParser:
         yield from self.feed(b"\n\n")
 
 
-class Reply:
+class SseReply:
     """Receiver of one reply. `clock` returns the time, in seconds, at which a piece of text arrived."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -105,13 +105,13 @@ class Reply:
                 try:
                     self._take(_parsed(event), now)
                 except (AttributeError, TypeError):
-                    raise Failure("bad_reply", f"an event has another form: {event[:MOST_DETAIL]!r}") from None
+                    raise Failure("bad_reply", f"an event has another form: {event[:MAX_DETAIL]!r}") from None
 
     def _take(self, chunk: Any, now: float) -> None:
         if not isinstance(chunk, dict):
-            raise Failure("bad_reply", f"an event is no JSON object: {str(chunk)[:MOST_DETAIL]}")
+            raise Failure("bad_reply", f"an event is no JSON object: {str(chunk)[:MAX_DETAIL]}")
         if chunk.get("error") or chunk.get("object") == "error":
-            raise Failure("error_event", str(_message(chunk))[:MOST_DETAIL])
+            raise Failure("error_event", str(_message(chunk))[:MAX_DETAIL])
         if chunk.get("usage"):
             self.usage = _usage(chunk["usage"])
         for choice in chunk.get("choices") or ():
@@ -145,15 +145,15 @@ def _parsed(event: bytes) -> Any:
     try:
         return json.loads(event)
     except ValueError:
-        raise Failure("bad_reply", f"an event is no JSON: {event[:MOST_DETAIL]!r}") from None
+        raise Failure("bad_reply", f"an event is no JSON: {event[:MAX_DETAIL]!r}") from None
 
 
 def _error_text(body: bytes) -> str:
     """Return the message of an error in OpenAI's form, or else the beginning of the body."""
     try:
-        return str(_message(json.loads(body)))[:MOST_DETAIL]
+        return str(_message(json.loads(body)))[:MAX_DETAIL]
     except (ValueError, AttributeError):
-        return body.decode(errors="replace")[:MOST_DETAIL]
+        return body.decode(errors="replace")[:MAX_DETAIL]
 
 
 def _message(answer: Mapping[str, Any]) -> Any:

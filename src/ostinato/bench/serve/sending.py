@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ostinato.bench.serve.http_client import Failure, HttpClient
-from ostinato.bench.serve.reply import Reply
-from ostinato.bench.serve.workload import Conversation
+from ostinato.bench.serve.reply import SseReply
+from ostinato.bench.serve.workload import ScriptedConversation
 from ostinato.errors import ConfigError
 
 T = TypeVar("T")
@@ -61,7 +61,7 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RequestOutcome:
     """Outcome of one request, of conversation number `conversation`. Times are in seconds since the run began."""
 
     conversation: int
@@ -82,10 +82,10 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Run:
+class LoadRun:
     """One run. `loop_lags` are how late the generator woke up, in seconds, checked every `TICK`."""
 
-    outcomes: list[Outcome]
+    outcomes: list[RequestOutcome]
     """Outcomes by conversation, and in each by turn."""
     seconds: float
     """Seconds from the first arrival to the last end."""
@@ -108,7 +108,7 @@ def run_on_loop(work: Coroutine[Any, Any, T]) -> T:
     return uvloop.run(work)
 
 
-async def run_load(target: Target, conversations: Sequence[Conversation], concurrency: int | None = None) -> Run:
+async def run_load(target: Target, conversations: Sequence[ScriptedConversation], concurrency: int | None = None) -> LoadRun:
     """Send each conversation at its arrival, whether or not the server keeps up.
 
     With `concurrency`, send the next one as soon as fewer than `concurrency` are under way. A turn waits until its time
@@ -129,7 +129,7 @@ async def run_load(target: Target, conversations: Sequence[Conversation], concur
         driver.client.close()
     outcomes = sorted(driver.outcomes, key=lambda outcome: (outcome.conversation, outcome.due))
     seconds = max(outcome.end for outcome in outcomes)
-    return Run(outcomes, seconds, driver.not_sent, time.process_time() - cpu, lags)
+    return LoadRun(outcomes, seconds, driver.not_sent, time.process_time() - cpu, lags)
 
 
 class _Driver:
@@ -138,30 +138,30 @@ class _Driver:
     def __init__(self, target: Target) -> None:
         self.target = target
         self.client = HttpClient(target.url, target.api_key)
-        self.outcomes: list[Outcome] = []
+        self.outcomes: list[RequestOutcome] = []
         self.not_sent = 0
         self._begin = time.monotonic()
 
     def now(self) -> float:
         return time.monotonic() - self._begin
 
-    async def open_loop(self, conversations: Sequence[Conversation]) -> None:
+    async def open_loop(self, conversations: Sequence[ScriptedConversation]) -> None:
         async with asyncio.TaskGroup() as group:
             for number, each in enumerate(conversations):
                 await _sleep(each.arrival - self.now())
                 group.create_task(self._converse(number, each, each.arrival))
 
-    async def closed_loop(self, conversations: Sequence[Conversation], concurrency: int) -> None:
+    async def closed_loop(self, conversations: Sequence[ScriptedConversation], concurrency: int) -> None:
         waiting = enumerate(conversations)
         async with asyncio.TaskGroup() as group:
             for _ in range(min(concurrency, len(conversations))):
                 group.create_task(self._work_off(waiting))
 
-    async def _work_off(self, waiting: Iterator[tuple[int, Conversation]]) -> None:
+    async def _work_off(self, waiting: Iterator[tuple[int, ScriptedConversation]]) -> None:
         for number, each in waiting:
             await self._converse(number, each, self.now())
 
-    async def _converse(self, number: int, conversation: Conversation, due: float) -> None:
+    async def _converse(self, number: int, conversation: ScriptedConversation, due: float) -> None:
         said: list[str] = []
         for turns_before, turn in enumerate(conversation.turns):
             due += turn.think_seconds
@@ -175,8 +175,8 @@ class _Driver:
             said.append(outcome.text)
             due = outcome.end
 
-    async def _ask(self, number: int, body: bytes, due: float) -> Outcome:
-        reply = Reply(self.now)
+    async def _ask(self, number: int, body: bytes, due: float) -> RequestOutcome:
+        reply = SseReply(self.now)
         sent = self.now()
         try:
             try:
@@ -188,10 +188,10 @@ class _Driver:
             reply.check_complete()
         except Failure as failure:
             times = tuple(reply.chunk_times)
-            return Outcome(number, due, sent, self.now(), times, error=failure.kind, detail=failure.detail)
+            return RequestOutcome(number, due, sent, self.now(), times, error=failure.kind, detail=failure.detail)
         assert reply.end is not None
         usage = reply.usage
-        return Outcome(
+        return RequestOutcome(
             conversation=number,
             due=due,
             sent=sent,

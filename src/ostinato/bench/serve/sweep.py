@@ -9,17 +9,17 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ostinato.bench.reports import Chart, Column, Panel, Report, Say, Series, Table, machine_facts, run_facts, shown
+from ostinato.bench.reports import Chart, Column, Panel, BenchReport, ProgressCallback, Series, Table, machine_facts, run_facts, format_value
 from ostinato.bench.serve.http_client import check_url
 from ostinato.bench.serve.latencies import serve_figures
-from ostinato.bench.serve.sending import Run, Target, run_load, run_on_loop
-from ostinato.bench.serve.workload import Conversation, Load, Ruler, Turn, make_conversations, make_ruler, speak
+from ostinato.bench.serve.sending import LoadRun, Target, run_load, run_on_loop
+from ostinato.bench.serve.workload import ScriptedConversation, LoadSpec, TokenEstimate, ScriptedTurn, make_conversations, make_ruler, random_words
 from ostinato.errors import ConfigError, RequestError
 from ostinato.plan.layouts.deadline import Deadline
 
 FEW_WORDS = 4
 """Words in the shortest of the prompts that measure the tokens per word."""
-ASSUMED_RULER = Ruler(per_word=1.2)
+ASSUMED_RULER = TokenEstimate(per_word=1.2)
 """Estimate for servers that do not report the tokens of a prompt."""
 LATENCIES = {
     "time_to_first_token": "first token",
@@ -44,13 +44,13 @@ class ServeBench:
     Rates are per second, infinity for all at once, and arrivals do not wait for answers. One of the two is empty.
     """
 
-    load: Load
+    load: LoadSpec
     rates: tuple[float, ...] = ()
     concurrencies: tuple[int, ...] = ()
     deadline: Deadline | None = None
 
 
-def serve(target: Target, bench: ServeBench, say: Say) -> Report:
+def serve(target: Target, bench: ServeBench, say: ProgressCallback) -> BenchReport:
     """Measure each rate or concurrency, one after the other, each with its own prompts.
 
     Up to three requests come before them and are not counted: they try the server, and measure the tokens per word.
@@ -76,10 +76,10 @@ def serve(target: Target, bench: ServeBench, say: Say) -> Report:
         "ruler": {**asdict(ruler), "measured": is_measured},
         "results": results,
     }
-    return Report(data, _lines(data), serve_tables(data), list(remarks(data)), serve_chart(data))
+    return BenchReport(data, _lines(data), serve_tables(data), list(remarks(data)), serve_chart(data))
 
 
-def load_settings(target: Target, load: Load) -> dict[str, Any]:
+def load_settings(target: Target, load: LoadSpec) -> dict[str, Any]:
     """Return the settings of the load as plain data, without the API key."""
     lengths = {name: getattr(load, name) for name in ("prompt_tokens", "output_tokens")}
     return {
@@ -111,17 +111,17 @@ def find_model(base_url: str, api_key: str | None) -> str:
         raise ConfigError(f"{base_url}/models names no model ({said}); give --model, or another --base-url") from None
 
 
-def try_server(target: Target, load: Load) -> tuple[Ruler, bool]:
+def try_server(target: Target, load: LoadSpec) -> tuple[TokenEstimate, bool]:
     """Return the tokens of a word for this server, and whether the server reported them itself."""
     if load.prompt_tokens is None:
         # Another seed keeps the counted prompts out of the server's cache.
         alone = replace(load, requests=1, turns=1, seed=-1 - load.seed)
-        run_on_loop(_asked(target, make_conversations(alone, Ruler(1.0), chat=target.chat)))
-        return Ruler(1.0), False
+        run_on_loop(_asked(target, make_conversations(alone, TokenEstimate(1.0), chat=target.chat)))
+        return TokenEstimate(1.0), False
     rng = random.Random(f"{load.seed} trial")
 
     def tokens_of(words: int) -> int | None:
-        run = run_on_loop(_asked(target, [Conversation(0.0, (Turn(speak(rng, words), 1),))]))
+        run = run_on_loop(_asked(target, [ScriptedConversation(0.0, (ScriptedTurn(random_words(rng, words), 1),))]))
         return run.outcomes[0].prompt_tokens
 
     few_tokens = tokens_of(FEW_WORDS)
@@ -130,7 +130,7 @@ def try_server(target: Target, load: Load) -> tuple[Ruler, bool]:
     # The prompt is as long as the counted ones, since a few words say little about the others, and hardly longer, as
     # that may be the model's limit. The first guess includes the template, so it is too short.
     wanted = load.prompt_tokens.first + load.prefix_tokens
-    ruler = Ruler(few_tokens / FEW_WORDS)
+    ruler = TokenEstimate(few_tokens / FEW_WORDS)
     for _ in range(2):
         words = max(2 * FEW_WORDS, ruler.words(wanted, opening=True))
         tokens = tokens_of(words)
@@ -140,7 +140,7 @@ def try_server(target: Target, load: Load) -> tuple[Ruler, bool]:
     return ruler, True
 
 
-async def _asked(target: Target, conversations: Sequence[Conversation]) -> Run:
+async def _asked(target: Target, conversations: Sequence[ScriptedConversation]) -> LoadRun:
     run = await run_load(target, conversations, concurrency=1)
     failed = next((outcome for outcome in run.outcomes if outcome.error is not None), None)
     if failed is not None:
@@ -166,7 +166,7 @@ def _lines(data: Mapping[str, Any]) -> dict[str, str]:
     }
     deadline = settings["deadline"]
     if deadline is not None:
-        first, between = (shown(deadline[name], "ms") for name in ("first_token", "between_tokens"))
+        first, between = (format_value(deadline[name], "ms") for name in ("first_token", "between_tokens"))
         lines["deadline"] = f"first token in {first}, {between} per token after it"
     return lines
 
@@ -252,7 +252,7 @@ def _late(name: str, result: Mapping[str, Any]) -> Iterator[str]:
     worst = max((lag for lag in lags.values() if lag is not None), default=0.0)
     if first is not None and worst > LATE * first["p50"]:
         share = f"{generator['cpu_share']:.0%} of a core"
-        yield f"{name}: the generator itself was late (p99 {shown(worst, 'ms')}, {share}), and latencies contain that"
+        yield f"{name}: the generator itself was late (p99 {format_value(worst, 'ms')}, {share}), and latencies contain that"
 
 
 def serve_chart(data: Mapping[str, Any]) -> Chart:

@@ -42,7 +42,7 @@ class Lengths:
 
 
 @dataclass(frozen=True)
-class Load:
+class LoadSpec:
     """The load: `requests` conversations of `turns` requests each; lengths are in tokens."""
 
     requests: int
@@ -59,7 +59,7 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Turn:
+class ScriptedTurn:
     """Message of one request; `think_seconds` is the time between the answer before and this."""
 
     text: str
@@ -68,15 +68,15 @@ class Turn:
 
 
 @dataclass(frozen=True)
-class Conversation:
+class ScriptedConversation:
     """A conversation. `arrival` of its first turn is in seconds since the beginning of the run."""
 
     arrival: float
-    turns: tuple[Turn, ...]
+    turns: tuple[ScriptedTurn, ...]
 
 
 @dataclass(frozen=True)
-class Ruler:
+class TokenEstimate:
     """Estimate of prompt tokens from words: the template's overhead and tokens per word."""
 
     per_word: float
@@ -90,16 +90,16 @@ class Ruler:
         return max(1, round((tokens - self.overhead * opening) / self.per_word))
 
 
-def make_ruler(measured: Sequence[tuple[int, int]]) -> Ruler:
+def make_ruler(measured: Sequence[tuple[int, int]]) -> TokenEstimate:
     """Return the line through two prompts, each as (words, tokens)."""
     (few, fewer_tokens), (many, more_tokens) = measured
     per_word = (more_tokens - fewer_tokens) / (many - few)
-    return Ruler(per_word, fewer_tokens - per_word * few) if per_word > 0 else Ruler(more_tokens / many)
+    return TokenEstimate(per_word, fewer_tokens - per_word * few) if per_word > 0 else TokenEstimate(more_tokens / many)
 
 
 def make_conversations(
-    load: Load, ruler: Ruler, *, chat: bool, rate: float | None = None, number: int = 0
-) -> list[Conversation]:
+    load: LoadSpec, ruler: TokenEstimate, *, chat: bool, rate: float | None = None, number: int = 0
+) -> list[ScriptedConversation]:
     """Return the conversations of run `number`, in the order of their arrivals.
 
     Arrivals are a Poisson process of `rate` per second, the first one at 0; all are at 0 if it is infinite or None.
@@ -112,12 +112,12 @@ def make_conversations(
         turns = []
         for turn in range(load.turns):
             think = lengths.expovariate(1 / load.think_seconds) if turn and load.think_seconds else 0.0
-            turns.append(Turn(next(texts), load.output_tokens.draw(lengths), think))
-        conversations.append(Conversation(arrival, tuple(turns)))
+            turns.append(ScriptedTurn(next(texts), load.output_tokens.draw(lengths), think))
+        conversations.append(ScriptedConversation(arrival, tuple(turns)))
     return conversations
 
 
-def speak(rng: random.Random, count: int) -> str:
+def random_words(rng: random.Random, count: int) -> str:
     """Return `count` random words."""
     return " ".join(rng.choices(WORDS, k=count))
 
@@ -128,20 +128,20 @@ def _arrivals(count: int, rate: float | None, rng: random.Random) -> list[float]
     return list(accumulate((rng.expovariate(rate) for _ in range(count - 1)), initial=0.0))
 
 
-def _words(load: Load, ruler: Ruler, number: int) -> Iterator[str]:
+def _words(load: LoadSpec, ruler: TokenEstimate, number: int) -> Iterator[str]:
     """Yield the words of each turn in order; the first of a conversation begins with the prefix of its group."""
     assert load.prompt_tokens is not None
     lengths = random.Random(f"{load.seed} prompts")
     rng = random.Random(f"{load.seed} texts {number}")
     prefix_words = ruler.words(load.prefix_tokens, opening=False)
-    prefixes = [speak(rng, prefix_words) for _ in range(load.prefix_groups if load.prefix_tokens else 0)]
+    prefixes = [random_words(rng, prefix_words) for _ in range(load.prefix_groups if load.prefix_tokens else 0)]
     for conversation in range(load.requests):
         for turn in range(load.turns):
-            text = speak(rng, ruler.words(load.prompt_tokens.draw(lengths), opening=turn == 0))
+            text = random_words(rng, ruler.words(load.prompt_tokens.draw(lengths), opening=turn == 0))
             yield f"{prefixes[conversation % len(prefixes)]} {text}" if prefixes and turn == 0 else text
 
 
-def _problems(load: Load, number: int, chat: bool) -> Iterator[str]:
+def _problems(load: LoadSpec, number: int, chat: bool) -> Iterator[str]:
     count = load.requests * load.turns
     for problem in held_out(load.seed, (number + 1) * count)[number * count :]:
         yield problem.question if chat else f"Q: {problem.question}\nA:"

@@ -19,30 +19,30 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Literal
 
-from ostinato.cache.files.draft import Draft, Pages
-from ostinato.cache.files.packed import NAME_BYTES, packed_bytes, read_file, unpack, write_file
+from ostinato.cache.files.draft import PendingFile, PagePool
+from ostinato.cache.files.packed import NAME_BYTES, file_bytes, read_file, unpack_file, write_file
 from ostinato.errors import ConfigError, Remedy
 from ostinato.observe.cache_counts import FileCounts
 
 log = logging.getLogger("ostinato.cache")
 
-Kind = Literal["block", "pane", "state"]
-KINDS: tuple[Kind, ...] = ("block", "pane", "state")
-Key = tuple[Kind, bytes]
+FileKind = Literal["block", "pane", "state"]
+FILE_KINDS: tuple[FileKind, ...] = ("block", "pane", "state")
+FileId = tuple[FileKind, bytes]
 """Kind of a file's content, and the digest of the tokens up to its end."""
 
-UNFINISHED = ".unfinished"
-ABOUT = "about.json"
-LOOK_EVERY = 256
+PARTIAL_SUFFIX = ".unfinished"
+ABOUT_FILE = "about.json"
+RESCAN_WRITES = 256
 """Writes after which the directory is listed again, for changes that other engines made.
 
 With many files there are more writes between, so that listing stays a small part of writing.
 """
-PAUSE = 60.0
+RETRY_SECONDS = 60.0
 """Seconds for which nothing is written after a write failed."""
 
 
-class FullError(Exception):
+class DirectoryFullError(Exception):
     """Raised if there is no room for a file."""
 
 
@@ -66,42 +66,42 @@ class CacheDirectory:
         self.counts = FileCounts()
         self._most_waiting, self._clock, self._about = most_waiting, clock, about
         # The mark is unique: others may write the same file, in this process or under its id in another container.
-        self._mark = f"{secrets.token_hex(4)}{UNFINISHED}"
+        self._mark = f"{secrets.token_hex(4)}{PARTIAL_SUFFIX}"
         self._lock = threading.Lock()
-        self._known: OrderedDict[Key, int] = OrderedDict()
+        self._known: OrderedDict[FileId, int] = OrderedDict()
         """Sizes, the one unused for longest first."""
         self._known_bytes = 0
-        self._waiting: dict[Key, Draft] = {}
+        self._waiting: dict[FileId, PendingFile] = {}
         self._waiting_bytes = 0
-        self._pages = Pages()
-        self._jobs: SimpleQueue[Key | None] = SimpleQueue()
+        self._pages = PagePool()
+        self._jobs: SimpleQueue[FileId | None] = SimpleQueue()
         self._idle = threading.Condition(self._lock)
         self._writer: threading.Thread | None = None
         self._paused_until = 0.0
-        self._until_look = LOOK_EVERY
+        self._until_look = RESCAN_WRITES
         try:
             self._make_folder()
             probe = folder / self._mark
             write_file(probe, b"", 0)
             probe.unlink()
-            self._look()
+            self._rescan()
         except OSError as error:
             message = f"cache_dir {folder.parent} cannot be used: {error.strerror or error}; choose another directory"
             raise ConfigError(message, [Remedy("cache_dir", None)]) from None
 
-    def has(self, kind: Kind, name: bytes) -> bool:
+    def has(self, kind: FileKind, name: bytes) -> bool:
         with self._lock:
             return (kind, name) in self._known or (kind, name) in self._waiting
 
     def write(
-        self, kind: Kind, name: bytes, token_ids: Sequence[int], size: int, copy: Callable[[memoryview], object]
+        self, kind: FileKind, name: bytes, token_ids: Sequence[int], size: int, copy: Callable[[memoryview], object]
     ) -> bool:
         """Queue `size` bytes to be written, and return whether they will be kept or are kept already.
 
         `copy` fills the buffer that it gets. A file that would have to wait too long in memory is dropped. The call
         returns before anything is written.
         """
-        key, num_bytes = (kind, name), packed_bytes(len(token_ids), size)
+        key, num_bytes = (kind, name), file_bytes(len(token_ids), size)
         if self._is_used(key):
             return True
         with self._lock:
@@ -112,7 +112,7 @@ class CacheDirectory:
                 return False
             try:
                 self._start_writer()
-                draft = Draft(self._pages.take(num_bytes), name, token_ids, size)
+                draft = PendingFile(self._pages.take(num_bytes), name, token_ids, size)
                 copy(draft.contents)
             except (MemoryError, OSError, RuntimeError) as error:  # no memory, or no further thread
                 self._fail(error)
@@ -122,20 +122,20 @@ class CacheDirectory:
         self._jobs.put(key)
         return True
 
-    def read(self, kind: Kind, name: bytes, token_ids: Sequence[int], size: int) -> memoryview | None:
+    def read(self, kind: FileKind, name: bytes, token_ids: Sequence[int], size: int) -> memoryview | None:
         """Return the `size` bytes that were kept under this name for these tokens; None if they are gone or damaged.
 
         A damaged file is removed.
         """
         key = kind, name
-        num_bytes, found = packed_bytes(len(token_ids), size), None
+        num_bytes, found = file_bytes(len(token_ids), size), None
         try:
             with self._lock:
                 draft = self._waiting.get(key)
                 if draft is not None and (draft.token_ids, draft.size) == (tuple(token_ids), num_bytes):
                     found = memoryview(bytes(draft.contents))
             if found is None and (packed := read_file(self._path(key), num_bytes)) is not None:
-                found = unpack(packed, name, token_ids)
+                found = unpack_file(packed, name, token_ids)
         except (OSError, MemoryError):
             self._forget(key)
             return None
@@ -148,7 +148,7 @@ class CacheDirectory:
         self.counts.read_bytes += size
         return found
 
-    def use(self, kind: Kind, name: bytes) -> None:
+    def touch(self, kind: FileKind, name: bytes) -> None:
         """Note that a file, if there is one, was used now."""
         self._is_used((kind, name))
 
@@ -157,7 +157,7 @@ class CacheDirectory:
         with self._idle:
             self._idle.wait_for(lambda: not self._waiting)
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Remove all files."""
         self.flush()
         with self._lock:
@@ -183,7 +183,7 @@ class CacheDirectory:
         with self._lock:
             return len(self._known)
 
-    def _is_used(self, key: Key) -> bool:
+    def _is_used(self, key: FileId) -> bool:
         """Return whether the file is there, and mark it as used now, also for engines that list the directory later."""
         with self._lock:
             if key not in self._known:
@@ -206,8 +206,8 @@ class CacheDirectory:
     def _fail(self, error: Exception) -> None:
         """Count and log an error of a write, and pause writing."""
         self.counts.failed += 1
-        log.warning("the prefix cache writes no files for %.0f s: %s", PAUSE, error or repr(error))
-        self._paused_until = self._clock() + PAUSE
+        log.warning("the prefix cache writes no files for %.0f s: %s", RETRY_SECONDS, error or repr(error))
+        self._paused_until = self._clock() + RETRY_SECONDS
 
     def _write_behind(self) -> None:
         while (key := self._jobs.get()) is not None:
@@ -218,19 +218,19 @@ class CacheDirectory:
             except Exception as error:  # the thread must go on after any error: others wait for its work
                 self._fail(error)
             else:
-                self._know(key, draft.size)
+                self._add_known(key, draft.size)
                 self.counts.written += 1
                 self.counts.written_bytes += draft.size
             finally:
                 with self._idle:
                     del self._waiting[key]
                     self._waiting_bytes -= draft.size
-                    self._pages.give_back(draft.pages)
+                    self._pages.release(draft.pages)
                     self._idle.notify_all()
 
-    def _write(self, key: Key, draft: Draft) -> None:
+    def _write(self, key: FileId, draft: PendingFile) -> None:
         """Write a file, whole or not at all. Raises OSError or FullError if there is no room."""
-        draft.seal()
+        draft.write_checksum()
         self._make_room(draft.size)
         try:
             self._write_whole(self._path(key), draft.pages, draft.size)
@@ -252,38 +252,38 @@ class CacheDirectory:
         """Make the folder, with its note, if it is not there."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         os.chmod(self.folder, 0o700)
-        note = self.folder / ABOUT
+        note = self.folder / ABOUT_FILE
         if self._about and not note.exists():
             self._write_whole(note, self._about, len(self._about))
 
     def _make_room(self, size: int) -> None:
         """Remove the files that were unused for longest, until `size` more bytes are within the limit."""
         if size > self.limit:
-            raise FullError(f"a file of {size} bytes is more than cache_offload, {self.limit}")
+            raise DirectoryFullError(f"a file of {size} bytes is more than cache_offload, {self.limit}")
         self._until_look -= 1
         if self._until_look <= 0:
-            self._look()
+            self._rescan()
         while (oldest := self._oldest_beyond(self.limit - size)) is not None:
             self._remove(oldest)
             self.counts.removed += 1
 
-    def _oldest_beyond(self, limit: int) -> Key | None:
+    def _oldest_beyond(self, limit: int) -> FileId | None:
         """Return the file that was unused for longest, if there are more than `limit` bytes."""
         with self._lock:
             return next(iter(self._known), None) if self._known_bytes > limit else None
 
-    def _look(self) -> None:
+    def _rescan(self) -> None:
         """List the files that the folder has now, oldest first."""
-        found: list[tuple[float, Key, int]] = []
+        found: list[tuple[float, FileId, int]] = []
         now = time.time()
         for each in os.scandir(self.folder):
             stem, _, kind = each.name.partition(".")
             try:
                 about = each.stat()
-                if each.name.endswith(UNFINISHED):
-                    if now - about.st_mtime > PAUSE:  # left by an engine that was killed while it wrote
+                if each.name.endswith(PARTIAL_SUFFIX):
+                    if now - about.st_mtime > RETRY_SECONDS:  # left by an engine that was killed while it wrote
                         os.unlink(each.path)
-                elif kind in KINDS and len(stem) == 2 * NAME_BYTES:
+                elif kind in FILE_KINDS and len(stem) == 2 * NAME_BYTES:
                     found.append((about.st_mtime, (kind, bytes.fromhex(stem)), about.st_size))
             except (OSError, ValueError):
                 continue  # another engine has just removed it, or it is not a cache file
@@ -291,22 +291,22 @@ class CacheDirectory:
         with self._lock:
             self._known = OrderedDict((key, size) for _, key, size in found)
             self._known_bytes = sum(self._known.values())
-            self._until_look = max(LOOK_EVERY, len(found) // 8)
+            self._until_look = max(RESCAN_WRITES, len(found) // 8)
 
-    def _path(self, key: Key) -> Path:
+    def _path(self, key: FileId) -> Path:
         kind, name = key
         return self.folder / f"{name.hex()}.{kind}"
 
-    def _know(self, key: Key, size: int) -> None:
+    def _add_known(self, key: FileId, size: int) -> None:
         with self._lock:
             self._known_bytes += size - self._known.pop(key, 0)
             self._known[key] = size
 
-    def _forget(self, key: Key) -> None:
+    def _forget(self, key: FileId) -> None:
         with self._lock:
             self._known_bytes -= self._known.pop(key, 0)
 
-    def _remove(self, key: Key) -> None:
+    def _remove(self, key: FileId) -> None:
         self._forget(key)
         try:
             self._path(key).unlink(missing_ok=True)

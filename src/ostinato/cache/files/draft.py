@@ -5,14 +5,14 @@ from __future__ import annotations
 import mmap
 from collections.abc import Sequence
 
-from ostinato.cache.files.packed import CHECKED_FROM, MAGIC, checksum_of, head_of, packed_bytes
+from ostinato.cache.files.packed import CHECKSUM_START, MAGIC, file_checksum, pack_head, file_bytes
 
 PAGE = mmap.PAGESIZE
-MOST_SPARE = 2**26
+MAX_SPARE_BYTES = 2**26
 """Bytes of memory that are kept for the next files."""
 
 
-class Pages:
+class PagePool:
     """Memory for files in whole pages.
 
     Memory of files that were written is used again, within bounds: memory that was never used costs more than what is
@@ -33,14 +33,14 @@ class Pages:
         self._spare_bytes -= num_bytes
         return spare.pop()
 
-    def give_back(self, pages: mmap.mmap) -> None:
+    def release(self, pages: mmap.mmap) -> None:
         """Keep memory for later files, once it is neither read nor written any more."""
-        if self._spare_bytes + len(pages) <= MOST_SPARE:
+        if self._spare_bytes + len(pages) <= MAX_SPARE_BYTES:
             self._spare.setdefault(len(pages), []).append(pages)
             self._spare_bytes += len(pages)
 
 
-class Draft:
+class PendingFile:
     """A file that is to be written, in whole pages of memory.
 
     Its contents are copied to where they will be written from, and nowhere else.
@@ -48,8 +48,8 @@ class Draft:
 
     def __init__(self, pages: mmap.mmap, name: bytes, token_ids: Sequence[int], size: int) -> None:
         """Begin a file in `pages`, which hold at least `size` bytes of contents after the head, whatever is in them."""
-        self.pages, self.token_ids, self.size = pages, tuple(token_ids), packed_bytes(len(token_ids), size)
-        head = head_of(name, token_ids)
+        self.pages, self.token_ids, self.size = pages, tuple(token_ids), file_bytes(len(token_ids), size)
+        head = pack_head(name, token_ids)
         pages[: len(head)] = head
         pages[self.size :] = bytes(len(pages) - self.size)
         self._start = len(head)
@@ -59,6 +59,6 @@ class Draft:
         """The bytes after the head, to be written or read. Views of them must not outlive the use of the pages."""
         return memoryview(self.pages)[self._start : self.size]
 
-    def seal(self) -> None:
+    def write_checksum(self) -> None:
         """Store the checksum of the present contents."""
-        self.pages[len(MAGIC) : CHECKED_FROM] = checksum_of(memoryview(self.pages)[CHECKED_FROM : self.size])
+        self.pages[len(MAGIC) : CHECKSUM_START] = file_checksum(memoryview(self.pages)[CHECKSUM_START : self.size])

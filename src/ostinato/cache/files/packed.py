@@ -19,8 +19,8 @@ HEAD = struct.Struct("<8s16s16sI")
 """Magic bytes; xxh3 of all behind it; the name; the number of tokens before the contents."""
 NAME_BYTES = 16
 TOKEN_BYTES = 8
-CHECKED_FROM = len(MAGIC) + 16
-DIRECT_FROM = 2**18
+CHECKSUM_START = len(MAGIC) + 16
+DIRECT_IO_BYTES = 2**18
 """File size in bytes from which on a file is written past the page cache.
 
 Writing through the page cache would take many times the processor's time, which the model needs; waiting for the disk
@@ -28,26 +28,26 @@ takes none.
 """
 
 
-def packed_bytes(num_tokens: int, size: int) -> int:
+def file_bytes(num_tokens: int, size: int) -> int:
     """Return the bytes of a file with contents of `size` bytes."""
     return HEAD.size + TOKEN_BYTES * num_tokens + size
 
 
-def head_of(name: bytes, token_ids: Sequence[int]) -> bytes:
+def pack_head(name: bytes, token_ids: Sequence[int]) -> bytes:
     """Return the bytes before the contents, with zeros in place of their checksum."""
     return HEAD.pack(MAGIC, bytes(16), name, len(token_ids)) + array("q", token_ids).tobytes()
 
 
-def checksum_of(whole: memoryview) -> bytes:
+def file_checksum(whole: memoryview) -> bytes:
     digest: bytes = xxhash.xxh3_128(whole).digest()
     return digest
 
 
-def unpack(packed: memoryview, name: bytes, token_ids: Sequence[int]) -> memoryview | None:
+def unpack_file(packed: memoryview, name: bytes, token_ids: Sequence[int]) -> memoryview | None:
     """Return the contents, or None if anything differs from what is expected. `packed` has the expected size."""
     tokens = array("q", token_ids).tobytes()
     magic, checksum, of, count = HEAD.unpack_from(packed)
-    if (magic, of, count) != (MAGIC, name, len(token_ids)) or checksum != checksum_of(packed[CHECKED_FROM:]):
+    if (magic, of, count) != (MAGIC, name, len(token_ids)) or checksum != file_checksum(packed[CHECKSUM_START:]):
         return None
     if packed[HEAD.size : HEAD.size + len(tokens)] != tokens:
         return None
@@ -77,7 +77,7 @@ def write_file(path: Path, pages: bytes | mmap.mmap, size: int) -> None:
     Raises OSError if there is no room.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-    if size >= DIRECT_FROM and (direct := getattr(os, "O_DIRECT", 0)):
+    if size >= DIRECT_IO_BYTES and (direct := getattr(os, "O_DIRECT", 0)):
         # File systems in memory do not support it, and fail when a file is opened or when it is written.
         with suppress(OSError):
             _write(os.open(path, flags | direct, 0o600), memoryview(pages), size)

@@ -10,9 +10,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from ostinato.cache.manager import CacheManager
-from ostinato.cache.memory import Carried
-from ostinato.engine.generation import Generation
-from ostinato.engine.move.form import MovedRequest, MovedSample, check_identity, params_of, unpack
+from ostinato.cache.memory import KVSnapshot
+from ostinato.engine.generation import RequestState
+from ostinato.engine.move.form import RequestSnapshot, SampleSnapshot, check_identity, params_of, unpack_snapshot
 from ostinato.engine.move.media import import_media
 from ostinato.engine.outputs import CompletionOutput, RequestTimes
 from ostinato.engine.text.tokenizer import Tokenizer
@@ -20,18 +20,18 @@ from ostinato.errors import DamagedExport, MoveError
 from ostinato.media.prompt import MediaPrompt
 from ostinato.sample.grammar import Grammar
 from ostinato.sample.guide import Guide
-from ostinato.schedule.limits import max_length
+from ostinato.schedule.limits import max_total_tokens
 from ostinato.schedule.request import FinishReason, Request
 from ostinato.schedule.scheduler import Scheduler
 
-MOST_WAITING = 2**30
+MAX_WAITING_BYTES = 2**30
 """Bytes of imported blocks, window blocks and states that may wait in memory until their requests are admitted.
 
 Of a request beyond that, only the tokens are kept, and computed again.
 """
 
 
-def arrive(
+def restore_request(
     exported: bytes,
     request_id: str | None,
     *,
@@ -41,17 +41,17 @@ def arrive(
     eos_token_ids: frozenset[int],
     scheduler: Scheduler,
     compile_guide: Callable[[Guide], Grammar],
-) -> Generation:
+) -> RequestState:
     """Return the request state of an export, for an engine of this `identity`.
 
     Its id is the old one, unless `request_id` is given. Raises DamagedExport or ForeignExport; RequestError if its
     guide cannot be compiled.
     """
-    moved, parts = unpack(exported)
+    moved, parts = unpack_snapshot(exported)
     check_identity(moved.identity, identity)
     params = params_of(moved)
     _check_tokens(moved, vocab_size)
-    generation = Generation(
+    generation = RequestState(
         moved.request_id if request_id is None else request_id,
         moved.prompt,
         moved.prompt_token_ids,
@@ -68,7 +68,7 @@ def arrive(
         pooling=moved.pooling,
     )
     _resume(generation, moved, parts, scheduler)
-    _bound(generation, scheduler.queues.waiting)
+    _limit_imported_bytes(generation, scheduler.queues.waiting)
     return generation
 
 
@@ -83,13 +83,13 @@ def _checked() -> Iterator[None]:
         raise DamagedExport(f"the exported request does not add up: {error}") from None
 
 
-def _media_of(moved: MovedRequest, parts: Sequence[memoryview]) -> MediaPrompt | None:
+def _media_of(moved: RequestSnapshot, parts: Sequence[memoryview]) -> MediaPrompt | None:
     """Return the media of an export, if it has any. DamagedExport if images and prompt do not fit each other."""
     with _checked():
         return None if moved.media is None else import_media(moved.media, moved.prompt_token_ids, parts)
 
 
-def _resume(generation: Generation, moved: MovedRequest, parts: Sequence[memoryview], scheduler: Scheduler) -> None:
+def _resume(generation: RequestState, moved: RequestSnapshot, parts: Sequence[memoryview], scheduler: Scheduler) -> None:
     """Bring a new request state to that of the exported one. DamagedExport if that is not possible."""
     now, output = time.monotonic(), generation.output
     with _checked():
@@ -108,12 +108,12 @@ def _resume(generation: Generation, moved: MovedRequest, parts: Sequence[memoryv
         for index, (request, sample) in enumerate(zip(generation.requests, moved.samples, strict=True)):
             _resume_sample(generation, index, sample, moved.has_begun)
             if sample.finish_reason is None:
-                if request.num_tokens >= max_length(request, scheduler.limits):
+                if request.num_tokens >= max_total_tokens(request, scheduler.limits):
                     raise ValueError("an output goes on that has all its tokens")
-                _carry(request, sample, parts, scheduler.cache)
+                _attach_kv(request, sample, parts, scheduler.cache)
 
 
-def _resume_sample(generation: Generation, index: int, sample: MovedSample, has_begun: bool) -> None:
+def _resume_sample(generation: RequestState, index: int, sample: SampleSnapshot, has_begun: bool) -> None:
     request = generation.requests[index]
     if sample.finish_reason not in (None, *FinishReason):
         raise ValueError(f"{sample.finish_reason!r} is no reason to end")
@@ -131,32 +131,32 @@ def _resume_sample(generation: Generation, index: int, sample: MovedSample, has_
         sample.finish_reason,
         sample.stop_reason,
     )
-    generation.resume(done)
+    generation.restore_sample(done)
     request.cache_report = sample.cache
     if done.finished:
         return
-    request.resume(sample.token_ids, sample.num_prompt_logprobs, sample.num_preemptions)
-    request.has_begun, request.num_elsewhere = has_begun, sample.num_computed
+    request.restore(sample.token_ids, sample.num_prompt_logprobs, sample.num_preemptions)
+    request.was_imported, request.num_imported_tokens = has_begun, sample.num_computed
 
 
-def _carry(request: Request, sample: MovedSample, parts: Sequence[memoryview], cache: CacheManager) -> None:
+def _attach_kv(request: Request, sample: SampleSnapshot, parts: Sequence[memoryview], cache: CacheManager) -> None:
     """Attach the imported blocks, window blocks and state to an unfinished output, if they came and are usable here."""
     if not sample.has_memory:
         return
     num_tokens, memory = sample.num_computed, cache.memory
     if not 0 < num_tokens < request.num_tokens or sample.cache is None:
         raise ValueError(f"{num_tokens} of {request.num_tokens} tokens are said to be computed")
-    if memory is None or request.computes_all:
+    if memory is None or request.skips_prefix_cache:
         return
     blocks, panes = (tuple(parts[_number(each)] for each in of) for of in (sample.blocks, sample.panes))
     state = None if sample.state is None else parts[_number(sample.state)]
     if len(blocks) != cache.blocks_needed(num_tokens) or any(len(each) != memory.block_bytes for each in blocks):
         raise ValueError("its blocks are not those of its tokens")
-    if len(panes) != cache.panes_needed(num_tokens) or any(len(each) != memory.pane_bytes for each in panes):
+    if len(panes) != cache.window_blocks_needed(num_tokens) or any(len(each) != memory.window_block_bytes for each in panes):
         raise ValueError("its panes are not those of its last tokens")
-    if (state is None) != (cache.states.per_request == 0) or (state is not None and len(state) != memory.slot_bytes):
+    if (state is None) != (cache.state_slots.slots_per_request == 0) or (state is not None and len(state) != memory.slot_bytes):
         raise ValueError("its state is not that of this model")
-    request.carried = Carried(num_tokens, blocks, panes, state)
+    request.kv_snapshot = KVSnapshot(num_tokens, blocks, panes, state)
 
 
 def _number(number: int) -> int:
@@ -165,18 +165,18 @@ def _number(number: int) -> int:
     return number
 
 
-def _bound(generation: Generation, waiting: Sequence[Request]) -> None:
+def _limit_imported_bytes(generation: RequestState, waiting: Sequence[Request]) -> None:
     """Drop the imported KV of a request if too much waits already."""
-    held = sum(each.carried.num_bytes for each in waiting if each.carried is not None)
+    held = sum(each.kv_snapshot.num_bytes for each in waiting if each.kv_snapshot is not None)
     for request in generation.requests:
-        if request.carried is None:
+        if request.kv_snapshot is None:
             continue
-        held += request.carried.num_bytes
-        if held > MOST_WAITING:
-            request.carried = None
+        held += request.kv_snapshot.num_bytes
+        if held > MAX_WAITING_BYTES:
+            request.kv_snapshot = None
 
 
-def _check_tokens(moved: MovedRequest, vocab_size: int) -> None:
+def _check_tokens(moved: RequestSnapshot, vocab_size: int) -> None:
     """Raise DamagedExport if there are tokens that the model does not have."""
     for ids in (moved.prompt_token_ids, *(each.token_ids for each in moved.samples)):
         if any(not 0 <= token < vocab_size for token in ids):

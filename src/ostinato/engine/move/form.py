@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from ostinato.cache.report import CacheReport
 from ostinato.errors import DamagedExport, ForeignExport, RequestError
 from ostinato.models.pooling import PoolingKind
-from ostinato.plain_data import from_plain, to_plain
+from ostinato.plain_data import from_plain, to_json_data
 from ostinato.sample.params import SamplingParams
 from ostinato.schedule.batch import TokenLogprobs
 
@@ -30,7 +30,7 @@ _CHECKED_FROM = len(MAGIC) + len(VERSION) + 16
 
 
 @dataclass(frozen=True)
-class MovedSample:
+class SampleSnapshot:
     """One of a request's outputs, and how far it was computed. `blocks`, `panes` and `state` are numbers of parts."""
 
     token_ids: list[int]
@@ -52,7 +52,7 @@ class MovedSample:
 
 
 @dataclass(frozen=True)
-class MovedItem:
+class ImageSnapshot:
     """An image, and the span of its tokens. `pixels` and `kept` are numbers of parts."""
 
     start: int
@@ -67,16 +67,16 @@ class MovedItem:
 
 
 @dataclass(frozen=True)
-class MovedMedia:
+class MediaSnapshot:
     """The images of a prompt. `rope` is the number of a part: [prompt tokens, 3] int64."""
 
-    items: list[MovedItem]
+    items: list[ImageSnapshot]
     rope: int
     rope_delta: int
 
 
 @dataclass(frozen=True)
-class MovedRequest:
+class RequestSnapshot:
     """Properties of a request, without plain bytes. Times are in seconds before it was exported."""
 
     identity: dict[str, Any]
@@ -96,8 +96,8 @@ class MovedRequest:
     first_token: float | None
     last_token: float | None
     prompt_logprobs: list[TokenLogprobs | None] | None
-    samples: list[MovedSample]
-    media: MovedMedia | None
+    samples: list[SampleSnapshot]
+    media: MediaSnapshot | None
     parts: list[int] = field(default_factory=list)
     """Bytes of each part."""
 
@@ -107,9 +107,9 @@ class MovedRequest:
         return any(each.token_ids or each.num_preemptions or each.num_computed for each in self.samples)
 
 
-def pack(moved: MovedRequest, parts: Sequence[memoryview]) -> bytes:
+def pack_snapshot(moved: RequestSnapshot, parts: Sequence[memoryview]) -> bytes:
     """Return the bytes of an export. `parts` are those whose numbers it contains."""
-    told = to_plain(moved) | {"parts": [part.nbytes for part in parts]}
+    told = to_json_data(moved) | {"parts": [part.nbytes for part in parts]}
     text = json.dumps(told, separators=(",", ":")).encode()
     whole = bytearray(HEAD.pack(MAGIC, VERSION, bytes(16), len(text)))
     whole += text
@@ -119,8 +119,8 @@ def pack(moved: MovedRequest, parts: Sequence[memoryview]) -> bytes:
     return bytes(whole)
 
 
-def unpack(data: bytes) -> tuple[MovedRequest, list[memoryview]]:
-    """Return the arguments of `pack`. DamagedExport for other bytes, ForeignExport for another version."""
+def unpack_snapshot(data: bytes) -> tuple[RequestSnapshot, list[memoryview]]:
+    """Return the arguments of `pack_snapshot`. DamagedExport for other bytes, ForeignExport for another version."""
     packed = memoryview(data).cast("B")
     if len(packed) < HEAD.size:
         raise DamagedExport(f"an exported request has at least {HEAD.size} bytes, and this has {len(packed)}")
@@ -132,14 +132,14 @@ def unpack(data: bytes) -> tuple[MovedRequest, list[memoryview]]:
     if checksum != _checksum(packed):
         raise DamagedExport("the exported request is damaged: its checksum is that of other bytes")
     try:
-        moved = from_plain(MovedRequest, json.loads(bytes(packed[HEAD.size : HEAD.size + size])))
-        found = _cut(packed[HEAD.size + size :], moved.parts)
+        moved = from_plain(RequestSnapshot, json.loads(bytes(packed[HEAD.size : HEAD.size + size])))
+        found = _split_parts(packed[HEAD.size + size :], moved.parts)
     except (ValidationError, ValueError, RecursionError) as error:
         raise DamagedExport(f"the exported request does not add up: {_first_line(error)}") from None
     return moved, found
 
 
-def params_of(moved: MovedRequest) -> SamplingParams:
+def params_of(moved: RequestSnapshot) -> SamplingParams:
     """Return the sampling parameters of an export. DamagedExport if they are not valid."""
     try:
         return SamplingParams(**moved.params)
@@ -165,7 +165,7 @@ def check_identity(theirs: dict[str, Any], ours: dict[str, Any]) -> None:
         raise ForeignExport(found)
 
 
-def _cut(behind: memoryview, sizes: Iterable[int]) -> list[memoryview]:
+def _split_parts(behind: memoryview, sizes: Iterable[int]) -> list[memoryview]:
     found, start = [], 0
     for size in sizes:
         if size < 0 or start + size > len(behind):

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ostinato.engine.cache_files import checkpoint_files, contents_of
-from ostinato.plan.identity import cache_identity
+from ostinato.engine.cache_files import checkpoint_files, file_fingerprint
+from ostinato.plan.identity import cache_fingerprint
 from ostinato.plan.plan import Plan
 
 
@@ -17,7 +17,7 @@ def engine_identity(plan: Plan, weights: Sequence[Path]) -> dict[str, Any]:
     Copies of them on two machines are equal: their contents count, not when they were written.
     """
     return {
-        **cache_identity(plan),
+        **cache_fingerprint(plan),
         "max_model_len": plan.settings.max_model_len,
-        "weights": [[file.name, *contents_of(file)] for path in weights for file in checkpoint_files(path)],
+        "weights": [[file.name, *file_fingerprint(file)] for path in weights for file in checkpoint_files(path)],
     }

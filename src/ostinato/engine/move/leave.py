@@ -6,21 +6,21 @@ import time
 from typing import Any
 
 from ostinato.cache.manager import CacheManager
-from ostinato.engine.generation import Generation
-from ostinato.engine.move.form import MovedRequest, MovedSample, pack
+from ostinato.engine.generation import RequestState
+from ostinato.engine.move.form import RequestSnapshot, SampleSnapshot, pack_snapshot
 from ostinato.engine.move.media import export_media
-from ostinato.engine.move.parts import Parts
+from ostinato.engine.move.parts import ByteParts
 from ostinato.engine.outputs import CompletionOutput
-from ostinato.schedule.carry import Copies, carry
+from ostinato.schedule.carry import CopiedBlocks, export_kv
 from ostinato.schedule.request import Request, RequestStatus
 
 
-def export_request(generation: Generation, cache: CacheManager, identity: dict[str, Any]) -> bytes:
+def make_export(generation: RequestState, cache: CacheManager, identity: dict[str, Any]) -> bytes:
     """Return the export of a request, with blocks, window blocks and states of all its running outputs.
 
     The request itself is not changed.
     """
-    parts, copies = Parts(), Copies()
+    parts, copies = ByteParts(), CopiedBlocks()
     first, output = generation.requests[0], generation.output
     times, now = output.times, time.monotonic()
     ages = [None if each is None else now - each for each in (times.scheduled, times.first_token, times.last_token)]
@@ -28,7 +28,7 @@ def export_request(generation: Generation, cache: CacheManager, identity: dict[s
         _sample(request, each, cache, parts, copies)
         for request, each in zip(generation.requests, output.outputs, strict=True)
     ]
-    moved = MovedRequest(
+    moved = RequestSnapshot(
         identity=identity,
         request_id=output.request_id,
         prompt=output.prompt,
@@ -47,17 +47,17 @@ def export_request(generation: Generation, cache: CacheManager, identity: dict[s
         samples=samples,
         media=None if generation.media is None else export_media(generation.media, parts),
     )
-    return pack(moved, parts.found)
+    return pack_snapshot(moved, parts.parts)
 
 
 def _sample(
-    request: Request, output: CompletionOutput, cache: CacheManager, parts: Parts, copies: Copies
-) -> MovedSample:
+    request: Request, output: CompletionOutput, cache: CacheManager, parts: ByteParts, copies: CopiedBlocks
+) -> SampleSnapshot:
     runs = request.status is RequestStatus.RUNNING
-    num_computed = request.num_computed_tokens if runs else request.num_elsewhere
-    carried = None if output.finished else carry(request, cache, copies)
+    num_computed = request.num_computed_tokens if runs else request.num_imported_tokens
+    carried = None if output.finished else export_kv(request, cache, copies)
     state = None if carried is None or carried.state is None else parts.add(carried.state)
-    return MovedSample(
+    return SampleSnapshot(
         token_ids=output.token_ids,
         text=output.text,
         logprobs=output.logprobs,
@@ -70,6 +70,6 @@ def _sample(
         num_computed=0 if output.finished else num_computed,
         has_memory=carried is not None,
         blocks=[] if carried is None else [parts.add_once(each) for each in carried.blocks],
-        panes=[] if carried is None else [parts.add_once(each) for each in carried.panes],
+        panes=[] if carried is None else [parts.add_once(each) for each in carried.window_blocks],
         state=state,
     )

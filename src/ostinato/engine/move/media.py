@@ -6,24 +6,24 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ostinato.engine.move.form import MovedItem, MovedMedia
-from ostinato.engine.move.parts import Parts
+from ostinato.engine.move.form import ImageSnapshot, MediaSnapshot
+from ostinato.engine.move.parts import ByteParts
 from ostinato.errors import DamagedExport
 from ostinato.media.item import MediaItem, RopePositions
 from ostinato.media.patches import Patches
 from ostinato.media.processor import digest_of
-from ostinato.media.prompt import MediaPrompt, PlacedItem
+from ostinato.media.prompt import MediaPrompt, MediaPlacement
 from ostinato.media.settings import PixelSettings
-from ostinato.plain_data import from_plain, to_plain
+from ostinato.plain_data import from_plain, to_json_data
 
 
-def export_media(media: MediaPrompt, parts: Parts) -> MovedMedia:
+def export_media(media: MediaPrompt, parts: ByteParts) -> MediaSnapshot:
     """Return all images, also those already computed: an engine that loses the request's memory needs them again."""
     items = [_export_item(span, parts) for span in media.spans]
-    return MovedMedia(items, parts.add_array(media.rope.prompt), media.rope.delta)
+    return MediaSnapshot(items, parts.add_array(media.rope.prompt), media.rope.delta)
 
 
-def import_media(moved: MovedMedia, token_ids: list[int], parts: Sequence[memoryview]) -> MediaPrompt:
+def import_media(moved: MediaSnapshot, token_ids: list[int], parts: Sequence[memoryview]) -> MediaPrompt:
     """Return the media of an export. DamagedExport, or ValueError, if images and prompt do not fit each other."""
     rope = np.frombuffer(parts[moved.rope], np.int64).reshape(len(token_ids), 3)
     spans, end = [], 0
@@ -31,21 +31,21 @@ def import_media(moved: MovedMedia, token_ids: list[int], parts: Sequence[memory
         if not end <= each.start < each.end < len(token_ids):
             raise DamagedExport("the images of the exported request are not in order, or stand beyond its prompt")
         end = each.end
-        spans.append(PlacedItem(each.start, each.end, _import_item(each, parts)))
+        spans.append(MediaPlacement(each.start, each.end, _import_item(each, parts)))
     return MediaPrompt(token_ids, tuple(spans), RopePositions(rope, moved.rope_delta))
 
 
-def _export_item(span: PlacedItem, parts: Parts) -> MovedItem:
+def _export_item(span: MediaPlacement, parts: ByteParts) -> ImageSnapshot:
     item = span.item
     settings, pixels = None, item.patches
     if isinstance(pixels, Patches):
-        settings, pixels = to_plain(pixels.settings), pixels.frames
+        settings, pixels = to_json_data(pixels.settings), pixels.frames
     kept = None if item.kept is None else parts.add_array(item.kept)
     shape = list(pixels.shape)
-    return MovedItem(span.start, span.end, item.grid, item.digest, parts.add_array(pixels), shape, settings, kept)
+    return ImageSnapshot(span.start, span.end, item.grid, item.digest, parts.add_array(pixels), shape, settings, kept)
 
 
-def _import_item(moved: MovedItem, parts: Sequence[memoryview]) -> MediaItem:
+def _import_item(moved: ImageSnapshot, parts: Sequence[memoryview]) -> MediaItem:
     kept = None if moved.kept is None else np.frombuffer(parts[moved.kept], np.int64)
     pixels = np.frombuffer(parts[moved.pixels], np.float32 if moved.settings is None else np.uint8)
     pixels = pixels.reshape(moved.shape)

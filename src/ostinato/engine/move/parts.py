@@ -5,17 +5,17 @@ from __future__ import annotations
 import numpy as np
 
 
-class Parts:
+class ByteParts:
     """Bytes that follow an export's head, each identified by its number."""
 
     def __init__(self) -> None:
-        self.found: list[memoryview] = []
+        self.parts: list[memoryview] = []
         self._numbers: dict[int, int] = {}
 
     def add(self, part: memoryview) -> int:
         """Add a part and return its number."""
-        self.found.append(part.cast("B"))
-        return len(self.found) - 1
+        self.parts.append(part.cast("B"))
+        return len(self.parts) - 1
 
     def add_once(self, part: memoryview) -> int:
         """Add a part unless it is there, and return its number. `part` must live as long as these parts."""

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from ostinato.errors import RequestError
 from ostinato.schedule.turns import weighted_share
 
-WINDOW = 60.0
+RATE_WINDOW_SECONDS = 60.0
 """Seconds over which the drain rate is measured."""
-LONGEST_RETRY = 600
+MAX_RETRY_SECONDS = 600
 
 
 class Overloaded(RequestError):
@@ -26,7 +26,7 @@ class Overloaded(RequestError):
         self.retry_after = retry_after
 
 
-class Admission:
+class QueueLimit:
     """Counter of unfinished outputs, bounded by the running and the waiting ones together.
 
     The unfinished outputs of each client are bounded by its share.
@@ -73,14 +73,14 @@ class Admission:
                 self._seconds_for(self._of_client[client] + count - share),
             )
 
-    def enter(self, count: int, client: str | None = None) -> None:
+    def acquire(self, count: int, client: str | None = None) -> None:
         """Admit `count` outputs, or raise what `check` raises and change nothing."""
         self.check(count, client)
         self.num_unfinished += count
         if client is not None:
             self._of_client[client] += count
 
-    def give_back(self, count: int, client: str | None = None) -> None:
+    def cancel(self, count: int, client: str | None = None) -> None:
         """Free the room of `count` admitted outputs that were refused, and so have not begun."""
         self.num_unfinished -= count
         if client is not None:
@@ -88,9 +88,9 @@ class Admission:
             if not self._of_client[client]:
                 del self._of_client[client]
 
-    def leave(self, count: int, client: str | None = None) -> None:
+    def release(self, count: int, client: str | None = None) -> None:
         """Free the room of `count` outputs that have ended."""
-        self.give_back(count, client)
+        self.cancel(count, client)
         self._ended.extend([self._clock()] * count)
 
     @property
@@ -101,7 +101,7 @@ class Admission:
     def drain_rate(self) -> float | None:
         """Return how many outputs ended per second lately; None if that is not known."""
         now = self._clock()
-        while self._ended and self._ended[0] < now - WINDOW:
+        while self._ended and self._ended[0] < now - RATE_WINDOW_SECONDS:
             self._ended.popleft()
         if len(self._ended) < 2:
             return None
@@ -116,4 +116,4 @@ class Admission:
         rate = self.drain_rate()
         if too_many <= 0 or rate is None:
             return 1
-        return max(1, min(math.ceil(too_many / rate), LONGEST_RETRY))
+        return max(1, min(math.ceil(too_many / rate), MAX_RETRY_SECONDS))

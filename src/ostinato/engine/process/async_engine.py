@@ -10,32 +10,32 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from ostinato.config import EngineConfig
 from ostinato.engine.checks import check_length
-from ostinato.engine.move.form import params_of, unpack
-from ostinato.engine.process.admission import Admission
-from ostinato.engine.process.calls import Calls, resolve
-from ostinato.engine.process.draining import Drained, drain
+from ostinato.engine.move.form import params_of, unpack_snapshot
+from ostinato.engine.process.admission import QueueLimit
+from ostinato.engine.process.calls import PendingCalls, set_future
+from ostinato.engine.process.draining import DrainResult, drain
 from ostinato.engine.process.failures import EngineDraining, EngineFailed, EngineStopped
 from ostinato.engine.process.heartbeat import Heartbeat
 from ostinato.engine.process.launch import EngineProcess, make_engine
 from ostinato.engine.process.messages import (
-    Ask,
-    Compile,
-    Ended,
-    Export,
-    Exported,
-    Gained,
-    Import,
-    Observation,
-    Question,
-    Reply,
-    Start,
-    Started,
-    Submit,
+    Query,
+    CompileGuide,
+    RequestFailed,
+    ExportRequest,
+    RequestExported,
+    OutputDeltas,
+    ImportRequest,
+    StatsSnapshot,
+    QueryKind,
+    EngineReply,
+    EngineStart,
+    EngineStarted,
+    SubmitRequest,
 )
-from ostinato.engine.process.stream import Stream
-from ostinato.engine.process.streams import Streams
+from ostinato.engine.process.stream import RequestStream
+from ostinato.engine.process.streams import StreamRegistry
 from ostinato.engine.text.chat_template import ChatTemplate
-from ostinato.engine.text.texts import load_texts
+from ostinato.engine.text.texts import load_tokenizer_and_template
 from ostinato.engine.text.tokenizer import Tokenizer
 from ostinato.media.input import MediaInput, load_media_input
 from ostinato.media.prompt import MediaPrompt
@@ -44,17 +44,17 @@ from ostinato.sample.guide import Guide
 from ostinato.sample.params import SamplingParams
 
 if TYPE_CHECKING:
-    from ostinato.engine.engine import Engine
-    from ostinato.engine.run.runner import StartProgress
+    from ostinato.engine.engine import EngineCore
+    from ostinato.engine.run.runner import ProgressFn
 
 SAVE_PATIENCE = 60.0
 """Seconds that an engine has at its end to save its prefix cache."""
 
 
-class EngineSide(Protocol):
+class EngineTransport(Protocol):
     """Connection to the engine: a process on this machine, or several on others."""
 
-    started: Started
+    started: EngineStarted
     """First report of the engine."""
     on_message: Callable[[Any], None]
     """Callback on the loop for the engine's messages."""
@@ -75,7 +75,7 @@ class AsyncEngine:
 
     def __init__(
         self,
-        process: EngineSide,
+        process: EngineTransport,
         tokenizer: Tokenizer,
         chat_template: ChatTemplate,
         media: MediaInput | None,
@@ -90,22 +90,22 @@ class AsyncEngine:
         """Vocabulary size of the model, which may be padded."""
         self.started = process.started
         """First report of the engine's process."""
-        self.admission = Admission(self.plan.settings.max_num_seqs, max_waiting, max_per_client=max_per_client)
+        self.admission = QueueLimit(self.plan.settings.max_num_seqs, max_waiting, max_per_client=max_per_client)
         self.failure: Exception | None = None
         """Error that ended the engine, if one did."""
         self.on_failure: Callable[[], None] = lambda: None
         """Callback on the loop, called when the engine has failed."""
-        self.whole = False
+        self.final_only = False
         """True if streams give everything at once, when their requests have ended.
 
         The output so far of a request that is ended early is not known then.
         """
         self._process = process
-        self._streams = Streams(self.admission, process.send)
-        self._calls = Calls(process.send)
+        self._streams = StreamRegistry(self.admission, process.send)
+        self._calls = PendingCalls(process.send)
         self._stopping = self._draining = False
         self._heartbeat: Heartbeat | None = None
-        process.on_message, process.on_end = self._take, self._fail
+        process.on_message, process.on_end = self._handle_message, self._fail
 
     @classmethod
     async def start(
@@ -114,8 +114,8 @@ class AsyncEngine:
         *,
         max_waiting: int = 1024,
         max_per_client: Callable[[int], int | None] = lambda max_num_seqs: None,
-        progress: StartProgress = lambda what, done, total: None,
-        make: Callable[[EngineConfig, StartProgress], Engine] = make_engine,
+        progress: ProgressFn = lambda what, done, total: None,
+        make: Callable[[EngineConfig, ProgressFn], EngineCore] = make_engine,
     ) -> AsyncEngine:
         """Load the model in a separate process and run one request of one token, so that a step has succeeded.
 
@@ -128,13 +128,13 @@ class AsyncEngine:
         if config.capture == "auto":
             # A capture at the start delays no answer.
             config = config.with_settings(capture="startup")
-        process = await EngineProcess.start(Start(config, make, level), progress)
-        return await cls.beside(process, config, max_waiting, max_per_client)
+        process = await EngineProcess.start(EngineStart(config, make, level), progress)
+        return await cls.connect(process, config, max_waiting, max_per_client)
 
     @classmethod
-    async def beside(
+    async def connect(
         cls,
-        process: EngineSide,
+        process: EngineTransport,
         config: EngineConfig,
         max_waiting: int,
         max_per_client: Callable[[int], int | None],
@@ -142,7 +142,7 @@ class AsyncEngine:
         """Return the server side of an engine that has started. If that fails, `process` is ended."""
         try:
             started = process.started
-            texts = await asyncio.to_thread(load_texts, started.plan.settings, started.directory)
+            texts = await asyncio.to_thread(load_tokenizer_and_template, started.plan.settings, started.directory)
             tokenizer, chat_template = texts
             remote = config.allow_remote_images
             media = load_media_input(started.directory, started.vision, tokenizer, started.plan, remote)
@@ -157,11 +157,11 @@ class AsyncEngine:
         """Number of requests that have not ended."""
         return len(self._streams)
 
-    def streams(self) -> list[Stream]:
+    def streams(self) -> list[RequestStream]:
         """Return the streams of all requests that have not ended."""
         return self._streams.all()
 
-    def is_entering(self, stream: Stream) -> bool:
+    def is_pending(self, stream: RequestStream) -> bool:
         """Return whether the engine has not added the stream's request yet."""
         return self._streams.is_entering(stream.request_id)
 
@@ -177,8 +177,8 @@ class AsyncEngine:
         deadline: float | None = None,
         client: str | None = None,
         pooling: PoolingKind | None = None,
-    ) -> Stream:
-        """Add a request (see `Engine.add`) and return its stream, to be used with `async with`.
+    ) -> RequestStream:
+        """Add a request (see `EngineCore.add_request`) and return its stream, to be used with `async with`.
 
         `media` comes with its own token ids as the prompt. `deadline` is the number of seconds from now after which the
         request is ended with DeadlineExceeded. `client` is the client that it belongs to. Raises RequestError if it can
@@ -189,7 +189,7 @@ class AsyncEngine:
         params = params or self.default_params
         check_length(prompt, self.plan.settings.max_model_len, self.tokenizer.longest_token)
         stream = self._streams.open(params.n, client, deadline)
-        with self._streams.entering(stream, ends=True):
+        with self._streams.submitting(stream, ends=True):
             if isinstance(prompt, str):
                 # A thread encodes, since a long prompt takes long; the tokenizer is safe to share.
                 prompt = await asyncio.to_thread(self.tokenizer.encode, prompt, add_special_tokens)
@@ -197,31 +197,31 @@ class AsyncEngine:
                 self._check_open()
             name, token_ids = stream.request_id, list(prompt)
             stream.prompt_token_ids = token_ids
-            asked = Submit(name, token_ids, params, priority, cache_salt, media, client, pooling, self.whole)
-            await self._handed_in(stream, asked)
+            asked = SubmitRequest(name, token_ids, params, priority, cache_salt, media, client, pooling, self.final_only)
+            await self._send_and_wait(stream, asked)
         return stream
 
-    async def _import(self, exported: bytes, given: Stream | None) -> Stream:
+    async def _import(self, exported: bytes, given: RequestStream | None) -> RequestStream:
         # A thread unpacks, since the checksum covers all bytes.
-        moved, _ = await asyncio.to_thread(unpack, exported)
+        moved, _ = await asyncio.to_thread(unpack_snapshot, exported)
         params = params_of(moved)
         if given is not None and given.ended:
             return given  # its reader left during the migration
         self._check()
         if given is None:
             stream = self._streams.open(params.n, moved.client, None)
-            stream.go_on_from(moved)
+            stream.restore(moved)
         else:
             stream = given
-            self._streams.go_on(stream)
-        with self._streams.entering(stream, ends=given is None):
-            await self._handed_in(stream, Import(stream.request_id, exported, params.guide, self.whole))
+            self._streams.reattach(stream)
+        with self._streams.submitting(stream, ends=given is None):
+            await self._send_and_wait(stream, ImportRequest(stream.request_id, exported, params.guide, self.final_only))
         return stream
 
-    async def _handed_in(self, stream: Stream, message: Submit | Import) -> None:
+    async def _send_and_wait(self, stream: RequestStream, message: SubmitRequest | ImportRequest) -> None:
         """Send a request and wait until the engine has added it; raise the error if it does not."""
         answered = self._calls.send(stream.request_id, message)
-        stream.on_error = lambda error: resolve(answered, None, error)  # it may end while a long step runs
+        stream.on_error = lambda error: set_future(answered, None, error)  # it may end while a long step runs
         await answered
 
     async def export(self, request_id: str) -> bytes | None:
@@ -231,11 +231,11 @@ class AsyncEngine:
         all their deltas from here, and the stream has the bytes as `exported`. They hold the prompt.
         """
         self._check()
-        name = self._calls.new_name("export")
-        exported: bytes | None = await self._calls.send(name, Export(name, request_id))
+        name = self._calls.new_call_id("export")
+        exported: bytes | None = await self._calls.send(name, ExportRequest(name, request_id))
         return exported
 
-    async def import_(self, exported: bytes, *, stream: Stream | None = None) -> Stream:
+    async def import_(self, exported: bytes, *, stream: RequestStream | None = None) -> RequestStream:
         """Import a request that another engine of the same plan has exported.
 
         Its stream begins where the other one ended.
@@ -247,18 +247,18 @@ class AsyncEngine:
         self._check_open()
         return await self._import(exported, stream)
 
-    async def drain(self, to: AsyncEngine | None = None) -> Drained:
+    async def drain(self, to: AsyncEngine | None = None) -> DrainResult:
         """Refuse new requests and migrate all present ones.
 
         They go to another engine on this loop, whose output deltas their streams then receive; or, without one, to
-        wherever the readers of their streams bring `Stream.exported`. A request that the other engine refuses is kept
+        wherever the readers of their streams bring `RequestStream.exported`. A request that the other engine refuses is kept
         and computed to its end here. Returns when each request has ended, was moved or is kept; `resume` accepts
         requests again.
         """
         self._draining = True
         return await drain(self, to)
 
-    async def take_back(self, exported: bytes, stream: Stream) -> None:
+    async def take_back(self, exported: bytes, stream: RequestStream) -> None:
         """Import a request again that another engine has refused, though this one is being drained."""
         self._check()
         await self._import(exported, stream)
@@ -273,8 +273,8 @@ class AsyncEngine:
         RequestError if it cannot be compiled.
         """
         self._check()
-        name = self._calls.new_name("compile")
-        await self._calls.send(name, Compile(name, guide))
+        name = self._calls.new_call_id("compile")
+        await self._calls.send(name, CompileGuide(name, guide))
 
     async def watch(self, timeout: float, on_change: Callable[[bool], None]) -> None:
         """Watch from now on whether the engine answers within `timeout` seconds.
@@ -284,7 +284,7 @@ class AsyncEngine:
         """
         first = await self.observe()
         self._heartbeat = Heartbeat(self.observe, timeout, on_change)
-        self._heartbeat.note(first)
+        self._heartbeat.record(first)
 
     @property
     def is_stalled(self) -> bool:
@@ -296,17 +296,17 @@ class AsyncEngine:
         """Seconds since the engine last answered; 0 if it is not watched."""
         return 0.0 if self._heartbeat is None else self._heartbeat.age
 
-    async def observe(self) -> Observation:
+    async def observe(self) -> StatsSnapshot:
         """Return the engine's counts between two steps."""
         return await self._ask("observe")
 
-    async def last_seen(self, patience: float = 1.0) -> Observation:
+    async def latest_observation(self, patience: float = 1.0) -> StatsSnapshot:
         """Return the engine's counts, or the last known ones if it does not answer within `patience` seconds."""
-        return await (self.observe() if self._heartbeat is None else self._heartbeat.look(patience))
+        return await (self.observe() if self._heartbeat is None else self._heartbeat.poll(patience))
 
-    async def all_seen(self) -> dict[str, Observation]:
-        """Return the counts of `last_seen` for each engine behind this one, by name."""
-        return {"0": await self.last_seen()}
+    async def all_observations(self) -> dict[str, StatsSnapshot]:
+        """Return the counts of `latest_observation` for each engine behind this one, by name."""
+        return {"0": await self.latest_observation()}
 
     async def prefixes(self) -> dict[str, Any]:
         """Return a picture of the prefix index between two steps; see `cache.picture.picture`."""
@@ -319,7 +319,7 @@ class AsyncEngine:
         """
         return await self._ask("check")
 
-    async def _ask(self, question: Question) -> Any:
+    async def _ask(self, question: QueryKind) -> Any:
         self._check()
         return await self._calls.ask(question)
 
@@ -332,8 +332,8 @@ class AsyncEngine:
             self._streams.finish(name, EngineStopped("the engine was stopped before the request had ended"))
         if self.plan.cache_files is not None and self.failure is None:
             with contextlib.suppress(Exception):  # the engine ends in any case
-                await asyncio.wait_for(self._calls.send("close", Ask("close", "close")), SAVE_PATIENCE)
-        self._calls.refuse_all(EngineStopped("the engine was stopped"))
+                await asyncio.wait_for(self._calls.send("close", Query("close", "close")), SAVE_PATIENCE)
+        self._calls.fail_all(EngineStopped("the engine was stopped"))
         await self._process.end()
 
     def _check(self) -> None:
@@ -347,18 +347,18 @@ class AsyncEngine:
         if self._draining:
             raise EngineDraining("the engine moves its requests away, and takes none in")
 
-    def _take(self, message: Any) -> None:
+    def _handle_message(self, message: Any) -> None:
         """Handle a message of the engine."""
         match message:
-            case Gained(deltas):
+            case OutputDeltas(deltas):
                 self._streams.deliver(deltas)
-            case Exported(call_id, request_id, exported):
+            case RequestExported(call_id, request_id, exported):
                 if (own := self._streams.get(request_id)) is not None:
                     own.exported = exported or own.exported
-                self._calls.answer(call_id, exported, None)
-            case Reply(call_id, result, error):
-                self._calls.answer(call_id, result, error)
-            case Ended(request_id, error):
+                self._calls.resolve(call_id, exported, None)
+            case EngineReply(call_id, result, error):
+                self._calls.resolve(call_id, result, error)
+            case RequestFailed(request_id, error):
                 if request_id in self._streams:
                     self._streams.finish(request_id, error)
             case _:
@@ -368,9 +368,9 @@ class AsyncEngine:
         """Fail all requests and calls: nothing will be computed any more."""
         self.failure = error
         for stream in self.streams():
-            if not self.is_entering(stream):  # entering streams get the error from their call
+            if not self.is_pending(stream):  # entering streams get the error from their call
                 self._streams.finish(stream.request_id, _failed(error))
-        self._calls.refuse_all(_failed(error))
+        self._calls.fail_all(_failed(error))
         self.on_failure()
 
 

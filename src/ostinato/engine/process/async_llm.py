@@ -14,22 +14,22 @@ import numpy as np
 from ostinato.config import EngineConfig
 from ostinato.engine.outputs import RequestOutput
 from ostinato.engine.process.async_engine import AsyncEngine
-from ostinato.engine.process.stream import Stream
+from ostinato.engine.process.stream import RequestStream
 from ostinato.engine.progress import start_progress
 from ostinato.engine.prompts import (
-    Conversations,
-    GivenPrompt,
+    ConversationsInput,
+    PromptInput,
     Message,
     Params,
     Prompt,
     Prompts,
-    alone,
-    check_variables,
-    given_params,
-    listed_conversations,
-    listed_prompts,
-    of_several,
-    one_each,
+    single_params,
+    check_template_kwargs,
+    merge_params_alias,
+    as_conversations,
+    as_prompts,
+    number_error,
+    params_per_prompt,
 )
 from ostinato.engine.text.tokenizer import Tokenizer
 from ostinato.errors import ForkError, RequestError
@@ -37,10 +37,10 @@ from ostinato.media.input import RenderedChat, render_chat
 from ostinato.models.pooling import PoolingKind
 from ostinato.plan.plan import Plan
 from ostinato.sample.params import SamplingParams
-from ostinato.sample.pool import POOLED, Embedding
+from ostinato.sample.pool import POOLING_PARAMS, EmbeddingOptions
 
 if TYPE_CHECKING:
-    from ostinato.engine.settings import Settings
+    from ostinato.engine.settings import LLMSettings
 
 
 class AsyncLLM:
@@ -55,7 +55,7 @@ class AsyncLLM:
     those of `LLM`.
     """
 
-    def __init__(self, model: str = "demo", **settings: Unpack[Settings]) -> None:
+    def __init__(self, model: str = "demo", **settings: Unpack[LLMSettings]) -> None:
         """Check the settings.
 
         Nothing is loaded before `start`, or `async with`. ConfigError for an impossible setting.
@@ -111,12 +111,12 @@ class AsyncLLM:
         cache_salt: str | None = None,
     ) -> list[RequestOutput]:
         """Continue each prompt; see `LLM.generate`."""
-        given = [GivenPrompt.of(prompt) for prompt in listed_prompts(prompts)]
-        return await self._run(given, given_params(params, sampling_params), cache_salt)
+        given = [PromptInput.parse(prompt) for prompt in as_prompts(prompts)]
+        return await self._run(given, merge_params_alias(params, sampling_params), cache_salt)
 
     async def chat(
         self,
-        messages: Conversations,
+        messages: ConversationsInput,
         params: Params = None,
         *,
         sampling_params: Params = None,
@@ -124,8 +124,8 @@ class AsyncLLM:
         **template_kwargs: Any,
     ) -> list[RequestOutput]:
         """Answer one conversation, or each of several; see `LLM.chat`."""
-        prompts = [await self._rendered(each, template_kwargs) for each in listed_conversations(messages)]
-        return await self._run(prompts, given_params(params, sampling_params), cache_salt)
+        prompts = [await self._rendered(each, template_kwargs) for each in as_conversations(messages)]
+        return await self._run(prompts, merge_params_alias(params, sampling_params), cache_salt)
 
     async def embed(
         self,
@@ -138,9 +138,9 @@ class AsyncLLM:
     ) -> list[np.ndarray]:
         """Return a vector [hidden] float32 for each prompt; see `LLM.embed`."""
         started = self._started().started
-        asked = Embedding.asked(started.directory, started.hidden_size, pooling, normalize, dimensions)
-        given = [GivenPrompt.of(prompt) for prompt in listed_prompts(prompts)]
-        outputs = await self._run(given, POOLED, cache_salt, asked.kind)
+        asked = EmbeddingOptions.resolve(started.directory, started.hidden_size, pooling, normalize, dimensions)
+        given = [PromptInput.parse(prompt) for prompt in as_prompts(prompts)]
+        outputs = await self._run(given, POOLING_PARAMS, cache_salt, asked.kind)
         return [asked.vector(output.embedding) for output in outputs]
 
     def stream(
@@ -155,7 +155,7 @@ class AsyncLLM:
 
         RequestError, at the first piece, if the prompt cannot be served.
         """
-        return self._stream(GivenPrompt.of(prompt), alone(params, sampling_params), cache_salt)
+        return self._stream(PromptInput.parse(prompt), single_params(params, sampling_params), cache_salt)
 
     async def stream_chat(
         self,
@@ -167,7 +167,7 @@ class AsyncLLM:
         **template_kwargs: Any,
     ) -> AsyncGenerator[str, None]:
         """Yield the answer to a conversation, piece by piece; see `stream`."""
-        own_params = alone(params, sampling_params)
+        own_params = single_params(params, sampling_params)
         prompt = await self._rendered(messages, template_kwargs)
         async with aclosing(self._stream(prompt, own_params, cache_salt)) as pieces:
             async for piece in pieces:
@@ -191,9 +191,9 @@ class AsyncLLM:
             raise RequestError("this AsyncLLM was started on another event loop; make one for each loop")
         return engine
 
-    async def _rendered(self, messages: Sequence[Message], template_kwargs: dict[str, Any]) -> GivenPrompt:
+    async def _rendered(self, messages: Sequence[Message], template_kwargs: dict[str, Any]) -> PromptInput:
         engine = self._on_its_loop()
-        check_variables(template_kwargs)
+        check_template_kwargs(template_kwargs)
 
         def render() -> RenderedChat:
             return render_chat(
@@ -203,15 +203,15 @@ class AsyncLLM:
                 template_kwargs,
             )
 
-        return GivenPrompt.of_chat(await asyncio.to_thread(render))
+        return PromptInput.from_chat(await asyncio.to_thread(render))
 
     async def _submit(
         self,
-        prompt: GivenPrompt,
+        prompt: PromptInput,
         params: SamplingParams | None,
         cache_salt: str | None,
         pooling: PoolingKind | None = None,
-    ) -> Stream:
+    ) -> RequestStream:
         given = prompt.prompt if prompt.media is None else prompt.media.token_ids
         return await self._on_its_loop().submit(
             given,
@@ -224,25 +224,25 @@ class AsyncLLM:
 
     async def _run(
         self,
-        prompts: list[GivenPrompt],
+        prompts: list[PromptInput],
         params: Params,
         cache_salt: str | None,
         pooling: PoolingKind | None = None,
     ) -> list[RequestOutput]:
-        each = one_each(params, len(prompts))
-        streams: list[Stream] = []
+        each = params_per_prompt(params, len(prompts))
+        streams: list[RequestStream] = []
         # Streams that are left early end their requests.
         async with AsyncExitStack() as stack:
             for prompt, own_params in zip(prompts, each, strict=True):
                 try:
                     stream = await self._submit(prompt, own_params, cache_salt, pooling)
                 except RequestError as error:
-                    raise of_several(error, len(streams), len(prompts)) from error
+                    raise number_error(error, len(streams), len(prompts)) from error
                 streams.append(await stack.enter_async_context(stream))
             return [await _whole(stream, prompt) for stream, prompt in zip(streams, prompts, strict=True)]
 
     async def _stream(
-        self, prompt: GivenPrompt, params: SamplingParams | None, cache_salt: str | None
+        self, prompt: PromptInput, params: SamplingParams | None, cache_salt: str | None
     ) -> AsyncGenerator[str, None]:
         async with await self._submit(prompt, params, cache_salt) as stream:
             async for delta in stream:
@@ -251,7 +251,7 @@ class AsyncLLM:
                         yield sample.text
 
 
-async def _whole(stream: Stream, prompt: GivenPrompt) -> RequestOutput:
+async def _whole(stream: RequestStream, prompt: PromptInput) -> RequestOutput:
     """Return the whole output of a request once it has ended."""
     output: RequestOutput | None = None
     async for delta in stream:

@@ -19,38 +19,38 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ostinato.address_space import lack_of_address_space
-from ostinato.cache.picture import picture
+from ostinato.cache.picture import snapshot_index
 from ostinato.engine.outputs import RequestOutput
-from ostinato.engine.process.delivery import Gains, OutputDelta, Pace
-from ostinato.engine.process.failures import of_step, portable
-from ostinato.engine.process.launch import keep_for_good
+from ostinato.engine.process.delivery import DeltaBuffer, OutputDelta, DeltaPacer
+from ostinato.engine.process.failures import step_error, picklable_error
+from ostinato.engine.process.launch import freeze_gc
 from ostinato.engine.process.messages import (
-    Abort,
-    Ask,
+    AbortRequest,
+    Query,
     Channel,
-    Compile,
-    Export,
-    Exported,
-    Failed,
-    Gained,
-    Import,
-    Log,
-    Observation,
-    Progress,
-    Question,
-    Reply,
-    Settled,
-    Start,
-    Started,
-    Submit,
+    CompileGuide,
+    ExportRequest,
+    RequestExported,
+    EngineCrashed,
+    OutputDeltas,
+    ImportRequest,
+    LogLine,
+    StatsSnapshot,
+    ProgressReport,
+    QueryKind,
+    EngineReply,
+    DeltasHandled,
+    EngineStart,
+    EngineStarted,
+    SubmitRequest,
 )
-from ostinato.engine.process.peer import end_with_peer
-from ostinato.replicas.published import hit_keys
+from ostinato.engine.process.peer import exit_with_peer
+from ostinato.replicas.published import prefix_hit_keys
 from ostinato.sample.grammar import Grammar
 from ostinato.sample.params import SamplingParams
 
 if TYPE_CHECKING:
-    from ostinato.engine.engine import Engine  # imports torch, whose errors must reach the server
+    from ostinato.engine.engine import EngineCore  # imports torch, whose errors must reach the server
 
 _GLANCE = 0.005
 """Seconds between looks whether a guide has been compiled, while there is nothing else to do."""
@@ -70,42 +70,42 @@ def main(descriptor: int) -> None:
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, signal.SIG_IGN)
     connection = socket.socket(fileno=descriptor)
-    end_with_peer(connection)
+    exit_with_peer(connection)
     channel = Channel(connection)
     try:
         start = _first_message(channel)
         _send_logs(channel, start.log_level)
-        engine = start.make(start.config, lambda what, done, total: channel.send(Progress(what, done, total)))
+        engine = start.make(start.config, lambda what, done, total: channel.send(ProgressReport(what, done, total)))
         _first_step(engine)
         spec = engine.spec
         default_params, size = engine.default_params(), spec.hidden_size
-        channel.send(Started(engine.plan, engine.directory, default_params, spec.vocab_size, spec.vision, size))
-        keep_for_good()
+        channel.send(EngineStarted(engine.plan, engine.directory, default_params, spec.vocab_size, spec.vision, size))
+        freeze_gc()
         EngineLoop(engine, channel).run()
     except BaseException as error:
         if not isinstance(error, EOFError | ConnectionError):
-            channel.send(Failed(lack_of_address_space(error) or portable(error)))
+            channel.send(EngineCrashed(lack_of_address_space(error) or picklable_error(error)))
 
 
-def _first_message(channel: Channel) -> Start:
-    messages: list[Start] = []
+def _first_message(channel: Channel) -> EngineStart:
+    messages: list[EngineStart] = []
     while not messages:
         messages += channel.receive(None)
     [start] = messages
     return start
 
 
-def _first_step(engine: Engine) -> None:
+def _first_step(engine: EngineCore) -> None:
     """Compute one token, to show that the model runs. Raises the error if it does not."""
     token = engine.tokenizer.bos_token_id
-    engine.add([0 if token is None else token], SamplingParams(temperature=0, max_tokens=1), cache_salt="first step")
+    engine.add_request([0 if token is None else token], SamplingParams(temperature=0, max_tokens=1), cache_salt="first step")
     while engine.has_unfinished:
         for output in engine.step():
             if output.error is not None:
                 raise output.error
 
 
-class _ToServer(logging.Handler):
+class _LogForwarder(logging.Handler):
     """Handler that sends log records to the server, whose handlers write them."""
 
     def __init__(self, channel: Channel) -> None:
@@ -117,37 +117,37 @@ class _ToServer(logging.Handler):
         told.msg, told.args = record.getMessage(), None
         if record.exc_info:
             told.exc_text, told.exc_info = logging.Formatter().formatException(record.exc_info), None
-        self._channel.send(Log(told))
+        self._channel.send(LogLine(told))
 
 
 def _send_logs(channel: Channel, level: int) -> None:
     logger = logging.getLogger("ostinato")
     logger.setLevel(level)
-    logger.addHandler(_ToServer(channel))
+    logger.addHandler(_LogForwarder(channel))
     logger.propagate = False
 
 
 class EngineLoop:
     """Step loop of the engine's process. It runs steps while requests are unfinished, else it waits for messages.
 
-    Messages are read between two steps. Output deltas are sent when `Pace` allows.
+    Messages are read between two steps. Output deltas are sent when `DeltaPacer` allows.
     """
 
-    def __init__(self, engine: Engine, channel: Channel) -> None:
+    def __init__(self, engine: EngineCore, channel: Channel) -> None:
         self._engine, self._channel = engine, channel
-        self._gains, self._pace = Gains(), Pace()
-        self._replies: list[Reply | Exported] = []
+        self._gains, self._pace = DeltaBuffer(), DeltaPacer()
+        self._replies: list[EngineReply | RequestExported] = []
         self._next_look = 0.0
-        self._told: frozenset[int] | None = None
+        self._reported_keys: frozenset[int] | None = None
         """Block hashes that were reported last."""
         # One thread compiles one guide at a time: more would take processor time from steps.
         self._compiler = ThreadPoolExecutor(1, "guides")
-        self._compiling: dict[str, tuple[Future[Grammar], Submit | Import | None]] = {}
+        self._compiling: dict[str, tuple[Future[Grammar], SubmitRequest | ImportRequest | None]] = {}
         """Id of the message that waits for a grammar -> the grammar, and the request that begins with it, if any."""
-        self._questions: dict[Question, Callable[[], Any]] = {
+        self._questions: dict[QueryKind, Callable[[], Any]] = {
             "observe": self._observe,
             "hits": self._hits,
-            "prefixes": lambda: picture(self._engine.scheduler.cache.store.index),
+            "prefixes": lambda: snapshot_index(self._engine.scheduler.cache.store.index),
             "check": self._check,
             "close": self._engine.close,
         }
@@ -155,18 +155,18 @@ class EngineLoop:
     def run(self) -> None:
         """Run until the server is gone (EOFError, OSError), or until the engine fails, and raise the error."""
         while True:
-            for message in self._channel.receive(self._patience()):
-                self._take(message)
-            self._take_compiled()
+            for message in self._channel.receive(self._receive_timeout()):
+                self._handle(message)
+            self._handle_compiled()
             self._look_at_files()
             if self._engine.has_unfinished:
                 self._step()
             else:
                 self._engine.check_ranks()
-            messages: list[Reply | Exported | Gained] = [*self._replies]
+            messages: list[EngineReply | RequestExported | OutputDeltas] = [*self._replies]
             self._replies.clear()
             if deltas := self._due():
-                messages.append(Gained([_sendable(delta) for delta in deltas]))
+                messages.append(OutputDeltas([_sendable(delta) for delta in deltas]))
             if messages:
                 self._channel.send(*messages)
 
@@ -188,71 +188,71 @@ class EngineLoop:
             self._next_look = now + _LOOK_AT_FILES
             self._engine.check_files()
 
-    def _patience(self) -> float | None:
+    def _receive_timeout(self) -> float | None:
         if self._engine.has_unfinished or self._gains:
             return 0
         if self._compiling:
             return _GLANCE
         return _LOOK_AT_RANKS if self._engine.has_ranks else None
 
-    def _take(self, message: Any) -> None:
+    def _handle(self, message: Any) -> None:
         match message:
-            case Submit():
+            case SubmitRequest():
                 if message.params.guide is None:
                     self._reply(message.request_id, partial(self._add, message))
                 else:
                     compiled = self._compiler.submit(self._engine.compile_guide, message.params.guide)
                     self._compiling[message.request_id] = compiled, message
-            case Import(request_id, _, guide):
+            case ImportRequest(request_id, _, guide):
                 if guide is None:
                     self._reply(request_id, partial(self._import, message))
                 else:
                     self._compiling[request_id] = self._compiler.submit(self._engine.compile_guide, guide), message
-            case Export(call_id, request_id):
+            case ExportRequest(call_id, request_id):
                 self._export(call_id, request_id)
-            case Abort(request_id):
+            case AbortRequest(request_id):
                 if self._compiling.pop(request_id, None) is None:
                     self._engine.abort(request_id)
                     self._gains.drop(request_id)
-            case Settled(cost):
+            case DeltasHandled(cost):
                 self._pace.settled(cost)
-            case Compile(call_id, guide):
+            case CompileGuide(call_id, guide):
                 self._compiling[call_id] = self._compiler.submit(self._engine.compile_guide, guide), None
-            case Ask(call_id, question):
+            case Query(call_id, question):
                 self._reply(call_id, self._questions[question])
             case _:
                 raise TypeError(f"no such message: {message!r}")
 
-    def _take_compiled(self) -> None:
+    def _handle_compiled(self) -> None:
         for call_id, (compiled, request) in list(self._compiling.items()):
             if compiled.done():
                 del self._compiling[call_id]
                 self._reply(call_id, partial(self._use, compiled, request))
 
-    def _use(self, compiled: Future[Grammar], request: Submit | Import | None) -> None:
+    def _use(self, compiled: Future[Grammar], request: SubmitRequest | ImportRequest | None) -> None:
         grammar = compiled.result()
-        if isinstance(request, Import):
+        if isinstance(request, ImportRequest):
             self._import(request, grammar)
         elif request is not None:
             self._add(request, grammar)
 
-    def _import(self, request: Import, grammar: Grammar | None = None) -> None:
+    def _import(self, request: ImportRequest, grammar: Grammar | None = None) -> None:
         self._engine.import_request(request.exported, request_id=request.request_id, grammar=grammar)
         output = self._engine.output(request.request_id)
         assert output is not None
-        self._gains.go_on(output)
+        self._gains.resume(output)
         if request.whole:
-            self._gains.hold(request.request_id)
+            self._gains.hold_until_end(request.request_id)
 
     def _export(self, call_id: str, request_id: str) -> None:
         """Export a request. Its last output delta follows the answer, with those of the next step."""
         try:
-            self._replies.append(Exported(call_id, request_id, self._engine.export_request(request_id)))
+            self._replies.append(RequestExported(call_id, request_id, self._engine.export_request(request_id)))
         except Exception as error:
-            self._replies.append(Reply(call_id, error=portable(error)))
+            self._replies.append(EngineReply(call_id, error=picklable_error(error)))
 
-    def _add(self, request: Submit, grammar: Grammar | None = None) -> None:
-        self._engine.add(
+    def _add(self, request: SubmitRequest, grammar: Grammar | None = None) -> None:
+        self._engine.add_request(
             request.prompt_token_ids,
             request.params,
             request_id=request.request_id,
@@ -263,14 +263,14 @@ class EngineLoop:
             client=request.client,
             pooling=request.pooling,
         )
-        if request.whole:
-            self._gains.hold(request.request_id)
+        if request.final_only:
+            self._gains.hold_until_end(request.request_id)
 
     def _reply(self, call_id: str, work: Callable[[], Any]) -> None:
         try:
-            reply = Reply(call_id, work())
+            reply = EngineReply(call_id, work())
         except Exception as error:
-            reply = Reply(call_id, error=portable(error))
+            reply = EngineReply(call_id, error=picklable_error(error))
         self._replies.append(reply)
 
     def _step(self) -> None:
@@ -283,13 +283,13 @@ class EngineLoop:
             # Its requests have failed. The others may continue only if the bookkeeping is still sound.
             self._engine.scheduler.check_integrity()
 
-    def _observe(self) -> Observation:
-        return Observation(self._engine.stats(), self._engine.meter)
+    def _observe(self) -> StatsSnapshot:
+        return StatsSnapshot(self._engine.stats(), self._engine.meter)
 
     def _hits(self) -> frozenset[int] | None:
         cache = self._engine.scheduler.cache
-        keys = hit_keys(cache.store.index, self._engine.plan.memory.num_slots > 0)
-        told, self._told = self._told, keys
+        keys = prefix_hit_keys(cache.store.index, self._engine.plan.memory.num_slots > 0)
+        told, self._reported_keys = self._reported_keys, keys
         return None if keys == told else keys
 
     def _check(self) -> int:
@@ -307,7 +307,7 @@ def _sendable(delta: OutputDelta) -> OutputDelta:
     output = delta.output
     if output is None:
         return delta
-    error = None if output.error is None else of_step(output.error)
+    error = None if output.error is None else step_error(output.error)
     return delta._replace(output=replace(output, prompt_token_ids=[], prompt_logprobs=None, error=error))
 
 

@@ -10,9 +10,9 @@ from ostinato.engine.outputs import CompletionOutput, RequestOutput, RequestTime
 from ostinato.schedule.batch import TokenLogprobs
 from ostinato.schedule.request import FinishReason
 
-SHARE = 0.1
+MAX_SERVER_SHARE = 0.1
 """Largest share of a core's time that the server may spend on receiving outputs; sending waits for it."""
-LONGEST_WAIT = 0.1
+MAX_DELAY_SECONDS = 0.1
 """Longest time in seconds that outputs wait to be sent."""
 
 
@@ -27,7 +27,7 @@ class SampleDelta(NamedTuple):
     finish_reason: str | None
     stop_reason: int | str | None
 
-    def then(self, later: SampleDelta) -> SampleDelta:
+    def merge(self, later: SampleDelta) -> SampleDelta:
         """Return both deltas as one."""
         logprobs = None if self.logprobs is None else self.logprobs + (later.logprobs or ())
         return SampleDelta(
@@ -59,13 +59,13 @@ class OutputDelta(NamedTuple):
         samples = {sample.sample_index: sample for sample in self.samples}
         for sample in later.samples:
             before = samples.get(sample.sample_index)
-            samples[sample.sample_index] = sample if before is None else before.then(sample)
+            samples[sample.sample_index] = sample if before is None else before.merge(sample)
         ordered = [samples[index] for index in sorted(samples)]
         scores = self.prompt_logprobs or later.prompt_logprobs
         return OutputDelta(self.request_id, ordered, later.num_cached_tokens, later.times, later.output, scores)
 
 
-def before_move(delta: OutputDelta) -> OutputDelta | None:
+def without_move(delta: OutputDelta) -> OutputDelta | None:
     """Return the last delta of a moved request without its end, for a stream that continues with the next engine.
 
     None if nothing is left of it.
@@ -76,12 +76,12 @@ def before_move(delta: OutputDelta) -> OutputDelta | None:
     return delta._replace(samples=gained, output=None) if gained else None
 
 
-class Gains:
+class DeltaBuffer:
     """Collects, step by step, the output deltas since the last `take`. For one thread."""
 
     def __init__(self) -> None:
         self._changed: dict[str, RequestOutput] = {}
-        self._given: dict[str, list[tuple[int, int, bool]]] = {}  # per sample: characters, tokens, ended
+        self._sent: dict[str, list[tuple[int, int, bool]]] = {}  # per sample: characters, tokens, ended
         self._whole: set[str] = set()
         self._urgent: set[str] = set()
 
@@ -96,15 +96,15 @@ class Gains:
     @property
     def num_kept(self) -> int:
         """Number of requests for which anything is kept."""
-        return len(self._given.keys() | self._changed.keys() | self._whole)
+        return len(self._sent.keys() | self._changed.keys() | self._whole)
 
-    def hold(self, request_id: str) -> None:
+    def hold_until_end(self, request_id: str) -> None:
         """Hold the request's deltas until it has ended, since its reader does not look before."""
         self._whole.add(request_id)
 
-    def go_on(self, output: RequestOutput) -> None:
+    def resume(self, output: RequestOutput) -> None:
         """Note the state of an imported request, whose output so far the other engine has already sent."""
-        self._given[output.request_id] = [_state(sample) for sample in output.outputs]
+        self._sent[output.request_id] = [_state(sample) for sample in output.outputs]
 
     def note(self, outputs: Iterable[RequestOutput]) -> None:
         """Note the outputs that a step has changed."""
@@ -112,7 +112,7 @@ class Gains:
             if output.request_id in self._whole and not output.finished:
                 continue
             self._changed[output.request_id] = output
-            if output.finished or output.request_id not in self._given:
+            if output.finished or output.request_id not in self._sent:
                 self._urgent.add(output.request_id)
 
     def take(self, urgent_alone: bool = False) -> list[OutputDelta]:
@@ -127,12 +127,12 @@ class Gains:
     def drop(self, request_id: str) -> None:
         """Drop an abandoned request."""
         self._changed.pop(request_id, None)
-        self._given.pop(request_id, None)
+        self._sent.pop(request_id, None)
         self._whole.discard(request_id)
         self._urgent.discard(request_id)
 
     def _gain(self, output: RequestOutput) -> OutputDelta:
-        given = self._given.setdefault(output.request_id, [(0, 0, False)] * len(output.outputs))
+        given = self._sent.setdefault(output.request_id, [(0, 0, False)] * len(output.outputs))
         scores = output.prompt_logprobs if given[0][1] == 0 < len(output.outputs[0].token_ids) else None
         samples = []
         for index, sample in enumerate(output.outputs):
@@ -141,7 +141,7 @@ class Gains:
                 samples.append(_sample_gain(sample, *given[index][:2]))
                 given[index] = state
         if output.finished:
-            del self._given[output.request_id]
+            del self._sent[output.request_id]
             self._whole.discard(output.request_id)
         ended = output if output.finished else None
         return OutputDelta(output.request_id, samples, output.num_cached_tokens, output.times, ended, scores)
@@ -163,7 +163,7 @@ def _sample_gain(sample: CompletionOutput, num_characters: int, num_tokens: int)
     )
 
 
-class Pace:
+class DeltaPacer:
     """Rate control of the messages to the server: deltas are sent at once while that is cheap.
 
     With many streams they are sent less often, so that the server's work on them leaves the processors to the engine.
@@ -199,6 +199,6 @@ class Pace:
         self._in_flight = False
         if not self._are_all:
             return
-        wait = min(cost, self._last_cost) * (1 / SHARE - 1)
-        self._next = self._clock() + min(wait, LONGEST_WAIT)
+        wait = min(cost, self._last_cost) * (1 / MAX_SERVER_SHARE - 1)
+        self._next = self._clock() + min(wait, MAX_DELAY_SECONDS)
         self._last_cost = cost

@@ -7,7 +7,7 @@ import logging
 from dataclasses import dataclass
 from typing import Protocol
 
-from ostinato.engine.process.stream import Stream
+from ostinato.engine.process.stream import RequestStream
 from ostinato.errors import RequestError
 
 _GLANCE = 0.005
@@ -16,18 +16,18 @@ _GLANCE = 0.005
 log = logging.getLogger("ostinato.engine")
 
 
-class Movable(Protocol):
+class MigratableEngine(Protocol):
     """Part of an `AsyncEngine` that migration needs, on either side."""
 
-    def streams(self) -> list[Stream]: ...
-    def is_entering(self, stream: Stream) -> bool: ...
+    def streams(self) -> list[RequestStream]: ...
+    def is_pending(self, stream: RequestStream) -> bool: ...
     async def export(self, request_id: str) -> bytes | None: ...
-    async def import_(self, exported: bytes, *, stream: Stream | None = None) -> Stream: ...
-    async def take_back(self, exported: bytes, stream: Stream) -> None: ...
+    async def import_(self, exported: bytes, *, stream: RequestStream | None = None) -> RequestStream: ...
+    async def take_back(self, exported: bytes, stream: RequestStream) -> None: ...
 
 
 @dataclass(frozen=True)
-class Drained:
+class DrainResult:
     """Numbers of an engine's requests that were moved and kept, besides those that ended meanwhile."""
 
     moved: int
@@ -36,30 +36,30 @@ class Drained:
     num_bytes: int
 
 
-async def drain(engine: Movable, to: Movable | None) -> Drained:
+async def drain(engine: MigratableEngine, to: MigratableEngine | None) -> DrainResult:
     """Migrate all requests of `engine`; see `AsyncEngine.drain`."""
     moved, kept = 0, 0
     num_bytes = 0
-    seen: set[Stream] = set()
+    seen: set[RequestStream] = set()
     while waiting := [stream for stream in engine.streams() if stream not in seen]:
-        begun = [stream for stream in waiting if not engine.is_entering(stream)]
+        begun = [stream for stream in waiting if not engine.is_pending(stream)]
         for stream in begun:
             seen.add(stream)
             size, is_kept = await (_export(engine, stream) if to is None else _move(engine, stream, to))
             moved, kept, num_bytes = moved + (size > 0), kept + is_kept, num_bytes + size
         if not begun:
             await asyncio.sleep(_GLANCE)
-    return Drained(moved, kept, num_bytes)
+    return DrainResult(moved, kept, num_bytes)
 
 
-async def _export(engine: Movable, stream: Stream) -> tuple[int, bool]:
+async def _export(engine: MigratableEngine, stream: RequestStream) -> tuple[int, bool]:
     """Export a request, and return (bytes, False) once its stream has ended; 0 bytes if it has ended by itself."""
     exported = None if stream.ended else await engine.export(stream.request_id)
     await stream.wait_ended()
     return len(exported or b""), False
 
 
-async def _move(engine: Movable, stream: Stream, to: Movable) -> tuple[int, bool]:
+async def _move(engine: MigratableEngine, stream: RequestStream, to: MigratableEngine) -> tuple[int, bool]:
     """Move a request to another engine, and return (bytes that the engine imported, whether the request is kept)."""
     if stream.ended:  # it ended while others were moved
         return 0, False

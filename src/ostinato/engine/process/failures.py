@@ -34,7 +34,7 @@ class ReplicaLost(RuntimeError):
     """
 
 
-def portable(error: BaseException) -> Exception:
+def picklable_error(error: BaseException) -> Exception:
     """Return an error that another process can read: Ostinato's own unchanged, any other as text."""
     if isinstance(error, OstinatoError):
         return error
@@ -43,7 +43,7 @@ def portable(error: BaseException) -> Exception:
     return told
 
 
-def of_step(error: Exception) -> Exception:
+def step_error(error: Exception) -> Exception:
     """Return the error of one request. An exception of a step ends many requests, so each gets a separate error."""
     if isinstance(error, OstinatoError):
         return error

@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from ostinato.engine.process.failures import EngineFailed
-from ostinato.engine.process.messages import Observation
+from ostinato.engine.process.messages import StatsSnapshot
 
 _ASKS_PER_TIMEOUT = 8
-_LONGEST_PAUSE = 5.0
+_MAX_PAUSE_SECONDS = 5.0
 """Longest time in seconds between two questions."""
 
 
@@ -21,32 +21,32 @@ class Heartbeat:
     """
 
     def __init__(
-        self, ask: Callable[[], Awaitable[Observation]], timeout: float, on_change: Callable[[bool], None]
+        self, ask: Callable[[], Awaitable[StatsSnapshot]], timeout: float, on_change: Callable[[bool], None]
     ) -> None:
         """Start to watch. To be made, and used, on the event loop.
 
         `ask` is answered between two steps. `on_change` is called with True when the engine stalls, and with False when
         it answers again.
         """
-        self.last: Observation | None = None
+        self.last: StatsSnapshot | None = None
         """Last answer of the engine."""
         self.is_stalled = False
         self._ask, self._timeout, self._on_change = ask, timeout, on_change
         self._loop = asyncio.get_running_loop()
         self._last_time = self._loop.time()
-        self._task = self._loop.create_task(self._beat())
+        self._task = self._loop.create_task(self._run())
 
     @property
     def age(self) -> float:
         """Seconds since the last answer."""
         return self._loop.time() - self._last_time
 
-    def note(self, observation: Observation) -> None:
+    def record(self, observation: StatsSnapshot) -> None:
         """Note an answer of the engine."""
         self.last, self._last_time = observation, self._loop.time()
         self._set(False)
 
-    async def look(self, patience: float) -> Observation:
+    async def poll(self, patience: float) -> StatsSnapshot:
         """Return the engine's answer, or its last one if it does not answer within `patience` seconds."""
         if self.last is None:
             return await self._ask()
@@ -62,15 +62,15 @@ class Heartbeat:
     def stop(self) -> None:
         self._task.cancel()
 
-    async def _beat(self) -> None:
-        pause = min(_LONGEST_PAUSE, self._timeout / _ASKS_PER_TIMEOUT)
+    async def _run(self) -> None:
+        pause = min(_MAX_PAUSE_SECONDS, self._timeout / _ASKS_PER_TIMEOUT)
         with suppress(EngineFailed):
             while True:
                 asked = asyncio.ensure_future(self._ask())
                 done, _ = await asyncio.wait([asked], timeout=self._timeout)
                 if not done:
                     self._set(True)
-                self.note(await asked)
+                self.record(await asked)
                 await asyncio.sleep(pause)
 
     def _set(self, is_stalled: bool) -> None:

@@ -18,14 +18,14 @@ from ostinato.config import EngineConfig
 from ostinato.engine.process.environment import SECRET_VARIABLES as SECRET_VARIABLES
 from ostinato.engine.process.environment import child_environment as child_environment
 from ostinato.engine.process.failures import EngineError
-from ostinato.engine.process.messages import Failed, Log, Progress, Start, Started, Unpacker, pack
+from ostinato.engine.process.messages import EngineCrashed, LogLine, ProgressReport, EngineStart, EngineStarted, MessageDecoder, encode_message
 from ostinato.errors import CapacityError, ModelError
-from ostinato.formats.shortened import shortened
-from ostinato.threads import TURNS_BESIDE_SERVER, wait_briefly
+from ostinato.formats.shortened import truncated_file_message
+from ostinato.threads import TURNS_BESIDE_SERVER, limit_spin_wait
 
 if TYPE_CHECKING:
-    from ostinato.engine.engine import Engine
-    from ostinato.engine.run.runner import StartProgress
+    from ostinato.engine.engine import EngineCore
+    from ostinato.engine.run.runner import ProgressFn
 
 
 _PATIENCE = 5.0
@@ -39,24 +39,24 @@ Python's default of 700 is reached within one request, whose objects nearly all 
 """
 
 
-def make_engine(config: EngineConfig, progress: StartProgress) -> Engine:
+def make_engine(config: EngineConfig, progress: ProgressFn) -> EngineCore:
     """Return the engine of a configuration; see `Engine`. Imports torch."""
-    from ostinato.engine.engine import Engine
+    from ostinato.engine.engine import EngineCore
 
-    return Engine(config, progress)
+    return EngineCore(config, progress)
 
 
 class EngineProcess(asyncio.Protocol):
     """A process that runs one engine. It ends with its connection, and so with the process that started it."""
 
-    started: Started
+    started: EngineStarted
     """First report of the process."""
 
-    def __init__(self, progress: StartProgress) -> None:
+    def __init__(self, progress: ProgressFn) -> None:
         self._progress = progress
-        self._unpacker = Unpacker()
+        self._unpacker = MessageDecoder()
         self._loop = asyncio.get_running_loop()
-        self._starting: asyncio.Future[Started] = self._loop.create_future()
+        self._starting: asyncio.Future[EngineStarted] = self._loop.create_future()
         self._transport: asyncio.Transport
         self._process: subprocess.Popen[bytes]
         self._reaping: asyncio.Task[None] | None = None
@@ -68,7 +68,7 @@ class EngineProcess(asyncio.Protocol):
         """Callback on the loop, called once, when the engine has failed or its process died."""
 
     @classmethod
-    async def start(cls, start: Start, progress: StartProgress) -> EngineProcess:
+    async def start(cls, start: EngineStart, progress: ProgressFn) -> EngineProcess:
         """Return a process whose engine has succeeded in a step.
 
         Raises the error of an engine that cannot be made, and EngineError if the process died. A cancelled call leaves
@@ -96,7 +96,7 @@ class EngineProcess(asyncio.Protocol):
     def send(self, message: Any) -> None:
         """Send a message, without waiting. Messages after the end are dropped."""
         if not self._transport.is_closing():
-            self._transport.write(pack(message))
+            self._transport.write(encode_message(message))
 
     async def end(self) -> None:
         """End the process, whatever it is doing."""
@@ -115,15 +115,15 @@ class EngineProcess(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         for message in self._unpacker.feed(data):
             match message:
-                case Log(record):
+                case LogLine(record):
                     logger = logging.getLogger(record.name)
                     if logger.isEnabledFor(record.levelno):
                         logger.handle(record)
-                case Progress():
+                case ProgressReport():
                     self._progress(*message)
-                case Started():
+                case EngineStarted():
                     self._starting.set_result(message)
-                case Failed(error):
+                case EngineCrashed(error):
                     self._fail(error)
                 case _:
                     self.on_message(message)
@@ -134,7 +134,7 @@ class EngineProcess(asyncio.Protocol):
 
     async def _note_death(self) -> None:
         status = await asyncio.to_thread(self._reap)
-        self._fail(death(status, self._model))
+        self._fail(process_death_error(status, self._model))
 
     def _fail(self, error: Exception) -> None:
         if self._has_ended:
@@ -146,11 +146,11 @@ class EngineProcess(asyncio.Protocol):
             self.on_end(error)
 
 
-def death(status: int, model: str) -> Exception:
+def process_death_error(status: int, model: str) -> Exception:
     """Return why a process ended by itself with `status`, as far as that can be known. `model` is its model."""
     how = f"by signal {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
     if status == -signal.SIGBUS:
-        return ModelError(f"the engine's process ended {how}: {shortened(model)}")
+        return ModelError(f"the engine's process ended {how}: {truncated_file_message(model)}")
     hint = None if status == -signal.SIGKILL else address_space_hint()
     if hint is not None:
         return CapacityError(f"the engine's process ended {how}: {hint}")
@@ -161,7 +161,7 @@ def _spawn(connection: socket.socket) -> subprocess.Popen[bytes]:
     """Start the process at the end of `connection`."""
     command = [sys.executable, "-P", "-m", "ostinato.engine.process.child", str(connection.fileno())]
     environment = child_environment()
-    wait_briefly(environment, TURNS_BESIDE_SERVER)
+    limit_spin_wait(environment, TURNS_BESIDE_SERVER)
     # The child inherits blocked signals, so none reaches it before it ignores them.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
     try:
@@ -170,7 +170,7 @@ def _spawn(connection: socket.socket) -> subprocess.Popen[bytes]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def keep_for_good() -> None:
+def freeze_gc() -> None:
     """Exclude all present objects from garbage collection, and make the collector run seldom.
 
     A process that is ready holds some hundred thousand objects until it ends. A look through them takes a tenth of a

@@ -16,20 +16,20 @@ from ostinato.config import EngineConfig
 from ostinato.engine.process.delivery import OutputDelta
 from ostinato.media.prompt import MediaPrompt
 from ostinato.models.pooling import PoolingKind
-from ostinato.observe.histograms import Meter
+from ostinato.observe.histograms import EngineHistograms
 from ostinato.plan.plan import Plan
 from ostinato.plan.vision import VisionSpec
 from ostinato.sample.guide import Guide
 from ostinato.sample.params import SamplingParams
 
 if TYPE_CHECKING:
-    from ostinato.engine.engine import Engine
-    from ostinato.engine.run.runner import StartProgress
+    from ostinato.engine.engine import EngineCore
+    from ostinato.engine.run.runner import ProgressFn
 
-Question = Literal["observe", "hits", "prefixes", "check", "close"]
+QueryKind = Literal["observe", "hits", "prefixes", "check", "close"]
 """Questions to the engine.
 
-`observe`: an Observation. `hits`: the block hashes at which a prompt may hit (`hit_keys`), or None if they have not
+`observe`: an Observation. `hits`: the block hashes at which a prompt may hit (`prefix_hit_keys`), or None if they have not
 changed since the last time. `prefixes`: a picture of the prefix index (`cache.picture`). `check`: for how many requests
 anything is kept; AssertionError if the bookkeeping is inconsistent. `close`: nothing, once the prefix cache is saved to
 files, if the plan says so.
@@ -39,17 +39,17 @@ files, if the plan says so.
 
 
 @dataclass(frozen=True)
-class Start:
+class EngineStart:
     """The first message."""
 
     config: EngineConfig
-    make: Callable[[EngineConfig, StartProgress], Engine]
+    make: Callable[[EngineConfig, ProgressFn], EngineCore]
     """Function that makes the engine. It is sent by its name, or by its class's."""
     log_level: int
 
 
-class Submit(NamedTuple):
-    """A request; its answer is a Reply. See `Engine.add`."""
+class SubmitRequest(NamedTuple):
+    """A request; its answer is a Reply. See `EngineCore.add_request`."""
 
     request_id: str
     prompt_token_ids: list[int]
@@ -59,12 +59,12 @@ class Submit(NamedTuple):
     media: MediaPrompt | None = None
     client: str | None = None
     pooling: PoolingKind | None = None
-    whole: bool = False
+    final_only: bool = False
     """True if its output is sent once, when it has ended."""
 
 
-class Import(NamedTuple):
-    """A request that another engine has exported; its answer is a Reply. See `Engine.import_request`."""
+class ImportRequest(NamedTuple):
+    """A request that another engine has exported; its answer is a Reply. See `EngineCore.import_request`."""
 
     request_id: str
     exported: bytes
@@ -74,43 +74,43 @@ class Import(NamedTuple):
     """True if its output is sent once, when it has ended."""
 
 
-class Export(NamedTuple):
+class ExportRequest(NamedTuple):
     """A request to export; its answer is an Exported, followed by its last delta, whose outputs end with `moved`."""
 
     call_id: str
     request_id: str
 
 
-class Abort(NamedTuple):
+class AbortRequest(NamedTuple):
     """An abandoned request, to be dropped."""
 
     request_id: str
 
 
-class Settled(NamedTuple):
+class DeltasHandled(NamedTuple):
     """Note that the readers have the last deltas, which took the event loop `cost` seconds."""
 
     cost: float
 
 
-class Compile(NamedTuple):
+class CompileGuide(NamedTuple):
     """A guide to compile, so that it is known whether that is possible; its answer is a Reply."""
 
     call_id: str
     guide: Guide
 
 
-class Ask(NamedTuple):
+class Query(NamedTuple):
     """A question to the engine, between two steps; its answer is a Reply."""
 
     call_id: str
-    question: Question
+    question: QueryKind
 
 
 # Messages from the engine.
 
 
-class Progress(NamedTuple):
+class ProgressReport(NamedTuple):
     """Progress of the start; see StartProgress."""
 
     what: str
@@ -119,7 +119,7 @@ class Progress(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Started:
+class EngineStarted:
     """First report of an engine that has succeeded in a step."""
 
     plan: Plan
@@ -133,7 +133,7 @@ class Started:
     hidden_size: int
 
 
-class Reply(NamedTuple):
+class EngineReply(NamedTuple):
     """The answer to a Submit (under its id), a Compile or an Ask: a result, or the error that was raised."""
 
     call_id: str
@@ -141,7 +141,7 @@ class Reply(NamedTuple):
     error: Exception | None = None
 
 
-class Exported(NamedTuple):
+class RequestExported(NamedTuple):
     """The answer to an Export; None if the request has ended by itself."""
 
     call_id: str
@@ -149,38 +149,38 @@ class Exported(NamedTuple):
     exported: bytes | None
 
 
-class Gained(NamedTuple):
+class OutputDeltas(NamedTuple):
     """Output deltas of requests since the last such message."""
 
     deltas: Sequence[OutputDelta]
 
 
-class Ended(NamedTuple):
+class RequestFailed(NamedTuple):
     """A request that has ended with an error that its engine did not report."""
 
     request_id: str
     error: Exception
 
 
-class Log(NamedTuple):
+class LogLine(NamedTuple):
     """A line for the server's log."""
 
     record: LogRecord
 
 
-class Failed(NamedTuple):
+class EngineCrashed(NamedTuple):
     """The last message: why the engine cannot start, or cannot continue."""
 
     error: Exception
 
 
 @dataclass(frozen=True)
-class Observation:
+class StatsSnapshot:
     """The engine's counts between two steps, so that all agree with each other."""
 
     stats: dict[str, Any]
-    """Statistics of `Engine.stats`."""
-    meter: Meter
+    """Statistics of `EngineCore.stats`."""
+    meter: EngineHistograms
 
 
 # Transport.
@@ -191,13 +191,13 @@ _AT_ONCE = 2**18
 """Bytes read at a time."""
 
 
-def pack(message: Any) -> bytes:
+def encode_message(message: Any) -> bytes:
     """Return a message as the bytes that are sent."""
     data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
     return len(data).to_bytes(_LENGTH_BYTES, "little") + data
 
 
-class Unpacker:
+class MessageDecoder:
     """Decoder of messages from bytes, however these are cut."""
 
     def __init__(self) -> None:
@@ -221,12 +221,12 @@ class Channel:
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        self._unpacker = Unpacker()
+        self._unpacker = MessageDecoder()
         self._sending = threading.Lock()
 
     def send(self, *messages: Any) -> None:
         """Send messages. Waits while the other end has not read earlier ones. OSError if it is gone."""
-        data = b"".join(map(pack, messages))
+        data = b"".join(map(encode_message, messages))
         with self._sending:
             self._connection.sendall(data)
 

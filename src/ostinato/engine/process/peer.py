@@ -22,7 +22,7 @@ class _HasDescriptor(Protocol):
     def fileno(self) -> int: ...
 
 
-def end_with_peer(connection: _HasDescriptor) -> None:
+def exit_with_peer(connection: _HasDescriptor) -> None:
     """End this process at once when the other end of a socket is gone, whatever the process is doing.
 
     A stopped process ends when it is continued.
@@ -37,8 +37,8 @@ def end_with_peer(connection: _HasDescriptor) -> None:
     threading.Thread(target=watch, name="the other end", daemon=True).start()
 
 
-def end_with_starter() -> None:
-    """Have the kernel kill this process, started by `start_kept`, when its starter ends, even while it is stopped.
+def die_with_parent() -> None:
+    """Have the kernel kill this process, started by `start_bound_process`, when its starter ends, even while it is stopped.
 
     Only Linux does; and a starter that ended before this call is not noticed.
     """
@@ -46,7 +46,7 @@ def end_with_starter() -> None:
         ctypes.CDLL(None).prctl(_SET_SIGNAL, signal.SIGKILL)
 
 
-def start_kept(command: Sequence[str], env: Mapping[str, str], pass_fds: Sequence[int] = ()) -> subprocess.Popen[bytes]:
+def start_bound_process(command: Sequence[str], env: Mapping[str, str], pass_fds: Sequence[int] = ()) -> subprocess.Popen[bytes]:
     """Start a process without input, in a new session. OSError if that is not possible.
 
     For Linux the starter of a process is a thread, so a thread starts it that lives as long as it does.

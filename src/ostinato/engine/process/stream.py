@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from ostinato.engine.move.form import MovedRequest
+from ostinato.engine.move.form import RequestSnapshot
 from ostinato.engine.outputs import RequestTimes
 from ostinato.engine.process.delivery import OutputDelta
 from ostinato.errors import RequestError
@@ -16,7 +16,7 @@ class DeadlineExceeded(RequestError):
     """Error for a request that was ended because its deadline passed."""
 
 
-class Stream:
+class RequestStream:
     """An asynchronous iterator over a request's output deltas. Leaving its `async with` early ends the request.
 
     Deltas that the caller has not fetched are joined, so at most the request's whole output waits for a slow caller. An
@@ -55,15 +55,15 @@ class Stream:
         self._abort = abort
         self._waiting: OutputDelta | None = None
         self._error: Exception | None = None
-        self._news = asyncio.Event()
+        self._updated = asyncio.Event()
 
-    async def __aenter__(self) -> Stream:
+    async def __aenter__(self) -> RequestStream:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self.abort()
 
-    def __aiter__(self) -> Stream:
+    def __aiter__(self) -> RequestStream:
         return self
 
     async def __anext__(self) -> OutputDelta:
@@ -71,16 +71,16 @@ class Stream:
             if self.ended:
                 self.raise_error()
                 raise StopAsyncIteration
-            self._news.clear()
-            await self._news.wait()
+            self._updated.clear()
+            await self._updated.wait()
         delta, self._waiting = self._waiting, None
         return delta
 
     async def wait_ended(self) -> None:
         """Wait until nothing more will come, whether or not all deltas are fetched."""
         while not self.ended:
-            self._news.clear()
-            await self._news.wait()
+            self._updated.clear()
+            await self._updated.wait()
 
     def raise_error(self) -> None:
         """Raise the error that ended the request, if one did."""
@@ -92,11 +92,11 @@ class Stream:
         if not self.ended:
             self._abort()
 
-    def pass_on(self, request_id: str, abort: Callable[[], None]) -> None:
+    def rebind(self, request_id: str, abort: Callable[[], None]) -> None:
         """Continue with another engine, under this id."""
         self.request_id, self._abort = request_id, abort
 
-    def go_on_from(self, moved: MovedRequest) -> None:
+    def restore(self, moved: RequestSnapshot) -> None:
         """Note what another engine has already given of the request."""
         first = moved.samples[0]
         self.prompt_token_ids = moved.prompt_token_ids
@@ -121,7 +121,7 @@ class Stream:
             if sample.finish_reason is not None:
                 self.finish_reasons.append(sample.finish_reason)
         self._waiting = delta if self._waiting is None else self._waiting.then(delta)
-        self._news.set()
+        self._updated.set()
 
     def end(self, error: Exception | None = None) -> None:
         """End the stream: nothing more will come. Called for the engine."""
@@ -133,4 +133,4 @@ class Stream:
             self.timer = None
         if error is not None:
             self.on_error(error)
-        self._news.set()
+        self._updated.set()

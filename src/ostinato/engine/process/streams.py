@@ -8,27 +8,27 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from ostinato.engine.process.admission import Admission
-from ostinato.engine.process.delivery import OutputDelta, before_move
-from ostinato.engine.process.messages import Abort, Settled
-from ostinato.engine.process.stream import DeadlineExceeded, Stream
+from ostinato.engine.process.admission import QueueLimit
+from ostinato.engine.process.delivery import OutputDelta, without_move
+from ostinato.engine.process.messages import AbortRequest, DeltasHandled
+from ostinato.engine.process.stream import DeadlineExceeded, RequestStream
 from ostinato.schedule.request import FinishReason
 
-_TURNS = 3
+_LOOP_PASSES = 3
 """Iterations of the event loop until a delta has left the server: its reader is woken, forwards it, sends it."""
 
 
-class Streams:
+class StreamRegistry:
     """Streams of unfinished requests, by id. Those that the engine has not added yet are *entering*.
 
     Used on one event loop.
     """
 
-    def __init__(self, admission: Admission, send: Callable[[Any], None]) -> None:
+    def __init__(self, admission: QueueLimit, send: Callable[[Any], None]) -> None:
         """Create an empty table. `admission` counts the unfinished outputs; `send` is for messages to the engine."""
         self._admission, self._send = admission, send
         self._loop = asyncio.get_running_loop()
-        self._unfinished: dict[str, Stream] = {}
+        self._unfinished: dict[str, RequestStream] = {}
         self._entering: set[str] = set()
         self._num_ids = 0
 
@@ -38,10 +38,10 @@ class Streams:
     def __iter__(self) -> Iterator[str]:
         return iter(self._unfinished)
 
-    def get(self, request_id: str) -> Stream | None:
+    def get(self, request_id: str) -> RequestStream | None:
         return self._unfinished.get(request_id)
 
-    def all(self) -> list[Stream]:
+    def all(self) -> list[RequestStream]:
         return list(self._unfinished.values())
 
     def is_entering(self, request_id: str) -> bool:
@@ -51,29 +51,29 @@ class Streams:
         self._num_ids += 1
         return f"async-{self._num_ids}"
 
-    def open(self, num_outputs: int, client: str | None, deadline: float | None) -> Stream:
-        """Return the stream of a new request, whose request `entering` then adds to the engine.
+    def open(self, num_outputs: int, client: str | None, deadline: float | None) -> RequestStream:
+        """Return the stream of a new request, whose request `submitting` then adds to the engine.
 
-        `deadline` is in seconds from now. Raises what `Admission.enter` raises.
+        `deadline` is in seconds from now. Raises what `QueueLimit.acquire` raises.
         """
-        self._admission.enter(num_outputs, client)
+        self._admission.acquire(num_outputs, client)
         name = self.new_id()
-        stream = Stream(name, num_outputs, lambda: self.end(name), client)
+        stream = RequestStream(name, num_outputs, lambda: self.end(name), client)
         if deadline is not None:
             stream.deadline = self._loop.time() + deadline, deadline
         return stream
 
-    def go_on(self, stream: Stream) -> None:
-        """Give a stream of another engine's request an id here, so that `entering` can add its request to this engine.
+    def reattach(self, stream: RequestStream) -> None:
+        """Give a stream of another engine's request an id here, so that `submitting` can add its request to this engine.
 
-        Raises what `Admission.enter` raises.
+        Raises what `QueueLimit.acquire` raises.
         """
-        self._admission.enter(stream.num_outputs, stream.client)
+        self._admission.acquire(stream.num_outputs, stream.client)
         name = self.new_id()
-        stream.pass_on(name, lambda: self.end(name))
+        stream.rebind(name, lambda: self.end(name))
 
     @contextmanager
-    def entering(self, stream: Stream, *, ends: bool) -> Iterator[None]:
+    def submitting(self, stream: RequestStream, *, ends: bool) -> Iterator[None]:
         """Mark the stream as entering while its request is handed to the engine.
 
         If the engine refuses, the stream belongs to no engine. It ends if `ends`, else it may continue with another
@@ -88,8 +88,8 @@ class Streams:
             yield
         except BaseException as error:
             if self._unfinished.pop(name, None) is not None:  # else it ended meanwhile, and is not counted any more
-                self._admission.give_back(stream.num_outputs, stream.client)
-                _let_go(stream)
+                self._admission.cancel(stream.num_outputs, stream.client)
+                _detach(stream)
                 if ends:
                     stream.end()
             if not isinstance(error, Exception):
@@ -111,7 +111,7 @@ class Streams:
             stream.put(delta)
             if delta.output is not None:
                 self.finish(delta.request_id, delta.output.error)
-        self._settle(begin, _TURNS)
+        self._settle(begin, _LOOP_PASSES)
 
     def end(self, request_id: str, error: Exception | None = None) -> None:
         """End a request early; it may have ended already."""
@@ -123,7 +123,7 @@ class Streams:
         """End the stream of a request that has ended."""
         stream = self._unfinished.pop(request_id)
         stream.end(error)
-        self._admission.leave(stream.num_outputs, stream.client)
+        self._admission.release(stream.num_outputs, stream.client)
 
     def expire(self, request_id: str, deadline: float) -> None:
         """End a request whose deadline has passed."""
@@ -131,9 +131,9 @@ class Streams:
 
     def abandon(self, request_id: str) -> None:
         """Have the engine drop an abandoned request."""
-        self._send(Abort(request_id))
+        self._send(AbortRequest(request_id))
 
-    def _hand_over(self, stream: Stream, handover: asyncio.Future[bool], delta: OutputDelta) -> None:
+    def _hand_over(self, stream: RequestStream, handover: asyncio.Future[bool], delta: OutputDelta) -> None:
         """Handle the last delta of a request that another engine may continue."""
         assert delta.output is not None, "a request has an output when it ends"
         passes = any(each.finish_reason == FinishReason.MOVED.value for each in delta.output.outputs)
@@ -141,12 +141,12 @@ class Streams:
             stream.put(delta)
             self.finish(delta.request_id, delta.output.error)  # the request ended by itself
             return
-        gained = before_move(delta)
+        gained = without_move(delta)
         if gained is not None:
             stream.put(gained)
         del self._unfinished[delta.request_id]
-        self._admission.leave(stream.num_outputs, stream.client)
-        _let_go(stream)
+        self._admission.release(stream.num_outputs, stream.client)
+        _detach(stream)
         if not handover.done():
             handover.set_result(True)
 
@@ -155,12 +155,12 @@ class Streams:
         if turns:
             self._loop.call_soon(self._settle, begin, turns - 1)
         else:
-            self._send(Settled(time.thread_time() - begin))
+            self._send(DeltasHandled(time.thread_time() - begin))
 
 
-def _let_go(stream: Stream) -> None:
+def _detach(stream: RequestStream) -> None:
     """Detach a stream from its engine: if its reader leaves now, no engine hears of it."""
-    stream.pass_on(stream.request_id, stream.end)
+    stream.rebind(stream.request_id, stream.end)
     if stream.timer is not None:
         stream.timer.cancel()
         stream.timer = None

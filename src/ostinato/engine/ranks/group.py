@@ -17,23 +17,23 @@ from ostinato.plan.cuts import Rank
 _GLANCE = timedelta(seconds=0.1)
 """Time between looks whether the wait was interrupted, for example by Ctrl-C."""
 
-_FOREVER = timedelta(days=365)
+_GLOO_TIMEOUT = timedelta(days=365)
 """Timeout on CPUs: the other ranks end with the first one, however long it takes."""
 
-_ON_GPUS = timedelta(minutes=10)
+_NCCL_TIMEOUT = timedelta(minutes=10)
 """NCCL's timeout for a rank that is late. NCCL waits on the device."""
 
 
-class Group:
+class RankProcessGroup:
     """Connection of one rank with the others (`ops.ranks.between.Ranks`): by gloo on CPUs, by NCCL on GPUs.
 
     A rank that has died is noticed at once, for its connection ends. NCCL needs a GPU for each rank, and has not been
-    run. With `in_order`, an element's sum is taken over the ranks in their order, in float32, and does not depend on
+    run. With `has_act_order`, an element's sum is taken over the ranks in their order, in float32, and does not depend on
     the rest of the tensor. A ring would begin with a different rank for each part of it.
     """
 
     def __init__(self, rank: Rank, meeting: Path, device: torch.device, in_order: bool = False) -> None:
-        """Wait until all ranks are there. `meeting` is a file that all can write to."""
+        """Wait until all ranks are there. `rendezvous_file` is a file that all can write to."""
         store = dist.FileStore(str(meeting), rank.of)
         self.rank, self.number = rank, rank.number
         self._in_order = in_order
@@ -41,7 +41,7 @@ class Group:
         kind: Any = dist.ProcessGroupNCCL if device.type == "cuda" else dist.ProcessGroupGloo
         options: Any = kind.Options() if device.type == "cuda" else kind._Options()
         self._is_on_host = device.type == "cpu"
-        options._timeout = _FOREVER if self._is_on_host else _ON_GPUS
+        options._timeout = _GLOO_TIMEOUT if self._is_on_host else _NCCL_TIMEOUT
         if self._is_on_host:
             # All ranks are on this machine; a host's name may lead elsewhere, or nowhere.
             options._devices = [kind.create_device(hostname="127.0.0.1")]
@@ -83,10 +83,10 @@ class Group:
         if not self._is_on_host:
             work.wait()
             return
-        end = time.monotonic() + waiting.PATIENCE if self.rank.leads else float("inf")
+        end = time.monotonic() + waiting.RANK_TIMEOUT if self.rank.leads else float("inf")
         while not work.is_completed():
             with suppress(RuntimeError):  # the glance is over; any other error is raised below
                 work.wait(_GLANCE)
             if time.monotonic() > end and not work.is_completed():
-                raise waiting.does_not_answer(self.rank.of)
+                raise waiting.rank_timeout_error(self.rank.of)
         work.wait()

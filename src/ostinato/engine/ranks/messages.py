@@ -15,7 +15,7 @@ from ostinato.schedule.batch import Batch
 
 
 @dataclass(frozen=True)
-class Start:
+class RankStart:
     """Arguments that a rank is started with."""
 
     plan: Plan
@@ -23,42 +23,42 @@ class Start:
     directory: Path | None
     draft_directory: Path | None
     rank: Rank
-    meeting: Path
+    rendezvous_file: Path
     """File through which the ranks of a process group find each other."""
-    memory: int | None = None
+    shared_memory_fd: int | None = None
     """File descriptor of the shared memory that replaces the process group, if there is one."""
 
 
 @dataclass(frozen=True)
-class Ready:
+class RankReady:
     """Note that a rank has finished a stage of its start."""
 
 
 @dataclass(frozen=True)
-class Failed:
+class RankFailed:
     """Last message of a rank that ends with an error."""
 
     message: str
 
     @classmethod
-    def by(cls, error: BaseException) -> Failed:
+    def by(cls, error: BaseException) -> RankFailed:
         """Return the message of this process, which `error` ends."""
         text = error.message if isinstance(error, OstinatoError) else repr(error)
         return cls(f"(process {os.getpid()}) failed: {text}")
 
 
 @dataclass(frozen=True)
-class Step:
+class RankStep:
     """A step to be computed."""
 
     batch: Batch
     drafts: Drafts
 
     @classmethod
-    def of(cls, batch: Batch, drafts: Drafts) -> Step:
+    def of(cls, batch: Batch, drafts: Drafts) -> RankStep:
         """Return the step in the form that is sent: without sampling states and without the list of new requests."""
-        rows = tuple(row._replace(payload=None) for row in batch.rows)
-        return cls(replace(batch, rows=rows, first=()), drafts)
+        rows = tuple(row._replace(sampling_state=None) for row in batch.rows)
+        return cls(replace(batch, rows=rows, new_request_ids=()), drafts)
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Logits:
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ChosenDrafts:
     """Drafts sampled from the logits that all ranks have just computed, by index of the logits."""
 
     tokens: dict[int, int]

@@ -13,9 +13,9 @@ import torch
 from ostinato.engine.ranks import waiting
 from ostinato.plan.cuts import Rank
 
-AREA = 2**20
+CHUNK_BYTES = 2**20
 """Bytes that a rank gives the others at a time; longer tensors go in pieces. A multiple of any element's size."""
-SPIN = 2e-4
+SPIN_SECONDS = 2e-4
 """Seconds that a rank spins before it sleeps. All ranks compute the same at the same time."""
 _GLANCE = 0.1
 """Seconds between looks whether all ranks are alive, and whether the wait was interrupted, for example by Ctrl-C."""
@@ -33,7 +33,7 @@ _short = ctypes.PyDLL(None)
 """C library for calls that do not wait. They keep the GIL, which is slow to get back from a busy thread."""
 
 
-def is_available() -> bool:
+def has_shared_memory() -> bool:
     """Return whether this system has shared memory without a name, and semaphores that wait by a monotonic clock.
 
     That is Linux with glibc.
@@ -41,10 +41,10 @@ def is_available() -> bool:
     return hasattr(os, "memfd_create") and hasattr(_libc, "sem_clockwait")
 
 
-def create(ranks: int) -> int:
+def create_shared_memory(ranks: int) -> int:
     """Return the memory of `ranks` ranks: a file descriptor, for each to inherit."""
     fileno = os.memfd_create("ostinato-ranks", os.MFD_CLOEXEC)
-    os.ftruncate(fileno, _head(ranks) + 2 * ranks * AREA)
+    os.ftruncate(fileno, _head(ranks) + 2 * ranks * CHUNK_BYTES)
     with mmap.mmap(fileno, 0) as memory:
         for number in range(ranks * ranks):
             semaphore = (ctypes.c_char * _SEMAPHORE).from_buffer(memory, number * _SEMAPHORE)
@@ -58,7 +58,7 @@ def _head(ranks: int) -> int:
     return -(-ranks * ranks * _SEMAPHORE // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
-class SharedMemory:
+class SharedMemoryGroup:
     """Connection of one rank with the others (`ops.ranks.between.Ranks`).
 
     In an exchange, a rank writes its data into its area, posts to each of the others a semaphore of the pair, and waits
@@ -68,7 +68,7 @@ class SharedMemory:
     """
 
     def __init__(self, rank: Rank, fileno: int) -> None:
-        """Map the memory of `create`, given by its descriptor `fileno`."""
+        """Map the memory of `create_shared_memory`, given by its descriptor `fileno`."""
         self.rank, self.number = rank, rank.number
         self.check: Callable[[], None] = lambda: None
         """Callback during a wait, called now and then; it raises if the wait is in vain."""
@@ -80,7 +80,7 @@ class SharedMemory:
             ]
             for by in range(rank.of)
         ]
-        areas = torch.frombuffer(memory, dtype=torch.uint8, offset=_head(rank.of)).view(2, rank.of, AREA)
+        areas = torch.frombuffer(memory, dtype=torch.uint8, offset=_head(rank.of)).view(2, rank.of, CHUNK_BYTES)
         self._areas: dict[torch.dtype, torch.Tensor] = {torch.uint8: areas}
         self._turn = 0
 
@@ -88,7 +88,7 @@ class SharedMemory:
         """Add up `x` over all ranks in place, and return it. Errors as `_wait`."""
         flat = x.contiguous().view(-1)
         for piece in self._pieces(flat):
-            first, second, *others = self._exchanged(piece)
+            first, second, *others = self._exchange(piece)
             if piece.dtype == torch.float32:
                 torch.add(first, second, out=piece)
                 for each in others:
@@ -112,16 +112,16 @@ class SharedMemory:
         found = [torch.empty(x.shape, dtype=x.dtype) for _ in range(self.rank.of if is_wanted else 0)]
         begin = 0
         for piece in self._pieces(x.contiguous().view(-1)):
-            parts, end = self._exchanged(piece), begin + len(piece)
+            parts, end = self._exchange(piece), begin + len(piece)
             for whole, part in zip(found, parts, strict=False):
                 whole.view(-1)[begin:end] = part
             begin = end
         return found
 
     def _pieces(self, flat: torch.Tensor) -> Iterator[torch.Tensor]:
-        yield from flat.split(AREA // flat.element_size())
+        yield from flat.split(CHUNK_BYTES // flat.element_size())
 
-    def _exchanged(self, piece: torch.Tensor) -> list[torch.Tensor]:
+    def _exchange(self, piece: torch.Tensor) -> list[torch.Tensor]:
         """Exchange a piece, and return those of all ranks. They are valid until the exchange after the next one."""
         areas = self._areas.get(piece.dtype)
         if areas is None:
@@ -145,7 +145,7 @@ class SharedMemory:
         """
         begin = time.monotonic()
         while _short.sem_trywait(semaphore):
-            if time.monotonic() - begin < SPIN:
+            if time.monotonic() - begin < SPIN_SECONDS:
                 os.sched_yield()
                 continue
             until = time.monotonic() + _GLANCE
@@ -153,5 +153,5 @@ class SharedMemory:
             if not _libc.sem_clockwait(semaphore, _CLOCK_MONOTONIC, ctypes.byref(at)):
                 return
             self.check()
-            if self.rank.leads and time.monotonic() - begin > waiting.PATIENCE:
-                raise waiting.does_not_answer(self.rank.of)
+            if self.rank.leads and time.monotonic() - begin > waiting.RANK_TIMEOUT:
+                raise waiting.rank_timeout_error(self.rank.of)

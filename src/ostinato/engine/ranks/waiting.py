@@ -9,23 +9,23 @@ from multiprocessing.connection import Connection
 
 from ostinato.errors import RankError
 
-PATIENCE = 60.0
+RANK_TIMEOUT = 60.0
 """Seconds that the first rank waits for a rank that lives and does not come.
 
 One that has died is noticed sooner. All ranks compute the same at the same time, so none is that far behind the others.
 """
 
 
-def limit_sending(connection: Connection) -> None:
-    """Limit sends to `PATIENCE` from now on: BlockingIOError if the other side reads nothing meanwhile."""
+def set_send_timeout(connection: Connection) -> None:
+    """Limit sends to `RANK_TIMEOUT` from now on: BlockingIOError if the other side reads nothing meanwhile."""
     with socket.socket(fileno=os.dup(connection.fileno())) as end:
-        limit = struct.pack("ll", int(PATIENCE), int(PATIENCE % 1 * 1e6))
+        limit = struct.pack("ll", int(RANK_TIMEOUT), int(RANK_TIMEOUT % 1 * 1e6))
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
 
-def does_not_answer(ranks: int) -> RankError:
+def rank_timeout_error(ranks: int) -> RankError:
     """Return the error for a rank that the first rank has waited for long enough."""
     return RankError(
-        f"another of the {ranks} ranks of this engine lives, and has not answered for {PATIENCE:g} s; start the engine "
+        f"another of the {ranks} ranks of this engine lives, and has not answered for {RANK_TIMEOUT:g} s; start the engine "
         "again"
     )

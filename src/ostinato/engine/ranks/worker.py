@@ -12,90 +12,90 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ostinato.engine.process.peer import end_with_peer, end_with_starter
-from ostinato.engine.ranks.memory import Read, Write
-from ostinato.engine.ranks.messages import Chosen, Failed, Logits, Ready, Start, Step
-from ostinato.engine.ranks.shared import SharedMemory
-from ostinato.engine.run.cache_bytes import CacheBytes
-from ostinato.engine.run.runner import Runner
-from ostinato.engine.run.together import ForItself
-from ostinato.sample.sampler import Draw
-from ostinato.sample.state import Pick
+from ostinato.engine.process.peer import exit_with_peer, die_with_parent
+from ostinato.engine.ranks.memory import ReadMemory, WriteMemory
+from ostinato.engine.ranks.messages import ChosenDrafts, RankFailed, Logits, RankReady, RankStart, RankStep
+from ostinato.engine.ranks.shared import SharedMemoryGroup
+from ostinato.engine.run.cache_bytes import LayerCacheMemory
+from ostinato.engine.run.runner import ModelRunner
+from ostinato.engine.run.together import SingleRank
+from ostinato.sample.sampler import SampleKernel
+from ostinato.sample.state import PendingToken
 
 if TYPE_CHECKING:
-    from ostinato.engine.ranks.group import Group
+    from ostinato.engine.ranks.group import RankProcessGroup
 
 
-class Following(ForItself):
-    """A follower rank's side of a `Together`: it continues with the tokens that the first rank has sampled."""
+class FollowerRank(SingleRank):
+    """A follower rank's side of a `TensorParallel`: it continues with the tokens that the first rank has sampled."""
 
-    def __init__(self, group: Group | SharedMemory, connection: Connection) -> None:
+    def __init__(self, group: RankProcessGroup | SharedMemoryGroup, connection: Connection) -> None:
         super().__init__(group)
         self._connection = connection
 
-    def choose(self, _logits: torch.Tensor, _picks: Sequence[Pick], _draw: Draw) -> dict[int, int]:
-        chosen: Chosen = self._connection.recv()
+    def select_drafts(self, _logits: torch.Tensor, _picks: Sequence[PendingToken], _draw: SampleKernel) -> dict[int, int]:
+        chosen: ChosenDrafts = self._connection.recv()
         return chosen.tokens
 
 
 def main(fileno: int) -> None:
     """Serve the connection at a file descriptor until it ends."""
-    end_with_starter()
+    die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     connection = Connection(fileno)
     # This works also while it loads weights, or waits for a rank that will not come.
-    end_with_peer(connection)
+    exit_with_peer(connection)
     try:
         _serve(connection)
     except (EOFError, ConnectionError):
         pass
     except BaseException as error:
         with contextlib.suppress(OSError):
-            connection.send(Failed.by(error))
+            connection.send(RankFailed.by(error))
 
 
-def _group(start: Start, device: torch.device) -> Group | SharedMemory:
+def _group(start: RankStart, device: torch.device) -> RankProcessGroup | SharedMemoryGroup:
     """Return this rank's connection with the others."""
-    if start.memory is not None:
-        group = SharedMemory(start.rank, start.memory)
-        os.close(start.memory)
+    if start.shared_memory_fd is not None:
+        group = SharedMemoryGroup(start.rank, start.shared_memory_fd)
+        os.close(start.shared_memory_fd)
         return group
-    from ostinato.engine.ranks.group import Group  # imports torch.distributed, in a part of a second
+    from ostinato.engine.ranks.group import RankProcessGroup  # imports torch.distributed, in a part of a second
 
-    return Group(start.rank, start.meeting, device, start.plan.settings.deterministic)
+    return RankProcessGroup(start.rank, start.rendezvous_file, device, start.plan.settings.deterministic)
 
 
 def _serve(connection: Connection) -> None:
-    start: Start = connection.recv()
+    start: RankStart = connection.recv()
     device = torch.device(start.plan.settings.device)
     if device.type == "cuda":
         torch.cuda.set_device(start.rank.number)
-    connection.send(Ready())
+    connection.send(RankReady())
     group = _group(start, device)
-    connection.send(Ready())
-    runner = Runner(
+    connection.send(RankReady())
+    runner = ModelRunner(
         start.plan,
         start.spec,
         start.directory,
         draft_directory=start.draft_directory,
-        together=Following(group, connection),
+        together=FollowerRank(group, connection),
     )
-    connection.send(Ready())
+    connection.send(RankReady())
     if start.plan.settings.capture == "startup":
         runner.capture()
     hidden: torch.Tensor | None = None
-    memory = CacheBytes(runner.memory, start.plan.settings.block_size)
+    memory = LayerCacheMemory(runner.layer_memory, start.plan.settings.block_size)
     while True:
-        message: Step | Logits | Read | Write = connection.recv()
-        if isinstance(message, Read | Write):
-            if isinstance(message, Read):
+        message: RankStep | Logits | ReadMemory | WriteMemory = connection.recv()
+        if isinstance(message, ReadMemory | WriteMemory):
+            if isinstance(message, ReadMemory):
                 connection.send(bytes(message.of(memory)))
             else:
                 message.to(memory)
             continue
         with torch.inference_mode():
-            if isinstance(message, Step):
-                _, hidden = runner.compute(message.batch, message.drafts)
+            if isinstance(message, RankStep):
+                _, hidden = runner.execute_model(message.batch, message.drafts)
             else:
                 assert hidden is not None, "logits are a step's"
                 runner.logits(hidden, message.positions)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from ostinato.engine.process.failures import portable
+from ostinato.engine.process.failures import picklable_error
 
 FETCH_SECONDS = 30.0
 """Seconds in which the other replica has to give each piece."""
@@ -14,7 +14,7 @@ Fetch = Callable[[str, str, int], Awaitable[bytes]]
 """Function (replica, request, offset) -> some bytes of the export that the replica keeps, from the offset on."""
 
 
-class Arrivals:
+class MoveTarget:
     """Fetches requests one after the other, so that the bytes of only one are held until the engine has imported it."""
 
     def __init__(self, fetch: Fetch) -> None:
@@ -42,7 +42,7 @@ class Arrivals:
                     exported = await self._whole(source, request_id, size, is_wanted)
             except Exception as error:
                 if is_wanted():
-                    refuse(portable(error))
+                    refuse(picklable_error(error))
             else:
                 if is_wanted():
                     take(exported)

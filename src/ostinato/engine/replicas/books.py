@@ -5,27 +5,27 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-from ostinato.engine.process.messages import Observation, Started, Submit
-from ostinato.engine.replicas.messages import Link
-from ostinato.engine.replicas.placement import Placement
+from ostinato.engine.process.messages import StatsSnapshot, EngineStarted, SubmitRequest
+from ostinato.engine.replicas.messages import ReplicaLink
+from ostinato.engine.replicas.placement import ReplicaPlacement
 from ostinato.plan.plan import Plan
-from ostinato.replicas.router import Router
+from ostinato.replicas.router import ReplicaRouter
 
 
 @dataclass
-class Replica:
+class ReplicaState:
     """A replica that has said Hello."""
 
-    link: Link
+    link: ReplicaLink
     max_num_seqs: int
-    observation: Observation | None = None
-    takes_new: bool = True
-    is_short_of_time: bool = False
+    observation: StatsSnapshot | None = None
+    accepts_requests: bool = True
+    is_deadline_near: bool = False
     """True if it drains and its remaining requests will soon be cut off."""
     last_settled: float = 0.0
 
 
-class Stage(Enum):
+class MoveStage(Enum):
     """Stage of a migration."""
 
     LEAVES = "leaves"
@@ -37,13 +37,13 @@ class Stage(Enum):
 
 
 @dataclass
-class Move:
+class RequestMove:
     """Migration of a request from a replica that drains to another one."""
 
     source: str
     target: str | None
     """Name of the replica that imports the request; None if the source itself does."""
-    stage: Stage = Stage.LEAVES
+    stage: MoveStage = MoveStage.LEAVES
     size: int | None = None
     """Bytes that the source keeps; None until it has exported them."""
     has_last: bool = False
@@ -53,13 +53,13 @@ class Move:
 
 
 @dataclass
-class Request:
+class TrackedRequest:
     """An unfinished request and its replica; None while no replica takes it.
 
     During an import, it is the replica that fetches the request.
     """
 
-    asked: Submit
+    submitted: SubmitRequest
     replica: str | None = None
     is_added: bool = False
     """True if a replica has said that the request can be served."""
@@ -67,7 +67,7 @@ class Request:
     """True once the request has an output delta."""
     num_gained: int = 0
     """Number of tokens of all its outputs."""
-    move: Move | None = None
+    move: RequestMove | None = None
     stays: str | None = None
     """Reason why it has not moved from a replica that drains, at the last look."""
     must_stay: bool = False
@@ -75,22 +75,22 @@ class Request:
 
 
 @dataclass
-class Books:
+class RequestTable:
     """Request table: replicas by name, and requests by id."""
 
-    replicas: dict[str, Replica] = field(default_factory=dict)
-    requests: dict[str, Request] = field(default_factory=dict)
-    placement: Placement | None = None
+    replicas: dict[str, ReplicaState] = field(default_factory=dict)
+    requests: dict[str, TrackedRequest] = field(default_factory=dict)
+    placement: ReplicaPlacement | None = None
     """The placement; None until the first replica has joined."""
 
     @property
-    def placed(self) -> Placement:
+    def placed(self) -> ReplicaPlacement:
         """The placement, once there has been a replica."""
         assert self.placement is not None, "there is one from the first replica on"
         return self.placement
 
     @property
-    def router(self) -> Router:
+    def router(self) -> ReplicaRouter:
         return self.placed.router
 
     @property
@@ -99,12 +99,12 @@ class Books:
         return self.placed.plan
 
     @property
-    def taking(self) -> dict[str, Link]:
+    def taking(self) -> dict[str, ReplicaLink]:
         """Replicas that take new requests."""
-        return {name: each.link for name, each in self.replicas.items() if each.takes_new}
+        return {name: each.link for name, each in self.replicas.items() if each.accepts_requests}
 
 
-def agrees(one: Started, other: Started) -> bool:
+def agrees(one: EngineStarted, other: EngineStarted) -> bool:
     """Return whether two replicas give the same answers and the same hashes."""
     names = ("model", "revision", "tokenizer", "max_model_len", "block_size", "dtype", "quantization", "seed")
     same = all(getattr(one.plan.settings, name) == getattr(other.plan.settings, name) for name in names)

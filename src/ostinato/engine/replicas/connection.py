@@ -6,21 +6,21 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any
 
-from ostinato.replicas.published import Publisher
+from ostinato.replicas.published import IndexPublisher
 
 
 @dataclass
 class FrontConnection:
     """Messages that wait to be sent to a front, and its requests in the engine."""
 
-    publisher: Publisher = field(default_factory=Publisher)
+    publisher: IndexPublisher = field(default_factory=IndexPublisher)
     waiting: list[Any] = field(default_factory=list)
-    news: asyncio.Event = field(default_factory=asyncio.Event)
+    has_messages: asyncio.Event = field(default_factory=asyncio.Event)
     requests: set[str] = field(default_factory=set)
-    knows_of_end: bool = False
+    acknowledged_drain: bool = False
     is_gone: bool = False
-    heard_at: float = 0.0
+    last_message_at: float = 0.0
 
     def put(self, message: Any) -> None:
         self.waiting.append(message)
-        self.news.set()
+        self.has_messages.set()

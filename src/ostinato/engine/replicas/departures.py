@@ -6,10 +6,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from ostinato.engine.process.messages import Export
-from ostinato.engine.replicas.messages import Left
+from ostinato.engine.process.messages import ExportRequest
+from ostinato.engine.replicas.messages import MovePrepared
 
-MOST_KEPT = 2**30
+MAX_KEPT_BYTES = 2**30
 """Bytes that are kept at a time: the next request is exported once there are fewer."""
 PIECE = 8 * 2**20
 """Bytes that are sent at a time."""
@@ -17,10 +17,10 @@ CALL = "leave/"
 """Prefix of the ids of export calls."""
 
 
-class Departures:
+class MoveSource:
     """Queue of requests to export, by the engine's ids. A request is computed until it is exported."""
 
-    def __init__(self, send: Callable[[Any], None], tell: Callable[[str, Left], None]) -> None:
+    def __init__(self, send: Callable[[Any], None], tell: Callable[[str, MovePrepared], None]) -> None:
         """Create an empty queue.
 
         `send` reaches the engine, `tell` the front that wants the request of this id moved.
@@ -65,7 +65,7 @@ class Departures:
         if not self._is_dropped:
             if exported is not None:
                 self._kept[request_id] = exported
-            self._tell(request_id, Left(request_id, None if exported is None else len(exported), error))
+            self._tell(request_id, MovePrepared(request_id, None if exported is None else len(exported), error))
         self._export_next()
 
     def take_back(self, request_id: str) -> bytes | None:
@@ -81,6 +81,6 @@ class Departures:
         return self._kept[request_id][offset : offset + PIECE]
 
     def _export_next(self) -> None:
-        if self._queue and self._leaving is None and sum(map(len, self._kept.values())) < MOST_KEPT:
+        if self._queue and self._leaving is None and sum(map(len, self._kept.values())) < MAX_KEPT_BYTES:
             self._leaving, self._is_dropped = self._queue.popleft(), False
-            self._send(Export(CALL + self._leaving, self._leaving))
+            self._send(ExportRequest(CALL + self._leaving, self._leaving))

@@ -11,28 +11,28 @@ from typing import Any
 from ostinato.engine.process.delivery import OutputDelta
 from ostinato.engine.process.failures import ReplicaLost
 from ostinato.engine.process.messages import (
-    Abort,
-    Ask,
-    Compile,
-    Ended,
-    Export,
-    Gained,
-    Import,
-    Observation,
-    Reply,
-    Settled,
-    Started,
-    Submit,
+    AbortRequest,
+    Query,
+    CompileGuide,
+    RequestFailed,
+    ExportRequest,
+    OutputDeltas,
+    ImportRequest,
+    StatsSnapshot,
+    EngineReply,
+    DeltasHandled,
+    EngineStarted,
+    SubmitRequest,
 )
-from ostinato.engine.replicas.books import Books, Replica, Request, agrees
-from ostinato.engine.replicas.compiles import Compiles
-from ostinato.engine.replicas.messages import Draining, Hello, Left, Link, Parted, Retell, Told
-from ostinato.engine.replicas.moving import Moving
-from ostinato.engine.replicas.placement import Placement
-from ostinato.engine.replicas.questions import Questions
+from ostinato.engine.replicas.books import RequestTable, ReplicaState, TrackedRequest, agrees
+from ostinato.engine.replicas.compiles import GuideChecks
+from ostinato.engine.replicas.messages import ReplicaDraining, ReplicaReady, MovePrepared, ReplicaLink, DrainAcknowledged, ResendIndex, ReplicaStatus
+from ostinato.engine.replicas.moving import RequestMover
+from ostinato.engine.replicas.placement import ReplicaPlacement
+from ostinato.engine.replicas.questions import StatsFanout
 from ostinato.errors import RequestError
-from ostinato.replicas.choice import Policy
-from ostinato.replicas.router import Router
+from ostinato.replicas.choice import RoutingPolicy
+from ostinato.replicas.router import ReplicaRouter
 
 log = logging.getLogger("ostinato.replicas")
 
@@ -40,7 +40,7 @@ _SETTLE_SECONDS = 0.25
 """Seconds between two messages to a replica about the cost of its deltas here."""
 
 
-class Replicas:
+class ReplicaSet:
     """Connection of an AsyncEngine to several replicas, in place of one engine's process.
 
     It sends each request to the replica that the router chooses, and passes on the replicas' messages. A lost replica
@@ -48,10 +48,10 @@ class Replicas:
     one event loop.
     """
 
-    started: Started
+    started: EngineStarted
     """First report of the first replica. Others must have the same plan."""
 
-    def __init__(self, policy: Policy = "prefix", on_close: Callable[[], Any] = lambda: None) -> None:
+    def __init__(self, policy: RoutingPolicy = "prefix", on_close: Callable[[], Any] = lambda: None) -> None:
         """Create a front without replicas.
 
         `on_close` is called at the end, once all links are closed; a coroutine that it returns is awaited.
@@ -60,15 +60,15 @@ class Replicas:
         self.on_end: Callable[[Exception], None] = lambda error: None
         self.on_change: Callable[[], None] = lambda: None
         """Callback for a change in the number of replicas that take new requests."""
-        self._policy: Policy = policy
+        self._policy: RoutingPolicy = policy
         self._on_close = on_close
         self._loop = asyncio.get_running_loop()
-        self._books = Books()
+        self._books = RequestTable()
         self._replicas, self._requests = self._books.replicas, self._books.requests
-        self.moving = Moving(self._books, self._lose_request)
+        self.moving = RequestMover(self._books, self._lose_request)
         """Migration of requests from replicas that drain."""
-        self._compiles = Compiles(lambda: self._books.taking, lambda reply: self.on_message(reply))
-        self._questions = Questions(lambda reply: self.on_message(reply), lambda: list(self.observations.values()))
+        self._compiles = GuideChecks(lambda: self._books.taking, lambda reply: self.on_message(reply))
+        self._questions = StatsFanout(lambda reply: self.on_message(reply), lambda: list(self.observations.values()))
         self._delivered: deque[str] = deque()
         """Replicas whose deltas wait for a Settled, in order of delivery."""
         self._failed: Exception | None = None
@@ -81,25 +81,25 @@ class Replicas:
     @property
     def max_running(self) -> int:
         """Outputs that may run at once on all replicas that take new ones; on one, if there is none."""
-        taking = [each.max_num_seqs for each in self._replicas.values() if each.takes_new]
+        taking = [each.max_num_seqs for each in self._replicas.values() if each.accepts_requests]
         return sum(taking) or self.started.plan.settings.max_num_seqs
 
     @property
-    def router(self) -> Router | None:
+    def router(self) -> ReplicaRouter | None:
         """The router; None until the first replica has joined."""
         return None if self._books.placement is None else self._books.router
 
     @property
-    def observations(self) -> dict[str, Observation]:
+    def observations(self) -> dict[str, StatsSnapshot]:
         """Last counts of each replica, by name."""
         return {name: each.observation for name, each in self._replicas.items() if each.observation is not None}
 
     @property
     def states(self) -> dict[str, str]:
         """State of each replica: `ready` or `draining`."""
-        return {name: "ready" if each.takes_new else "draining" for name, each in self._replicas.items()}
+        return {name: "ready" if each.accepts_requests else "draining" for name, each in self._replicas.items()}
 
-    def add(self, link: Link) -> None:
+    def add(self, link: ReplicaLink) -> None:
         """Connect a replica that was found. It takes part from its Hello on."""
         link.on_messages = lambda messages: self._take(link, messages)
         link.on_lost = lambda: self._lose(link.name)
@@ -117,20 +117,20 @@ class Replicas:
 
     def send(self, message: Any) -> None:
         match message:
-            case Submit(request_id):
-                self._requests[request_id] = Request(message)
-                self._place(request_id)
-            case Abort(request_id):
+            case SubmitRequest(request_id):
+                self._requests[request_id] = TrackedRequest(message)
+                self._dispatch(request_id)
+            case AbortRequest(request_id):
                 self._drop(request_id)
-            case Compile():
+            case CompileGuide():
                 self._compiles.ask(message)
-            case Ask(call_id, "close"):
-                self.on_message(Reply(call_id))  # a replica saves its cache itself when it ends
-            case Ask():
+            case Query(call_id, "close"):
+                self.on_message(EngineReply(call_id))  # a replica saves its cache itself when it ends
+            case Query():
                 self._questions.ask(message, self._links())
-            case Settled(cost):
+            case DeltasHandled(cost):
                 self._settle(cost)
-            case Import() | Export():
+            case ImportRequest() | ExportRequest():
                 raise RequestError("requests do not move between the replicas of a server; drain a replica instead")
             case _:
                 raise TypeError(f"no such message: {message!r}")
@@ -144,18 +144,18 @@ class Replicas:
         if asyncio.iscoroutine(found):
             await found
 
-    def _place(self, request_id: str) -> None:
+    def _dispatch(self, request_id: str) -> None:
         request = self._requests[request_id]
-        request.replica = self._books.placed.choose(request_id, request.asked)
+        request.replica = self._books.placed.choose(request_id, request.submitted)
         if request.replica is not None:
-            self._replicas[request.replica].link.send(request.asked)
+            self._replicas[request.replica].link.send(request.submitted)
 
     def _drop(self, request_id: str) -> None:
         request = self._requests.pop(request_id, None)
         if request is not None:
-            self._books.router.ended(request_id)
+            self._books.router.note_end(request_id)
             if request.replica is not None:
-                self._replicas[request.replica].link.send(Abort(request_id))
+                self._replicas[request.replica].link.send(AbortRequest(request_id))
             self.moving.drop(request_id, request)
 
     def _settle(self, cost: float) -> None:
@@ -166,42 +166,42 @@ class Replicas:
         if replica is not None and now >= replica.last_settled + _SETTLE_SECONDS:
             replica.last_settled = now
             # Each replica limits its rate separately, and all of them together must leave the loop its time.
-            replica.link.send(Settled(cost * len(self._replicas)))
+            replica.link.send(DeltasHandled(cost * len(self._replicas)))
 
     # Messages of replicas.
 
-    def _take(self, link: Link, messages: Sequence[Any]) -> None:
+    def _take(self, link: ReplicaLink, messages: Sequence[Any]) -> None:
         for message in messages:
             match message:
-                case Hello(started):
-                    self._greet(link, started)
+                case ReplicaReady(started):
+                    self._add_replica(link, started)
                 case _ if link.name not in self._replicas:
                     return
-                case Gained(deltas):
+                case OutputDeltas(deltas):
                     self._gain(link.name, deltas)
-                case Reply():
+                case EngineReply():
                     self._answer(link.name, message)
-                case Told(observation, changes):
+                case ReplicaStatus(observation, changes):
                     self._replicas[link.name].observation = observation
                     if changes is not None and not self._books.router.apply(link.name, changes):
-                        link.send(Retell())
+                        link.send(ResendIndex())
                     self.moving.look()
-                case Draining(is_short_of_time):
+                case ReplicaDraining(is_short_of_time):
                     self._drain(link, is_short_of_time)
-                case Left():
+                case MovePrepared():
                     self.moving.take_left(link.name, message)
                 case _:
                     raise TypeError(f"no such message: {message!r}")
 
-    def _greet(self, link: Link, started: Started) -> None:
+    def _add_replica(self, link: ReplicaLink, started: EngineStarted) -> None:
         if self._books.placement is None:
             self.started = started
-            self._books.placement = Placement(started, self._policy, self._loop.time)
+            self._books.placement = ReplicaPlacement(started, self._policy, self._loop.time)
         elif not agrees(started, self.started):
             log.error("replica %s has another model or other settings than the first, and gets no requests", link.name)
             link.close()
             return
-        self._replicas[link.name] = Replica(link, started.plan.settings.max_num_seqs)
+        self._replicas[link.name] = ReplicaState(link, started.plan.settings.max_num_seqs)
         self._books.router.add(link.name)
         log.info("replica %s is ready; there are %d", link.name, len(self._replicas))
         if not self._first.done():
@@ -222,18 +222,18 @@ class Replicas:
             request.num_gained += sum([len(each.token_ids) for each in delta.samples])
             if not request.has_begun:
                 request.has_begun = True
-                router.begun(delta.request_id)
+                router.note_first_token(delta.request_id)
             if delta.output is not None:
                 for output in delta.output.outputs:
                     self._books.placed.answers.note(len(output.token_ids))
-                router.ended(delta.request_id)
+                router.note_end(delta.request_id)
                 self.moving.note_end(request)
                 del self._requests[delta.request_id]
         if own:
             self._delivered.append(name)
-            self.on_message(Gained(own))
+            self.on_message(OutputDeltas(own))
 
-    def _answer(self, name: str, reply: Reply) -> None:
+    def _answer(self, name: str, reply: EngineReply) -> None:
         call_id = reply.call_id
         if self.moving.take_reply(name, reply):
             return
@@ -241,31 +241,31 @@ class Replicas:
             was_added, request.is_added = request.is_added, True
             if reply.error is not None:
                 del self._requests[call_id]
-                self._books.router.ended(call_id)
+                self._books.router.note_end(call_id)
                 if was_added:  # a replica that was lost since had added it
-                    self.on_message(Ended(call_id, reply.error))
+                    self.on_message(RequestFailed(call_id, reply.error))
                     return
             self.on_message(reply)
         elif not self._compiles.take(reply):
-            if isinstance(reply.result, Observation):
+            if isinstance(reply.result, StatsSnapshot):
                 self._replicas[name].observation = reply.result
             self._questions.take(name, reply)
 
-    def _drain(self, link: Link, is_short_of_time: bool) -> None:
+    def _drain(self, link: ReplicaLink, is_short_of_time: bool) -> None:
         replica, router = self._replicas[link.name], self._books.router
-        replica.is_short_of_time = is_short_of_time
-        if not replica.takes_new:
+        replica.is_deadline_near = is_short_of_time
+        if not replica.accepts_requests:
             self.moving.drain(link.name)
             return
-        replica.takes_new = False
+        replica.accepts_requests = False
         router.drain(link.name)
         for request_id, request in list(self._requests.items()):
             # Requests that have not begun may begin elsewhere.
             if request.replica == link.name and not request.has_begun and self._books.taking:
-                link.send(Abort(request_id))
-                router.ended(request_id)
-                self._place(request_id)
-        link.send(Parted())
+                link.send(AbortRequest(request_id))
+                router.note_end(request_id)
+                self._dispatch(request_id)
+        link.send(DrainAcknowledged())
         log.info("replica %s drains; %d take new requests", link.name, len(self._books.taking))
         self._change()
         self.moving.drain(link.name)
@@ -279,7 +279,7 @@ class Replicas:
         ended = [request_id for request_id in lost if self._requests[request_id].has_begun]
         for request_id in lost:
             if request_id not in ended:
-                self._place(request_id)
+                self._dispatch(request_id)
         for request_id in ended:
             self._lose_request(request_id)
         self._compiles.ask_again(name)
@@ -294,21 +294,21 @@ class Replicas:
     def _lose_request(self, request_id: str) -> None:
         """End a request that had begun, and that no replica has any more."""
         del self._requests[request_id]
-        self._books.router.ended(request_id)
+        self._books.router.note_end(request_id)
         message = "the replica that computed the request was lost; the server goes on, and the request may be repeated"
-        self.on_message(Ended(request_id, ReplicaLost(message)))
+        self.on_message(RequestFailed(request_id, ReplicaLost(message)))
 
     def _change(self) -> None:
         """Send waiting requests and calls to the replicas, which have changed."""
         if self._books.taking:
             for request_id in [each for each, request in self._requests.items() if request.replica is None]:
-                self._place(request_id)
+                self._dispatch(request_id)
             self._compiles.ask_again()
         self._questions.ask_again(self._links())
         self.moving.look()
         self.on_change()
 
-    def _links(self) -> dict[str, Link]:
+    def _links(self) -> dict[str, ReplicaLink]:
         return {name: each.link for name, each in self._replicas.items()}
 
     def check_integrity(self) -> None:

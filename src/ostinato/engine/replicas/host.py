@@ -9,42 +9,42 @@ from typing import TYPE_CHECKING, Any
 
 from ostinato.config import EngineConfig
 from ostinato.engine.process.async_engine import SAVE_PATIENCE
-from ostinato.engine.process.calls import Calls
+from ostinato.engine.process.calls import PendingCalls
 from ostinato.engine.process.delivery import OutputDelta
 from ostinato.engine.process.failures import EngineFailed
 from ostinato.engine.process.heartbeat import Heartbeat
 from ostinato.engine.process.launch import EngineProcess, make_engine
 from ostinato.engine.process.messages import (
-    Abort,
-    Ask,
-    Compile,
-    Gained,
-    Observation,
-    Question,
-    Reply,
-    Settled,
-    Start,
-    Submit,
+    AbortRequest,
+    Query,
+    CompileGuide,
+    OutputDeltas,
+    StatsSnapshot,
+    QueryKind,
+    EngineReply,
+    DeltasHandled,
+    EngineStart,
+    SubmitRequest,
 )
 from ostinato.engine.replicas.connection import FrontConnection
-from ostinato.engine.replicas.host_moves import HostMoves
+from ostinato.engine.replicas.host_moves import HostMigration
 from ostinato.engine.replicas.messages import (
-    Arrive,
-    Draining,
-    Hello,
-    Leave,
-    Parted,
-    Release,
-    Retell,
-    TakeBack,
-    Told,
+    AcceptMove,
+    ReplicaDraining,
+    ReplicaReady,
+    PrepareMove,
+    DrainAcknowledged,
+    CommitMove,
+    ResendIndex,
+    CancelMove,
+    ReplicaStatus,
 )
 
 if TYPE_CHECKING:
-    from ostinato.engine.engine import Engine
-    from ostinato.engine.run.runner import StartProgress
+    from ostinato.engine.engine import EngineCore
+    from ostinato.engine.run.runner import ProgressFn
 
-TELL_SECONDS = 1.0
+STATUS_SECONDS = 1.0
 """Seconds between two looks at the engine's counts and index."""
 FRONT_PATIENCE = 30.0
 """Seconds after which a silent front counts as gone. Each front sends something every few seconds."""
@@ -67,18 +67,18 @@ class ReplicaHost:
         self.failure: Exception | None = None
         """Error that ended the engine, if one did."""
         self.on_failure: Callable[[], None] = lambda: None
-        self.last: Observation | None = None
+        self.last: StatsSnapshot | None = None
         """The engine's counts at the last look."""
         self._process, self._send_cost = process, send_cost
         self._loop = asyncio.get_running_loop()
         self._fronts: dict[str, FrontConnection] = {}
-        self._calls = Calls(process.send)
+        self._calls = PendingCalls(process.send)
         self._keys: frozenset[int] = frozenset()
         self._front_cost = 0.0
         self._draining = self._has_ended = False
         self._changed = asyncio.Event()
         """Event for a request that has ended, or a front that has parted."""
-        self.moves = HostMoves(process.send, self._fronts, self._changed.set)
+        self.moves = HostMigration(process.send, self._fronts, self._changed.set)
         process.on_message, process.on_end = self._take_from_engine, self._fail
         self._heartbeat = Heartbeat(self._observe, engine_timeout, lambda is_stalled: None)
         self._telling = self._loop.create_task(self._tell())
@@ -90,14 +90,14 @@ class ReplicaHost:
         log_level: int,
         engine_timeout: float,
         *,
-        progress: StartProgress = lambda what, done, total: None,
-        make: Callable[[EngineConfig, StartProgress], Engine] = make_engine,
+        progress: ProgressFn = lambda what, done, total: None,
+        make: Callable[[EngineConfig, ProgressFn], EngineCore] = make_engine,
         send_cost: float = 0.0,
     ) -> ReplicaHost:
         """Load the model in a separate process. Raises the errors of `AsyncEngine.start`."""
         if config.capture == "auto":
             config = config.with_settings(capture="startup")
-        return cls(await EngineProcess.start(Start(config, make, log_level), progress), engine_timeout, send_cost)
+        return cls(await EngineProcess.start(EngineStart(config, make, log_level), progress), engine_timeout, send_cost)
 
     @property
     def num_unfinished(self) -> int:
@@ -136,16 +136,16 @@ class ReplicaHost:
         Raises the error that ended the engine; ends with `end`.
         """
         assert name not in self._fronts, "a front has one connection"
-        front = self._fronts[name] = FrontConnection(heard_at=self._loop.time())
-        front.put(Hello(self._process.started))
+        front = self._fronts[name] = FrontConnection(last_message_at=self._loop.time())
+        front.put(ReplicaReady(self._process.started))
         if self._draining:
-            front.put(Draining())
+            front.put(ReplicaDraining())
         elif self.last is not None:
-            front.put(Told(self.last, front.publisher.changes(self._keys)))
+            front.put(ReplicaStatus(self.last, front.publisher.changes(self._keys)))
         try:
             while True:
-                await front.news.wait()
-                front.news.clear()
+                await front.has_messages.wait()
+                front.has_messages.clear()
                 waiting, front.waiting = front.waiting, []
                 if waiting:
                     yield waiting
@@ -156,7 +156,7 @@ class ReplicaHost:
         finally:
             del self._fronts[name]
             for request_id in front.requests:
-                self._process.send(Abort(f"{name}/{request_id}"))
+                self._process.send(AbortRequest(f"{name}/{request_id}"))
             self.moves.departures.drop_all(f"{name}/")
             self._changed.set()
 
@@ -165,27 +165,27 @@ class ReplicaHost:
         front = self._fronts.get(name)
         if front is None:
             return
-        front.heard_at = self._loop.time()
+        front.last_message_at = self._loop.time()
         for message in messages:
             match message:
-                case Submit(request_id):
+                case SubmitRequest(request_id):
                     front.requests.add(request_id)
                     self._process.send(message._replace(request_id=f"{name}/{request_id}"))
-                case Abort(request_id):
+                case AbortRequest(request_id):
                     front.requests.discard(request_id)
-                    self._process.send(Abort(f"{name}/{request_id}"))
+                    self._process.send(AbortRequest(f"{name}/{request_id}"))
                     self.moves.drop(f"{name}/{request_id}")
                     self._changed.set()
-                case Leave() | Release() | TakeBack() | Arrive():
+                case PrepareMove() | CommitMove() | CancelMove() | AcceptMove():
                     self.moves.take(name, front, message)
-                case Compile(call_id) | Ask(call_id):
+                case CompileGuide(call_id) | Query(call_id):
                     self._process.send(message._replace(call_id=f"{name}/{call_id}"))
-                case Settled(cost):
+                case DeltasHandled(cost):
                     self._front_cost = cost
-                case Retell():
-                    front.put(Told(self._known(), front.publisher.changes(self._keys, whole=True)))
-                case Parted():
-                    front.knows_of_end = True
+                case ResendIndex():
+                    front.put(ReplicaStatus(self._known(), front.publisher.changes(self._keys, whole=True)))
+                case DrainAcknowledged():
+                    front.acknowledged_drain = True
                     self._changed.set()
                 case _:
                     raise TypeError(f"no such message: {message!r}")
@@ -195,7 +195,7 @@ class ReplicaHost:
         front = self._fronts.get(name)
         if front is not None:
             front.is_gone = True
-            front.news.set()
+            front.has_messages.set()
 
     async def drain(self, patience: float) -> None:
         """Have the fronts send no new requests and move those that they have, and wait until the replica is empty.
@@ -206,14 +206,14 @@ class ReplicaHost:
         begin = self._loop.time()
         for until, is_short_of_time in ((begin + SHORT_OF_TIME * patience, False), (begin + patience, True)):
             for front in self._fronts.values():
-                front.put(Draining(is_short_of_time))
+                front.put(ReplicaDraining(is_short_of_time))
             if await self._empty(until):
                 return
 
     async def _empty(self, until: float) -> bool:
         """Return whether all requests end and all fronts part before `until`, or the engine fails."""
         while self.failure is None and (
-            self.num_unfinished or any(not front.knows_of_end for front in self._fronts.values())
+            self.num_unfinished or any(not front.acknowledged_drain for front in self._fronts.values())
         ):
             self._changed.clear()
             try:
@@ -234,7 +234,7 @@ class ReplicaHost:
                 self._has_ended = True
         self._has_ended = True
         for front in self._fronts.values():
-            front.news.set()
+            front.has_messages.set()
         await self._process.end()
 
     async def _tell(self) -> None:
@@ -243,36 +243,36 @@ class ReplicaHost:
             if keys is not None:
                 self._keys = keys
             observation = self.last = await self._observe()
-            self._heartbeat.note(observation)
+            self._heartbeat.record(observation)
             for name, front in self._fronts.items():
-                front.put(Told(observation, front.publisher.changes(self._keys)))
-                if self._loop.time() > front.heard_at + FRONT_PATIENCE:
+                front.put(ReplicaStatus(observation, front.publisher.changes(self._keys)))
+                if self._loop.time() > front.last_message_at + FRONT_PATIENCE:
                     self.leave(name)
-            await asyncio.sleep(TELL_SECONDS)
+            await asyncio.sleep(STATUS_SECONDS)
 
-    def _known(self) -> Observation:
+    def _known(self) -> StatsSnapshot:
         assert self.last is not None, "a front that has missed something was told of it"
         return self.last
 
-    async def _observe(self) -> Observation:
+    async def _observe(self) -> StatsSnapshot:
         return await self._ask("observe")
 
-    def _ask(self, question: Question) -> asyncio.Future[Any]:
+    def _ask(self, question: QueryKind) -> asyncio.Future[Any]:
         answer = self._calls.ask(question)
         if self.failure is not None:
-            self._calls.refuse_all(EngineFailed(str(self.failure)))
+            self._calls.fail_all(EngineFailed(str(self.failure)))
         return answer
 
     def _take_from_engine(self, message: Any) -> None:
         match message:
-            case Gained(deltas):
+            case OutputDeltas(deltas):
                 self._hand_over(deltas)
             case _ if self.moves.take_from_engine(message):
                 pass
-            case Reply(call_id, result, error):
+            case EngineReply(call_id, result, error):
                 name, is_of_front, own = call_id.partition("/")
                 if not is_of_front:
-                    self._calls.answer(call_id, result, error)
+                    self._calls.resolve(call_id, result, error)
                 elif (front := self._fronts.get(name)) is not None:
                     if error is not None:
                         front.requests.discard(own)  # a refused request, or no request
@@ -292,17 +292,17 @@ class ReplicaHost:
                 front.requests.discard(own)
                 self._changed.set()
         for name, of_one in by_front.items():
-            self._fronts[name].put(Gained(of_one))
+            self._fronts[name].put(OutputDeltas(of_one))
         # No front reports the arrival of these deltas, so the fronts' last cost is used.
         cost = time.thread_time() - begin + len(by_front) * self._send_cost + self._front_cost
-        self._process.send(Settled(cost))
+        self._process.send(DeltasHandled(cost))
 
     def _fail(self, error: Exception) -> None:
         self.failure = error
         self._telling.cancel()
         self._heartbeat.stop()
-        self._calls.refuse_all(EngineFailed(str(error)))
+        self._calls.fail_all(EngineFailed(str(error)))
         for front in self._fronts.values():
-            front.news.set()
+            front.has_messages.set()
         self._changed.set()
         self.on_failure()

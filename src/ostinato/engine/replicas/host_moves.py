@@ -6,15 +6,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ostinato.engine.process.failures import EngineFailed
-from ostinato.engine.process.messages import Exported, Import, Reply
-from ostinato.engine.replicas.arrivals import Arrivals, Fetch
+from ostinato.engine.process.messages import RequestExported, ImportRequest, EngineReply
+from ostinato.engine.replicas.arrivals import MoveTarget, Fetch
 from ostinato.engine.replicas.connection import FrontConnection
-from ostinato.engine.replicas.departures import CALL, Departures
-from ostinato.engine.replicas.messages import Arrive, Leave, Left, Release, TakeBack
+from ostinato.engine.replicas.departures import CALL, MoveSource
+from ostinato.engine.replicas.messages import AcceptMove, PrepareMove, MovePrepared, CommitMove, CancelMove
 from ostinato.sample.guide import Guide
 
 
-class HostMoves:
+class HostMigration:
     """Exports and imports of one replica. Fronts decide what moves and whereto.
 
     Bytes go from replica to replica, never through a front.
@@ -29,30 +29,30 @@ class HostMoves:
         """
         self.fetch: Fetch = _nowhere
         """Function that fetches bytes from other replicas."""
-        self.departures = Departures(send, self._tell_left)
+        self.departures = MoveSource(send, self._tell_left)
         self._send, self._fronts, self._note_change = send, fronts, note_change
-        self._arrivals = Arrivals(lambda source, request_id, offset: self.fetch(source, request_id, offset))
+        self._arrivals = MoveTarget(lambda source, request_id, offset: self.fetch(source, request_id, offset))
 
-    def take(self, name: str, front: FrontConnection, message: Leave | Release | TakeBack | Arrive) -> None:
+    def take(self, name: str, front: FrontConnection, message: PrepareMove | CommitMove | CancelMove | AcceptMove) -> None:
         """Handle a message of the front `name`."""
         request_id = f"{name}/{message.request_id}"
         match message:
-            case Leave():
+            case PrepareMove():
                 self.departures.leave(request_id)
-            case Release():
+            case CommitMove():
                 self.departures.drop(request_id)
                 self._note_change()
-            case TakeBack(own, guide):
+            case CancelMove(own, guide):
                 self._take_back(request_id, front, own, guide)
-            case Arrive():
+            case AcceptMove():
                 self._await_arrival(name, front, message)
 
     def take_from_engine(self, message: Any) -> bool:
         """Handle a message of the engine, and return True, if it answers an export."""
         match message:
-            case Exported(_, _, exported):
+            case RequestExported(_, _, exported):
                 self.departures.exported(exported)
-            case Reply(call_id, _, error) if call_id.startswith(CALL):
+            case EngineReply(call_id, _, error) if call_id.startswith(CALL):
                 self.departures.exported(None, error)
             case _:
                 return False
@@ -69,12 +69,12 @@ class HostMoves:
     def _take_back(self, request_id: str, front: FrontConnection, own: str, guide: Guide | None) -> None:
         exported = self.departures.take_back(request_id)
         if exported is None:
-            front.put(Reply(own, error=EngineFailed("the request is not kept here")))
+            front.put(EngineReply(own, error=EngineFailed("the request is not kept here")))
             return
         front.requests.add(own)
-        self._send(Import(request_id, exported, guide))
+        self._send(ImportRequest(request_id, exported, guide))
 
-    def _await_arrival(self, name: str, front: FrontConnection, message: Arrive) -> None:
+    def _await_arrival(self, name: str, front: FrontConnection, message: AcceptMove) -> None:
         own, source, size, guide = message
         request_id = f"{name}/{own}"
         front.requests.add(own)
@@ -85,14 +85,14 @@ class HostMoves:
         def refuse(error: Exception) -> None:
             front.requests.discard(own)
             self._note_change()
-            front.put(Reply(own, error=error))
+            front.put(EngineReply(own, error=error))
 
         def take(exported: bytes) -> None:
-            self._send(Import(request_id, exported, guide))
+            self._send(ImportRequest(request_id, exported, guide))
 
         self._arrivals.fetch(source, request_id, size, is_wanted, take, refuse)
 
-    def _tell_left(self, request_id: str, message: Left) -> None:
+    def _tell_left(self, request_id: str, message: MovePrepared) -> None:
         name, _, own = request_id.partition("/")
         if (front := self._fronts.get(name)) is not None:
             front.put(message._replace(request_id=own))

@@ -5,28 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from ostinato.engine.process.messages import Observation, Started
-from ostinato.replicas.published import Changes
+from ostinato.engine.process.messages import StatsSnapshot, EngineStarted
+from ostinato.replicas.published import IndexChanges
 from ostinato.sample.guide import Guide
 
 # Messages to the replica.
 
 
-class Retell(NamedTuple):
+class ResendIndex(NamedTuple):
     """A request to report the whole index, since the front has missed a report."""
 
 
-class Parted(NamedTuple):
+class DrainAcknowledged(NamedTuple):
     """Confirmation that the front knows of the drain, and sends no new requests."""
 
 
-class Leave(NamedTuple):
+class PrepareMove(NamedTuple):
     """An order to export a request and keep it until a Release or a TakeBack; its answer is a Left."""
 
     request_id: str
 
 
-class Arrive(NamedTuple):
+class AcceptMove(NamedTuple):
     """An order to import a request, `size` bytes kept by `source`; its answer is a Reply, as to a Submit."""
 
     request_id: str
@@ -35,13 +35,13 @@ class Arrive(NamedTuple):
     guide: Guide | None
 
 
-class Release(NamedTuple):
+class CommitMove(NamedTuple):
     """An order to drop the export of a request that another replica has imported, or that was abandoned."""
 
     request_id: str
 
 
-class TakeBack(NamedTuple):
+class CancelMove(NamedTuple):
     """An order to import a request again that no other replica takes; its answer is a Reply."""
 
     request_id: str
@@ -54,26 +54,26 @@ PING_SECONDS = 5.0
 # Messages from the replica.
 
 
-class Hello(NamedTuple):
+class ReplicaReady(NamedTuple):
     """The first message."""
 
-    started: Started
+    started: EngineStarted
 
 
-class Told(NamedTuple):
+class ReplicaStatus(NamedTuple):
     """Report, once a second, of the engine's counts, and of the changes of its index, if there are any."""
 
-    observation: Observation
-    changes: Changes | None
+    observation: StatsSnapshot
+    changes: IndexChanges | None
 
 
-class Draining(NamedTuple):
+class ReplicaDraining(NamedTuple):
     """Notice that the replica ends once its requests have ended or moved; sent again when time runs short."""
 
     is_short_of_time: bool = False
 
 
-class Left(NamedTuple):
+class MovePrepared(NamedTuple):
     """The answer to a Leave: the number of bytes that are kept.
 
     None if no bytes are kept, because the request has ended by itself, or because an `error` prevented the export and
@@ -85,7 +85,7 @@ class Left(NamedTuple):
     error: Exception | None = None
 
 
-class Link(Protocol):
+class ReplicaLink(Protocol):
     """A front's connection to one replica. Both callbacks are called on the front's loop."""
 
     name: str

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from ostinato.engine.process.messages import Observation
-from ostinato.observe.histograms import Histogram, Meter
+from ostinato.engine.process.messages import StatsSnapshot
+from ostinato.observe.histograms import Histogram, EngineHistograms
 
 _RATES: dict[str, Callable[[Mapping[str, Any]], tuple[float, float] | None]] = {
     "acceptance": lambda of: _accepted(of),
@@ -28,14 +28,14 @@ def _accepted(of: Mapping[str, Any]) -> tuple[float, float]:
     return of["drafts_accepted"], of["drafts_proposed"]
 
 
-def summed(observations: Sequence[Observation]) -> Observation:
+def merge_observations(observations: Sequence[StatsSnapshot]) -> StatsSnapshot:
     """Add up all counts of at least one observation."""
-    return Observation(
-        sum_of([each.stats for each in observations]), summed_meters([each.meter for each in observations])
+    return StatsSnapshot(
+        merge_stats([each.stats for each in observations]), merge_histograms([each.meter for each in observations])
     )
 
 
-def sum_of(found: Sequence[Any]) -> Any:
+def merge_stats(found: Sequence[Any]) -> Any:
     """Add counts, mappings by key, lists of equal length by position. Anything else is that of the first."""
     present = [each for each in found if each is not None]
     if not present:
@@ -43,7 +43,7 @@ def sum_of(found: Sequence[Any]) -> Any:
     first = present[0]
     if isinstance(first, Mapping):
         keys = dict.fromkeys(key for each in present for key in each)
-        whole = {key: sum_of([each[key] for each in present if key in each]) for key in keys}
+        whole = {key: merge_stats([each[key] for each in present if key in each]) for key in keys}
         whole |= {key: next(each[key] for each in present if key in each) for key in whole.keys() & _SIZES}
         for name, parts in _RATES.items():
             if name in whole and len(present) > 1:
@@ -54,11 +54,11 @@ def sum_of(found: Sequence[Any]) -> Any:
         return first
     if isinstance(first, list | tuple):
         same = all(len(each) == len(first) for each in present)
-        return [sum_of(column) for column in zip(*present, strict=True)] if same else list(first)
+        return [merge_stats(column) for column in zip(*present, strict=True)] if same else list(first)
     return sum(present)
 
 
-def pictures_together(pictures: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def merge_index_snapshots(pictures: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Join the pictures of several prefix indices (`cache.picture.picture`) into one, branches after branches."""
     branches: list[dict[str, Any]] = []
     for each in pictures:
@@ -70,10 +70,10 @@ def pictures_together(pictures: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {**counts, "branches": branches}
 
 
-def summed_meters(meters: Sequence[Meter]) -> Meter:
+def merge_histograms(meters: Sequence[EngineHistograms]) -> EngineHistograms:
     """Add up all histograms."""
-    whole = Meter()
-    for each in fields(Meter):
+    whole = EngineHistograms()
+    for each in fields(EngineHistograms):
         histogram: Histogram = getattr(whole, each.name)
         for meter in meters:
             other: Histogram = getattr(meter, each.name)

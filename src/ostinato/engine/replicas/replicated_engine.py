@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ostinato.config import EngineConfig
-from ostinato.engine.process.async_engine import AsyncEngine, EngineSide
-from ostinato.engine.process.messages import Observation
-from ostinato.engine.process.stream import Stream
-from ostinato.engine.replicas.front import Replicas
+from ostinato.engine.process.async_engine import AsyncEngine, EngineTransport
+from ostinato.engine.process.messages import StatsSnapshot
+from ostinato.engine.process.stream import RequestStream
+from ostinato.engine.replicas.front import ReplicaSet
 from ostinato.ops.seeds import seed_of_request
 from ostinato.sample.params import SamplingParams
 
@@ -21,8 +21,8 @@ class ReplicatedEngine(AsyncEngine):
     the replica.
     """
 
-    def __init__(self, process: EngineSide, *args: Any, **more: Any) -> None:
-        assert isinstance(process, Replicas), "made by `over`"
+    def __init__(self, process: EngineTransport, *args: Any, **more: Any) -> None:
+        assert isinstance(process, ReplicaSet), "made by `over`"
         super().__init__(process, *args, **more)
         self.replicas = process
         self._seed = self.plan.settings.seed
@@ -33,7 +33,7 @@ class ReplicatedEngine(AsyncEngine):
     @classmethod
     async def over(
         cls,
-        replicas: Replicas,
+        replicas: ReplicaSet,
         config: EngineConfig,
         *,
         max_waiting: int = 1024,
@@ -43,31 +43,31 @@ class ReplicatedEngine(AsyncEngine):
         """Wait for the first replica, and return an engine over all of them.
 
         `config` is that of the replicas. `seed` replaces its seed: each of several fronts needs a different one. Raises
-        the error of `Replicas.fail`. See `AsyncEngine.start` for the rest.
+        the error of `ReplicaSet.fail`. See `AsyncEngine.start` for the rest.
         """
         try:
             await replicas.wait_started()
         except BaseException:
             await replicas.end()
             raise
-        engine = await cls.beside(replicas, config, max_waiting, max_per_client)
+        engine = await cls.connect(replicas, config, max_waiting, max_per_client)
         engine._seed = engine._seed if seed is None else seed
         return engine
 
-    async def submit(self, prompt: str | Sequence[int], params: SamplingParams | None = None, **options: Any) -> Stream:
+    async def submit(self, prompt: str | Sequence[int], params: SamplingParams | None = None, **options: Any) -> RequestStream:
         params = params or self.default_params
         if params.seed is None:
             params = params.replace(seed=seed_of_request(self._seed, self._num_submitted))
         self._num_submitted += 1
         return await super().submit(prompt, params, **options)
 
-    async def observe(self) -> Observation:
+    async def observe(self) -> StatsSnapshot:
         """Return the counts of all replicas together, and those of migrations from draining replicas."""
         seen = await super().observe()
-        return Observation({**seen.stats, "drains": self.replicas.moving.counts.to_json()}, seen.meter)
+        return StatsSnapshot({**seen.stats, "drains": self.replicas.moving.counts.to_json()}, seen.meter)
 
-    async def all_seen(self) -> dict[str, Observation]:
-        await self.last_seen()
+    async def all_observations(self) -> dict[str, StatsSnapshot]:
+        await self.latest_observation()
         return self.replicas.observations
 
     def _resize(self) -> None:

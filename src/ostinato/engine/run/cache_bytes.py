@@ -8,10 +8,10 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from ostinato.ops.step import LayerMemory
+from ostinato.ops.step import LayerCache
 
 
-class Rows(Protocol):
+class MemoryRows(Protocol):
     """Parts of memory, each with a row for every block, window block or slot. A copy takes one row of every part."""
 
     sizes: list[int]
@@ -21,7 +21,7 @@ class Rows(Protocol):
     def write(self, index: int, contents: memoryview) -> None: ...
 
 
-class CacheBytes:
+class LayerCacheMemory:
     """Copies a block, a window block or a slot out of the layers' memory and into it (`CacheMemory`).
 
     The bytes of all layers follow each other.
@@ -29,9 +29,9 @@ class CacheBytes:
 
     def __init__(
         self,
-        memory: Sequence[LayerMemory],
+        memory: Sequence[LayerCache],
         block_size: int,
-        rows: Callable[[Sequence[torch.Tensor]], Rows] | None = None,
+        rows: Callable[[Sequence[torch.Tensor]], MemoryRows] | None = None,
     ) -> None:
         """Choose the copy functions and compute the sizes.
 
@@ -41,8 +41,8 @@ class CacheBytes:
         if rows is None:
             is_on_host = all(part.device.type == "cpu" for each in memory for part in each.tensors.values())
             rows = HostRows if is_on_host else DeviceRows
-        self._blocks, self._panes, self._slots = (rows(of(memory)) for of in (_of_blocks, _of_panes, _of_slots))
-        self.block_bytes, self.pane_bytes, self.slot_bytes = (
+        self._blocks, self._panes, self._slots = (rows(of(memory)) for of in (_block_tensors, _window_block_tensors, _slot_tensors))
+        self.block_bytes, self.window_block_bytes, self.slot_bytes = (
             sum(each.sizes) for each in (self._blocks, self._panes, self._slots)
         )
         self._block_size = block_size
@@ -53,10 +53,10 @@ class CacheBytes:
     def write_block(self, block: int, contents: memoryview) -> None:
         self._blocks.write(block, contents)
 
-    def read_pane(self, pane: int, num_tokens: int | None = None, into: memoryview | None = None) -> memoryview:
+    def read_window_block(self, pane: int, num_tokens: int | None = None, into: memoryview | None = None) -> memoryview:
         return self._read(self._panes, pane, into, num_tokens)
 
-    def write_pane(self, pane: int, contents: memoryview) -> None:
+    def write_window_block(self, pane: int, contents: memoryview) -> None:
         self._panes.write(pane, contents)
 
     def read_slot(self, slot: int, into: memoryview | None = None) -> memoryview:
@@ -65,7 +65,7 @@ class CacheBytes:
     def write_slot(self, slot: int, contents: memoryview) -> None:
         self._slots.write(slot, contents)
 
-    def _read(self, rows: Rows, index: int, into: memoryview | None, num_tokens: int | None = None) -> memoryview:
+    def _read(self, rows: MemoryRows, index: int, into: memoryview | None, num_tokens: int | None = None) -> memoryview:
         found = np.empty(sum(rows.sizes), np.uint8) if into is None else np.frombuffer(into, np.uint8)
         rows.read(index, found)
         if num_tokens is not None:
@@ -115,15 +115,15 @@ class DeviceRows:
             torch.cuda.synchronize(self._parts[0].device)
 
 
-def _of_blocks(memory: Sequence[LayerMemory]) -> list[torch.Tensor]:
-    return [part for each in memory if not each.is_paned for part in each.in_blocks.values()]
+def _block_tensors(memory: Sequence[LayerCache]) -> list[torch.Tensor]:
+    return [part for each in memory if not each.in_window_blocks for part in each.block_tensors.values()]
 
 
-def _of_panes(memory: Sequence[LayerMemory]) -> list[torch.Tensor]:
-    return [part for each in memory if each.is_paned for part in each.in_blocks.values()]
+def _window_block_tensors(memory: Sequence[LayerCache]) -> list[torch.Tensor]:
+    return [part for each in memory if each.in_window_blocks for part in each.block_tensors.values()]
 
 
-def _of_slots(memory: Sequence[LayerMemory]) -> list[torch.Tensor]:
+def _slot_tensors(memory: Sequence[LayerCache]) -> list[torch.Tensor]:
     return [part for each in memory for part in each.states.values()]
 
 

@@ -9,45 +9,45 @@ from pathlib import Path
 import torch
 
 from ostinato.engine.run.graphing import make_graphs
-from ostinato.engine.run.inputs import write_next_tokens, write_step
-from ostinato.graphs.graphs import Graphs
+from ostinato.engine.run.inputs import write_next_tokens, write_step_inputs
+from ostinato.graphs.graphs import StepGraphs
 from ostinato.models.base import CausalLM
-from ostinato.ops.step import LayerMemory
+from ostinato.ops.step import LayerCache
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import Plan
 from ostinato.plan.speculation.draft_capture import draft_capture
 from ostinato.schedule.batch import Batch
-from ostinato.speculate.draft import DraftProposer
-from ostinato.speculate.mtp import HeadForward, MtpProposer
+from ostinato.speculate.draft import DraftModelProposer
+from ostinato.speculate.mtp import PredictionHeadForward, MtpProposer
 from ostinato.speculate.ngram import NgramProposer
-from ostinato.speculate.proposer import Choose, Forward, Proposer
+from ostinato.speculate.proposer import TokenSelector, RunDraftBatch, Proposer
 
 MakeModel = Callable[[ModelSpec, Path | None], CausalLM]
 
 
 @dataclass(frozen=True)
-class Drafting:
+class Drafter:
     """A proposer, with its draft model and its graphs, if there are any."""
 
     proposer: Proposer
     model: CausalLM | None = None
-    graphs: Graphs | None = None
+    graphs: StepGraphs | None = None
 
     @property
-    def has_weights(self) -> bool:
+    def runs_layers(self) -> bool:
         """True if it runs layers, which are sharded over the ranks."""
         return self.graphs is not None
 
 
-def make_drafting(
+def make_drafter(
     plan: Plan,
     spec: ModelSpec,
     model: CausalLM,
-    memory: Sequence[LayerMemory],
+    memory: Sequence[LayerCache],
     make_model: MakeModel,
     draft_directory: Path | None,
-    choose: Choose,
-) -> Drafting | None:
+    choose: TokenSelector,
+) -> Drafter | None:
     """Return the drafter of the plan's `speculative`; None without it.
 
     `memory` is that of all cached layers, the drafter's after the model's. `make_model` makes a second model with the
@@ -59,15 +59,15 @@ def make_drafting(
     if speculative.method == "ngram":
         assert speculative.prompt_lookup_min is not None, "method ngram has lengths to look up"
         assert speculative.prompt_lookup_max is not None, "method ngram has lengths to look up"
-        return Drafting(NgramProposer(speculative.prompt_lookup_min, speculative.prompt_lookup_max))
+        return Drafter(NgramProposer(speculative.prompt_lookup_min, speculative.prompt_lookup_max))
     own = memory[len(spec.layers) :]
     capture = draft_capture(plan.capture, speculative.method, settings.max_num_seqs, settings.max_num_batched_tokens)
     if speculative.method == "mtp":
-        head = HeadForward(model, own, settings.max_num_seqs)
+        head = PredictionHeadForward(model, own, settings.max_num_seqs)
         graphs = make_graphs(
             plan, capture, model, head, own, max_tokens=settings.max_num_seqs, others={"drafts.hidden": head.hidden}
         )
-        return Drafting(MtpProposer(model, head, HeadSteps(graphs, settings.block_size), choose), graphs=graphs)
+        return Drafter(MtpProposer(model, head, GraphHeadStepRunner(graphs, settings.block_size), choose), graphs=graphs)
     assert spec.drafter is not None, "method draft has a drafter"
     assert spec.drafter.model is not None, "method draft has a second model"
     of_draft = replace(spec.drafter.model, rope=speculative.rope, quantization=speculative.quantization)
@@ -75,19 +75,19 @@ def make_drafting(
     graphs = make_graphs(
         plan, capture, draft, lambda step: draft(step, own), own, max_tokens=settings.max_num_batched_tokens
     )
-    return Drafting(DraftProposer(draft, _forward(graphs, settings.block_size), choose), draft, graphs)
+    return Drafter(DraftModelProposer(draft, _run_draft_batch(graphs, settings.block_size), choose), draft, graphs)
 
 
-class HeadSteps:
+class GraphHeadStepRunner:
     """Steps of a prediction head, as `Steps`. Only the first of successive steps is written as a whole."""
 
-    def __init__(self, graphs: Graphs, block_size: int) -> None:
+    def __init__(self, graphs: StepGraphs, block_size: int) -> None:
         self._graphs = graphs
         self._block_size = block_size
 
     def first(self, batch: Batch) -> torch.Tensor:
         self._rows = batch.rows
-        self._step = write_step(self._graphs.buffers, batch, self._block_size)
+        self._step = write_step_inputs(self._graphs.buffers, batch, self._block_size)
         return self._graphs.run(self._step)
 
     def next(self, tokens: Sequence[int]) -> torch.Tensor:
@@ -95,5 +95,5 @@ class HeadSteps:
         return self._graphs.run(self._step)
 
 
-def _forward(graphs: Graphs, block_size: int) -> Forward:
-    return lambda batch: graphs.run(write_step(graphs.buffers, batch, block_size))
+def _run_draft_batch(graphs: StepGraphs, block_size: int) -> RunDraftBatch:
+    return lambda batch: graphs.run(write_step_inputs(graphs.buffers, batch, block_size))

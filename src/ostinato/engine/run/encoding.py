@@ -17,7 +17,7 @@ from ostinato.plan.vision import VisionSpec
 from ostinato.schedule.batch import MediaToEncode
 
 
-class Encoding:
+class ImageEncoder:
     """Encodes images into the encoder cache, as graphs or eagerly."""
 
     def __init__(self, graphs: EncoderGraphs, cells: torch.Tensor | None, most_patches: int) -> None:
@@ -56,7 +56,7 @@ def _groups(images: Sequence[MediaToEncode], most_patches: int) -> Iterator[Sequ
         yield group
 
 
-def write_images(buffers: EncoderBuffers, items: Sequence[MediaItem], vision: VisionSpec) -> EncoderInputs:
+def write_encoder_inputs(buffers: EncoderBuffers, items: Sequence[MediaItem], vision: VisionSpec) -> EncoderInputs:
     """Write `items`, at least one, one after the other into `buffers`, and return the views of their patches.
 
     They are ready when `buffers.pad` has padded them.
@@ -67,7 +67,7 @@ def write_images(buffers: EncoderBuffers, items: Sequence[MediaItem], vision: Vi
         positions = patch_positions(item.grid, vision.merge_size)
         arrays["patches"][begin:end] = item.patches
         arrays["positions"][begin:end] = positions
-        arrays["taps"][begin:end], arrays["tap_weights"][begin:end] = position_taps(positions, item.grid, side)
+        arrays["taps"][begin:end], arrays["tap_weights"][begin:end] = interpolation_taps(positions, item.grid, side)
     arrays["starts"][: len(starts)] = starts
     return buffers.view(starts[-1])
 
@@ -84,7 +84,7 @@ def patch_positions(grid: tuple[int, int], merge: int) -> np.ndarray:
     return np.stack([axis.reshape(squares).swapaxes(1, 2).ravel() for axis in (rows, columns)], axis=1)
 
 
-def position_taps(positions: np.ndarray, grid: tuple[int, int], side: int) -> tuple[np.ndarray, np.ndarray]:
+def interpolation_taps(positions: np.ndarray, grid: tuple[int, int], side: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the numbers [patches, 4] int64 and bilinear weights [patches, 4] float32 of each patch's embeddings.
 
     They are the four learned embeddings, of `side` by `side`, that surround the patch when the grid is stretched over

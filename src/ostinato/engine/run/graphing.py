@@ -9,15 +9,15 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from ostinato.engine.run.encoding import write_images
+from ostinato.engine.run.encoding import write_encoder_inputs
 from ostinato.errors import CapacityError, Remedy
 from ostinato.graphs.buffers import StepBuffers
 from ostinato.graphs.cuda import CudaBackend
 from ostinato.graphs.encoder import EncoderGraphs
-from ostinato.graphs.graphs import Backend, Forward, Graphs, persistent_storages, weight_storages
+from ostinato.graphs.graphs import Backend, StepForward, StepGraphs, persistent_storages, weight_storages
 from ostinato.graphs.tape import TapeBackend
 from ostinato.models.base import CausalLM
-from ostinato.ops.step import EncoderInputs, LayerMemory
+from ostinato.ops.step import EncoderInputs, LayerCache
 from ostinato.plan.device.catalogue import DeviceSpec
 from ostinato.plan.encoder.choice import EncoderPlan
 from ostinato.plan.graphs.capture_plan import CapturePlan
@@ -34,18 +34,18 @@ def make_graphs(
     plan: Plan,
     capture: CapturePlan,
     model: CausalLM,
-    forward: Forward,
-    memory: Sequence[LayerMemory],
+    forward: StepForward,
+    memory: Sequence[LayerCache],
     *,
     max_tokens: int,
     others: Mapping[str, torch.Tensor] = _NO_OTHERS,
     make_backend: Callable[..., Backend] | None = None,
     check_size: Callable[[], object] = lambda: None,
-) -> Graphs:
+) -> StepGraphs:
     """Return graphs of `forward`, a part of `model` that works on `memory`, with buffers for `max_tokens` tokens.
 
     `others` are further buffers that it reads, by name. `make_backend` replaces the plan's backend; `check_size` is
-    that of `Graphs`.
+    that of `StepGraphs`.
     """
     settings, device = plan.settings, model.embedding.weight.device
     most = -(-settings.max_model_len // settings.block_size)
@@ -56,7 +56,7 @@ def make_graphs(
         capture.tokens_per_row[-1],
         device,
         takes_images=model.spec.vision is not None,
-        max_panes=most if plan.memory.num_panes else 0,
+        max_panes=most if plan.memory.num_window_blocks else 0,
     )
 
     def persistent() -> Mapping[int, str]:
@@ -64,7 +64,7 @@ def make_graphs(
         return {**persistent_storages(buffers, model, memory), **named}
 
     backend = (make_backend or BACKENDS[capture.backend])(model.build.ops.tap, persistent(), device)
-    return Graphs(
+    return StepGraphs(
         capture,
         backend,
         forward,
@@ -99,7 +99,7 @@ def make_encoder_graphs(
         plan,
         vision,
         model.encode,
-        partial(write_images, vision=vision),
+        partial(write_encoder_inputs, vision=vision),
         device,
         lambda persistent: BACKENDS[plan.backend](tap, persistent, device),
         lambda: weight_storages(model),
@@ -107,7 +107,7 @@ def make_encoder_graphs(
     )
 
 
-class SizeCheck:
+class GraphMemoryCheck:
     """Check that graphs take no more memory than was planned.
 
     A tape's memory is known to the byte. The memory of torch's pool on a GPU is an estimate: there the graphs may take

@@ -10,7 +10,7 @@ import torch
 
 from ostinato.graphs.buffers import StepBuffers
 from ostinato.ops.step import StepInputs
-from ostinato.schedule.batch import Batch, Row
+from ostinato.schedule.batch import Batch, BatchRow
 
 Drafts = Sequence[tuple[int, ...]]
 """Drafts of each batch row, or nothing.
@@ -20,7 +20,7 @@ padding.
 """
 
 
-def write_step(buffers: StepBuffers, batch: Batch, block_size: int, drafts: Drafts = ()) -> StepInputs:
+def write_step_inputs(buffers: StepBuffers, batch: Batch, block_size: int, drafts: Drafts = ()) -> StepInputs:
     """Write `batch` into `buffers`, and return views of it, valid until the next step.
 
     The step is ready when `buffers.pad` has padded it. Models without blocks or slots get null ids there.
@@ -29,17 +29,17 @@ def write_step(buffers: StepBuffers, batch: Batch, block_size: int, drafts: Draf
     count = len(rows)
     starts = [row.start for row in rows]
     buffers.write_tables([row.block_table for row in rows])
-    if buffers.has_panes:
-        buffers.write_panes([row.pane_table for row in rows])
+    if buffers.has_window_blocks:
+        buffers.write_window_tables([row.window_block_table for row in rows])
     arrays["start_positions"][:count] = starts
     arrays["read_slots"][:count] = [row.read_slot for row in rows]
     if batch.num_decode_rows == count and not any(drafts):
         # Most steps have one token per row, so they are written without a look at each token.
         arrays["token_ids"][:count] = [row.token_ids[0] for row in rows]
         arrays["positions"][:count] = starts
-        arrays["kv_cells"][:count] = [_cell(row.block_table, row.start, block_size) for row in rows]
-        if buffers.has_panes:
-            arrays["pane_cells"][:count] = [_cell(row.pane_table, row.start, block_size) for row in rows]
+        arrays["kv_cells"][:count] = [_kv_cell(row.block_table, row.start, block_size) for row in rows]
+        if buffers.has_window_blocks:
+            arrays["pane_cells"][:count] = [_kv_cell(row.window_block_table, row.start, block_size) for row in rows]
         arrays["row_starts"][: count + 1] = np.arange(count + 1)
         arrays["kv_lens"][:count] = [start + 1 for start in starts]
         arrays["write_slots"][:count, 0] = [row.write_slots[0] for row in rows]
@@ -75,7 +75,7 @@ def write_step(buffers: StepBuffers, batch: Batch, block_size: int, drafts: Draf
     positions[:] = np.array(starts)[row_of_token] + offset
     is_padding = offset >= np.array(real)[row_of_token] if lengths != real else None
     for cells, tables in _tables(buffers):
-        cells[:tokens] = _cells(tables, row_of_token, positions, block_size)
+        cells[:tokens] = _kv_cells(tables, row_of_token, positions, block_size)
         if is_padding is not None:
             cells[:tokens][is_padding] = 0
     if is_padding is not None:
@@ -89,7 +89,7 @@ def write_step(buffers: StepBuffers, batch: Batch, block_size: int, drafts: Draf
     return buffers.view(count, tokens, width, batch.num_decode_rows, checkpoints)
 
 
-def write_next_tokens(buffers: StepBuffers, rows: Sequence[Row], tokens: Sequence[int], block_size: int) -> None:
+def write_next_tokens(buffers: StepBuffers, rows: Sequence[BatchRow], tokens: Sequence[int], block_size: int) -> None:
     """Advance a step of one token per batch row, present in `buffers`, by one position, to `tokens`, one per row.
 
     Slots stay the same: this is for layers without any. A token beyond a row's blocks goes to the null block.
@@ -101,31 +101,31 @@ def write_next_tokens(buffers: StepBuffers, rows: Sequence[Row], tokens: Sequenc
     arrays["start_positions"][:count] += 1
     arrays["kv_lens"][:count] += 1
     at = list(zip(rows, positions.tolist(), strict=True))
-    arrays["kv_cells"][:count] = [_cell(row.block_table, position, block_size) for row, position in at]
-    if buffers.has_panes:
-        arrays["pane_cells"][:count] = [_cell(row.pane_table, position, block_size) for row, position in at]
+    arrays["kv_cells"][:count] = [_kv_cell(row.block_table, position, block_size) for row, position in at]
+    if buffers.has_window_blocks:
+        arrays["pane_cells"][:count] = [_kv_cell(row.window_block_table, position, block_size) for row, position in at]
     if buffers.takes_images:
         arrays["rope_positions"][:count] += 1
 
 
-def step_inputs(
+def make_step_inputs(
     batch: Batch, block_size: int, device: torch.device, drafts: Drafts = (), *, takes_images: bool = False
 ) -> StepInputs:
     """Return `batch` in new buffers of its exact size, for a single step of any size."""
     rows = batch.rows
     tokens = sum(len(row.token_ids) for row in rows) + batch.num_decode_rows * batch.num_drafts
     blocks = max((len(row.block_table) for row in rows), default=0)
-    panes = max((len(row.pane_table) for row in rows), default=0)
+    panes = max((len(row.window_block_table) for row in rows), default=0)
     buffers = StepBuffers(len(rows), tokens, blocks, 1 + batch.num_drafts, device, takes_images, panes)
-    step = write_step(buffers, batch, block_size, drafts)
-    buffers.pad(len(rows), step.length, len(rows), step.length)
+    step = write_step_inputs(buffers, batch, block_size, drafts)
+    buffers.pad(len(rows), step.num_tokens, len(rows), step.num_tokens)
     return step
 
 
 def logit_positions(batch: Batch, drafts: Drafts = ()) -> list[int]:
     """Return the indices of the step's tokens whose logits are wanted.
 
-    These are the trailing ones of each row's own tokens, and all of its drafts. `drafts` as for `write_step`.
+    These are the trailing ones of each row's own tokens, and all of its drafts. `drafts` as for `write_step_inputs`.
     """
     if batch.num_decode_rows == len(batch.rows) and not any(drafts):
         return list(range(len(batch.rows)))  # one token each, with logits
@@ -156,12 +156,12 @@ def _write_drafts(
     arrays["kv_lens"][:count] = positions[:, -1] + 1
     arrays["write_slots"][:count, :width] = [_padded(row.write_slots[:width], width) for row in rows]
     for cells, tables in _tables(buffers):
-        cells[:tokens] = _cells(tables, np.arange(count)[:, None], positions, block_size).ravel()
+        cells[:tokens] = _kv_cells(tables, np.arange(count)[:, None], positions, block_size).ravel()
     return buffers.view(count, tokens, width, count)
 
 
 def _write_rope_positions(
-    out: np.ndarray, rows: Sequence[Row], row_starts: np.ndarray, row_of_token: np.ndarray, positions: np.ndarray
+    out: np.ndarray, rows: Sequence[BatchRow], row_starts: np.ndarray, row_of_token: np.ndarray, positions: np.ndarray
 ) -> None:
     """Write the RoPE position of each token, [tokens, 3]; for padding, any valid position."""
     deltas = np.array([0 if row.rope is None else row.rope.delta for row in rows], dtype=np.int64)
@@ -172,7 +172,7 @@ def _write_rope_positions(
     np.maximum(out, 0, out=out)
 
 
-def _write_media_cells(out: np.ndarray, rows: Sequence[Row], row_starts: np.ndarray) -> None:
+def _write_media_cells(out: np.ndarray, rows: Sequence[BatchRow], row_starts: np.ndarray) -> None:
     """Write the encoder cache cell of each token of an image, [tokens], and the null cell for all others."""
     out[:] = 0
     for row, first in zip(rows, row_starts[:-1], strict=True):
@@ -189,10 +189,10 @@ def _padded(slots: tuple[int, ...], width: int) -> tuple[int, ...]:
 def _tables(buffers: StepBuffers) -> list[tuple[np.ndarray, np.ndarray]]:
     """Return (cells, tables) of blocks and, in a model with window blocks, of those."""
     names = [("kv_cells", "block_tables"), ("pane_cells", "pane_tables")]
-    return [(buffers.arrays[cells], buffers.arrays[tables]) for cells, tables in names[: 1 + buffers.has_panes]]
+    return [(buffers.arrays[cells], buffers.arrays[tables]) for cells, tables in names[: 1 + buffers.has_window_blocks]]
 
 
-def _cells(tables: np.ndarray, rows: np.ndarray, positions: np.ndarray, block_size: int) -> np.ndarray:
+def _kv_cells(tables: np.ndarray, rows: np.ndarray, positions: np.ndarray, block_size: int) -> np.ndarray:
     """Return the cells for the keys and values of `positions` of `rows`.
 
     Rows without blocks, and drafts beyond a row's blocks, which are padding, go to the null block.
@@ -202,7 +202,7 @@ def _cells(tables: np.ndarray, rows: np.ndarray, positions: np.ndarray, block_si
     return found
 
 
-def _cell(table: Sequence[int], position: int, block_size: int) -> int:
+def _kv_cell(table: Sequence[int], position: int, block_size: int) -> int:
     """Return the cell for the key and value of `position`; in the null block for rows without blocks."""
     column, offset = divmod(position, block_size)
     return (table[column] if column < len(table) else 0) * block_size + offset

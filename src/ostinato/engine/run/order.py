@@ -7,26 +7,26 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
-from ostinato.engine.run.runner import Runner
-from ostinato.sample.sampler import Sampled
+from ostinato.engine.run.runner import ModelRunner
+from ostinato.sample.sampler import SampledTokens
 from ostinato.schedule.batch import Batch, StepResult
 
 
 @dataclass(frozen=True)
-class Started:
+class StepHandle:
     """A step in flight. `result` waits for it, and raises the error that ended it."""
 
     batch: Batch
-    result: Callable[[], StepResult]
+    wait: Callable[[], StepResult]
 
 
-class Order(Protocol):
+class StepExecutor(Protocol):
     """Executor of steps."""
 
-    is_ahead: bool
+    overlaps: bool
     """True if a step may be started before the previous one is finished."""
 
-    def start(self, batch: Batch) -> Started:
+    def submit(self, batch: Batch) -> StepHandle:
         """Start a step, which follows the one started last; its rows may need that one's tokens."""
         ...
 
@@ -35,46 +35,46 @@ class Order(Protocol):
         ...
 
 
-class InTurn:
+class SyncExecutor:
     """Sync executor: each step is computed when its result is asked for."""
 
-    is_ahead = False
+    overlaps = False
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
 
-    def start(self, batch: Batch) -> Started:
-        return Started(batch, lambda: self._runner.run(batch))
+    def submit(self, batch: Batch) -> StepHandle:
+        return StepHandle(batch, lambda: self._runner.execute(batch))
 
     def close(self) -> None:
         pass
 
 
-class OneAhead:
+class OverlapExecutor:
     """Overlap executor: a thread computes the steps, in their order, while others are scheduled and delivered.
 
     So a step's inputs are written before the next step writes to the same memory, even if that memory was given to
     another request meanwhile: all memory of a step is on the device, and the host only assigns it. Kernels and torch
     release the GIL while they compute. On a GPU the thread only launches: the next step is launched while the device
-    computes, and `Started.result` waits for the tokens.
+    computes, and `StepHandle.wait` waits for the tokens.
     """
 
-    is_ahead = True
+    overlaps = True
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
         self._thread = ThreadPoolExecutor(1, "ostinato-steps")
-        self._last: Future[Sampled] | None = None
+        self._last: Future[SampledTokens] | None = None
 
-    def start(self, batch: Batch) -> Started:
-        last = self._last if any(row.follows is not None for row in batch.rows) else None
+    def submit(self, batch: Batch) -> StepHandle:
+        last = self._last if any(row.previous_row is not None for row in batch.rows) else None
         future = self._last = self._thread.submit(_launch, self._runner, batch, last)
-        return Started(batch, lambda: StepResult(tuple(future.result().results())))
+        return StepHandle(batch, lambda: StepResult(tuple(future.result().results())))
 
     def close(self) -> None:
         self._thread.shutdown()
 
 
-def _launch(runner: Runner, batch: Batch, before: Future[Sampled] | None) -> Sampled:
+def _launch(runner: ModelRunner, batch: Batch, before: Future[SampledTokens] | None) -> SampledTokens:
     """Launch a step. If it follows a failed step, it fails with that one's error."""
     return runner.launch(batch, None if before is None else before.result())

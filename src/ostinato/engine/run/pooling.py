@@ -10,7 +10,7 @@ from ostinato.engine.run.inputs import Drafts
 from ostinato.schedule.batch import Batch
 
 if TYPE_CHECKING:
-    from ostinato.sample.pool import Pool
+    from ostinato.sample.pool import HiddenStatePooler
 
 
 def pool_rows(hidden: torch.Tensor, batch: Batch, drafts: Drafts = ()) -> None:
@@ -18,10 +18,10 @@ def pool_rows(hidden: torch.Tensor, batch: Batch, drafts: Drafts = ()) -> None:
 
     `hidden` is [tokens, hidden], the result of `forward`.
     """
-    pools = [getattr(row.payload, "pool", None) for row in batch.rows]
+    pools = [getattr(row.sampling_state, "pooler", None) for row in batch.rows]
     if not any(pools):  # almost every step has none
         return
-    found: list[tuple[Pool, int, int]] = []
+    found: list[tuple[HiddenStatePooler, int, int]] = []
     vectors: list[torch.Tensor] = []
     has_drafts = any(drafts)
     begin = 0

@@ -10,39 +10,39 @@ from typing import Any
 
 import torch
 
-from ostinato.engine.run.drafting import make_drafting
-from ostinato.engine.run.encoding import Encoding
-from ostinato.engine.run.graphing import SizeCheck, make_encoder_graphs, make_graphs
-from ostinato.engine.run.inputs import Drafts, logit_positions, write_step
+from ostinato.engine.run.drafting import make_drafter
+from ostinato.engine.run.encoding import ImageEncoder
+from ostinato.engine.run.graphing import GraphMemoryCheck, make_encoder_graphs, make_graphs
+from ostinato.engine.run.inputs import Drafts, logit_positions, write_step_inputs
 from ostinato.engine.run.pooling import pool_rows
-from ostinato.engine.run.together import ForItself, Together
+from ostinato.engine.run.together import SingleRank, TensorParallel
 from ostinato.errors import Remedy
-from ostinato.formats.shortened import shortened
+from ostinato.formats.shortened import truncated_file_message
 from ostinato.graphs.encoder import EncoderGraphs
-from ostinato.graphs.graphs import Graphs
+from ostinato.graphs.graphs import StepGraphs
 from ostinato.layers import pages
-from ostinato.layers.build import Build
+from ostinato.layers.build import WeightAllocator
 from ostinato.models.base import CausalLM
 from ostinato.models.loader import build_model, load_weights
 from ostinato.models.random import randomize_weights
-from ostinato.observe.phases import Phases
+from ostinato.observe.phases import StartupTimer
 from ostinato.ops.blocks.quantizers import BY_TORCH, native_quantizers
 from ostinato.ops.kernels import load_extension, select_ops
-from ostinato.ops.step import LayerMemory
-from ostinato.plan.cuts import ALONE
+from ostinato.ops.step import LayerCache
+from ostinato.plan.cuts import SINGLE_RANK
 from ostinato.plan.layers import LayerSpec
 from ostinato.plan.memory.keys_and_values import INT8
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import Plan
 from ostinato.plan.states import StateSpec
-from ostinato.sample.sampler import Project, Sampled, sample, sample_later
+from ostinato.sample.sampler import Project, SampledTokens, sample_rows, sample_rows_async
 from ostinato.schedule.batch import Batch, StepResult
 
-StartProgress = Callable[[str, int, int], None]
+ProgressFn = Callable[[str, int, int], None]
 """Function of (what is being done, how much of it is done, how much it is in all)."""
 
 
-class Runner:
+class ModelRunner:
     """A model in memory, with its cache, as the plan describes them."""
 
     def __init__(
@@ -50,10 +50,10 @@ class Runner:
         plan: Plan,
         spec: ModelSpec,
         directory: Path | None,
-        progress: StartProgress = lambda what, done, total: None,
+        progress: ProgressFn = lambda what, done, total: None,
         draft_directory: Path | None = None,
-        phases: Phases | None = None,
-        together: Together | None = None,
+        phases: StartupTimer | None = None,
+        together: TensorParallel | None = None,
     ) -> None:
         """Load the weights in `directory`, or make random ones if it is None; likewise those of a draft model.
 
@@ -62,27 +62,27 @@ class Runner:
         """
         settings = plan.settings
         self.plan = plan
-        self._check_size = SizeCheck(plan.device, plan.memory.available)
-        self.together = together or ForItself()
+        self._check_size = GraphMemoryCheck(plan.device, plan.memory.available)
+        self.tensor_parallel = together or SingleRank()
         self.device = torch.device(settings.device)
         self.block_size = settings.block_size
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
-        self._phases = phases or Phases()
+        self._phases = phases or StartupTimer()
         _explain_bus_errors(plan, [each for each in (directory, draft_directory) if each is not None])
         self.model = self._make_model(
             replace(spec, rope=settings.rope, quantization=settings.quantization), directory, progress
         )
-        layers, cells = allocate_memory(spec, plan, self.device), allocate_cells(spec, plan, self.device)
-        self.memory = [*layers, *cells]
-        self.drafting = make_drafting(
+        layers, cells = allocate_layers(spec, plan, self.device), allocate_encoder_cache(spec, plan, self.device)
+        self.layer_memory = [*layers, *cells]
+        self.drafter = make_drafter(
             plan,
             spec,
             self.model,
             layers,
             lambda draft, path: self._make_model(draft, path, progress),
             draft_directory,
-            self.together.choose,
+            self.tensor_parallel.select_drafts,
         )
         # A prediction head runs within the model's steps, but a draft model's layers are separate.
         own = [*(layers if self.model.head is not None else layers[: len(spec.layers)]), *cells]
@@ -95,74 +95,74 @@ class Runner:
             max_tokens=settings.max_num_batched_tokens,
             check_size=self._check_graphs,
         )
-        self.encoder: EncoderGraphs | None = None
-        self.encoding: Encoding | None = None
+        self.encoder_graphs: EncoderGraphs | None = None
+        self.image_encoder: ImageEncoder | None = None
         if plan.encoder is not None and spec.vision is not None:
-            self.encoder = make_encoder_graphs(
+            self.encoder_graphs = make_encoder_graphs(
                 plan.encoder, spec.vision, self.model, check_replay=settings.check_replay
             )
             most_patches = plan.encoder.most_tokens * spec.vision.patches_per_token
-            self.encoding = Encoding(self.encoder, cells[0].media, most_patches)
+            self.image_encoder = ImageEncoder(self.encoder_graphs, cells[0].media, most_patches)
         self._phases.end("memory")
         self.measured: dict[str, Any] = {
             "weight_bytes": sum(weight.numel() * weight.element_size() for weight in self._weights()),
         }
 
     @torch.inference_mode()
-    def run(self, batch: Batch) -> StepResult:
+    def execute(self, batch: Batch) -> StepResult:
         """Propose drafts, encode new images, compute the batch, and sample the next tokens that are due.
 
         Writes the batch's keys, values and states.
         """
         drafts, project = self._compute(batch)
-        return StepResult(tuple(sample(project, batch.rows, drafts, draw=self.model.build.ops.sample)))
+        return StepResult(tuple(sample_rows(project, batch.rows, drafts, draw=self.model.build.ops.sample)))
 
     @torch.inference_mode()
-    def launch(self, batch: Batch, before: Sampled | None = None) -> Sampled:
+    def launch(self, batch: Batch, previous: SampledTokens | None = None) -> SampledTokens:
         """Launch a step without drafts, and do not wait for the device.
 
-        If the step overlaps with the step `before`, the tokens sampled there are copied to their rows on the device.
+        If the step overlaps with the step `previous_hidden`, the tokens sampled there are copied to their rows on the device.
         """
-        assert self.drafting is None, "drafts are made of tokens that are known"
+        assert self.drafter is None, "drafts are made of tokens that are known"
         incoming = None
-        if any(row.follows is not None for row in batch.rows):
-            assert before is not None, "a step ahead has one before it"
-            incoming = _following(before.tokens, [row.follows for row in batch.rows])
+        if any(row.previous_row is not None for row in batch.rows):
+            assert previous is not None, "a step ahead has one before it"
+            incoming = _gather_incoming(previous.tokens, [row.previous_row for row in batch.rows])
         _, project = self._compute(batch, incoming)
-        return sample_later(project, batch.rows, draw=self.model.build.ops.sample, device=self.device)
+        return sample_rows_async(project, batch.rows, draw=self.model.build.ops.sample, device=self.device)
 
     def _compute(self, batch: Batch, incoming: torch.Tensor | None = None) -> tuple[Drafts, Project]:
         """Make drafts and compute the layers; return the drafts, and a function of the logits at wanted positions."""
         known: Drafts = ()
-        if self.drafting is not None and not self.drafting.has_weights:
-            known = self.drafting.proposer.propose(batch)
-        drafts, hidden = self.together.step(batch, known, lambda: self.compute(batch, known, incoming))
+        if self.drafter is not None and not self.drafter.runs_layers:
+            known = self.drafter.proposer.propose(batch)
+        drafts, hidden = self.tensor_parallel.step(batch, known, lambda: self.execute_model(batch, known, incoming))
         pool_rows(hidden, batch, drafts)
         positions = logit_positions(batch, drafts)
 
         def project(places: list[int]) -> torch.Tensor:
             wanted = [positions[i] for i in places]
-            return self.together.logits(wanted, lambda: self.logits(hidden, wanted))
+            return self.tensor_parallel.logits(wanted, lambda: self.logits(hidden, wanted))
 
         return drafts, project
 
-    def compute(
+    def execute_model(
         self, batch: Batch, drafts: Drafts, incoming: torch.Tensor | None = None
     ) -> tuple[Drafts, torch.Tensor]:
         """Compute a rank's part of a step; return the drafts and the hidden states.
 
         A drafter with weights proposes new drafts; otherwise they are `drafts`.
         """
-        if self.drafting is not None and self.drafting.has_weights:
-            drafts = self.drafting.proposer.propose(batch)
+        if self.drafter is not None and self.drafter.runs_layers:
+            drafts = self.drafter.proposer.propose(batch)
         return drafts, self.forward(batch, drafts, incoming)
 
     def logits(self, hidden: torch.Tensor, wanted: list[int]) -> torch.Tensor:
         """Return the logits of some hidden states of a step, [wanted, vocab] on the first rank."""
         # If every row has one token, all are wanted in order, and no copy is needed.
         if wanted != list(range(len(wanted))):
-            return self.model.logits(hidden[wanted])
-        return self.model.logits(hidden if len(wanted) == hidden.shape[0] else hidden[: len(wanted)])
+            return self.model.compute_logits(hidden[wanted])
+        return self.model.compute_logits(hidden if len(wanted) == hidden.shape[0] else hidden[: len(wanted)])
 
     def forward(self, batch: Batch, drafts: Drafts = (), incoming: torch.Tensor | None = None) -> torch.Tensor:
         """Encode the batch's new images and compute the model's layers.
@@ -170,15 +170,15 @@ class Runner:
         Returns the hidden states of the batch's tokens and drafts, followed by those of padding. `incoming` [rows] are
         the tokens of an overlapped step, in place of those that its rows do not know.
         """
-        if batch.encode:
-            assert self.encoding is not None, "images came to a model that has no encoder"
-            self.encoding.run(batch.encode)
-        step = write_step(self.graphs.buffers, batch, self.block_size, drafts)
+        if batch.images_to_encode:
+            assert self.image_encoder is not None, "images came to a model that has no encoder"
+            self.image_encoder.run(batch.images_to_encode)
+        step = write_step_inputs(self.graphs.buffers, batch, self.block_size, drafts)
         self.graphs.buffers.incoming = incoming
         return self.graphs.run(step)
 
     @torch.inference_mode()
-    def capture(self, progress: StartProgress = lambda what, done, total: None) -> None:
+    def capture(self, progress: ProgressFn = lambda what, done, total: None) -> None:
         """Capture every planned graph, and compare their memory with the plan. The encoder's graphs are timed as well.
 
         Raises CaptureError if a step cannot be captured, CapacityError if the graphs take more than was planned.
@@ -187,14 +187,14 @@ class Runner:
             graphs.capture_all(progress)
         if self.graphs.planned():
             self.measured["graphs"] = self._check_graphs()
-        if self.encoder is not None and self.encoder.planned:
-            self.encoder.capture_all(progress)
-            self.measured["encoder"] = self.encoder.figures()
+        if self.encoder_graphs is not None and self.encoder_graphs.planned:
+            self.encoder_graphs.capture_all(progress)
+            self.measured["encoder"] = self.encoder_graphs.figures()
             self._check_size("the encoder's graphs", self.measured["encoder"], Remedy("encoder_graph_mode", "none"))
 
     @property
     def takes_images(self) -> bool:
-        return self.encoding is not None
+        return self.image_encoder is not None
 
     @property
     def num_captured(self) -> int:
@@ -220,20 +220,20 @@ class Runner:
         self._check_size("the graphs", figures, Remedy("graph_mode", "none"))
         return figures
 
-    def _all_graphs(self) -> list[Graphs]:
+    def _all_graphs(self) -> list[StepGraphs]:
         """Return the graphs of the model, and those of the drafter, if it has any."""
-        of_drafts = None if self.drafting is None else self.drafting.graphs
+        of_drafts = None if self.drafter is None else self.drafter.graphs
         return [self.graphs] if of_drafts is None else [self.graphs, of_drafts]
 
     def _weights(self) -> list[torch.Tensor]:
-        draft = None if self.drafting is None else self.drafting.model
+        draft = None if self.drafter is None else self.drafter.model
         return [*self.model.parameters(), *(draft.parameters() if draft is not None else ())]
 
-    def _make_model(self, spec: ModelSpec, directory: Path | None, progress: StartProgress) -> CausalLM:
+    def _make_model(self, spec: ModelSpec, directory: Path | None, progress: ProgressFn) -> CausalLM:
         """Return a model with the weights in `directory`, or with random ones."""
         settings = self.plan.settings
         choices = {name: choice.implementation for name, choice in self.plan.kernels.items()}
-        group = self.together.group
+        group = self.tensor_parallel.group
         ops = select_ops(
             choices,
             self.plan.device.native.isa,
@@ -241,8 +241,8 @@ class Runner:
             ranks=group,
         )
         # A draft model that cannot be sharded is whole on each rank.
-        rank = ALONE if group is None or spec.ranks == 1 else group.rank
-        model = build_model(Build(ops, getattr(torch, settings.dtype), self.device, rank=rank), spec)
+        rank = SINGLE_RANK if group is None or spec.ranks == 1 else group.rank
+        model = build_model(WeightAllocator(ops, getattr(torch, settings.dtype), self.device, rank=rank), spec)
         self._phases.end("model")
         quantizers = BY_TORCH
         if "native" in choices.values() and self.plan.device.native.isa is not None:
@@ -255,7 +255,7 @@ class Runner:
         return model
 
 
-def _following(tokens: torch.Tensor, places: Sequence[int | None]) -> torch.Tensor:
+def _gather_incoming(tokens: torch.Tensor, places: Sequence[int | None]) -> torch.Tensor:
     """Return [rows] int64: those of `tokens` at `places`.
 
     A row of a request that ends has no token, and continues with token 0.
@@ -277,10 +277,10 @@ def _explain_bus_errors(plan: Plan, directories: Sequence[Path]) -> None:
     isa, kernels = plan.device.native.isa, plan.kernels.values()
     if isa is not None and directories and any(choice.implementation == "native" for choice in kernels):
         models = " or ".join(str(each) for each in directories)
-        load_extension(isa).explain_bus_error(f"ModelError: {shortened(models)}\n")
+        load_extension(isa).explain_bus_error(f"ModelError: {truncated_file_message(models)}\n")
 
 
-def allocate_memory(spec: ModelSpec, plan: Plan, device: torch.device) -> list[LayerMemory]:
+def allocate_layers(spec: ModelSpec, plan: Plan, device: torch.device) -> list[LayerCache]:
     """Return one LayerMemory per layer, the drafter's after the model's.
 
     After them comes one for the hidden state that a prediction head keeps. The memory is not initialized: on a CPU the
@@ -288,20 +288,20 @@ def allocate_memory(spec: ModelSpec, plan: Plan, device: torch.device) -> list[L
     """
     memory = [_allocate_layer(layer, plan, device, number) for number, layer in enumerate(spec.cached_layers)]
     if spec.drafter is not None and spec.drafter.state.arrays:
-        memory.append(LayerMemory(states=_allocate_states(spec.drafter.state, plan, device)))
+        memory.append(LayerCache(states=_allocate_states(spec.drafter.state, plan, device)))
     return memory
 
 
-def allocate_cells(spec: ModelSpec, plan: Plan, device: torch.device) -> list[LayerMemory]:
+def allocate_encoder_cache(spec: ModelSpec, plan: Plan, device: torch.device) -> list[LayerCache]:
     """Return the encoder cache of a model that takes images, uninitialized too. It follows the layers' memory."""
     if plan.encoder is None or spec.vision is None:
         return []
     shape = (plan.encoder.num_cells, spec.vision.hidden_rows, spec.vision.out_hidden_size)
     dtype = getattr(torch, plan.settings.dtype)
-    return [LayerMemory(media=pages.empty(*shape, dtype=dtype, device=device))]
+    return [LayerCache(media=pages.empty(*shape, dtype=dtype, device=device))]
 
 
-def _allocate_layer(layer: LayerSpec, plan: Plan, device: torch.device, number: int) -> LayerMemory:
+def _allocate_layer(layer: LayerSpec, plan: Plan, device: torch.device, number: int) -> LayerCache:
     settings, memory = plan.settings, plan.memory
     dtype = getattr(torch, settings.kv_cache_dtype)
     parts: dict[str, torch.Tensor] = {}
@@ -309,14 +309,14 @@ def _allocate_layer(layer: LayerSpec, plan: Plan, device: torch.device, number: 
     noise = number if settings.ssm_state_rounding == "stochastic" else None
     if layer.attention is not None:
         heads = (layer.attention.num_kv_heads, layer.attention.head_dim)
-        is_paned = memory.pane_window > 0 and layer.attention.window is not None
-        shape = (memory.num_panes if is_paned else memory.num_blocks, settings.block_size, *heads)
+        is_paned = memory.sliding_window > 0 and layer.attention.window is not None
+        shape = (memory.num_window_blocks if is_paned else memory.num_blocks, settings.block_size, *heads)
         for name in ("k",) if layer.attention.values_in_keys else ("k", "v"):
             parts[f"{name}_cache"] = pages.empty(*shape, dtype=dtype, device=device, fills_slowly=True)
             if settings.kv_cache_dtype == INT8:
                 parts[f"{name}_scales"] = pages.empty(*shape[:3], dtype=torch.float32, device=device, fills_slowly=True)
     states = {} if layer.mixer is None else _allocate_states(layer.mixer.state, plan, device)
-    return LayerMemory(**parts, states=states, is_paned=is_paned, noise=noise)
+    return LayerCache(**parts, states=states, in_window_blocks=is_paned, noise=noise)
 
 
 def _allocate_states(state: StateSpec, plan: Plan, device: torch.device) -> dict[str, torch.Tensor]:

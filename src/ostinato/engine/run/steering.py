@@ -8,46 +8,46 @@ from typing import Protocol
 
 import torch
 
-from ostinato.engine.run.runner import Runner
-from ostinato.sample.sampler import Draw
-from ostinato.sample.state import Pick, SamplingState
-from ostinato.schedule.batch import Batch, Row
-from ostinato.speculate.proposer import Choose, Proposer
+from ostinato.engine.run.runner import ModelRunner
+from ostinato.sample.sampler import SampleKernel
+from ostinato.sample.state import PendingToken, SamplingState
+from ostinato.schedule.batch import Batch, BatchRow
+from ostinato.speculate.proposer import TokenSelector, Proposer
 
 
-class Steering(Protocol):
+class DraftOverride(Protocol):
     """Rule that replaces drafts."""
 
     def token(self, state: SamplingState, position: int, own: int, /) -> int:
         """Return the token to use instead of the draft `own` at a position of a request."""
         ...
 
-    def drafts(self, row: Row, own: tuple[int, ...], /) -> Sequence[int]:
+    def drafts(self, row: BatchRow, own: tuple[int, ...], /) -> Sequence[int]:
         """Return the drafts to use instead of `own` for a batch row: at most its `num_drafts`."""
         ...
 
 
-def steer_drafts(runner: Runner, steering: Steering) -> None:
+def override_drafts(runner: ModelRunner, steering: DraftOverride) -> None:
     """Replace the runner's drafts by those of `steering`; nothing without speculation.
 
     A drafter that runs layers is steered where each draft is sampled. So it takes its usual time and continues from the
     replaced draft, on all ranks.
     """
-    if runner.drafting is None:
+    if runner.drafter is None:
         return
-    if runner.drafting.has_weights:
-        runner.together.chooses = SteeredChoice(runner.together.chooses, steering)
+    if runner.drafter.runs_layers:
+        runner.tensor_parallel.draft_selector = OverriddenSelector(runner.tensor_parallel.draft_selector, steering)
     else:
-        runner.drafting = replace(runner.drafting, proposer=SteeredProposer(runner.drafting.proposer, steering))
+        runner.drafter = replace(runner.drafter, proposer=OverriddenProposer(runner.drafter.proposer, steering))
 
 
-class SteeredChoice:
+class OverriddenSelector:
     """Another sampler's drafts, each replaced by `steering`."""
 
-    def __init__(self, choose: Choose, steering: Steering) -> None:
+    def __init__(self, choose: TokenSelector, steering: DraftOverride) -> None:
         self._choose, self._steering = choose, steering
 
-    def __call__(self, logits: torch.Tensor, picks: Sequence[Pick], draw: Draw) -> dict[int, int]:
+    def __call__(self, logits: torch.Tensor, picks: Sequence[PendingToken], draw: SampleKernel) -> dict[int, int]:
         """Sample tokens like `sample.sampler.choose`."""
         chosen = self._choose(logits, picks, draw)
         return {
@@ -55,10 +55,10 @@ class SteeredChoice:
         }
 
 
-class SteeredProposer:
+class OverriddenProposer:
     """Another proposer's drafts, each row's replaced by `steering`."""
 
-    def __init__(self, proposer: Proposer, steering: Steering) -> None:
+    def __init__(self, proposer: Proposer, steering: DraftOverride) -> None:
         self._proposer, self._steering = proposer, steering
 
     def propose(self, batch: Batch) -> list[tuple[int, ...]]:

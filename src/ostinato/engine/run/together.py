@@ -8,51 +8,51 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import torch
 
 from ostinato.engine.run.inputs import Drafts
-from ostinato.sample.sampler import Draw, choose
-from ostinato.sample.state import Pick
+from ostinato.sample.sampler import SampleKernel, select_tokens
+from ostinato.sample.state import PendingToken
 from ostinato.schedule.batch import Batch
-from ostinato.speculate.proposer import Choose
+from ostinato.speculate.proposer import TokenSelector
 
 if TYPE_CHECKING:
-    from ostinato.engine.ranks.group import Group
-    from ostinato.engine.ranks.shared import SharedMemory
+    from ostinato.engine.ranks.group import RankProcessGroup
+    from ostinato.engine.ranks.shared import SharedMemoryGroup
 
 T = TypeVar("T")
 
 
-class Together(Protocol):
+class TensorParallel(Protocol):
     """Tensor-parallel group. All ranks do the same, except that only the first schedules and samples."""
 
-    chooses: Choose
+    draft_selector: TokenSelector
     """Function that samples drafts on the first rank. Experiments may replace it."""
 
     @property
-    def group(self) -> Group | SharedMemory | None:
+    def group(self) -> RankProcessGroup | SharedMemoryGroup | None:
         """Connection of the ranks; None for a single rank."""
         ...
 
     def step(self, batch: Batch, drafts: Drafts, compute: Callable[[], T], /) -> T:
-        """Call `compute`, which computes a step, while the other ranks do the same.
+        """Call `execute_model`, which computes a step, while the other ranks do the same.
 
         `drafts` are those that need no weights.
         """
         ...
 
     def logits(self, positions: Sequence[int], compute: Callable[[], T], /) -> T:
-        """Call `compute`, which computes the logits at these positions of the last step, while the other ranks do."""
+        """Call `execute_model`, which computes the logits at these positions of the last step, while the other ranks do."""
         ...
 
-    def choose(self, logits: torch.Tensor, picks: Sequence[Pick], draw: Draw, /) -> dict[int, int]:
-        """Return the drafts that `chooses` samples on the first rank; all ranks continue with them."""
+    def select_drafts(self, logits: torch.Tensor, picks: Sequence[PendingToken], draw: SampleKernel, /) -> dict[int, int]:
+        """Return the drafts that `draft_selector` samples on the first rank; all ranks continue with them."""
         ...
 
 
-class ForItself:
+class SingleRank:
     """Single rank: a process that drives no other ranks, either alone or as a follower."""
 
-    def __init__(self, group: Group | SharedMemory | None = None) -> None:
+    def __init__(self, group: RankProcessGroup | SharedMemoryGroup | None = None) -> None:
         self.group = group
-        self.chooses: Choose = choose
+        self.draft_selector: TokenSelector = select_tokens
 
     def step(self, _batch: Batch, _drafts: Drafts, compute: Callable[[], T]) -> T:
         return compute()
@@ -60,5 +60,5 @@ class ForItself:
     def logits(self, _positions: Sequence[int], compute: Callable[[], T]) -> T:
         return compute()
 
-    def choose(self, logits: torch.Tensor, picks: Sequence[Pick], draw: Draw) -> dict[int, int]:
-        return self.chooses(logits, picks, draw)
+    def select_drafts(self, logits: torch.Tensor, picks: Sequence[PendingToken], draw: SampleKernel) -> dict[int, int]:
+        return self.draft_selector(logits, picks, draw)

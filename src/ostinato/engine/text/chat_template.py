@@ -19,19 +19,19 @@ import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
 
-from ostinato.engine.text.template_budget import DEFAULT, MAX_CHARACTERS, Budget, BudgetSpent, MeteredEnvironment
-from ostinato.errors import ConfigError, ModelError, Remedy, RequestError, reason
-from ostinato.formats.parts import read_part
+from ostinato.engine.text.template_budget import DEFAULT_TEMPLATE_BUDGET, MAX_CHARACTERS, TemplateBudget, TemplateBudgetExceeded, MeteredEnvironment
+from ostinato.errors import ConfigError, ModelError, Remedy, RequestError, os_error_text
+from ostinato.formats.parts import read_checkpoint_json
 
 # The mark after a message to continue, to find its end in the rendered text. The space after the mark
 # shows whether the template trims messages.
 _MARK = "\N{OBJECT REPLACEMENT CHARACTER}continue here\N{OBJECT REPLACEMENT CHARACTER}"
 _CONTINUE_HERE = _MARK + " "
 
-Message = Mapping[str, Any]
+ChatMessage = Mapping[str, Any]
 
 
-class OverBudget(RequestError):
+class TemplateTooExpensive(RequestError):
     """Error for a template that takes more work for a conversation than its budget."""
 
 
@@ -66,14 +66,14 @@ class ChatTemplate:
 
     def render(
         self,
-        messages: Sequence[Message],
+        messages: Sequence[ChatMessage],
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         documents: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         template_name: str | None = None,
-        budget: Budget = DEFAULT,
+        budget: TemplateBudget = DEFAULT_TEMPLATE_BUDGET,
         **chat_template_kwargs: Any,
     ) -> str:
         """Return the prompt of a conversation, with all special tokens in it.
@@ -97,7 +97,7 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
             **{key: _plain(value) for key, value in chat_template_kwargs.items()},
         }
-        text = _guarded(lambda: self._template(name).render(variables), budget)
+        text = _render_safely(lambda: self._template(name).render(variables), budget)
         return _cut_at_mark(text) if continue_final_message else text
 
     def _template(self, name: str) -> jinja2.Template:
@@ -120,7 +120,7 @@ def load_chat_template(directory: Path, special_tokens: Mapping[str, str] | None
     tokenizer_config.json: one text, or a list of objects with `name` and `template`. ModelError if a file is damaged.
     """
     found: dict[str, str] = {}
-    value = read_part(directory, "tokenizer_config.json").get("chat_template")
+    value = read_checkpoint_json(directory, "tokenizer_config.json").get("chat_template")
     if isinstance(value, str):
         found["default"] = value
     elif isinstance(value, list):
@@ -133,7 +133,7 @@ def load_chat_template(directory: Path, special_tokens: Mapping[str, str] | None
         try:
             found[name] = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise ModelError(f"{path} cannot be read: {reason(error)}") from None
+            raise ModelError(f"{path} cannot be read: {os_error_text(error)}") from None
     return ChatTemplate(found, special_tokens)
 
 
@@ -146,7 +146,7 @@ def read_chat_template(path: Path) -> str:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the chat template {path} cannot be read: {reason(error)}", remedies) from None
+        raise ConfigError(f"the chat template {path} cannot be read: {os_error_text(error)}", remedies) from None
     if not text.strip():
         raise ConfigError(f"the chat template {path} is empty", remedies)
     if "messages" not in text:
@@ -184,15 +184,15 @@ def _environment() -> MeteredEnvironment:
     return environment
 
 
-def _guarded(render: Callable[[], str], budget: Budget) -> str:
+def _render_safely(render: Callable[[], str], budget: TemplateBudget) -> str:
     """Render a template within `budget`. It can fail with any exception; all become a RequestError."""
     try:
         with MeteredEnvironment.meter.limited(budget):
             return render()
     except RequestError:
         raise
-    except BudgetSpent:
-        raise OverBudget(
+    except TemplateBudgetExceeded:
+        raise TemplateTooExpensive(
             f"the chat template takes more than {budget.steps:,} steps, {budget.seconds:g} seconds or "
             f"{MAX_CHARACTERS:,} characters for this conversation"
         ) from None
@@ -232,7 +232,7 @@ _SAY_SOMETHING = frozenset({"system", "user"})
 """Roles whose messages need content. An assistant's may be tool calls alone."""
 
 
-def _checked_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+def _checked_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
     if isinstance(messages, (str, bytes, Mapping)) or not all(isinstance(m, Mapping) for m in messages):
         raise RequestError('messages must be a list of objects such as {"role": "user", "content": "Hello"}')
     if not messages:

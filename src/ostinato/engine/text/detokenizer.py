@@ -99,14 +99,14 @@ class StopChecker:
         self._longest = max((len(string) for string in self._stop), default=0)
         self._held = ""
 
-    def append(self, text: str, *, armed: bool = True) -> tuple[str, str | None]:
+    def append(self, text: str, *, enabled: bool = True) -> tuple[str, str | None]:
         """Return (the text that is final, the stop string that ends the output, if one does).
 
         Text that may begin a stop string is held back. While not `armed` (before `min_tokens`), nothing is searched,
         and no stop string begins in this text or before it.
         """
         text = self._held + text
-        if not armed or not self._stop:
+        if not enabled or not self._stop:
             self._held = ""
             return text, None
         found = self._find(text)

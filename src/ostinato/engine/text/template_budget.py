@@ -23,29 +23,29 @@ MAX_CHARACTERS = 2**25
 """Longest text that a template may make by multiplying or adding. A prompt is far shorter."""
 
 
-class BudgetSpent(Exception):
+class TemplateBudgetExceeded(Exception):
     """Raised when a template has used up its budget."""
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class TemplateBudget:
     """Work that one rendering may take."""
 
     steps: int = 5_000_000
     seconds: float = 10.0
 
 
-DEFAULT = Budget()
+DEFAULT_TEMPLATE_BUDGET = TemplateBudget()
 
 
-class Meter(threading.local):
+class TemplateMeter(threading.local):
     """Counter of the steps of the rendering that runs in this thread."""
 
-    left = DEFAULT.steps
+    left = DEFAULT_TEMPLATE_BUDGET.steps
     until = float("inf")
 
     @contextmanager
-    def limited(self, budget: Budget) -> Iterator[None]:
+    def limited(self, budget: TemplateBudget) -> Iterator[None]:
         """Limit the work of renderings within. BudgetSpent if they take more."""
         before = self.left, self.until
         self.left, self.until = budget.steps, time.monotonic() + budget.seconds
@@ -58,7 +58,7 @@ class Meter(threading.local):
         """Count one step, and return an empty string, so that the template prints nothing."""
         self.left -= 1
         if self.left < 0 or (self.left % _STEPS_PER_LOOK == 0 and time.monotonic() > self.until):
-            raise BudgetSpent
+            raise TemplateBudgetExceeded
         return ""
 
 
@@ -74,7 +74,7 @@ class _Limiter(jinja2.visitor.NodeTransformer):
 class MeteredEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     """Sandbox whose templates count their steps, and make no text beyond `MAX_CHARACTERS`."""
 
-    meter = Meter()
+    meter = TemplateMeter()
     intercepted_binops = frozenset({"*", "+", "**"})
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> jinja2.nodes.Template:
@@ -109,4 +109,4 @@ def _length(value: object) -> int:
 
 def _check(size: object) -> None:
     if isinstance(size, int) and size > MAX_CHARACTERS:
-        raise BudgetSpent
+        raise TemplateBudgetExceeded

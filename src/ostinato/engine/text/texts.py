@@ -7,16 +7,16 @@ from pathlib import Path
 from ostinato.config import EngineConfig
 from ostinato.engine.text.chat_template import ChatTemplate, load_chat_template, read_chat_template
 from ostinato.engine.text.tokenizer import Tokenizer, load_tokenizer
-from ostinato.models.checkpoint import texts_of
+from ostinato.models.checkpoint import tokenizer_source
 
 
-def load_texts(config: EngineConfig, checkpoint: Path) -> tuple[Tokenizer, ChatTemplate]:
+def load_tokenizer_and_template(config: EngineConfig, checkpoint: Path) -> tuple[Tokenizer, ChatTemplate]:
     """Return the tokenizer and chat template of a configuration whose model is `checkpoint`.
 
     End tokens always come from `checkpoint`, also with another tokenizer. ModelError if a file is damaged or not there;
     ConfigError if a given chat template cannot be read.
     """
-    place = texts_of(config, checkpoint)
+    place = tokenizer_source(config, checkpoint)
     tokenizer = load_tokenizer(place, checkpoint)
     if config.chat_template is None:
         return tokenizer, load_chat_template(place, tokenizer.special_tokens)

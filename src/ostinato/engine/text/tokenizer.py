@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import tokenizers
 
 from ostinato.errors import ModelError, RequestError
-from ostinato.formats.parts import is_gguf, read_part
+from ostinato.formats.parts import is_gguf, read_checkpoint_json
 
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _SAMPLING_SETTINGS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
@@ -41,7 +41,7 @@ class TokenText(NamedTuple):
     """True if the token is one byte, to be decoded together with the bytes next to it."""
 
 
-class TokenTexts(dict[int, TokenText]):
+class TokenTextCache(dict[int, TokenText]):
     """Cache of tokens that outputs have had, each looked up once, with or without the text of special tokens."""
 
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
@@ -98,7 +98,7 @@ class Tokenizer:
             added = backend.get_added_tokens_decoder()
             self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
             self._falls_back_to_bytes = _has_byte_fallback(backend)
-        self.texts = {skip: TokenTexts(self, skip) for skip in (True, False)}
+        self.texts = {skip: TokenTextCache(self, skip) for skip in (True, False)}
         """Token texts, by whether special tokens are left out."""
 
     @property
@@ -195,17 +195,17 @@ def load_tokenizer(directory: Path, checkpoint: Path | None = None) -> Tokenizer
         if path.is_file():
             backend = tokenizers.Tokenizer.from_file(str(path))
         elif is_gguf(directory):
-            backend = tokenizers.Tokenizer.from_str(json.dumps(read_part(directory, "tokenizer.json")))
-            _give_back()
+            backend = tokenizers.Tokenizer.from_str(json.dumps(read_checkpoint_json(directory, "tokenizer.json")))
+            _trim_malloc()
     except ModelError:
         raise
     except Exception as error:  # the library raises nothing more specific
         raise ModelError(f"{path} cannot be read as a tokenizer: {error}") from None
-    settings = read_part(directory, "special_tokens_map.json") | read_part(directory, "tokenizer_config.json")
+    settings = read_checkpoint_json(directory, "special_tokens_map.json") | read_checkpoint_json(directory, "tokenizer_config.json")
     return Tokenizer(backend, settings, generation_defaults(checkpoint or directory))
 
 
-def _give_back() -> None:
+def _trim_malloc() -> None:
     """Have glibc's allocator return its unused memory to the system.
 
     Making a tokenizer takes two fifths more memory than the tokenizer, which glibc would keep allocated next to the
@@ -217,8 +217,8 @@ def _give_back() -> None:
 
 def generation_defaults(directory: Path) -> GenerationDefaults:
     """Return the end tokens and sampling settings of a checkpoint directory. ModelError if a file is damaged."""
-    config = read_part(directory, "config.json")
-    generation = read_part(directory, "generation_config.json")
+    config = read_checkpoint_json(directory, "config.json")
+    generation = read_checkpoint_json(directory, "generation_config.json")
     ends: set[int] = set()
     for source in (generation, config, config.get("text_config") or {}):
         value = source.get("eos_token_id")

@@ -6,7 +6,7 @@ innermost first, its type and its offset from the end of the header, which is pa
 
 Nothing in a file is trusted: every length is compared with the bytes that are left before anything is read or made, so
 a damaged file is a ModelError. Tables with more entries than any model has are one, too; lists of strings are kept in
-the file's form. So a header takes at most twice its size in memory, besides what `MOST_ENTRIES` and `MOST_TEXT` allow.
+the file's form. So a header takes at most twice its size in memory, besides what `MAX_ENTRIES` and `MAX_TEXT` allow.
 """
 
 from __future__ import annotations
@@ -19,35 +19,35 @@ from pathlib import Path
 from typing import Any
 
 from ostinato.errors import ModelError
-from ostinato.formats.gguf.texts import LENGTH_BYTES, Texts, decoded
+from ostinato.formats.gguf.texts import LENGTH_BYTES, LazyStrings, decoded
 from ostinato.formats.gguf.types import TYPES, BlockType
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
-MOST_DIMENSIONS = 4
-_MOST_ALIGNMENT = 2**16
+MAX_DIMENSIONS = 4
+_MAX_ALIGNMENT = 2**16
 
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 """Types of metadata that are one number."""
 _STRING, _ARRAY = 8, 9
 # Arrays within arrays: no model has any, and a file may not exhaust the stack.
-_MOST_NESTING = 4
-MOST_ENTRIES = 2**16
+_MAX_NESTING = 4
+MAX_ENTRIES = 2**16
 """Most entries of each table, and of arrays within arrays.
 
 An entry of a few bytes takes hundreds as an object. Models have some thousand tensors.
 """
-MOST_TEXT = 2**25
+MAX_TEXT = 2**25
 """Most bytes of all names and single strings, which may take four times as much as characters.
 
 Templates have some thousand; a copy of a tokenizer.json, which some writers add, some million.
 """
-_LEAST_TENSOR_BYTES, _LEAST_METADATA_BYTES = 8 + 4 + 4 + 8, 8 + 4 + 1
+_MIN_TENSOR_BYTES, _MIN_METADATA_BYTES = 8 + 4 + 4 + 8, 8 + 4 + 1
 
 
 @dataclass(frozen=True)
-class TensorPlace:
+class GgufTensor:
     """A tensor of the file.
 
     `shape` has the outermost size first, as torch's; `begin` is in bytes from the start of `file`, which may be one of
@@ -83,7 +83,7 @@ class Header:
     path: Path
     version: int
     metadata: dict[str, Any]
-    tensors: dict[str, TensorPlace]
+    tensors: dict[str, GgufTensor]
 
 
 def read_header(path: Path) -> Header:
@@ -115,9 +115,9 @@ class _Reader:
             known = " and ".join(map(str, VERSIONS))
             raise ModelError(f"{self._path} is a GGUF file of {reason}; versions {known} in little-endian are read")
         num_tensors, num_metadata = self._number("<Q"), self._number("<Q")
-        self._expect(num_metadata * _LEAST_METADATA_BYTES + num_tensors * _LEAST_TENSOR_BYTES, "tables")
-        if max(num_metadata, num_tensors) > MOST_ENTRIES:
-            raise self._damaged(f"{num_tensors} tensors and {num_metadata} metadata; of each {MOST_ENTRIES} are read")
+        self._expect(num_metadata * _MIN_METADATA_BYTES + num_tensors * _MIN_TENSOR_BYTES, "tables")
+        if max(num_metadata, num_tensors) > MAX_ENTRIES:
+            raise self._damaged(f"{num_tensors} tensors and {num_metadata} metadata; of each {MAX_ENTRIES} are read")
         metadata: dict[str, Any] = {}
         for _ in range(num_metadata):
             name = self._string()
@@ -128,16 +128,16 @@ class _Reader:
 
     def _alignment(self, metadata: dict[str, Any]) -> int:
         alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
-        if type(alignment) is not int or not 1 <= alignment <= _MOST_ALIGNMENT or alignment & (alignment - 1):
+        if type(alignment) is not int or not 1 <= alignment <= _MAX_ALIGNMENT or alignment & (alignment - 1):
             raise self._damaged(f"general.alignment is {alignment!r}, which should be a power of two")
         return alignment
 
-    def _tensors(self, count: int, alignment: int) -> dict[str, TensorPlace]:
+    def _tensors(self, count: int, alignment: int) -> dict[str, GgufTensor]:
         stated = [self._tensor() for _ in range(count)]
         data = -(-self._at // alignment) * alignment
-        found: dict[str, TensorPlace] = {}
+        found: dict[str, GgufTensor] = {}
         for name, shape, block, offset in stated:
-            place = TensorPlace(name, shape, block, data + offset, self._path)
+            place = GgufTensor(name, shape, block, data + offset, self._path)
             if name in found:
                 raise self._damaged(f"tensor {name} stands there twice")
             if offset % alignment:
@@ -151,8 +151,8 @@ class _Reader:
         """Return the next tensor's (name, shape, type, offset)."""
         name = self._string()
         dimensions = self._number("<I")
-        if dimensions > MOST_DIMENSIONS:
-            raise self._damaged(f"tensor {name} has {dimensions} dimensions, and {MOST_DIMENSIONS} are the most")
+        if dimensions > MAX_DIMENSIONS:
+            raise self._damaged(f"tensor {name} has {dimensions} dimensions, and {MAX_DIMENSIONS} are the most")
         shape = tuple(self._number("<Q") for _ in range(dimensions))[::-1]
         number, offset = self._number("<I"), self._number("<Q")
         block = TYPES.get(number)
@@ -170,7 +170,7 @@ class _Reader:
             return self._number(_SCALARS[kind])
         if kind == _STRING:
             return self._string()
-        if kind != _ARRAY or nesting == _MOST_NESTING:
+        if kind != _ARRAY or nesting == _MAX_NESTING:
             raise self._damaged(f"metadata of type {kind} at byte {self._at}")
         of, count = self._number("<I"), self._number("<Q")
         if of in _SCALARS:
@@ -182,11 +182,11 @@ class _Reader:
         if of == _STRING:
             return self._texts(count)
         self._num_nested += count
-        if self._num_nested > MOST_ENTRIES:
-            raise self._damaged(f"{count} arrays within an array at byte {self._at}; {MOST_ENTRIES} are read")
+        if self._num_nested > MAX_ENTRIES:
+            raise self._damaged(f"{count} arrays within an array at byte {self._at}; {MAX_ENTRIES} are read")
         return [self._value(of, nesting + 1) for _ in range(count)]
 
-    def _texts(self, count: int) -> Texts:
+    def _texts(self, count: int) -> LazyStrings:
         """Read a list of strings. The loop is written out, since vocabularies have a hundred thousand."""
         data, size, first, at = self._data, self._size, self._at, self._at
         length_at = struct.Struct("<Q").unpack_from
@@ -198,7 +198,7 @@ class _Reader:
             at = begin + length_at(data, at)[0]
             ends[number] = at - first
         self._at = at
-        return Texts(data[first:at], ends)
+        return LazyStrings(data[first:at], ends)
 
     def _string(self) -> str:
         length = self._number("<Q")
@@ -206,8 +206,8 @@ class _Reader:
         if length > self._size - self._at:
             raise self._damaged(f"a string at byte {begin}")
         self._text_bytes += length
-        if self._text_bytes > MOST_TEXT:
-            raise self._damaged(f"names and texts of more than {MOST_TEXT} bytes, up to byte {begin}")
+        if self._text_bytes > MAX_TEXT:
+            raise self._damaged(f"names and texts of more than {MAX_TEXT} bytes, up to byte {begin}")
         self._at += length
         return decoded(self._data[begin + LENGTH_BYTES : self._at])
 

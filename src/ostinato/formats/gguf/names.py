@@ -217,12 +217,12 @@ def is_changed(name: str) -> bool:
     return name.endswith((".ssm_a", ".ssm_d", ".ssm_norm.weight", *CONVOLUTIONS))
 
 
-def is_one_more(model_type: str, name: str) -> bool:
+def stores_norm_plus_one(model_type: str, name: str) -> bool:
     """Return whether the file stores a norm's weight w where the checkpoint stores w - 1."""
     return model_type in _LESS_ONE and name.endswith("norm.weight") and not name.endswith(".ssm_norm.weight")
 
 
-def pairs_neighbours(model_type: str, name: str) -> bool:
+def has_adjacent_rope(model_type: str, name: str) -> bool:
     """Return whether, in each head, two rows of a tensor that positions rotate together are neighbours.
 
     In checkpoints they are half a head apart. This concerns queries and keys of Llama, Granite and Bamba.

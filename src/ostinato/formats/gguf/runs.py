@@ -9,22 +9,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ostinato.formats.gguf.header import Header, TensorPlace
-from ostinato.formats.gguf.names import EACH, GATE, UP, checkpoint_name, pairs_neighbours
+from ostinato.formats.gguf.header import Header, GgufTensor
+from ostinato.formats.gguf.names import EACH, GATE, UP, checkpoint_name, has_adjacent_rope
 from ostinato.ops.blocks.formats import BLOCK_FORMATS
 
 if TYPE_CHECKING:
     from ostinato.plan.model import ModelSpec
 
 
-def stored_runs(header: Header, model: ModelSpec) -> tuple[tuple[str, ...], ...]:
+def find_contiguous_tensors(header: Header, model: ModelSpec) -> tuple[tuple[str, ...], ...]:
     """Return the matrices in blocks, by the checkpoint's names, in runs of adjacent ones.
 
     Experts are not among them.
     """
     runs: list[list[str]] = []
-    before: TensorPlace | None = None
-    gate: TensorPlace | None = None
+    before: GgufTensor | None = None
+    gate: GgufTensor | None = None
     for tensor in sorted(header.tensors.values(), key=lambda tensor: (tensor.file, tensor.begin)):
         name = _name(tensor, model)
         if name is None:
@@ -49,14 +49,14 @@ def stored_runs(header: Header, model: ModelSpec) -> tuple[tuple[str, ...], ...]
     return tuple(tuple(run) for run in runs if run)
 
 
-def _name(tensor: TensorPlace, model: ModelSpec) -> str | None:
+def _name(tensor: GgufTensor, model: ModelSpec) -> str | None:
     """Return the checkpoint's name of a tensor; None if it is not read in place."""
-    is_other_order = pairs_neighbours(model.architecture, tensor.name)
+    is_other_order = has_adjacent_rope(model.architecture, tensor.name)
     if tensor.type.name not in BLOCK_FORMATS or len(tensor.shape) != 2 or is_other_order:
         return None
     name = checkpoint_name(model, tensor.name)
     return None if name is None or EACH in name else name
 
 
-def _end(tensor: TensorPlace) -> int:
+def _end(tensor: GgufTensor) -> int:
     return tensor.begin + tensor.num_bytes

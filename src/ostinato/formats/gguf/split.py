@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ostinato.errors import ModelError
-from ostinato.formats.gguf.header import Header, TensorPlace, read_header
+from ostinato.formats.gguf.header import Header, GgufTensor, read_header
 
 COUNT, TENSORS = "split.count", "split.tensors.count"
 _NAME = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
@@ -51,7 +51,7 @@ def read_whole(path: Path) -> Header:
     if missing:
         raise ModelError(f"{path} is one of {count} files of a model; {', '.join(missing)} should lie beside it")
     headers = [own if part == path else read_header(part) for part in parts]
-    tensors: dict[str, TensorPlace] = {}
+    tensors: dict[str, GgufTensor] = {}
     for header in headers:
         twice = sorted(tensors.keys() & header.tensors.keys())
         if header.metadata.get(COUNT) != count or twice:

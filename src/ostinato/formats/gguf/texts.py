@@ -14,7 +14,7 @@ LENGTH_BYTES = 8
 """Bytes of the length before each string."""
 
 
-class Texts(Sequence[str]):
+class LazyStrings(Sequence[str]):
     """Strings in the form of a file, each after its length; `ends` are their ends in `data`."""
 
     def __init__(self, data: bytes, ends: array[int]) -> None:

@@ -9,7 +9,7 @@ from ostinato.formats.gguf import sentencepiece
 from ostinato.formats.gguf.header import Header
 from ostinato.formats.gguf.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer, byte_level
 from ostinato.formats.gguf.sentencepiece import CONTROL, NORMAL, UNKNOWN, USER_DEFINED
-from ostinato.formats.gguf.texts import Texts
+from ostinato.formats.gguf.texts import LazyStrings
 
 PREFIX = "tokenizer.ggml."
 """Prefix of the keys that describe a file's tokenizer."""
@@ -56,7 +56,7 @@ def _tokens(header: Header) -> tuple[list[str], list[int]]:
 def _texts(header: Header, name: str) -> list[str] | None:
     """Return a list of strings; None for anything else."""
     value = header.metadata.get(f"{PREFIX}{name}")
-    if not isinstance(value, Texts | list):
+    if not isinstance(value, LazyStrings | list):
         return None
     texts = list(value)
     return texts if all(isinstance(text, str) for text in texts) else None
@@ -159,7 +159,7 @@ def generation_config_of(header: Header) -> dict[str, Any]:
     names = [f"{PREFIX}{key}_token_id" for key in ("eos", "eot", "eom")]
     ends = {value for name in names if type(value := metadata.get(name)) is int}
     tokens, kinds = metadata.get(f"{PREFIX}tokens"), _numbers(header, "token_type")
-    if ends and isinstance(tokens, Texts | list) and kinds is not None:
+    if ends and isinstance(tokens, LazyStrings | list) and kinds is not None:
         numbers = [number for number, kind in enumerate(kinds[: len(tokens)]) if kind == CONTROL]
         control = {tokens[number]: number for number in numbers}
         ends |= {control[token] for token in _ENDS if token in control}

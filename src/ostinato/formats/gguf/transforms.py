@@ -7,7 +7,7 @@ import torch
 from ostinato.formats.gguf.names import CONVOLUTIONS
 
 
-def restored(name: str, values: torch.Tensor) -> torch.Tensor:
+def to_checkpoint_layout(name: str, values: torch.Tensor) -> torch.Tensor:
     """Return a tensor in the checkpoint's form, from float32 in the file's shape.
 
     It is for tensors with `names.is_changed`: A becomes the logarithm of its negative, all numbers of heads and of the
@@ -18,6 +18,6 @@ def restored(name: str, values: torch.Tensor) -> torch.Tensor:
     return torch.log(-values).flatten() if name.endswith(".ssm_a") else values.flatten()
 
 
-def half_apart(rows: torch.Tensor, heads: int) -> torch.Tensor:
+def to_half_split(rows: torch.Tensor, heads: int) -> torch.Tensor:
     """Reorder the rows of each head, [heads * size, in]: from pairs of neighbours to all firsts, then all seconds."""
     return rows.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ostinato.layers.attention import Attention
 from ostinato.layers.feed_forward import GatedMLP
 from ostinato.layers.mamba2 import Mamba2Mixer
-from ostinato.layers.module import Builder
+from ostinato.layers.module import ModelBuilder
 from ostinato.models.bamba.spec import BambaHyperparameters
 from ostinato.models.decoder import Block, Decoder
 from ostinato.plan.layers import AttentionSpec, LayerSpec
@@ -18,7 +18,7 @@ NAMES = {"post_attention_layernorm": "pre_ff_layernorm", "mlp": "feed_forward"}
 class Bamba(Decoder):
     """The language model."""
 
-    def __init__(self, build: Builder, spec: ModelSpec) -> None:
+    def __init__(self, build: ModelBuilder, spec: ModelSpec) -> None:
         super().__init__(build, spec, norm_eps=spec.hyperparameters.norm_eps, names={"norm": "final_layernorm"})
 
     def make_block(self, layer: LayerSpec) -> Block:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ostinato.layers.attention import Attention
 from ostinato.layers.feed_forward import GatedMLP
 from ostinato.layers.mamba2 import Mamba2Mixer
-from ostinato.layers.module import Builder, Multiplier
+from ostinato.layers.module import ModelBuilder, Multiplier
 from ostinato.models.decoder import Block, Decoder
 from ostinato.models.falcon_h1.spec import FalconH1Hyperparameters
 from ostinato.plan.layers import AttentionSpec, LayerSpec
@@ -18,7 +18,7 @@ NAMES = {"post_attention_layernorm": "pre_ff_layernorm", "mlp": "feed_forward"}
 class FalconH1(Decoder):
     """The language model."""
 
-    def __init__(self, build: Builder, spec: ModelSpec) -> None:
+    def __init__(self, build: ModelBuilder, spec: ModelSpec) -> None:
         hyper: FalconH1Hyperparameters = spec.hyperparameters
         super().__init__(
             build,

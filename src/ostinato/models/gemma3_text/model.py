@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ostinato.layers.attention import Attention
 from ostinato.layers.feed_forward import GatedMLP
-from ostinato.layers.module import Builder, Module
+from ostinato.layers.module import ModelBuilder, Module
 from ostinato.layers.norm import RMSNorm
 from ostinato.layers.rotary import Rotary
 from ostinato.models.base import Backbone, CausalLM
@@ -21,13 +21,13 @@ from ostinato.plan.model import ModelSpec
 if TYPE_CHECKING:
     import torch
 
-    from ostinato.ops.step import LayerMemory, StepInputs
+    from ostinato.ops.step import LayerCache, StepInputs
 
 
 class Block(Module):
     """Attention and a gated MLP, each between two norms. All norms are stored less 1."""
 
-    def __init__(self, build: Builder, size: int, layer: LayerSpec, hyper: Gemma3Hyperparameters) -> None:
+    def __init__(self, build: ModelBuilder, size: int, layer: LayerSpec, hyper: Gemma3Hyperparameters) -> None:
         super().__init__()
         assert layer.attention is not None, "every layer has attention"
         eps = hyper.norm_eps
@@ -48,7 +48,7 @@ class Block(Module):
         self.post_feedforward_layernorm = RMSNorm(build, size, eps, plus_one=True)
 
     def forward(
-        self, x: torch.Tensor, angles: torch.Tensor | None, step: StepInputs, memory: LayerMemory
+        self, x: torch.Tensor, angles: torch.Tensor | None, step: StepInputs, memory: LayerCache
     ) -> torch.Tensor:
         """Apply the layer, [tokens, hidden] -> [tokens, hidden]."""
         y = self.self_attn(self.input_layernorm(x), angles, step, memory, None)
@@ -60,7 +60,7 @@ class Block(Module):
 class Gemma3Backbone(Backbone):
     """Embedding, blocks and final norm. Local layers have a separate rotary embedding."""
 
-    def __init__(self, build: Builder, spec: ModelSpec) -> None:
+    def __init__(self, build: ModelBuilder, spec: ModelSpec) -> None:
         hyper: Gemma3Hyperparameters = spec.hyperparameters
         super().__init__(
             build,
@@ -72,7 +72,7 @@ class Gemma3Backbone(Backbone):
         )
         self.local_rotary = Rotary(build, hyper.local_rope)
 
-    def forward(self, step: StepInputs, memory: Sequence[LayerMemory]) -> torch.Tensor:
+    def forward(self, step: StepInputs, memory: Sequence[LayerCache]) -> torch.Tensor:
         """Compute the final normed hidden states of a step, [tokens, hidden]."""
         assert self.rotary is not None, "all layers have positions"
         x = self.embed_tokens(step.token_ids)
@@ -86,7 +86,7 @@ class Gemma3Backbone(Backbone):
 class Gemma3(CausalLM):
     """The language model."""
 
-    def __init__(self, build: Builder, spec: ModelSpec) -> None:
+    def __init__(self, build: ModelBuilder, spec: ModelSpec) -> None:
         super().__init__(build, spec)
         self.model = Gemma3Backbone(build, spec)
 
@@ -94,5 +94,5 @@ class Gemma3(CausalLM):
     def backbone(self) -> Backbone:
         return self.model
 
-    def forward(self, step: StepInputs, memory: Sequence[LayerMemory]) -> torch.Tensor:
+    def forward(self, step: StepInputs, memory: Sequence[LayerCache]) -> torch.Tensor:
         return self.model(step, memory)

@@ -8,7 +8,7 @@ from ostinato.layers.attention import Attention
 from ostinato.layers.feed_forward import Experts
 from ostinato.layers.linear import Linear
 from ostinato.layers.mamba2 import Mamba2Mixer
-from ostinato.layers.module import Builder, Module
+from ostinato.layers.module import ModelBuilder, Module
 from ostinato.models.decoder import Block, Decoder
 from ostinato.models.granitemoehybrid.spec import GraniteMoeHybridHyperparameters
 from ostinato.plan.layers import AttentionSpec, ExpertsSpec, LayerSpec
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 NAMES = {"mlp": "shared_mlp", "experts": "block_sparse_moe"}
 
 
-class Router(Module):
+class SoftmaxRouter(Module):
     """Router whose weights are multiplied by `multiplier`."""
 
-    def __init__(self, build: Builder, experts: ExpertsSpec, multiplier: float) -> None:
+    def __init__(self, build: ModelBuilder, experts: ExpertsSpec, multiplier: float) -> None:
         super().__init__()
         self.op, self.top_k, self.multiplier = build.ops.route, experts.top_k, multiplier
         self.layer = Linear(build, experts.size, experts.num_experts, role="router")
@@ -37,9 +37,9 @@ class Router(Module):
 class MoE(Module):
     """Routed experts, times `multiplier`, plus the residual."""
 
-    def __init__(self, build: Builder, spec: ExpertsSpec, multiplier: float) -> None:
+    def __init__(self, build: ModelBuilder, spec: ExpertsSpec, multiplier: float) -> None:
         super().__init__()
-        self.router = Router(build, spec, multiplier)
+        self.router = SoftmaxRouter(build, spec, multiplier)
         self.experts = Experts(build, spec, "swiglu", stacked_as=("input_linear.weight", "output_linear.weight"))
         self.experts.is_in_checkpoint = False
 
@@ -54,7 +54,7 @@ class SharedMLP(Module):
     Gate and up projection are one tensor in the checkpoint.
     """
 
-    def __init__(self, build: Builder, hidden_size: int, intermediate_size: int, multiplier: float) -> None:
+    def __init__(self, build: ModelBuilder, hidden_size: int, intermediate_size: int, multiplier: float) -> None:
         super().__init__()
         self.input_linear = Linear(build, hidden_size, 2 * intermediate_size, segments=(intermediate_size,) * 2)
         self.output_linear = Linear(build, intermediate_size, hidden_size, multiplier=multiplier, cuts_inputs=True)
@@ -67,7 +67,7 @@ class SharedMLP(Module):
 class GraniteMoeHybrid(Decoder):
     """The language model."""
 
-    def __init__(self, build: Builder, spec: ModelSpec) -> None:
+    def __init__(self, build: ModelBuilder, spec: ModelSpec) -> None:
         hyper: GraniteMoeHybridHyperparameters = spec.hyperparameters
         super().__init__(
             build,

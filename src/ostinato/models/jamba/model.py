@@ -8,7 +8,7 @@ from ostinato.layers.attention import Attention
 from ostinato.layers.feed_forward import Experts, GatedMLP
 from ostinato.layers.linear import Linear
 from ostinato.layers.mamba1 import Mamba1Mixer
-from ostinato.layers.module import Builder, Module
+from ostinato.layers.module import ModelBuilder, Module
 from ostinato.models.decoder import Block, Decoder
 from ostinato.models.jamba.spec import JambaHyperparameters
 from ostinato.plan.layers import ExpertsSpec, LayerSpec
@@ -24,7 +24,7 @@ NAMES = {"post_attention_layernorm": "pre_ff_layernorm", "mlp": "feed_forward"}
 class MoE(Module):
     """Experts of a router, weighted by a softmax over all experts, plus the residual."""
 
-    def __init__(self, build: Builder, spec: ExpertsSpec) -> None:
+    def __init__(self, build: ModelBuilder, spec: ExpertsSpec) -> None:
         super().__init__()
         self.op, self.top_k = build.ops.route, spec.top_k
         self.router = Linear(build, spec.size, spec.num_experts, role="router")
@@ -38,7 +38,7 @@ class MoE(Module):
 class Jamba(Decoder):
     """The language model."""
 
-    def __init__(self, build: Builder, spec: ModelSpec) -> None:
+    def __init__(self, build: ModelBuilder, spec: ModelSpec) -> None:
         super().__init__(build, spec, norm_eps=spec.hyperparameters.norm_eps, names={"norm": "final_layernorm"})
 
     def make_block(self, layer: LayerSpec) -> Block:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from ostinato.layers.feed_forward import Experts, GatedMLP
 from ostinato.layers.kimi_delta import KimiDeltaAttention
 from ostinato.layers.latent_attention import LatentAttention
-from ostinato.layers.module import Builder, Module
+from ostinato.layers.module import ModelBuilder, Module
 from ostinato.models.decoder import Block, Decoder
 from ostinato.models.kimi_linear.spec import KimiLinearHyperparameters
-from ostinato.models.sigmoid_router import Router
+from ostinato.models.sigmoid_router import SigmoidRouter
 from ostinato.plan.layers import ExpertsSpec, LayerSpec
 from ostinato.plan.mixers import GatedDeltaSpec
 from ostinato.plan.model import ModelSpec
@@ -31,9 +31,9 @@ OF_DENSE = re.compile(rf"(\.layers\.\d+\.){SPARSE}\.(?=(gate|up|down)_proj\.)")
 class SparseMLP(Module):
     """Experts of a sigmoid router, and a gated MLP that is all shared experts, plus the residual."""
 
-    def __init__(self, build: Builder, spec: ExpertsSpec, hyper: KimiLinearHyperparameters) -> None:
+    def __init__(self, build: ModelBuilder, spec: ExpertsSpec, hyper: KimiLinearHyperparameters) -> None:
         super().__init__()
-        self.gate = Router(build, spec.size, hyper.moe)
+        self.gate = SigmoidRouter(build, spec.size, hyper.moe)
         self.experts = Experts(build, spec, "swiglu", names=("w1", "w3", "w2"))
         self.shared_experts = GatedMLP(build, spec.size, hyper.shared_size) if hyper.shared_size else None
 
@@ -46,7 +46,7 @@ class SparseMLP(Module):
 class KimiLinear(Decoder):
     """The language model."""
 
-    def __init__(self, build: Builder, spec: ModelSpec) -> None:
+    def __init__(self, build: ModelBuilder, spec: ModelSpec) -> None:
         super().__init__(build, spec, norm_eps=spec.hyperparameters.norm_eps)
 
     def make_block(self, layer: LayerSpec) -> Block:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ostinato.layers.attention import Attention
 from ostinato.layers.feed_forward import GatedMLP
-from ostinato.layers.module import Builder, Module
+from ostinato.layers.module import ModelBuilder, Module
 from ostinato.layers.short_conv import ShortConv
 from ostinato.models.decoder import Block, Decoder
 from ostinato.models.lfm2.spec import Lfm2Hyperparameters
@@ -24,7 +24,7 @@ ATTENTION_NAMES = {"o_proj": "out_proj", "q_norm": "q_layernorm", "k_norm": "k_l
 class Lfm2(Decoder):
     """The language model."""
 
-    def __init__(self, build: Builder, spec: ModelSpec) -> None:
+    def __init__(self, build: ModelBuilder, spec: ModelSpec) -> None:
         super().__init__(build, spec, norm_eps=spec.hyperparameters.norm_eps, names={"norm": "embedding_norm"})
 
     def make_block(self, layer: LayerSpec) -> Block:
@@ -32,7 +32,7 @@ class Lfm2(Decoder):
 
 
 def lfm2_block(
-    build: Builder, size: int, layer: LayerSpec, hyper: Lfm2Hyperparameters, mlp: Module | None = None
+    build: ModelBuilder, size: int, layer: LayerSpec, hyper: Lfm2Hyperparameters, mlp: Module | None = None
 ) -> Block:
     """Build a layer of LFM2; `mlp` replaces the gated MLP (by experts)."""
     attention = conv = None

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ostinato.layers.feed_forward import Experts
 from ostinato.layers.linear import Linear
-from ostinato.layers.module import Builder, Module
+from ostinato.layers.module import ModelBuilder, Module
 from ostinato.models.decoder import Block
 from ostinato.models.lfm2.model import Lfm2, lfm2_block
 from ostinato.models.lfm2_moe.spec import Lfm2MoeHyperparameters
@@ -15,26 +15,26 @@ from ostinato.plan.layers import ExpertsSpec, LayerSpec
 if TYPE_CHECKING:
     import torch
 
-LEAST_SUM = 1e-6
+MIN_SUM = 1e-6
 """Number added to the sum of the chosen experts' weights, by which they are divided."""
 
 
 class SparseMLP(Module):
     """Experts of a sigmoid router, plus the residual; a bias influences the choice, not the weights."""
 
-    def __init__(self, build: Builder, spec: ExpertsSpec, hyper: Lfm2MoeHyperparameters) -> None:
+    def __init__(self, build: ModelBuilder, spec: ExpertsSpec, hyper: Lfm2MoeHyperparameters) -> None:
         super().__init__()
         self.op, self.top_k, self.hyper = build.ops.route, spec.top_k, hyper
         self.gate = Linear(build, spec.size, spec.num_experts, role="router")
         if hyper.has_expert_bias:
-            self.expert_bias = self.own(build, "expert_bias", spec.num_experts, role="bias", in_float32=True)
+            self.expert_bias = self.declare(build, "expert_bias", spec.num_experts, role="bias", in_float32=True)
         else:
             self.expert_bias = build.constant([0.0] * spec.num_experts, "float32")
         self.experts = Experts(build, spec, "swiglu", names=("w1", "w3", "w2"))
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """Apply the experts to `x` and add `residual`, both [tokens, hidden] -> [tokens, hidden]."""
-        how = {"normalize": self.hyper.normalize, "scaling": self.hyper.scaling, "least_sum": LEAST_SUM}
+        how = {"normalize": self.hyper.normalize, "scaling": self.hyper.scaling, "least_sum": MIN_SUM}
         return self.experts(x, self.op(x, self.gate.weight, self.expert_bias, self.top_k, **how), residual)
 
 

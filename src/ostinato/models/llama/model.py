@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ostinato.layers.attention import Attention
 from ostinato.layers.feed_forward import GatedMLP
-from ostinato.layers.module import Builder
+from ostinato.layers.module import ModelBuilder
 from ostinato.models.decoder import Block, Decoder
 from ostinato.models.llama.spec import LlamaHyperparameters
 from ostinato.plan.layers import LayerSpec
@@ -14,7 +14,7 @@ from ostinato.plan.model import ModelSpec
 class Llama(Decoder):
     """The language model."""
 
-    def __init__(self, build: Builder, spec: ModelSpec) -> None:
+    def __init__(self, build: ModelBuilder, spec: ModelSpec) -> None:
         super().__init__(build, spec, norm_eps=spec.hyperparameters.norm_eps)
 
     def make_block(self, layer: LayerSpec) -> Block:

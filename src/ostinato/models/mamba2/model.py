@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ostinato.layers.mamba2 import Mamba2Mixer
-from ostinato.layers.module import Builder
+from ostinato.layers.module import ModelBuilder
 from ostinato.models.decoder import MixerBlock, StateSpaceDecoder
 from ostinato.models.mamba2.spec import Mamba2Hyperparameters
 from ostinato.plan.layers import LayerSpec
@@ -14,7 +14,7 @@ from ostinato.plan.model import ModelSpec
 class Mamba2(StateSpaceDecoder):
     """The language model."""
 
-    def __init__(self, build: Builder, spec: ModelSpec) -> None:
+    def __init__(self, build: ModelBuilder, spec: ModelSpec) -> None:
         super().__init__(build, spec, norm_eps=spec.hyperparameters.norm_eps)
 
     def make_block(self, layer: LayerSpec) -> MixerBlock:

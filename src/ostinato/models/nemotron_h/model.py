@@ -9,12 +9,12 @@ from ostinato.layers.attention import Attention
 from ostinato.layers.feed_forward import MLP, Experts
 from ostinato.layers.linear import Linear
 from ostinato.layers.mamba2 import Mamba2Mixer
-from ostinato.layers.module import Builder, Module, ModuleList
+from ostinato.layers.module import ModelBuilder, Module, ModuleList
 from ostinato.layers.norm import RMSNorm
 from ostinato.models.base import PredictionHead
 from ostinato.models.decoder import Decoder
 from ostinato.models.nemotron_h.spec import NemotronHHyperparameters
-from ostinato.models.sigmoid_router import Router
+from ostinato.models.sigmoid_router import SigmoidRouter
 from ostinato.plan.layers import LayerSpec
 from ostinato.plan.mixers import Mamba2Spec
 from ostinato.plan.model import ModelSpec
@@ -22,17 +22,17 @@ from ostinato.plan.model import ModelSpec
 if TYPE_CHECKING:
     import torch
 
-    from ostinato.ops.step import LayerMemory, StepInputs
+    from ostinato.ops.step import LayerCache, StepInputs
 
 
 class MoE(Module):
     """Routed experts, in a latent space if the checkpoint has one, and one shared expert, plus the residual."""
 
-    def __init__(self, build: Builder, hidden_size: int, hyper: NemotronHHyperparameters) -> None:
+    def __init__(self, build: ModelBuilder, hidden_size: int, hyper: NemotronHHyperparameters) -> None:
         super().__init__()
         moe = hyper.moe
         assert moe is not None
-        self.gate = Router(build, hidden_size, moe)
+        self.gate = SigmoidRouter(build, hidden_size, moe)
         inner = moe.experts.size
         self.experts = Experts(build, moe.experts, hyper.mlp_activation)
         shared = (moe.shared_intermediate_size, hyper.mlp_activation, hyper.mlp_bias)
@@ -55,7 +55,7 @@ class Block(Module):
     """x + mixer(norm(x)). Attention leaves out keys before position `first_key`."""
 
     def __init__(
-        self, build: Builder, hidden_size: int, layer: LayerSpec, hyper: NemotronHHyperparameters, first_key: int = 0
+        self, build: ModelBuilder, hidden_size: int, layer: LayerSpec, hyper: NemotronHHyperparameters, first_key: int = 0
     ) -> None:
         super().__init__()
         self.kind = layer.kind
@@ -77,7 +77,7 @@ class Block(Module):
         else:
             self.mixer = MLP(build, hidden_size, hyper.intermediate_size, hyper.mlp_activation, hyper.mlp_bias)
 
-    def forward(self, x: torch.Tensor, angles: None, step: StepInputs, memory: LayerMemory) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, angles: None, step: StepInputs, memory: LayerCache) -> torch.Tensor:
         """Apply the layer, [tokens, hidden] -> [tokens, hidden]."""
         y = self.norm(x)
         if self.kind == "mamba2":
@@ -90,7 +90,7 @@ class Block(Module):
 class Join(Module):
     """Join of a token and the hidden state before it into one vector."""
 
-    def __init__(self, build: Builder, hidden_size: int, norm_eps: float) -> None:
+    def __init__(self, build: ModelBuilder, hidden_size: int, norm_eps: float) -> None:
         super().__init__()
         self.concat = build.ops.concat
         self.enorm = RMSNorm(build, hidden_size, norm_eps)
@@ -105,7 +105,7 @@ class Join(Module):
 class Head(PredictionHead):
     """Multi-token prediction head; its blocks have attention without positions, an MLP or experts."""
 
-    def __init__(self, build: Builder, spec: ModelSpec, layers: Sequence[LayerSpec]) -> None:
+    def __init__(self, build: ModelBuilder, spec: ModelSpec, layers: Sequence[LayerSpec]) -> None:
         super().__init__(build)
         hyper: NemotronHHyperparameters = spec.hyperparameters
         size, last = spec.hidden_size, len(layers) - 1
@@ -117,17 +117,17 @@ class Head(PredictionHead):
         self.last_attention = max((i for i, layer in enumerate(layers) if layer.attention is not None), default=-1)
 
     def forward(
-        self, hidden: torch.Tensor, embedded: torch.Tensor, step: StepInputs, memory: Sequence[LayerMemory]
+        self, hidden: torch.Tensor, embedded: torch.Tensor, step: StepInputs, memory: Sequence[LayerCache]
     ) -> torch.Tensor:
         x = self.join(hidden, embedded)
         for block, layer_memory in zip(self.blocks, memory, strict=False):
             x = block(x, None, step, layer_memory)
         return self.final_layernorm(x)
 
-    def follow(
-        self, hidden: torch.Tensor, embedded: torch.Tensor, step: StepInputs, memory: Sequence[LayerMemory]
+    def update_head_cache(
+        self, hidden: torch.Tensor, embedded: torch.Tensor, step: StepInputs, memory: Sequence[LayerCache]
     ) -> None:
-        previous = self.before(hidden, step, memory[-1])
+        previous = self.previous_hidden(hidden, step, memory[-1])
         if self.last_attention < 0:
             return
         x = self.join(previous, embedded)
@@ -141,7 +141,7 @@ class Head(PredictionHead):
 class NemotronH(Decoder):
     """The language model, with its prediction head if that makes drafts."""
 
-    def __init__(self, build: Builder, spec: ModelSpec) -> None:
+    def __init__(self, build: ModelBuilder, spec: ModelSpec) -> None:
         names = {"embed_tokens": "embeddings", "norm": "norm_f"}
         super().__init__(build, spec, norm_eps=spec.hyperparameters.norm_eps, names=names)
 

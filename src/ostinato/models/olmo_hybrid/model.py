@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ostinato.layers.attention import Attention
 from ostinato.layers.delta_net import GatedDeltaNet
 from ostinato.layers.feed_forward import GatedMLP
-from ostinato.layers.module import Builder, Module
+from ostinato.layers.module import ModelBuilder, Module
 from ostinato.layers.norm import RMSNorm
 from ostinato.models.decoder import Block, Decoder
 from ostinato.models.olmo_hybrid.spec import OlmoHybridHyperparameters
@@ -18,7 +18,7 @@ from ostinato.plan.model import ModelSpec
 if TYPE_CHECKING:
     import torch
 
-    from ostinato.ops.step import LayerMemory, StepInputs
+    from ostinato.ops.step import LayerCache, StepInputs
 
 DELTA_NORM_EPS = 1e-5
 """Epsilon of the norm after a delta net, which config.json does not give."""
@@ -29,7 +29,7 @@ NAMES = {".attention_layer_norm.": ".input_layernorm.", ".feedforward_layer_norm
 class AttentionBlock(Module):
     """x + norm(attention(x)), and the same with an MLP."""
 
-    def __init__(self, build: Builder, size: int, attention: AttentionSpec, hyper: OlmoHybridHyperparameters) -> None:
+    def __init__(self, build: ModelBuilder, size: int, attention: AttentionSpec, hyper: OlmoHybridHyperparameters) -> None:
         super().__init__()
         eps = hyper.norm_eps
         self.self_attn = Attention(
@@ -40,7 +40,7 @@ class AttentionBlock(Module):
         self.post_feedforward_layernorm = RMSNorm(build, size, eps)
 
     def forward(
-        self, x: torch.Tensor, angles: torch.Tensor | None, step: StepInputs, memory: LayerMemory
+        self, x: torch.Tensor, angles: torch.Tensor | None, step: StepInputs, memory: LayerCache
     ) -> torch.Tensor:
         """Apply the layer, [tokens, hidden] -> [tokens, hidden]."""
         x = self.post_attention_layernorm(self.self_attn(x, angles, step, memory, None), residual=x)
@@ -50,7 +50,7 @@ class AttentionBlock(Module):
 class OlmoHybrid(Decoder):
     """The language model."""
 
-    def __init__(self, build: Builder, spec: ModelSpec) -> None:
+    def __init__(self, build: ModelBuilder, spec: ModelSpec) -> None:
         super().__init__(build, spec, norm_eps=spec.hyperparameters.norm_eps)
 
     def make_block(self, layer: LayerSpec) -> Module:

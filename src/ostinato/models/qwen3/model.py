@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ostinato.layers.attention import Attention
 from ostinato.layers.feed_forward import GatedMLP
-from ostinato.layers.module import Builder, Module
+from ostinato.layers.module import ModelBuilder, Module
 from ostinato.models.decoder import Block, Decoder
 from ostinato.models.qwen3.spec import Qwen3Hyperparameters
 from ostinato.plan.layers import LayerSpec
@@ -14,7 +14,7 @@ from ostinato.plan.model import ModelSpec
 class Qwen3(Decoder):
     """The language model."""
 
-    def __init__(self, build: Builder, spec: ModelSpec) -> None:
+    def __init__(self, build: ModelBuilder, spec: ModelSpec) -> None:
         super().__init__(build, spec, norm_eps=spec.hyperparameters.norm_eps)
 
     def make_block(self, layer: LayerSpec) -> Block:
@@ -22,7 +22,7 @@ class Qwen3(Decoder):
 
 
 def qwen3_block(
-    build: Builder, size: int, layer: LayerSpec, hyper: Qwen3Hyperparameters, mlp: Module | None = None
+    build: ModelBuilder, size: int, layer: LayerSpec, hyper: Qwen3Hyperparameters, mlp: Module | None = None
 ) -> Block:
     """Build a layer of Qwen3; `mlp` replaces the gated MLP (by experts)."""
     assert layer.attention is not None, "every layer has attention"

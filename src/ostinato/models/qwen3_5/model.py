@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ostinato.layers.module import Builder
+from ostinato.layers.module import ModelBuilder
 from ostinato.models.decoder import Block
 from ostinato.models.qwen3_5_text.head import Qwen35Head
 from ostinato.models.qwen3_5_text.model import qwen35_block
@@ -16,7 +16,7 @@ from ostinato.plan.model import ModelSpec
 if TYPE_CHECKING:
     import torch
 
-    from ostinato.ops.step import LayerMemory, StepInputs
+    from ostinato.ops.step import LayerCache, StepInputs
 
 
 class Qwen35VL(Qwen3VL):
@@ -24,7 +24,7 @@ class Qwen35VL(Qwen3VL):
 
     norm_plus_one = True
 
-    def __init__(self, build: Builder, spec: ModelSpec) -> None:
+    def __init__(self, build: ModelBuilder, spec: ModelSpec) -> None:
         super().__init__(build, spec)
         self.mtp: Qwen35Head | None = None
         if spec.drafter is not None and spec.drafter.method == "mtp":
@@ -39,13 +39,13 @@ class Qwen35VL(Qwen3VL):
     def head(self) -> Qwen35Head | None:
         return self.mtp
 
-    def forward(self, step: StepInputs, memory: Sequence[LayerMemory]) -> torch.Tensor:
+    def forward(self, step: StepInputs, memory: Sequence[LayerCache]) -> torch.Tensor:
         """Compute one step; `memory` is that of the layers, of the head's layers, and of the encoder's outputs."""
         text = self.model.language_model
         own = len(text.layers)
         hidden = text(step, (*memory[:own], memory[-1]))
         if self.mtp is not None:
-            self.mtp.follow(hidden, text.embedded(step, memory[-1]), step, memory[own:-1])
+            self.mtp.update_head_cache(hidden, text.embedded(step, memory[-1]), step, memory[own:-1])
         return hidden
 
     def checkpoint_name(self, name: str) -> str | None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ostinato.layers.attention import Attention
 from ostinato.layers.linear import Linear
-from ostinato.layers.module import Builder, ModuleList
+from ostinato.layers.module import ModelBuilder, ModuleList
 from ostinato.layers.norm import RMSNorm
 from ostinato.layers.rotary import AxialRotary, Rotary
 from ostinato.models.base import PredictionHead
@@ -19,7 +19,7 @@ from ostinato.plan.rope import axes, inverse_frequencies
 if TYPE_CHECKING:
     import torch
 
-    from ostinato.ops.step import LayerMemory, StepInputs
+    from ostinato.ops.step import LayerCache, StepInputs
 
 
 class Qwen35Head(PredictionHead):
@@ -27,7 +27,7 @@ class Qwen35Head(PredictionHead):
 
     def __init__(
         self,
-        build: Builder,
+        build: ModelBuilder,
         spec: ModelSpec,
         layers: Sequence[LayerSpec],
         make_block: Callable[[LayerSpec, int], Block],
@@ -51,17 +51,17 @@ class Qwen35Head(PredictionHead):
             self.rotary = Rotary(build, spec.rope)
 
     def forward(
-        self, hidden: torch.Tensor, embedded: torch.Tensor, step: StepInputs, memory: Sequence[LayerMemory]
+        self, hidden: torch.Tensor, embedded: torch.Tensor, step: StepInputs, memory: Sequence[LayerCache]
     ) -> torch.Tensor:
         x, angles = self._join(hidden, embedded), self._angles(step)
         for block, layer_memory in zip(self.blocks, memory, strict=False):
             x = block(x, angles, step, layer_memory)
         return self.norm(x)
 
-    def follow(
-        self, hidden: torch.Tensor, embedded: torch.Tensor, step: StepInputs, memory: Sequence[LayerMemory]
+    def update_head_cache(
+        self, hidden: torch.Tensor, embedded: torch.Tensor, step: StepInputs, memory: Sequence[LayerCache]
     ) -> None:
-        x = self._join(self.before(hidden, step, memory[-1]), embedded)
+        x = self._join(self.previous_hidden(hidden, step, memory[-1]), embedded)
         [block], angles = self.blocks, self._angles(step)
         assert isinstance(block, Block), "its blocks are made here"
         assert isinstance(block.self_attn, Attention), "a head's layer has attention"

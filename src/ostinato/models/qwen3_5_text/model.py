@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ostinato.layers.attention import Attention
 from ostinato.layers.delta_net import GatedDeltaNet
 from ostinato.layers.feed_forward import GatedMLP
-from ostinato.layers.module import Builder, Module
+from ostinato.layers.module import ModelBuilder, Module
 from ostinato.models.decoder import Block, Decoder
 from ostinato.models.qwen3_5_text.head import Qwen35Head
 from ostinato.models.qwen3_5_text.spec import Qwen35Hyperparameters
@@ -19,7 +19,7 @@ from ostinato.plan.model import ModelSpec
 class Qwen35(Decoder):
     """The language model. All norms but those of delta nets are stored less 1."""
 
-    def __init__(self, build: Builder, spec: ModelSpec) -> None:
+    def __init__(self, build: ModelBuilder, spec: ModelSpec) -> None:
         super().__init__(build, spec, norm_eps=spec.hyperparameters.norm_eps, norm_plus_one=True)
 
     def make_block(self, layer: LayerSpec, first_key: int = 0) -> Block:
@@ -38,7 +38,7 @@ class Qwen35(Decoder):
 
 
 def qwen35_block(
-    build: Builder,
+    build: ModelBuilder,
     size: int,
     layer: LayerSpec,
     hyper: Qwen35Hyperparameters,

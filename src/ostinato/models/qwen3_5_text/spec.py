@@ -95,7 +95,7 @@ def delta_net(config: Mapping[str, Any]) -> GatedDeltaSpec:
         key_dim=integer(config, "linear_key_head_dim", 128),
         value_dim=integer(config, "linear_value_head_dim", 128),
         conv_kernel=integer(config, "linear_conv_kernel_dim", 4),
-        keys_take_turns=flag(config, "linear_keys_take_turns", False),
+        interleaved_key_heads=flag(config, "linear_keys_take_turns", False),
     )
 
 

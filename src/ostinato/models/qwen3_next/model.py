@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ostinato.layers.feed_forward import Experts, GatedMLP
 from ostinato.layers.linear import Linear
-from ostinato.layers.module import Builder, Module
+from ostinato.layers.module import ModelBuilder, Module
 from ostinato.models.decoder import Block
 from ostinato.models.qwen3_5_text.model import Qwen35, qwen35_block
 from ostinato.models.qwen3_next.spec import Qwen3NextHyperparameters
@@ -25,7 +25,7 @@ class SparseMLP(Module):
     The shared expert is multiplied by the sigmoid of its gate.
     """
 
-    def __init__(self, build: Builder, spec: ExpertsSpec, hyper: Qwen3NextHyperparameters) -> None:
+    def __init__(self, build: ModelBuilder, spec: ExpertsSpec, hyper: Qwen3NextHyperparameters) -> None:
         super().__init__()
         self.op, self.top_k, self.over_all = build.ops.route, spec.top_k, not hyper.normalizes
         self.gate = Linear(build, spec.size, spec.num_experts, role="router")
@@ -48,7 +48,7 @@ class Qwen3Next(Qwen35):
 
 
 def sparse_block(
-    build: Builder, size: int, layer: LayerSpec, hyper: Qwen3NextHyperparameters, first_key: int = 0
+    build: ModelBuilder, size: int, layer: LayerSpec, hyper: Qwen3NextHyperparameters, first_key: int = 0
 ) -> Block:
     """Build a layer, with experts if it has any. `first_key` is the attention's."""
     mlp = None if layer.experts is None else SparseMLP(build, layer.experts, hyper)

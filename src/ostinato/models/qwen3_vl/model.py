@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from ostinato.layers.module import Builder, Module
+from ostinato.layers.module import ModelBuilder, Module
 from ostinato.layers.rotary import AxialRotary
 from ostinato.layers.vision import VisionEncoder
 from ostinato.models.base import Backbone, CausalLM
@@ -19,7 +19,7 @@ from ostinato.plan.rope import axes, inverse_frequencies
 if TYPE_CHECKING:
     import torch
 
-    from ostinato.ops.step import EncoderInputs, LayerMemory, StepInputs
+    from ostinato.ops.step import EncoderInputs, LayerCache, StepInputs
 
 
 class TextBackbone(Backbone):
@@ -29,7 +29,7 @@ class TextBackbone(Backbone):
     """
 
     def __init__(
-        self, build: Builder, spec: ModelSpec, make_block: Callable[[LayerSpec], Module], norm_plus_one: bool
+        self, build: ModelBuilder, spec: ModelSpec, make_block: Callable[[LayerSpec], Module], norm_plus_one: bool
     ) -> None:
         super().__init__(build, spec, make_block, spec.hyperparameters.text.norm_eps, norm_plus_one=norm_plus_one)
         assert spec.rope is not None
@@ -38,7 +38,7 @@ class TextBackbone(Backbone):
         self.hidden_rows = spec.vision.hidden_rows
         self.axial_rotary = AxialRotary(build, axes(spec.rope), *inverse_frequencies(spec.rope))
 
-    def forward(self, step: StepInputs, memory: Sequence[LayerMemory]) -> torch.Tensor:
+    def forward(self, step: StepInputs, memory: Sequence[LayerCache]) -> torch.Tensor:
         """Compute the final normed hidden states of a step, [tokens, hidden]."""
         *layers, behind = memory
         cells, media = step.media_cells, behind.media
@@ -50,7 +50,7 @@ class TextBackbone(Backbone):
                 x = self.inject_media(x, cells, media, i + 1, True)
         return self.norm(x)
 
-    def embedded(self, step: StepInputs, memory: LayerMemory) -> torch.Tensor:
+    def embedded(self, step: StepInputs, memory: LayerCache) -> torch.Tensor:
         """Return the embeddings of the step's tokens, [tokens, hidden].
 
         Tokens of images get the encoder's outputs, which are in `memory`.
@@ -62,7 +62,7 @@ class VLModel(Module):
     """Encoder and text part, under the checkpoint's names."""
 
     def __init__(
-        self, build: Builder, spec: ModelSpec, make_block: Callable[[LayerSpec], Module], norm_plus_one: bool
+        self, build: ModelBuilder, spec: ModelSpec, make_block: Callable[[LayerSpec], Module], norm_plus_one: bool
     ) -> None:
         super().__init__()
         assert spec.vision is not None
@@ -77,7 +77,7 @@ class Qwen3VL(CausalLM):
     norm_plus_one = False
     """True if the text part's last norm is stored less 1."""
 
-    def __init__(self, build: Builder, spec: ModelSpec) -> None:
+    def __init__(self, build: ModelBuilder, spec: ModelSpec) -> None:
         super().__init__(build, spec)
         self.model = VLModel(build, spec, self.make_block, self.norm_plus_one)
 
@@ -92,7 +92,7 @@ class Qwen3VL(CausalLM):
     def encoder(self) -> VisionEncoder:
         return self.model.visual
 
-    def forward(self, step: StepInputs, memory: Sequence[LayerMemory]) -> torch.Tensor:
+    def forward(self, step: StepInputs, memory: Sequence[LayerCache]) -> torch.Tensor:
         """Compute one step -> final normed hidden states, [tokens, hidden].
 
         `memory` ends with that of the encoder's outputs; `step` has the tokens' positions in time, height and width,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ostinato.layers.feed_forward import Experts
 from ostinato.layers.linear import Linear
-from ostinato.layers.module import Builder, Module
+from ostinato.layers.module import ModelBuilder, Module
 from ostinato.models.decoder import Block
 from ostinato.models.qwen3.model import qwen3_block
 from ostinato.models.qwen3_vl.model import Qwen3VL
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class SparseMLP(Module):
     """Experts of a softmax router, plus the residual. The checkpoint may store their stacks transposed."""
 
-    def __init__(self, build: Builder, spec: ExpertsSpec) -> None:
+    def __init__(self, build: ModelBuilder, spec: ExpertsSpec) -> None:
         super().__init__()
         self.op, self.top_k = build.ops.route, spec.top_k
         self.gate = Linear(build, spec.size, spec.num_experts, role="router")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ostinato.layers.linear import Linear
 from ostinato.layers.mamba2 import Mamba2Mixer
-from ostinato.layers.module import Builder, Module
+from ostinato.layers.module import ModelBuilder, Module
 from ostinato.layers.norm import RMSNorm
 from ostinato.models.base import Backbone, CausalLM
 from ostinato.models.zamba2.shared import Adapters, SharedBlock
@@ -20,7 +20,7 @@ from ostinato.plan.model import ModelSpec
 if TYPE_CHECKING:
     import torch
 
-    from ostinato.ops.step import LayerMemory, StepInputs
+    from ostinato.ops.step import LayerCache, StepInputs
 
 MIXER_NORM_EPS = 1e-5
 """Epsilon of the norm within mixers, whatever config.json gives for the others."""
@@ -32,16 +32,16 @@ ADAPTER = re.compile(r"_adapter_list\.(\d+)\.")
 class MambaLayer(Module):
     """x + mamba(norm(y)); y is x, or x plus the output of a block."""
 
-    def __init__(self, build: Builder, size: int, spec: Mamba2Spec, hyper: Zamba2Hyperparameters) -> None:
+    def __init__(self, build: ModelBuilder, size: int, spec: Mamba2Spec, hyper: Zamba2Hyperparameters) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(build, size, hyper.norm_eps)
         self.mamba = Mamba2Mixer(build, size, spec, eps=MIXER_NORM_EPS, proj_bias=hyper.bias, dt_limit=hyper.dt_limit)
 
-    def forward(self, x: torch.Tensor, _: torch.Tensor | None, step: StepInputs, memory: LayerMemory) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, _: torch.Tensor | None, step: StepInputs, memory: LayerCache) -> torch.Tensor:
         """Apply the layer, [tokens, hidden] -> [tokens, hidden]."""
         return self.mix(x, x, step, memory)
 
-    def mix(self, y: torch.Tensor, x: torch.Tensor, step: StepInputs, memory: LayerMemory) -> torch.Tensor:
+    def mix(self, y: torch.Tensor, x: torch.Tensor, step: StepInputs, memory: LayerCache) -> torch.Tensor:
         """Apply the mixer to the norm of `y` and add `x`, both [tokens, hidden] -> [tokens, hidden]."""
         return self.mamba(self.input_layernorm(y), step, memory, x)
 
@@ -53,7 +53,7 @@ class HybridLayer(Module):
     """
 
     def __init__(
-        self, build: Builder, size: int, spec: LayerSpec, hyper: Zamba2Hyperparameters, block: SharedBlock
+        self, build: ModelBuilder, size: int, spec: LayerSpec, hyper: Zamba2Hyperparameters, block: SharedBlock
     ) -> None:
         super().__init__()
         assert isinstance(spec.mixer, Mamba2Spec), "a Mamba layer follows every use"
@@ -69,7 +69,7 @@ class HybridLayer(Module):
         self.mamba_decoder = MambaLayer(build, size, spec.mixer, hyper)
 
     def forward(
-        self, x: torch.Tensor, angles: torch.Tensor | None, step: StepInputs, memory: LayerMemory
+        self, x: torch.Tensor, angles: torch.Tensor | None, step: StepInputs, memory: LayerCache
     ) -> torch.Tensor:
         """Apply the layer, [tokens, hidden] -> [tokens, hidden]."""
         y = self.linear(self.pass_block(x, self.adapters, angles, step, memory), x)
@@ -79,7 +79,7 @@ class HybridLayer(Module):
 class Zamba2Backbone(Backbone):
     """Embedding, layers and final norm."""
 
-    def __init__(self, build: Builder, spec: ModelSpec) -> None:
+    def __init__(self, build: ModelBuilder, spec: ModelSpec) -> None:
         size, hyper = spec.hidden_size, spec.hyperparameters
         blocks: list[SharedBlock] = []
 
@@ -98,7 +98,7 @@ class Zamba2Backbone(Backbone):
 class Zamba2(CausalLM):
     """The language model."""
 
-    def __init__(self, build: Builder, spec: ModelSpec) -> None:
+    def __init__(self, build: ModelBuilder, spec: ModelSpec) -> None:
         super().__init__(build, spec)
         self.model = Zamba2Backbone(build, spec)
 
@@ -106,7 +106,7 @@ class Zamba2(CausalLM):
     def backbone(self) -> Backbone:
         return self.model
 
-    def forward(self, step: StepInputs, memory: Sequence[LayerMemory]) -> torch.Tensor:
+    def forward(self, step: StepInputs, memory: Sequence[LayerCache]) -> torch.Tensor:
         return self.model(step, memory)
 
     def checkpoint_name(self, name: str) -> str | None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ostinato.layers.attention import Attention
 from ostinato.layers.linear import Linear, PackedLinear
-from ostinato.layers.module import Builder, Module
+from ostinato.layers.module import ModelBuilder, Module
 from ostinato.layers.norm import RMSNorm
 from ostinato.models.zamba2.spec import Zamba2Hyperparameters
 from ostinato.plan.layers import AttentionSpec
@@ -15,13 +15,13 @@ from ostinato.plan.layers import AttentionSpec
 if TYPE_CHECKING:
     import torch
 
-    from ostinato.ops.step import LayerMemory, StepInputs
+    from ostinato.ops.step import LayerCache, StepInputs
 
 
 class AttentionAdapter(Module):
     """Low-rank projections that are added to queries, keys and values."""
 
-    def __init__(self, build: Builder, size: int, spec: AttentionSpec, rank: int, use: int) -> None:
+    def __init__(self, build: ModelBuilder, size: int, spec: AttentionSpec, rank: int, use: int) -> None:
         super().__init__()
         of_q, of_k = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
         lists = {part: f"linear_{part}_adapter_list.{use}" for part in "qkv"}
@@ -40,7 +40,7 @@ class AttentionAdapter(Module):
 class MLPAdapter(Module):
     """Low-rank projection that is added to the gates and values of an MLP."""
 
-    def __init__(self, build: Builder, size: int, rank: int, out_size: int, use: int) -> None:
+    def __init__(self, build: ModelBuilder, size: int, rank: int, out_size: int, use: int) -> None:
         super().__init__()
         self.names = {"down": f"gate_up_proj_adapter_list.{use}.0", "up": f"gate_up_proj_adapter_list.{use}.1"}
         self.down = Linear(build, size, rank)
@@ -54,7 +54,7 @@ class MLPAdapter(Module):
 class Adapters(Module):
     """Adapters of one use; in the checkpoint they are inside the block."""
 
-    def __init__(self, build: Builder, size: int, spec: AttentionSpec, hyper: Zamba2Hyperparameters, use: int) -> None:
+    def __init__(self, build: ModelBuilder, size: int, spec: AttentionSpec, hyper: Zamba2Hyperparameters, use: int) -> None:
         super().__init__()
         self.names = {"attention": "self_attn", "mlp": "feed_forward"}
         rank = hyper.adapter_rank
@@ -62,10 +62,10 @@ class Adapters(Module):
         self.mlp = MLPAdapter(build, size, rank, 2 * hyper.intermediate_size, use)
 
 
-class MLP(Module):
+class SharedMLP(Module):
     """A gated MLP whose gates and values are changed by an adapter before the activation."""
 
-    def __init__(self, build: Builder, size: int, hyper: Zamba2Hyperparameters) -> None:
+    def __init__(self, build: ModelBuilder, size: int, hyper: Zamba2Hyperparameters) -> None:
         super().__init__()
         self.op, self.activation = build.ops.gated_activation, hyper.activation
         inner = hyper.intermediate_size
@@ -86,7 +86,7 @@ class SharedBlock(Module):
 
     def __init__(
         self,
-        build: Builder,
+        build: ModelBuilder,
         size: int,
         spec: AttentionSpec,
         hyper: Zamba2Hyperparameters,
@@ -98,7 +98,7 @@ class SharedBlock(Module):
         scale = (spec.head_dim / 2) ** -0.5
         self.self_attn = Attention(build, 2 * size, spec, scale=scale, out_size=size)
         self.pre_ff_layernorm = RMSNorm(build, size, hyper.norm_eps)
-        self.feed_forward = MLP(build, size, hyper)
+        self.feed_forward = SharedMLP(build, size, hyper)
 
     def forward(
         self,
@@ -106,7 +106,7 @@ class SharedBlock(Module):
         adapters: Adapters,
         angles: torch.Tensor | None,
         step: StepInputs,
-        memory: LayerMemory,
+        memory: LayerCache,
     ) -> torch.Tensor:
         """Apply the layer, [tokens, hidden] -> [tokens, hidden]."""
         both = self.input_layernorm(self.concat(x, self.embed(step.token_ids)))

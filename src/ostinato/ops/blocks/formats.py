@@ -62,7 +62,7 @@ def num_bytes(blocks: Blocks, in_size: int) -> int:
     return sum(rows * BLOCK_FORMATS[name].row_bytes(in_size) for name, rows in blocks)
 
 
-def merged(blocks: Blocks) -> Blocks:
+def merge_adjacent(blocks: Blocks) -> Blocks:
     """Return `blocks` with neighbours of one format merged."""
     found: list[tuple[str, int]] = []
     for name, rows in blocks:
@@ -73,7 +73,7 @@ def merged(blocks: Blocks) -> Blocks:
     return tuple(found)
 
 
-def rows_of(blocks: Blocks, begin: int, end: int) -> Blocks:
+def slice_rows(blocks: Blocks, begin: int, end: int) -> Blocks:
     """Return the formats of the rows `begin` to `end`."""
     found, first = [], 0
     for name, rows in blocks:

@@ -14,18 +14,18 @@ import torch
 from ostinato.ops.blocks.dequantize import ZERO_BITS, pack_int4
 from ostinato.ops.sizes import INT4_SHRINK, INT4_STEPS
 
-LARGEST = 15
-SLAB = 2**18
+MAX_INT4 = 15
+INT4_SLAB = 2**18
 """Values that torch quantises in one call."""
 
-Quantize = Callable[[torch.Tensor, torch.Tensor, int], None]
+QuantizeInt4 = Callable[[torch.Tensor, torch.Tensor, int], None]
 """Function (values [rows, in], weight uint8 [rows, bytes of a row], group size) -> None.
 
-It writes the result of `quantize` for the values into the weight's blocks.
+It writes the result of `quantize_int4` for the values into the weight's blocks.
 """
 
 
-def quantize(values: torch.Tensor, group_size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def quantize_int4(values: torch.Tensor, group_size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Quantise `values` [rows, in] -> integers uint8 [rows, in]; scales float32 and zero points uint8, [rows, groups].
 
     It tries `INT4_STEPS` scales. The first spans a group's range; each of the others spans less, so that more of the
@@ -36,7 +36,7 @@ def quantize(values: torch.Tensor, group_size: int) -> tuple[torch.Tensor, torch
     """
     v = values.float().unflatten(1, (-1, group_size))
     low, high = v.amin(dim=-1, keepdim=True).clamp(max=0), v.amax(dim=-1, keepdim=True).clamp(min=0)
-    span = (high - low) / LARGEST
+    span = (high - low) / MAX_INT4
     divisor = torch.where(span > 0, span, 1.0)
     zero = (-low / divisor).round_()
     best, scale = torch.zeros_like(span), span
@@ -54,19 +54,19 @@ def quantize(values: torch.Tensor, group_size: int) -> tuple[torch.Tensor, torch
     return whole.flatten(1), scale.squeeze(-1), zero.squeeze(-1)
 
 
-def quantize_into(values: torch.Tensor, weight: torch.Tensor, group_size: int) -> None:
-    """Quantise by torch on the device of `weight`, as a `Quantize` function.
+def quantize_int4_into(values: torch.Tensor, weight: torch.Tensor, group_size: int) -> None:
+    """Quantise by torch on the device of `weight`, as a `QuantizeInt4` function.
 
     It takes several times the memory of its values, so it works in slabs of rows.
     """
-    rows = max(1, SLAB // max(1, values.shape[1]))
+    rows = max(1, INT4_SLAB // max(1, values.shape[1]))
     for begin in range(0, len(values), rows):
         slab = values[begin : begin + rows].to(weight.device)
-        weight[begin : begin + rows] = pack_int4(*quantize(slab, group_size))
+        weight[begin : begin + rows] = pack_int4(*quantize_int4(slab, group_size))
 
 
-def native_quantize(extension: Any) -> Quantize:
-    """Return a `Quantize` function that calls an extension's kernel, which reads the values once and in place."""
+def native_quantize_int4(extension: Any) -> QuantizeInt4:
+    """Return a `QuantizeInt4` function that calls an extension's kernel, which reads the values once and in place."""
 
     def quantize_by_kernel(values: torch.Tensor, weight: torch.Tensor, group_size: int) -> None:
         if values.dtype not in (torch.bfloat16, torch.float16, torch.float32):
@@ -79,7 +79,7 @@ def native_quantize(extension: Any) -> Quantize:
 
 def _rounded(v: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor) -> torch.Tensor:
     """Return the integers less the zero point."""
-    whole = (v / scale).round_().add_(zero).clamp_(0, LARGEST)
+    whole = (v / scale).round_().add_(zero).clamp_(0, MAX_INT4)
     return whole.sub_(zero)
 
 

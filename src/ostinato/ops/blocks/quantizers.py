@@ -12,19 +12,19 @@ from ostinato.ops.blocks import int4
 from ostinato.ops.blocks.dequantize import pack_float8
 from ostinato.ops.blocks.formats import BLOCK_FORMATS
 
-MADE = ("Q8_0", "int4_g32", "int4_g64", "int4_g128", "fp8_g32", "fp8_g64", "fp8_g128")
+QUANTIZABLE_FORMATS = ("Q8_0", "int4_g32", "int4_g64", "int4_g128", "fp8_g32", "fp8_g64", "fp8_g128")
 """Formats of blocks that weights can be quantised to."""
 
 
 @dataclass(frozen=True)
-class Quantizers:
+class WeightQuantizers:
     """Quantisation functions, torch's by default."""
 
-    int8: int8.Quantize = int8.quantize_into
-    int4: int4.Quantize = int4.quantize_into
+    int8: int8.Quantize = int8.quantize_int8_into
+    int4: int4.Quantize = int4.quantize_int4_into
 
-    def into_blocks(self, values: torch.Tensor, weight: torch.Tensor, name: str) -> None:
-        """Write `values` [rows, in] into `weight` in blocks of the format `name`, one of `MADE`.
+    def quantize_blocks(self, values: torch.Tensor, weight: torch.Tensor, name: str) -> None:
+        """Write `values` [rows, in] into `weight` in blocks of the format `name`, one of `QUANTIZABLE_FORMATS`.
 
         `weight` is uint8 [rows, bytes of a row].
         """
@@ -50,9 +50,9 @@ def _float8(values: torch.Tensor, elements: int) -> torch.Tensor:
     return pack_float8(small.to(torch.float8_e4m3fn).flatten(1), scale)
 
 
-BY_TORCH = Quantizers()
+BY_TORCH = WeightQuantizers()
 
 
-def native_quantizers(extension: Any) -> Quantizers:
+def native_quantizers(extension: Any) -> WeightQuantizers:
     """Return the quantisers that use an extension's kernels."""
-    return Quantizers(int8.native_quantize(extension), int4.native_quantize(extension))
+    return WeightQuantizers(int8.native_quantize_int8(extension), int4.native_quantize_int4(extension))

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 
-def reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
+def encoder_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
     """Compute softmax(q k^T / sqrt(head_dim)) v within each segment.
 
     `q`, `k`, `v` [patches, heads, head_dim]; `starts` [segments + 1] int32, ascending: segment s owns the patches
@@ -21,12 +21,12 @@ def reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, starts: torch.T
     out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
     for begin, end in pairwise(starts.tolist()):
         if begin < end:
-            out[begin:end] = _attend(q[begin:end], k[begin:end], v[begin:end], None)
+            out[begin:end] = _attend_image(q[begin:end], k[begin:end], v[begin:end], None)
     return out
 
 
 def of_all_segments(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
-    """Compute `reference` without reading `starts` on the host, so that a CUDA graph can hold it."""
+    """Compute `encoder_attention` without reading `starts` on the host, so that a CUDA graph can hold it."""
     patch = torch.arange(q.shape[0], dtype=starts.dtype, device=q.device)
     in_segment = (patch < starts[-1])[:, None, None]
     if q.is_cuda and q.dtype != torch.float32:
@@ -39,11 +39,11 @@ def of_all_segments(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, starts: t
         segment = torch.searchsorted(starts, patch, right=True)
         seen = segment[:, None] == segment
         q, k, v = (torch.where(in_segment, each, 0) for each in (q, k, v))
-        out = _attend(q, k, v, seen)
+        out = _attend_image(q, k, v, seen)
     return torch.where(in_segment, out, 0)
 
 
-def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+def _attend_image(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
     """Attend among patches, [patches, heads, head_dim] each.
 
     `mask` [patches, patches] is true where one patch sees another; None means everywhere.

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 
-def reference(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
+def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
     """Return (x - mean) / sqrt(variance + eps) * weight + bias.
 
     `x` [tokens, size], `weight` and `bias` [size] in one dtype -> [tokens, size]; computed in float32.

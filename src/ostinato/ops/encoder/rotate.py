@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 
-def reference(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
+def rotate(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
     """Rotate element i of every head of `x` with element `half + i` by the angle of frequency i.
 
-    `x` [tokens, heads, head_dim]; elements from `2 * half` on pass through. `angles` [2, tokens, half] float32, as
+    `x` [tokens, heads, head_dim]; elements from `2 * half` on pass through. `rotary_angles_launches` [2, tokens, half] float32, as
     returned by `rotary_angles` and `axial_angles`. -> like `x`.
     """
     half = angles.shape[-1]

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 
-def reference(ids: torch.Tensor, weights: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+def weighted_embedding(ids: torch.Tensor, weights: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     """Sum weights[:, i] * table[ids[:, i]] over i, in float32.
 
     `ids` [tokens, count] int64, `weights` [tokens, count] float32, `table` [rows, hidden] -> [tokens, hidden] in the

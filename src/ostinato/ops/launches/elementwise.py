@@ -25,17 +25,17 @@ def _rows_launch(kernel: str, size: int) -> Launch:
     return Launch(kernel, {"ROWS": at_once, "COLUMNS": columns}, warps)
 
 
-def rms_norm(*, size: int, capability: int) -> tuple[Launch, ...]:
+def rms_norm_launches(*, size: int, capability: int) -> tuple[Launch, ...]:
     """Return the launch for rows of `size` elements."""
     return (_rows_launch("rms_norm_kernel", size),)
 
 
-def gated_rms_norm(*, size: int, capability: int) -> tuple[Launch, ...]:
+def gated_rms_norm_launches(*, size: int, capability: int) -> tuple[Launch, ...]:
     """Return the launch for groups of `size` channels."""
     return (_rows_launch("gated_rms_norm_kernel", size),)
 
 
-def layer_norm(*, size: int, capability: int) -> tuple[Launch, ...]:
+def layer_norm_launches(*, size: int, capability: int) -> tuple[Launch, ...]:
     """Return the launch for rows of `size` elements."""
     return (_rows_launch("layer_norm_kernel", size),)
 
@@ -46,26 +46,26 @@ def _copy_launch(kernel: str, size: int) -> Launch:
     return Launch(kernel, {"COLUMNS": columns}, power_of_two(columns // 256, most=4))
 
 
-def embedding(*, size: int, capability: int) -> tuple[Launch, ...]:
+def embedding_launches(*, size: int, capability: int) -> tuple[Launch, ...]:
     """Return the launch for vectors of `size` elements."""
     return (_copy_launch("embedding_kernel", size),)
 
 
-def concat(*, size: int, capability: int) -> tuple[Launch, ...]:
+def concat_launches(*, size: int, capability: int) -> tuple[Launch, ...]:
     """Return the launch for results of `size` elements per token."""
     return (_copy_launch("concat_kernel", size),)
 
 
-def gated_activation(*, size: int, capability: int) -> tuple[Launch, ...]:
+def gated_activation_launches(*, size: int, capability: int) -> tuple[Launch, ...]:
     """Return the launch for results of `size` elements per token."""
     return (_copy_launch("gated_activation_kernel", size),)
 
 
-def inject_media(*, size: int, capability: int) -> tuple[Launch, ...]:
+def inject_media_launches(*, size: int, capability: int) -> tuple[Launch, ...]:
     """Return the launch for hidden states of `size` elements."""
     return (_copy_launch("inject_media_kernel", size),)
 
 
-def multiply(*, size: int, capability: int) -> tuple[Launch, ...]:
+def multiply_launches(*, size: int, capability: int) -> tuple[Launch, ...]:
     """Return the launch for vectors of `size` elements."""
     return (_copy_launch("multiply_kernel", size),)

@@ -1,4 +1,4 @@
-"""Launches of `linear`, `route` and `moe`."""
+"""Launches of `linear_launches`, `route_launches` and `moe_launches`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TILES = {
 }
 
 
-def linear(
+def linear_launches(
     *,
     tokens: int,
     element_bytes: int,
@@ -32,7 +32,7 @@ def linear(
     group_size: int | None = None,
     is_finished: bool = False,
 ) -> tuple[Launch, ...]:
-    """Return the launches of `linear`.
+    """Return the launches of `linear_launches`.
 
     `is_quantized`: int8 weights, with a scale per row or per group of `group_size` inputs, or weights in blocks of
     `group_size` inputs; cuBLAS computes the matmul of others. `is_finished`: something follows the matmul.
@@ -42,10 +42,10 @@ def linear(
     return launches + finish
 
 
-def route(
+def route_launches(
     *, experts: int, top_k: int, element_bytes: int, capability: int, num_groups: int = 1, top_groups: int = 1
 ) -> tuple[Launch, ...]:
-    """Return the launches of `route`, in which a warp selects the experts of one token."""
+    """Return the launches of `route_launches`, in which a warp selects the experts of one token."""
     tile = _tile("score_experts", 1, element_bytes)
     choice = {
         "TOP_K": top_k,
@@ -61,7 +61,7 @@ def route(
     )
 
 
-def moe(
+def moe_launches(
     *,
     tokens: int,
     experts: int,
@@ -71,9 +71,9 @@ def moe(
     group_size: int | None = None,
     in_blocks: bool = False,
 ) -> tuple[Launch, ...]:
-    """Return the launches of `moe`; its two matmuls, inward and outward, have the same launch.
+    """Return the launches of `moe_launches`; its two matmuls, inward and outward, have the same launch.
 
-    `group_size` is that of int8 weights with scales for groups, or of weights `in_blocks`.
+    `group_size` is that of int8 weights with scales for groups, or of weights `block_tensors`.
     """
     product = _tile("expert_product", tokens * top_k // experts, element_bytes, group_size, {"SPAN": SPAN})
     if in_blocks and capability != 90:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from ostinato.ops.ranks.between import ALONE, Ranks
+from ostinato.ops.ranks.between import NO_COLLECTIVES, Collectives
 
 
-def reference(x: torch.Tensor, ranks: Ranks = ALONE) -> torch.Tensor:
+def all_reduce(x: torch.Tensor, ranks: Collectives = NO_COLLECTIVES) -> torch.Tensor:
     """Add the other `ranks`' tensors to `x`, in place, and return it."""
     return ranks.all_reduce(x)

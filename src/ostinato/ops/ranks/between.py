@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 
 
-class Ranks(Protocol):
+class Collectives(Protocol):
     """Connection of rank `number` with the others.
 
     All ranks make the same calls in the same order, with tensors of one shape and dtype.
@@ -28,7 +28,7 @@ class Ranks(Protocol):
         ...
 
 
-class Alone:
+class SingleRankCollectives:
     """Connection of the single rank of a model that is not sharded."""
 
     number = 0
@@ -43,4 +43,4 @@ class Alone:
         return [x]
 
 
-ALONE = Alone()
+NO_COLLECTIVES = SingleRankCollectives()

@@ -6,10 +6,10 @@ import torch
 
 from ostinato.ops import embedding
 from ostinato.ops.blocks.formats import Blocks
-from ostinato.ops.ranks.between import ALONE, Ranks
+from ostinato.ops.ranks.between import NO_COLLECTIVES, Collectives
 
 
-def reference(
+def embedding_of_ranks(
     token_ids: torch.Tensor,
     weight: torch.Tensor,
     multiplier: float,
@@ -19,7 +19,7 @@ def reference(
     group_size: int | None = None,
     out_dtype: torch.dtype | None = None,
     blocks: Blocks | None = None,
-    ranks: Ranks = ALONE,
+    ranks: Collectives = NO_COLLECTIVES,
 ) -> torch.Tensor:
     """Compute `ops.embedding`, where `weight` has the rows from `first` on.
 
@@ -28,5 +28,5 @@ def reference(
     """
     is_own = (token_ids >= own[0]) & (token_ids < own[1])
     rows = torch.where(is_own, token_ids - first, 0)
-    vectors = embedding.reference(rows, weight, multiplier, weight_scale, group_size, out_dtype, blocks)
+    vectors = embedding.embedding(rows, weight, multiplier, weight_scale, group_size, out_dtype, blocks)
     return ranks.all_reduce(vectors.masked_fill(~is_own[:, None], 0.0))

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import torch
 
-from ostinato.ops.ranks.between import ALONE, Ranks
+from ostinato.ops.ranks.between import NO_COLLECTIVES, Collectives
 
 
-def reference(x: torch.Tensor, starts: Sequence[int], num_columns: int, ranks: Ranks = ALONE) -> torch.Tensor:
+def gather_columns(x: torch.Tensor, starts: Sequence[int], num_columns: int, ranks: Collectives = NO_COLLECTIVES) -> torch.Tensor:
     """Gather `x` [rows, columns], which each rank has from column `starts[rank]` on.
 
     -> [rows, num_columns] on the first rank, `x` on the others. If two ranks have the same columns, the later rank's

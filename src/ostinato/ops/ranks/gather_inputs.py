@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from ostinato.ops.ranks.between import ALONE, Ranks
+from ostinato.ops.ranks.between import NO_COLLECTIVES, Collectives
 
 
-def reference(x: torch.Tensor, order: torch.Tensor, ranks: Ranks = ALONE) -> torch.Tensor:
+def gather_inputs(x: torch.Tensor, order: torch.Tensor, ranks: Collectives = NO_COLLECTIVES) -> torch.Tensor:
     """Gather all inputs and return those of `order` int32 [in / ranks].
 
     `x` [tokens, in / ranks] is a rank's inputs, which follow those of the ranks before it -> [tokens, in / ranks].

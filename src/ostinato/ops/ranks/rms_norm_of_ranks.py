@@ -7,17 +7,17 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from ostinato.ops.ranks.between import ALONE, Ranks
+from ostinato.ops.ranks.between import NO_COLLECTIVES, Collectives
 
 
-def reference(
+def rms_norm_of_ranks(
     x: torch.Tensor,
     weight: torch.Tensor,
     eps: float,
     num_ranks: int,
     gate: torch.Tensor | None = None,
     norm_before_gate: bool = False,
-    ranks: Ranks = ALONE,
+    ranks: Collectives = NO_COLLECTIVES,
 ) -> torch.Tensor:
     """Compute `ops.rms_norm`, or with a `gate` `ops.gated_rms_norm` of one group, over the channels of all ranks.
 
@@ -34,7 +34,7 @@ def reference(
     return y.to(weight.dtype if gate is None else gate.dtype)
 
 
-def by_kernels(
+def rms_norm_gathered(
     x: torch.Tensor,
     weight: torch.Tensor,
     eps: float,
@@ -42,11 +42,11 @@ def by_kernels(
     gate: torch.Tensor | None = None,
     norm_before_gate: bool = False,
     *,
-    ranks: Ranks,
+    ranks: Collectives,
     rms_norm: Callable[..., torch.Tensor],
     gated_rms_norm: Callable[..., torch.Tensor],
 ) -> torch.Tensor:
-    """Compute `reference` by kernels of the whole norm.
+    """Compute `rms_norm_of_ranks` by kernels of the whole norm.
 
     Each rank gathers all channels, and keeps its part of the result. That sends `size` numbers per token in place of
     one, and gives the kernels' bits, whatever else is in the batch: the order in which torch adds up squares, and its

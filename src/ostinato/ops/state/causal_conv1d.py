@@ -11,7 +11,7 @@ SLAB = 32
 """Tokens of a prefill row that a CPU convolves at once: a pass per tap is cheap while they stay in a core's cache."""
 
 
-def reference(
+def causal_conv1d(
     x: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
@@ -64,7 +64,7 @@ def _initial(conv_states: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
 
 
 def _last_inputs(before: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """Return the last `width - 1` inputs up to the end of `x` [tokens, channels], which follows those `before` it."""
+    """Return the last `width - 1` inputs up to the end of `x` [tokens, channels], which follows those `previous_hidden` it."""
     kept = len(before)
     return x[len(x) - kept :] if len(x) >= kept else torch.cat((before[len(x) :], x))
 
@@ -77,7 +77,7 @@ def _convolve_row(
     out: torch.Tensor,
     activation: str | None,
 ) -> None:
-    """Write the outputs of a row's tokens `x`, after the inputs `before` them, to `out` [tokens, channels]."""
+    """Write the outputs of a row's tokens `x`, after the inputs `previous_hidden` them, to `out` [tokens, channels]."""
     kept, slab = len(before), len(x) if x.is_cuda else min(SLAB, len(x))
     window = torch.empty(kept + slab, x.shape[1], dtype=torch.float32, device=x.device)
     window[:kept] = before

@@ -23,7 +23,7 @@ import torch
 from ostinato.ops.sizes import DELTA_CHANNEL_CHUNK, DELTA_CHUNK
 from ostinato.ops.state.delta_update import betas, log_decays, per_head, precision
 
-LEAST_LOG_DECAY = -60.0
+MIN_LOG_DECAY = -60.0
 """Smallest log decay: one below e^-60 is taken as e^-60, which no sum in float32 notices.
 
 Smaller ones would make denormal products.
@@ -31,7 +31,7 @@ Smaller ones would make denormal products.
 
 
 @dataclass(frozen=True)
-class Chunk:
+class DeltaChunk:
     """Some adjacent tokens of one row. `d` is 1, or key_dim if each key channel has a decay."""
 
     q: torch.Tensor
@@ -49,7 +49,7 @@ class Chunk:
     """
 
 
-def reference(
+def delta_scan(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -87,7 +87,7 @@ def reference(
             stop = min(end, token + length - position % length)
             part = slice(token, stop)
             log_decay = log_decays(a[part], A_log, dt_bias, exact).view(stop - token, heads, -1)
-            chunk = Chunk(
+            chunk = DeltaChunk(
                 per_head(q[part], heads, keys_take_turns, exact).transpose(0, 1) * q.shape[2] ** -0.5,
                 per_head(k[part], heads, keys_take_turns, exact).transpose(0, 1),
                 v[part].to(exact).transpose(0, 1),
@@ -106,7 +106,7 @@ def reference(
     return out
 
 
-def _changes(chunk: Chunk, state: torch.Tensor) -> torch.Tensor:
+def _changes(chunk: DeltaChunk, state: torch.Tensor) -> torch.Tensor:
     """Return the change that each token adds at its key, [heads, n, value_dim].
 
     `state` [heads, key_dim, value_dim] is the one before the chunk.
@@ -116,20 +116,20 @@ def _changes(chunk: Chunk, state: torch.Tensor) -> torch.Tensor:
     return torch.linalg.solve_triangular(system, chunk.beta * (chunk.v - expected), upper=False, unitriangular=True)
 
 
-def _outputs(chunk: Chunk, state: torch.Tensor, changes: torch.Tensor) -> torch.Tensor:
+def _outputs(chunk: DeltaChunk, state: torch.Tensor, changes: torch.Tensor) -> torch.Tensor:
     """Return the outputs of the chunk's tokens, [heads, n, value_dim]."""
     carried = (chunk.q * _decay(chunk.log_decay, state.dtype)) @ state
     return carried + _scores(chunk.q, chunk).tril() @ changes
 
 
-def _after(chunk: Chunk, state: torch.Tensor, changes: torch.Tensor, count: int) -> torch.Tensor:
+def _after(chunk: DeltaChunk, state: torch.Tensor, changes: torch.Tensor, count: int) -> torch.Tensor:
     """Return the state after the first `count` tokens."""
     until = chunk.log_decay[:, count - 1 : count]
     keys = chunk.k[:, :count] * _decay(until - chunk.log_decay[:, :count], state.dtype)
     return state * _decay(until, state.dtype).transpose(1, 2) + keys.transpose(1, 2) @ changes[:, :count]
 
 
-def _scores(left: torch.Tensor, chunk: Chunk) -> torch.Tensor:
+def _scores(left: torch.Tensor, chunk: DeltaChunk) -> torch.Tensor:
     """Return the scores [heads, t, s] of `left` [heads, n, key_dim] at t and the key at s, for t >= s.
 
     The key has decayed since s.
@@ -145,4 +145,4 @@ def _decay(log: torch.Tensor, exact: torch.dtype) -> torch.Tensor:
 
     The logarithm is clamped so that values above 0, which do not count, cannot overflow.
     """
-    return log.to(exact).clamp(LEAST_LOG_DECAY, 0.0).exp()
+    return log.to(exact).clamp(MIN_LOG_DECAY, 0.0).exp()

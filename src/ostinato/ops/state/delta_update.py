@@ -15,7 +15,7 @@ UNIT_EPS = 1e-6
 """Number added to the sum of squares by which q and k are normalised."""
 
 
-def reference(
+def delta_update(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -33,7 +33,7 @@ def reference(
 
     Row r's tokens are `r * n` to `r * n + n - 1`, n being `write_slots.shape[1]`. `q`, `k` [rows * n, key_heads,
     key_dim] as projected; `v` [rows * n, heads, value_dim], adjacent heads sharing a key head, or with
-    `keys_take_turns` head i having key head i % key_heads; `a` [rows * n, heads], or [rows * n, heads, key_dim] for a
+    `interleaved_key_heads` head i having key head i % key_heads; `a` [rows * n, heads], or [rows * n, heads, key_dim] for a
     decay per key channel, before bias and softplus; `b` [rows * n, heads] before the sigmoid; `A_log` [heads] float32;
     `dt_bias` float32, in the shape of a token of `a`; `beta_scale` is 2 if a checkpoint lets beta reach 2, else 1.
     `states` [slots, heads, key_dim, value_dim] float32; `read_slots` [rows], 0 being the zero state; `write_slots`

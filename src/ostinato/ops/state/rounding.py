@@ -20,9 +20,9 @@ WORD_BITS = 16
 DROPPED_BITS = {torch.bfloat16: 16, torch.float16: 13}
 """Bits of a float32 that are dropped, if the result is not denormal."""
 
-LEAST_NORMAL_HALF = 2.0**-14
+MIN_NORMAL_HALF = 2.0**-14
 HALF_UNIT_BITS = 24
-"""Exponent of a denormal float16's unit: below `LEAST_NORMAL_HALF`, it counts units of 2^-24."""
+"""Exponent of a denormal float16's unit: below `MIN_NORMAL_HALF`, it counts units of 2^-24."""
 
 
 def rounded(
@@ -67,7 +67,7 @@ def round_stochastically(values: torch.Tensor, dtype: torch.dtype, noise: torch.
     sign, magnitude = bits >> 16 & 0x8000, bits & 0x7FFFFFFF
     rebias = (127 - 15) << 10
     normal = ((magnitude + noise >> dropped) - rebias).clamp(max=0x7C00)
-    small = values.abs() < LEAST_NORMAL_HALF
+    small = values.abs() < MIN_NORMAL_HALF
     units = torch.where(small, values.abs() * 2.0 ** (HALF_UNIT_BITS + dropped), 0).to(torch.int32)
     rounded = torch.where(small, units + noise >> dropped, normal)
     rounded = torch.where(values.isnan(), 0x7E00, rounded) | sign

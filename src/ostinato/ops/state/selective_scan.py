@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from ostinato.ops.state.selective_update import advance, initial, keep
 
 
-def reference(
+def selective_scan(
     x: torch.Tensor,
     dt: torch.Tensor,
     A_log: torch.Tensor,

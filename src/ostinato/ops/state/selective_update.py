@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from ostinato.ops.state.rounding import rounded
 
 
-def reference(
+def selective_update(
     x: torch.Tensor,
     dt: torch.Tensor,
     A_log: torch.Tensor,

@@ -2,7 +2,7 @@
 
 Dao and Gu 2024, arXiv 2405.21060, section 6 and listing 1: inside a chunk the recurrence is a masked matmul; one state
 is passed from chunk to chunk. Any length of chunk gives the same sums in another order. In this file a chunk of the
-model is computed as equal chunks of at most `LONGEST_CHUNK` tokens. They begin at absolute multiples of their length,
+model is computed as equal chunks of at most `MAX_CHUNK` tokens. They begin at absolute multiples of their length,
 and so at those of `chunk_size` too: the same sums are made in the same order if a prompt is split at such a multiple.
 16-bit states are rounded there too, at the same positions as by the native scan. A row is computed alone and chunk by
 chunk, with the same calls on the same shapes in any batch.
@@ -17,13 +17,13 @@ import torch
 
 from ostinato.ops.sizes import SCAN_CHUNK, chunk_length
 from ostinato.ops.state.rounding import rounded
-from ostinato.ops.state.state_update import reference as state_update
-from ostinato.ops.state.state_update import step_sizes
+from ostinato.ops.state.state_update import state_update
+from ostinato.ops.state.state_update import time_steps
 
-LONGEST_CHUNK = 64
+MAX_CHUNK = 64
 """Tokens of a chunk. The work inside a chunk grows with its square; the work per chunk is one pass over the state."""
 
-LEAST_LOG_DECAY = -60.0
+MIN_LOG_DECAY = -60.0
 """Smallest log decay: one below e^-60 is taken as e^-60, which no sum in float32 notices.
 
 Smaller ones would make denormal products, and a CPU multiplies denormal numbers tens of times slower.
@@ -31,7 +31,7 @@ Smaller ones would make denormal products, and a CPU multiplies denormal numbers
 
 
 @dataclass(frozen=True)
-class Chunk:
+class SsdChunk:
     """Some adjacent tokens of one row, all in float32 but `log_decay`."""
 
     x: torch.Tensor
@@ -48,12 +48,12 @@ class Chunk:
     The differences that are made of it are small where the sums are large.
     """
 
-    def first(self, n: int) -> Chunk:
+    def first(self, n: int) -> SsdChunk:
         """Return the first `n` tokens."""
-        return Chunk(self.x[:n], self.B[:, :n], self.C[:, :n], self.step[:n], self.log_decay[:n])
+        return SsdChunk(self.x[:n], self.B[:, :n], self.C[:, :n], self.step[:n], self.log_decay[:n])
 
 
-def reference(
+def ssd_scan(
     x: torch.Tensor,
     dt: torch.Tensor,
     A_log: torch.Tensor,
@@ -87,7 +87,7 @@ def reference(
     """
     out = torch.empty_like(x)
     keeps_float32 = ssm_states.dtype == torch.float32
-    length, A = chunk_length(chunk_size, LONGEST_CHUNK if keeps_float32 else SCAN_CHUNK), -A_log.exp()
+    length, A = chunk_length(chunk_size, MAX_CHUNK if keeps_float32 else SCAN_CHUNK), -A_log.exp()
     starts, positions = row_starts.tolist(), start_positions.tolist()
     reads, writes = read_slots.tolist(), write_slots.tolist()
     for row in range(len(starts) - 1):
@@ -115,10 +115,10 @@ def reference(
             span = slice(token, stop)
             # This runs per chunk, not for all tokens at once: a vectorised softplus rounds the last elements of a
             # tensor differently, and the same chunk must give the same bits wherever its row began.
-            step = step_sizes(dt[span], dt_bias, dt_limit)
+            step = time_steps(dt[span], dt_bias, dt_limit)
             log_decay = (step * A).double().cumsum(0)
             by_group = (B[span].float().transpose(0, 1), C[span].float().transpose(0, 1))
-            chunk = Chunk(x[span].float(), *by_group, step, log_decay)
+            chunk = SsdChunk(x[span].float(), *by_group, step, log_decay)
             _put_outputs(chunk, state, D, out[span])
             before_first = start_positions[row : row + 1] - starts[row] - 1
             for at in [at for at in wanted if token < at < stop]:
@@ -132,7 +132,7 @@ def reference(
     return out
 
 
-def _put_outputs(chunk: Chunk, state: torch.Tensor | None, D: torch.Tensor, out: torch.Tensor) -> None:
+def _put_outputs(chunk: SsdChunk, state: torch.Tensor | None, D: torch.Tensor, out: torch.Tensor) -> None:
     """Write the outputs of a chunk that begins with `state` [heads, head_dim, state] to `out` [n, heads, head_dim].
 
     Without a state, the chunk begins with the zero state.
@@ -160,7 +160,7 @@ def _put_outputs(chunk: Chunk, state: torch.Tensor | None, D: torch.Tensor, out:
 
 
 def _advance(
-    chunk: Chunk, state: torch.Tensor | None, slot: torch.Tensor, position: torch.Tensor, noise: int | None
+    chunk: SsdChunk, state: torch.Tensor | None, slot: torch.Tensor, position: torch.Tensor, noise: int | None
 ) -> torch.Tensor:
     """Write the state after the chunk's tokens to `slot` [heads, head_dim, state] and return it, rounded, in float32.
 
@@ -187,4 +187,4 @@ def _decay(log: torch.Tensor) -> torch.Tensor:
 
     The logarithm is clamped so that values above 0, which do not count, cannot overflow.
     """
-    return log.float().clamp_(LEAST_LOG_DECAY, 0.0).exp_()
+    return log.float().clamp_(MIN_LOG_DECAY, 0.0).exp_()

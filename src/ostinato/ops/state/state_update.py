@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from ostinato.ops.state.rounding import rounded
 
 
-def reference(
+def state_update(
     x: torch.Tensor,
     dt: torch.Tensor,
     A_log: torch.Tensor,
@@ -39,7 +39,7 @@ def reference(
     With `noise`, the number of the layer, 16-bit states are rounded stochastically (`ops/state/rounding.py`): a row's
     first token is at `start_positions` [rows].
     """
-    step = step_sizes(dt, dt_bias, dt_limit)
+    step = time_steps(dt, dt_bias, dt_limit)
     decay = torch.exp(step * -A_log.exp())
     scaled = step.unsqueeze(-1) * x.float()
     update = _gathered if x.is_cuda else _row_by_row
@@ -48,7 +48,7 @@ def reference(
     return y.addcmul_(x.float(), D.unsqueeze(-1)).to(x.dtype)
 
 
-def step_sizes(dt: torch.Tensor, dt_bias: torch.Tensor, dt_limit: tuple[float, float]) -> torch.Tensor:
+def time_steps(dt: torch.Tensor, dt_bias: torch.Tensor, dt_limit: tuple[float, float]) -> torch.Tensor:
     """Return softplus(dt + bias) in float32, clamped to `dt_limit` if the checkpoint narrows it."""
     step = F.softplus(dt.float() + dt_bias)
     return step if dt_limit == (0.0, float("inf")) else step.clamp(*dt_limit)

@@ -8,7 +8,7 @@ from itertools import pairwise
 import torch
 
 
-def reference(
+def token_shift(
     x: torch.Tensor,
     states: torch.Tensor,
     row_starts: torch.Tensor,

@@ -250,7 +250,7 @@ def attention(
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if not out.numel():
         return out
-    found = launches.attention(
+    found = launches.attention_launches(
         tokens=tokens,
         rows=rows,
         num_heads=heads,

@@ -76,7 +76,7 @@ def angles_of(
     """Return the cosines and sines of angles, [2, tokens, half] float32; without `axes`, `positions` are [tokens]."""
     tokens, half = positions.shape[0], frequencies.shape[0]
     out = torch.empty((2, tokens, half), dtype=torch.float32, device=positions.device)
-    (launch,) = launches.angles(capability=launcher.capability(positions))
+    (launch,) = launches.rotary_angles_launches(capability=launcher.capability(positions))
     launcher.run(
         write_angles,
         (cdiv(tokens * half, launch.blocks["BLOCK"]),),

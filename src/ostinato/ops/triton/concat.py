@@ -29,7 +29,7 @@ def concat(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
     second_size = second.shape[1]
     size = first_size + second_size
     out = torch.empty((tokens, size), dtype=first.dtype, device=first.device)
-    (launch,) = launches.concat(size=size, capability=launcher.capability(first))
+    (launch,) = launches.concat_launches(size=size, capability=launcher.capability(first))
     launcher.run(
         concat_kernel,
         (tokens, cdiv(size, launch.blocks["COLUMNS"])),

@@ -66,7 +66,7 @@ def embedding(
         size = size // BLOCK_FORMATS[blocks[0][0]].num_bytes * block
     dtype = weight.dtype if weight_scale is None and blocks is None else out_dtype
     out = torch.empty((tokens, size), dtype=dtype, device=weight.device)
-    (launch,) = launches.embedding(size=size, capability=launcher.capability(weight))
+    (launch,) = launches.embedding_launches(size=size, capability=launcher.capability(weight))
     launcher.run(
         embedding_kernel,
         (tokens, cdiv(size, launch.blocks["COLUMNS"])),

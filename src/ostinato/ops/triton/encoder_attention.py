@@ -99,7 +99,7 @@ def encoder_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, starts:
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if not patches or not segments:
         return out.zero_()
-    (launch,) = launches.encoder_attention(
+    (launch,) = launches.encoder_attention_launches(
         head_dim=head_dim, element_bytes=q.element_size(), capability=launcher.capability(q)
     )
     launcher.run(

@@ -28,7 +28,7 @@ def gated_activation(x: torch.Tensor, activation: str) -> torch.Tensor:
     """Compute `ops.gated_activation`; its reference documents arguments and result."""
     tokens, size = x.shape[0], x.shape[1] // 2
     out = torch.empty((tokens, size), dtype=x.dtype, device=x.device)
-    (launch,) = launches.gated_activation(size=size, capability=launcher.capability(x))
+    (launch,) = launches.gated_activation_launches(size=size, capability=launcher.capability(x))
     launcher.run(
         gated_activation_kernel,
         (tokens, cdiv(size, launch.blocks["COLUMNS"])),

@@ -67,7 +67,7 @@ def gated_rms_norm(
     groups = channels // size
     rows = tokens * groups
     out = torch.empty(x.shape, dtype=gate.dtype, device=x.device)
-    (launch,) = launches.gated_rms_norm(size=size, capability=launcher.capability(x))
+    (launch,) = launches.gated_rms_norm_launches(size=size, capability=launcher.capability(x))
     launcher.run(
         gated_rms_norm_kernel,
         (cdiv(rows, launch.blocks["ROWS"]),),

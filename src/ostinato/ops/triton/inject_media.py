@@ -32,7 +32,7 @@ def inject_media_kernel(
 def inject_media(x: torch.Tensor, media_cells: torch.Tensor, media: torch.Tensor, row: int, add: bool) -> torch.Tensor:
     """Compute `ops.inject_media`; its reference documents arguments and result."""
     tokens, size = x.shape
-    (launch,) = launches.inject_media(size=size, capability=launcher.capability(x))
+    (launch,) = launches.inject_media_launches(size=size, capability=launcher.capability(x))
     launcher.run(
         inject_media_kernel,
         (tokens, cdiv(size, launch.blocks["COLUMNS"])),

@@ -25,7 +25,7 @@ def scale_of(largest):
 
 
 @triton.jit
-def rounded(x, scale):
+def rounded_to_integer(x, scale):
     """Round `x` [rows, elements] to steps of each row's scale, to nearest even."""
     divisor = tl.where(scale > 0, scale, 1.0)[:, None] + tl.zeros(x.shape, tl.float32)
     steps = tl.div_rn(x.to(tl.float32), divisor)

@@ -28,7 +28,7 @@ from ostinato.ops.launches.table import Launch
 ASSUMED_CAPABILITY = 90
 """Compute capability without a GPU: in the interpreter, and on tensors without memory."""
 
-MOST_BLOCKS = 65535
+MAX_BLOCKS = 65535
 """Largest second and third dimension of a grid."""
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
@@ -40,11 +40,11 @@ IS_INTERPRETED = tl.constexpr(INTERPRETED)
 def run(kernel: Any, grid: tuple[int, ...], launch: Launch, **arguments: Any) -> None:
     """Start `kernel` with the options of `launch` on `grid` blocks; an empty grid starts nothing.
 
-    The first number of the grid may be large, others at most `MOST_BLOCKS`. `arguments` are all of the kernel's
+    The first number of the grid may be large, others at most `MAX_BLOCKS`. `arguments` are all of the kernel's
     arguments except the blocks of `launch`.
     """
     assert kernel.__name__ == launch.kernel, f"{kernel.__name__} is started by the launch of {launch.kernel}"
-    assert max(grid[1:], default=0) <= MOST_BLOCKS, f"{launch.kernel} has a grid of {grid}"
+    assert max(grid[1:], default=0) <= MAX_BLOCKS, f"{launch.kernel} has a grid of {grid}"
     if 0 not in grid:
         kernel[grid](**arguments, **launch.blocks, **options_of(launch))
 

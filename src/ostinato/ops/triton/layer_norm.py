@@ -31,7 +31,7 @@ def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: f
     """Compute `ops.encoder.layer_norm`; its reference documents arguments and result."""
     rows, size = x.shape
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    (launch,) = launches.layer_norm(size=size, capability=launcher.capability(x))
+    (launch,) = launches.layer_norm_launches(size=size, capability=launcher.capability(x))
     launcher.run(
         layer_norm_kernel,
         (cdiv(rows, launch.blocks["ROWS"]),),

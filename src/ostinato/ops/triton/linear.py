@@ -161,7 +161,7 @@ def linear(
 
 
 def _launches(x: torch.Tensor, **how: Any) -> tuple[Launch, ...]:
-    return launches.linear(tokens=x.shape[0], element_bytes=x.element_size(), capability=launcher.capability(x), **how)
+    return launches.linear_launches(tokens=x.shape[0], element_bytes=x.element_size(), capability=launcher.capability(x), **how)
 
 
 def _product_of_blocks(

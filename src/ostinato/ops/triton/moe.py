@@ -175,7 +175,7 @@ def moe(
     inner = up.shape[1] // (2 if activation in GATED else 1)
     out = torch.empty((tokens, size), dtype=x.dtype, device=x.device)
     count = tokens * top_k
-    sort, inward, outward, add = launches.moe(
+    sort, inward, outward, add = launches.moe_launches(
         tokens=tokens,
         experts=experts,
         top_k=top_k,

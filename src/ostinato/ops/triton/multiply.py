@@ -26,7 +26,7 @@ def multiply(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
     """Compute `ops.multiply`; its reference documents arguments and result."""
     tokens, size = first.shape
     out = torch.empty((tokens, size), dtype=first.dtype, device=first.device)
-    (launch,) = launches.multiply(size=size, capability=launcher.capability(first))
+    (launch,) = launches.multiply_launches(size=size, capability=launcher.capability(first))
     launcher.run(
         multiply_kernel,
         (tokens, cdiv(size, launch.blocks["COLUMNS"])),

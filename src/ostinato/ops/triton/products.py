@@ -60,7 +60,7 @@ def product(
 
 @triton.jit
 def _add_inputs(total, x, row, is_row, weight, column, is_output, base, end, INPUTS: tl.constexpr):
-    """Add the matmul of the inputs from `base` on to `total`: `INPUTS` of them, or those before `end`."""
+    """Add the matmul of the inputs from `previous_checkpoint` on to `total`: `INPUTS` of them, or those before `end`."""
     element = base + tl.arange(0, INPUTS)
     rows = tl.load(x + row[:, None] + element[None, :], mask=is_row[:, None] & (element < end)[None, :], other=0.0)
     columns = tl.load(

@@ -52,7 +52,7 @@ def rms_norm(
         x = x.reshape(-1, 1, size).contiguous()
     outer, inner = x.shape[:2]
     rows = outer * inner
-    (launch,) = launches.rms_norm(size=size, capability=launcher.capability(x))
+    (launch,) = launches.rms_norm_launches(size=size, capability=launcher.capability(x))
     launcher.run(
         rms_norm_kernel,
         (cdiv(rows, launch.blocks["ROWS"]),),

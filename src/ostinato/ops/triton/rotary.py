@@ -12,7 +12,7 @@ import triton.language as tl
 from ostinato.ops.launches import rotary as launches
 from ostinato.ops.launches.table import cdiv
 from ostinato.ops.triton import launcher
-from ostinato.ops.triton.integers import larger, rounded, scale_of
+from ostinato.ops.triton.integers import larger, rounded_to_integer, scale_of
 from ostinato.ops.triton.rotate import rotate_heads
 
 
@@ -108,7 +108,7 @@ def rotate_and_store(
                 scale = scale_of(larger(tl.zeros([HEADS], tl.float32), value))
                 of_head = first + tl.arange(0, HEADS)
                 tl.store(v_scales + cell * kv_heads + of_head, scale, mask=of_head < kv_heads)
-                value = rounded(value, scale)
+                value = rounded_to_integer(value, scale)
             tl.store(v_cache + cell * value_cell + head * value_head + element, value, mask=is_own)
 
 
@@ -129,7 +129,7 @@ def rotary(
     kv_heads = k.shape[1]
     # Without angles the result is the queries, unchanged.
     out = q if angles is None else torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    (launch,) = launches.rotary(
+    (launch,) = launches.rotary_launches(
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,

@@ -9,7 +9,7 @@ import triton.language as tl
 from ostinato.ops.launches import rotary as launches
 from ostinato.ops.launches.table import cdiv
 from ostinato.ops.triton import launcher
-from ostinato.ops.triton.integers import larger, rounded, scale_of
+from ostinato.ops.triton.integers import larger, rounded_to_integer, scale_of
 from ostinato.ops.triton.launcher import to_dtype
 
 
@@ -68,10 +68,10 @@ def rotate_heads(
         scale = scale_of(largest)
         tl.store(scales + scale_token + head, scale, mask=is_head)
         if HALF > 0:
-            turned = rounded(turned, scale)
-            other = rounded(other, scale)
+            turned = rounded_to_integer(turned, scale)
+            other = rounded_to_integer(other, scale)
         if 2 * HALF < HEAD_DIM:
-            rest = rounded(rest, scale)
+            rest = rounded_to_integer(rest, scale)
     if HALF > 0:
         tl.store(out + to_head + element[None, :], turned, mask=is_own)
         tl.store(out + to_head + HALF + element[None, :], other, mask=is_own)
@@ -122,7 +122,7 @@ def rotate(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
     """Compute `ops.encoder.rotate`; its reference documents arguments and result."""
     tokens, heads, head_dim = x.shape
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    (launch,) = launches.rotate(
+    (launch,) = launches.rotate_launches(
         num_heads=heads, head_dim=head_dim, rotated=2 * angles.shape[-1], capability=launcher.capability(x)
     )
     launcher.run(

@@ -146,7 +146,7 @@ def route(
     if weight.dtype != x.dtype:
         x, weight = x.float(), weight.float()
     scores = torch.empty((tokens, experts), dtype=torch.float32, device=x.device)
-    tile, choice = launches.route(
+    tile, choice = launches.route_launches(
         experts=experts,
         top_k=top_k,
         num_groups=num_groups,

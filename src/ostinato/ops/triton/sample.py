@@ -157,7 +157,7 @@ def sample(
     """Compute `ops.sample`; its reference documents arguments and result."""
     rows, vocab_size = logits.shape
     device = logits.device
-    of_blocks, of_rows, search = launches.sample(vocab_size=vocab_size, capability=launcher.capability(logits))
+    of_blocks, of_rows, search = launches.sample_launches(vocab_size=vocab_size, capability=launcher.capability(logits))
     blocks = launches.num_blocks(vocab_size)
     tokens, row_best = (torch.empty(rows, dtype=dtype, device=device) for dtype in (torch.int32, torch.float32))
     best, places = (torch.empty((rows, blocks), dtype=dtype, device=device) for dtype in (torch.float32, torch.int32))

@@ -29,7 +29,7 @@ def weighted_embedding(ids: torch.Tensor, weights: torch.Tensor, table: torch.Te
     tokens, count = ids.shape
     hidden = table.shape[1]
     out = torch.empty((tokens, hidden), dtype=table.dtype, device=table.device)
-    (launch,) = launches.weighted_embedding(count=count, capability=launcher.capability(table))
+    (launch,) = launches.weighted_embedding_launches(count=count, capability=launcher.capability(table))
     launcher.run(
         add_vectors,
         (tokens, cdiv(hidden, launch.blocks["BLOCK"])),

@@ -20,7 +20,7 @@ CPU_FLAGS: dict[str, dict[str, frozenset[str]]] = {
 }
 """Machine -> the instruction sets that the plan may choose, worst first, and the flags that a CPU must have."""
 
-STAND_INS: dict[str, dict[str, frozenset[str]]] = {
+TEST_ISAS: dict[str, dict[str, frozenset[str]]] = {
     machine: {isa.name: isa.cpu_flags for isa in isas if isa.is_stand_in} for machine, isas in TABLE.items()
 }
 """Machine -> the instruction sets that exist for tests only."""
@@ -83,7 +83,7 @@ def multiplies_all_in_integers(isa: str) -> bool:
 
 
 def _cpu_flags(isa: str) -> frozenset[str]:
-    return next((isas[isa] for isas in (*CPU_FLAGS.values(), *STAND_INS.values()) if isa in isas), frozenset())
+    return next((isas[isa] for isas in (*CPU_FLAGS.values(), *TEST_ISAS.values()) if isa in isas), frozenset())
 
 
 PACKAGE = Path(__file__).parents[2]
@@ -121,7 +121,7 @@ def choose_isa(
 
 
 def _best(
-    installed: Collection[str], isas: dict[str, frozenset[str]], cpu_flags: frozenset[str], unless: str
+    installed: Collection[str], isas: dict[str, frozenset[str]], cpu_flags: frozenset[str], refused_units: str
 ) -> tuple[str | None, str]:
     """Return the best of `isas` that is installed and runs, and why.
 
@@ -134,16 +134,16 @@ def _best(
         return None, f"native kernels need {worst} at least, and this CPU lacks {', '.join(lacking[worst])}"
     best = runnable[-1]
     if best in installed:
-        return best, f"{best} is the best that this CPU runs{unless}"
+        return best, f"{best} is the best that this CPU runs{refused_units}"
     usable = [isa for isa in runnable if isa in installed]
     if usable:
-        return usable[-1], f"{usable[-1]} is installed; {best} would be better{unless}: {HOW_TO_GET}"
+        return usable[-1], f"{usable[-1]} is installed; {best} would be better{refused_units}: {HOW_TO_GET}"
     others = [isa for isa in isas if isa in installed]
     if not others:
         return None, f"no native kernels are installed: {HOW_TO_GET}"
     missing = ", ".join(lacking[others[0]])
     return None, (
-        f"native kernels are installed for {', '.join(others)}, and this CPU lacks {missing}{unless}: {HOW_TO_GET}"
+        f"native kernels are installed for {', '.join(others)}, and this CPU lacks {missing}{refused_units}: {HOW_TO_GET}"
     )
 
 
@@ -152,4 +152,4 @@ def runnable_here(root: Path = Path("/")) -> list[str]:
     flags, machine = read_cpu_flags(root), platform.machine()
     granted = ask_for_matrix_units(flags)
     chosen = [isa for isa in CPU_FLAGS.get(machine, {}) if choose_isa([isa], flags, machine, granted).isa == isa]
-    return chosen + [isa for isa, needed in STAND_INS.get(machine, {}).items() if needed <= flags]
+    return chosen + [isa for isa, needed in TEST_ISAS.get(machine, {}).items() if needed <= flags]

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from ostinato.plain_data import from_plain, save_json
 from ostinato.plan.device.instruction_sets import PACKAGE, module_file
 
-Way = Literal["decode", "prompt"]
+StepKind = Literal["decode", "prompt"]
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class KernelRate:
 
     operation: str
     storage: str
-    way: Way
+    way: StepKind
     tokens: int
     bytes_per_second: float
     flops_per_second: float
@@ -56,7 +56,7 @@ class Rates:
     """Seconds of the engine around a step: scheduling, inputs, sampling, outputs."""
     row_seconds: float
     """Seconds of the engine for each row."""
-    others: float
+    other_load: float
     """Share of the processors' time that other work took meanwhile. If it is large, the rates are too low."""
     rates: tuple[KernelRate, ...]
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-LEAST_CAPABILITY = 80
+MIN_CAPABILITY = 80
 """The first compute capability with bfloat16."""
 
-LEAST_VERSION = (3, 5)
+MIN_VERSION = (3, 5)
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ BROUGHT_BY_TORCH = TritonFacts(True, "torch for CUDA brings Triton")
 
 def detect_triton(capability: int | None, environ: Mapping[str, str]) -> TritonFacts:
     """Return whether Triton runs on a GPU of this machine: what is installed, and whether the GPU is new enough."""
-    if capability is not None and capability < LEAST_CAPABILITY:
+    if capability is not None and capability < MIN_CAPABILITY:
         return TritonFacts(
             False, f"Triton kernels need compute capability 8.0, and this GPU has {capability // 10}.{capability % 10}"
         )
@@ -40,7 +40,7 @@ def detect_triton(capability: int | None, environ: Mapping[str, str]) -> TritonF
         version = metadata.version("triton")
     except metadata.PackageNotFoundError:
         return TritonFacts(False, "Triton is not installed: pip install triton")
-    if tuple(int(part) for part in version.split(".")[:2]) < LEAST_VERSION:
+    if tuple(int(part) for part in version.split(".")[:2]) < MIN_VERSION:
         return TritonFacts(False, f"Triton {version} is installed, and kernels need 3.5: pip install -U triton")
     lacking = missing_for_launcher(environ)
     if lacking is not None:

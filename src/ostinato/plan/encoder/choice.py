@@ -9,7 +9,7 @@ from typing import Any, Literal
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError, Remedy
 from ostinato.ops.facts import Backend
-from ostinato.plan.decision import Decision, without_effect
+from ostinato.plan.decision import Decision, no_effect
 from ostinato.plan.encoder.budgets import ITEMS, EncoderBudgets, doubling, encoder_budgets
 from ostinato.plan.encoder.needs import (
     ENCODER_OPS,
@@ -163,7 +163,7 @@ def encoder_memory(choice: EncoderChoice, limits: Limits, cache_tokens: int | No
 
     By default the cache has the given number of tokens, or the minimum.
     """
-    tokens = least_cache_tokens(choice, limits) if cache_tokens is None else cache_tokens
+    tokens = min_cache_tokens(choice, limits) if cache_tokens is None else cache_tokens
     budgets = _graph_budgets(choice, limits)
     # No pack has more images than tokens.
     items = max(budgets, default=0)
@@ -179,14 +179,14 @@ def encoder_memory(choice: EncoderChoice, limits: Limits, cache_tokens: int | No
     return EncoderMemory(graphs, (tokens + 1) * cell_bytes(choice.vision, choice.dtype))
 
 
-def least_cache_tokens(choice: EncoderChoice, limits: Limits) -> int:
+def min_cache_tokens(choice: EncoderChoice, limits: Limits) -> int:
     """Return the given cache tokens; else those of the largest image, which is the minimum of a cache."""
     return choice.cache_tokens or max_item_tokens(limits)
 
 
-def most_cache_tokens(choice: EncoderChoice, limits: Limits, room: int) -> int:
+def max_cache_tokens(choice: EncoderChoice, limits: Limits, room: int) -> int:
     """Return the cache tokens that are wanted if `room` bytes are left for blocks, slots and this cache."""
-    least = least_cache_tokens(choice, limits)
+    least = min_cache_tokens(choice, limits)
     if choice.cache_tokens is not None:
         return least
     share = room // CACHE_SHARE // cell_bytes(choice.vision, choice.dtype) - 1
@@ -219,13 +219,13 @@ def encoder_decisions(
     """Return the decisions on changed values, on settings without effect, and on images that are not served."""
     if plan is None or model.vision is None:
         idle = [name for name in SETTINGS if config.is_given(name) and getattr(config, name) != _default(name)]
-        return [without_effect(config, name, "the model takes text alone") for name in idle]
+        return [no_effect(config, name, "the model takes text alone") for name in idle]
     decisions = []
     if plan.graph_mode != config.encoder_graph_mode:
         decisions.append(Decision(MODE, config.encoder_graph_mode, plan.graph_mode, plan.reason))
     if plan.graph_mode == "none":
         idle = [name for name in (BUDGETS, ITEMS) if config.is_given(name)]
-        decisions += [without_effect(config, name, "the encoder has no graphs") for name in idle]
+        decisions += [no_effect(config, name, "the encoder has no graphs") for name in idle]
     largest = plan.max_item_tokens
     above = [budget for budget in plan.token_budgets if budget > largest]
     if above:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from ostinato.ops.facts import Backend, called_by
+from ostinato.ops.facts import Backend, ops_called_by
 from ostinato.ops.scratch import native_encoder_attention
 from ostinato.ops.step import ENCODER_TABLE, encoder_sizes, table_bytes
-from ostinato.ops.triton_scratch import linear
+from ostinato.ops.triton_scratch import triton_linear
 from ostinato.plan.layers import LayerSpec
 from ostinato.plan.memory.kernel_scratch import native_scratch
 from ostinato.plan.memory.torch_memory import pool_bytes
@@ -16,7 +16,7 @@ from ostinato.plan.model import DTYPE_BYTES
 from ostinato.plan.vision import VisionSpec
 from ostinato.units import MiB
 
-ENCODER_OPS = called_by("encoder") | {"axial_angles", "linear"}
+ENCODER_OPS = ops_called_by("encoder") | {"axial_angles", "linear"}
 """Operations that the encoder calls."""
 
 TAPS = 4
@@ -92,7 +92,7 @@ def encoder_graph_bytes(
     if set(triton) >= ENCODER_OPS:
         patches = largest * vision.patches_per_token
         widest = max((weight.out_size for weight in vision.weights if weight.role == "linear"), default=0)
-        product = linear(tokens=patches, outputs=widest, element_bytes=DTYPE_BYTES[dtype])
+        product = triton_linear(tokens=patches, outputs=widest, element_bytes=DTYPE_BYTES[dtype])
         return buffers + pool_bytes(vision.calls.arena_bytes(DTYPE_BYTES[dtype], patches) + product)
     peak = _peak_bytes(vision, dtype, largest, widens=True)
     return buffers + pool_bytes(peak + _mask_bytes(vision, largest, sees_all))

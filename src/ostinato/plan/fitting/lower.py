@@ -6,14 +6,14 @@ from dataclasses import replace
 from functools import partial
 
 from ostinato.plan.fitting.costs import costs_of
-from ostinato.plan.fitting.settle import Settled
-from ostinato.plan.graphs.ladders import Reach
+from ostinato.plan.fitting.settle import ResolvedConfig
+from ostinato.plan.graphs.ladders import LadderLimit
 from ostinato.plan.limits import Limits, lower_limits, lowest_batched_tokens
 from ostinato.plan.memory.cache_split import cache_need
 from ostinato.plan.search import largest
 
 
-def lower(settled: Settled) -> tuple[Limits, Reach]:
+def shrink_to_fit(settled: ResolvedConfig) -> tuple[Limits, LadderLimit]:
     """Return the limits and the reach of open ladders that fit, or the last ones tried if none do.
 
     Open ladders keep their default reach as long as one request fits with it, however few its tokens: graphs are what
@@ -23,7 +23,7 @@ def lower(settled: Settled) -> tuple[Limits, Reach]:
     """
     reach = settled.reach
     limits, is_fitting = _lower_limits(settled, reach)
-    for smaller in (Reach(), Reach(most_tokens=1)):
+    for smaller in (LadderLimit(), LadderLimit(most_tokens=1)):
         if is_fitting or _fits(settled, reach, limits, 1):
             break
         if settled.captured(limits, smaller) != settled.captured(limits, reach):
@@ -32,12 +32,12 @@ def lower(settled: Settled) -> tuple[Limits, Reach]:
     return _with_larger_graphs(settled, limits) if is_fitting and reach.most_tokens is not None else (limits, reach)
 
 
-def _lower_limits(settled: Settled, reach: Reach) -> tuple[Limits, bool]:
+def _lower_limits(settled: ResolvedConfig, reach: LadderLimit) -> tuple[Limits, bool]:
     fits = partial(_fits, settled, reach)
-    return lower_limits(settled.config, settled.wanted, settled.slots_per_request, fits)
+    return lower_limits(settled.config, settled.requested_limits, settled.slots_per_request, fits)
 
 
-def _with_larger_graphs(settled: Settled, limits: Limits) -> tuple[Limits, Reach]:
+def _with_larger_graphs(settled: ResolvedConfig, limits: Limits) -> tuple[Limits, LadderLimit]:
     """Return limits that fit with graphs, and the reach of the largest graphs that fit.
 
     The largest graphs are searched with the smallest `max_num_batched_tokens`, if that is open. It is then raised again
@@ -50,10 +50,10 @@ def _with_larger_graphs(settled: Settled, limits: Limits) -> tuple[Limits, Reach
         fewest = replace(limits, max_num_batched_tokens=min(floor, most_tokens))
     captured = largest(
         1,
-        settled.captured(fewest, Reach()).most_tokens,
-        lambda tokens: _fits(settled, Reach(most_tokens=tokens), fewest, rows),
+        settled.captured(fewest, LadderLimit()).most_tokens,
+        lambda tokens: _fits(settled, LadderLimit(most_tokens=tokens), fewest, rows),
     )
-    reach = Reach(most_tokens=captured or 1)
+    reach = LadderLimit(most_tokens=captured or 1)
     tokens = largest(
         fewest.max_num_batched_tokens,
         most_tokens,
@@ -62,7 +62,7 @@ def _with_larger_graphs(settled: Settled, limits: Limits) -> tuple[Limits, Reach
     return replace(limits, max_num_batched_tokens=tokens or most_tokens), reach
 
 
-def _fits(settled: Settled, reach: Reach, limits: Limits, rows: int) -> bool:
+def _fits(settled: ResolvedConfig, reach: LadderLimit, limits: Limits, rows: int) -> bool:
     """Return whether the slots of `rows` rows and the blocks of one request fit."""
     need = cache_need(settled.budget, rows, limits.max_model_len, limits.max_num_batched_tokens)
     return need <= costs_of(settled, limits, reach).room(settled.budget)

@@ -9,14 +9,14 @@ from ostinato.plan.decision import Decision
 from ostinato.plan.device.catalogue import DeviceSpec
 from ostinato.plan.encoder.needs import EncoderMemory
 from ostinato.plan.fitting.settle import DEFAULT_CPU_CACHE
-from ostinato.plan.graphs.ladders import Reach
+from ostinato.plan.graphs.ladders import LadderLimit
 from ostinato.plan.limits import Limits
 from ostinato.plan.memory.cache_split import (
-    MOST_CACHED_TOKENS,
-    Budget,
+    MAX_CACHED_TOKENS,
+    MemoryBudget,
     MemoryPlan,
     cache_need,
-    cache_room,
+    cache_bytes_left,
     expected_prefix,
     panes_of,
     prefixes_that_fit,
@@ -25,7 +25,7 @@ from ostinato.units import format_bytes
 
 
 def limit_decisions(before: Iterable[Decision], wanted: Limits, limits: Limits, memory: MemoryPlan) -> list[Decision]:
-    """Return `before` and the lowered values, merged into one decision where a setting was changed twice."""
+    """Return `previous_hidden` and the lowered values, merged into one decision where a setting was changed twice."""
     changes = {decision.topic: decision for decision in before}
     others = "activations, graphs and the encoder's cache" if memory.encoder_cache else "activations and graphs"
     reason = (
@@ -44,19 +44,19 @@ def limit_decisions(before: Iterable[Decision], wanted: Limits, limits: Limits, 
     return list(changes.values())
 
 
-def cache_decisions(budget: Budget, memory: MemoryPlan, limits: Limits) -> list[Decision]:
+def cache_decisions(budget: MemoryBudget, memory: MemoryPlan, limits: Limits) -> list[Decision]:
     """Return the decisions on the cache.
 
     They say that it is smaller than by default, or has fewer blocks than there is room for, and what its split assumes.
     """
     decisions: list[Decision] = []
-    room = cache_room(budget, memory.activations, memory.beside_cache - memory.weights - memory.activations)
+    room = cache_bytes_left(budget, memory.activations, memory.beside_cache - memory.weights - memory.activations)
     if budget.cache_size is not None and room < budget.cache_size:
         others = "activations, graphs and images" if memory.encoder_cache else "activations and graphs"
         reason = f"the default is more than weights, {others} leave of the memory"
         decisions.append(Decision("cache_memory", budget.cache_size, room, reason))
     if memory.kv_block and not budget.holds_prefixes:
-        elsewhere = memory.num_slots * memory.state_slot + memory.num_panes * memory.pane
+        elsewhere = memory.num_slots * memory.state_slot + memory.num_window_blocks * memory.window_block
         possible = (room - elsewhere) // memory.kv_block
         if possible > memory.num_blocks:
             reason = "no more can be used: the null block, and max_num_seqs requests of max_model_len tokens"
@@ -66,14 +66,14 @@ def cache_decisions(budget: Budget, memory: MemoryPlan, limits: Limits) -> list[
     return decisions
 
 
-def _prefix_decisions(budget: Budget, memory: MemoryPlan, limits: Limits, room: int) -> list[Decision]:
+def _prefix_decisions(budget: MemoryBudget, memory: MemoryPlan, limits: Limits, room: int) -> list[Decision]:
     """Return what the split for prefixes assumes, or that there is room for more than are worth planning for."""
     expected = expected_prefix(budget, limits.max_model_len)
     possible = expected * prefixes_that_fit(
         budget, room, limits.max_num_seqs, limits.max_model_len, limits.max_num_batched_tokens
     )
     if possible > memory.prefix_tokens:
-        reason = f"the cache is planned for no more than {MOST_CACHED_TOKENS} tokens of prefixes"
+        reason = f"the cache is planned for no more than {MAX_CACHED_TOKENS} tokens of prefixes"
         return [Decision("prefix_tokens", possible, memory.prefix_tokens, reason)]
     if budget.expected_prefix_tokens is not None or not (memory.kv_block and memory.state_slot):
         return []
@@ -81,7 +81,7 @@ def _prefix_decisions(budget: Budget, memory: MemoryPlan, limits: Limits, room: 
     return [Decision("expected_prefix_tokens", None, expected, reason)]
 
 
-def why_graphs_are_smaller(memory: MemoryPlan, limits: Limits, reach: Reach) -> str:
+def why_graphs_are_smaller(memory: MemoryPlan, limits: Limits, reach: LadderLimit) -> str:
     """Return why open ladders reach no further than `reach`."""
     reason = f"beside larger graphs nothing fits into {format_bytes(memory.available)}"
     if reach.most_tokens is None:
@@ -98,7 +98,7 @@ def even_if_lowered(wanted: Limits, limits: Limits) -> str:
 
 
 def explain(
-    budget: Budget,
+    budget: MemoryBudget,
     activations: int,
     graphs: int,
     encoder: EncoderMemory,

@@ -12,19 +12,19 @@ from ostinato.plan.device.catalogue import DeviceSpec
 from ostinato.plan.encoder.choice import EncoderChoice, choose_budgets, choose_encoder
 from ostinato.plan.graphs.capture_plan import choose_graph_mode, choose_ladders, largest_graphs
 from ostinato.plan.graphs.coverage import GraphMode
-from ostinato.plan.graphs.ladders import Reach
+from ostinato.plan.graphs.ladders import LadderLimit
 from ostinato.plan.kernels import KernelChoice, backend_of, choose_kernels
 from ostinato.plan.limits import DEFAULT_MAX_NUM_SEQS, Limits, wanted_limits
-from ostinato.plan.memory.cache_split import Budget, kv_block_bytes, slots_per_request, state_slot_bytes
+from ostinato.plan.memory.cache_split import MemoryBudget, kv_block_bytes, slots_per_request, state_slot_bytes
 from ostinato.plan.memory.graph_memory import LargestGraphs
 from ostinato.plan.memory.keys_and_values import choose_kv_cache_dtype
-from ostinato.plan.memory.passes import of_each_kind
+from ostinato.plan.memory.passes import with_distinct_layers
 from ostinato.plan.memory.state_cache import choose_state_block_size, choose_state_cache_mode
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.quantization_setting import with_quantization
 from ostinato.plan.settings import choose_dtype, choose_ssm_state_dtype, choose_threads
 from ostinato.plan.speculation.drafter import with_drafter
-from ostinato.plan.windows import pane_bytes, pane_window
+from ostinato.plan.windows import window_block_bytes, longest_window
 from ostinato.units import GiB
 
 DEFAULT_MEMORY_UTILIZATION = {"cuda": 0.9, "cpu": 1.0}
@@ -32,7 +32,7 @@ DEFAULT_CPU_CACHE = 4 * GiB
 
 
 @dataclass(frozen=True)
-class Settled:
+class ResolvedConfig:
     """Config on a device, with everything that does not depend on the limits.
 
     `model` has its drafter, and its weights are quantised as asked; `kinds` has one of each kind of its layers.
@@ -42,7 +42,7 @@ class Settled:
     config: EngineConfig
     model: ModelSpec
     device: DeviceSpec
-    kinds: ModelSpec
+    distinct_layers: ModelSpec
     dtype: str
     ssm_state_dtype: str
     kv_cache_dtype: str
@@ -53,22 +53,22 @@ class Settled:
     kernels: dict[str, KernelChoice]
     graph_mode: GraphMode
     encoder: EncoderChoice | None
-    budget: Budget
-    wanted: Limits
-    reach: Reach
+    budget: MemoryBudget
+    requested_limits: Limits
+    reach: LadderLimit
     decisions: tuple[Decision, ...]
-    of_limits: tuple[Decision, ...]
+    limit_decisions: tuple[Decision, ...]
     """Decisions by which `wanted` differs from what was asked for."""
 
     @property
     def threads(self) -> int | None:
         return choose_threads(self.config, self.device)
 
-    def captured(self, limits: Limits, reach: Reach) -> LargestGraphs:
+    def captured(self, limits: Limits, reach: LadderLimit) -> LargestGraphs:
         return largest_graphs(self.config, self.graph_mode, reach, limits, self.slots_per_request)
 
 
-def settle(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Settled:
+def resolve_config(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> ResolvedConfig:
     """Resolve every setting that does not depend on the limits.
 
     ConfigError if given values contradict each other or the model.
@@ -86,17 +86,17 @@ def settle(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Settle
     graph_mode, of_mode = choose_graph_mode(config, kernels, backend)
     graph_mode, of_mode = without_graphs_of_ranks(config, backend) or (graph_mode, of_mode)
     encoder = choose_encoder(config, model, dtype, kernels, backend, choose_threads(config, device) or 1)
-    reach = Reach(config.max_num_seqs or DEFAULT_MAX_NUM_SEQS[device.kind])
+    reach = LadderLimit(config.max_num_seqs or DEFAULT_MAX_NUM_SEQS[device.kind])
     # Contradictions are reported before anything is fitted.
     choose_ladders(config, graph_mode, reach, wanted, per_request)
     if encoder is not None:
         choose_budgets(encoder, wanted)
-    return Settled(
+    return ResolvedConfig(
         config=config,
         model=model,
         device=device,
         # A step's peak is that of its largest layer, so one of each kind is enough to find it.
-        kinds=of_each_kind(model),
+        distinct_layers=with_distinct_layers(model),
         dtype=dtype,
         ssm_state_dtype=ssm_state_dtype,
         kv_cache_dtype=kv_cache_dtype,
@@ -109,7 +109,7 @@ def settle(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Settle
         budget=_budget(
             config, model, device, dtype, ssm_state_dtype, kv_cache_dtype, mode.effective, wanted.max_model_len
         ),
-        wanted=wanted,
+        requested_limits=wanted,
         reach=reach,
         decisions=(
             *of_dtype,
@@ -118,7 +118,7 @@ def settle(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Settle
             *([mode] if mode.effective != config.state_cache_mode else []),
             *of_mode,
         ),
-        of_limits=tuple(of_limits),
+        limit_decisions=tuple(of_limits),
     )
 
 
@@ -136,15 +136,15 @@ def _budget(
     kv_cache_dtype: str,
     mode: StateCacheMode,
     max_model_len: int,
-) -> Budget:
+) -> MemoryBudget:
     # Each rank has a separate GPU; on a CPU all share one memory.
     own_memory = device.memory_bytes // (model.ranks if device.kind == "cpu" else 1)
     cache_size = config.cache_memory
     if cache_size is None and device.kind == "cpu":
         cache_size = min(DEFAULT_CPU_CACHE, own_memory // 4)
-    window = pane_window(model, max_model_len)
-    pane = pane_bytes(model, config.block_size, kv_cache_dtype) if window else 0
-    return Budget(
+    window = longest_window(model, max_model_len)
+    pane = window_block_bytes(model, config.block_size, kv_cache_dtype) if window else 0
+    return MemoryBudget(
         available=int(own_memory * utilization(config, device)),
         weights=model.weight_bytes(dtype) + (model.drafter.weight_bytes(dtype) if model.drafter is not None else 0),
         cache_size=cache_size,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError, Remedy
 from ostinato.ops.facts import Backend
-from ostinato.plan.decision import Decision, without_effect
+from ostinato.plan.decision import Decision, no_effect
 from ostinato.plan.graphs.coverage import (
     FULL_MODES,
     PIECEWISE_MODES,
@@ -19,7 +19,7 @@ from ostinato.plan.graphs.coverage import (
     coverage,
     uncovered,
 )
-from ostinato.plan.graphs.ladders import LARGEST_DEFAULT_SIZE, CaptureLadders, LadderSettings, Reach, capture_ladders
+from ostinato.plan.graphs.ladders import LARGEST_DEFAULT_SIZE, CaptureSizes, LadderSettings, LadderLimit, make_capture_sizes
 from ostinato.plan.kernels import KernelChoice, not_capturable_in_decode, splits_of
 from ostinato.plan.limits import Limits
 from ostinato.plan.memory.graph_memory import LargestGraphs
@@ -60,9 +60,9 @@ class CapturePlan:
     uncovered: tuple[Uncovered, ...]
     time: CaptureTime | None = None
 
-    def ladders(self) -> CaptureLadders:
+    def ladders(self) -> CaptureSizes:
         """Return the ladders that `plan.graphs.coverage.dispatch` chooses from."""
-        return CaptureLadders(self.tokens, self.rows)
+        return CaptureSizes(self.tokens, self.rows)
 
     @property
     def max_tokens(self) -> int:
@@ -106,30 +106,30 @@ def choose_graph_mode(
 
 
 def choose_ladders(
-    config: EngineConfig, graph_mode: GraphMode, reach: Reach, limits: Limits, slots_per_request: int
-) -> CaptureLadders:
+    config: EngineConfig, graph_mode: GraphMode, reach: LadderLimit, limits: Limits, slots_per_request: int
+) -> CaptureSizes:
     """Return both ladders that result from the settings, whether or not `graph_mode` has such graphs.
 
     Decisions are about those that it has. Rows come from the `max_num_seqs` that fits, tokens from `reach`, so that
-    slots bound only rows. ConfigError as `capture_ladders`.
+    slots bound only rows. ConfigError as `make_capture_sizes`.
     """
     settings = _settings(config, limits, slots_per_request)
     of_tokens = replace(settings, max_num_seqs=reach.rows or limits.max_num_seqs)
     if reach.most_tokens is not None and config.capture_sizes is None and config.max_capture_size is None:
-        of_tokens = replace(of_tokens, max_capture_size=_most_tokens(config, reach, limits, slots_per_request))
-    by_tokens = capture_ladders(of_tokens)
-    most_rows = _most_rows(config, reach, limits, slots_per_request)
-    by_rows = capture_ladders(replace(settings, max_num_seqs=max(1, most_rows)))
+        of_tokens = replace(of_tokens, max_capture_size=_max_tokens(config, reach, limits, slots_per_request))
+    by_tokens = make_capture_sizes(of_tokens)
+    most_rows = _max_rows(config, reach, limits, slots_per_request)
+    by_rows = make_capture_sizes(replace(settings, max_num_seqs=max(1, most_rows)))
     decisions = _idle_settings(config, graph_mode)
     if graph_mode in PIECEWISE_MODES:
         decisions += [decision for decision in by_tokens.decisions if decision.topic != "capture_rows"]
     if graph_mode in FULL_MODES:
         decisions += [decision for decision in by_rows.decisions if decision.topic == "capture_rows" and most_rows]
-    return CaptureLadders(by_tokens.tokens, by_rows.rows if most_rows else (), tuple(decisions))
+    return CaptureSizes(by_tokens.tokens, by_rows.rows if most_rows else (), tuple(decisions))
 
 
 def largest_graphs(
-    config: EngineConfig, graph_mode: GraphMode, reach: Reach, limits: Limits, slots_per_request: int
+    config: EngineConfig, graph_mode: GraphMode, reach: LadderLimit, limits: Limits, slots_per_request: int
 ) -> LargestGraphs:
     """Return upper bounds of the graphs' sizes.
 
@@ -137,11 +137,11 @@ def largest_graphs(
     """
     tokens = rows = 0
     if graph_mode in PIECEWISE_MODES:
-        tokens = _most_tokens(config, reach, limits, slots_per_request)
+        tokens = _max_tokens(config, reach, limits, slots_per_request)
         if config.capture_sizes is not None:
             tokens = max((size for size in config.capture_sizes if size <= limits.max_num_batched_tokens), default=0)
     if graph_mode in FULL_MODES:
-        rows = _most_rows(config, reach, limits, slots_per_request)
+        rows = _max_rows(config, reach, limits, slots_per_request)
         given_rows = config.capture_rows
         if given_rows is None and config.capture_sizes is not None:
             given_rows = tuple(
@@ -152,7 +152,7 @@ def largest_graphs(
     return LargestGraphs(tokens, rows, slots_per_request)
 
 
-def ladder_decisions(first: LargestGraphs, last: LargestGraphs, ladders: CaptureLadders, reason: str) -> list[Decision]:
+def ladder_decisions(first: LargestGraphs, last: LargestGraphs, ladders: CaptureSizes, reason: str) -> list[Decision]:
     """Return the decisions that open ladders reach less far than by default.
 
     `first` are the largest graphs of the default, `last` the largest that there are.
@@ -165,7 +165,7 @@ def ladder_decisions(first: LargestGraphs, last: LargestGraphs, ladders: Capture
     return decisions
 
 
-def _most_tokens(config: EngineConfig, reach: Reach, limits: Limits, slots_per_request: int) -> int:
+def _max_tokens(config: EngineConfig, reach: LadderLimit, limits: Limits, slots_per_request: int) -> int:
     """Return an upper bound of a piecewise graph's tokens, if `capture_sizes` are open."""
     if config.max_capture_size is not None:
         return min(config.max_capture_size, limits.max_num_batched_tokens)
@@ -174,7 +174,7 @@ def _most_tokens(config: EngineConfig, reach: Reach, limits: Limits, slots_per_r
     return default if reach.most_tokens is None else min(default, reach.most_tokens)
 
 
-def _most_rows(config: EngineConfig, reach: Reach, limits: Limits, slots_per_request: int) -> int:
+def _max_rows(config: EngineConfig, reach: LadderLimit, limits: Limits, slots_per_request: int) -> int:
     """Return an upper bound of a full graph's rows."""
     if config.capture_rows is not None or reach.most_tokens is None:
         return limits.max_num_seqs
@@ -186,7 +186,7 @@ def plan_capture(
     kernels: Mapping[str, KernelChoice],
     backend: Backend,
     graph_mode: GraphMode,
-    ladders: CaptureLadders,
+    ladders: CaptureSizes,
     limits: Limits,
     slots_per_request: int,
     bytes_for: Callable[[LargestGraphs], int],
@@ -196,7 +196,7 @@ def plan_capture(
     `ladders` are those of `choose_ladders`; `bytes_for` returns the bytes of all graphs if these are the largest.
     """
     has_piecewise, has_full = graph_mode in PIECEWISE_MODES, graph_mode in FULL_MODES
-    captured = CaptureLadders(ladders.tokens if has_piecewise else (), ladders.rows if has_full else ())
+    captured = CaptureSizes(ladders.tokens if has_piecewise else (), ladders.rows if has_full else ())
     largest = LargestGraphs(max(captured.tokens, default=0), max(captured.rows, default=0), slots_per_request)
 
     def bytes_of_more(graphs: Collection[GraphShape]) -> int:
@@ -252,4 +252,4 @@ def _idle_settings(config: EngineConfig, graph_mode: GraphMode) -> list[Decision
         idle = ["capture_rows"]
     elif graph_mode == "full_decode_only":
         idle = ["max_capture_size", *(["capture_sizes"] if config.capture_rows is not None else [])]
-    return [without_effect(config, name, f"graph_mode is {graph_mode}") for name in idle if config.is_given(name)]
+    return [no_effect(config, name, f"graph_mode is {graph_mode}") for name in idle if config.is_given(name)]

@@ -14,7 +14,7 @@ from typing import Annotated, Literal, NamedTuple
 from pydantic import Field, computed_field
 
 from ostinato.errors import Remedy
-from ostinato.plan.graphs.ladders import CaptureLadders, LadderSettings, capture_ladders
+from ostinato.plan.graphs.ladders import CaptureSizes, LadderSettings, make_capture_sizes
 from ostinato.plan.speculation.widths import widths
 
 GraphMode = Literal["none", "piecewise", "full_decode_only", "full_and_piecewise"]
@@ -120,7 +120,7 @@ def smallest_holding(ladder: Sequence[int], count: int) -> int | None:
 
 
 def dispatch(
-    ladders: CaptureLadders, graph_mode: GraphMode, rows: int, tokens_per_row: int | None, tokens: int
+    ladders: CaptureSizes, graph_mode: GraphMode, rows: int, tokens_per_row: int | None, tokens: int
 ) -> tuple[StepMode, int | None]:
     """Return (mode, size) of the smallest graph that holds a batch, or (`eager`, None) if none does.
 
@@ -139,7 +139,7 @@ def dispatch(
 
 
 def coverage(
-    ladders: CaptureLadders,
+    ladders: CaptureSizes,
     graph_mode: GraphMode,
     *,
     max_num_seqs: int,
@@ -173,7 +173,7 @@ def coverage(
 
 
 def uncovered(
-    ladders: CaptureLadders,
+    ladders: CaptureSizes,
     graph_mode: GraphMode,
     settings: LadderSettings,
     *,
@@ -206,8 +206,8 @@ def uncovered(
         if _serves(ladders, mode, batches)[0] == "eager":
             changes += _size_changes(batches, mode, ladders, settings)
             sizes_changed = {each.setting: each.value for each in changes if each.setting != "graph_mode"}
-            changed = capture_ladders(replace(settings, **sizes_changed))
-        # A default token ladder follows the max_num_seqs asked for, and `changed` the one that fits: its sizes are a
+            changed = make_capture_sizes(replace(settings, **sizes_changed))
+        # A default token ladder follows the max_num_seqs asked for, and `condition` the one that fits: its sizes are a
         # subset of the present ones, so none of them counts as added.
         added = _graphs(changed, mode, counts) - present
         sizes = tuple(sorted(graph.tokens for graph in added))
@@ -221,7 +221,7 @@ def _spans(ends: Iterable[int], last: int) -> list[tuple[int, int]]:
     return [(before + 1, end) for before, end in pairwise(cuts)]
 
 
-def _serves(ladders: CaptureLadders, mode: GraphMode, batches: DecodeRange | MixedRange) -> tuple[StepMode, int | None]:
+def _serves(ladders: CaptureSizes, mode: GraphMode, batches: DecodeRange | MixedRange) -> tuple[StepMode, int | None]:
     """Return the graph that serves the largest batch of a range, and so all of them."""
     if isinstance(batches, MixedRange):
         return dispatch(ladders, mode, 1, None, batches.to)
@@ -241,7 +241,7 @@ def _mode_for(
 def _size_changes(
     batches: DecodeRange | MixedRange,
     mode: GraphMode,
-    ladders: CaptureLadders,
+    ladders: CaptureSizes,
     settings: LadderSettings,
 ) -> list[Remedy]:
     """Return the settings that extend a ladder to the largest batch of a range."""
@@ -258,7 +258,7 @@ def _size_changes(
     return changes
 
 
-def _graphs(ladders: CaptureLadders, mode: GraphMode, tokens_per_row: Collection[int]) -> set[GraphShape]:
+def _graphs(ladders: CaptureSizes, mode: GraphMode, tokens_per_row: Collection[int]) -> set[GraphShape]:
     """Return every graph that is captured."""
     graphs: set[GraphShape] = set()
     if mode in PIECEWISE_MODES:

@@ -17,7 +17,7 @@ class Layout:
     size: int
 
 
-def first_fit(sizes: Mapping[int, int], lives: Mapping[int, tuple[int, int]], alignment: int = ALIGNMENT) -> Layout:
+def pack_buffers(sizes: Mapping[int, int], lives: Mapping[int, tuple[int, int]], alignment: int = ALIGNMENT) -> Layout:
     """Return offsets for the buffers of `lives`, so that no two that live at once overlap.
 
     `lives` maps a buffer's number to its first and its last moment, `sizes` to its bytes, which are rounded up to a

@@ -24,7 +24,7 @@ LARGEST_DEFAULT_SIZE = 512
 
 
 @dataclass(frozen=True)
-class CaptureLadders:
+class CaptureSizes:
     """Capture sizes, ascending: `tokens` of piecewise graphs, `rows` of full graphs of uniform decode.
 
     Each row count is captured for 1 token per row and, with speculation, for every other number that a step may have.
@@ -41,7 +41,7 @@ class CaptureLadders:
 
 
 @dataclass(frozen=True)
-class Reach:
+class LadderLimit:
     """Extent of open ladders.
 
     The token ladder goes as far as the default for `rows` requests; None: for those of the limits that are tried.
@@ -72,7 +72,7 @@ class LadderSettings:
         return 1 + self.num_speculative_tokens
 
 
-def capture_ladders(settings: LadderSettings) -> CaptureLadders:
+def make_capture_sizes(settings: LadderSettings) -> CaptureSizes:
     """Return the ladders that result from the settings.
 
     By default both are 1, 2, 4, steps of 8 up to 256, then steps of 16. Tokens go up to `max_capture_size`, by default
@@ -116,7 +116,7 @@ def capture_ladders(settings: LadderSettings) -> CaptureLadders:
         rows, row_decisions = _rows_of(sizes, settings.tokens_per_row, max_num_seqs)
     else:
         rows, row_decisions = ascending([*_progression(max_num_seqs, interactive), max_num_seqs]), []
-    return CaptureLadders(tokens, rows, (*decisions, *row_decisions))
+    return CaptureSizes(tokens, rows, (*decisions, *row_decisions))
 
 
 def _progression(last: int, interactive: bool) -> list[int]:

@@ -10,7 +10,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from ostinato.errors import ConfigError, Remedy, reason
+from ostinato.errors import ConfigError, Remedy, os_error_text
 from ostinato.plan.counts_json import json_object, read_counts, read_number, with_string_keys
 from ostinato.plan.graphs.coverage import smallest_holding
 from ostinato.plan.layouts.requests import RequestLengths
@@ -92,7 +92,7 @@ class Traffic:
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise ConfigError(f"traffic file {path} cannot be read: {reason(error)}") from None
+            raise ConfigError(f"traffic file {path} cannot be read: {os_error_text(error)}") from None
         try:
             return cls.from_json(data)
         except ConfigError as error:

@@ -11,14 +11,14 @@ from ostinato.errors import CapacityError, ConfigError, Remedy
 from ostinato.plan.device.catalogue import DeviceSpec
 from ostinato.plan.fitting.fit import fit
 from ostinato.plan.layouts.deadline import Deadline
-from ostinato.plan.layouts.queue import Room, StepSeconds, make_arrivals, simulate
+from ostinato.plan.layouts.queue import EngineCapacity, StepSeconds, make_arrivals, simulate
 from ostinato.plan.layouts.requests import RequestLengths
-from ostinato.plan.layouts.step_time import StepTimes
+from ostinato.plan.layouts.step_time import StepTimeTable
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import Plan
 from ostinato.plan.prediction import make_machine
 from ostinato.plan.search import smallest
-from ostinato.plan.windows import pane_rules
+from ostinato.plan.windows import sliding_window_spec
 
 LOADS = (0.5, 0.8, 0.9)
 """Shares of the capacity whose rates are shown if no rate is given."""
@@ -26,14 +26,14 @@ REQUESTS = 2000
 """Number of requests simulated for each rate, after those of `WARM_UP`."""
 WARM_UP = 200
 """Number of requests at the beginning, which find an empty engine and do not count."""
-MOST_REPLICAS = 4096
+MAX_REPLICAS = 4096
 IN_TIME = 0.99
 """Share of requests that must meet the deadline when the number of replicas is chosen."""
 QUANTILES = (0.5, 0.95, 0.99)
 
 
 @dataclass(frozen=True)
-class Offered:
+class OfferedLoad:
     """Offered load: request lengths and the total arrival rate `per_second`.
 
     Without a rate, the shares `LOADS` of the capacity are shown.
@@ -45,7 +45,7 @@ class Offered:
 
 
 @dataclass(frozen=True)
-class Load:
+class LoadPoint:
     """Estimate of one rate on one layout.
 
     Times are of the quantiles 0.5, 0.95 and 0.99; None if the rate exceeds the capacity, so that the queue keeps
@@ -68,7 +68,7 @@ class Load:
 
 
 @dataclass(frozen=True)
-class LayoutEstimate:
+class CapacityEstimate:
     """Estimate of all shown layouts.
 
     `most_per_second` is the capacity of one replica, with `rows` in a step, each `step_seconds`. With `is_lower_bound`,
@@ -84,7 +84,7 @@ class LayoutEstimate:
     step_seconds: float
     is_lower_bound: bool
     deadline: Deadline | None
-    loads: tuple[Load, ...] = field(default=())
+    loads: tuple[LoadPoint, ...] = field(default=())
 
 
 def estimate_layouts(
@@ -92,9 +92,9 @@ def estimate_layouts(
     model: ModelSpec,
     device: DeviceSpec,
     plan: Plan,
-    offered: Offered,
+    offered: OfferedLoad,
     replicas: Sequence[int] = (),
-) -> LayoutEstimate:
+) -> CapacityEstimate:
     """Estimate how `replicas` engines, each with `plan`, serve the `offered` load.
 
     Without `replicas` it is the smallest number that does, or one if no rate is given. The function is pure: the same
@@ -115,11 +115,11 @@ def estimate_layouts(
     dtypes = (settled.dtype, settled.ssm_state_dtype, settled.kv_cache_dtype)
     machine = make_machine(settled.model, device, plan.prediction.rates, *dtypes)
     assert machine is not None, "the plan predicted with it"
-    times, room = StepTimes(machine).seconds, room_of(plan)
+    times, room = StepTimeTable(machine).seconds, room_of(plan)
     rows, step_seconds = full_step(lengths, room, times)
     most_per_second = rows / (lengths.mean_output * step_seconds)
 
-    def at(count: int, per_second: float) -> Load:
+    def at(count: int, per_second: float) -> LoadPoint:
         return _load(count, config.tensor_parallel_size, per_second, most_per_second, offered, room, times)
 
     per_second = offered.per_second
@@ -128,7 +128,7 @@ def estimate_layouts(
     else:
         counts = replicas or (_fewest(per_second, most_per_second, offered.deadline, at),)
         loads = [at(count, per_second) for count in counts]
-    return LayoutEstimate(
+    return CapacityEstimate(
         lengths.num_requests,
         lengths.mean_prompt,
         lengths.mean_output,
@@ -142,20 +142,20 @@ def estimate_layouts(
     )
 
 
-def room_of(plan: Plan) -> Room:
+def room_of(plan: Plan) -> EngineCapacity:
     """Return the capacity of an engine with this plan, without the null block."""
     blocks, size = plan.memory.num_blocks, plan.settings.block_size
-    rows, rules = plan.settings.max_num_seqs, pane_rules(plan.memory, size, plan.settings.max_num_batched_tokens)
+    rows, rules = plan.settings.max_num_seqs, sliding_window_spec(plan.memory, size, plan.settings.max_num_batched_tokens)
     if rules is not None:
-        rows = max(1, min(rows, (plan.memory.num_panes - 1 - rules.shared) // rules.own))
-    return Room(
+        rows = max(1, min(rows, (plan.memory.num_window_blocks - 1 - rules.shared_blocks) // rules.blocks_per_request))
+    return EngineCapacity(
         rows,
         plan.settings.max_num_batched_tokens,
         (blocks - 1) * size if blocks else None,
     )
 
 
-def full_step(lengths: RequestLengths, room: Room, times: StepSeconds) -> tuple[float, float]:
+def full_step(lengths: RequestLengths, room: EngineCapacity, times: StepSeconds) -> tuple[float, float]:
     """Return (rows, seconds) of the mean step of an engine that never lacks requests.
 
     Each row ends after as many steps as its output has tokens, and another's prompt is computed in its place: so a step
@@ -178,13 +178,13 @@ def _load(
     ranks: int,
     per_second: float,
     most_per_second: float,
-    offered: Offered,
-    room: Room,
+    offered: OfferedLoad,
+    room: EngineCapacity,
     times: StepSeconds,
-) -> Load:
+) -> LoadPoint:
     share = per_second / (replicas * most_per_second)
     if share >= 1:
-        return Load(replicas, replicas * ranks, per_second, share)
+        return LoadPoint(replicas, replicas * ranks, per_second, share)
     arrivals = make_arrivals(offered.lengths, per_second / replicas, WARM_UP + REQUESTS, seed=0)
     run = simulate(arrivals, room, times)
     served = run.served[WARM_UP:]
@@ -192,7 +192,7 @@ def _load(
     met = None
     if deadline is not None:
         met = sum(deadline.is_met(each.first_token, each.per_token) for each in served) / len(served)
-    return Load(
+    return LoadPoint(
         replicas,
         replicas * ranks,
         per_second,
@@ -210,17 +210,17 @@ def _quantiles(values: list[float]) -> tuple[float, ...]:
 
 
 def _fewest(
-    per_second: float, most_per_second: float, deadline: Deadline | None, at: Callable[[int, float], Load]
+    per_second: float, most_per_second: float, deadline: Deadline | None, at: Callable[[int, float], LoadPoint]
 ) -> int:
     """Return the smallest number of replicas that carries the rate and nearly always meets the deadline, if any."""
     least = math.floor(per_second / most_per_second) + 1
-    if least > MOST_REPLICAS:
-        raise CapacityError(f"{per_second:g} requests per second need {least:,} replicas; at most {MOST_REPLICAS:,}")
+    if least > MAX_REPLICAS:
+        raise CapacityError(f"{per_second:g} requests per second need {least:,} replicas; at most {MAX_REPLICAS:,}")
     if deadline is None:
         return least
-    found = smallest(least, MOST_REPLICAS, lambda count: (at(count, per_second).in_time or 0.0) >= IN_TIME)
+    found = smallest(least, MAX_REPLICAS, lambda count: (at(count, per_second).in_time or 0.0) >= IN_TIME)
     if found is None:
-        alone = at(MOST_REPLICAS, per_second)
+        alone = at(MAX_REPLICAS, per_second)
         assert alone.first_token is not None, "less comes than is carried"
         between = f", {alone.per_token[-1] * 1e3:.0f} ms between tokens" if alone.per_token else ""
         raise CapacityError(

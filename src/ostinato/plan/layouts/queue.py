@@ -18,13 +18,13 @@ from ostinato.plan.layouts.requests import RequestLengths
 
 
 class StepSeconds(Protocol):
-    """Signature of `StepTimes.seconds`."""
+    """Signature of `StepTimeTable.seconds`."""
 
     def __call__(self, rows: int, context: float, prompt_tokens: int = 0, before: float = 0) -> float: ...
 
 
 @dataclass(frozen=True)
-class Room:
+class EngineCapacity:
     """Capacity of an engine: rows, tokens of a step, and tokens in blocks of the cache (None: without limit)."""
 
     rows: int
@@ -43,7 +43,7 @@ class Arrival:
 
 
 @dataclass(frozen=True)
-class Served:
+class RequestLatency:
     """Seconds from the arrival to the first token, and mean seconds per later token, None with one token."""
 
     first_token: float
@@ -51,14 +51,14 @@ class Served:
 
 
 @dataclass(frozen=True)
-class Run:
+class SimulationResult:
     """Result of a simulation.
 
     `served` has all requests in order of arrival; `seconds` is the time until the last has ended, `busy` how much of it
     the engine computed, and `mean_rows` the mean number of rows meanwhile.
     """
 
-    served: tuple[Served, ...]
+    served: tuple[RequestLatency, ...]
     seconds: float
     busy: float
     mean_rows: float
@@ -95,7 +95,7 @@ class _Job:
         return self.request.prompt + self.request.output
 
 
-def simulate(arrivals: Sequence[Arrival], room: Room, step_seconds: StepSeconds) -> Run:
+def simulate(arrivals: Sequence[Arrival], room: EngineCapacity, step_seconds: StepSeconds) -> SimulationResult:
     """Simulate how long each of `arrivals`, which are in order of time, waits for its tokens.
 
     As in the scheduler, rows come first, then prompts in order of arrival, with as many tokens as the step has left. A
@@ -105,7 +105,7 @@ def simulate(arrivals: Sequence[Arrival], room: Room, step_seconds: StepSeconds)
     prompts: deque[_Job] = deque()
     rows: list[tuple[int, int, _Job]] = []
     """Heap of (number of the step that gives the last token, place, job)."""
-    served: dict[int, Served] = {}
+    served: dict[int, RequestLatency] = {}
     now = busy = row_seconds = 0.0
     step = come = held = context = 0
     while come < len(arrivals) or waiting or prompts or rows:
@@ -143,11 +143,11 @@ def simulate(arrivals: Sequence[Arrival], room: Room, step_seconds: StepSeconds)
             context -= job.tokens
             held -= job.tokens
             after = job.request.output - 1
-            served[job.place] = Served(job.first - job.request.time, (now - job.first) / after if after else None)
-    return Run(tuple(served[place] for place in range(len(arrivals))), now, busy, row_seconds / now)
+            served[job.place] = RequestLatency(job.first - job.request.time, (now - job.first) / after if after else None)
+    return SimulationResult(tuple(served[place] for place in range(len(arrivals))), now, busy, row_seconds / now)
 
 
-def _has_blocks(room: Room, held: int, job: _Job) -> bool:
+def _has_blocks(room: EngineCapacity, held: int, job: _Job) -> bool:
     return room.cache_tokens is None or not held or held + job.tokens <= room.cache_tokens
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from ostinato.errors import ConfigError
 from ostinato.plan.counts_json import json_object, read_counts, with_string_keys
 
-FIELDS = ("prompt_tokens", "output_tokens", "cached_tokens")
+LENGTH_FIELDS = ("prompt_tokens", "output_tokens", "cached_tokens")
 
 
 @dataclass
@@ -76,10 +76,10 @@ class RequestLengths:
         ConfigError that names the field if the data has another form, or contains no request.
         """
         fields = json_object("requests", data)
-        if not {"prompt_tokens", "output_tokens"} <= fields.keys() <= set(FIELDS):
+        if not {"prompt_tokens", "output_tokens"} <= fields.keys() <= set(LENGTH_FIELDS):
             names = ", ".join(repr(name) for name in fields) or "nothing"
-            raise ConfigError(f"requests has {names}; its fields are {', '.join(FIELDS)}, the last one if you like")
-        prompts, outputs = (read_counts(f"requests.{name}", fields[name]) for name in FIELDS[:2])
+            raise ConfigError(f"requests has {names}; its fields are {', '.join(LENGTH_FIELDS)}, the last one if you like")
+        prompts, outputs = (read_counts(f"requests.{name}", fields[name]) for name in LENGTH_FIELDS[:2])
         for name, counts in (("prompt_tokens", prompts), ("output_tokens", outputs)):
             if not counts.total():
                 raise ConfigError(f'requests.{name} counts no request; write {{"128": 1}} for prompts of 128 tokens')

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from ostinato.ops.work import StepShape
 from ostinato.plan.memory.kernel_work import LOGITS
-from ostinato.plan.prediction import ENGINE, Machine, PredictedStep
+from ostinato.plan.prediction import ENGINE, StepPredictor, PredictedStep
 
 OF_ALL_TOKENS = ("linear", "moe", ENGINE)
 """Parts of a step that depend only on its number of tokens: a step of rows and a prompt counts them once."""
-LEAST_CONTEXT = 256
+MIN_CONTEXT = 256
 """Context up to which one prediction per row count would do: keys and values are a small part of a step."""
 
 
-class StepTimes:
+class StepTimeTable:
     """Step times, predicted at powers of two and interpolated linearly between them.
 
     So thousands of steps cost few predictions.
     """
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: StepPredictor) -> None:
         self._machine = machine
         self._rows: dict[tuple[int, int], PredictedStep] = {}
         self._prompts: dict[tuple[int, int], PredictedStep] = {}
@@ -26,7 +26,7 @@ class StepTimes:
     def seconds(self, rows: int, context: float, prompt_tokens: int = 0, before: float = 0) -> float:
         """Return the seconds of a step of `rows` decode rows and `prompt_tokens` tokens of prompts.
 
-        Each row has `context` tokens before it in the mean; `before` tokens of the prompts were computed in earlier
+        Each row has `context` tokens before it in the mean; `previous_hidden` tokens of the prompts were computed in earlier
         steps. Either part may be missing, not both.
         """
         if not prompt_tokens:
@@ -60,7 +60,7 @@ def _around(count: float, context: float) -> list[tuple[float, tuple[int, int]]]
     return [
         (of_count * of_context, (near_count, near_context))
         for of_count, near_count in _between(count, 1)
-        for of_context, near_context in _between(context, LEAST_CONTEXT)
+        for of_context, near_context in _between(context, MIN_CONTEXT)
         if of_count * of_context
     ]
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from ostinato.ops.facts import called_by
+from ostinato.ops.facts import ops_called_by
 from ostinato.plan.calls import NO_CALLS
 from ostinato.plan.layers import LayerSpec
 from ostinato.plan.memory.kernel_scratch import native_scratch, reference_scratch, triton_scratch
 from ostinato.plan.memory.keys_and_values import bytes_while_read
-from ostinato.plan.memory.passes import Pass, drafter_pass, own_pass
+from ostinato.plan.memory.passes import Pass, drafter_pass, model_pass
 from ostinato.plan.model import DTYPE_BYTES, ModelSpec
 
 LOGIT_COPIES = 9
@@ -62,10 +62,10 @@ def activation_bytes(
     all rows' states into one tensor, as the references do on a GPU.
     """
     with_kernel = {*native, *triton}
-    has_references = bool({*model.ops} - with_kernel - called_by("encoder"))
+    has_references = bool({*model.ops} - with_kernel - ops_called_by("encoder"))
     width = DTYPE_BYTES[dtype]
     element = width + 4 if has_references else width
-    own, drafter = own_pass(model), drafter_pass(model)
+    own, drafter = model_pass(model), drafter_pass(model)
 
     def scratch(layer: LayerSpec) -> int:
         """Return the scratch memory of the largest reference."""
@@ -137,7 +137,7 @@ def scratch_bytes(
     The steps have `tokens` tokens and sample `positions`.
     """
     drafter = drafter_pass(model)
-    layers = own_pass(model).layers + (() if drafter is None else drafter.layers)
+    layers = model_pass(model).layers + (() if drafter is None else drafter.layers)
     head = (model.hidden_size, model.vocab_size)
     return native_scratch(layers, head, native, tokens, positions, max_model_len, threads, model.is_in_order)
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ostinato.cache.pane_rules import PaneRules
+from ostinato.cache.pane_rules import SlidingWindowSpec
 from ostinato.plan.encoder.needs import EncoderMemory
 from ostinato.plan.memory.keys_and_values import bytes_per_token
-from ostinato.plan.memory.pane_split import Tables, prefixes_in, split_tables
+from ostinato.plan.memory.pane_split import BlockDemand, prefixes_in, split_tables
 from ostinato.plan.model import DTYPE_BYTES, ModelSpec
 from ostinato.plan.search import largest
 from ostinato.plan.states import StateDtype
@@ -21,7 +21,7 @@ DEFAULT_PREFIX_TOKENS = 1024
 It is that of a system prompt with some examples, or a few turns of a conversation.
 """
 
-MOST_CACHED_TOKENS = 2**22
+MAX_CACHED_TOKENS = 2**22
 """Upper bound of the tokens of prefixes that are planned for.
 
 Memory for more is better left to others, since every block and slot is also an id to keep.
@@ -60,13 +60,13 @@ class MemoryPlan:
     available: int
     mapped_weights: int = 0
     """The part of the weights that stays in the pages of the checkpoint's file."""
-    pane: int = 0
+    window_block: int = 0
     """Bytes of a window block, which holds a block's tokens of the layers with a window.
 
     They are in no other block then.
     """
-    num_panes: int = 0
-    pane_window: int = 0
+    num_window_blocks: int = 0
+    sliding_window: int = 0
     """The longest window of these layers. It and the two above are 0 without such layers."""
 
     @property
@@ -80,7 +80,7 @@ class MemoryPlan:
 
 
 @dataclass(frozen=True)
-class Budget:
+class MemoryBudget:
     """Inputs of a split that do not depend on the limits on rows and tokens. Sizes are in bytes.
 
     `cache_size` is the size that the cache should have: exactly if `cache_is_given`, else less if there is less room;
@@ -103,9 +103,9 @@ class Budget:
     pane: int = 0
     pane_window: int = 0
 
-    def pane_rules(self, step_tokens: int) -> PaneRules | None:
+    def pane_rules(self, step_tokens: int) -> SlidingWindowSpec | None:
         """Return the rules for window blocks in steps of up to `step_tokens` tokens; None without window blocks."""
-        return PaneRules(self.pane_window, self.block_size, step_tokens) if self.pane_window else None
+        return SlidingWindowSpec(self.pane_window, self.block_size, step_tokens) if self.pane_window else None
 
 
 def slots_per_request(num_speculative_tokens: int = 0) -> int:
@@ -130,7 +130,7 @@ def state_slot_bytes(model: ModelSpec, dtype: str, ssm_state_dtype: str) -> int:
     return sum(state.num_bytes(widths) for state in model.states)
 
 
-def cache_need(budget: Budget, max_num_seqs: int, max_model_len: int, step_tokens: int = 1) -> int:
+def cache_need(budget: MemoryBudget, max_num_seqs: int, max_model_len: int, step_tokens: int = 1) -> int:
     """Return the bytes of the smallest cache that a plan may have.
 
     It has the working slots of `max_num_seqs` rows, the blocks and window blocks of one request of `max_model_len`
@@ -141,13 +141,13 @@ def cache_need(budget: Budget, max_num_seqs: int, max_model_len: int, step_token
     return slots * budget.state_slot + blocks * budget.kv_block + panes * budget.pane
 
 
-def panes_of(budget: Budget, requests: int, max_model_len: int, step_tokens: int) -> int:
+def panes_of(budget: MemoryBudget, requests: int, max_model_len: int, step_tokens: int) -> int:
     """Return the window blocks of `requests` requests, with the null one; 0 if there are none."""
     rules = budget.pane_rules(step_tokens)
-    return 0 if rules is None else rules.needed(_blocks_of(max_model_len, budget.block_size), requests) + 1
+    return 0 if rules is None else rules.blocks_needed(_blocks_of(max_model_len, budget.block_size), requests) + 1
 
 
-def cache_room(budget: Budget, activations: int, others: int = 0) -> int:
+def cache_bytes_left(budget: MemoryBudget, activations: int, others: int = 0) -> int:
     """Return the bytes that the cache gets; negative if everything else does not fit.
 
     `others` are graphs, and what the encoder keeps.
@@ -161,7 +161,7 @@ def cache_room(budget: Budget, activations: int, others: int = 0) -> int:
 
 
 def fit_memory(
-    budget: Budget,
+    budget: MemoryBudget,
     activations: int,
     max_num_seqs: int,
     max_model_len: int,
@@ -172,16 +172,16 @@ def fit_memory(
     """Return the split for these limits, or None if it does not fit.
 
     Working slots are counted for `max_num_seqs` rows. If prompts can hit, the rest is for running requests and prefixes
-    (see `prefixes_that_fit`), up to `most_prefixes` of them; what is left over goes to blocks. There are no more blocks
+    (see `prefixes_that_fit`), up to `max_prefixes` of them; what is left over goes to blocks. There are no more blocks
     than all those prefixes and `max_num_seqs` requests of `max_model_len` tokens can use, except for a remainder that
     holds no further prefix. With window blocks, `split_tables` splits what slots leave; steps have up to `step_tokens`
     tokens.
     """
-    room = cache_room(budget, activations, graphs + encoder.total)
+    room = cache_bytes_left(budget, activations, graphs + encoder.total)
     if cache_need(budget, max_num_seqs, max_model_len, step_tokens) > room:
         return None
     expected = expected_prefix(budget, max_model_len)
-    most = most_prefixes(budget, expected) if budget.holds_prefixes else 0
+    most = max_prefixes(budget, expected) if budget.holds_prefixes else 0
     possible = prefixes_that_fit(budget, room, max_num_seqs, max_model_len, step_tokens)
     prefixes = min(possible, most)
     checkpoints = prefixes if budget.state_slot else 0
@@ -217,18 +217,18 @@ def fit_memory(
         mapped_weights=budget.mapped_weights,
         cache=num_blocks * budget.kv_block + num_panes * budget.pane + num_slots * budget.state_slot,
         available=budget.available,
-        pane=budget.pane,
-        num_panes=num_panes,
-        pane_window=budget.pane_window,
+        window_block=budget.pane,
+        num_window_blocks=num_panes,
+        sliding_window=budget.pane_window,
     )
 
 
-def expected_prefix(budget: Budget, max_model_len: int) -> int:
+def expected_prefix(budget: MemoryBudget, max_model_len: int) -> int:
     """Return the tokens of the prefixes that the cache is split for."""
     return budget.expected_prefix_tokens or min(DEFAULT_PREFIX_TOKENS, max_model_len)
 
 
-def prefixes_that_fit(budget: Budget, room: int, max_num_seqs: int, max_model_len: int, step_tokens: int = 1) -> int:
+def prefixes_that_fit(budget: MemoryBudget, room: int, max_num_seqs: int, max_model_len: int, step_tokens: int = 1) -> int:
     """Return how many distinct prefixes fit in `room` bytes, each with its blocks and one checkpoint.
 
     Running requests are subtracted first: the working slots of `max_num_seqs` rows, and the blocks of as many requests
@@ -247,26 +247,26 @@ def prefixes_that_fit(budget: Budget, room: int, max_num_seqs: int, max_model_le
     return rest // each if each else 0
 
 
-def most_prefixes(budget: Budget, expected: int) -> int:
+def max_prefixes(budget: MemoryBudget, expected: int) -> int:
     """Return the largest number of prefixes of `expected` tokens that is planned for."""
-    return max(1, MOST_CACHED_TOKENS // (_blocks_of(expected, budget.block_size) * budget.block_size))
+    return max(1, MAX_CACHED_TOKENS // (_blocks_of(expected, budget.block_size) * budget.block_size))
 
 
-def _tables(budget: Budget, rows: int, max_model_len: int, step_tokens: int) -> Tables | None:
+def _tables(budget: MemoryBudget, rows: int, max_model_len: int, step_tokens: int) -> BlockDemand | None:
     rules = budget.pane_rules(step_tokens)
     if rules is None:
         return None
     expected = _blocks_of(expected_prefix(budget, max_model_len), budget.block_size)
     longest = _blocks_of(max_model_len, budget.block_size)
-    return Tables(budget.kv_block, budget.pane, rules, rows, longest, expected)
+    return BlockDemand(budget.kv_block, budget.pane, rules, rows, longest, expected)
 
 
-def _prefixes_with_panes(budget: Budget, tables: Tables, room: int) -> int:
+def _prefixes_with_panes(budget: MemoryBudget, tables: BlockDemand, room: int) -> int:
     """Return the prefixes that fit in `room` bytes for blocks, window blocks and checkpoints."""
 
     def beside(prefixes: int) -> int:
         left = room - budget.kv_block - budget.pane - prefixes * budget.state_slot
-        least = tables.longest * budget.kv_block + tables.rules.needed(tables.longest) * budget.pane
+        least = tables.longest * budget.kv_block + tables.rules.blocks_needed(tables.longest) * budget.pane
         return prefixes_in(tables, *split_tables(tables, left, budget.holds_prefixes)) if left >= least else -1
 
     if not budget.state_slot:
@@ -274,11 +274,11 @@ def _prefixes_with_panes(budget: Budget, tables: Tables, room: int) -> int:
     return largest(1, max(1, room // budget.state_slot), lambda prefixes: beside(prefixes) >= prefixes) or 0
 
 
-def _slots(budget: Budget, rows: int) -> int:
+def _slots(budget: MemoryBudget, rows: int) -> int:
     return rows * budget.slots_per_request + 1 if budget.state_slot else 0
 
 
-def _blocks(budget: Budget, requests: int, max_model_len: int) -> int:
+def _blocks(budget: MemoryBudget, requests: int, max_model_len: int) -> int:
     return requests * _blocks_of(max_model_len, budget.block_size) + 1 if budget.kv_block else 0
 
 

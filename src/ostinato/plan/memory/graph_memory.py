@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ostinato.ops.facts import Backend, called_by
+from ostinato.ops.facts import Backend, ops_called_by
 from ostinato.ops.step import step_sizes, step_table, table_bytes
-from ostinato.plan.calls import Calls
+from ostinato.plan.calls import CallTrace
 from ostinato.plan.limits import Limits
 from ostinato.plan.memory.kernel_scratch import triton_scratch
-from ostinato.plan.memory.passes import Pass, drafter_pass, own_pass
+from ostinato.plan.memory.passes import Pass, drafter_pass, model_pass
 from ostinato.plan.memory.torch_memory import pool_bytes
 from ostinato.plan.model import DTYPE_BYTES, ModelSpec
 
@@ -96,7 +96,7 @@ def arena_bytes(model: ModelSpec, dtype: str, largest: LargestGraphs, capture: C
         calls = model.calls if followed_by is None else followed_by.step_calls
         return pool_bytes(_tape_bytes(calls, dtype, largest, capture) + _triton_bytes(model, dtype, largest, capture))
     head = drafter_pass(model) if followed_by is not None else None
-    passes = [own_pass(model)] if head is None else [own_pass(model), head]
+    passes = [model_pass(model)] if head is None else [model_pass(model), head]
     return max(_cuda_bytes(each, dtype, largest.most_tokens, gathered_rows) for each in passes)
 
 
@@ -134,7 +134,7 @@ def drafter_graph_bytes(
     return buffers + _cuda_bytes(way, dtype, own.most_tokens, gathered_rows)
 
 
-def _tape_bytes(calls: Calls, dtype: str, largest: LargestGraphs, capture: Capture) -> int:
+def _tape_bytes(calls: CallTrace, dtype: str, largest: LargestGraphs, capture: Capture) -> int:
     """Return the bytes of tapes, which share an arena. It does not hold what kernels allocate while they run.
 
     The results of the same calls take as much in a CUDA graph.
@@ -150,10 +150,10 @@ def _triton_bytes(model: ModelSpec, dtype: str, largest: LargestGraphs, capture:
     """Return the scratch memory of the largest call in a graph of Triton's kernels."""
     drafter = drafter_pass(model)
     return triton_scratch(
-        own_pass(model).layers + (() if drafter is None else drafter.layers),
+        model_pass(model).layers + (() if drafter is None else drafter.layers),
         (model.hidden_size, 0),
         # Graphs leave out a prompt's scan, and graphs of prompts leave out attention.
-        capture.triton - called_by("prefill"),
+        capture.triton - ops_called_by("prefill"),
         tokens=largest.most_tokens,
         rows=largest.rows,
         decode_tokens=largest.rows * largest.tokens_per_row,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable
 from functools import partial
 
 from ostinato.ops import triton_scratch as rules
-from ostinato.ops.facts import OPERATIONS, with_asked
+from ostinato.ops.facts import OPERATIONS, call_with_known
 from ostinato.ops.scratch import Scratch
 from ostinato.plan.layers import LayerSpec
 from ostinato.plan.states import operations_of
@@ -24,7 +24,7 @@ def native_scratch(
 ) -> int:
     """Return an upper bound of the bytes that the kernels of `native` keep: shared by all threads, and per thread.
 
-    `head` are the input and output sizes of the LM head; `positions` are sampled. With `in_order`, inputs of matmuls
+    `head` are the input and output sizes of the LM head; `positions` are sampled. With `has_act_order`, inputs of matmuls
     may have another order in their weights (act-order).
     """
     needed = [Scratch(0)]
@@ -32,7 +32,7 @@ def native_scratch(
     def note(op: str, **numbers: int) -> None:
         row = OPERATIONS[op].native
         if op in native and row is not None and row.scratch is not None:
-            needed.append(with_asked(row.scratch, numbers))
+            needed.append(call_with_known(row.scratch, numbers))
 
     for layer in layers:
         for linear in layer.linears:
@@ -77,7 +77,7 @@ def triton_scratch(
     """Return the bytes that the largest call of a Triton kernel allocates.
 
     The step has `tokens` tokens in `rows` rows, or `decode_tokens` tokens of decode rows. `head`, `positions` and
-    `in_order` are as for `native_scratch`.
+    `has_act_order` are as for `native_scratch`.
     """
     needed = [0]
 
@@ -89,11 +89,11 @@ def triton_scratch(
     for layer in layers:
         for linear in layer.linears:
             inputs = {"in_size": linear.in_size, "in_order": in_order}
-            note("linear", rules.linear, tokens=tokens, outputs=linear.out_size, **inputs, **width)
+            note("linear", rules.triton_linear, tokens=tokens, outputs=linear.out_size, **inputs, **width)
         if layer.experts is not None:
             note(
                 "moe",
-                rules.moe,
+                rules.triton_moe,
                 tokens=tokens,
                 size=layer.experts.size,
                 inner=layer.experts.inner_size,
@@ -105,7 +105,7 @@ def triton_scratch(
             attention = layer.attention
             note(
                 "attention",
-                rules.attention,
+                rules.triton_attention,
                 tokens=decode_tokens,
                 rows=rows,
                 num_heads=attention.num_heads,
@@ -114,10 +114,10 @@ def triton_scratch(
             )
         if "delta_scan" in operations_of(layer.mixer):
             sizes = _sizes(layer, tokens=tokens, rows=rows)
-            note("delta_scan", partial(with_asked, rules.delta_scan, sizes))
+            note("delta_scan", partial(call_with_known, rules.triton_delta_scan, sizes))
     inputs = {"in_size": head[0], "in_order": in_order}
-    note("linear", rules.linear, tokens=positions, outputs=head[1], **inputs, **width)
-    note("sample", rules.sample, positions=positions, vocab_size=head[1])
+    note("linear", rules.triton_linear, tokens=positions, outputs=head[1], **inputs, **width)
+    note("sample", rules.triton_sample, positions=positions, vocab_size=head[1])
     return max(needed)
 
 
@@ -142,7 +142,7 @@ def reference_scratch(
     def note(op: str, **numbers: int) -> None:
         row = OPERATIONS[op].reference
         if op not in native and row.scratch is not None:
-            needed.append(with_asked(row.scratch, numbers))
+            needed.append(call_with_known(row.scratch, numbers))
 
     if layer.attention is not None:
         note(

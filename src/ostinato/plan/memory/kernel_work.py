@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from ostinato.ops.facts import OPERATIONS, in_prompts, with_asked
-from ostinato.ops.work import KernelWork, StepShape
+from ostinato.ops.facts import OPERATIONS, prefill_op, call_with_known
+from ostinato.ops.work import KernelCost, StepShape
 from ostinato.plan.layers import ExpertsSpec, LayerSpec
 from ostinato.plan.memory.keys_and_values import bytes_per_token
 from ostinato.plan.model import DTYPE_BYTES, ModelSpec
@@ -21,7 +21,7 @@ It is a `linear` under a separate name.
 
 
 @dataclass(frozen=True)
-class Part:
+class KernelCostPart:
     """Work of one operation on data stored in one dtype: weights, states, or keys and values.
 
     `storage` is that dtype (`int8` for weights of 8 bits).
@@ -29,7 +29,7 @@ class Part:
 
     name: str
     storage: str
-    work: KernelWork
+    work: KernelCost
 
     @property
     def operation(self) -> str:
@@ -38,22 +38,22 @@ class Part:
 
 def kernel_work(
     model: ModelSpec, dtype: str, ssm_state_dtype: str, step: StepShape, kv_cache_dtype: str | None = None
-) -> dict[str, KernelWork | None]:
+) -> dict[str, KernelCost | None]:
     """Return the work by operation, for all of the model's layers, and that of `logits`.
 
     `kv_cache_dtype` is that of keys and values, None: the model's. Operations that only pass over activations are left
     out. None for the experts of a step with several tokens, which reads those that its tokens choose: that is not known
     beforehand.
     """
-    works: dict[str, KernelWork] = {}
+    works: dict[str, KernelCost] = {}
     for part in kernel_parts(model, dtype, ssm_state_dtype, step, kv_cache_dtype):
-        works[part.name] = works.get(part.name, KernelWork()) + part.work
+        works[part.name] = works.get(part.name, KernelCost()) + part.work
     return {name: None if name == "moe" and step.tokens > 1 else work for name, work in works.items()}
 
 
 def kernel_parts(
     model: ModelSpec, dtype: str, ssm_state_dtype: str, step: StepShape, kv_cache_dtype: str | None = None
-) -> Iterator[Part]:
+) -> Iterator[KernelCostPart]:
     """Yield the work of `kernel_work` by storage. Experts count as if every token chose them at random."""
     kept = kv_cache_dtype or dtype
     for i, layer in enumerate(model.layers):
@@ -64,7 +64,7 @@ def kernel_parts(
         if layer.attention is not None:
             heads = {name: getattr(layer.attention, name) for name in ("num_heads", "head_dim", "window")}
             work = _work("attention", step, **heads, kv_bytes_per_token=bytes_per_token(layer.attention, kept))
-            yield Part("attention", kept, work)
+            yield KernelCostPart("attention", kept, work)
         if layer.mixer is not None:
             yield from _of_mixer(layer.mixer, {"model": dtype, "state": ssm_state_dtype}, step)
     head, each = model.lm_head, StepShape(step.rows, step.tokens_per_row if step.decodes else 1, 0, step.decodes)
@@ -79,50 +79,50 @@ def _products(
     parameters: int,
     matrices: Iterable[Weight],
     inside: str,
-) -> Iterator[Part]:
+) -> Iterator[KernelCostPart]:
     """Yield the work of matmuls with `parameters` weights, separately for 8-bit weights.
 
-    The parameters include those of `matrices`, whose names get the prefix `inside`.
+    The parameters include those of `matrices`, whose names get the prefix `positions_inside`.
     """
     quantization = model.quantization
-    matrices = [] if quantization is None else [matrix.under(inside) for matrix in matrices]
+    matrices = [] if quantization is None else [matrix.with_prefix(inside) for matrix in matrices]
     small = [matrix for matrix in matrices if quantization is not None and quantization.quantises(matrix)]
     elements = sum(matrix.num_elements for matrix in small)
     plain = parameters - elements
     if plain:
-        yield Part(name, dtype, _work("linear", step, parameters=plain, num_bytes=plain * DTYPE_BYTES[dtype]))
+        yield KernelCostPart(name, dtype, _work("linear", step, parameters=plain, num_bytes=plain * DTYPE_BYTES[dtype]))
     if small and quantization is not None:
         num_bytes = sum(quantization.num_bytes(matrix) for matrix in small)
-        yield Part(name, "int8", _work("linear", step, parameters=elements, num_bytes=num_bytes))
+        yield KernelCostPart(name, "int8", _work("linear", step, parameters=elements, num_bytes=num_bytes))
 
 
 def _of_experts(
     model: ModelSpec, dtype: str, step: StepShape, layer: LayerSpec, experts: ExpertsSpec, inside: str
-) -> Iterator[Part]:
+) -> Iterator[KernelCostPart]:
     met = experts.top_k * experts.parameters_of_each
-    share = experts_read(experts, step.tokens) / experts.num_experts
+    share = expected_experts(experts, step.tokens) / experts.num_experts
     for part in _products(model, dtype, step, "moe", layer.expert_parameters, layer.expert_weights, inside):
         all_met = part.work.flops * met / layer.expert_parameters
-        yield Part("moe", part.storage, KernelWork(part.work.num_bytes * share, all_met))
+        yield KernelCostPart("moe", part.storage, KernelCost(part.work.num_bytes * share, all_met))
 
 
-def _of_mixer(mixer: Mixer, dtypes: Mapping[StateDtype, str], step: StepShape) -> Iterator[Part]:
+def _of_mixer(mixer: Mixer, dtypes: Mapping[StateDtype, str], step: StepShape) -> Iterator[KernelCostPart]:
     """Yield the work of the operations that read and write a part of its state, by the dtype of that part."""
     for operation, array in mixer.operations.items():
         if array is not None:
-            name, storage = operation if step.decodes else in_prompts(operation), dtypes[mixer.state[array].dtype]
-            yield Part(name, storage, _work(name, step, **mixer.sizes, element_bytes=DTYPE_BYTES[storage]))
+            name, storage = operation if step.decodes else prefill_op(operation), dtypes[mixer.state[array].dtype]
+            yield KernelCostPart(name, storage, _work(name, step, **mixer.sizes, element_bytes=DTYPE_BYTES[storage]))
 
 
-def experts_read(experts: ExpertsSpec, tokens: int) -> float:
+def expected_experts(experts: ExpertsSpec, tokens: int) -> float:
     """Return how many experts `tokens` tokens read, on average, if each chooses at random."""
     return experts.num_experts * (1 - (1 - experts.top_k / experts.num_experts) ** tokens)
 
 
-def _work(operation: str, step: StepShape, **numbers: float) -> KernelWork:
+def _work(operation: str, step: StepShape, **numbers: float) -> KernelCost:
     rule = OPERATIONS[operation].work
     assert rule is not None, f"{operation} has a rule"
-    work: KernelWork = with_asked(rule, {**numbers, "step": step})
+    work: KernelCost = call_with_known(rule, {**numbers, "step": step})
     return work
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ostinato.config import EngineConfig
-from ostinato.plan.decision import Decision, without_effect
+from ostinato.plan.decision import Decision, no_effect
 from ostinato.plan.layers import AttentionSpec
 from ostinato.plan.model import DTYPE_BYTES, ModelSpec
 
@@ -32,7 +32,7 @@ def choose_kv_cache_dtype(config: EngineConfig, model: ModelSpec, dtype: str) ->
         return dtype, []
     layers = model.attention_layers
     if not layers:
-        return INT8, [without_effect(config, "kv_cache_dtype", "the model has no attention, and keeps no keys")]
+        return INT8, [no_effect(config, "kv_cache_dtype", "the model has no attention, and keeps no keys")]
     kept, plain = (sum(bytes_per_token(each, kind) for each in layers) for kind in (INT8, dtype))
     reason = (
         "rounded to 8 bits when they are written, with one scale for each token's head, and read so by every step: "

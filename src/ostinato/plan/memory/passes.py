@@ -31,7 +31,7 @@ class Pass:
         return tuple(layer.mixer for layer in self.layers if layer.mixer is not None)
 
 
-def own_pass(model: ModelSpec) -> Pass:
+def model_pass(model: ModelSpec) -> Pass:
     """Return the pass through the model itself, where the residual stream and its normed form stay alive."""
     return Pass(2 * model.hidden_size, model.layers)
 
@@ -46,14 +46,14 @@ def drafter_pass(model: ModelSpec) -> Pass | None:
     if drafter is None:
         return None
     if drafter.model is not None:
-        return own_pass(drafter.model)
+        return model_pass(drafter.model)
     return Pass(3 * drafter.hidden_elements, drafter.layers, 4 * drafter.hidden_elements)
 
 
-def of_each_kind(model: ModelSpec) -> ModelSpec:
+def with_distinct_layers(model: ModelSpec) -> ModelSpec:
     """Return the model with one of each kind of layer: its peak is the same, and it is quicker to search."""
     drafter = model.drafter
     if drafter is not None:
-        draft = None if drafter.model is None else of_each_kind(drafter.model)
+        draft = None if drafter.model is None else with_distinct_layers(drafter.model)
         drafter = replace(drafter, layers=tuple(dict.fromkeys(drafter.layers)), model=draft)
     return replace(model, layers=tuple(dict.fromkeys(model.layers)), drafter=drafter)

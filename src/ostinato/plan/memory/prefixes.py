@@ -5,17 +5,17 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from ostinato.plan.decision import Decision, without_effect
-from ostinato.plan.fitting.fit import Fit, fit_with
-from ostinato.plan.limits import least_model_len
-from ostinato.plan.remedies import fewer_drafts
+from ostinato.plan.decision import Decision, no_effect
+from ostinato.plan.fitting.fit import FitResult, fit_with
+from ostinato.plan.limits import min_model_len
+from ostinato.plan.remedies import remedy_fewer_drafts
 from ostinato.plan.search import largest, smallest
 
 CHECKPOINT_SETTINGS = ("state_block_size", "checkpoint_policy")
 PREFIX_SETTINGS = ("eviction_policy", "expected_prefix_tokens")
 
 
-def prefix_decisions(fitted: Fit) -> list[Decision]:
+def prefix_decisions(fitted: FitResult) -> list[Decision]:
     """Return the decisions on given settings without effect, and on a cache that has no room reserved for a prefix.
 
     The latter names the changes that would make room for one.
@@ -27,7 +27,7 @@ def prefix_decisions(fitted: Fit) -> list[Decision]:
     return decisions
 
 
-def _idle_settings(fitted: Fit) -> list[Decision]:
+def _idle_settings(fitted: FitResult) -> list[Decision]:
     config, model = fitted.settled.config, fitted.settled.model
     idle: dict[str, str] = {}
     if not config.enable_prefix_caching:
@@ -41,10 +41,10 @@ def _idle_settings(fitted: Fit) -> list[Decision]:
         idle = {"state_block_size": f"no request is longer than max_model_len {fitted.limits.max_model_len}"}
     # Caching is on by default, so a cache without effect is reported even if the setting was not given.
     names = [name for name in idle if config.is_given(name) or name == "enable_prefix_caching"]
-    return [without_effect(config, name, idle[name]) for name in names]
+    return [no_effect(config, name, idle[name]) for name in names]
 
 
-def _no_place(fitted: Fit) -> Decision:
+def _no_place(fitted: FitResult) -> Decision:
     held = []
     if fitted.memory.state_slot:
         held.append(f"the working slots of max_num_seqs {fitted.limits.max_num_seqs}")
@@ -57,7 +57,7 @@ def _no_place(fitted: Fit) -> Decision:
     return Decision(topic, None, 0, f"{reason}; {needed}")
 
 
-def _ways_to_one(fitted: Fit) -> list[str]:
+def _ways_to_one(fitted: FitResult) -> list[str]:
     """Return changes of one setting each that make room for one prefix."""
     config, model, device = fitted.settled.config, fitted.settled.model, fitted.settled.device
 
@@ -68,7 +68,7 @@ def _ways_to_one(fitted: Fit) -> list[str]:
     limits, memory = fitted.limits, fitted.memory
     lower = {
         "max_num_seqs": (1, limits.max_num_seqs - 1),
-        "max_model_len": (least_model_len(config), limits.max_model_len - 1),
+        "max_model_len": (min_model_len(config), limits.max_model_len - 1),
         "expected_prefix_tokens": (1, (memory.expected_prefix_tokens or 1) - 1),
     }
     ways = []
@@ -76,7 +76,7 @@ def _ways_to_one(fitted: Fit) -> list[str]:
         value = largest(low, high, partial(works, setting))
         if value is not None:
             ways.append(f"{setting} of at most {value}")
-    for fewer in fewer_drafts(config, works):
+    for fewer in remedy_fewer_drafts(config, works):
         ways.append("no speculation" if fewer.value is None else f"speculative of at most {fewer.value}")
     left_by_all_else = memory.available - memory.beside_cache
     size = smallest(memory.cache + 1, left_by_all_else, partial(works, "cache_memory"))

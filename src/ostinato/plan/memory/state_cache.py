@@ -11,7 +11,7 @@ from ostinato.plan.decision import Decision
 from ostinato.plan.model import ModelSpec
 
 MODES = ("auto", "none", "align", "all")
-LEAST_STATE_BLOCK_SIZE = 256
+MIN_STATE_BLOCK_SIZE = 256
 """Minimum tokens between checkpoints by default: a slot takes as much memory as hundreds of tokens' keys and values."""
 
 
@@ -70,7 +70,7 @@ def choose_state_block_size(config: EngineConfig, model: ModelSpec) -> int:
     block_size, given = config.block_size, config.state_block_size
     if given is None:
         unit = math.lcm(block_size, *(mixer.chunk_size for mixer in model.state_layers if mixer.chunk_size))
-        return _round_up(LEAST_STATE_BLOCK_SIZE, unit)
+        return _round_up(MIN_STATE_BLOCK_SIZE, unit)
     if given % block_size == 0:
         return given
     above = _round_up(given, block_size)

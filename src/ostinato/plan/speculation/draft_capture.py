@@ -7,7 +7,7 @@ from typing import Literal
 
 from ostinato.plan.graphs.capture_plan import CapturePlan
 from ostinato.plan.graphs.coverage import coverage
-from ostinato.plan.graphs.ladders import CaptureLadders
+from ostinato.plan.graphs.ladders import CaptureSizes
 
 
 def draft_capture(
@@ -19,7 +19,7 @@ def draft_capture(
     graphs where the model has, and no others.
     """
     is_head = method == "mtp"
-    ladders = CaptureLadders((), capture.rows) if is_head else capture.ladders()
+    ladders = CaptureSizes((), capture.rows) if is_head else capture.ladders()
     most_tokens = max_num_seqs if is_head else max_num_batched_tokens
     return replace(
         capture,

@@ -7,7 +7,7 @@ from typing import Literal
 
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError, Remedy
-from ostinato.plan.decision import Decision, without_effect
+from ostinato.plan.decision import Decision, no_effect
 from ostinato.plan.memory.cache_split import kv_block_bytes, slots_per_request, state_slot_bytes
 from ostinato.plan.model import DrafterSpec, ModelSpec
 from ostinato.plan.quantization import AnyQuantization
@@ -93,7 +93,7 @@ def plan_speculation(
     """
     speculative = config.speculative
     if speculative is None:
-        idle = without_effect(config, "speculative_adaptive", "speculative is open")
+        idle = no_effect(config, "speculative_adaptive", "speculative is open")
         return None, [idle] if config.is_given("speculative_adaptive") else []
     own, drafter = replace(model, drafter=None), model.drafter
     draft = None if drafter is None else drafter.model

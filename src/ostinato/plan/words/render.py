@@ -115,7 +115,7 @@ def _memory(plan: Plan) -> RenderableType:
     table.add_column(justify="right")
     table.add_column(overflow="fold")
     blocks = f"{memory.num_blocks:,} of {format_bytes(memory.kv_block)}"
-    panes = f"{memory.num_panes:,} of {format_bytes(memory.pane)}"
+    panes = f"{memory.num_window_blocks:,} of {format_bytes(memory.window_block)}"
     slots = f"{memory.num_slots:,} of {format_bytes(memory.state_slot)}"
     drafter = 0 if plan.speculative is None else plan.speculative.weights
     for name, size, note in (
@@ -125,7 +125,7 @@ def _memory(plan: Plan) -> RenderableType:
         ("graphs", memory.graphs, "at most, with their buffers" if memory.graphs else ""),
         *_encoder_memory(memory),
         ("blocks", memory.num_blocks * memory.kv_block, blocks),
-        *([("panes", memory.num_panes * memory.pane, panes)] if memory.num_panes else ()),
+        *([("panes", memory.num_window_blocks * memory.window_block, panes)] if memory.num_window_blocks else ()),
         ("slots", memory.num_slots * memory.state_slot, slots),
         ("together", memory.used, ""),
         ("available", memory.available, ""),
@@ -171,7 +171,7 @@ def _files(files: CacheFilesPlan) -> str:
         for what, size in (("a block", files.block_bytes), ("a pane", files.pane_bytes), ("a state", files.slot_bytes))
         if size
     )
-    when = "reading never pays" if files.pays_from is None else f"read from {files.pays_from:,} tokens on"
+    when = "reading never pays" if files.min_tokens_to_read is None else f"read from {files.min_tokens_to_read:,} tokens on"
     return (
         f"at most {format_bytes(files.limit)} in {where}: {sizes}; {when} ({files.bytes_per_second / 1e6:,.0f} MB/s "
         f"against {files.flops_per_second / 1e9:,.0f} GFLOP/s)"

@@ -16,7 +16,7 @@ from ostinato.plan.graphs.sizing import Sizing
 from ostinato.plan.settings import EffectiveSettings
 from ostinato.units import format_bytes
 
-LEAST_RUN = 4
+MIN_RUN = 4
 """Minimum number of equally spaced sizes that are written as a range."""
 
 
@@ -57,7 +57,7 @@ def short_sizes(sizes: Sequence[int]) -> str:
         last = first + 1
         while last + 1 < len(sizes) and sizes[last + 1] - sizes[last] == sizes[first + 1] - sizes[first]:
             last += 1
-        if last - first + 1 >= LEAST_RUN and last < len(sizes):
+        if last - first + 1 >= MIN_RUN and last < len(sizes):
             step = sizes[first + 1] - sizes[first]
             words.append(f"{sizes[first]}..{sizes[last]}" + (f" by {step}" if step > 1 else ""))
             first = last + 1

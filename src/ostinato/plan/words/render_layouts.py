@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.table import Table
 
-from ostinato.plan.layouts.layout import LayoutEstimate, Load
+from ostinato.plan.layouts.layout import CapacityEstimate, LoadPoint
 
 
-def print_layouts(estimate: LayoutEstimate, console: Console) -> None:
+def print_layouts(estimate: CapacityEstimate, console: Console) -> None:
     """Print the estimates, a row for each rate, and an explanation of the numbers."""
     table = Table(title="requests that engines carry", title_justify="left", title_style="bold", box=None)
     headings = ["replicas", "devices", "requests/s", "load", "rows", "first token, ms", "per token, ms"]
@@ -19,11 +19,11 @@ def print_layouts(estimate: LayoutEstimate, console: Console) -> None:
     for load in estimate.loads:
         table.add_row(*_cells(load))
     console.print("", table)
-    for line in _lines(estimate):
+    for line in _capacity_lines(estimate):
         console.print(f" {line}", highlight=False)
 
 
-def _cells(load: Load) -> Iterator[str]:
+def _cells(load: LoadPoint) -> Iterator[str]:
     yield f"{load.replicas:,}"
     yield f"{load.devices:,}"
     yield f"{load.per_second:,.3g}" if load.per_second < 1000 else f"{load.per_second:,.0f}"
@@ -44,7 +44,7 @@ def _milliseconds(values: tuple[float, ...]) -> str:
     return " / ".join(f"{each:,.0f}" if each >= 10 else f"{each:.1f}" for each in milliseconds)
 
 
-def _lines(estimate: LayoutEstimate) -> Iterator[str]:
+def _capacity_lines(estimate: CapacityEstimate) -> Iterator[str]:
     most, least = ("at most ", "at least ") if estimate.is_lower_bound else ("", "")
     yield (
         f"{estimate.mean_prompt:,.0f} tokens of prompt and {estimate.mean_output:,.0f} of output in the mean, "

@@ -17,8 +17,8 @@ def time_rows(prediction: Prediction) -> Iterator[tuple[str, str]]:
     yield "source" if prediction.steps else "", prediction.reason
     if prediction.rates is not None:
         yield "", f"memory {prediction.rates.bandwidth / 1e9:.0f} GB/s, products {_rate(prediction)}"
-        if prediction.rates.others > QUIET:
-            yield "", f"other work took {prediction.rates.others:.0%} of the processors meanwhile: --measure again"
+        if prediction.rates.other_load > QUIET:
+            yield "", f"other work took {prediction.rates.other_load:.0%} of the processors meanwhile: --measure again"
 
 
 def _name(step: PredictedStep) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ostinato.demo.introduction import INTRODUCTIONS, Introduction
-from ostinato.serve.work.model import Model
+from ostinato.serve.work.model import ServedModel
 
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
 _OTHERS = Introduction(
@@ -20,7 +20,7 @@ _OTHERS = Introduction(
 """Example questions for a model without an introduction."""
 
 
-def about_model(model: Model, name: str) -> dict[str, Any]:
+def about_model(model: ServedModel, name: str) -> dict[str, Any]:
     """Return the answer of `/about` as plain data.
 
     `examples` are questions, some with a picture (a path below the page's own).

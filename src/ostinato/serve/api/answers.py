@@ -15,27 +15,27 @@ from fastapi.responses import Response
 
 from ostinato.engine.process.async_engine import AsyncEngine
 from ostinato.engine.process.delivery import OutputDelta
-from ostinato.engine.process.stream import Stream
+from ostinato.engine.process.stream import RequestStream
 from ostinato.media.prompt import MediaPrompt
 from ostinato.observe.record import RequestRecord
 from ostinato.sample.guide import Guide
 from ostinato.sample.params import SamplingParams
 from ostinato.serve.api.generation import GenerationBody
-from ostinato.serve.chat.conversation import Conversation, begins_in_reasoning, render, token_ids_of
-from ostinato.serve.chat.formats import AnswerForm
+from ostinato.serve.chat.conversation import Conversation, starts_in_reasoning, render, token_ids_of
+from ostinato.serve.chat.formats import AnswerLayout
 from ostinato.serve.chat.guides import GuideCompiler, GuidePlan, GuideRequest, answer_guide
 from ostinato.serve.chat.model_text import ModelText
 from ostinato.serve.chat.tools import Tool
-from ostinato.serve.http.pieces import PiecedJson
-from ostinato.serve.http.streaming import EventStream, unless_gone
-from ostinato.serve.work.context import Work
+from ostinato.serve.http.pieces import ChunkedJson
+from ostinato.serve.http.streaming import EventStream, cancel_on_disconnect
+from ostinato.serve.work.context import RequestContext
 
 __all__ = [
     "ChunkWriter",
     "ConversationRequest",
     "PreparedChat",
-    "Run",
-    "answer",
+    "GenerationRun",
+    "make_response",
     "compact",
     "head",
     "prepare_chat",
@@ -45,11 +45,11 @@ __all__ = [
 ]
 
 
-class Run:
+class GenerationRun:
     """One HTTP request in the engine: a stream per prompt, and counts of the tokens generated so far."""
 
     def __init__(self) -> None:
-        self.streams: list[Stream] = []
+        self.streams: list[RequestStream] = []
         self.completion_tokens = 0
         self.reasoning_tokens: int | None = None
         """Number of completion_tokens that are reasoning; None if the endpoint does not count reasoning separately."""
@@ -67,7 +67,7 @@ class Run:
         guide: Guide | None = None,
         media: MediaPrompt | None = None,
         client: str | None = None,
-    ) -> Run:
+    ) -> GenerationRun:
         """Submit every prompt, as token ids. If one is refused, none runs, and its error is raised.
 
         `deadline` is in seconds. `record` is that of the HTTP request. `media` belongs to the only prompt. `client` is
@@ -165,7 +165,7 @@ class Run:
 
 
 async def _forward(
-    place: int, stream: Stream, news: asyncio.Queue[tuple[int, OutputDelta] | BaseException | None]
+    place: int, stream: RequestStream, news: asyncio.Queue[tuple[int, OutputDelta] | BaseException | None]
 ) -> None:
     try:
         async for delta in stream:
@@ -204,13 +204,13 @@ class PreparedChat:
     either: bool
     guide: GuidePlan | None
 
-    def form(self, text: ModelText) -> AnswerForm:
+    def form(self, text: ModelText) -> AnswerLayout:
         """Return the form that the answer may have."""
-        return AnswerForm(text.formats, self.tools, self.starts_in_reasoning, self.parallel, self.either)
+        return AnswerLayout(text.formats, self.tools, self.starts_in_reasoning, self.parallel, self.either)
 
 
 def prepare_chat(
-    work: Work,
+    work: RequestContext,
     asked: ConversationRequest,
     body: GenerationBody,
     *,
@@ -228,8 +228,8 @@ def prepare_chat(
     params = body.sampling(work.default_params, **more)
     rendered = render(work, asked.conversation, asked.param)
     token_ids = token_ids_of(work, rendered, asked.param)
-    inside = begins_in_reasoning(text.formats, asked.conversation, rendered.text)
-    form = AnswerForm(text.formats, asked.tools, inside, asked.parallel, either=asked.guide is not None)
+    inside = starts_in_reasoning(text.formats, asked.conversation, rendered.text)
+    form = AnswerLayout(text.formats, asked.tools, inside, asked.parallel, either=asked.guide is not None)
     guide = answer_guide(text, form, asked.guide, asked.tool_choice)
     return PreparedChat(params, token_ids, rendered.media, asked.tools, inside, asked.parallel, form.either, guide)
 
@@ -241,18 +241,18 @@ async def start_chat(
     body: GenerationBody,
     deadline: float,
     request: Request,
-) -> Run:
+) -> GenerationRun:
     """Submit a conversation to the engine."""
     record, client = request.state.record, request.state.client
     engine.admission.check(prepared.params.n, client)
     guide = await compiler.compiled(prepared.guide, client)
     prompts, media = [prepared.token_ids], prepared.media
-    return await Run.start(engine, prompts, prepared.params, body, deadline, record, guide, media, client)
+    return await GenerationRun.start(engine, prompts, prepared.params, body, deadline, record, guide, media, client)
 
 
-async def answer(
+async def make_response(
     request: Request,
-    run: Run,
+    run: GenerationRun,
     stream: bool | None,
     events: Callable[[], AsyncIterator[bytes]],
     whole: Callable[[], Coroutine[Any, Any, str | bytes | list[bytes]]],
@@ -264,8 +264,8 @@ async def answer(
     if stream:
         return EventStream(events(), run.close)
     try:
-        body = await unless_gone(request, whole())
-        return PiecedJson(body) if isinstance(body, list) else Response(body, media_type="application/json")
+        body = await cancel_on_disconnect(request, whole())
+        return ChunkedJson(body) if isinstance(body, list) else Response(body, media_type="application/json")
     finally:
         run.close()
 

@@ -17,8 +17,8 @@ from ostinato.serve.api.answers import (
     ChunkWriter,
     ConversationRequest,
     PreparedChat,
-    Run,
-    answer,
+    GenerationRun,
+    make_response,
     compact,
     head,
     prepare_chat,
@@ -31,13 +31,13 @@ from ostinato.serve.chat.conversation import ConversationBody, check_counts, che
 from ostinato.serve.chat.deltas import AnswerDelta, ToolCallDelta
 from ostinato.serve.chat.guides import GuideRequest
 from ostinato.serve.chat.output import ChatOutput
-from ostinato.serve.chat.token_texts import TokenTexts
-from ostinato.serve.http.bodies import Body, Ignored, unserved
+from ostinato.serve.chat.token_texts import TokenStrings
+from ostinato.serve.http.bodies import Body, Ignored, unsupported_field
 from ostinato.serve.http.errors import ApiError
 from ostinato.serve.http.lifecycle import Lifecycle
 from ostinato.serve.http.streaming import DONE, LastEvents
-from ostinato.serve.work.context import Work
-from ostinato.serve.work.model import Model
+from ostinato.serve.work.context import RequestContext
+from ostinato.serve.work.model import ServedModel
 
 
 class JsonSchema(Body):
@@ -85,17 +85,17 @@ class ChatRequest(GenerationBody, ConversationBody):
     prompt_cache_retention: Ignored = None
     safety_identifier: Ignored = None
     service_tier: Ignored = None
-    functions: Annotated[None, unserved("use tools")] = None
-    function_call: Annotated[None, unserved("use tool_choice")] = None
-    audio: Annotated[None, unserved("only text is")] = None
-    web_search_options: Annotated[None, unserved("give the model a tool that searches")] = None
+    functions: Annotated[None, unsupported_field("use tools")] = None
+    function_call: Annotated[None, unsupported_field("use tool_choice")] = None
+    audio: Annotated[None, unsupported_field("only text is")] = None
+    web_search_options: Annotated[None, unsupported_field("give the model a tool that searches")] = None
 
-    def prepare(self, work: Work) -> PreparedChat:
+    def prepare(self, work: RequestContext) -> PreparedChat:
         self.check(work.settings, work.model_name)
         check_counts(self.messages, self.tools, work.settings)
         guide = self.guide_request()
         tools = checked_tools(work.text, self.tools, self.tool_choice)
-        conversation = conversation_of(work.text, self, tools.told)
+        conversation = conversation_of(work.text, self, tools.offered_tools)
         parallel = self.parallel_tool_calls is not False
         asked = ConversationRequest(conversation, tools.callable, tools.choice, parallel, guide, "messages")
         return prepare_chat(work, asked, self, max_tokens=self.max_output(), logprobs=self.num_logprobs())
@@ -130,7 +130,7 @@ class ChatRequest(GenerationBody, ConversationBody):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
-def chat_router(lifecycle: Lifecycle, models: Callable[[], Model]) -> APIRouter:
+def chat_router(lifecycle: Lifecycle, models: Callable[[], ServedModel]) -> APIRouter:
     router = APIRouter()
 
     @router.post("/v1/chat/completions", response_model=None)
@@ -144,7 +144,7 @@ def chat_router(lifecycle: Lifecycle, models: Callable[[], Model]) -> APIRouter:
         texts = None if params.logprobs is None else text.token_texts
         kind = "chat.completion.chunk" if body.stream else "chat.completion"
         own = head("chatcmpl", kind, request.state.request_id, lifecycle.model_name)
-        return await answer(
+        return await make_response(
             request,
             run,
             body.stream,
@@ -156,7 +156,7 @@ def chat_router(lifecycle: Lifecycle, models: Callable[[], Model]) -> APIRouter:
 
 
 async def _events(
-    run: Run, answers: Sequence[ChatOutput], texts: TokenTexts | None, chunks: ChunkWriter, include_usage: bool
+    run: GenerationRun, answers: Sequence[ChatOutput], texts: TokenStrings | None, chunks: ChunkWriter, include_usage: bool
 ) -> AsyncGenerator[bytes]:
     begun: set[int] = set()
     end = ""
@@ -179,7 +179,7 @@ async def _events(
     yield LastEvents(end.encode() + DONE)
 
 
-def _streamed(sample: SampleDelta, answer: ChatOutput, texts: TokenTexts | None, begins: bool) -> str | None:
+def _streamed(sample: SampleDelta, answer: ChatOutput, texts: TokenStrings | None, begins: bool) -> str | None:
     """Return a chunk's choice as JSON; None if it would be empty."""
     delta = _delta(answer.take(sample), begins)
     if not (delta or sample.finish_reason or (texts is not None and sample.logprobs)):
@@ -215,7 +215,7 @@ def _call_piece(call: ToolCallDelta) -> str:
     return f'{{"index":{call.index},"id":"{call.id}","type":"function","function":{function}}}'
 
 
-async def _whole(run: Run, answers: Sequence[ChatOutput], texts: TokenTexts | None, own: dict[str, Any]) -> bytes:
+async def _whole(run: GenerationRun, answers: Sequence[ChatOutput], texts: TokenStrings | None, own: dict[str, Any]) -> bytes:
     choices: list[str] = []
     async for _, delta in run.deltas():
         if delta.output is None:
@@ -228,7 +228,7 @@ async def _whole(run: Run, answers: Sequence[ChatOutput], texts: TokenTexts | No
     return whole_body(own, choices, run.usage())
 
 
-def _complete(sample: CompletionOutput, answer: ChatOutput, texts: TokenTexts | None) -> str:
+def _complete(sample: CompletionOutput, answer: ChatOutput, texts: TokenStrings | None) -> str:
     delta = answer.take(sample)
     message: dict[str, Any] = {"role": "assistant", "content": delta.content, "refusal": None}
     if delta.reasoning:
@@ -243,11 +243,11 @@ def _complete(sample: CompletionOutput, answer: ChatOutput, texts: TokenTexts | 
     return f'{{"index":{sample.index},"message":{compact(message)},"logprobs":{logprobs},"finish_reason":{reason}}}'
 
 
-def _count_reasoning(run: Run, answers: Sequence[ChatOutput], outputs: Sequence[CompletionOutput]) -> None:
+def _count_reasoning(run: GenerationRun, answers: Sequence[ChatOutput], outputs: Sequence[CompletionOutput]) -> None:
     run.reasoning_tokens = sum(answers[output.index].reasoning_tokens(output.token_ids) for output in outputs)
 
 
-def _logprobs(texts: TokenTexts | None, logprobs: Sequence[TokenLogprobs] | None) -> str:
+def _logprobs(texts: TokenStrings | None, logprobs: Sequence[TokenLogprobs] | None) -> str:
     if texts is None or logprobs is None:
         return "null"
     return f'{{"content":{texts.chat_json(logprobs)},"refusal":null}}'

@@ -13,21 +13,21 @@ from pydantic import Field
 
 from ostinato.engine.outputs import CompletionOutput
 from ostinato.engine.process.delivery import SampleDelta
-from ostinato.engine.process.stream import Stream
+from ostinato.engine.process.stream import RequestStream
 from ostinato.sample.params import SamplingParams
 from ostinato.schedule.batch import TokenLogprobs
-from ostinato.serve.api.answers import ChunkWriter, Run, answer, head, quoted, whole_body
+from ostinato.serve.api.answers import ChunkWriter, GenerationRun, make_response, head, quoted, whole_body
 from ostinato.serve.api.generation import MAX_LOGPROBS, GenerationBody
 from ostinato.serve.api.prompts import Prompts, prompts_in, token_ids
 from ostinato.serve.chat.guides import GuidePlan, plain_guide
 from ostinato.serve.chat.model_text import ModelText
 from ostinato.serve.chat.token_texts import CompletionLogprobs
-from ostinato.serve.http.bodies import unserved
+from ostinato.serve.http.bodies import unsupported_field
 from ostinato.serve.http.errors import ApiError
 from ostinato.serve.http.lifecycle import Lifecycle
 from ostinato.serve.http.streaming import DONE, LastEvents
-from ostinato.serve.work.context import Work
-from ostinato.serve.work.model import Model
+from ostinato.serve.work.context import RequestContext
+from ostinato.serve.work.model import ServedModel
 
 
 @dataclass(frozen=True)
@@ -51,12 +51,12 @@ class CompletionRequest(GenerationBody):
     """Return the log-probability of each token, and this number of the most likely tokens."""
     echo: bool | None = None
     """Begin the text with the prompt, and the log-probabilities with those of its tokens."""
-    suffix: Annotated[Literal[""] | None, unserved("a prompt is only continued at its end", but="")] = None
-    best_of: Annotated[Literal[1] | None, unserved("ask for n outputs with logprobs, and choose among them", but=1)] = (
+    suffix: Annotated[Literal[""] | None, unsupported_field("a prompt is only continued at its end", but="")] = None
+    best_of: Annotated[Literal[1] | None, unsupported_field("ask for n outputs with logprobs, and choose among them", but=1)] = (
         None
     )
 
-    def prepare(self, work: Work) -> _Prepared:
+    def prepare(self, work: RequestContext) -> _Prepared:
         prompts = prompts_in(self.prompt, "prompt")
         self.check(work.settings, work.model_name, len(prompts))
         self.check_echo()
@@ -71,7 +71,7 @@ class CompletionRequest(GenerationBody):
             raise ApiError(400, "max_tokens 0 needs echo: there would be no text", param="max_tokens")
 
 
-def completions_router(lifecycle: Lifecycle, models: Callable[[], Model]) -> APIRouter:
+def completions_router(lifecycle: Lifecycle, models: Callable[[], ServedModel]) -> APIRouter:
     router = APIRouter()
 
     @router.post("/v1/completions", response_model=None)
@@ -83,10 +83,10 @@ def completions_router(lifecycle: Lifecycle, models: Callable[[], Model]) -> API
         guide = await model.compiler.compiled(prepared.guide, client)
         deadline, record = body.deadline(lifecycle.settings), request.state.record
         params = prepared.params
-        run = await Run.start(model.engine, prepared.prompts, params, body, deadline, record, guide, client=client)
+        run = await GenerationRun.start(model.engine, prepared.prompts, params, body, deadline, record, guide, client=client)
         form = _ChoiceForm(model.text, params, prepared.echoes, prepared.scores_only)
         own = head("cmpl", "text_completion", request.state.request_id, lifecycle.model_name)
-        return await answer(
+        return await make_response(
             request,
             run,
             body.stream,
@@ -142,7 +142,7 @@ class _ChoiceForm:
     def num_samples(self) -> int:
         return self.params.n
 
-    def echo_of(self, place: int, stream: Stream) -> _Echo:
+    def echo_of(self, place: int, stream: RequestStream) -> _Echo:
         """Return the echo that one prompt's outputs begin with."""
         if stream.prompt_logprobs is None:
             return _Echo(self.echoes[place])
@@ -160,7 +160,7 @@ def _choice(index: int, text: str, logprobs: str, finish_reason: str | None) -> 
     return f'{{"index":{index},"text":{quoted(text)},"logprobs":{logprobs},"finish_reason":{reason}}}'
 
 
-async def _events(run: Run, form: _ChoiceForm, chunks: ChunkWriter, include_usage: bool) -> AsyncGenerator[bytes]:
+async def _events(run: GenerationRun, form: _ChoiceForm, chunks: ChunkWriter, include_usage: bool) -> AsyncGenerator[bytes]:
     n = form.num_samples
     logprobs = [form.logprobs() for _ in range(n * len(run.streams))]
     begun: set[int] = set()
@@ -200,7 +200,7 @@ class _AwaitingPromptLogprobs:
         held = self._samples.setdefault(place, {})
         for sample in samples:
             before = held.get(sample.sample_index)
-            held[sample.sample_index] = sample if before is None else before.then(sample)
+            held[sample.sample_index] = sample if before is None else before.merge(sample)
         if prompt_logprobs is None:
             return ()
         del self._samples[place]
@@ -222,7 +222,7 @@ def _streamed(
     return _choice(index, before.text + text, found, "length" if scores_only else sample.finish_reason)
 
 
-async def _whole(run: Run, form: _ChoiceForm, own: dict[str, Any]) -> bytes:
+async def _whole(run: GenerationRun, form: _ChoiceForm, own: dict[str, Any]) -> bytes:
     choices: dict[int, str] = {}
     async for place, delta in run.deltas():
         if delta.output is not None:

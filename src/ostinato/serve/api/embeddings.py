@@ -15,26 +15,26 @@ from pydantic import Field
 
 from ostinato.engine.process.admission import Overloaded
 from ostinato.engine.process.async_engine import AsyncEngine
-from ostinato.engine.process.stream import DeadlineExceeded, Stream
+from ostinato.engine.process.stream import DeadlineExceeded, RequestStream
 from ostinato.errors import ModelError
 from ostinato.models.pooling import PoolingKind
-from ostinato.sample.pool import POOLED, Embedding
-from ostinato.serve.api.answers import Run, quoted
+from ostinato.sample.pool import POOLING_PARAMS, EmbeddingOptions
+from ostinato.serve.api.answers import GenerationRun, quoted
 from ostinato.serve.api.generation import check_model, check_salt
 from ostinato.serve.api.prompts import Prompts, prompts_in, token_ids
 from ostinato.serve.http.bodies import Body, Ignored
 from ostinato.serve.http.errors import ApiError
 from ostinato.serve.http.lifecycle import Lifecycle
-from ostinato.serve.http.streaming import unless_gone
+from ostinato.serve.http.streaming import cancel_on_disconnect
 from ostinato.serve.tasks import side_by_side
-from ostinato.serve.work.context import Work
-from ostinato.serve.work.model import Model
+from ostinato.serve.work.context import RequestContext
+from ostinato.serve.work.model import ServedModel
 
 _KEPT = frozenset({"dimensions", "encoding_format", "normalize", "pooling", "priority", "timeout", "cache_salt"})
 
 
 class EmbeddingRequest(Body):
-    kept: ClassVar[frozenset[str]] = _KEPT
+    fields_after_prepare: ClassVar[frozenset[str]] = _KEPT
     generates: ClassVar[bool] = True
 
     input: Prompts
@@ -59,7 +59,7 @@ class EmbeddingRequest(Body):
     """Number of an input's first tokens to use; -1: as many as the model has room for."""
     user: Ignored = None
 
-    def prepare(self, work: Work) -> list[list[int]]:
+    def prepare(self, work: RequestContext) -> list[list[int]]:
         """Return the token ids of each input."""
         check_model(self.model, work.model_name)
         check_salt(self.cache_salt)
@@ -74,17 +74,17 @@ class EmbeddingRequest(Body):
             most_tokens = work.text.max_model_len - 1  # one is left for the output
         return [token_ids(work, each, "input")[:most_tokens] for each in inputs]
 
-    def asked(self, engine: AsyncEngine) -> Embedding:
+    def asked(self, engine: AsyncEngine) -> EmbeddingOptions:
         """Return the pooling of the vectors. ApiError if the checkpoint asks for what is not implemented."""
         directory, size = engine.started.directory, engine.started.hidden_size
         try:
-            return Embedding.asked(directory, size, self.pooling, self.normalize, self.dimensions)
+            return EmbeddingOptions.resolve(directory, size, self.pooling, self.normalize, self.dimensions)
         except ModelError as error:
             message = f"{error.message}; or give pooling and normalize"
             raise ApiError(400, message, param="pooling") from None
 
 
-def embeddings_router(lifecycle: Lifecycle, models: Callable[[], Model]) -> APIRouter:
+def embeddings_router(lifecycle: Lifecycle, models: Callable[[], ServedModel]) -> APIRouter:
     router = APIRouter()
 
     @router.post("/v1/embeddings", response_model=None)
@@ -94,7 +94,7 @@ def embeddings_router(lifecycle: Lifecycle, models: Callable[[], Model]) -> APIR
         inputs = _Inputs(engine, request.state.prepared, body, min(body.timeout or most, most), request.state.client)
         request.state.record.figures = inputs.run.figures
         try:
-            data = await unless_gone(request, inputs.computed())
+            data = await cancel_on_disconnect(request, inputs.computed())
         finally:
             inputs.run.close()
         tokens = inputs.run.usage()["prompt_tokens"]
@@ -117,7 +117,7 @@ class _Inputs:
         seconds: float,
         client: str,
     ) -> None:
-        self.run = Run()
+        self.run = GenerationRun()
         self._engine, self._prompts, self._body, self._client = engine, prompts, body, client
         self._asked = body.asked(engine)
         self._seconds, self._until = seconds, asyncio.get_running_loop().time() + seconds
@@ -143,7 +143,7 @@ class _Inputs:
                     self._ended.set()
             self._data[place] = self._json(place, vector)
 
-    async def _submitted(self, prompt: Sequence[int]) -> Stream:
+    async def _submitted(self, prompt: Sequence[int]) -> RequestStream:
         """Submit one input; if there is no room, wait for another input of the request.
 
         Overloaded if no other input is being computed.
@@ -156,7 +156,7 @@ class _Inputs:
             try:
                 stream = await self._engine.submit(
                     prompt,
-                    POOLED,
+                    POOLING_PARAMS,
                     priority=body.priority,
                     cache_salt=body.cache_salt,
                     deadline=left,
@@ -173,7 +173,7 @@ class _Inputs:
                 return stream
 
     @staticmethod
-    async def _vector(stream: Stream) -> np.ndarray:
+    async def _vector(stream: RequestStream) -> np.ndarray:
         vector: np.ndarray | None = None
         async for delta in stream:
             if delta.output is not None:

@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field
 
 from ostinato.sample.params import SamplingParams
 from ostinato.serve.chat.guides import GuideRequest
-from ostinato.serve.http.bodies import Body, Ignored, ListOf, unserved
+from ostinato.serve.http.bodies import Body, Ignored, ListOf, unsupported_field
 from ostinato.serve.http.errors import ApiError
 from ostinato.serve.settings import ServeSettings
 
@@ -38,8 +38,8 @@ class StructuredOutputs(Body):
     """The whole output matches this regular expression."""
     choice: ListOf[str] | None = None
     """The output is one of these strings."""
-    grammar: Annotated[None, unserved("give json, regex or choice")] = None
-    structural_tag: Annotated[None, unserved("give json, regex or choice")] = None
+    grammar: Annotated[None, unsupported_field("give json, regex or choice")] = None
+    structural_tag: Annotated[None, unsupported_field("give json, regex or choice")] = None
 
     def requests(self) -> list[GuideRequest]:
         """Return the guides that the fields ask for."""
@@ -74,7 +74,7 @@ class GenerationBody(Body):
     SamplingParams.
     """
 
-    kept: ClassVar[frozenset[str]] = KEPT
+    fields_after_prepare: ClassVar[frozenset[str]] = KEPT
     generates: ClassVar[bool] = True
 
     model: str | None = None

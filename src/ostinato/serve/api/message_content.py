@@ -30,7 +30,7 @@ _OF_ROLE = {
 
 
 @dataclass
-class Turn:
+class MessageTurn:
     """A message in the form for a chat template."""
 
     role: Role
@@ -54,26 +54,26 @@ class Turn:
         )
 
 
-def turns_of(messages: Iterable[tuple[Role, Content, str]]) -> Iterator[Turn]:
+def turns_of(messages: Iterable[tuple[Role, Content, str]]) -> Iterator[MessageTurn]:
     """Yield the turns of messages, which are (role, content, place).
 
     Neighbours of one role are one turn; each tool_result is a separate turn. ApiError, which names the place, for what
     cannot be taken.
     """
-    turn: Turn | None = None
+    turn: MessageTurn | None = None
     for role, content, where in messages:
         if turn is not None and turn.role != role:
             yield turn
             turn = None
         if turn is None:
-            turn = Turn(role, where)
+            turn = MessageTurn(role, where)
         has_begun = False
         for block, place in _blocks(content, where, role):
             if block["type"] == "tool_result":
                 if turn.parts:
                     yield turn
                 yield _result(block, place)
-                turn = Turn(role, where)
+                turn = MessageTurn(role, where)
             else:
                 _add(turn, block, place)
             has_begun = True
@@ -131,7 +131,7 @@ def _needed(block: dict[str, Any], name: str, kind: type, place: str) -> Any:
     return value
 
 
-def _add(turn: Turn, block: dict[str, Any], place: str) -> None:
+def _add(turn: MessageTurn, block: dict[str, Any], place: str) -> None:
     if block["type"] == "tool_use":
         function = FunctionCall(name=_needed(block, "name", str, place), arguments=_needed(block, "input", dict, place))
         turn.calls.append(ToolCall(id=_needed(block, "id", str, place), function=function))
@@ -161,8 +161,8 @@ def _url(source: dict[str, Any], place: str) -> str:
     return f"data:{values[0]};base64,{values[1]}" if kind == "base64" else values[0]
 
 
-def _result(block: dict[str, Any], place: str) -> Turn:
-    turn = Turn("tool", place, call_id=_needed(block, "tool_use_id", str, place))
+def _result(block: dict[str, Any], place: str) -> MessageTurn:
+    turn = MessageTurn("tool", place, call_id=_needed(block, "tool_use_id", str, place))
     content = block.get("content", "")
     if not isinstance(content, str | list):
         raise ApiError(400, f"{place}.content should be a string or blocks", param=f"{place}.content")

@@ -11,8 +11,8 @@ from pydantic import ConfigDict, Field
 from ostinato.sample.params import SamplingParams
 from ostinato.serve.api.answers import ConversationRequest, PreparedChat, prepare_chat
 from ostinato.serve.api.generation import GenerationBody, check_model
-from ostinato.serve.api.message_content import Turn, parts_in, text_in, turns_of
-from ostinato.serve.api.message_tools import nested_choice, nested_tools, with_own_names
+from ostinato.serve.api.message_content import MessageTurn, parts_in, text_in, turns_of
+from ostinato.serve.api.message_tools import nested_choice, nested_tools, map_error_fields
 from ostinato.serve.chat.conversation import (
     Conversation,
     check_counts,
@@ -25,9 +25,9 @@ from ostinato.serve.chat.conversation import (
 from ostinato.serve.chat.guides import GuideRequest
 from ostinato.serve.chat.messages import one_for_template
 from ostinato.serve.chat.model_text import ModelText
-from ostinato.serve.http.bodies import Body, EchoedBody, Ignored, ListOf, unserved
+from ostinato.serve.http.bodies import Body, EchoedBody, Ignored, ListOf, unsupported_field
 from ostinato.serve.http.errors import ApiError
-from ostinato.serve.work.context import Work
+from ostinato.serve.work.context import RequestContext
 
 _MADE = "made[{}]"
 """Placeholder in errors for the place of a message made of several, until `with_places` replaces it."""
@@ -84,15 +84,15 @@ class MessagesInput(Body):
     cache_control: Ignored = None
     context_management: Ignored = None
     diagnostics: Ignored = None
-    speed: Annotated[Literal["standard"] | None, unserved("there is one speed", but="standard")] = None
-    mcp_servers: Annotated[None, unserved("give the model tools, and call them yourself")] = None
+    speed: Annotated[Literal["standard"] | None, unsupported_field("there is one speed", but="standard")] = None
+    mcp_servers: Annotated[None, unsupported_field("give the model tools, and call them yourself")] = None
 
-    def asked(self, work: Work) -> ConversationRequest:
+    def to_conversation(self, work: RequestContext) -> ConversationRequest:
         """Return the conversation, and the kind of answer that it asks for. ApiError if something in it is wrong."""
         text, settings = work.text, work.settings
         parts = sum(parts_in(message.content) for message in self.messages) + parts_in(self.system)
         check_counts(self.messages, self.tools, settings, num_parts=parts)
-        with with_own_names():
+        with map_error_fields():
             choice, parallel = nested_choice(self.tool_choice)
             tools = checked_tools(text, nested_tools(self.tools), choice)
         kwargs = dict(self.chat_template_kwargs or {})
@@ -106,7 +106,7 @@ class MessagesInput(Body):
             raise ApiError(400, message, param=turns[-1].where)
         conversation = Conversation(
             _template_messages(turns, text),
-            described(tools.told),
+            described(tools.offered_tools),
             template_kwargs(kwargs, effort),
             not continues,
             continues,
@@ -115,9 +115,9 @@ class MessagesInput(Body):
         guide = self.guide_request() if isinstance(self, GenerationBody) else None
         return ConversationRequest(conversation, tools.callable, tools.choice, parallel, guide, "messages")
 
-    def _turns(self) -> Iterator[Turn]:
+    def _turns(self) -> Iterator[MessageTurn]:
         if self.system is not None:
-            yield Turn("system", "system", parts=[({"type": "text", "text": text_in(self.system, "system")}, "system")])
+            yield MessageTurn("system", "system", parts=[({"type": "text", "text": text_in(self.system, "system")}, "system")])
         yield from turns_of((each.role, each.content, f"messages[{i}]") for i, each in enumerate(self.messages))
 
     def with_places(self, error: ApiError) -> ApiError:
@@ -132,7 +132,7 @@ class MessagesInput(Body):
         return ApiError(error.status, message, param=param or None, code=error.code, headers=error.headers)
 
 
-def _template_messages(turns: Sequence[Turn], text: ModelText) -> list[dict[str, Any]]:
+def _template_messages(turns: Sequence[MessageTurn], text: ModelText) -> list[dict[str, Any]]:
     return [
         one_for_template(turn.message(), _MADE.format(place), text.knows_developer) for place, turn in enumerate(turns)
     ]
@@ -143,18 +143,18 @@ class MessagesRequest(GenerationBody, MessagesInput):
     """Most tokens of output, thinking included."""
     stop_sequences: ListOf[str] | None = None
     """Texts that end the answer."""
-    stop: Annotated[None, unserved("give stop_sequences")] = None  # type: ignore[assignment]
-    n: Annotated[None, unserved("an answer is one message")] = None  # type: ignore[assignment]
-    stream_options: Annotated[None, unserved("a stream always tells of its usage")] = None  # type: ignore[assignment]
+    stop: Annotated[None, unsupported_field("give stop_sequences")] = None  # type: ignore[assignment]
+    n: Annotated[None, unsupported_field("an answer is one message")] = None  # type: ignore[assignment]
+    stream_options: Annotated[None, unsupported_field("a stream always tells of its usage")] = None  # type: ignore[assignment]
     metadata: Ignored = None
     service_tier: Ignored = None
     inference_geo: Ignored = None
-    container: Annotated[None, unserved("nothing is run here")] = None
+    container: Annotated[None, unsupported_field("nothing is run here")] = None
 
-    def prepare(self, work: Work) -> PreparedChat:
+    def prepare(self, work: RequestContext) -> PreparedChat:
         self.check(work.settings, work.model_name)
         try:
-            return prepare_chat(work, self.asked(work), self, max_tokens=self.max_tokens, logprobs=None)
+            return prepare_chat(work, self.to_conversation(work), self, max_tokens=self.max_tokens, logprobs=None)
         except ApiError as error:
             raise self.with_places(error) from None
 
@@ -174,11 +174,11 @@ class MessagesRequest(GenerationBody, MessagesInput):
 class CountTokensRequest(MessagesInput):
     """Fields of `/v1/messages`, without those that only the answer depends on."""
 
-    def prepare(self, work: Work) -> bytes:
+    def prepare(self, work: RequestContext) -> bytes:
         """Return the answer's JSON."""
         check_model(self.model, work.model_name)
         try:
-            rendered = render(work, self.asked(work).conversation)
+            rendered = render(work, self.to_conversation(work).conversation)
             count = len(token_ids_of(work, rendered, "messages"))
         except ApiError as error:
             raise self.with_places(error) from None

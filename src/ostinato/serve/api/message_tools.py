@@ -60,7 +60,7 @@ def nested_choice(choice: dict[str, Any] | None) -> tuple[Any, bool]:
 
 
 @contextmanager
-def with_own_names() -> Iterator[None]:
+def map_error_fields() -> Iterator[None]:
     """Make errors name the fields of Anthropic's form."""
     try:
         yield

@@ -9,16 +9,16 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from ostinato.engine.outputs import CompletionOutput
-from ostinato.serve.api.answers import PreparedChat, Run, answer, compact, start_chat
+from ostinato.serve.api.answers import PreparedChat, GenerationRun, make_response, compact, start_chat
 from ostinato.serve.api.message_blocks import MessageBlocks, event
 from ostinato.serve.api.message_input import CountTokensRequest, MessagesRequest
 from ostinato.serve.chat.output import ChatOutput
 from ostinato.serve.http.lifecycle import Lifecycle
 from ostinato.serve.http.streaming import LastEvents
-from ostinato.serve.work.model import Model
+from ostinato.serve.work.model import ServedModel
 
 
-def messages_router(lifecycle: Lifecycle, models: Callable[[], Model]) -> APIRouter:
+def messages_router(lifecycle: Lifecycle, models: Callable[[], ServedModel]) -> APIRouter:
     router = APIRouter()
 
     @router.post("/v1/messages", response_model=None)
@@ -34,7 +34,7 @@ def messages_router(lifecycle: Lifecycle, models: Callable[[], Model]) -> APIRou
             f"msg_{request.state.request_id}",
             lifecycle.model_name,
         )
-        return await answer(request, run, body.stream, written.events, written.whole)
+        return await make_response(request, run, body.stream, written.events, written.whole)
 
     @router.post("/v1/messages/count_tokens", response_model=dict[str, int])
     async def count_tokens(body: CountTokensRequest, request: Request) -> Response:  # noqa: ARG001
@@ -47,7 +47,7 @@ def messages_router(lifecycle: Lifecycle, models: Callable[[], Model]) -> APIRou
 class _Message:
     """One answer while it grows."""
 
-    def __init__(self, run: Run, output: ChatOutput, max_tokens: int | None, message_id: str, model: str) -> None:
+    def __init__(self, run: GenerationRun, output: ChatOutput, max_tokens: int | None, message_id: str, model: str) -> None:
         self._run, self._output, self._max_tokens = run, output, max_tokens
         self._blocks = MessageBlocks()
         self._head = {"id": message_id, "type": "message", "role": "assistant", "model": model}

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator
 
 from ostinato.serve.http.errors import ApiError
-from ostinato.serve.work.context import Work
+from ostinato.serve.work.context import RequestContext
 
 
 def _checked(value: Any) -> Any:
@@ -36,7 +36,7 @@ def prompts_in(value: Any, param: str) -> list[str | list[int]]:
     return [value] if isinstance(value[0], int) else list(value)
 
 
-def token_ids(work: Work, prompt: str | list[int], param: str) -> list[int]:
+def token_ids(work: RequestContext, prompt: str | list[int], param: str) -> list[int]:
     """Return the token ids of one prompt. ApiError, which names `param`, for tokens that the model cannot take."""
     if isinstance(prompt, str):
         ids = work.encode(prompt, True, param)

@@ -14,10 +14,10 @@ from ostinato.serve.api.generation import MAX_LOGPROBS, GenerationBody
 from ostinato.serve.chat.conversation import Conversation, check_counts, checked_tools, described, template_kwargs
 from ostinato.serve.chat.guides import GuideRequest
 from ostinato.serve.chat.messages import FunctionCall, Message, Role, ToolCall, one_for_template, text_of
-from ostinato.serve.http.bodies import Body, EchoedBody, Ignored, ListOf, unserved
+from ostinato.serve.http.bodies import Body, EchoedBody, Ignored, ListOf, unsupported_field
 from ostinato.serve.http.errors import ApiError
-from ostinato.serve.http.pieces import cut
-from ostinato.serve.work.context import Work
+from ostinato.serve.http.pieces import chunks_of
+from ostinato.serve.work.context import RequestContext
 
 _LOGPROBS = "message.output_text.logprobs"
 
@@ -62,7 +62,7 @@ class TextFormat(Body):
 
 class TextConfig(Body):
     format: TextFormat | None = None
-    verbosity: Annotated[None, unserved("ask for it in the instructions")] = None
+    verbosity: Annotated[None, unsupported_field("ask for it in the instructions")] = None
 
 
 class ReasoningConfig(Body):
@@ -109,17 +109,17 @@ class ResponsesRequest(GenerationBody):
     """
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     """Number of the most likely tokens to return at each place; needs `include` to ask for log-probabilities."""
-    n: Annotated[None, unserved("a response has one output")] = None  # type: ignore[assignment]
-    previous_response_id: Annotated[None, unserved("nothing is stored; give the conversation as input")] = None
-    conversation: Annotated[None, unserved("nothing is stored; give the conversation as input")] = None
-    prompt: Annotated[None, unserved("nothing is stored; give the conversation as input")] = None
-    max_tool_calls: Annotated[None, unserved("no tool is built in")] = None
+    n: Annotated[None, unsupported_field("a response has one output")] = None  # type: ignore[assignment]
+    previous_response_id: Annotated[None, unsupported_field("nothing is stored; give the conversation as input")] = None
+    conversation: Annotated[None, unsupported_field("nothing is stored; give the conversation as input")] = None
+    prompt: Annotated[None, unsupported_field("nothing is stored; give the conversation as input")] = None
+    max_tool_calls: Annotated[None, unsupported_field("no tool is built in")] = None
     prompt_cache_key: Ignored = None
     prompt_cache_retention: Ignored = None
     safety_identifier: Ignored = None
     service_tier: Ignored = None
 
-    def prepare(self, work: Work) -> PreparedResponse:
+    def prepare(self, work: RequestContext) -> PreparedResponse:
         self.check(work.settings, work.model_name)
         items = [] if isinstance(self.input, str) else self.input
         check_counts(items, self.tools, work.settings, "input")
@@ -129,7 +129,7 @@ class ResponsesRequest(GenerationBody):
         messages, places = template_messages(self.input, self.instructions, work.text.knows_developer)
         conversation = Conversation(
             messages,
-            described(tools.told),
+            described(tools.offered_tools),
             template_kwargs(self.chat_template_kwargs, effort),
             add_generation_prompt=True,
             continue_final_message=False,
@@ -139,7 +139,7 @@ class ResponsesRequest(GenerationBody):
         asked = ConversationRequest(conversation, tools.callable, tools.choice, parallel, guide, "input")
         most, logprobs = self.max_output_tokens, self.num_logprobs()
         chat = prepare_chat(work, asked, self, max_tokens=most, logprobs=logprobs)
-        return PreparedResponse(chat, cut(compact(self._echo(chat.params))[1:-1].encode()))
+        return PreparedResponse(chat, chunks_of(compact(self._echo(chat.params))[1:-1].encode()))
 
     def _echo(self, params: SamplingParams) -> dict[str, Any]:
         """Return the members of a response that repeat what was asked for."""

@@ -14,24 +14,24 @@ from fastapi.responses import Response
 from ostinato.engine.outputs import CompletionOutput
 from ostinato.engine.process.delivery import SampleDelta
 from ostinato.sample.params import SamplingParams
-from ostinato.serve.api.answers import Run, answer, compact, start_chat
+from ostinato.serve.api.answers import GenerationRun, make_response, compact, start_chat
 from ostinato.serve.api.response_input import PreparedResponse, ResponsesRequest
 from ostinato.serve.api.response_items import Event, ResponseItems
-from ostinato.serve.chat.formats import AnswerForm
+from ostinato.serve.chat.formats import AnswerLayout
 from ostinato.serve.chat.model_text import ModelText
 from ostinato.serve.chat.output import ChatOutput, MessageLogprobs
 from ostinato.serve.http.errors import ApiError, as_api_error
 from ostinato.serve.http.lifecycle import Lifecycle
-from ostinato.serve.http.pieces import joined
+from ostinato.serve.http.pieces import coalesce
 from ostinato.serve.http.streaming import LastEvents
-from ostinato.serve.work.model import Model
+from ostinato.serve.work.model import ServedModel
 
 _ECHO = secrets.token_hex(16)
 """Name of a member that marks the place of the client's echoed fields. No client knows it."""
 _MARK = f'"{_ECHO}":null'.encode()
 
 
-def responses_router(lifecycle: Lifecycle, models: Callable[[], Model]) -> APIRouter:
+def responses_router(lifecycle: Lifecycle, models: Callable[[], ServedModel]) -> APIRouter:
     router = APIRouter()
 
     @router.post("/v1/responses", response_model=None)
@@ -42,7 +42,7 @@ def responses_router(lifecycle: Lifecycle, models: Callable[[], Model]) -> APIRo
         run = await start_chat(model.engine, model.compiler, prepared.chat, body, deadline, request)
         parts = _ResponseOutput(model.text, prepared.chat.form(model.text), prepared.chat.params)
         own = _response(f"resp_{request.state.request_id}", lifecycle.model_name)
-        return await answer(
+        return await make_response(
             request,
             run,
             body.stream,
@@ -85,7 +85,7 @@ def _parts(data: Mapping[str, Any], echo: Iterable[bytes]) -> Iterator[bytes]:
         yield after
 
 
-def _ended(response: dict[str, Any], items: ResponseItems, output: CompletionOutput, run: Run) -> dict[str, Any]:
+def _ended(response: dict[str, Any], items: ResponseItems, output: CompletionOutput, run: GenerationRun) -> dict[str, Any]:
     """Return the response once its output has ended."""
     is_cut = output.finish_reason == "length"
     usage = run.usage()
@@ -111,7 +111,7 @@ def _status(output: CompletionOutput) -> str:
 class _ResponseOutput:
     """Output of a response as items, with the log-probabilities of its messages if these were requested."""
 
-    def __init__(self, text: ModelText, form: AnswerForm, params: SamplingParams) -> None:
+    def __init__(self, text: ModelText, form: AnswerLayout, params: SamplingParams) -> None:
         self.items = ResponseItems()
         self._answer = ChatOutput(text, form)
         self._logprobs = None
@@ -131,7 +131,7 @@ class _ResponseOutput:
         return self._answer.reasoning_tokens(output.token_ids)
 
 
-async def _whole(run: Run, parts: _ResponseOutput, response: dict[str, Any], echo: Sequence[bytes]) -> list[bytes]:
+async def _whole(run: GenerationRun, parts: _ResponseOutput, response: dict[str, Any], echo: Sequence[bytes]) -> list[bytes]:
     async for _, delta in run.deltas():
         if delta.output is not None:
             [output] = delta.output.outputs
@@ -139,11 +139,11 @@ async def _whole(run: Run, parts: _ResponseOutput, response: dict[str, Any], ech
                 pass
             run.reasoning_tokens = parts.reasoning_tokens(output)
             response = _ended(response, parts.items, output, run)
-    return list(joined(_parts(response, echo)))
+    return list(coalesce(_parts(response, echo)))
 
 
 async def _events(
-    run: Run, parts: _ResponseOutput, response: dict[str, Any], echo: Sequence[bytes]
+    run: GenerationRun, parts: _ResponseOutput, response: dict[str, Any], echo: Sequence[bytes]
 ) -> AsyncGenerator[bytes]:
     writer = _EventWriter(echo)
     opening = {"response": response}
@@ -184,7 +184,7 @@ class _EventWriter:
 
     def write(self, events: Iterable[Event]) -> list[bytes]:
         """Return the events in pieces that can be sent one after the other; nearly always one."""
-        return list(joined(self._written(events)))
+        return list(coalesce(self._written(events)))
 
     def _written(self, events: Iterable[Event]) -> Iterator[bytes]:
         for event in events:

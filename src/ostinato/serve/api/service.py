@@ -17,9 +17,9 @@ from prometheus_client.core import Metric
 from ostinato import __version__
 from ostinato.engine.process.async_engine import AsyncEngine
 from ostinato.engine.replicas.replicated_engine import ReplicatedEngine
-from ostinato.observe.answer_counts import AnswerCounts
-from ostinato.observe.exposition import CONTENT_TYPE_LATEST, exposition, together
-from ostinato.observe.histograms import Meter
+from ostinato.observe.answer_counts import ResponseCounts
+from ostinato.observe.exposition import CONTENT_TYPE_LATEST, render_metrics, merge_metrics
+from ostinato.observe.histograms import EngineHistograms
 from ostinato.observe.metrics import families
 from ostinato.observe.server_metrics import (
     answers,
@@ -27,17 +27,17 @@ from ostinato.observe.server_metrics import (
     drains,
     heartbeat,
     loop_delay,
-    of_keys,
+    key_metrics,
     refusals,
     workers,
 )
 from ostinato.serve.api.about import about_model
 from ostinato.serve.api.generation import check_model
 from ostinato.serve.http.lifecycle import Lifecycle
-from ostinato.serve.work.model import Model
+from ostinato.serve.work.model import ServedModel
 
 
-def service_router(lifecycle: Lifecycle, made: Callable[[], Model]) -> APIRouter:
+def service_router(lifecycle: Lifecycle, made: Callable[[], ServedModel]) -> APIRouter:
     router = APIRouter()
 
     @router.get("/health", response_model=None)
@@ -98,7 +98,7 @@ def _model(lifecycle: Lifecycle) -> dict[str, Any]:
     }
 
 
-def observation_router(lifecycle: Lifecycle, counts: AnswerCounts) -> APIRouter:
+def observation_router(lifecycle: Lifecycle, counts: ResponseCounts) -> APIRouter:
     router = APIRouter()
 
     @router.get("/live")
@@ -109,7 +109,7 @@ def observation_router(lifecycle: Lifecycle, counts: AnswerCounts) -> APIRouter:
         its last counts, and `heartbeat_age` is the number of seconds without an answer.
         """
         engine = lifecycle.present_engine
-        seen = await engine.last_seen()
+        seen = await engine.latest_observation()
         return {
             "time": time.monotonic(),
             "status": lifecycle.status,
@@ -145,21 +145,21 @@ def observation_router(lifecycle: Lifecycle, counts: AnswerCounts) -> APIRouter:
         outside = connections(lifecycle.occupancy.total, lifecycle.occupancy.refused, prefix, labels)
         of_each = [
             families(seen.stats, seen.meter, memory, prefix, {**labels, "engine": name})
-            for name, seen in (await engine.all_seen()).items()
+            for name, seen in (await engine.all_observations()).items()
         ]
-        of_engine = [*outside, *together(of_each)]
+        of_engine = [*outside, *merge_metrics(of_each)]
         alive = heartbeat(engine.heartbeat_age, prefix, labels)
         delay, reads = lifecycle.loop_delay, lifecycle.present_workers
         served = [
             alive,
             *loop_delay(delay.seconds, delay.num_stalls, prefix, labels),
             *workers(reads.num_done, reads.num_ended_early, reads.num_running, prefix, labels),
-            *of_keys(counts.key_rows, lifecycle.keys.weights, seen_keys, prefix, labels),
+            *key_metrics(counts.key_rows, lifecycle.keys.weights, seen_keys, prefix, labels),
             *_drains(engine, prefix, labels),
             refusals(lifecycle.refusals.counts, prefix, labels),
             answers(counts.rows(), labels),
         ]
-        return Response(exposition([*of_engine, *served]), media_type=CONTENT_TYPE_LATEST)
+        return Response(render_metrics([*of_engine, *served]), media_type=CONTENT_TYPE_LATEST)
 
     return router
 
@@ -171,7 +171,7 @@ def _drains(engine: AsyncEngine, prefix: str, labels: Mapping[str, str]) -> Iter
         yield drains(counts.moved, counts.stayed, prefix, labels)
 
 
-def _latencies(meter: Meter) -> dict[str, dict[str, float | None]]:
+def _latencies(meter: EngineHistograms) -> dict[str, dict[str, float | None]]:
     """Return quantiles in seconds, each a bound of its histogram; None if nothing was measured."""
     measured = {"first_token": meter.first_token, "inter_token": meter.inter_token, "step": meter.step}
     return {

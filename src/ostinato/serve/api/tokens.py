@@ -21,7 +21,7 @@ from ostinato.serve.chat.conversation import (
 from ostinato.serve.chat.messages import Message
 from ostinato.serve.http.bodies import Body, ListOf
 from ostinato.serve.http.errors import ApiError
-from ostinato.serve.work.context import Work
+from ostinato.serve.work.context import RequestContext
 
 
 class TokenizeRequest(ConversationBody):
@@ -36,7 +36,7 @@ class TokenizeRequest(ConversationBody):
     return_token_strs: bool | None = None
     """True to return the text of each token too."""
 
-    def prepare(self, work: Work) -> bytes:
+    def prepare(self, work: RequestContext) -> bytes:
         """Return the answer's JSON."""
         check_model(self.model, work.model_name)
         if (self.prompt is None) == (self.messages is None):
@@ -46,7 +46,7 @@ class TokenizeRequest(ConversationBody):
             token_ids = work.encode(self.prompt, adds is not False, "prompt")
         else:
             check_counts(self.messages or (), self.tools, work.settings)
-            rendered = render(work, conversation_of(text, self, checked_tools(text, self.tools, None).told))
+            rendered = render(work, conversation_of(text, self, checked_tools(text, self.tools, None).offered_tools))
             token_ids = token_ids_of(work, rendered, "messages", adds is True)
         texts = [text.token_texts.text_of(token_id) for token_id in token_ids] if self.return_token_strs else None
         found = {"count": len(token_ids), "max_model_len": text.max_model_len, "tokens": token_ids}
@@ -58,7 +58,7 @@ class DetokenizeRequest(Body):
     """The served model's name, or nothing."""
     tokens: ListOf[int] = Field(max_length=2**20)
 
-    def prepare(self, work: Work) -> bytes:
+    def prepare(self, work: RequestContext) -> bytes:
         """Return the answer's JSON."""
         check_model(self.model, work.model_name)
         work.text.check_ids(self.tokens, "tokens")

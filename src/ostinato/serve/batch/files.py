@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from ostinato.errors import RequestError, reason
+from ostinato.errors import RequestError, os_error_text
 
 _BEGIN = b'{"id":"batch_req_'
 """First bytes of every line of answers."""
@@ -21,7 +21,7 @@ _MEMBERS = ("custom_id", "method", "url", "body")
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class BatchLine:
     """Position of a request in its file."""
 
     custom_id: str
@@ -29,12 +29,12 @@ class Line:
     offset: int
 
 
-def read_lines(path: Path, urls: Collection[str]) -> list[Line]:
+def read_lines(path: Path, urls: Collection[str]) -> list[BatchLine]:
     """Return the requests of a file, without validating their bodies. Blank lines are skipped.
 
     RequestError, which names the line, for one that is no request of a batch, or has the custom_id of another.
     """
-    lines: dict[str, Line] = {}
+    lines: dict[str, BatchLine] = {}
     numbers: dict[str, int] = {}
     try:
         with open(path, "rb", opener=_nowait) as file:
@@ -55,13 +55,13 @@ def read_lines(path: Path, urls: Collection[str]) -> list[Line]:
                     lines[line.custom_id] = line
                 offset += len(text)
     except OSError as error:
-        raise RequestError(f"the requests in {path} cannot be read: {reason(error)}") from None
+        raise RequestError(f"the requests in {path} cannot be read: {os_error_text(error)}") from None
     if not lines:
         raise RequestError(f"there is no request in {path}; put one on each line")
     return list(lines.values())
 
 
-def _checked(text: bytes, offset: int, urls: Collection[str]) -> Line:
+def _checked(text: bytes, offset: int, urls: Collection[str]) -> BatchLine:
     """Return a line's request. ValueError if it is none."""
     value = _object(text)
     for name in value:
@@ -76,10 +76,10 @@ def _checked(text: bytes, offset: int, urls: Collection[str]) -> Line:
         raise ValueError(f"url should be {' or '.join(urls)}, not {url!r}")
     if not isinstance(value.get("body"), dict):
         raise ValueError("body should be an object")
-    return Line(custom_id, url, offset)
+    return BatchLine(custom_id, url, offset)
 
 
-def read_bodies(path: Path, lines: Collection[Line]) -> Iterator[tuple[Line, dict[str, Any]]]:
+def read_bodies(path: Path, lines: Collection[BatchLine]) -> Iterator[tuple[BatchLine, dict[str, Any]]]:
     """Yield each request with its body, one after the other."""
     with path.open("rb") as file:
         for line in lines:
@@ -112,7 +112,7 @@ class AnswerFile:
         try:
             self._file = os.fdopen(_nowait(str(path), os.O_RDWR | os.O_APPEND | os.O_CREAT), "a+b")
         except OSError as error:  # also raised for a pipe
-            raise RequestError(f"answers cannot be written to {path}: {reason(error)}") from None
+            raise RequestError(f"answers cannot be written to {path}: {os_error_text(error)}") from None
         try:
             if not stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
                 raise RequestError(f"{path} is no file that could be read to go on; name one for the answers")
@@ -144,7 +144,7 @@ class AnswerFile:
             self._file.write(_BEGIN + f"{ids},{response}".encode() + body + b'},"error":null}\n')
             self._file.flush()
         except OSError as error:
-            message = f"answers cannot be written to {self.path}: {reason(error)}; the same command goes on"
+            message = f"answers cannot be written to {self.path}: {os_error_text(error)}; the same command goes on"
             raise RequestError(message) from None
         self.statuses[custom_id] = status
 

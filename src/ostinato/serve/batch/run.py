@@ -15,11 +15,11 @@ from starlette.responses import Response
 
 from ostinato.config import EngineConfig
 from ostinato.engine.process.failures import EngineFailed
-from ostinato.observe.answer_counts import AnswerCounts
+from ostinato.observe.answer_counts import ResponseCounts
 from ostinato.observe.record import RequestRecord
 from ostinato.serve.app import make_api
-from ostinato.serve.batch.files import AnswerFile, Line, read_bodies
-from ostinato.serve.http.endpoints import JsonEndpoints
+from ostinato.serve.batch.files import AnswerFile, BatchLine, read_bodies
+from ostinato.serve.http.endpoints import JsonPostMiddleware
 from ostinato.serve.http.errors import ApiError, as_api_error
 from ostinato.serve.http.gate import check_size
 from ostinato.serve.http.lifecycle import Lifecycle
@@ -29,7 +29,7 @@ from ostinato.serve.settings import ServeSettings
 from ostinato.serve.tasks import side_by_side
 
 if TYPE_CHECKING:
-    from ostinato.engine.run.runner import StartProgress
+    from ostinato.engine.run.runner import ProgressFn
 
 URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
 """Endpoints that a batch may use."""
@@ -73,9 +73,9 @@ async def run_batch(
     config: EngineConfig,
     settings: ServeSettings,
     source: Path,
-    lines: Sequence[Line],
+    lines: Sequence[BatchLine],
     answers: AnswerFile,
-    loading: StartProgress,
+    loading: ProgressFn,
     on_ready: Callable[[], None],
     on_answer: Callable[[int], None],
 ) -> None:
@@ -85,17 +85,17 @@ async def run_batch(
     it ends; answers up to then are written. Cancelled, it ends the same way.
     """
     lifecycle = Lifecycle(config, settings, loading)
-    api, with_bodies, models = make_api(lifecycle, AnswerCounts())
-    endpoints = JsonEndpoints(api, with_bodies, lifecycle, lambda: models().work)
+    api, with_bodies, models = make_api(lifecycle, ResponseCounts())
+    endpoints = JsonPostMiddleware(api, with_bodies, lifecycle, lambda: models().work)
     lifecycle.start()
     try:
         await lifecycle.started()
-        lifecycle.engine.whole = True
+        lifecycle.engine.final_only = True
         on_ready()
         bodies = read_bodies(source, lines)
         count = min(len(lines), lifecycle.engine.plan.settings.max_num_seqs + _AHEAD)
 
-        async def take_turns(bodies: Iterator[tuple[Line, dict[str, Any]]]) -> None:
+        async def take_turns(bodies: Iterator[tuple[BatchLine, dict[str, Any]]]) -> None:
             for line, body in bodies:
                 response, record = await _answered(endpoints, settings, line.url, body)
                 answers.write(line.custom_id, response.status_code, record.request_id, body_of(response))
@@ -107,7 +107,7 @@ async def run_batch(
 
 
 async def _answered(
-    endpoints: JsonEndpoints, settings: ServeSettings, url: str, body: dict[str, Any]
+    endpoints: JsonPostMiddleware, settings: ServeSettings, url: str, body: dict[str, Any]
 ) -> tuple[Response, RequestRecord]:
     sent = json.dumps(body).encode()
     while True:

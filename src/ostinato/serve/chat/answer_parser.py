@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ostinato.serve.chat.calls.block import BlockReader
-from ostinato.serve.chat.calls.forms import ToolForm
-from ostinato.serve.chat.calls.not_a_call import NotACall
+from ostinato.serve.chat.calls.forms import ToolCallFormat
+from ostinato.serve.chat.calls.not_a_call import ToolCallSyntaxError
 from ostinato.serve.chat.channels import ChannelReader
 from ostinato.serve.chat.deltas import AnswerDelta, DeltaCollector
 from ostinato.serve.chat.formats import AnswerFormats, ReasoningTags
-from ostinato.serve.chat.growing_text import SPACE, EndOfText, GrowingText, Reading, start_of_tag
+from ostinato.serve.chat.growing_text import SPACE, EndOfText, TextBuffer, Reading, start_of_tag
 from ostinato.serve.chat.tools import Tool
 
 
@@ -44,7 +44,7 @@ class AnswerParser:
         `tools`: if None or empty, no calls are looked for. `new_id` makes the id of a call, such as "call_7f3a".
         `either`: an answer that does not begin with a call has none, because a grammar makes it one or the other.
         """
-        self._text = GrowingText()
+        self._text = TextBuffer()
         self._collector = DeltaCollector(new_id)
         self._give: Callable[[str], None] = self._add_content
         if formats.has_channels:
@@ -91,18 +91,18 @@ class AnswerParser:
         # Some models open their reasoning once more after a prompt that did.
         if not (yield from text.tag(tags.begin)) and not inside:
             return
-        text.release()
+        text.consume()
         self._give = self._collector.add_reasoning
         yield from text.drop("\n")
         while (end := text.text.find(tags.end)) < 0:
-            self._give(text.release(start_of_tag(text.text, tags.end, "\n")))
+            self._give(text.consume(start_of_tag(text.text, tags.end, "\n")))
             yield from text.wait()
         self._give(text.text[:end].rstrip("\n"))
-        text.release(end + len(tags.end))
+        text.consume(end + len(tags.end))
         self._give = self._add_content
         yield from text.drop("\n")
 
-    def _begins(self, form: ToolForm) -> Reading[bool]:
+    def _begins(self, form: ToolCallFormat) -> Reading[bool]:
         """Return whether a call comes next, without reading anything."""
         begins = yield from self._text.tag(form.begin)
         self._text.position = 0
@@ -122,21 +122,21 @@ class AnswerParser:
         try:
             yield from reader.read()
             yield from self._text.drop(SPACE)
-        except NotACall:
-            self._give(self._text.release())
+        except ToolCallSyntaxError:
+            self._give(self._text.consume())
         yield from self._read_plain()
 
     def _read_content(self, reader: BlockReader, begin_tag: str) -> Reading[None]:
         text = self._text
         while True:
             if (where := text.text.find(begin_tag)) < 0:
-                self._give(text.release(start_of_tag(text.text, begin_tag, SPACE)))
+                self._give(text.consume(start_of_tag(text.text, begin_tag, SPACE)))
                 yield from text.wait()
                 continue
             content = len(text.text[:where].rstrip(SPACE))
-            self._give(text.release(content))
+            self._give(text.consume(content))
             text.position = where - content + len(begin_tag)
             try:
                 yield from reader.read()
-            except NotACall:
-                self._give(text.release())
+            except ToolCallSyntaxError:
+                self._give(text.consume())

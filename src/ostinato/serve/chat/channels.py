@@ -12,9 +12,9 @@ from collections.abc import Callable, Collection
 
 from ostinato.serve.chat.calls.forms import END, MESSAGE, START
 from ostinato.serve.chat.calls.json_calls import stream_object
-from ostinato.serve.chat.calls.not_a_call import NotACall
+from ostinato.serve.chat.calls.not_a_call import ToolCallSyntaxError
 from ostinato.serve.chat.deltas import DeltaCollector
-from ostinato.serve.chat.growing_text import EndOfText, GrowingText, Reading, start_of_tag
+from ostinato.serve.chat.growing_text import EndOfText, TextBuffer, Reading, start_of_tag
 
 _ENDS = (END, "<|call|>", "<|return|>")
 _NEXT = f"{START}assistant"
@@ -24,7 +24,7 @@ _HEADER = re.compile(
     r"(?:<\|start\|>assistant)?(?: to=(?P<before>[^\s<]+))? ?"
     r"<\|channel\|>(?P<channel>\w+)(?: to=(?P<to>[^\s<]+))?(?: ?<\|constrain\|>\w+| \w+)? ?"
 )
-_LONGEST_HEADER = 256
+_MAX_HEADER = 256
 _FUNCTIONS = "functions."
 
 
@@ -39,7 +39,7 @@ class ChannelReader:
     - A header that the end of the answer cuts off is dropped.
     """
 
-    def __init__(self, text: GrowingText, collector: DeltaCollector, names: Collection[str]) -> None:
+    def __init__(self, text: TextBuffer, collector: DeltaCollector, names: Collection[str]) -> None:
         self._text, self._collector, self._names = text, collector, names
         self._in_header = False
         self._has_reasoning = self._has_content = False
@@ -65,7 +65,7 @@ class ChannelReader:
             return
         recipient = header["to"] or header["before"]
         if recipient is None:
-            text.release(header.end() + len(MESSAGE))
+            text.consume(header.end() + len(MESSAGE))
             self._in_header = False
             if header["channel"] == "analysis":
                 self._has_reasoning = self._separate(self._has_reasoning, self._collector.add_reasoning)
@@ -79,7 +79,7 @@ class ChannelReader:
         if name in self._names and recipient.startswith(_FUNCTIONS) and (yield from text.next_character()) == "{":
             self._in_header = False
             self._collector.begin_call(name)
-            text.release()
+            text.consume()
             yield from self._read_arguments()
         else:
             self._in_header = False
@@ -91,10 +91,10 @@ class ChannelReader:
         while True:
             if not any(text.text.startswith(begin[: len(text.text)]) for begin in _BEGINS):
                 return None
-            where = text.text.find(MESSAGE, 0, _LONGEST_HEADER + len(MESSAGE))
+            where = text.text.find(MESSAGE, 0, _MAX_HEADER + len(MESSAGE))
             if where >= 0:
                 return _HEADER.fullmatch(text.text, 0, where)
-            if len(text.text) >= _LONGEST_HEADER + len(MESSAGE):
+            if len(text.text) >= _MAX_HEADER + len(MESSAGE):
                 return None
             yield from text.wait()
 
@@ -107,7 +107,7 @@ class ChannelReader:
         try:
             yield from stream_object(self._text, self._collector)
             yield from self._text.drop(" \t\r\n")
-        except NotACall:
+        except ToolCallSyntaxError:
             pass
         yield from self._read_body(self._content)
 
@@ -117,16 +117,16 @@ class ChannelReader:
         The first `least` characters are passed on in any case.
         """
         text = self._text
-        give(text.release(least))
+        give(text.consume(least))
         while True:
             found = [(where, tag) for tag in (*_ENDS, _NEXT) if (where := text.text.find(tag)) >= 0]
             if found:
                 where, tag = min(found)
-                give(text.release(where + len(tag) if keeps_end and tag != _NEXT else where))
+                give(text.consume(where + len(tag) if keeps_end and tag != _NEXT else where))
                 if tag != _NEXT and not keeps_end:
-                    text.release(len(tag))
+                    text.consume(len(tag))
                 return
-            give(text.release(min(start_of_tag(text.text, tag, "") for tag in (*_ENDS, _NEXT))))
+            give(text.consume(min(start_of_tag(text.text, tag, "") for tag in (*_ENDS, _NEXT))))
             yield from text.wait()
 
     def _content(self, released: str) -> None:

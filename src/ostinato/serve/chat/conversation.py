@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ostinato.engine.text.chat_template import ChatTemplate, OverBudget
+from ostinato.engine.text.chat_template import ChatTemplate, TemplateTooExpensive
 from ostinato.errors import RequestError
 from ostinato.media.input import RenderedChat, render_chat
 from ostinato.media.messages import MediaError
@@ -19,7 +19,7 @@ from ostinato.serve.chat.tools import Tool, forced_tools, read_choice, read_tool
 from ostinato.serve.http.bodies import Body, ListOf
 from ostinato.serve.http.errors import ApiError
 from ostinato.serve.settings import ServeSettings
-from ostinato.serve.work.context import Work
+from ostinato.serve.work.context import RequestContext
 
 _OWN = frozenset(inspect.signature(ChatTemplate.render).parameters) - {"chat_template_kwargs"}
 """Arguments of the rendering itself, which a request cannot set as variables of the template."""
@@ -124,7 +124,7 @@ def check_counts(
             raise ApiError(400, message, param=field)
 
 
-def render(work: Work, conversation: Conversation, param: str = "messages") -> RenderedChat:
+def render(work: RequestContext, conversation: Conversation, param: str = "messages") -> RenderedChat:
     """Render the prompt, special tokens included, with its images.
 
     Raises ApiError, which names `param` if the template refuses the conversation, and an image that cannot be used;
@@ -132,7 +132,7 @@ def render(work: Work, conversation: Conversation, param: str = "messages") -> R
     """
     text = work.text
     if conversation.has_images and text.media is not None:
-        work.on_worker_only()
+        work.require_worker()
 
     def of_template(messages: Sequence[Mapping[str, Any]]) -> str:
         if text.formats.has_channels:
@@ -149,8 +149,8 @@ def render(work: Work, conversation: Conversation, param: str = "messages") -> R
     others = (conversation.tools, conversation.kwargs)
     try:
         return render_chat(conversation.messages, of_template, text.media, others, conversation.places)
-    except OverBudget as error:
-        work.on_worker_only()
+    except TemplateTooExpensive as error:
+        work.require_worker()
         raise ApiError(400, error.message, param=param) from None
     except MediaError as error:
         raise ApiError(400, error.message, param=error.where) from None
@@ -168,14 +168,14 @@ def _with_thinking(message: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**message, "thinking": message["reasoning_content"]}
 
 
-def token_ids_of(work: Work, rendered: RenderedChat, param: str, add_special_tokens: bool = False) -> list[int]:
+def token_ids_of(work: RequestContext, rendered: RenderedChat, param: str, add_special_tokens: bool = False) -> list[int]:
     """Return the token ids of a rendered prompt. ApiError, which names `param`, if there are none or too many."""
     if rendered.media is not None:
         return rendered.media.token_ids
     return work.encode(rendered.text, add_special_tokens, param)
 
 
-def begins_in_reasoning(formats: AnswerFormats, conversation: Conversation, prompt: str) -> bool:
+def starts_in_reasoning(formats: AnswerFormats, conversation: Conversation, prompt: str) -> bool:
     """Return whether the answer to `prompt` begins inside reasoning; the prompt is rendered from the conversation."""
     if not conversation.continue_final_message or formats.reasoning is None:
         return opens_reasoning(prompt, formats)
@@ -187,7 +187,7 @@ def begins_in_reasoning(formats: AnswerFormats, conversation: Conversation, prom
 class Tools:
     """The tools of a request."""
 
-    told: tuple[Tool, ...] = ()
+    offered_tools: tuple[Tool, ...] = ()
     """Tools that the prompt describes."""
     callable: tuple[Tool, ...] = ()
     """Tools that an answer may call."""

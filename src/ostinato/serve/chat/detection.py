@@ -13,7 +13,7 @@ from typing import Any
 from ostinato.engine.text.chat_template import ChatTemplate
 from ostinato.errors import RequestError
 from ostinato.serve.chat.answer_parser import AnswerParser
-from ostinato.serve.chat.calls.forms import FORMS, HARMONY, ToolForm
+from ostinato.serve.chat.calls.forms import FORMS, HARMONY, ToolCallFormat
 from ostinato.serve.chat.formats import ANALYSIS, REASONING, AnswerFormats, ReasoningTags
 from ostinato.serve.chat.tools import Tool
 
@@ -50,7 +50,7 @@ def takes_tools(template: ChatTemplate) -> bool:
     return "tools" in template.text if rendered is None else _PROBE.name in rendered
 
 
-def _tool_form(template: ChatTemplate) -> ToolForm | None:
+def _tool_form(template: ChatTemplate) -> ToolCallFormat | None:
     for rendered in _calls(template):
         answer = rendered[rendered.rfind(_QUESTION) + len(_QUESTION) :]
         if _CITY not in answer:
@@ -89,7 +89,7 @@ def _rendered(template: ChatTemplate, *answer: Mapping[str, Any]) -> str | None:
         return None
 
 
-def _reads(form: ToolForm, answer: str) -> bool:
+def _reads(form: ToolCallFormat, answer: str) -> bool:
     """Return whether the form reads the call back from an answer, perhaps with texts of the template around it."""
     begin = form.begin or "{"
     if (start := answer.find(begin)) < 0:
@@ -107,7 +107,7 @@ def _reads(form: ToolForm, answer: str) -> bool:
         return False
 
 
-def _hinted(text: str) -> ToolForm | None:
+def _hinted(text: str) -> ToolCallFormat | None:
     """Return the form whose tags are all in a template's text; of several, the one with the most."""
     fitting = [form for form in (*FORMS, HARMONY) if form.tags and all(tag in text for tag in form.hints or form.tags)]
     return max(fitting, key=lambda form: len(form.tags), default=None)

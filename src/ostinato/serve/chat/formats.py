@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ostinato.serve.chat.calls.forms import CHANNEL, END, HARMONY, MESSAGE, ToolForm
+from ostinato.serve.chat.calls.forms import CHANNEL, END, HARMONY, MESSAGE, ToolCallFormat
 from ostinato.serve.chat.tools import Tool
 
 
@@ -21,7 +21,7 @@ class AnswerFormats:
     """Formats that a model's answers may contain besides plain text. None: the server does not look for it."""
 
     reasoning: ReasoningTags | None = None
-    tools: ToolForm | None = None
+    tools: ToolCallFormat | None = None
 
     @property
     def has_channels(self) -> bool:
@@ -42,7 +42,7 @@ class AnswerFormats:
 
 
 @dataclass(frozen=True)
-class AnswerForm:
+class AnswerLayout:
     """Parts that one answer may consist of."""
 
     formats: AnswerFormats

@@ -11,7 +11,7 @@ from ostinato.serve.chat.calls.forms import CHANNEL, MESSAGE, START
 from ostinato.serve.chat.formats import ANALYSIS, ReasoningTags
 
 
-class Grammar:
+class LarkGrammar:
     """The rules of one grammar while they are written."""
 
     def __init__(self, special_tags: Mapping[str, int]) -> None:
@@ -23,7 +23,7 @@ class Grammar:
         return "\n".join([f"start: {start}", *self.rules, ""])
 
     def thoughts(self, tags: ReasoningTags | None, inside: bool) -> str:
-        """Return terms for reasoning before anything else: required if the answer begins `inside` it, else optional."""
+        """Return terms for reasoning before anything else: required if the answer begins `positions_inside` it, else optional."""
         if tags is None:
             return ""
         if tags == ANALYSIS:

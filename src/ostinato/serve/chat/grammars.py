@@ -10,7 +10,7 @@ from ostinato.sample.guide import Guide
 from ostinato.serve.chat.calls.forms import known_forms
 from ostinato.serve.chat.calls.grammar import ToolGrammar
 from ostinato.serve.chat.formats import ANALYSIS, AnswerFormats, ReasoningTags
-from ostinato.serve.chat.grammar_rules import Grammar
+from ostinato.serve.chat.grammar_rules import LarkGrammar
 from ostinato.serve.chat.tools import Tool, forced_tools
 
 NO_TAGS: Mapping[str, int] = {}
@@ -69,5 +69,5 @@ def value_guide(
 
     Reasoning must end if the prompt began it; otherwise it is optional. `special_tags` as for `tool_guide`.
     """
-    grammar = Grammar(special_tags)
+    grammar = LarkGrammar(special_tags)
     return grammar.text(grammar.thoughts(tags, starts_in_reasoning) + grammar.value(guide, in_channel=tags == ANALYSIS))

@@ -21,7 +21,7 @@ class EndOfText(Exception):
     """Raised if more text is needed, and none will come."""
 
 
-class GrowingText:
+class TextBuffer:
     """Text that has come and is not released yet; its first `position` characters are read.
 
     Text that is read but not released can still turn out to be plain text, and is then passed on unchanged.
@@ -43,7 +43,7 @@ class GrowingText:
         """Declare that no text follows."""
         self._ended = True
 
-    def release(self, count: int | None = None) -> str:
+    def consume(self, count: int | None = None) -> str:
         """Remove and return the first `count` characters (default: those read so far). Reading continues after them."""
         count = self.position if count is None else count
         taken, self.text = self.text[:count], self.text[count:]
@@ -52,7 +52,7 @@ class GrowingText:
         return taken
 
     def release_all(self) -> str:
-        return self.release(len(self.text))
+        return self.consume(len(self.text))
 
     def wait(self) -> Reading[None]:
         """Pause until there may be more text. EndOfText if there will be none."""
@@ -109,7 +109,7 @@ def _after_space(text: str, start: int) -> int:
 def start_of_tag(text: str, tag: str, before: str) -> int:
     """Return the start of the end of `text` that may be the beginning of `tag`, or the length of `text`.
 
-    Any characters of `before` in front of that part belong to it. `text` does not hold the whole tag.
+    Any characters of `previous_hidden` in front of that part belong to it. `text` does not hold the whole tag.
     """
     length = min(len(tag) - 1, len(text))
     while length and not text.endswith(tag[:length]):

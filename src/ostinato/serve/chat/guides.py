@@ -11,13 +11,13 @@ from typing import Any
 from ostinato.engine.process.async_engine import AsyncEngine
 from ostinato.errors import RequestError
 from ostinato.sample.guide import Guide
-from ostinato.serve.chat.formats import AnswerForm
+from ostinato.serve.chat.formats import AnswerLayout
 from ostinato.serve.chat.grammars import tool_guide, value_guide
 from ostinato.serve.chat.model_text import ModelText
 from ostinato.serve.chat.tools import forced_tools
 from ostinato.serve.http.errors import ApiError
 
-MOST_WAITING = 64
+MAX_WAITING = 64
 """Largest number of requests that wait for guides; more get status 429. Each may take a second."""
 MAX_TRIED = 1024
 """Number of guides that are known to be harmless; the least recently requested one is forgotten first."""
@@ -54,7 +54,7 @@ def plain_guide(asked: GuideRequest | None) -> GuidePlan | None:
     return None if asked is None else GuidePlan(asked.guide(), asked.param)
 
 
-def answer_guide(text: ModelText, form: AnswerForm, asked: GuideRequest | None, tool_choice: Any) -> GuidePlan | None:
+def answer_guide(text: ModelText, form: AnswerLayout, asked: GuideRequest | None, tool_choice: Any) -> GuidePlan | None:
     """Return the guide of an answer that may reason first, and calls tools according to `tool_choice`.
 
     If a form is asked for and no call is demanded, the answer either calls tools or has the form.
@@ -90,7 +90,7 @@ class GuideCompiler:
         """
         if plan is None:
             return None
-        if self._num_waiting >= MOST_WAITING:
+        if self._num_waiting >= MAX_WAITING:
             message = f"{self._num_waiting} requests wait for their grammars to be compiled already"
             raise ApiError(429, message, code="queue_full", headers={"Retry-After": "5"})
         self._num_waiting += 1
@@ -135,7 +135,7 @@ class GuideCompiler:
 
 
 def _tool_guide(
-    text: ModelText, form: AnswerForm, tool_choice: Any, instead: GuidePlan | None = None
+    text: ModelText, form: AnswerLayout, tool_choice: Any, instead: GuidePlan | None = None
 ) -> GuidePlan | None:
     try:
         lark = tool_guide(

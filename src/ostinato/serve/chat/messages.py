@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic_core import from_json
 
-from ostinato.serve.http.bodies import EchoedBody, Ignored, ListOf, unserved
+from ostinato.serve.http.bodies import EchoedBody, Ignored, ListOf, unsupported_field
 from ostinato.serve.http.errors import ApiError
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
@@ -45,9 +45,9 @@ class Message(EchoedBody):
     """Id of the call that a tool's answer belongs to."""
     reasoning_content: str | None = None
     """Reasoning of an assistant. The template decides how it is used."""
-    refusal: Annotated[None, unserved("give the message's text as content")] = None
-    function_call: Annotated[None, unserved("use tool_calls")] = None
-    audio: Annotated[None, unserved("only text is")] = None
+    refusal: Annotated[None, unsupported_field("give the message's text as content")] = None
+    function_call: Annotated[None, unsupported_field("use tool_calls")] = None
+    audio: Annotated[None, unsupported_field("only text is")] = None
     annotations: Ignored = None
     provider_specific_fields: Ignored = None
     """Field that LiteLLM adds to an answer, and sends back with it."""

@@ -10,10 +10,10 @@ from ostinato.engine.text.chat_template import ChatTemplate
 from ostinato.engine.text.tokenizer import Tokenizer
 from ostinato.errors import RequestError
 from ostinato.media.input import MediaInput
-from ostinato.media.load import Sources
+from ostinato.media.load import MediaSources
 from ostinato.serve.chat.calls.forms import known_forms
 from ostinato.serve.chat.detection import detect_formats, takes_tools
-from ostinato.serve.chat.token_texts import TokenTexts
+from ostinato.serve.chat.token_texts import TokenStrings
 from ostinato.serve.http.errors import ApiError
 from ostinato.serve.settings import ServeSettings
 
@@ -45,7 +45,7 @@ class ModelText:
                 known_forms(),
             )
         self.knows_developer = "developer" in template
-        self.token_texts = TokenTexts(tokenizer)
+        self.token_texts = TokenStrings(tokenizer)
         self.media = _for_clients(media, settings)
         self.vocab_size, self.max_model_len = vocab_size, max_model_len
 
@@ -82,7 +82,7 @@ def _for_clients(media: MediaInput | None, settings: ServeSettings) -> MediaInpu
     """Return how the server takes in images: no client can make it read files of this machine."""
     if media is None:
         return None
-    sources = Sources(files=False, remote=media.sources.remote, max_pixels=settings.max_image_pixels)
+    sources = MediaSources(files=False, remote=media.sources.remote, max_pixels=settings.max_image_pixels)
     return replace(media, sources=sources, max_images=settings.max_images, max_pixels=settings.max_request_pixels)
 
 

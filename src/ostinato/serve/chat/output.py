@@ -12,12 +12,12 @@ from typing import Any, Protocol
 from ostinato.schedule.batch import TokenLogprobs
 from ostinato.serve.chat.answer_parser import AnswerParser
 from ostinato.serve.chat.deltas import AnswerDelta, ToolCallDelta
-from ostinato.serve.chat.formats import AnswerForm
+from ostinato.serve.chat.formats import AnswerLayout
 from ostinato.serve.chat.model_text import ModelText
 from ostinato.serve.chat.token_texts import Offsets
 
 
-class Piece(Protocol):
+class OutputPart(Protocol):
     """Delta of an output, or a whole output."""
 
     @property
@@ -35,7 +35,7 @@ class Piece(Protocol):
 class ChatOutput:
     """Parser of one output's pieces, in order. The result does not depend on where the output was cut into pieces."""
 
-    def __init__(self, text: ModelText, form: AnswerForm) -> None:
+    def __init__(self, text: ModelText, form: AnswerLayout) -> None:
         self._text, self._form = text, form
         self._num_calls = 0
         self._reasoned = False
@@ -49,7 +49,7 @@ class ChatOutput:
                 either=form.either,
             )
 
-    def take(self, piece: Piece) -> AnswerDelta:
+    def take(self, piece: OutputPart) -> AnswerDelta:
         """Return what the next piece adds."""
         if self._parser is None:
             return AnswerDelta(piece.text)
@@ -62,7 +62,7 @@ class ChatOutput:
         self._reasoned = self._reasoned or bool(delta.reasoning)
         return delta
 
-    def finish_reason(self, piece: Piece) -> str | None:
+    def finish_reason(self, piece: OutputPart) -> str | None:
         """Return why the output ended, in OpenAI's words. Call it after `take` of the same piece."""
         return "tool_calls" if piece.finish_reason == "stop" and self._num_calls else piece.finish_reason
 
@@ -80,7 +80,7 @@ class ChatOutput:
 
         return min(len(token_ids), bisect.bisect_left(range(len(token_ids) + 1), True, key=ends_before))
 
-    def _without_end(self, piece: Piece) -> str:
+    def _without_end(self, piece: OutputPart) -> str:
         """Return the text without the token that ended it, which has text only if special tokens are shown."""
         if piece.finish_reason != "stop" or isinstance(piece.stop_reason, str) or not piece.token_ids:
             return piece.text
@@ -119,7 +119,7 @@ class MessageLogprobs:
         self._waiting: deque[tuple[int, int, TokenLogprobs]] = deque()
         """Tokens whose part of the answer is not known yet: (begin, end, log-probability), places in characters."""
 
-    def take(self, piece: Piece, delta: AnswerDelta) -> list[dict[str, Any]]:
+    def take(self, piece: OutputPart, delta: AnswerDelta) -> list[dict[str, Any]]:
         """Return the log-probabilities of the content's tokens that a piece added."""
         for token_id, logprob in zip(piece.token_ids, piece.logprobs or (), strict=True):
             begin = self._offsets.next(token_id)

@@ -17,7 +17,7 @@ LOWEST = -9999.0
 """Log-probability written for an impossible token: JSON has no number for minus infinity."""
 
 
-class TokenTexts:
+class TokenStrings:
     """Texts of one tokenizer's tokens. Each is looked up once."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -71,7 +71,7 @@ class TokenTexts:
 class Offsets:
     """The places of one text's tokens, in characters."""
 
-    def __init__(self, texts: TokenTexts, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
+    def __init__(self, texts: TokenStrings, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
         self._texts, self._tokenizer = texts, tokenizer
         self._skip_special_tokens = skip_special_tokens
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -91,7 +91,7 @@ class Offsets:
 class CompletionLogprobs:
     """Writer of the `logprobs` objects of a completion's choice, piece by piece, with each token's text offset."""
 
-    def __init__(self, texts: TokenTexts, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
+    def __init__(self, texts: TokenStrings, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
         self._texts = texts
         self._offsets = Offsets(texts, tokenizer, skip_special_tokens)
 

@@ -17,7 +17,7 @@ from pydantic import (
     model_validator,
 )
 
-from ostinato.errors import reason
+from ostinato.errors import os_error_text
 from ostinato.serve.http.errors import ApiError
 
 T = TypeVar("T")
@@ -31,7 +31,7 @@ class Body(BaseModel):
     """A request's body."""
 
     model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
-    kept: ClassVar[frozenset[str]] = frozenset()
+    fields_after_prepare: ClassVar[frozenset[str]] = frozenset()
     """Fields that the endpoint still needs when the request is prepared."""
     generates: ClassVar[bool] = False
     """True if the body asks for output, for which there may be no room."""
@@ -43,9 +43,9 @@ class Body(BaseModel):
         """
         raise NotImplementedError(f"{type(self).__name__} is no whole body")
 
-    def slim(self) -> Self:
+    def without_prepared_fields(self) -> Self:
         """Return the body with only the fields in `kept`; the others are None."""
-        return self.model_copy(update=dict.fromkeys(type(self).model_fields.keys() - self.kept))
+        return self.model_copy(update=dict.fromkeys(type(self).model_fields.keys() - self.fields_after_prepare))
 
     @model_validator(mode="wrap")
     @classmethod
@@ -71,7 +71,7 @@ class EchoedBody(Body):
         return {name: each for name, each in value.items() if each is not None} if isinstance(value, dict) else value
 
 
-def unserved(instead: str, but: Any = None) -> BeforeValidator:
+def unsupported_field(instead: str, but: Any = None) -> BeforeValidator:
     """Return a validator for a field of OpenAI's clients that this server does not serve.
 
     Only null is accepted, and `but`, a value that asks for nothing.
@@ -132,7 +132,7 @@ def _why(error: ValueError | RecursionError) -> str:
         case json.JSONDecodeError():
             return error.msg
         case UnicodeDecodeError():
-            return reason(error)
+            return os_error_text(error)
         case RecursionError():
             return "it is nested too deep"
         case _:

@@ -6,7 +6,7 @@ import logging
 import ssl
 from pathlib import Path
 
-from ostinato.errors import ConfigError, reason
+from ostinato.errors import ConfigError, os_error_text
 
 log = logging.getLogger("ostinato.serve")
 
@@ -57,7 +57,7 @@ def _context(certfile: Path, keyfile: Path | None, password: str | None) -> ssl.
         try:
             text = path.read_bytes() if path is not None else b"-----BEGIN "
         except OSError as error:
-            raise ConfigError(f"{name} {path} cannot be read: {reason(error)}") from None
+            raise ConfigError(f"{name} {path} cannot be read: {os_error_text(error)}") from None
         if b"-----BEGIN " not in text:
             raise ConfigError(f"{name} {path} should be in PEM: text with '-----BEGIN ...' lines")
     has_asked = False
@@ -106,5 +106,5 @@ def _rehearsed(context: ssl.SSLContext, certfile: Path) -> str:
             raise ConfigError(f"ssl_certfile {certfile}: {error.verify_message}; ask for a new one") from None
         raise ConfigError(f"ssl_certfile {certfile} is not for a server: {error.verify_message}") from None
     except ssl.SSLError as error:
-        raise ConfigError(f"ssl_certfile {certfile} cannot be used: {reason(error)}") from None
+        raise ConfigError(f"ssl_certfile {certfile} cannot be used: {os_error_text(error)}") from None
     return str((theirs.getpeercert() or {}).get("notAfter"))

@@ -17,17 +17,17 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from ostinato.serve.http.errors import ApiError
-from ostinato.serve.http.exchange import Exchange, refusal
-from ostinato.serve.http.heads import framing_of, scope_of, wishes, wrong_in_head
-from ostinato.serve.http.limits import Limits, Occupancy, room_for_connections
-from ostinato.serve.http.refusals import Refusals
+from ostinato.serve.http.exchange import RequestCycle, refusal
+from ostinato.serve.http.heads import framing_of, scope_of, connection_options, head_error
+from ostinato.serve.http.limits import ConnectionLimits, ConnectionCounter, fd_limited_connections
+from ostinato.serve.http.refusals import RefusalLog
 
 TOO_MANY = "too_many_connections"
 PIECE = 8192
 """Bytes that are parsed at once; they may hold many further requests before the first is answered."""
 
 
-class Connection(asyncio.Protocol):
+class HttpConnection(asyncio.Protocol):
     """Protocol that reads requests, has the application answer them in order, and closes at a limit."""
 
     def __init__(
@@ -36,9 +36,9 @@ class Connection(asyncio.Protocol):
         server_state: ServerState,
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
-        limits: Limits | None = None,
-        occupancy: Occupancy | None = None,
-        refusals: Refusals | None = None,
+        limits: ConnectionLimits | None = None,
+        occupancy: ConnectionCounter | None = None,
+        refusals: RefusalLog | None = None,
     ) -> None:
         """Make a connection; the first four arguments are uvicorn's.
 
@@ -47,12 +47,12 @@ class Connection(asyncio.Protocol):
         self._app = config.loaded_app if config.loaded else config.app
         self._root_path = config.root_path
         self._server, self._app_state = server_state, app_state
-        self._limits = limits or Limits()
-        self._occupancy = occupancy or Occupancy(room_for_connections())
-        self._refusals = refusals or Refusals()
+        self._limits = limits or ConnectionLimits()
+        self._occupancy = occupancy or ConnectionCounter(fd_limited_connections())
+        self._refusals = refusals or RefusalLog()
         self._parser = httptools.HttpRequestParser(self)
         self._pending = bytearray()
-        self._exchanges: deque[Exchange] = deque()
+        self._exchanges: deque[RequestCycle] = deque()
         self._task: asyncio.Task[None] | None = None
         self._writable = asyncio.Event()
         self._writable.set()
@@ -160,7 +160,7 @@ class Connection(asyncio.Protocol):
         self._end_timer("idle")
         if self._problem is None:
             version, method = self._parser.get_http_version(), self._parser.get_method()
-            self._problem = wrong_in_head(method, self._url, version, self._headers)
+            self._problem = head_error(method, self._url, version, self._headers)
         if self._problem is None:
             self._exchanges.append(self._exchange())
             self._go_on()
@@ -188,11 +188,11 @@ class Connection(asyncio.Protocol):
         if not self._writable.is_set():
             await self._writable.wait()
 
-    def took_body(self) -> None:
+    def body_consumed(self) -> None:
         if self._pending:
             self._loop.call_soon(self._parse)
 
-    def ended(self, exchange: Exchange) -> None:
+    def ended(self, exchange: RequestCycle) -> None:
         """Handle the end of an exchange: its application has returned."""
         self._task = None
         if self._transport.is_closing():
@@ -281,7 +281,7 @@ class Connection(asyncio.Protocol):
         elif "idle" not in self._timers:
             self._after("idle", self._limits.idle_seconds, self._transport.close)
 
-    def _exchange(self) -> Exchange:
+    def _exchange(self) -> RequestCycle:
         version, method = self._parser.get_http_version(), self._parser.get_method()
         scope = {
             **scope_of(method, self._url, version, self._headers, self._root_path),
@@ -290,8 +290,8 @@ class Connection(asyncio.Protocol):
             "scheme": self._scheme,
             "state": self._app_state.copy(),
         }
-        keep_alive, waits = wishes(version, self._headers)
-        return Exchange(self, scope, keep_alive=keep_alive, expects_continue=waits)
+        keep_alive, waits = connection_options(version, self._headers)
+        return RequestCycle(self, scope, keep_alive=keep_alive, expects_continue=waits)
 
     def _headers_too_large(self) -> None:
         if self._problem is None:
@@ -308,7 +308,7 @@ class Connection(asyncio.Protocol):
         self._is_ending = True
         self._pending.clear()
         if error.code != TOO_MANY:  # the occupancy counts those
-            self._refusals.note(str(error.code), error.message, self._address)
+            self._refusals.record(str(error.code), error.message, self._address)
         self.write(refusal(error.status, json.dumps(error.body()).encode()))
         if drain:
             self._drain()

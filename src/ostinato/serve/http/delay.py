@@ -14,7 +14,7 @@ _INTERVAL = 0.05
 _BOUNDS = (0.001, 0.005, STALL, 0.05, 0.1, 0.25, 1.0, 5.0)
 
 
-class LoopDelay:
+class EventLoopLag:
     """Monitor that asks to be called at certain times, and records how much later that happens."""
 
     def __init__(self) -> None:

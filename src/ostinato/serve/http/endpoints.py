@@ -17,14 +17,14 @@ from ostinato.errors import RequestError
 from ostinato.serve.http.bodies import Body, check_type, validated
 from ostinato.serve.http.errors import ApiError, as_api_error
 from ostinato.serve.http.lifecycle import Lifecycle
-from ostinato.serve.http.streaming import unless_gone
-from ostinato.serve.work.context import TooHeavy, Work
-from ostinato.serve.work.shape import check_light, is_light
+from ostinato.serve.http.streaming import cancel_on_disconnect
+from ostinato.serve.work.context import NeedsWorker, RequestContext
+from ostinato.serve.work.shape import check_small_body, fits_event_loop
 
 Endpoint = Callable[[Any, Request], Awaitable[Response]]
 
 
-class JsonEndpoints:
+class JsonPostMiddleware:
     """ASGI middleware that takes POST requests with a JSON body to their endpoints; all others pass to `app`.
 
     The framework keeps the same routes to describe them in the OpenAPI document. It does not run them: a stream would
@@ -32,11 +32,11 @@ class JsonEndpoints:
     """
 
     def __init__(
-        self, app: ASGIApp, routers: Iterable[APIRouter], lifecycle: Lifecycle, work: Callable[[], Work]
+        self, app: ASGIApp, routers: Iterable[APIRouter], lifecycle: Lifecycle, work: Callable[[], RequestContext]
     ) -> None:
         """Register the endpoints of `routers`, each an `async def endpoint(body, request) -> Response`.
 
-        Its body is a Body. It receives the rest of the body (`Body.slim`), and in `request.state.prepared` the result
+        Its body is a Body. It receives the rest of the body (`Body.without_prepared_fields`), and in `request.state.prepared` the result
         of `Body.prepare` with `work`, which raises ApiError while there is no model.
         """
         self._app, self._lifecycle, self._work = app, lifecycle, work
@@ -69,13 +69,13 @@ class JsonEndpoints:
 
     async def _read(self, kind: type[Body], sent: bytes, request: Request) -> tuple[Body, Any]:
         work = self._work()
-        if is_light(sent):
-            check_light(sent, work.settings)
+        if fits_event_loop(sent):
+            check_small_body(sent, work.settings)
             try:
                 body = validated(kind, sent)
                 return body, body.prepare(work)
-            except TooHeavy:
+            except NeedsWorker:
                 pass
         if kind.generates:
             self._lifecycle.engine.admission.check(1, request.state.client)  # before anything is done for nothing
-        return await unless_gone(request, self._lifecycle.workers.read(request.state.client, kind, sent))
+        return await cancel_on_disconnect(request, self._lifecycle.workers.read(request.state.client, kind, sent))

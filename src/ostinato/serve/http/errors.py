@@ -14,7 +14,7 @@ from ostinato.engine.process.failures import EngineFailed, EngineStopped, Replic
 from ostinato.engine.process.stream import DeadlineExceeded
 from ostinato.errors import OstinatoError, RequestError
 
-LONGEST_MESSAGE = 1000
+MAX_MESSAGE = 1000
 """Largest number of characters of a message to a client."""
 
 _TYPES = {
@@ -60,8 +60,8 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         # A message may repeat what the client sent, which may be long.
-        self.message = message if len(message) <= LONGEST_MESSAGE else f"{message[:LONGEST_MESSAGE]} ..."
-        self.status, self.param, self.code = status, param and param[:LONGEST_MESSAGE], code
+        self.message = message if len(message) <= MAX_MESSAGE else f"{message[:MAX_MESSAGE]} ..."
+        self.status, self.param, self.code = status, param and param[:MAX_MESSAGE], code
         self.headers = dict(headers or {})
 
     def __reduce__(self) -> tuple[Any, ...]:

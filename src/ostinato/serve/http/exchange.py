@@ -15,19 +15,19 @@ log = logging.getLogger("ostinato.serve")
 _REASONS = {status.value: status.phrase.encode() for status in http.HTTPStatus}
 
 
-class Line(Protocol):
+class CycleTransport(Protocol):
     """Methods that an exchange needs of its connection."""
 
     def write(self, data: bytes) -> None: ...
     async def writable(self) -> None: ...
-    def took_body(self) -> None: ...
-    def ended(self, exchange: Exchange) -> None: ...
+    def body_consumed(self) -> None: ...
+    def ended(self, exchange: RequestCycle) -> None: ...
 
 
-class Exchange:
+class RequestCycle:
     """A request that has its headers, and perhaps not yet its body."""
 
-    def __init__(self, line: Line, scope: dict[str, Any], *, keep_alive: bool, expects_continue: bool) -> None:
+    def __init__(self, line: CycleTransport, scope: dict[str, Any], *, keep_alive: bool, expects_continue: bool) -> None:
         """Begin an exchange.
 
         `keep_alive`: the client would send further requests. `expects_continue`: it waits before it sends a body.
@@ -44,11 +44,11 @@ class Exchange:
         self.has_begun = False
         self._is_chunked = False
         self._has_body = True
-        self._is_told = False
+        self._body_delivered = False
         """True once the application has the whole body."""
         self._head = b""
         """Head of the answer, until it is sent with the first part of the body."""
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
 
     async def run(self, app: ASGIApp) -> None:
         """Answer with `app`. An answer that it leaves incomplete ends the connection."""
@@ -61,36 +61,36 @@ class Exchange:
 
     def add_body(self, data: bytes) -> None:
         self.body += data
-        self._news.set()
+        self._changed.set()
 
     def end_body(self) -> None:
         self.is_received = True
-        self._news.set()
+        self._changed.set()
 
     def leave(self) -> None:
         """Note that the client is gone."""
         self._is_gone = True
-        self._news.set()
+        self._changed.set()
 
     async def receive(self) -> dict[str, Any]:
         if self._expects_continue and not self.has_begun:
             self._expects_continue = False
             self._line.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         if not (self.body or self.is_received or self._is_gone or self.is_answered):
-            self._news.clear()
-            await self._news.wait()
+            self._changed.clear()
+            await self._changed.wait()
         if self._is_gone or self.is_answered:
             return {"type": "http.disconnect"}
-        if self._is_told:
-            self._news.clear()
+        if self._body_delivered:
+            self._changed.clear()
             while not (self._is_gone or self.is_answered):
-                await self._news.wait()
-                self._news.clear()
+                await self._changed.wait()
+                self._changed.clear()
             return {"type": "http.disconnect"}
         data, self.body = bytes(self.body), bytearray()
-        self._is_told = self.is_received
-        self._line.took_body()
-        return {"type": "http.request", "body": data, "more_body": not self._is_told}
+        self._body_delivered = self.is_received
+        self._line.body_consumed()
+        return {"type": "http.request", "body": data, "more_body": not self._body_delivered}
 
     async def send(self, message: dict[str, Any]) -> None:
         await self._line.writable()
@@ -109,7 +109,7 @@ class Exchange:
         data, self._head = self._head + data, b""
         if not more:
             self.is_answered = True
-            self._news.set()
+            self._changed.set()
         if data:
             self._line.write(data)
 

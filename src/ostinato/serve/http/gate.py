@@ -9,7 +9,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ostinato.observe.answer_counts import AnswerCounts
+from ostinato.observe.answer_counts import ResponseCounts
 from ostinato.observe.logs import log_request
 from ostinato.observe.record import RequestRecord
 from ostinato.observe.tracing import Tracing
@@ -18,18 +18,18 @@ from ostinato.serve.http.errors import ApiError, as_api_error, is_anthropic
 from ostinato.serve.http.forwarded import UNIX, TrustedProxies
 from ostinato.serve.http.keys import client_of
 from ostinato.serve.http.lifecycle import Lifecycle
-from ostinato.serve.http.streaming import ClientGone, log_failure
+from ostinato.serve.http.streaming import ClientDisconnected, log_failure
 
 CLIENT_GONE = 499
 """The status, in log and metrics, of a request whose client left before the answer."""
-OPEN_PATHS = frozenset({"/", "/health", "/health/live", "/version", "/metrics"})
+PUBLIC_PATHS = frozenset({"/", "/health", "/health/live", "/version", "/metrics"})
 """Paths that need no key. The files of the page (`PAGE`) need none either."""
 PAGE = "/page/"
 BODY_SECONDS = 60.0
 """Seconds that a body may take to arrive."""
 
 
-class Gate:
+class RequestMiddleware:
     """ASGI middleware around the whole application.
 
     It gives each request an id and a `RequestRecord` (both in `request.state`; the id is also the answer's header
@@ -37,7 +37,7 @@ class Gate:
     """
 
     def __init__(
-        self, app: ASGIApp, lifecycle: Lifecycle, counts: AnswerCounts, tracing: Tracing | None = None
+        self, app: ASGIApp, lifecycle: Lifecycle, counts: ResponseCounts, tracing: Tracing | None = None
     ) -> None:
         self._app, self._counts = app, counts
         settings = lifecycle.settings
@@ -54,7 +54,7 @@ class Gate:
             await self._app(scope, receive, send)
             return
         if self._root_path:
-            _leave_out(self._root_path, scope)
+            _strip_root_path(self._root_path, scope)
         record = RequestRecord(f"{random.getrandbits(128):032x}", scope["method"], _printable(scope))
         if self._proxies:
             _name_client(self._proxies, scope)
@@ -75,7 +75,7 @@ class Gate:
         headers = Headers(scope=scope)
         try:
             await self._pass(scope, headers, receive, send_noted)
-        except (ClientGone, ClientDisconnect):
+        except (ClientDisconnected, ClientDisconnect):
             record.status = CLIENT_GONE
         except Exception as error:
             answer = as_api_error(error)
@@ -94,7 +94,7 @@ class Gate:
 
     async def _pass(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
         if self._is_private:
-            check_host(headers.get("host"))
+            reject_foreign_host(headers.get("host"))
         record: RequestRecord = scope["state"]["record"]
         if not (_is_open(scope["path"]) or scope["path"] == self._root_path):
             record.key = self._keys.check(headers.get("authorization"), headers.get("x-api-key"))
@@ -116,7 +116,7 @@ def _name_client(proxies: TrustedProxies, scope: Scope) -> None:
         scope["client"] = client, 0
 
 
-def _leave_out(root_path: str, scope: Scope) -> None:
+def _strip_root_path(root_path: str, scope: Scope) -> None:
     """Remove the prefix from the path, so that the layers behind know one path only."""
     path, raw = scope["path"], root_path.encode()
     if path.startswith(f"{root_path}/"):
@@ -127,10 +127,10 @@ def _leave_out(root_path: str, scope: Scope) -> None:
 
 def _is_open(path: str) -> bool:
     """Return whether `path` is public."""
-    return path in OPEN_PATHS or path.startswith(PAGE)
+    return path in PUBLIC_PATHS or path.startswith(PAGE)
 
 
-def check_host(host: str | None) -> None:
+def reject_foreign_host(host: str | None) -> None:
     """Raise ApiError 421 unless the host is a name of this machine.
 
     It is for servers on a loopback address, without keys. A web page can make its own host name point at this machine,

@@ -17,7 +17,7 @@ HeaderList = Sequence[tuple[bytes, bytes]]
 _HOST = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~%!$&'()*+,;=-]*)(:[0-9]*)?")
 
 
-def wrong_in_head(method: bytes, url: bytes, version: str, headers: HeaderList) -> ApiError | None:
+def head_error(method: bytes, url: bytes, version: str, headers: HeaderList) -> ApiError | None:
     """Return why the request is refused before any application sees it, or None."""
     hosts = [value for name, value in headers if name == b"host"]
     if len(hosts) > 1:
@@ -52,7 +52,7 @@ def scope_of(method: bytes, url: bytes, version: str, headers: HeaderList, root_
     }
 
 
-def wishes(version: str, headers: HeaderList) -> tuple[bool, bool]:
+def connection_options(version: str, headers: HeaderList) -> tuple[bool, bool]:
     """Return whether the client would send further requests, and whether it waits before it sends the body."""
     words = b",".join(value for name, value in headers if name == b"connection").lower()
     if version == "1.0":

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ostinato.errors import ConfigError, reason
+from ostinato.errors import ConfigError, os_error_text
 
-MOST_KEYS = 10_000
+MAX_KEYS = 10_000
 """Largest number of keys in an api_key_file.
 
 Each has separate series in the metrics, and every request is compared with all.
 """
-MOST_WEIGHT = 1000
+MAX_WEIGHT = 1000
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _WEIGHT = "weight="
 _SEES_ALL = "metrics=all"
@@ -46,7 +46,7 @@ def named_keys(given: Sequence[str], path: Path | None) -> dict[str, ApiKey]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"api_key_file {path} cannot be read: {reason(error)}") from None
+        raise ValueError(f"api_key_file {path} cannot be read: {os_error_text(error)}") from None
     known = set(given)
     for number, line in enumerate(lines, start=1):
         if not line.strip():
@@ -61,8 +61,8 @@ def named_keys(given: Sequence[str], path: Path | None) -> dict[str, ApiKey]:
         known.add(key.key)
     if len(keys) == len(given):
         raise ValueError(f"api_key_file {path} holds no key; write one a line")
-    if len(keys) > MOST_KEYS:
-        raise ValueError(f"api_key_file {path} holds {len(keys)} keys, and may hold {MOST_KEYS}")
+    if len(keys) > MAX_KEYS:
+        raise ValueError(f"api_key_file {path} holds {len(keys)} keys, and may hold {MAX_KEYS}")
     return keys
 
 
@@ -93,8 +93,8 @@ def _read_line(words: list[str], name: str) -> tuple[str, ApiKey]:
 
 
 def _weight(text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and len(text) <= 4 and 1 <= int(text) <= MOST_WEIGHT):
+    if not (text.isascii() and text.isdecimal() and len(text) <= 4 and 1 <= int(text) <= MAX_WEIGHT):
         raise ValueError(
-            f"a weight is a whole number from 1 to {MOST_WEIGHT}, such as {_WEIGHT}1 (as without one) or {_WEIGHT}4"
+            f"a weight is a whole number from 1 to {MAX_WEIGHT}, such as {_WEIGHT}1 (as without one) or {_WEIGHT}4"
         )
     return int(text)

@@ -13,19 +13,19 @@ from ostinato.config import EngineConfig
 from ostinato.engine.process.async_engine import AsyncEngine
 from ostinato.engine.process.failures import EngineFailed
 from ostinato.engine.process.launch import make_engine
-from ostinato.serve.http.delay import LoopDelay
+from ostinato.serve.http.delay import EventLoopLag
 from ostinato.serve.http.errors import ApiError
 from ostinato.serve.http.forwarded import TrustedProxies
 from ostinato.serve.http.keys import ApiKeys
-from ostinato.serve.http.limits import Occupancy, make_room, room_for_connections
-from ostinato.serve.http.refusals import Refusals
+from ostinato.serve.http.limits import ConnectionCounter, raise_fd_limit, fd_limited_connections
+from ostinato.serve.http.refusals import RefusalLog
 from ostinato.serve.settings import ServeSettings
-from ostinato.serve.work.context import Context
-from ostinato.serve.work.workers import Workers
+from ostinato.serve.work.context import WorkerContext
+from ostinato.serve.work.workers import BodyWorkerPool
 
 if TYPE_CHECKING:
-    from ostinato.engine.engine import Engine
-    from ostinato.engine.run.runner import StartProgress
+    from ostinato.engine.engine import EngineCore
+    from ostinato.engine.run.runner import ProgressFn
 
 log = logging.getLogger("ostinato.serve")
 
@@ -40,8 +40,8 @@ class Lifecycle:
         self,
         config: EngineConfig,
         settings: ServeSettings,
-        progress: StartProgress = lambda what, done, total: None,
-        make: Callable[[EngineConfig, StartProgress], Engine] = make_engine,
+        progress: ProgressFn = lambda what, done, total: None,
+        make: Callable[[EngineConfig, ProgressFn], EngineCore] = make_engine,
         start_engine: StartEngine | None = None,
     ) -> None:
         """Make the lifecycle of an engine that is not started yet.
@@ -51,15 +51,15 @@ class Lifecycle:
         """
         self.config, self.settings = config, settings
         self.keys = ApiKeys(settings)
-        self.loop_delay = LoopDelay()
+        self.loop_delay = EventLoopLag()
         self.model_name = settings.name_of(config.model)
         self.created = int(time.time())
-        self.refusals = Refusals()
+        self.refusals = RefusalLog()
         """Requests and connections refused before the application."""
         self.proxies = TrustedProxies(settings.trusted_proxy)
-        make_room(settings.max_connections)
-        most = settings.max_connections or room_for_connections()
-        self.occupancy = Occupancy(most, settings.max_connections_per_address, self.proxies.trusts)
+        raise_fd_limit(settings.max_connections)
+        most = settings.max_connections or fd_limited_connections()
+        self.occupancy = ConnectionCounter(most, settings.max_connections_per_address, self.proxies.trusts)
         self.draining = False
         self.error: BaseException | None = None
         """Error that kept the engine from starting, or ended it."""
@@ -71,7 +71,7 @@ class Lifecycle:
         """Function called when the server should exit: the engine has failed, or everything is drained."""
         self._start_engine = start_engine or partial(AsyncEngine.start, config, progress=progress, make=make)
         self._engine: AsyncEngine | None = None
-        self._workers: Workers | None = None
+        self._workers: BodyWorkerPool | None = None
         self._starting: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -98,7 +98,7 @@ class Lifecycle:
             return
         self.prepare(engine)
         remote = self.config.allow_remote_images
-        self._workers = Workers(Context(engine.started, self.settings.without_keys(), self.model_name, remote))
+        self._workers = BodyWorkerPool(WorkerContext(engine.started, self.settings.without_keys(), self.model_name, remote))
         engine.on_failure = self._fail
         self._engine = engine
         self.on_ready()
@@ -148,13 +148,13 @@ class Lifecycle:
         raise ApiError(503, "the model is being loaded", code="starting", headers={"Retry-After": "5"})
 
     @property
-    def workers(self) -> Workers:
+    def workers(self) -> BodyWorkerPool:
         """Workers that read large bodies. ApiError 503 while requests are not accepted."""
         assert self.engine is not None
         return self.present_workers
 
     @property
-    def present_workers(self) -> Workers:
+    def present_workers(self) -> BodyWorkerPool:
         """Workers, also while requests are not accepted, once there has been an engine."""
         assert self._workers is not None, "made with the engine"
         return self._workers

@@ -18,7 +18,7 @@ RESERVED = 64
 
 
 @dataclass(frozen=True)
-class Limits:
+class ConnectionLimits:
     """Limits of each connection, by default those of a server with default settings."""
 
     head_bytes: int = 2**16
@@ -41,7 +41,7 @@ class Limits:
 
 
 @dataclass
-class Occupancy:
+class ConnectionCounter:
     """Counter of open connections. It logs once when the limit is reached, and again only after there was room."""
 
     most: int
@@ -93,7 +93,7 @@ class Occupancy:
             return False
 
 
-def room_for_connections() -> int:
+def fd_limited_connections() -> int:
     """Return the number of descriptors of the process (RLIMIT_NOFILE), less those it needs itself."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
@@ -101,7 +101,7 @@ def room_for_connections() -> int:
     return max(soft - RESERVED, soft // 2, 1)
 
 
-def make_room(connections: int) -> None:
+def raise_fd_limit(connections: int) -> None:
     """Raise the process's limit of descriptors if `connections` need that. ConfigError if it may not."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = connections + RESERVED

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ostinato.errors import ConfigError, Remedy, reason
+from ostinato.errors import ConfigError, Remedy, os_error_text
 from ostinato.serve.settings import ServeSettings
 
 BACKLOG = 2048
@@ -54,7 +54,7 @@ def _on_port(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
         # Python adds the address, which the message has already.
-        said = reason(error).partition(" (while attempting")[0]
+        said = os_error_text(error).partition(" (while attempting")[0]
         if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
             remedy = Remedy("host", "127.0.0.1")
             advice = "host should be an address of this machine"
@@ -83,7 +83,7 @@ def _on_file(path: Path, mode: int) -> socket.socket:
     except OSError as error:
         listener.close()
         advice = "uds should be a path of at most 107 bytes in a directory where files can be made"
-        raise ConfigError(f"the server cannot listen on {path}: {reason(error)}; {advice}") from None
+        raise ConfigError(f"the server cannot listen on {path}: {os_error_text(error)}; {advice}") from None
     finally:
         os.umask(before)
     return listener
@@ -105,5 +105,5 @@ def _remove_stale(path: Path) -> None:
     except BlockingIOError:
         pass
     except OSError as error:
-        raise ConfigError(f"uds {path} cannot be looked at: {reason(error)}") from None
+        raise ConfigError(f"uds {path} cannot be looked at: {os_error_text(error)}") from None
     raise ConfigError(f"a server listens on {path} already; end it, or choose another path")

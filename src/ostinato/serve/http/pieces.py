@@ -14,12 +14,12 @@ PIECE = 2**18
 """Bytes that are written at once."""
 
 
-def cut(data: bytes) -> list[bytes]:
+def chunks_of(data: bytes) -> list[bytes]:
     """Return `data` in pieces."""
     return [data[begin : begin + PIECE] for begin in range(0, len(data), PIECE)]
 
 
-def joined(parts: Iterable[bytes]) -> Iterator[bytes]:
+def coalesce(parts: Iterable[bytes]) -> Iterator[bytes]:
     """Yield the same bytes in pieces of at most PIECE bytes; a longer part is one piece."""
     waiting: list[bytes] = []
     size = 0
@@ -33,7 +33,7 @@ def joined(parts: Iterable[bytes]) -> Iterator[bytes]:
         yield b"".join(waiting)
 
 
-class PiecedJson(Response):
+class ChunkedJson(Response):
     """JSON response in pieces; each is written when the client has taken the one before."""
 
     def __init__(self, pieces: Sequence[bytes]) -> None:
@@ -51,4 +51,4 @@ class PiecedJson(Response):
 
 def body_of(response: Response) -> bytes:
     """Return the whole body, for callers that a pause does not hurt."""
-    return b"".join(response.pieces) if isinstance(response, PiecedJson) else bytes(response.body)
+    return b"".join(response.pieces) if isinstance(response, ChunkedJson) else bytes(response.body)

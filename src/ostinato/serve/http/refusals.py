@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ostinato.errors import reason
+from ostinato.errors import os_error_text
 
 log = logging.getLogger("ostinato.serve")
 
@@ -27,7 +27,7 @@ asyncio tries again after a second. uvloop reports nothing: it closes the connec
 """
 
 
-class Refusals:
+class RefusalLog:
     """Counter of what a server refuses before its application, by the error's code."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -36,7 +36,7 @@ class Refusals:
         self._quiet_until: dict[str, float] = {}
         self._untold: Counter[str] = Counter()
 
-    def note(self, code: str, message: str, address: str) -> None:
+    def record(self, code: str, message: str, address: str) -> None:
         """Count a refusal, and log it. `address` is the client's, empty on a Unix socket."""
         self.counts[code] += 1
         now = self._clock()
@@ -56,7 +56,7 @@ class Refusals:
 
         def lacks(why: object) -> None:
             message = f"connections wait or are closed: {why}; raise ulimit -n, or lower max_connections"
-            self.note(NO_DESCRIPTOR, message, "clients")
+            self.record(NO_DESCRIPTOR, message, "clients")
 
         def handle(running: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
             if context.get("message") == _OF_ACCEPT:
@@ -69,7 +69,7 @@ class Refusals:
                 os.close(os.open(os.devnull, os.O_RDONLY))
             except OSError as error:
                 if error.errno in (errno.EMFILE, errno.ENFILE):
-                    lacks(reason(error))
+                    lacks(os_error_text(error))
             loop.call_later(_LOOK, look)
 
         loop.set_exception_handler(handle)

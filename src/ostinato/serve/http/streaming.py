@@ -28,7 +28,7 @@ class LastEvents(bytes):
     """End of a stream of events. It is sent with the end of the answer, which saves a message."""
 
 
-class ClientGone(Exception):
+class ClientDisconnected(Exception):
     """Raised if the client closed its connection before the answer was complete."""
 
 
@@ -55,7 +55,7 @@ class EventStream(Response):
                 finally:
                     leaving.cancel()
         except TimeoutError:
-            raise ClientGone from None
+            raise ClientDisconnected from None
         finally:
             self._close()
             if isinstance(self._events, AsyncGenerator):
@@ -81,7 +81,7 @@ class EventStream(Response):
             await send_some(LastEvents(b""))
 
 
-async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """Return the result of `work`. If the client closes its connection, cancel `work` and raise ClientGone."""
     working = asyncio.ensure_future(work)
     leaving = asyncio.create_task(_leaves(request.receive))
@@ -89,7 +89,7 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
         if working.done():
             return working.result()
-        raise ClientGone
+        raise ClientDisconnected
     finally:
         for task in (working, leaving):
             task.cancel()

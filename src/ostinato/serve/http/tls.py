@@ -16,7 +16,7 @@ from typing import Any, cast
 from ostinato.serve.http.certificates import Certificates
 from ostinato.serve.http.errors import ApiError
 from ostinato.serve.http.exchange import refusal
-from ostinato.serve.http.refusals import Refusals
+from ostinato.serve.http.refusals import RefusalLog
 
 HANDSHAKE = 22
 """First byte of a TLS connection: the record's type."""
@@ -29,8 +29,8 @@ UNREAD = 2**16
 class TlsLayer(asyncio.Protocol):
     """Layer between a transport and the protocol above, which gets a `TlsTransport` as its own."""
 
-    def __init__(self, above: asyncio.Protocol, certificates: Certificates, refusals: Refusals | None = None) -> None:
-        self._above, self._certificates, self._refusals = above, certificates, refusals or Refusals()
+    def __init__(self, above: asyncio.Protocol, certificates: Certificates, refusals: RefusalLog | None = None) -> None:
+        self._above, self._certificates, self._refusals = above, certificates, refusals or RefusalLog()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = TlsTransport(cast(asyncio.Transport, transport), self._certificates.context, self._refusals)
@@ -60,7 +60,7 @@ class TlsLayer(asyncio.Protocol):
 class TlsTransport(asyncio.Transport):
     """Transport whose bytes are encrypted on `below`. Before the handshake is over, nothing can be written."""
 
-    def __init__(self, below: asyncio.Transport, context: ssl.SSLContext, refusals: Refusals) -> None:
+    def __init__(self, below: asyncio.Transport, context: ssl.SSLContext, refusals: RefusalLog) -> None:
         super().__init__({"sslcontext": context})
         self._below, self._refusals = below, refusals
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -123,7 +123,7 @@ class TlsTransport(asyncio.Transport):
 
     def _note(self, code: str, message: str) -> None:
         peer = self._below.get_extra_info("peername")
-        self._refusals.note(code, message, str(peer[0]) if isinstance(peer, tuple) else "")
+        self._refusals.record(code, message, str(peer[0]) if isinstance(peer, tuple) else "")
 
     def _send(self) -> None:
         if self._outgoing.pending and not self._below.is_closing():

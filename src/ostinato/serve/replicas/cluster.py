@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from ostinato.config import EngineConfig
 from ostinato.engine.process.environment import SECRET_VARIABLES
 from ostinato.engine.process.failures import EngineError
-from ostinato.engine.replicas.front import Replicas
+from ostinato.engine.replicas.front import ReplicaSet
 from ostinato.engine.replicas.replicated_engine import ReplicatedEngine
 from ostinato.errors import ConfigError, Remedy
 from ostinato.serve.replicas.layout import ReplicaLayout, count_gpus, lay_out
@@ -25,7 +25,7 @@ from ostinato.serve.replicas.options import deployment_options
 from ostinato.serve.settings import ServeSettings
 
 if TYPE_CHECKING:
-    from ostinato.engine.run.runner import StartProgress
+    from ostinato.engine.run.runner import ProgressFn
 
 log = logging.getLogger("ostinato.replicas")
 
@@ -85,7 +85,7 @@ def _unreachable(address: str, error: Exception) -> ConfigError:
 class ReplicatedServer:
     """Engines of one server on a Ray. They are planned on construction: ConfigError or CapacityError then."""
 
-    def __init__(self, config: EngineConfig, settings: ServeSettings, model_name: str, progress: StartProgress) -> None:
+    def __init__(self, config: EngineConfig, settings: ServeSettings, model_name: str, progress: ProgressFn) -> None:
         check_installed()
         local = settings.ray_address is None
         self.layout: ReplicaLayout = lay_out(config, settings.most_replicas, local, num_gpus=count_gpus())
@@ -162,10 +162,10 @@ class ReplicatedServer:
                     [*fitting, *more],
                 )
 
-    def _deploy(self, replicas: Replicas) -> None:
+    def _deploy(self, replicas: ReplicaSet) -> None:
         self._deploying = asyncio.get_running_loop().create_task(self._deploying_of(replicas))
 
-    async def _deploying_of(self, replicas: Replicas) -> None:
+    async def _deploying_of(self, replicas: ReplicaSet) -> None:
         from ray import serve
 
         from ostinato.serve.replicas.deployments import engine_deployment, replica_settings

@@ -29,7 +29,7 @@ CONCURRENCY = 10_000
 """Calls of an actor at a time: a stream for each front, and short ones."""
 
 
-class Engine:
+class EngineDeployment:
     """Deployment that manages one engine: its health, its load and its end.
 
     The engine itself is in a separate actor, which fronts talk to without Ray Serve between them.
@@ -70,7 +70,7 @@ class Engine:
 
 def engine_deployment(**options: Any) -> serve.Deployment:
     """Return the engine deployment; `options` are those of a deployment."""
-    return _deployment(Engine, "Engine", **options)
+    return _deployment(EngineDeployment, "Engine", **options)
 
 
 def _deployment(kind: Any, name: str, **options: Any) -> serve.Deployment:

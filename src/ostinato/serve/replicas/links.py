@@ -12,7 +12,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from ostinato.engine.replicas.front import Replicas
+from ostinato.engine.replicas.front import ReplicaSet
 from ostinato.engine.replicas.messages import PING_SECONDS
 from ostinato.serve.replicas.names import NAMESPACE, actor_prefix
 
@@ -78,10 +78,10 @@ class RayLink:
             self._sending.cancel()
 
 
-class Finder:
+class ReplicaDiscovery:
     """Finder that links `replicas` to the engines of an application, as they come."""
 
-    def __init__(self, app: str, front: str, replicas: Replicas) -> None:
+    def __init__(self, app: str, front: str, replicas: ReplicaSet) -> None:
         """Begin to look for engines; `front` is a name that no other front has."""
         self._prefix, self._front, self._replicas = actor_prefix(app), front, replicas
         self._links: dict[str, RayLink] = {}

@@ -6,9 +6,9 @@ import secrets
 from collections.abc import Awaitable, Callable
 
 from ostinato.config import EngineConfig
-from ostinato.engine.replicas.front import Replicas
+from ostinato.engine.replicas.front import ReplicaSet
 from ostinato.engine.replicas.replicated_engine import ReplicatedEngine
-from ostinato.serve.replicas.links import Finder
+from ostinato.serve.replicas.links import ReplicaDiscovery
 from ostinato.serve.settings import ServeSettings
 
 
@@ -21,11 +21,11 @@ async def start_over(
     max_per_client: Callable[[int], int | None],
     seed: int | None = None,
     on_close: Callable[[], Awaitable[None]] | None = None,
-    on_made: Callable[[Replicas], None] = lambda replicas: None,
+    on_made: Callable[[ReplicaSet], None] = lambda replicas: None,
 ) -> ReplicatedEngine:
     """Wait for the first replica of `app`, and return the engine over its replicas.
 
-    `on_made` receives the `Replicas` that they are linked to; `on_close` is called at the end, when no link is left.
+    `on_made` receives the `ReplicaSet` that they are linked to; `on_close` is called at the end, when no link is left.
     """
 
     async def close() -> None:
@@ -33,8 +33,8 @@ async def start_over(
         if on_close is not None:
             await on_close()
 
-    replicas = Replicas(settings.routing, close)
-    finder = Finder(app, secrets.token_hex(4), replicas)
+    replicas = ReplicaSet(settings.routing, close)
+    finder = ReplicaDiscovery(app, secrets.token_hex(4), replicas)
     on_made(replicas)
 
     def share(max_num_seqs: int) -> int | None:

@@ -11,7 +11,7 @@ from ostinato.serve.http.errors import ApiError
 
 WINDOW = 60.0
 """Seconds in which a whole budget comes back."""
-MOST_CLIENTS = 1024
+MAX_CLIENTS = 1024
 """Largest number of clients; beyond it, those that have used least are forgotten."""
 
 
@@ -22,7 +22,7 @@ class _Use:
     since: float = 0.0
 
 
-class ClientBudgets:
+class ClientQuota:
     """Use of each client, as leaky buckets.
 
     A client may use a whole budget at once, and gets it back within `WINDOW`. What it uses is known afterwards, so the
@@ -53,9 +53,9 @@ class ClientBudgets:
         use = self._leaked(client) or self._uses.setdefault(client, _Use(since=self._clock()))
         use.seconds += seconds
         use.pixels += pixels
-        if len(self._uses) > MOST_CLIENTS:
+        if len(self._uses) > MAX_CLIENTS:
             by_use = sorted(self._uses, key=self._share)
-            for each in by_use[: MOST_CLIENTS // 2]:
+            for each in by_use[: MAX_CLIENTS // 2]:
                 del self._uses[each]
 
     def _leaked(self, client: str) -> _Use | None:

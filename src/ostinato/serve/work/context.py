@@ -5,9 +5,9 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass
 
-from ostinato.engine.process.messages import Started
-from ostinato.engine.text.template_budget import DEFAULT, Budget
-from ostinato.engine.text.texts import load_texts
+from ostinato.engine.process.messages import EngineStarted
+from ostinato.engine.text.template_budget import DEFAULT_TEMPLATE_BUDGET, TemplateBudget
+from ostinato.engine.text.texts import load_tokenizer_and_template
 from ostinato.errors import RequestError
 from ostinato.media.input import load_media_input
 from ostinato.sample.grammar import GrammarCompiler
@@ -15,18 +15,18 @@ from ostinato.sample.params import SamplingParams
 from ostinato.serve.chat.model_text import ModelText
 from ostinato.serve.settings import ServeSettings
 
-ON_LOOP = Budget(steps=10_000, seconds=0.01)
+ON_LOOP = TemplateBudget(steps=10_000, seconds=0.01)
 """Budget of a template on the event loop."""
 MAX_CHARACTERS = 2**15
 """Longest text that is tokenised on the event loop, which takes some milliseconds."""
 
 
-class TooHeavy(Exception):
+class NeedsWorker(Exception):
     """Raised on the event loop for a request that is too costly there; a worker prepares it instead."""
 
 
 @dataclass(frozen=True)
-class Work:
+class RequestContext:
     """Tokenizer, settings and defaults that preparing a request needs."""
 
     text: ModelText
@@ -38,36 +38,36 @@ class Work:
     """For guides that are tried; in a worker alone"""
 
     @property
-    def budget(self) -> Budget:
+    def budget(self) -> TemplateBudget:
         """Budget of a template."""
-        return ON_LOOP if self.on_loop else DEFAULT
+        return ON_LOOP if self.on_loop else DEFAULT_TEMPLATE_BUDGET
 
-    def on_worker_only(self) -> None:
+    def require_worker(self) -> None:
         """Raise TooHeavy on the event loop."""
         if self.on_loop:
-            raise TooHeavy
+            raise NeedsWorker
 
     def encode(self, text: str, add_special_tokens: bool, param: str) -> list[int]:
         """Encode a text, as `ModelText.encode` does; TooHeavy for a long text on the event loop."""
         if len(text) > MAX_CHARACTERS:
-            self.on_worker_only()
+            self.require_worker()
         return self.text.encode(text, add_special_tokens, param)
 
 
 @dataclass(frozen=True)
-class Context:
-    """Data that a worker makes its `Work` from, sent as a message."""
+class WorkerContext:
+    """Data that a worker makes its `RequestContext` from, sent as a message."""
 
-    started: Started
+    started: EngineStarted
     settings: ServeSettings
     """Settings of the server, without keys."""
     model_name: str
     remote: bool
     """True if images are fetched from URLs."""
 
-    def work(self) -> Work:
+    def work(self) -> RequestContext:
         started = self.started
-        tokenizer, template = load_texts(started.plan.settings, started.directory)
+        tokenizer, template = load_tokenizer_and_template(started.plan.settings, started.directory)
         media = load_media_input(started.directory, started.vision, tokenizer, started.plan, self.remote)
         max_model_len = started.plan.settings.max_model_len
         text = ModelText(tokenizer, template, media, started.vocab_size, max_model_len, self.settings)
@@ -75,4 +75,4 @@ class Context:
         grammars = GrammarCompiler(tokenizer, started.vocab_size, ends)
         with suppress(RequestError):  # which each guide raises again
             grammars.prepare()  # here, so that all workers have it
-        return Work(text, self.settings, self.model_name, started.default_params, on_loop=False, grammars=grammars)
+        return RequestContext(text, self.settings, self.model_name, started.default_params, on_loop=False, grammars=grammars)

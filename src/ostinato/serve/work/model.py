@@ -11,27 +11,27 @@ from ostinato.sample.guide import Guide
 from ostinato.serve.chat.guides import GuideCompiler
 from ostinato.serve.chat.model_text import ModelText
 from ostinato.serve.settings import ServeSettings
-from ostinato.serve.work.context import Work
+from ostinato.serve.work.context import RequestContext
 from ostinato.serve.work.trial import GuideTrial
 
 if TYPE_CHECKING:
-    from ostinato.serve.work.workers import Workers
+    from ostinato.serve.work.workers import BodyWorkerPool
 
 
 @dataclass(frozen=True)
-class Model:
+class ServedModel:
     """An engine and the work of its requests, made once and used on the event loop."""
 
     engine: AsyncEngine
     text: ModelText
     compiler: GuideCompiler
-    work: Work
+    work: RequestContext
     """Work for requests that are prepared on the event loop."""
 
 
 def model_of(
-    engine: AsyncEngine, settings: ServeSettings, model_name: str, workers: Callable[[], Workers] | None = None
-) -> Model:
+    engine: AsyncEngine, settings: ServeSettings, model_name: str, workers: Callable[[], BodyWorkerPool] | None = None
+) -> ServedModel:
     """Return the model of an engine; its guides are tried by `workers`, if there are any."""
 
     async def try_out(client: str, guide: Guide) -> None:
@@ -41,5 +41,5 @@ def model_of(
 
     max_model_len = engine.plan.settings.max_model_len
     text = ModelText(engine.tokenizer, engine.chat_template, engine.media, engine.vocab_size, max_model_len, settings)
-    work = Work(text, settings, model_name, engine.default_params)
-    return Model(engine, text, GuideCompiler(engine, try_out if workers else None), work)
+    work = RequestContext(text, settings, model_name, engine.default_params)
+    return ServedModel(engine, text, GuideCompiler(engine, try_out if workers else None), work)

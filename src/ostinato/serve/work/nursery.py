@@ -19,18 +19,18 @@ import sys
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ostinato.engine.process.messages import Unpacker, pack
+from ostinato.engine.process.messages import MessageDecoder, encode_message
 from ostinato.errors import OstinatoError
 from ostinato.serve.http.bodies import Body, validated
 from ostinato.serve.http.errors import ApiError
-from ostinato.serve.work.context import Context, Work
+from ostinato.serve.work.context import WorkerContext, RequestContext
 from ostinato.serve.work.shape import check_shape
 
 _AT_ONCE = 2**18
 """Bytes read at a time."""
 
 
-class Job(NamedTuple):
+class BodyJob(NamedTuple):
     """A body to be read; `length` bytes of it follow."""
 
     kind: type[Body]
@@ -38,7 +38,7 @@ class Job(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Done:
+class BodyResult:
     """Answer to a Job: the slim body, and what was prepared; or an error."""
 
     body: Body | None = None
@@ -57,17 +57,17 @@ def main(descriptor: int) -> None:
     logging.getLogger("ostinato").addHandler(logging.NullHandler())
     server = socket.socket(fileno=descriptor)
     try:
-        context: Context = _message(server)
+        context: WorkerContext = _message(server)
     except EOFError:
         return
     try:
         work = context.work()
     except Exception as error:
-        server.sendall(pack(RuntimeError(f"{type(error).__name__}: {error}")))
+        server.sendall(encode_message(RuntimeError(f"{type(error).__name__}: {error}")))
         return
     gc.collect()
     gc.freeze()
-    server.sendall(pack(None))
+    server.sendall(encode_message(None))
     while True:
         said, descriptors, _, _ = socket.recv_fds(server, 1, 1)
         if not said:
@@ -81,28 +81,28 @@ def main(descriptor: int) -> None:
         os.close(descriptors[0])
 
 
-def _serve(connection: socket.socket, work: Work) -> None:
+def _serve(connection: socket.socket, work: RequestContext) -> None:
     _limit_memory(work.settings.worker_memory)
     while True:
         try:
-            job: Job = _message(connection)
+            job: BodyJob = _message(connection)
             sent = _exactly(connection, job.length)
         except (EOFError, OSError):
             return
         _end_with_peer(connection, True)
-        answer = pack(_done(work, job.kind, bytes(sent)))
+        answer = encode_message(_done(work, job.kind, bytes(sent)))
         _end_with_peer(connection, False)
         connection.sendall(answer)
 
 
-def _done(work: Work, kind: type[Body], sent: bytes) -> Done:
+def _done(work: RequestContext, kind: type[Body], sent: bytes) -> BodyResult:
     before = _pixels(work)
     read, prepared = None, None
     failure: Exception | None = None
     try:
         check_shape(sent, work.settings)
         body = validated(kind, sent)
-        read, prepared = body.slim(), body.prepare(work)
+        read, prepared = body.without_prepared_fields(), body.prepare(work)
     except (ApiError, OstinatoError) as error:
         failure = error
     except MemoryError:
@@ -112,10 +112,10 @@ def _done(work: Work, kind: type[Body], sent: bytes) -> Done:
     except Exception as error:
         # Sent as text, since the error itself may not be picklable.
         failure = RuntimeError(f"{type(error).__name__}: {error}")
-    return Done(read, prepared, failure, _pixels(work) - before)
+    return BodyResult(read, prepared, failure, _pixels(work) - before)
 
 
-def _pixels(work: Work) -> int:
+def _pixels(work: RequestContext) -> int:
     """Return the pixels of all images that were decoded here."""
     return 0 if work.text.media is None else work.text.media.sources.meter.count
 
@@ -148,7 +148,7 @@ def _end_with_peer(connection: socket.socket, ends: bool) -> None:
 
 def _message(connection: socket.socket) -> Any:
     """Return the next message. Bytes that follow it are not read."""
-    unpacker = Unpacker()
+    unpacker = MessageDecoder()
     size = _exactly(connection, 8)
     messages = list(unpacker.feed(bytes(size) + _exactly(connection, int.from_bytes(size, "little"))))
     return messages[0]

@@ -20,7 +20,7 @@ _PIECE = 2**20
 
 
 @dataclass(frozen=True)
-class Shape:
+class JsonComplexity:
     """Shape of a body that is JSON. For other bodies the numbers mean nothing."""
 
     depth: int
@@ -30,18 +30,18 @@ class Shape:
     """Upper bound of the number of values: each empty list or object counts as one more."""
 
 
-def is_light(body: bytes) -> bool:
+def fits_event_loop(body: bytes) -> bool:
     """Return whether a body is small enough to parse on the event loop."""
-    return len(body) <= LIGHT_BYTES and _most_values(body) <= LIGHT_VALUES
+    return len(body) <= LIGHT_BYTES and _max_values(body) <= LIGHT_VALUES
 
 
-def check_light(body: bytes, settings: ServeSettings) -> None:
+def check_small_body(body: bytes, settings: ServeSettings) -> None:
     """Check a light body as `check_shape` does, which usually needs no full count."""
-    if _most_values(body) > min(MAX_DEPTH, settings.max_keys, settings.max_values):
+    if _max_values(body) > min(MAX_DEPTH, settings.max_keys, settings.max_values):
         check_shape(body, settings)
 
 
-def _most_values(body: bytes) -> int:
+def _max_values(body: bytes) -> int:
     """Return an upper bound of a body's number of values and of its depth; it counts strings' contents too."""
     return body.count(b",") + body.count(b"[") + body.count(b"{") + 1
 
@@ -59,7 +59,7 @@ def check_shape(body: bytes, settings: ServeSettings) -> None:
             raise ApiError(400, message, code="body_too_complex")
 
 
-def shape_of(body: bytes) -> Shape:
+def shape_of(body: bytes) -> JsonComplexity:
     """Count depth, keys and values outside of strings; stop early if the body is nested too deep."""
     # Without escapes, every quote begins or ends a string. Backslashes occur only in strings.
     plain = body.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in body else body
@@ -81,4 +81,4 @@ def shape_of(body: bytes) -> Shape:
         openings += int(np.count_nonzero(is_open))
         if deepest > MAX_DEPTH:
             break
-    return Shape(deepest, colons, commas + openings + 1)
+    return JsonComplexity(deepest, colons, commas + openings + 1)

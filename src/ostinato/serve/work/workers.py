@@ -21,18 +21,18 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from ostinato.engine.process.launch import child_environment
-from ostinato.engine.process.messages import pack
-from ostinato.errors import reason
-from ostinato.schedule.turns import Turns, weighted_share
+from ostinato.engine.process.messages import encode_message
+from ostinato.errors import os_error_text
+from ostinato.schedule.turns import FairShare, weighted_share
 from ostinato.serve.http.bodies import Body
 from ostinato.serve.http.errors import ApiError
-from ostinato.serve.work.budgets import ClientBudgets
-from ostinato.serve.work.context import Context
-from ostinato.serve.work.nursery import Done, Job
+from ostinato.serve.work.budgets import ClientQuota
+from ostinato.serve.work.context import WorkerContext
+from ostinato.serve.work.nursery import BodyResult, BodyJob
 
 log = logging.getLogger("ostinato.serve")
 
-MOST_WAITING = 64
+MAX_WAITING = 64
 """Largest number of requests that wait for a worker; more get status 429."""
 _LARGE = 2**20
 """Bytes after which a worker is not used again, as after an image, since it keeps its memory otherwise."""
@@ -42,20 +42,20 @@ _PIECE = 2**18
 _Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
-class Workers:
+class BodyWorkerPool:
     """Pool of worker processes that read bodies. Every method is called on one event loop."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: WorkerContext) -> None:
         settings = context.settings
         self._context = context
         self._seconds = settings.worker_seconds
-        self._budgets = ClientBudgets(settings.client_seconds, settings.client_pixels)
+        self._budgets = ClientQuota(settings.client_seconds, settings.client_pixels)
         self._free = self._count = settings.body_workers
         self._waiting: list[tuple[float, int, asyncio.Future[None]]] = []
         self._of_client: Counter[str] = Counter()
         """Waiting requests of each client."""
         self._numbers = itertools.count()
-        self._turns = Turns()
+        self._turns = FairShare()
         self._idle: list[_Connection] = []
         self._nursery: tuple[subprocess.Popen[bytes], socket.socket] | None = None
         self._starting: asyncio.Future[tuple[subprocess.Popen[bytes], socket.socket]] | None = None
@@ -74,7 +74,7 @@ class Workers:
         long or too much memory. Cancelled, it ends the worker.
         """
         self._budgets.check(client)
-        async with self._turn(client):
+        async with self._worker_slot(client):
             begin = time.monotonic()
             done = None
             try:
@@ -97,17 +97,17 @@ class Workers:
         return done.body, done.prepared
 
     @asynccontextmanager
-    async def _turn(self, client: str) -> AsyncIterator[None]:
+    async def _worker_slot(self, client: str) -> AsyncIterator[None]:
         """Reserve a worker's time. Clients get fair shares."""
         if self._free:
             self._free -= 1
         else:
-            share = weighted_share(MOST_WAITING // 4, MOST_WAITING, client)
-            if len(self._waiting) >= MOST_WAITING or self._of_client[client] >= share:
+            share = weighted_share(MAX_WAITING // 4, MAX_WAITING, client)
+            if len(self._waiting) >= MAX_WAITING or self._of_client[client] >= share:
                 message = f"{len(self._waiting)} requests with large bodies or images wait already"
                 raise ApiError(429, message, code="queue_full", headers={"Retry-After": "5"})
             future = asyncio.get_running_loop().create_future()
-            heapq.heappush(self._waiting, (self._turns.take(client), next(self._numbers), future))
+            heapq.heappush(self._waiting, (self._turns.assign(client), next(self._numbers), future))
             self._of_client[client] += 1
             try:
                 await future
@@ -128,26 +128,26 @@ class Workers:
         while self._waiting:
             turn, _, future = heapq.heappop(self._waiting)
             if not future.done():
-                self._turns.started(turn)
+                self._turns.advance(turn)
                 future.set_result(None)
                 return
         self._free += 1
 
-    async def _by_worker(self, kind: type[Body], sent: bytes) -> Done:
+    async def _by_worker(self, kind: type[Body], sent: bytes) -> BodyResult:
         try:
             connection = self._idle.pop() if self._idle else await self._new()
         except OSError as error:
-            message = f"no process can be started to read the request: {reason(error)}"
+            message = f"no process can be started to read the request: {os_error_text(error)}"
             raise ApiError(503, message, code="no_worker", headers={"Retry-After": "5"}) from None
         reader, writer = connection
         is_kept = False
         try:
-            writer.write(pack(Job(kind, len(sent))))
+            writer.write(encode_message(BodyJob(kind, len(sent))))
             for begin in range(0, len(sent), _PIECE):
                 writer.write(memoryview(sent)[begin : begin + _PIECE])
                 await writer.drain()
             size = int.from_bytes(await reader.readexactly(8), "little")
-            done: Done = pickle.loads(await reader.readexactly(size))
+            done: BodyResult = pickle.loads(await reader.readexactly(size))
             is_kept = len(sent) <= _LARGE and not done.pixels
             return done
         except (OSError, asyncio.IncompleteReadError):
@@ -207,7 +207,7 @@ class Workers:
         self._end_nursery()
 
 
-def _start_nursery(context: Context) -> tuple[subprocess.Popen[bytes], socket.socket]:
+def _start_nursery(context: WorkerContext) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """Start the process that workers are forked from. RuntimeError if it cannot start."""
     ours, theirs = socket.socketpair()
     # Forked processes have no use for threads, which a fork does not copy.
@@ -217,7 +217,7 @@ def _start_nursery(context: Context) -> tuple[subprocess.Popen[bytes], socket.so
     with theirs:
         process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=environment)
     with contextlib.suppress(OSError):
-        ours.sendall(pack(context))
+        ours.sendall(encode_message(context))
         file = ours.makefile("rb")
         size = file.read(8)
         if size:

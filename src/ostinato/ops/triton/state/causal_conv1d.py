@@ -260,10 +260,10 @@ def convolve(
     """Compute `causal_conv1d`, or without a weight the shift by one token."""
     channels = x.shape[1]
     width = states.shape[1] + 1
-    assert 2 <= width <= launches.MOST_TAPS, f"a convolution of {width} taps"
+    assert 2 <= width <= launches.MAX_TAPS, f"a convolution of {width} taps"
     assert states.dtype == x.dtype, "states keep inputs as they are"
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    decode, prefill, of_states = launches.causal_conv1d(channels=channels, capability=launcher.capability(x))
+    decode, prefill, of_states = launches.causal_conv1d_launches(channels=channels, capability=launcher.capability(x))
     blocks = cdiv(channels, decode.blocks["CHANNELS"])
     taps = {"weight": weight, "bias": bias, "WIDTH": width, "SHIFTS": weight is None, "SILU": activation == "silu"}
     common = {"x": x, "states": states, "channels": channels, "stride_x": x.stride(0)}

@@ -261,7 +261,7 @@ def delta_scan(
     tokens, rows, per_channel = v.shape[0], read_slots.shape[0], a.dim() == 3
     precision = "ieee" if v.dtype == torch.float32 else "tf32"
     out = torch.empty(v.shape, dtype=v.dtype, device=v.device)
-    of_chunks, of_rows = launches.delta_scan(
+    of_chunks, of_rows = launches.delta_scan_launches(
         key_dim=key_dim,
         value_dim=value_dim,
         element_bytes=v.element_size(),

@@ -135,7 +135,7 @@ def delta_update(
     heads, key_dim, value_dim = states.shape[1:]
     rows, tokens = write_slots.shape
     out = torch.empty(v.shape, dtype=v.dtype, device=v.device)
-    (launch,) = launches.delta_update(
+    (launch,) = launches.delta_update_launches(
         rows=rows, num_heads=heads, key_dim=key_dim, value_dim=value_dim, capability=launcher.capability(v)
     )
     launcher.run(

@@ -9,7 +9,7 @@ from ostinato.ops.triton.launcher import to_dtype
 
 
 @triton.jit
-def mix(x):
+def mix_rounding(x):
     """Apply the bijection of 32-bit integers of `ops/noise.py`; `x` is uint32."""
     x = x ^ (x >> 16)
     x = x * tl.full((), 0x7FEB352D, tl.uint32)
@@ -21,18 +21,18 @@ def mix(x):
 @triton.jit
 def noise_words(at, places):
     """Return words of 16 bits for some columns or channels; `at` is the mixed position and layer."""
-    return (mix(at + places.to(tl.uint32)) >> 16).to(tl.int32)
+    return (mix_rounding(at + places.to(tl.uint32)) >> 16).to(tl.int32)
 
 
 @triton.jit
-def rounded(state, channels, columns, position, noise, state_size, dtype: tl.constexpr, HAS_NOISE: tl.constexpr):
+def rounded_stochastically(state, channels, columns, position, noise, state_size, dtype: tl.constexpr, HAS_NOISE: tl.constexpr):
     """Round float32 `state` [channels, columns] to `dtype`, after the token at `position`.
 
     `channels` and `columns` are its indices in a layer's state [heads * head_dim, state_size]; `noise` is the layer.
     """
     if HAS_NOISE and dtype != tl.float32:
         position = position.to(tl.uint32)
-        at = mix(mix(position) + noise.to(tl.uint32))
+        at = mix_rounding(mix_rounding(position) + noise.to(tl.uint32))
         words = noise_words(at, columns)[None, :] ^ noise_words(at, state_size + channels)[:, None]
         bits = state.to(tl.int32, bitcast=True)
         is_number = state == state

@@ -17,7 +17,7 @@ from ostinato.ops.launches.table import cdiv
 from ostinato.ops.triton import launcher
 from ostinato.ops.triton.launcher import spread, to_dtype
 from ostinato.ops.triton.state.ragged import ROW_INPUTS, checkpoint_table
-from ostinato.ops.triton.state.rounding import rounded, step_size
+from ostinato.ops.triton.state.rounding import rounded_stochastically, step_size
 from ostinato.ops.triton.state.selective_update import advanced
 
 
@@ -87,7 +87,7 @@ def selective_scan_kernel(
                 y = tl.sum(state * c[None, :], axis=1) + skip * value
                 tl.store(out + at * channels + channel, to_dtype(y, out.dtype.element_ty), mask=there)
                 position = before + number
-                kept = rounded(state, channel, column, position, noise, state_size, states.dtype.element_ty, HAS_NOISE)
+                kept = rounded_stochastically(state, channel, column, position, noise, state_size, states.dtype.element_ty, HAS_NOISE)
                 state = kept.to(tl.float32)
             tl.store(states + slot * slot_elements + place, to_dtype(state, states.dtype.element_ty), mask=inside)
             token = stop
@@ -113,7 +113,7 @@ def selective_scan(
     channels, state_size = states.shape[1:]
     rows = read_slots.shape[0]
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    (launch,) = launches.selective_scan(channels=channels, state_size=state_size, capability=launcher.capability(x))
+    (launch,) = launches.selective_scan_launches(channels=channels, state_size=state_size, capability=launcher.capability(x))
     has_noise = noise is not None and states.dtype != torch.float32
     table, _ = checkpoint_table(checkpoints, 0, rows, x.device)
     launcher.run(

@@ -14,7 +14,7 @@ from ostinato.ops.launches import state as launches
 from ostinato.ops.launches.table import cdiv
 from ostinato.ops.triton import launcher
 from ostinato.ops.triton.launcher import spread, to_dtype
-from ostinato.ops.triton.state.rounding import rounded, step_size
+from ostinato.ops.triton.state.rounding import rounded_stochastically, step_size
 
 
 @triton.jit
@@ -83,7 +83,7 @@ def selective_update_kernel(
             y = tl.sum(state * c[None, :], axis=1) + skip * value
             tl.store(out + token * channels + channel, to_dtype(y, out.dtype.element_ty), mask=there)
             position = tl.load(start_positions + row) + t if HAS_NOISE else t
-            kept = rounded(state, channel, column, position, noise, state_size, states.dtype.element_ty, HAS_NOISE)
+            kept = rounded_stochastically(state, channel, column, position, noise, state_size, states.dtype.element_ty, HAS_NOISE)
             write = tl.load(write_slots + row * stride_write + t).to(tl.int64)
             tl.store(states + write * slot_elements + place, kept, mask=inside)
             state = kept.to(tl.float32)
@@ -109,7 +109,7 @@ def selective_update(
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     has_noise = noise is not None and states.dtype != torch.float32
     assert start_positions is not None or not has_noise, "noise is a function of positions"
-    (launch,) = launches.selective_update(
+    (launch,) = launches.selective_update_launches(
         rows=rows, channels=channels, state_size=state_size, capability=launcher.capability(x)
     )
     launcher.run(

@@ -21,7 +21,7 @@ from ostinato.ops.launches.table import cdiv
 from ostinato.ops.triton import launcher
 from ostinato.ops.triton.launcher import spread, to_dtype
 from ostinato.ops.triton.state.ragged import ROW_INPUTS, checkpoint_table
-from ostinato.ops.triton.state.rounding import rounded, step_size
+from ostinato.ops.triton.state.rounding import rounded_stochastically, step_size
 
 
 @triton.jit
@@ -138,7 +138,7 @@ def ssd_scan_kernel(
                     until = start + tl.load(entry)
                     if (until > token) & (until <= stop):
                         partial = advanced(state, value, b, step, high, low, until - token, time, PRECISION)
-                        kept = rounded(
+                        kept = rounded_stochastically(
                             partial,
                             channels_of_layer,
                             column,
@@ -151,7 +151,7 @@ def ssd_scan_kernel(
                         slot = tl.load(entry + 1).to(tl.int64)
                         tl.store(states + slot * slot_elements + place, kept, mask=inside)
             state = advanced(state, value, b, step, high, low, count, time, PRECISION)
-            kept = rounded(
+            kept = rounded_stochastically(
                 state,
                 channels_of_layer,
                 column,
@@ -194,7 +194,7 @@ def ssd_scan(
     rows = read_slots.shape[0]
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     keeps_float32 = ssm_states.dtype == torch.float32
-    (launch,) = launches.ssd_scan(
+    (launch,) = launches.ssd_scan_launches(
         chunk_size=chunk_size,
         head_dim=head_dim,
         state_size=state_size,

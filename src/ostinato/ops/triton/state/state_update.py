@@ -14,7 +14,7 @@ from ostinato.ops.launches import state as launches
 from ostinato.ops.launches.table import cdiv
 from ostinato.ops.triton import launcher
 from ostinato.ops.triton.launcher import spread, to_dtype
-from ostinato.ops.triton.state.rounding import rounded, step_size
+from ostinato.ops.triton.state.rounding import rounded_stochastically, step_size
 
 
 @triton.jit(do_not_specialize=["noise"])
@@ -86,7 +86,7 @@ def state_update_kernel(
             y = tl.sum(state * c.to(tl.float32)[None, :], axis=1) + skip * value
             tl.store(out + (token * heads + head) * head_dim + channel, to_dtype(y, out.dtype.element_ty), mask=in_head)
             position = tl.load(start_positions + row) + t if HAS_NOISE else t
-            kept = rounded(
+            kept = rounded_stochastically(
                 state,
                 head * head_dim + channel,
                 column,
@@ -122,7 +122,7 @@ def state_update(
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     has_noise = noise is not None and ssm_states.dtype != torch.float32
     assert start_positions is not None or not has_noise, "noise is a function of positions"
-    (launch,) = launches.state_update(
+    (launch,) = launches.state_update_launches(
         rows=rows, num_heads=heads, head_dim=head_dim, state_size=state_size, capability=launcher.capability(x)
     )
     launcher.run(

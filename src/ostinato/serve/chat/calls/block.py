@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from ostinato.serve.chat.calls.forms import JsonSyntax, NamedSyntax, TagSyntax, ToolForm
+from ostinato.serve.chat.calls.forms import JsonSyntax, NamedSyntax, TagSyntax, ToolCallFormat
 from ostinato.serve.chat.calls.json_calls import JsonCalls, NamedCalls
-from ostinato.serve.chat.calls.not_a_call import NotACall, read_end
+from ostinato.serve.chat.calls.not_a_call import ToolCallSyntaxError, read_end
 from ostinato.serve.chat.calls.python_calls import PythonCalls
 from ostinato.serve.chat.calls.tag_calls import TagCalls
 from ostinato.serve.chat.deltas import DeltaCollector
-from ostinato.serve.chat.growing_text import GrowingText, Reading
+from ostinato.serve.chat.growing_text import TextBuffer, Reading
 from ostinato.serve.chat.tools import Tool
 
 
@@ -25,7 +25,7 @@ class CallReader(Protocol):
 class BlockReader:
     """Reader of the blocks of one form."""
 
-    def __init__(self, form: ToolForm, text: GrowingText, collector: DeltaCollector, tools: Mapping[str, Tool]) -> None:
+    def __init__(self, form: ToolCallFormat, text: TextBuffer, collector: DeltaCollector, tools: Mapping[str, Tool]) -> None:
         self._form = form
         self._text = text
         self._call = _call_reader(form, text, collector, tools)
@@ -37,7 +37,7 @@ class BlockReader:
         """
         form, text = self._form, self._text
         if form.open and not (yield from text.tag(form.open)):
-            raise NotACall
+            raise ToolCallSyntaxError
         yield from self._call.read_call()
         while form.separator is not None and (yield from self._goes_on(form.separator)):
             yield from self._call.read_call()
@@ -53,7 +53,7 @@ class BlockReader:
         return not ends
 
 
-def _call_reader(form: ToolForm, text: GrowingText, collector: DeltaCollector, tools: Mapping[str, Tool]) -> CallReader:
+def _call_reader(form: ToolCallFormat, text: TextBuffer, collector: DeltaCollector, tools: Mapping[str, Tool]) -> CallReader:
     match form.syntax:
         case JsonSyntax() as syntax:
             return JsonCalls(text, collector, tools.keys(), syntax)

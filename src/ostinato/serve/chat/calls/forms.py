@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 
-class Slot(Enum):
+class VariablePart(Enum):
     """Part of a call whose text differs between calls. Readers skip ids and numbers of calls."""
 
     NAME = "[a-zA-Z0-9_-]{1,64}"
@@ -19,7 +19,7 @@ class Slot(Enum):
     ARGUMENTS = "a JSON object"
 
 
-NAME, ID, INDEX, ARGUMENTS = Slot
+NAME, ID, INDEX, ARGUMENTS = VariablePart
 
 START, CHANNEL, MESSAGE, END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
 """Marks of harmony's messages."""
@@ -40,7 +40,7 @@ class NamedSyntax:
     White space is a separate part, which readers skip.
     """
 
-    parts: tuple[str | Slot, ...]
+    parts: tuple[str | VariablePart, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ Syntax = JsonSyntax | NamedSyntax | TagSyntax | PythonSyntax | ChannelSyntax
 
 
 @dataclass(frozen=True, slots=True)
-class ToolForm:
+class ToolCallFormat:
     """Form of a model's tool calls: blocks of one call, or of several if there is a `separator`."""
 
     name: str
@@ -110,15 +110,15 @@ class ToolForm:
         return tuple(tag for tag in (self.begin, *inner, self.end) if tag.strip())
 
 
-HERMES = ToolForm("Hermes, Qwen, Granite 4", "<tool_call>", "</tool_call>", JsonSyntax(), gap="\n")
-XML = ToolForm(
+HERMES = ToolCallFormat("Hermes, Qwen, Granite 4", "<tool_call>", "</tool_call>", JsonSyntax(), gap="\n")
+XML = ToolCallFormat(
     "Qwen3-Coder, Qwen3.5, Nemotron 3",
     "<tool_call>",
     "</tool_call>",
     TagSyntax("<function=", ">", "<parameter=", (">",), "</parameter>", "</function>", on_lines=True),
     gap="\n",
 )
-TOOLCALL = ToolForm(
+TOOLCALL = ToolCallFormat(
     "Nemotron-H, Nemotron Nano 2",
     "<TOOLCALL>",
     "</TOOLCALL>",
@@ -128,13 +128,13 @@ TOOLCALL = ToolForm(
     close="]",
     block_gap="",
 )
-GLM = ToolForm(
+GLM = ToolCallFormat(
     "GLM, Laguna",
     "<tool_call>",
     "</tool_call>",
     TagSyntax("", "", "<arg_key>", ("</arg_key>", "<arg_value>"), "</arg_value>", ""),
 )
-LFM2 = ToolForm(
+LFM2 = ToolCallFormat(
     "LFM2",
     "<|tool_call_start|>",
     "<|tool_call_end|>",
@@ -145,19 +145,19 @@ LFM2 = ToolForm(
     block_gap="",
     hints=("<|tool_list_start|>",),
 )
-LLAMA3 = ToolForm("Llama 3", "", "", JsonSyntax(arguments="parameters"))
-MISTRAL = ToolForm(
+LLAMA3 = ToolCallFormat("Llama 3", "", "", JsonSyntax(arguments="parameters"))
+MISTRAL = ToolCallFormat(
     "Mistral from Small 3.1 on", "[TOOL_CALLS]", "", NamedSyntax((NAME, "[ARGS]", ARGUMENTS)), block_gap=""
 )
-MISTRAL_WITH_IDS = ToolForm(
+MISTRAL_WITH_IDS = ToolCallFormat(
     "Mistral Small 3.2",
     "[TOOL_CALLS]",
     "",
     NamedSyntax((NAME, "[CALL_ID]", ID, "[ARGS]", ARGUMENTS)),
     block_gap="",
 )
-MISTRAL_LIST = ToolForm("Mistral Nemo", "[TOOL_CALLS]", "", JsonSyntax(), separator=",", open="[", close="]")
-KIMI = ToolForm(
+MISTRAL_LIST = ToolCallFormat("Mistral Nemo", "[TOOL_CALLS]", "", JsonSyntax(), separator=",", open="[", close="]")
+KIMI = ToolCallFormat(
     "Kimi K2",
     "<|tool_calls_section_begin|>",
     "<|tool_calls_section_end|>",
@@ -176,7 +176,7 @@ KIMI = ToolForm(
     separator="",
     block_gap="",
 )
-MINIMAX = ToolForm(
+MINIMAX = ToolCallFormat(
     "MiniMax M2",
     "<minimax:tool_call>",
     "</minimax:tool_call>",
@@ -184,24 +184,24 @@ MINIMAX = ToolForm(
     separator="",
     gap="\n",
 )
-MINIMAX_LINES = ToolForm("MiniMax M1", "<tool_calls>", "</tool_calls>", JsonSyntax(), separator="", gap="\n")
-APRIEL = ToolForm(
+MINIMAX_LINES = ToolCallFormat("MiniMax M1", "<tool_calls>", "</tool_calls>", JsonSyntax(), separator="", gap="\n")
+APRIEL = ToolCallFormat(
     "Apriel", "<tool_calls>", "</tool_calls>", JsonSyntax(), separator=",", open="[", close="]", block_gap=""
 )
-SEED = ToolForm(
+SEED = ToolCallFormat(
     "Seed-OSS",
     "<seed:tool_call>",
     "</seed:tool_call>",
     TagSyntax("<function=", ">", "<parameter=", (">",), "</parameter>", "</function>"),
     gap="\n",
 )
-MINICPM = ToolForm(
+MINICPM = ToolCallFormat(
     "MiniCPM5",
     '<function name="',
     "</function>",
     TagSyntax("", '">', '<param name="', ('">',), "</param>", ""),
 )
-COMMAND = ToolForm(
+COMMAND = ToolCallFormat(
     "Command R7B, Command A",
     "<|START_ACTION|>",
     "<|END_ACTION|>",
@@ -211,11 +211,11 @@ COMMAND = ToolForm(
     close="]",
     block_gap="",
 )
-APERTUS = ToolForm(
+APERTUS = ToolCallFormat(
     "Apertus", "<|tools_prefix|>", "<|tools_suffix|>", JsonSyntax(None), separator=",", open="[", close="]"
 )
-GIGACHAT = ToolForm("GigaChat 3.1", "<|function_call|>", "", JsonSyntax())
-DEEPSEEK = ToolForm(
+GIGACHAT = ToolCallFormat("GigaChat 3.1", "<|function_call|>", "", JsonSyntax())
+DEEPSEEK = ToolCallFormat(
     "DeepSeek V3.1",
     "<｜tool▁calls▁begin｜>",
     "<｜tool▁calls▁end｜>",
@@ -223,7 +223,7 @@ DEEPSEEK = ToolForm(
     separator="",
     block_gap="",
 )
-DEEPSEEK_R1 = ToolForm(
+DEEPSEEK_R1 = ToolCallFormat(
     "DeepSeek V3, R1",
     "<｜tool▁calls▁begin｜>",
     "<｜tool▁calls▁end｜>",
@@ -245,10 +245,10 @@ DEEPSEEK_R1 = ToolForm(
     separator="",
     block_gap="",
 )
-FUNCTIONARY = ToolForm(
+FUNCTIONARY = ToolCallFormat(
     "Functionary 3.1", "<function=", "</function>", NamedSyntax((NAME, ">", ARGUMENTS)), block_gap=""
 )
-HARMONY = ToolForm("gpt-oss", START, "<|call|>", ChannelSyntax(), block_gap="")
+HARMONY = ToolCallFormat("gpt-oss", START, "<|call|>", ChannelSyntax(), block_gap="")
 FORMS = (
     HERMES,
     XML,

@@ -19,10 +19,10 @@ from ostinato.serve.chat.calls.forms import (
     JsonSyntax,
     NamedSyntax,
     TagSyntax,
-    ToolForm,
+    ToolCallFormat,
 )
 from ostinato.serve.chat.formats import ReasoningTags
-from ostinato.serve.chat.grammar_rules import Grammar, regex
+from ostinato.serve.chat.grammar_rules import LarkGrammar, regex
 from ostinato.serve.chat.schemas import allows, resolve
 from ostinato.serve.chat.tools import Tool
 
@@ -30,10 +30,10 @@ from ostinato.serve.chat.tools import Tool
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
-class ToolGrammar(Grammar):
+class ToolGrammar(LarkGrammar):
     """A grammar of tool calls in one form."""
 
-    def __init__(self, form: ToolForm, special_tags: Mapping[str, int], tools: Sequence[Tool]) -> None:
+    def __init__(self, form: ToolCallFormat, special_tags: Mapping[str, int], tools: Sequence[Tool]) -> None:
         """Begin a grammar of calls of `tools`."""
         super().__init__(special_tags)
         self._form = form

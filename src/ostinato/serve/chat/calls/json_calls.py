@@ -6,10 +6,10 @@ import json
 import re
 from collections.abc import Collection
 
-from ostinato.serve.chat.calls.forms import ARGUMENTS, NAME, JsonSyntax, NamedSyntax, Slot
-from ostinato.serve.chat.calls.not_a_call import NotACall, read_end
+from ostinato.serve.chat.calls.forms import ARGUMENTS, NAME, JsonSyntax, NamedSyntax, VariablePart
+from ostinato.serve.chat.calls.not_a_call import ToolCallSyntaxError, read_end
 from ostinato.serve.chat.deltas import DeltaCollector
-from ostinato.serve.chat.growing_text import GrowingText, Reading
+from ostinato.serve.chat.growing_text import TextBuffer, Reading
 from ostinato.serve.chat.json_scan import JsonScan, NotJson, load_json, members
 
 
@@ -22,7 +22,7 @@ class JsonCalls:
     """
 
     def __init__(
-        self, text: GrowingText, collector: DeltaCollector, names: Collection[str], syntax: JsonSyntax
+        self, text: TextBuffer, collector: DeltaCollector, names: Collection[str], syntax: JsonSyntax
     ) -> None:
         self._text = text
         self._collector = collector
@@ -34,7 +34,7 @@ class JsonCalls:
         """Read a call; see `CallReader`."""
         text = self._text
         if (yield from text.next_character()) != "{":
-            raise NotACall
+            raise ToolCallSyntaxError
         start = scanned = text.position
         scan = JsonScan()
         while (header := self._header.match(text.text, start)) is None:
@@ -42,7 +42,7 @@ class JsonCalls:
                 end = scan.scan(text.text, scanned, depth=0)
             except NotJson as error:
                 text.position = error.position
-                raise NotACall from None
+                raise ToolCallSyntaxError from None
             if end >= 0:
                 text.position = end
                 self._give_whole(text.text[start:end])
@@ -56,9 +56,9 @@ class JsonCalls:
 
     def _begin(self, name: str) -> None:
         if name not in self._names:
-            raise NotACall
+            raise ToolCallSyntaxError
         self._collector.begin_call(name)
-        self._text.release()
+        self._text.consume()
 
     def _give_whole(self, call: str) -> None:
         try:
@@ -67,9 +67,9 @@ class JsonCalls:
             if isinstance(arguments, str):
                 written, arguments = arguments, load_json(arguments)
         except (KeyError, ValueError):
-            raise NotACall from None
+            raise ToolCallSyntaxError from None
         if not isinstance(name, str) or not isinstance(arguments, dict):
-            raise NotACall
+            raise ToolCallSyntaxError
         self._begin(name)
         self._collector.add_arguments(written)
 
@@ -87,10 +87,10 @@ class JsonCalls:
             try:
                 end = scan.scan(text.text, 0, depth=0)
             except NotJson as error:
-                text.release(error.position)
+                text.consume(error.position)
                 return
             if end >= 0:
-                text.release(end)
+                text.consume(end)
                 return
             text.release_all()
             yield from text.wait()
@@ -100,7 +100,7 @@ class NamedCalls:
     """Reader of calls that are a name and an object of arguments, which are passed on as they come."""
 
     def __init__(
-        self, text: GrowingText, collector: DeltaCollector, names: Collection[str], syntax: NamedSyntax
+        self, text: TextBuffer, collector: DeltaCollector, names: Collection[str], syntax: NamedSyntax
     ) -> None:
         self._text = text
         self._collector = collector
@@ -115,19 +115,19 @@ class NamedCalls:
         for part in self._before:
             if isinstance(part, str):
                 if not (yield from text.tag(part)):
-                    raise NotACall
+                    raise ToolCallSyntaxError
             elif part is NAME:
                 name = yield from self._run(part)
             else:
                 yield from self._run(part)
         if (yield from text.next_character()) != "{" or name not in self._names:
-            raise NotACall
+            raise ToolCallSyntaxError
         self._collector.begin_call(name)
-        text.release()
+        text.consume()
         yield from stream_object(text, self._collector)
         yield from read_end(text, *self._after)
 
-    def _run(self, slot: Slot) -> Reading[str]:
+    def _run(self, slot: VariablePart) -> Reading[str]:
         """Return the longest text that fits a slot. Text after it must have come, to show where it ends."""
         text = self._text
         yield from text.next_character()
@@ -136,17 +136,17 @@ class NamedCalls:
             if found is not None and found.end() < len(text.text):
                 text.position = found.end()
                 return found[0]
-            if found is None and len(text.text) - text.position >= _LONGEST_RUN:
-                raise NotACall
+            if found is None and len(text.text) - text.position >= _MAX_RUN:
+                raise ToolCallSyntaxError
             if found is None and not re.fullmatch("[a-zA-Z0-9_-]*", text.text[text.position :]):
-                raise NotACall
+                raise ToolCallSyntaxError
             yield from text.wait()
 
 
-_LONGEST_RUN = 64
+_MAX_RUN = 64
 
 
-def stream_object(text: GrowingText, collector: DeltaCollector, within: str = "") -> Reading[None]:
+def stream_object(text: TextBuffer, collector: DeltaCollector, within: str = "") -> Reading[None]:
     """Pass the object that comes next on as arguments.
 
     `within` closes the brackets around the object. NotACall at a character that is not allowed in it; the text before
@@ -157,10 +157,10 @@ def stream_object(text: GrowingText, collector: DeltaCollector, within: str = ""
         try:
             end = scan.scan(text.text, 0, depth=len(within))
         except NotJson as error:
-            collector.add_arguments(text.release(error.position))
-            raise NotACall from None
+            collector.add_arguments(text.consume(error.position))
+            raise ToolCallSyntaxError from None
         if end >= 0:
-            collector.add_arguments(text.release(end))
+            collector.add_arguments(text.consume(end))
             return
         collector.add_arguments(text.release_all())
         yield from text.wait()

@@ -8,9 +8,9 @@ import re
 from collections.abc import Collection
 from typing import Any
 
-from ostinato.serve.chat.calls.not_a_call import NotACall
+from ostinato.serve.chat.calls.not_a_call import ToolCallSyntaxError
 from ostinato.serve.chat.deltas import DeltaCollector
-from ostinato.serve.chat.growing_text import GrowingText, Reading
+from ostinato.serve.chat.growing_text import TextBuffer, Reading
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]*")
 _PLAIN = re.compile(r"""[^'"()\[\]{}\\]*""")
@@ -21,7 +21,7 @@ _JSON_NAMES = {"true": True, "false": False, "null": None}
 class PythonCalls:
     """Reader of calls `NAME(KEY=VALUE, ...)` whose values are literals. A call is passed on at its end."""
 
-    def __init__(self, text: GrowingText, collector: DeltaCollector, names: Collection[str]) -> None:
+    def __init__(self, text: TextBuffer, collector: DeltaCollector, names: Collection[str]) -> None:
         self._text = text
         self._collector = collector
         self._names = names
@@ -39,11 +39,11 @@ class PythonCalls:
                 break
             yield from text.wait()
         if run[0] not in self._names or text.text[text.position] != "(":
-            raise NotACall
+            raise ToolCallSyntaxError
         arguments = _arguments((yield from self._read_parentheses()))
         self._collector.begin_call(run[0])
         self._collector.add_arguments(arguments)
-        text.release()
+        text.consume()
 
     def _read_parentheses(self) -> Reading[str]:
         """Return the text from one parenthesis to the one that closes it. Brackets in strings do not count."""
@@ -79,16 +79,16 @@ def _arguments(parenthesised: str) -> str:
     try:
         call = ast.parse(f"f{parenthesised}", mode="eval").body
         if not isinstance(call, ast.Call) or call.args:
-            raise NotACall
+            raise ToolCallSyntaxError
         values = {_key(each): _value(each.value) for each in call.keywords}
         return json.dumps(values, ensure_ascii=False, allow_nan=False)
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
-        raise NotACall from None
+        raise ToolCallSyntaxError from None
 
 
 def _key(keyword: ast.keyword) -> str:
     if keyword.arg is None:
-        raise NotACall
+        raise ToolCallSyntaxError
     return keyword.arg
 
 

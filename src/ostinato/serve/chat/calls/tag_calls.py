@@ -7,9 +7,9 @@ import re
 from collections.abc import Mapping
 
 from ostinato.serve.chat.calls.forms import TagSyntax
-from ostinato.serve.chat.calls.not_a_call import NotACall
+from ostinato.serve.chat.calls.not_a_call import ToolCallSyntaxError
 from ostinato.serve.chat.deltas import DeltaCollector
-from ostinato.serve.chat.growing_text import GrowingText, Reading
+from ostinato.serve.chat.growing_text import TextBuffer, Reading
 from ostinato.serve.chat.schemas import argument_json
 from ostinato.serve.chat.tools import Tool
 
@@ -22,7 +22,7 @@ class TagCalls:
     """
 
     def __init__(
-        self, text: GrowingText, collector: DeltaCollector, tools: Mapping[str, Tool], syntax: TagSyntax
+        self, text: TextBuffer, collector: DeltaCollector, tools: Mapping[str, Tool], syntax: TagSyntax
     ) -> None:
         self._text = text
         self._collector = collector
@@ -33,16 +33,16 @@ class TagCalls:
         """Read a call; see `CallReader`."""
         text, give, syntax = self._text, self._collector.add_arguments, self._syntax
         if syntax.function and not (yield from text.tag(syntax.function)):
-            raise NotACall
+            raise ToolCallSyntaxError
         name = yield from self._read_name(syntax.name_end)
         tool = self._tools.get(name)
         if tool is None:
-            raise NotACall
+            raise ToolCallSyntaxError
         keys: set[str] = set()
         while (yield from text.tag(syntax.key)):
             key = yield from self._read_key()
             if not key or key in keys:
-                raise NotACall
+                raise ToolCallSyntaxError
             value = yield from text.until(syntax.value_end)
             if syntax.on_lines:
                 value = value.removeprefix("\n").removesuffix("\n")
@@ -51,20 +51,20 @@ class TagCalls:
             give("{" if not keys else ", ")
             give(f"{json.dumps(key, ensure_ascii=False)}: {argument_json(value, tool.parameters, key)}")
             keys.add(key)
-            text.release()
+            text.consume()
         if syntax.function_end and not (yield from text.tag(syntax.function_end)):
-            raise NotACall
+            raise ToolCallSyntaxError
         if not keys:
             self._collector.begin_call(name)
         give("}" if keys else "{}")
-        text.release()
+        text.consume()
 
     def _read_key(self) -> Reading[str]:
         first, *more = self._syntax.key_end
         key = yield from self._read_name(first)
         for tag in more:
             if not (yield from self._text.tag(tag)):
-                raise NotACall
+                raise ToolCallSyntaxError
         return key
 
     def _read_name(self, end: str) -> Reading[str]:
@@ -88,5 +88,5 @@ class TagCalls:
                 text.position += len(end)
                 return text.text[start : text.position - len(end)]
             if not end.startswith(rest):
-                raise NotACall
+                raise ToolCallSyntaxError
             yield from text.wait()
