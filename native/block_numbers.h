@@ -1,4 +1,4 @@
-// The numbers in blocks of each format: integers, scales and minima. ops/blocks/dequantize.py defines them.
+// The numbers in blocks of each format: integers, scales and minima. ops/quant/dequantize.py defines them.
 //
 // A weight is scale * integer, or scale * integer + minimum. A struct per format has: how many elements and bytes a block
 // takes; of how many elements each has a scale; whether it has minima, or a zero point that its integers are less; of how

@@ -1,4 +1,4 @@
-// Weights in blocks: what a kernel is told of a format (ops/blocks/formats.py has their names and sizes), and where each
+// Weights in blocks: what a kernel is told of a format (ops/quant/block_formats.py has their names and sizes), and where each
 // one's own functions are.
 #pragma once
 

@@ -1,4 +1,4 @@
-// The gated delta rule, token by token, for whoever must get the same bits from it: src/ostinato/ops/state/delta_update.py has
+// The gated delta rule, token by token, for whoever must get the same bits from it: src/ostinato/ops/reference/delta.py has
 // the formulas.
 //
 // With S the state before a token and a its decay, the change is d = beta (v - S^T a k), the output

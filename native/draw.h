@@ -20,7 +20,7 @@ constexpr float INFINITE = std::numeric_limits<float>::infinity();
 // As in ops/noise.py: the noise between the two halves of its interval.
 constexpr float GUMBEL_MIDDLE = 0.3665129f;
 
-// How one row is drawn, as ops/sample.py describes it.
+// How one row is drawn, as ops/reference/sample.py describes it.
 struct Settings {
     float temperature;
     std::int64_t top_k;

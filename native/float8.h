@@ -1,5 +1,5 @@
 // float8_e4m3 numbers: a sign, four bits of exponent less 7, three of mantissa; no infinity. Tensors in blocks keep no NaN
-// among them (ops/blocks/dequantize.py).
+// among them (ops/quant/dequantize.py).
 //
 // Moved up, their bits are those of a float16 that is 2^8 times less, denormal numbers among them: the exponent there is
 // less 15. Converting that is exact whatever is done with denormal numbers, and the factor goes into a scale.

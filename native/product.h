@@ -41,7 +41,7 @@ constexpr bool MAY_BE_FIXED = false;
 
 enum Activation : int { NONE, RELU2, SILU, SWIGLU, GEGLU, GELU, GELU_TANH };
 
-// By its name in ops/activations.py, None where there is none.
+// By its name in ops/reference/matmul.py, None where there is none.
 inline bool from_python(PyObject* value, Activation& to) {
     static const std::pair<const char*, Activation> NAMES[] = {
         {"relu2", RELU2}, {"silu", SILU}, {"swiglu", SWIGLU}, {"geglu", GEGLU}, {"gelu", GELU},

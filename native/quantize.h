@@ -1,4 +1,4 @@
-// A group of values as 8-bit integers with one scale; ops/int8.py defines the numbers.
+// A group of values as 8-bit integers with one scale; ops/quant/quantize.py defines the numbers.
 #pragma once
 
 #include <algorithm>

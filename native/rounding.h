@@ -1,4 +1,4 @@
-// Stochastic rounding of states to 16 bits: src/ostinato/ops/state/rounding.py is the definition.
+// Stochastic rounding of states to 16 bits: src/ostinato/ops/reference/stochastic_rounding.py is the definition.
 #pragma once
 
 #include <type_traits>

@@ -16,7 +16,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from ostinato.plan.device import detect as device
-from ostinato.plan.device.instruction_sets import NativeFacts
+from ostinato.plan.device.kernel_support import NativeFacts
 from tests.support.draws import IMPLEMENTATIONS, choose_draw
 from tests.support.examples import FEW
 from tests.support.folders import remove_shared_folders

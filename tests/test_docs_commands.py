@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ostinato.cli.main import main
-from ostinato.models.named import find_file
+from ostinato.models.named_models import find_file
 from tests.support.docs_pages import PAGES, ROOT, Block, assert_printed, blocks
 from tests.support.patience import PATIENCE
 from tests.support.serving import Served, serving

@@ -22,12 +22,12 @@ MUTATIONS = (
     # Donation: a state becomes a checkpoint without a copy.
     mutation(
         "the slot that became a checkpoint is written on",
-        "cache/entering.py",
+        "kv_cache/checkpoints.py",
         ("tuple(own for own in holding.write_slots if own != slot)", "tuple(holding.write_slots)"),
     ),
     mutation(
         "a checkpoint is taken over in place and stays in the index",
-        "cache/state_slots.py",
+        "kv_cache/state_slots.py",
         (
             "            self._store.evict_checkpoint(checkpoint)\n            self._store.counters",
             "            self._store.counters",
@@ -35,27 +35,27 @@ MUTATIONS = (
     ),
     mutation(
         "a checkpoint that two requests read is taken over in place",
-        "cache/state_slots.py",
+        "kv_cache/state_slots.py",
         (" is not None and self._slots.references(slot) == 1\n", " is not None\n"),
     ),
     mutation(
         "a checkpoint is taken where no block ends",
-        "cache/entering.py",
+        "kv_cache/checkpoints.py",
         ("elif holding.num_indexed * chain.block_size == num_computed:", "elif holding.last_entry is not None:"),
     ),
     mutation(
         "a checkpoint that was read stays referenced",
-        "cache/state_slots.py",
+        "kv_cache/state_slots.py",
         ("            self._slots.release((holding.read_slot,))\n", "            pass\n"),
     ),
     mutation(
         "slots of checkpoints that were not taken are not handed back",
-        "cache/entering.py",
+        "kv_cache/checkpoints.py",
         ("    store.slots.release(tuple(slot for _, slot in holding.reserved_checkpoints))\n", ""),
     ),
     mutation(
         "a trailing checkpoint that was hit is given up",
-        "cache/entering.py",
+        "kv_cache/checkpoints.py",
         (
             "if checkpoint.entry.checkpoint is checkpoint and checkpoint.hits == 0:",
             "if checkpoint.entry.checkpoint is checkpoint:",
@@ -63,43 +63,43 @@ MUTATIONS = (
     ),
     mutation(
         "the trailing checkpoint does not move on",
-        "cache/entering.py",
+        "kv_cache/checkpoints.py",
         ("                _drop_unless_hit(store, before)\n", "                pass\n"),
     ),
     mutation(
         "spare slots are not left",
-        "cache/state_slots.py",
+        "kv_cache/state_slots.py",
         ("if missing + spare_slots > available and", "if missing > available and"),
     ),
     # Sharing: computed blocks are given up for those of the index, and hits take what is there.
     mutation(
         "a block that the index has is not swapped",
-        "cache/entering.py",
+        "kv_cache/checkpoints.py",
         ("swapped[index] = entry.block", "swapped[index] = own"),
     ),
     mutation(
         "a block that was given up is not released",
-        "cache/entering.py",
+        "kv_cache/checkpoints.py",
         ("            store.blocks.release((own,))\n", ""),
     ),
     mutation(
         "a block of the index that takes another's place is not referenced",
-        "cache/entering.py",
+        "kv_cache/checkpoints.py",
         ("            store.blocks.retain((entry.block,))\n", ""),
     ),
     mutation(
         "blocks that are hit are not referenced",
-        "cache/manager.py",
+        "kv_cache/manager.py",
         ("            self.blocks.retain(holding.block_table)\n", ""),
     ),
     mutation(
         "the checkpoint that is hit is not referenced",
-        "cache/state_slots.py",
+        "kv_cache/state_slots.py",
         ("        self._slots.retain((holding.read_slot,))\n", ""),
     ),
     mutation(
         "the index gains from a failed step",
-        "schedule/scheduler.py",
+        "scheduler/scheduler.py",
         (
             "        for request in failed.requests:\n            if request.status is not RequestStatus.FINISHED:\n",
             "        for request, next_row in zip(failed.requests, batch.rows, strict=True):\n            if request.status is not RequestStatus.FINISHED:\n                request.num_computed_tokens = next_row.end\n                self._commit(request, next_row)\n",
@@ -107,7 +107,7 @@ MUTATIONS = (
     ),
     mutation(
         "the index gains from a broken row",
-        "schedule/scheduler.py",
+        "scheduler/scheduler.py",
         (
             "            if row_result.error is not None:\n",
             "            if row_result.error is not None:\n                request.num_computed_tokens = next_row.end\n                self._commit(request, next_row)\n",
@@ -115,7 +115,7 @@ MUTATIONS = (
     ),
     mutation(
         "a hit goes beyond the last checkpoint",
-        "cache/store.py",
+        "kv_cache/store.py",
         (
             "            while self.slots.count and depth and matched[depth - 1].checkpoint is None:\n",
             "            while False:\n",
@@ -123,54 +123,54 @@ MUTATIONS = (
     ),
     mutation(
         "a hit covers the last token",
-        "schedule/admission.py",
+        "scheduler/prefill.py",
         (" else request.num_tokens - 1\n", " else request.num_tokens\n"),
     ),
     mutation(
         "a request that computes all of its tokens takes hits",
-        "schedule/admission.py",
+        "scheduler/prefill.py",
         ("    limit = 0 if request.skips_prefix_cache else request", "    limit = request"),
     ),
     mutation(
         "a request that is owed log-probabilities of its prompt skips them",
-        "schedule/admission.py",
+        "scheduler/prefill.py",
         ("        limit = min(limit, request.num_prompt_logprobs)\n", "        pass\n"),
     ),
     mutation(
         "a block is found after another parent",
-        "cache/index.py",
+        "kv_cache/prefix_index.py",
         ("            and entry.parent is parent\n", ""),
     ),
     mutation(
         "a block is found by its hash alone",
-        "cache/index.py",
+        "kv_cache/prefix_index.py",
         ("            and entry.token_ids == chain.token_ids[index]\n", ""),
     ),
     mutation(
         "a block of another salt is found",
-        "cache/index.py",
+        "kv_cache/prefix_index.py",
         ("            and entry.salt == chain.salt\n", ""),
     ),
     mutation(
         "a salt does not change hashes",
-        "cache/chain.py",
+        "kv_cache/prefix_index.py",
         ("if index == 0 and self.salt is not None:", "if False:"),
     ),
     mutation(
         "images do not change hashes",
-        "cache/chain.py",
-        ("                content += _length_prefixed(b\"media\", digest)\n", "                pass\n"),
+        "kv_cache/prefix_index.py",
+        ('                content += _length_prefixed(b"media", digest)\n', "                pass\n"),
     ),
     # Eviction: what is referenced stays, and the rest goes in order.
     mutation(
         "a slot that is referenced is evicted",
-        "cache/store.py",
+        "kv_cache/store.py",
         ("for each in index.checkpoints if self.slots.is_idle(each.slot))", "for each in index.checkpoints)"),
         ("is each and self.slots.is_idle(each.slot)", "is each"),
     ),
     mutation(
         "an evicted block leaves its checkpoint",
-        "cache/store.py",
+        "kv_cache/store.py",
         (
             "            self.evict_checkpoint(entry.checkpoint)\n        if self.files",
             "            pass\n        if self.files",
@@ -178,37 +178,40 @@ MUTATIONS = (
     ),
     mutation(
         "an evicted block is not handed back",
-        "cache/store.py",
+        "kv_cache/store.py",
         ("            self.blocks.unmark_cached(entry.block)\n", "            pass\n"),
     ),
     mutation(
         "checkpoints inside texts do not go first",
-        "cache/eviction.py",
+        "kv_cache/eviction.py",
         ("return 0 if kept.is_interior and kept.hits == 0 else 1", "return 1"),
     ),
     mutation(
         "leaves without a checkpoint do not go first",
-        "cache/eviction.py",
+        "kv_cache/eviction.py",
         ("        return Utility(0, entry.last_use, 0.0)\n", "        return Utility(1, entry.last_use, 0.0)\n"),
     ),
     mutation(
         "what was used since it was ranked is evicted",
-        "cache/eviction.py",
+        "kv_cache/eviction.py",
         (" and self._worth(item).last_use == last_use:", ":"),
     ),
     mutation(
         "marconi looks at recency alone",
-        "cache/eviction.py",
+        "kv_cache/eviction.py",
         ("EFFICIENCY_WEIGHT = 1.0", "EFFICIENCY_WEIGHT = 0.0"),
     ),
     mutation(
         "a checkpoint's base is remembered when one is placed before it",
-        "cache/index.py",
-        ("            if entry.previous_checkpoint_version == self._num_changes:\n", "            if entry.previous_checkpoint_version >= 0:\n"),
+        "kv_cache/prefix_index.py",
+        (
+            "            if entry.previous_checkpoint_version == self._num_changes:\n",
+            "            if entry.previous_checkpoint_version >= 0:\n",
+        ),
     ),
     mutation(
         "the text that is released is not the one used last",
-        "cache/manager.py",
+        "kv_cache/manager.py",
         (
             "        if holding.last_entry is not None:\n            self.store.touch(holding.last_entry)\n",
             "        if request_cache.last_entry is not None:\n",
@@ -216,32 +219,32 @@ MUTATIONS = (
     ),
     mutation(
         "a request takes more than its share of the slots",
-        "cache/placement.py",
+        "kv_cache/checkpoints.py",
         ("SLOT_FRACTION = 4\n", "SLOT_FRACTION = 1\n"),
     ),
     mutation(
         "a long output gives up the checkpoint at its prompt's end",
-        "cache/placement.py",
+        "kv_cache/checkpoints.py",
         (" or not self.is_interior(position):", ":"),
     ),
     mutation(
         "a report keeps the spacing of the start",
-        "schedule/scheduler.py",
+        "scheduler/scheduler.py",
         ("            update_reported_spacing(request)\n", ""),
     ),
     mutation(
         "a request that waits does not see what it could share",
-        "schedule/scheduler.py",
+        "scheduler/scheduler.py",
         ("        if batch.num_decode_rows < len(batch.rows):\n", "        if False:\n"),
     ),
     mutation(
         "a request that found too little memory is not asked again",
-        "schedule/admission.py",
+        "scheduler/prefill.py",
         ("return self.request is request and is_no_more", "return self.request is request"),
     ),
     mutation(
         "what is forgotten is told as evicted",
-        "cache/store.py",
+        "kv_cache/store.py",
         (
             "            entry.lost_checkpoint = False\n        self.evicted_keys = RecentKeys(MAX_EVICTED_KEYS)\n",
             "            entry.lost_checkpoint = False\n",
@@ -250,7 +253,7 @@ MUTATIONS = (
     # Pinning: where running requests stand.
     mutation(
         "a leaf where a request stands is evicted",
-        "cache/store.py",
+        "kv_cache/store.py",
         ("for entry in index.leaves if entry.num_pins == 0)", "for entry in index.leaves)"),
         (
             "lambda entry: entry.is_evictable and entry in index",
@@ -259,7 +262,7 @@ MUTATIONS = (
     ),
     mutation(
         "the pin stays behind when a request moves on",
-        "cache/entering.py",
+        "kv_cache/checkpoints.py",
         (
             "            holding.last_entry.num_pins -= 1\n        holding.last_entry = entered",
             "            pass\n        holding.last_entry = entered",
@@ -267,12 +270,12 @@ MUTATIONS = (
     ),
     mutation(
         "a hit sets no pin",
-        "cache/manager.py",
+        "kv_cache/manager.py",
         ("        holding.last_entry.num_pins += 1\n        holding.capacity", "        request_cache.capacity"),
     ),
     mutation(
         "a request that ends leaves its pin",
-        "cache/manager.py",
+        "kv_cache/manager.py",
         (
             "            holding.last_entry.num_pins -= 1\n        self.blocks.release",
             "            pass\n        self.blocks.free",
@@ -281,7 +284,7 @@ MUTATIONS = (
     # Placement and what is told.
     mutation(
         "the last checkpoint stands at the prompt's end",
-        "cache/placement.py",
+        "kv_cache/checkpoints.py",
         (
             "    last = (num_tokens - 1) // block_size * block_size\n",
             "    last = num_tokens // block_size * block_size\n",
@@ -289,68 +292,71 @@ MUTATIONS = (
     ),
     mutation(
         "no checkpoint is taken where a prompt leaves a text",
-        "cache/placement.py",
+        "kv_cache/checkpoints.py",
         ("branch = num_matched if policy.branches and num_matched > hit else 0", "branch = 0"),
     ),
     mutation(
         "evicted blocks are forgotten",
-        "cache/store.py",
+        "kv_cache/store.py",
         ("        self.evicted_keys.add(entry.key)\n", ""),
     ),
     # Speculation: a step writes a window of states, of which the anchor says where the text goes on.
     mutation(
         "speculation: the next step reads the first state of the window",
-        "cache/state_slots.py",
+        "kv_cache/state_slots.py",
         ("holding.read_slot = holding.write_slots[anchor]", "holding.read_slot = holding.write_slots[0]"),
     ),
     mutation(
         "speculation: the anchor is not told when checkpoints are placed",
-        "schedule/scheduler.py",
+        "scheduler/scheduler.py",
         ("request.checkpoint_positions, row.samples, anchor)", "request.checkpoint_positions, next_row.samples)"),
     ),
     mutation(
         "speculation: drafts behind a stop token count for the anchor",
-        "schedule/scheduler.py",
-        ("self._commit(request, row, anchor=num_kept - 1)", "self._commit(request, next_row, len(row_result.token_ids) - 1)"),
+        "scheduler/scheduler.py",
+        (
+            "self._commit(request, row, anchor=num_kept - 1)",
+            "self._commit(request, next_row, len(row_result.token_ids) - 1)",
+        ),
     ),
     mutation(
         "speculation: another state of the window is kept for a boundary",
-        "cache/entering.py",
+        "kv_cache/checkpoints.py",
         ("slot = written[position - start]", "slot = holding.read_slot"),
     ),
     mutation(
         "speculation: a slot is looked up in the window after one was left behind",
-        "cache/entering.py",
+        "kv_cache/checkpoints.py",
         ("slot = written[position - start]", "slot = holding.write_slots[position - start]"),
     ),
     mutation(
         "speculation: boundaries inside a window are passed over",
-        "cache/entering.py",
+        "kv_cache/checkpoints.py",
         ("for position in range(start, num_computed + 1):", "for position in range(num_computed, num_computed + 1):"),
     ),
     mutation(
         "speculation: the checkpoint before a window is given up at once",
-        "cache/entering.py",
+        "kv_cache/checkpoints.py",
         ("            elif position > start:\n", "            elif False:\n"),
     ),
     mutation(
         "speculation: checkpoints before a window stay for ever",
-        "cache/entering.py",
+        "kv_cache/checkpoints.py",
         ("    for checkpoint in holding.replaced_checkpoints:\n        _drop_unless_hit(store, checkpoint)\n", ""),
     ),
     mutation(
         "speculation: the checkpoint before a window's first state is not given up",
-        "cache/entering.py",
+        "kv_cache/checkpoints.py",
         ("            elif position > start:\n", "            elif position >= start and anchor:\n"),
     ),
     mutation(
         "speculation: a slot of the window that was left behind stays referenced",
-        "cache/entering.py",
+        "kv_cache/checkpoints.py",
         ("    if slot != holding.read_slot:\n        store.slots.release((slot,))\n", ""),
     ),
     mutation(
         "speculation: a trailing checkpoint goes though none takes its place",
-        "cache/entering.py",
+        "kv_cache/checkpoints.py",
         (
             "        if position not in entered:\n",
             "        if holding.last_entry is None or position % len(holding.last_entry.token_ids):\n",
@@ -362,12 +368,12 @@ MUTATIONS = (
     ),
     mutation(
         "speculation: a request is admitted with fewer slots than its window has",
-        "cache/manager.py",
+        "kv_cache/manager.py",
         ("        if not self.state_slots.can_allocate(holding) or not self.grow(", "        if not self.grow("),
     ),
     mutation(
         "speculation: a row waits for the slots of its drafts",
-        "cache/state_slots.py",
+        "kv_cache/state_slots.py",
         (
             "return bool(holding.write_slots) or self.slots_per_request == 0",
             "return len(holding.write_slots) == self.slots_per_request",
@@ -375,22 +381,22 @@ MUTATIONS = (
     ),
     mutation(
         "speculation: a row has drafts for which it has no slots",
-        "schedule/decoding.py",
+        "scheduler/decode.py",
         ("count = min(count, len(holding.write_slots) - 1)", "pass"),
     ),
     mutation(
         "speculation: no blocks are asked for drafts",
-        "schedule/decoding.py",
+        "scheduler/decode.py",
         ("has_grown = cache.grow(request.request_id, request.num_tokens + count)", "has_grown = True"),
     ),
     mutation(
         "speculation: a row has a draft for the last token that its request may have",
-        "schedule/decoding.py",
+        "scheduler/decode.py",
         ("request.max_num_tokens - request.num_tokens - 1)", "request.max_num_tokens - request.num_tokens)"),
     ),
     mutation(
         "speculation: drafts do not count for the budget of a step",
-        "schedule/scheduler.py",
+        "scheduler/scheduler.py",
         (
             "budget = self.limits.max_num_batched_tokens - len(decoding) * (1 + num_drafts)",
             "budget = self.limits.max_num_batched_tokens - len(decoding)",
@@ -398,17 +404,17 @@ MUTATIONS = (
     ),
     mutation(
         "speculation: a cached prompt decodes at once though the step has no room for its drafts",
-        "schedule/admission.py",
+        "scheduler/prefill.py",
         ("if 0 < start == request.num_tokens - 1 and budget <= num_drafts:", "if False:"),
     ),
     mutation(
         "speculation: drafts of a cached prompt do not count for the budget of a step",
-        "schedule/scheduler.py",
+        "scheduler/scheduler.py",
         ("                budget -= 1 + num_drafts\n", "                budget -= 1\n"),
     ),
     mutation(
         "speculation: somebody is preempted for blocks that hold only drafts",
-        "schedule/decoding.py",
+        "scheduler/decode.py",
         (
             "if any(cache.shrink(each.request_id, each.num_tokens) for each in reversed(running)):",
             "if False:",
@@ -416,7 +422,7 @@ MUTATIONS = (
     ),
     mutation(
         "speculation: a block of a known token is given back with those of drafts",
-        "cache/manager.py",
+        "kv_cache/manager.py",
         (
             "needed = -(-num_tokens // self.block_size)\n        if holding",
             "needed = -(-(num_tokens - 1) // self.block_size)\n        if request_cache",
@@ -424,52 +430,52 @@ MUTATIONS = (
     ),
     mutation(
         "images: those behind a request that waits for cells take some",
-        "schedule/media.py",
+        "scheduler/encoder_scheduler.py",
         ("        self._is_short = True\n", ""),
     ),
     mutation(
         "images: a request holds on to what it has computed",
-        "schedule/media.py",
+        "scheduler/encoder_scheduler.py",
         ("            self.cache.unpin_except(request.request_id, image_in_progress(request))\n", "            pass\n"),
     ),
     mutation(
         "images: what a failed step was to encode stays",
-        "schedule/scheduler.py",
+        "scheduler/scheduler.py",
         ("self.encoder_cache.finish_step(succeeded=False)", "self.encoder_cache.finish_step(succeeded=True)"),
     ),
     mutation(
         "images: a request is admitted though its row has no room for the first",
-        "schedule/admission.py",
+        "scheduler/prefill.py",
         ("if self._media.max_chunk_end(request, start, end) < end:", "if False:"),
     ),
     mutation(
         "images: without chunked prefill a prompt begins though not all of its images fit",
-        "schedule/admission.py",
+        "scheduler/prefill.py",
         ("end = start + 1 if limits.enable_chunked_prefill or is_cut else", "end = start_first + 1 if True else"),
     ),
     mutation(
         "images: a request lets go of the one in whose midst it stands",
-        "schedule/media.py",
+        "scheduler/encoder_scheduler.py",
         ("if span.start < position}", "if False}"),
     ),
     mutation(
         "images: the hash of a block does not tell them apart",
-        "cache/chain.py",
-        ("                content += _length_prefixed(b\"media\", digest)\n", "                pass\n"),
+        "kv_cache/prefix_index.py",
+        ('                content += _length_prefixed(b"media", digest)\n', "                pass\n"),
     ),
     mutation(
         "files: what was matched is evicted for what goes on from it",
-        "cache/files/exchange.py",
+        "kv_cache/offload/save_restore.py",
         ("num_blocks > store.blocks.num_available - matched", "num_blocks > store.blocks.num_available"),
     ),
     mutation(
         "files: a text is not held while it is read",
-        "cache/files/exchange.py",
+        "kv_cache/offload/save_restore.py",
         ("                pinned.move(entry)\n", ""),
     ),
     mutation(
         "files: damage is not told",
-        "cache/files/exchange.py",
+        "kv_cache/offload/save_restore.py",
         (
             "            if state is None:\n                store.damaged_keys.add(chain.keys[target - 1])",
             "            if state is None:\n                pass",
@@ -477,127 +483,127 @@ MUTATIONS = (
     ),
     mutation(
         "files: a block is lost",
-        "cache/store.py",
+        "kv_cache/store.py",
         ("if self.files is not None and entry.block:", "if False:"),
     ),
     mutation(
         "files: what stays in memory at the end is lost",
-        "cache/files/exchange.py",
+        "kv_cache/offload/save_restore.py",
         ("            files.save_block(entry)\n", "            pass\n"),
     ),
     mutation(
         "files: those that were forgotten are found",
-        "cache/store.py",
+        "kv_cache/store.py",
         ("self.files.directory.clear()", "pass"),
     ),
     mutation(
         "files: a name does not tell what stands before a block",
-        "cache/chain.py",
+        "kv_cache/prefix_index.py",
         ("hashlib.blake2b(before + content", "hashlib.blake2b(content"),
     ),
     mutation(
         "files: a checksum is not compared",
-        "cache/files/packed.py",
+        "kv_cache/offload/file_format.py",
         (" or checksum != file_checksum(packed[CHECKSUM_START:])", ""),
     ),
     mutation(
         "files: the limit is not kept",
-        "cache/files/directory.py",
+        "kv_cache/offload/directory.py",
         ("if self._known_bytes > limit else None", "if False else None"),
     ),
     mutation(
         "files: a failed write stays under its name",
-        "cache/files/directory.py",
+        "kv_cache/offload/directory.py",
         ("unfinished.unlink(missing_ok=True)\n", "unfinished.rename(path)\n"),
     ),
     mutation(
         "files: what the writer cannot foresee ends it",
-        "cache/files/directory.py",
+        "kv_cache/offload/directory.py",
         ("except Exception as error:", "except OSError as error:"),
     ),
     mutation(
         "files: a use that writes nothing is forgotten with the engine",
-        "cache/files/directory.py",
+        "kv_cache/offload/directory.py",
         ("            os.utime(self._path(key))\n", "            pass\n"),
     ),
     mutation(
         "files: engines write under one name",
-        "cache/files/directory.py",
+        "kv_cache/offload/directory.py",
         ("{secrets.token_hex(4)}{PARTIAL_SUFFIX}", "{PARTIAL_SUFFIX}"),
     ),
     mutation(
         "files: a salt may end in what looks like an image",
-        "cache/chain.py",
+        "kv_cache/prefix_index.py",
         ('kind + len(encoded).to_bytes(8, "little") + encoded', "kind + encoded"),
     ),
     mutation(
         "files: at the end more is written than files may hold",
-        "cache/files/exchange.py",
+        "kv_cache/offload/save_restore.py",
         ("in _within_limit(kept, windows, files)", "in kept"),
     ),
     mutation(
         "files: a folder that was cleared away stays away",
-        "cache/files/directory.py",
+        "kv_cache/offload/directory.py",
         ("        except FileNotFoundError:\n", "        except NotImplementedError:\n"),
     ),
     mutation(
         "files: a thread that cannot be started ends the engine",
-        "cache/files/directory.py",
+        "kv_cache/offload/directory.py",
         ("except (MemoryError, OSError, RuntimeError) as error:", "except (MemoryError, OSError) as error:"),
     ),
     mutation(
         "files: what was read while it waited changes when its memory is used again",
-        "cache/files/directory.py",
+        "kv_cache/offload/directory.py",
         ("found = memoryview(bytes(draft.contents))", "found = draft.contents"),
     ),
     mutation(
         "files: what stands behind a file's end is kept",
-        "cache/files/packed.py",
+        "kv_cache/offload/file_format.py",
         ("            os.ftruncate(file, size)\n", "            pass\n"),
     ),
     mutation(
         "files: a pane of a leaf is lost",
-        "cache/store.py",
+        "kv_cache/store.py",
         ("            self._save_pane(entry.window_block)\n", "            pass\n"),
     ),
     mutation(
         "files: a pane that makes room is lost",
-        "cache/store.py",
+        "kv_cache/store.py",
         ("            self._save_pane(pane)\n", ""),
     ),
     mutation(
         "files: panes inside a text are written",
-        "cache/store.py",
+        "kv_cache/store.py",
         ("self.files is not None and utility_tier(pane) > 0:", "self.files is not None:"),
     ),
     mutation(
         "files: a state is written without its window",
-        "cache/files/tier.py",
+        "kv_cache/offload/file_tier.py",
         ("                self.save_window_block(each, each.window_block.id)\n", "                pass\n"),
     ),
     mutation(
         "files: a state whose window is gone is written",
-        "cache/files/tier.py",
+        "kv_cache/offload/file_tier.py",
         ("            return False\n        for each in window:", "            pass\n        for each in window:"),
     ),
     mutation(
         "files: panes at the end are lost",
-        "cache/files/exchange.py",
+        "kv_cache/offload/save_restore.py",
         ("            files.save_window_block(entry, entry.window_block.id)\n", "            pass\n"),
     ),
     mutation(
         "files: panes of a hit are not looked for",
-        "cache/files/exchange.py",
+        "kv_cache/offload/save_restore.py",
         ("(lacking := self._last_lacking(target)) is not None", "(lacking := None) is not None"),
     ),
     mutation(
         "files: panes in memory are not held while others are read",
-        "cache/files/exchange.py",
+        "kv_cache/offload/save_restore.py",
         ("        store.window_blocks.retain(panes)\n", "        window_blocks = []\n"),
     ),
     mutation(
         "files: a damaged pane is not told",
-        "cache/files/exchange.py",
+        "kv_cache/offload/save_restore.py",
         (
             "is None:\n                        store.damaged_keys.add(chain.keys[target - 1])",
             "is None:\n                        pass",
@@ -605,28 +611,28 @@ MUTATIONS = (
     ),
     mutation(
         "files: a pane that was read is not written to its memory",
-        "cache/files/exchange.py",
+        "kv_cache/offload/save_restore.py",
         ("        files.memory.write_window_block(pane, contents)\n", ""),
     ),
     # Requests that move.
     mutation(
         "move: what came is not written",
-        "cache/manager.py",
+        "kv_cache/manager.py",
         ("            memory.write_block(holding.block_table[index], carried.blocks[index])\n", "            pass\n"),
     ),
     mutation(
         "move: what the index has is written over",
-        "cache/manager.py",
+        "kv_cache/manager.py",
         ("for index in range(holding.num_indexed, len(carried.blocks)):", "for index in range(len(carried.blocks)):"),
     ),
     mutation(
         "move: a state that came is not written",
-        "cache/manager.py",
+        "kv_cache/manager.py",
         ("            memory.write_slot(holding.read_slot, carried.state)\n", ""),
     ),
     mutation(
         "move: a state that came is not read",
-        "cache/manager.py",
+        "kv_cache/manager.py",
         (
             "            holding.read_slot = holding.write_slots[0]\n            memory.write_slot(holding.read_slot",
             "            memory.write_slot(request_cache.write_slots[0]",
@@ -634,12 +640,15 @@ MUTATIONS = (
     ),
     mutation(
         "move: a request reads a checkpoint beside the state that came",
-        "cache/manager.py",
-        ("holding.last_entry.checkpoint is not None and reads_checkpoint:", "request_cache.last_entry.checkpoint is not None:"),
+        "kv_cache/manager.py",
+        (
+            "holding.last_entry.checkpoint is not None and reads_checkpoint:",
+            "request_cache.last_entry.checkpoint is not None:",
+        ),
     ),
     mutation(
         "move: a block that is not full is indexed",
-        "cache/manager.py",
+        "kv_cache/manager.py",
         (
             "commit_blocks(self.store, holding, chain, carried.num_tokens)",
             "commit_blocks(self.store, request_cache, chain, len(carried.blocks) * self.block_size)",
@@ -647,57 +656,63 @@ MUTATIONS = (
     ),
     mutation(
         "move: full blocks that came are not indexed",
-        "cache/manager.py",
+        "kv_cache/manager.py",
         ("            commit_blocks(self.store, holding, chain, carried.num_tokens)\n", ""),
     ),
     mutation(
         "move: the state is that of another slot",
-        "schedule/carry.py",
+        "scheduler/kv_export.py",
         ("memory.read_slot(holding.read_slot)", "memory.read_slot(request_cache.slots[-1])"),
     ),
     mutation(
         "move: a block is copied with what stands behind its tokens",
-        "schedule/carry.py",
+        "scheduler/kv_export.py",
         ("None if count == size else count", "None"),
     ),
     mutation(
         "move: who waits loses what came with it when it moves on",
-        "schedule/carry.py",
+        "scheduler/kv_export.py",
         ("        return request.kv_snapshot\n", "        return None\n"),
     ),
     mutation(
         "move: a request begins where the index has it, and not where it was",
-        "schedule/admission.py",
+        "scheduler/prefill.py",
         ("start = match.hit if carried is None else carried.num_tokens", "start_first = match.hit"),
     ),
     mutation(
         "move: what came is taken though the index has more",
-        "schedule/admission.py",
+        "scheduler/prefill.py",
         ("carried is not None and carried.num_tokens > match.hit else None", "kv_snapshot is not None else None"),
     ),
     mutation(
         "move: more blocks of the index are attached than were carried",
-        "schedule/admission.py",
+        "scheduler/prefill.py",
         ("match.matched[: carried.num_tokens // block_size]", "match.matched"),
     ),
     mutation(
         "move: what came is kept after it was admitted",
-        "schedule/admission.py",
-        ("        request.kv_snapshot, request.num_imported_tokens = None, 0\n", "        request.num_imported_tokens = 0\n"),
+        "scheduler/prefill.py",
+        (
+            "        request.kv_snapshot, request.num_imported_tokens = None, 0\n",
+            "        request.num_imported_tokens = 0\n",
+        ),
     ),
     mutation(
         "move: tokens that are lost are not counted",
-        "schedule/admission.py",
-        ("            self.moves.recomputed_tokens += max(0, request.num_imported_tokens - start)\n", "            pass\n"),
+        "scheduler/prefill.py",
+        (
+            "            self.moves.recomputed_tokens += max(0, request.num_imported_tokens - start)\n",
+            "            pass\n",
+        ),
     ),
     mutation(
         "move: who has begun elsewhere waits behind all",
-        "schedule/queues.py",
+        "scheduler/request_queues.py",
         ("self._turns.current if request.was_imported else self._turns", "self._turns"),
     ),
     mutation(
         "move: panes that came are not written",
-        "cache/manager.py",
+        "kv_cache/manager.py",
         (
             "                memory.write_window_block(holding.window_block_table[index], carried.window_blocks[index - holding.first_window_block])\n",
             "                pass\n",
@@ -705,7 +720,7 @@ MUTATIONS = (
     ),
     mutation(
         "move: panes that the index has are evicted for those that came",
-        "cache/panes.py",
+        "kv_cache/sliding_window.py",
         ("        self._store.window_blocks.retain(kept.values())\n", ""),
         (
             "        ids = kept | taken\n",
@@ -714,23 +729,29 @@ MUTATIONS = (
     ),
     mutation(
         "move: the index does not keep the panes of its blocks",
-        "cache/panes.py",
+        "kv_cache/sliding_window.py",
         ("                self._store.add_window_block(indexed[number], id)\n", "                pass\n"),
     ),
     mutation(
         "move: panes of other blocks are carried",
-        "schedule/carry.py",
-        ("copied(\"pane\", holding.window_block_table, holding.first_window_block)", "copied(\"pane\", request_cache.window_block_table, 0)"),
+        "scheduler/kv_export.py",
+        (
+            'copied("pane", holding.window_block_table, holding.first_window_block)',
+            'copied("pane", request_cache.window_block_table, 0)',
+        ),
     ),
     # Panes: what requests keep of layers with a window, and what of it is cached.
     mutation(
         "panes: a request lets go of one that it still sees",
-        "cache/pane_rules.py",
-        ("return max(0, position // self.block_size - self.blocks_per_window)", "return max(0, position // self.block_size)"),
+        "kv_cache/sliding_window.py",
+        (
+            "return max(0, position // self.block_size - self.blocks_per_window)",
+            "return max(0, position // self.block_size)",
+        ),
     ),
     mutation(
         "panes: the window before the last boundary is let go of",
-        "cache/pane_rules.py",
+        "kv_cache/sliding_window.py",
         (
             "return max(0, position // self.block_size - self.blocks_per_window)",
             "return max(0, (position - self.window + 1) // self.block_size)",
@@ -738,37 +759,40 @@ MUTATIONS = (
     ),
     mutation(
         "panes: a request keeps all of them",
-        "cache/panes.py",
-        ("        first = min(self.rules.first_block(position), len(holding.window_block_table))\n", "        first_block = 0\n"),
+        "kv_cache/sliding_window.py",
+        (
+            "        first = min(self.rules.first_block(position), len(holding.window_block_table))\n",
+            "        first_block = 0\n",
+        ),
     ),
     mutation(
         "panes: those of drafts that were not kept are kept",
-        "cache/panes.py",
+        "kv_cache/sliding_window.py",
         ("        end = position // self.rules.block_size + 1\n", "        end = len(holding.window_block_table)\n"),
     ),
     mutation(
         "panes: too few are promised to a request",
-        "cache/pane_rules.py",
+        "kv_cache/sliding_window.py",
         ("        return self.blocks_per_window + 2\n", "        return self.blocks_per_window + 1\n"),
     ),
     mutation(
         "panes: none are set aside for the rows of a step",
-        "cache/pane_rules.py",
+        "kv_cache/sliding_window.py",
         ("        return (self.step_tokens - 1) // self.block_size\n", "        return 0\n"),
     ),
     mutation(
         "panes: more are promised than there are",
-        "cache/panes.py",
+        "kv_cache/sliding_window.py",
         ("if self.num_unreserved < before and self.num_unreserved < spare:", "if False:"),
     ),
     mutation(
         "panes: what was promised to a request that ends stays promised",
-        "cache/panes.py",
+        "kv_cache/sliding_window.py",
         ("        self.reserve(holding, 0)\n", ""),
     ),
     mutation(
         "panes: those of a request that ends leak",
-        "cache/panes.py",
+        "kv_cache/sliding_window.py",
         (
             "        self._store.release_window_blocks(holding.window_block_table[holding.first_window_block :])\n        holding.window_block_table,",
             "        holding.window_block_table,",
@@ -776,47 +800,53 @@ MUTATIONS = (
     ),
     mutation(
         "panes: those that are hit are not referenced",
-        "cache/panes.py",
+        "kv_cache/sliding_window.py",
         ("        self._store.window_blocks.retain(ids)\n", ""),
     ),
     mutation(
         "panes: a hit is taken where one of its window is gone",
-        "cache/store.py",
+        "kv_cache/store.py",
         ("depth = index if num_panes >= min(self.blocks_per_window, index) else depth", "depth = index"),
     ),
     mutation(
         "panes: a hit is taken though a pane in the middle of its window is gone",
-        "cache/store.py",
-        ("num_panes = 0 if entry.window_block is None else num_panes + 1", "num_panes += entry.window_block is not None"),
+        "kv_cache/store.py",
+        (
+            "num_panes = 0 if entry.window_block is None else num_panes + 1",
+            "num_panes += entry.window_block is not None",
+        ),
     ),
     mutation(
         "panes: a hit needs one more than its window has",
-        "cache/store.py",
-        ("if num_panes >= min(self.blocks_per_window, index)", "if num_panes >= min(self.blocks_per_window + 1, index)"),
+        "kv_cache/store.py",
+        (
+            "if num_panes >= min(self.blocks_per_window, index)",
+            "if num_panes >= min(self.blocks_per_window + 1, index)",
+        ),
     ),
     mutation(
         "panes: a hit is taken where no checkpoint stands",
-        "cache/store.py",
+        "kv_cache/store.py",
         ("            if entry.checkpoint is not None or not self.slots.count:\n", "            if True:\n"),
     ),
     mutation(
         "panes: one that was computed is not entered",
-        "cache/entering.py",
+        "kv_cache/checkpoints.py",
         ("            _commit_window_block(store, holding, entry, index)\n", "            pass\n"),
     ),
     mutation(
         "panes: one that was given up for an equal one leaks",
-        "cache/entering.py",
+        "kv_cache/checkpoints.py",
         ("    store.window_blocks.release((own,))\n", ""),
     ),
     mutation(
         "panes: an equal one is not taken in place of one's own",
-        "cache/entering.py",
+        "kv_cache/checkpoints.py",
         ("(*table[:index], entry.window_block.id, *table[index + 1 :])", "table"),
     ),
     mutation(
         "panes: that of a block that leaves the index stays behind",
-        "cache/store.py",
+        "kv_cache/store.py",
         (
             "        if entry.window_block is not None:\n            self._drop_pane(entry.window_block)\n",
             "        entry.window_block = None\n",
@@ -824,63 +854,69 @@ MUTATIONS = (
     ),
     mutation(
         "panes: those in use are evicted",
-        "cache/store.py",
+        "kv_cache/store.py",
         ("(pane for pane in index.window_blocks if self.window_blocks.is_idle(pane.id))", "index.window_blocks"),
-        ("index.window_block_of(pane.id) is pane and self.window_blocks.is_idle(pane.id)", "index.window_block_of(window_block.id) is window_block"),
+        (
+            "index.window_block_of(pane.id) is pane and self.window_blocks.is_idle(pane.id)",
+            "index.window_block_of(window_block.id) is window_block",
+        ),
     ),
     mutation(
         "panes: one that became idle waits until all have gone",
-        "cache/store.py",
+        "kv_cache/store.py",
         ("                self._panes.push(pane)\n", "                pass\n"),
     ),
     mutation(
         "panes: those at the end of a text go first",
-        "cache/manager.py",
+        "kv_cache/manager.py",
         ("            self.store.touch_window(holding.last_entry)\n", ""),
     ),
     mutation(
         "panes: a hit does not make them stay",
-        "cache/manager.py",
+        "kv_cache/manager.py",
         ("        self.store.touch_window(holding.last_entry, is_hit=True)\n", ""),
     ),
     mutation(
         "panes: those where a text parts from another go first",
-        "cache/entering.py",
+        "kv_cache/checkpoints.py",
         ("        for position in (placement.last, placement.branch):\n", "        for position in ():\n"),
     ),
     mutation(
         "panes: a block at a text's end that lacks one does not go first",
-        "cache/eviction.py",
+        "kv_cache/eviction.py",
         ("        return Utility(tier=0, last_use=entry.last_use, efficiency=0.0)\n", "        pass\n"),
     ),
     mutation(
         "panes: those of idle blocks stay when all is forgotten",
-        "cache/store.py",
-        ("for pane in [each for each in self.index.window_blocks if self.window_blocks.is_idle(each.id)]:", "for window_block in ():"),
+        "kv_cache/store.py",
+        (
+            "for pane in [each for each in self.index.window_blocks if self.window_blocks.is_idle(each.id)]:",
+            "for window_block in ():",
+        ),
     ),
     mutation(
         "panes: what lacks a window is told as without a checkpoint",
-        "cache/report.py",
+        "kv_cache/cache_report.py",
         ("        elif end <= reach:\n", "        elif False:\n"),
     ),
     mutation(
         "panes: a draft is written beyond those that are promised",
-        "cache/manager.py",
+        "kv_cache/manager.py",
         ("            most.append(more)\n", "            pass\n"),
     ),
     mutation(
         "panes: a request waits no more where there are none for it",
-        "schedule/admission.py",
+        "scheduler/prefill.py",
         ("match, spare_blocks, spare_panes, uses_checkpoint", "match, spare_blocks, 0, uses_checkpoint"),
     ),
     mutation(
         "panes: one that lacks them is admitted only when it finds more blocks",
-        "schedule/admission.py",
+        "scheduler/prefill.py",
         (" and num_panes <= self.num_panes\n", "\n"),
     ),
     mutation(
         "panes: those that no token sees are not let go of",
-        "schedule/scheduler.py",
+        "scheduler/scheduler.py",
         ("        if cache.window_blocks is not None:\n", "        if False:\n"),
     ),
 )

@@ -29,10 +29,10 @@ from typing import TypeVar
 import torch
 import torch.nn.functional as F
 
-from ostinato.ops.blocks.formats import BLOCK_FORMATS
-from ostinato.ops.kernels import load_extension, native_kernel
-from ostinato.plan.device.cpuinfo import cpu_model
-from ostinato.plan.device.instruction_sets import CPU_FLAGS, installed_modules, runnable_here
+from ostinato.ops.dispatch import load_extension, native_kernel
+from ostinato.ops.quant.block_formats import BLOCK_FORMATS
+from ostinato.plan.device.kernel_support import CPU_FLAGS, installed_modules, runnable_here
+from ostinato.plan.device.linux import cpu_model
 
 SHAPES = ((1024, 4096), (4096, 1024), (4096, 4096))
 """Inputs and outputs."""

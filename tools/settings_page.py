@@ -12,7 +12,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from ostinato.cli.groups import ENGINE_GROUPS
+from ostinato.cli.help import ENGINE_GROUPS
 from ostinato.config import BYTE_SETTINGS, EngineConfig
 from ostinato.serve.settings import BYTE_SETTINGS as OF_SERVER
 from ostinato.serve.settings import ServeSettings

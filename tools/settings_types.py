@@ -1,4 +1,4 @@
-"""Writes src/ostinato/engine/settings.py, the keywords of `LLM` for editors, from the fields of EngineConfig.
+"""Writes src/ostinato/engine/llm_settings.py, the keywords of `LLM` for editors, from the fields of EngineConfig.
 
 Run it after a change of a setting: python tools/settings_types.py
 """
@@ -12,7 +12,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from ostinato.config import EngineConfig
 from ostinato.setting_names import ALIASES
 
-MODULE = Path(__file__).parent.parent / "src/ostinato/engine/settings.py"
+MODULE = Path(__file__).parent.parent / "src/ostinato/engine/llm_settings.py"
 HEAD = '''"""The keywords of `LLM` and `AsyncLLM`, for editors and type checkers.
 
 `tools/settings_types.py` makes this file from the fields of EngineConfig.
@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
-from ostinato.speculative_setting import Speculative
+from ostinato.config_fields import Speculative
 
 
 class Settings(TypedDict, total=False):

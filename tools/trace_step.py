@@ -19,9 +19,9 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "src"))
 
 from ostinato.config import EngineConfig  # noqa: E402
-from ostinato.engine.engine import EngineCore  # noqa: E402
+from ostinato.engine.core import EngineCore  # noqa: E402
 from ostinato.engine.outputs import RequestOutput  # noqa: E402
-from ostinato.sample.params import SamplingParams  # noqa: E402
+from ostinato.sampling.params import SamplingParams  # noqa: E402
 
 PACKAGE = ROOT / "src" / "ostinato"
 STEADY = 36

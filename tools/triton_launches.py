@@ -20,13 +20,13 @@ from triton.compiler import make_backend
 from triton.runtime.jit import create_function_from_signature
 from triton_operations import call_operations
 
-from ostinato.layers.build import WeightAllocator
+from ostinato.layers.allocation import WeightAllocator
 from ostinato.models.checkpoint import model_spec, read_config
 from ostinato.models.loader import build_model
-from ostinato.ops.facts import OPERATIONS
-from ostinato.ops.kernels import Ops, CallHook, triton_kernel
-from ostinato.ops.launches.table import Launch
-from ostinato.ops.step import (
+from ostinato.ops.dispatch import CallHook, Ops, triton_kernel
+from ostinato.ops.launch_tables.launch import Launch
+from ostinato.ops.operations import OPERATIONS
+from ostinato.ops.step_inputs import (
     ENCODER_TABLE,
     EncoderInputs,
     LayerCache,
@@ -35,7 +35,7 @@ from ostinato.ops.step import (
     step_sizes,
     step_table,
 )
-from ostinato.ops.triton import launcher
+from ostinato.ops.triton import common
 from ostinato.plan.model import ModelSpec
 
 META = torch.device("meta")
@@ -70,7 +70,7 @@ class Call:
 
     @property
     def options(self) -> dict[str, Any]:
-        return launcher.options_of(Launch(self.kernel, {}, self.num_warps, self.num_stages, self.registers))
+        return common.options_of(Launch(self.kernel, {}, self.num_warps, self.num_stages, self.registers))
 
     def __str__(self) -> str:
         names = [name for name, _ in self.signature]
@@ -132,7 +132,9 @@ def stand_in(name: str) -> Callable[..., torch.Tensor]:
 
 
 def meta_ops() -> Ops:
-    return Ops({name: triton_kernel(name) if row.triton else stand_in(name) for name, row in OPERATIONS.items()}, CallHook())
+    return Ops(
+        {name: triton_kernel(name) if row.triton else stand_in(name) for name, row in OPERATIONS.items()}, CallHook()
+    )
 
 
 def meta_memory(spec: ModelSpec, dtype: torch.dtype, state_dtype: torch.dtype, slots: int) -> list[LayerCache]:
@@ -189,13 +191,13 @@ def meta_images(spec: ModelSpec, tokens: int) -> EncoderInputs:
 def noted(capability: int) -> Iterator[list[Call]]:
     """What Triton's wrappers would start meanwhile on a GPU of `capability`."""
     found: list[Call] = []
-    was = launcher.run, launcher.capability
-    launcher.run = lambda kernel, grid, launch, **given: found.append(call_of(kernel, launch, capability, given))
-    launcher.capability = lambda tensor: capability
+    was = common.run, common.capability
+    common.run = lambda kernel, grid, launch, **given: found.append(call_of(kernel, launch, capability, given))
+    common.capability = lambda tensor: capability
     try:
         yield found
     finally:
-        launcher.run, launcher.capability = was
+        common.run, common.capability = was
 
 
 @torch.inference_mode()

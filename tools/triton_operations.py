@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from ostinato.ops.blocks.formats import BLOCK_FORMATS
-from ostinato.ops.int8 import num_groups
-from ostinato.ops.kernels import triton_kernel
+from ostinato.ops.dispatch import triton_kernel
+from ostinato.ops.quant.block_formats import BLOCK_FORMATS
+from ostinato.ops.quant.quantize import num_groups
 
 META = torch.device("meta")
 TOKENS = (1, 2048)

@@ -17,8 +17,8 @@ from pathlib import Path
 from urllib.request import urlopen
 
 import ostinato
-from ostinato.plan.device.instruction_sets import detect_native, installed_modules
 from ostinato.plan.device.isa_table import TABLE
+from ostinato.plan.device.kernel_support import detect_native, installed_modules
 
 SOURCES = Path(__file__).resolve().parents[1] / "src/ostinato"
 PROGRAM = Path(sysconfig.get_path("scripts")) / "ostinato"

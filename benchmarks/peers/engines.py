@@ -21,7 +21,7 @@ from benchmarks.peers.workload import Workload
 CACHE_BYTES = 4 * 2**30
 """Of blocks and slots, for the engines that take such a size: Ostinato and vLLM."""
 LLAMA_TOOLS = ("llama-bench", "llama-batched-bench", "llama-quantize")
-WORKER = [sys.executable, "-m", "ostinato.bench.worker"]
+WORKER = [sys.executable, "-m", "ostinato.bench.engine_driver"]
 VLLM_WORKER = Path(__file__).with_name("vllm_worker.py")
 
 
@@ -137,7 +137,7 @@ def llama_cpp(kind: str) -> Callable[[Round], dict[str, Any]]:
 
 
 def floor(one: Round, weights: str) -> dict[str, Any]:
-    """The memory's bandwidth, and what Ostinato's decode steps must move; see `ostinato.bench.floor`."""
+    """The memory's bandwidth, and what Ostinato's decode steps must move; see `ostinato.bench.roofline`."""
     context = one.workload.prompt_len + one.workload.output_len / 2
     job = one.job(kind="floor", rows=one.workload.batch_sizes, context=context)
     job["settings"] |= our_settings(one, weights)

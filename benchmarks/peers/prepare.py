@@ -12,8 +12,8 @@ from pathlib import Path
 from benchmarks.peers.places import Places
 from benchmarks.peers.process import PeerError, run
 from ostinato.errors import ModelError
-from ostinato.formats.gguf.header import read_header
-from ostinato.models.named import NAMED, named_file
+from ostinato.formats.gguf.reader import read_header
+from ostinato.models.named_models import NAMED, named_file
 
 TIMEOUT = 1800.0
 ROOT_ON_PATH = {

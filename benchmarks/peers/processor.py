@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from ostinato.plan.device.cpuinfo import processor_of, read_cpu_flags
+from ostinato.plan.device.linux import processor_of, read_cpu_flags
 
 ZEN = {23: "Zen 2", 25: "Zen 3", 26: "Zen 5"}
 """By AMD's family, where its model does not say more."""

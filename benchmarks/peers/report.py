@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ostinato.bench.figures import spread
+from ostinato.bench.statistics import spread
 
 GGUF_KINDS = ("q8_0", "q4_0", "q4_1", "q4_k_m")
 """Kinds of quantised GGUF files that Ostinato and llama.cpp both run, as `llama-quantize` calls them. Engines that run

@@ -1,6 +1,6 @@
 """vLLM's part of a round: runs in vLLM's own environment, so it imports nothing of this project.
 
-A job on stdin, its result as the last line of stdout, both JSON, like those of `ostinato.bench.worker`.
+A job on stdin, its result as the last line of stdout, both JSON, like those of `ostinato.bench.engine_driver`.
 """
 
 from __future__ import annotations

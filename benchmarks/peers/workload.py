@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ostinato.bench.figures import RoundTrace
+from ostinato.bench.statistics import RoundTrace
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-// 8-bit weights of others, row by row: once when a model is loaded. ops/int8.py defines the numbers.
+// 8-bit weights of others, row by row: once when a model is loaded. ops/quant/quantize.py defines the numbers.
 
 #include "../bind.h"
 #include "../quantize.h"

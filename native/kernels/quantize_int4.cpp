@@ -1,4 +1,4 @@
-// 4-bit weights of others, group by group: once when a model is loaded. ops/blocks/int4.py defines what is looked for.
+// 4-bit weights of others, group by group: once when a model is loaded. ops/quant/quantize.py defines what is looked for.
 
 #include <vector>
 

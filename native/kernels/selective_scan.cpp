@@ -1,5 +1,5 @@
 // The Mamba-1 recurrence of prefill rows, token by token as decoding does it: with the same inner functions, so with the
-// same bits. src/ostinato/ops/state/selective_scan.py is the definition.
+// same bits. src/ostinato/ops/reference/selective.py is the definition.
 //
 // A thread takes a block of channels of one row at a time and goes through the row's tokens in order, so that their
 // states stay in its cache.

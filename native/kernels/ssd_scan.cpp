@@ -1,4 +1,4 @@
-// The Mamba-2 recurrence of prefill rows, in chunks or token by token: src/ostinato/ops/state/ssd_scan.py is the definition.
+// The Mamba-2 recurrence of prefill rows, in chunks or token by token: src/ostinato/ops/reference/ssd.py is the definition.
 //
 // A thread takes some heads of one group and one row at a time and goes through the row's tokens in order, so that their
 // states stay in its cache. Everything is in float32, or on matrix units as tile_scan.h says, and a head's bits do not

@@ -11,26 +11,26 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ostinato.config import EngineConfig
+    from ostinato.engine.async_llm import AsyncLLM
     from ostinato.engine.llm import LLM
     from ostinato.engine.outputs import CompletionOutput, RequestOutput
-    from ostinato.engine.process.async_llm import AsyncLLM
     from ostinato.errors import CapacityError, ConfigError, ForkError, ModelError, OstinatoError, RequestError
-    from ostinato.media.messages import MediaError
-    from ostinato.sample.guide import Guide
-    from ostinato.sample.params import SamplingParams
+    from ostinato.media.message_media import MediaError
+    from ostinato.sampling.guide import Guide
+    from ostinato.sampling.params import SamplingParams
 
 _HOMES = {
     "LLM": "ostinato.engine.llm",
-    "AsyncLLM": "ostinato.engine.process.async_llm",
+    "AsyncLLM": "ostinato.engine.async_llm",
     "CompletionOutput": "ostinato.engine.outputs",
-    "Guide": "ostinato.sample.guide",
+    "Guide": "ostinato.sampling.guide",
     "RequestOutput": "ostinato.engine.outputs",
-    "SamplingParams": "ostinato.sample.params",
+    "SamplingParams": "ostinato.sampling.params",
     "EngineConfig": "ostinato.config",
     "CapacityError": "ostinato.errors",
     "ConfigError": "ostinato.errors",
     "ForkError": "ostinato.errors",
-    "MediaError": "ostinato.media.messages",
+    "MediaError": "ostinato.media.message_media",
     "ModelError": "ostinato.errors",
     "OstinatoError": "ostinato.errors",
     "RequestError": "ostinato.errors",

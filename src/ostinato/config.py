@@ -12,11 +12,9 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
+from ostinato.config_fields import Speculative, checked_sizes, speculative_fields
 from ostinato.errors import ConfigError
-from ostinato.field_help import describe_fields
-from ostinato.setting_names import by_canonical_name, config_error
-from ostinato.size_lists import checked_sizes
-from ostinato.speculative_setting import Speculative, speculative_fields
+from ostinato.setting_names import by_canonical_name, config_error, describe_fields
 from ostinato.units import read_size
 
 BYTE_SETTINGS = ("cache_memory", "cache_offload")

@@ -1,14 +1,33 @@
-"""Other engines' names and values for settings, and the messages for a setting that is refused."""
+"""Other engines' names and values for settings, and the messages for a setting that is refused.
+
+Help texts of classes whose settings are pydantic fields, for `help()`.
+"""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, TypeVar
 
+from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
 from ostinato.errors import ConfigError, Remedy, validation_problem
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def describe_fields(model: type[Model]) -> type[Model]:
+    """Add each field with its default and description to the docstring, which is all that `help()` shows of it."""
+    lines = ["", "", "Fields:", ""]
+    for name, field in model.model_fields.items():
+        default = "" if field.is_required() else f" = {field.get_default(call_default_factory=True)!r}"
+        lines.append(f"{name}{default}")
+        lines += textwrap.wrap(field.description or "", 100, initial_indent="    ", subsequent_indent="    ")
+    model.__doc__ = textwrap.dedent(f"    {model.__doc__}").rstrip() + "\n".join(lines)
+    return model
+
 
 ALIASES = {
     "mamba_ssm_cache_dtype": "ssm_state_dtype",

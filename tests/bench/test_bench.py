@@ -9,12 +9,11 @@ import pytest
 import torch
 
 from ostinato import ConfigError, EngineConfig
-from ostinato.bench.comparison import check_peer, compare
-from ostinato.bench.drive import Workload, bench_config
-from ostinato.bench.figures import RoundTrace, percentiles, spread
-from ostinato.bench.floor import Bandwidth, DecodeBytes, decode_bytes, floor_figures, measure_bandwidth
+from ostinato.bench.engine_driver import Workload, bench_config, run_in_process
+from ostinato.bench.peers import check_peer, compare
+from ostinato.bench.roofline import Bandwidth, DecodeBytes, decode_bytes, floor_figures, measure_bandwidth
+from ostinato.bench.statistics import RoundTrace, percentiles, spread
 from ostinato.bench.throughput import PHASES, latency, latency_figures, startup, throughput, throughput_figures
-from ostinato.bench.worker import run_in_process
 from ostinato.cli.main import main
 from ostinato.models.checkpoint import model_spec, read_config
 from ostinato.plan.device.detect import find_device
@@ -198,7 +197,7 @@ def test_a_comparison_runs_both_engines_on_every_batch_size(tmp_path: Path) -> N
 def test_a_peer_that_is_unknown_or_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="transformers"):
         check_peer("another")
-    monkeypatch.setattr("ostinato.bench.comparison.find_spec", lambda name: None)
+    monkeypatch.setattr("ostinato.bench.peers.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="pip install transformers"):
         check_peer("transformers")
 

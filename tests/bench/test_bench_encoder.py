@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from ostinato import ConfigError, ModelError
-from ostinato.bench.encoder_speed import (
+from ostinato.bench.encoder import (
     AROUND,
     SIZES,
     EncoderBench,
@@ -22,10 +22,10 @@ from ostinato.bench.encoder_speed import (
     pixel_settings,
     prompt_of,
 )
-from ostinato.bench.figures import ArrivalTimes, arrival_figures, point_of, share_of_padding, spread_ms
+from ostinato.bench.statistics import ArrivalTimes, arrival_figures, point_of, share_of_padding, spread_ms
 from ostinato.cli.main import main
-from ostinato.media.settings import PixelSettings
-from ostinato.observe.encoder_counts import EncoderCounts
+from ostinato.media.processor_config import PixelSettings
+from ostinato.observe.counts import EncoderCounts
 from tests.support.checkpoints import checkpoint
 from tests.support.recipes import VOCAB_SIZE
 from tests.support.vl_models import vl_checkpoint, vl_spec

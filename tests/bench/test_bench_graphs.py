@@ -11,17 +11,7 @@ import torch
 from rich.console import Console
 
 from ostinato import CapacityError, ConfigError, EngineConfig
-from ostinato.bench.figures import (
-    KernelShares,
-    GraphStepTimes,
-    capture_figures,
-    largest_cliff,
-    min_steps,
-    overall_figures,
-    speed_ratio,
-    step_figures,
-)
-from ostinato.bench.graph_speed import (
+from ostinato.bench.graphs import (
     STEPS,
     GraphBench,
     graph_chart,
@@ -30,10 +20,20 @@ from ostinato.bench.graph_speed import (
     off_stride_configs,
     prompt_lengths,
 )
-from ostinato.bench.reports import check_plot
-from ostinato.bench.steps import Stopwatch, kernel_shares, make_decode_steps, run_eagerly, take_turns
+from ostinato.bench.report import check_plot
+from ostinato.bench.statistics import (
+    GraphStepTimes,
+    KernelShares,
+    capture_figures,
+    largest_cliff,
+    min_steps,
+    overall_figures,
+    speed_ratio,
+    step_figures,
+)
+from ostinato.bench.step_timing import Stopwatch, kernel_shares, make_decode_steps, run_eagerly, take_turns
 from ostinato.cli.main import main
-from ostinato.engine.run.inputs import make_step_inputs
+from ostinato.runner.inputs import make_step_inputs
 from tests.support.checkpoints import VOCAB_SIZE, checkpoint
 from tests.support.engines import make_engine
 
@@ -163,7 +163,7 @@ def test_kernels_take_a_part_of_a_step_and_leave_the_tap_free(mode: str) -> None
 
 def test_a_kernel_inside_a_kernel_is_not_counted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     moments = iter([1.0, 4.0])
-    monkeypatch.setattr("ostinato.bench.steps.time.perf_counter", lambda: next(moments))
+    monkeypatch.setattr("ostinato.bench.step_timing.time.perf_counter", lambda: next(moments))
     stopwatch = Stopwatch()
     inner = stopwatch.timed("inner", lambda: torch.zeros(1))
     stopwatch.kernel("outer", lambda: inner() + 1, (), {})
@@ -228,7 +228,7 @@ def test_an_open_max_num_seqs_and_its_ladder_stay_as_they_are_without_the_benchm
 def test_settings_that_leave_nothing_to_measure_are_refused_before_a_weight_is_loaded(
     settings: dict[str, Any], setting: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ostinato.engine.engine.EngineCore", lambda _: pytest.fail("loaded"))
+    monkeypatch.setattr("ostinato.engine.core.EngineCore", lambda _: pytest.fail("loaded"))
     with pytest.raises(ConfigError) as refused:
         measure("llama", GraphBench(rows=(2,), prompt_len=4, rounds=1), **settings)
     assert refused.value.remedies[0].setting == setting
@@ -307,7 +307,7 @@ def test_numbers_that_are_none_are_refused(option: str, value: str, capsys: pyte
 def test_a_plot_without_matplotlib_is_refused_before_anything_is_measured(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("ostinato.bench.reports.find_spec", lambda name: None)
+    monkeypatch.setattr("ostinato.bench.report.find_spec", lambda name: None)
     monkeypatch.setattr("ostinato.cli.bench_steps.graphs", lambda *_: pytest.fail("measured"))
     with pytest.raises(SystemExit) as end:
         main(["bench", "graphs", "demo", "--plot", str(tmp_path / "steps.png")])

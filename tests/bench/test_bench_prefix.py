@@ -9,8 +9,19 @@ from typing import Any
 import pytest
 
 from ostinato import ConfigError, EngineConfig
-from ostinato.bench.prefix import CacheVariant, check_open, choose_variants, configs_of, find_baseline
-from ostinato.bench.prefix_run import COUNTERS, PrefixRound, AskResult, prefix_figures, run_round, second_turn_figures
+from ostinato.bench.prefix_cache import (
+    COUNTERS,
+    AskResult,
+    CacheVariant,
+    PrefixRound,
+    check_open,
+    choose_variants,
+    configs_of,
+    find_baseline,
+    prefix_figures,
+    run_round,
+    second_turn_figures,
+)
 from ostinato.bench.prefix_workloads import Answer, PromptRequest
 from ostinato.errors import CapacityError
 from ostinato.models.checkpoint import model_spec, read_config
@@ -126,7 +137,9 @@ def test_figures_add_up_tokens_and_compare_mean_times_round_by_round() -> None:
 
 
 def test_the_second_turn_is_as_many_times_sooner_as_cold_is_slower() -> None:
-    ours = [PrefixRound((served(9, role="setup"), served(8, role="cold"), served(seconds)), {}) for seconds in (1, 2, 4)]
+    ours = [
+        PrefixRound((served(9, role="setup"), served(8, role="cold"), served(seconds)), {}) for seconds in (1, 2, 4)
+    ]
     theirs = [PrefixRound((served(9, role="setup"), served(4, role="cold"), served(4)), {})] * 3
     figures = second_turn_figures(ours, theirs)
     assert figures is not None

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ostinato.bench.prefix import PrefixBench, prefix
+from ostinato.bench.prefix_cache import PrefixBench, prefix
 from ostinato.bench.prefix_workloads import WORKLOADS, Sizes
 from ostinato.cli.main import main
 from tests.support.checkpoints import checkpoint

@@ -11,15 +11,14 @@ import pytest
 import torch
 
 from ostinato import ConfigError
-from ostinato.bench.drive import plan_of
-from ostinato.bench.kernel_probe import KernelProbe
-from ostinato.bench.predicted import machine_of
-from ostinato.bench.probe import measure_rates
+from ostinato.bench.engine_driver import plan_of
+from ostinato.bench.kernel_rates import KernelProbe
+from ostinato.bench.measure_rates import machine_of, measure_rates
 from ostinato.cli.main import main
 from ostinato.config import EngineConfig
 from ostinato.models.checkpoint import load_spec
-from ostinato.ops.work import StepShape
-from ostinato.plan.device.instruction_sets import NOT_THIS_CPU, detect_native
+from ostinato.ops.kernel_cost import StepShape
+from ostinato.plan.device.kernel_support import NOT_THIS_CPU, detect_native
 from tests.support.checkpoints import checkpoint
 from tests.support.native_sets import skip_unless_planned
 
@@ -34,11 +33,11 @@ def native_kernels() -> None:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Little memory, few sizes, one round."""
-    monkeypatch.setattr("ostinato.bench.probe.NUM_BYTES", 2**16)
+    monkeypatch.setattr("ostinato.bench.measure_rates.NUM_BYTES", 2**16)
     for name, value in {"FEW_TOKENS": (1,), "MANY_TOKENS": (9,), "ROWS": (1, 2), "PROMPT": 16, "MAX_CALLS": 2}.items():
-        monkeypatch.setattr(f"ostinato.bench.kernel_probe.{name}", value)
+        monkeypatch.setattr(f"ostinato.bench.kernel_rates.{name}", value)
     for name, value in {"WIDTH": 64, "OUTPUTS": 32, "CHANNELS": 64}.items():
-        monkeypatch.setattr(f"ostinato.bench.kernel_probe.{name}", value)
+        monkeypatch.setattr(f"ostinato.bench.kernel_rates.{name}", value)
 
 
 def config(name: str = "nemotron_h_dense", **settings: Any) -> EngineConfig:
@@ -63,12 +62,12 @@ def test_what_is_measured_predicts_steps_of_every_kernel(dtype: str) -> None:
 
 @needs_native
 def test_the_time_of_a_call_is_that_of_all_calls_over_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ostinato.ops.kernels import load_extension
+    from ostinato.ops.dispatch import load_extension
 
     isa = detect_native().isa
     assert isa is not None
     now = iter(range(100))
-    monkeypatch.setattr("ostinato.bench.kernel_probe.time.perf_counter", lambda: float(next(now)))
+    monkeypatch.setattr("ostinato.bench.kernel_rates.time.perf_counter", lambda: float(next(now)))
     probe = KernelProbe(load_extension(isa), torch.float32, 2**16)
     x, weight = torch.ones(2, 16), torch.ones(16)
     assert probe.seconds_of("rms_norm", 2, [((x, weight, 1e-5), {})] * 4) == 0.25

@@ -9,8 +9,6 @@ import pytest
 import torch
 
 from ostinato import ConfigError
-from ostinato.bench.floor import Bandwidth, measure_bandwidth, measure_flops
-from ostinato.bench.phases import PhaseClock, phase_figures
 from ostinato.bench.profile import (
     ProfileBench,
     Roofline,
@@ -18,10 +16,12 @@ from ostinato.bench.profile import (
     profile,
     total_figures,
 )
-from ostinato.bench.steps import Stopwatch, shortest_pass
+from ostinato.bench.roofline import Bandwidth, measure_bandwidth, measure_flops
+from ostinato.bench.step_phases import PhaseClock, phase_figures
+from ostinato.bench.step_timing import Stopwatch, shortest_pass
 from ostinato.cli.main import main
-from ostinato.ops.work import KernelCost
-from ostinato.plan.device.instruction_sets import detect_native
+from ostinato.ops.kernel_cost import KernelCost
+from ostinato.plan.device.kernel_support import detect_native
 from tests.support.checkpoints import checkpoint
 
 TINY = {"threads": 1, "dtype": "float32", "cache_memory": "16MiB"}
@@ -75,7 +75,7 @@ def test_phases_are_medians_over_steps() -> None:
 
 def test_a_phase_stands_still_while_an_inner_one_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr("ostinato.bench.phases.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("ostinato.bench.step_phases.time.perf_counter", lambda: now[0])
 
     def wait(seconds: float) -> None:
         now[0] += seconds
@@ -130,7 +130,7 @@ def test_steps_without_a_full_graph_are_profiled_eagerly() -> None:
 
 
 def test_a_profile_with_drafts_is_refused_before_a_weight_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ostinato.engine.engine.EngineCore", lambda _: pytest.fail("loaded"))
+    monkeypatch.setattr("ostinato.engine.core.EngineCore", lambda _: pytest.fail("loaded"))
     with pytest.raises(ConfigError, match="speculative"):
         measure("llama", speculative="ngram:2")
 

@@ -9,10 +9,10 @@ import pytest
 from rich.console import Console
 
 from ostinato.bench.profile import decode_phases
-from ostinato.bench.reports import Column, BenchReport, Table, at, format_value
+from ostinato.bench.report import BenchReport, Column, Table, at, format_value
 from ostinato.cli.main import main
 from ostinato.graphs.tape import Tape
-from ostinato.plan.device.cpuinfo import cpu_model
+from ostinato.plan.device.linux import cpu_model
 from tests.support.engines import make_engine
 from tests.support.fake_openai import fake_openai
 

@@ -13,13 +13,29 @@ from typing import Any
 import pytest
 
 from ostinato import ConfigError, RequestError
-from ostinato.bench.figures import summary
-from ostinato.bench.serve.latencies import at_once, meets_slo, seconds_per_token, serve_figures
-from ostinato.bench.serve.sending import RequestOutcome, LoadRun, Target
-from ostinato.bench.serve.sweep import ServeBench, remarks, serve, serve_chart, try_server
-from ostinato.bench.serve.workload import Lengths, LoadSpec, TokenEstimate, make_conversations, make_ruler, parse_lengths
+from ostinato.bench.serve.load_generator import LoadRun, RequestOutcome, Target
+from ostinato.bench.serve.sweep import (
+    ServeBench,
+    at_once,
+    meets_slo,
+    remarks,
+    seconds_per_token,
+    serve,
+    serve_chart,
+    serve_figures,
+    try_server,
+)
+from ostinato.bench.serve.workload import (
+    Lengths,
+    LoadSpec,
+    TokenEstimate,
+    make_conversations,
+    make_ruler,
+    parse_lengths,
+)
+from ostinato.bench.statistics import summary
 from ostinato.cli.main import main
-from ostinato.plan.layouts.deadline import Deadline, parse_deadline
+from ostinato.plan.capacity.estimate import Deadline, parse_deadline
 from tests.support.fake_openai import FakeServer, fake_openai
 
 TEN = Lengths("uniform", 10, 10)

@@ -13,12 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato import ConfigError
-from ostinato.bench.serve.http_client import ClientConnection, Failure, HttpClient, check_url
-from ostinato.bench.serve.latencies import serve_figures
-from ostinato.bench.serve.reply import EventParser, SseReply
-from ostinato.bench.serve.sending import LoadRun, Target, run_load
+from ostinato.bench.serve.load_client import ClientConnection, EventParser, Failure, HttpClient, SseReply, check_url
+from ostinato.bench.serve.load_generator import LoadRun, Target, run_load
+from ostinato.bench.serve.sweep import serve_figures
 from ostinato.bench.serve.workload import ScriptedConversation, ScriptedTurn
-from ostinato.plan.layouts.deadline import Deadline
+from ostinato.plan.capacity.estimate import Deadline
 from tests.support.fake_openai import FakeServer, event, fake_openai
 
 GENEROUS = 60.0
@@ -29,7 +28,9 @@ def one_turn(count: int, tokens: int = 3, gap: float = 0.0) -> list[ScriptedConv
     return [ScriptedConversation(number * gap, (ScriptedTurn(f"prompt {number}", tokens),)) for number in range(count)]
 
 
-def run(server: FakeServer, conversations: Sequence[ScriptedConversation], concurrency: int | None = None, **more: Any) -> LoadRun:
+def run(
+    server: FakeServer, conversations: Sequence[ScriptedConversation], concurrency: int | None = None, **more: Any
+) -> LoadRun:
     target = Target(**{"base_url": server.base_url, "model": "m", "chat": False, "timeout": GENEROUS, **more})
     return asyncio.run(run_load(target, conversations, concurrency))
 
@@ -282,7 +283,9 @@ def test_replies_without_usage_are_counted_by_pieces_of_text() -> None:
 
 @pytest.mark.parametrize("chat", [True, False])
 def test_a_turn_sends_what_was_said_and_the_answers_that_came(chat: bool) -> None:
-    conversation = ScriptedConversation(0.0, (ScriptedTurn("one", 2), ScriptedTurn("two", 1, think_seconds=0.01), ScriptedTurn("three", 1)))
+    conversation = ScriptedConversation(
+        0.0, (ScriptedTurn("one", 2), ScriptedTurn("two", 1, think_seconds=0.01), ScriptedTurn("three", 1))
+    )
     with fake_openai() as server:
         seen = run(server, [conversation], chat=chat, ignore_eos=True)
     last = server.bodies[-1]

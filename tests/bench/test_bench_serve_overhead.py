@@ -10,10 +10,21 @@ from typing import Any
 import pytest
 
 from ostinato import ModelError, RequestError
-from ostinato.bench.serve.cost import GENERATED, PROCESSES, Used, cost_figures, cost_tables
+from ostinato.bench.serve.cpu_profile import (
+    ENGINE,
+    FRONT,
+    GENERATED,
+    GENERATOR,
+    OTHER,
+    PROCESSES,
+    Sampler,
+    Used,
+    cost_figures,
+    cost_tables,
+    part_of,
+)
+from ostinato.bench.serve.load_generator import LoadRun, RequestOutcome
 from ostinato.bench.serve.overhead import OverheadRound, compare_round, overhead_figures, server_process, setting_flags
-from ostinato.bench.serve.sampler import ENGINE, FRONT, GENERATOR, OTHER, Sampler, part_of
-from ostinato.bench.serve.sending import RequestOutcome, LoadRun
 from ostinato.cli.main import main
 from tests.support.text_checkpoint import text_checkpoint
 
@@ -43,7 +54,9 @@ def test_a_server_that_fails_a_request_is_not_compared() -> None:
 
 
 def test_the_ratio_is_that_of_each_round() -> None:
-    figures = overhead_figures([OverheadRound(9.0, 10.0, 2), OverheadRound(10.0, 20.0, 2), OverheadRound(16.0, 20.0, 1)])
+    figures = overhead_figures(
+        [OverheadRound(9.0, 10.0, 2), OverheadRound(10.0, 20.0, 2), OverheadRound(16.0, 20.0, 1)]
+    )
     assert figures["ratio"] == {"median": 0.8, "min": 0.5, "max": 0.9}
     assert figures["server_tokens_per_second"]["median"] == 10
     assert figures["generate_tokens_per_second"]["median"] == 20

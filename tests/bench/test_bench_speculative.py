@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from ostinato import ConfigError, EngineConfig
-from ostinato.bench.draft_speed import DraftRound, SpeculativeBench, make_prompts, speculative_figures, verify_floor
-from ostinato.bench.drive import plan_of
-from ostinato.bench.figures import RoundTrace
+from ostinato.bench.engine_driver import plan_of
 from ostinato.bench.profile import Roofline
+from ostinato.bench.speculative import DraftRound, SpeculativeBench, make_prompts, speculative_figures, verify_floor
+from ostinato.bench.statistics import RoundTrace
 from ostinato.cli.main import main
 from tests.support.checkpoints import VOCAB_SIZE, checkpoint
 

@@ -15,18 +15,23 @@ from typing import Any
 import pytest
 
 from ostinato import EngineConfig
-from ostinato.bench import comparison, worker
-from ostinato.bench.floor import measure_bandwidth, measure_flops
-from ostinato.bench.gpu import check, measures
-from ostinato.bench.gpu.check import PartOutcome, limit_of, measure_apart, run_parts
-from ostinato.bench.gpu.measures import overlap
-from ostinato.bench.gpu.parts import BUDGET, CheckPart, full_scale, make_parts, toy_scale
-from ostinato.bench.gpu.process import Finished, run_within
-from ostinato.bench.gpu.pytest_run import figures_of_tests, why_not
-from ostinato.bench.gpu.report import make_report, write_report
-from ostinato.bench.gpu.summary import aims, decode_rows, overlap_rows
+from ostinato.bench import engine_driver, peers
+from ostinato.bench.gpu import parts, run_parts
+from ostinato.bench.gpu.gpu_report import aims, decode_rows, make_report, overlap_rows, write_report
+from ostinato.bench.gpu.parts import BUDGET, CheckPart, full_scale, make_parts, overlap, toy_scale
+from ostinato.bench.gpu.run_parts import (
+    Finished,
+    PartOutcome,
+    figures_of_tests,
+    limit_of,
+    measure_apart,
+    run_parts,
+    run_within,
+    why_not,
+)
+from ostinato.bench.roofline import measure_bandwidth, measure_flops
 from ostinato.cli.main import main
-from ostinato.plan.device.catalogue import CATALOGUE
+from ostinato.plan.device.gpu_catalogue import CATALOGUE
 
 ROOT = Path(__file__).parents[2]
 FULL, TOY = make_parts(full_scale(ROOT, 90)), make_parts(toy_scale())
@@ -47,8 +52,8 @@ def named(parts: tuple[CheckPart, ...], name: str) -> CheckPart:
 
 def answered_here(kind: str, job: dict[str, Any]) -> dict[str, Any]:
     """As `worker.ask`, without its process."""
-    module, function = worker.JOBS[kind].split(":")
-    answer = getattr(import_module(module), function)(json.loads(worker.request_of(kind, job)))
+    module, function = engine_driver.JOBS[kind].split(":")
+    answer = getattr(import_module(module), function)(json.loads(engine_driver.request_of(kind, job)))
     return {**json.loads(json.dumps(answer)), "peak_memory_bytes": 0}
 
 
@@ -74,7 +79,7 @@ def test_the_dry_run_does_every_part_on_a_cpu_and_writes_the_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ostinato.cli.gpu_check.measure_apart", measured_here)
-    monkeypatch.setattr(comparison, "run_in_process", answered_here)
+    monkeypatch.setattr(peers, "run_in_process", answered_here)
     with pytest.raises(SystemExit) as ended:
         main(["gpu-check", "--dry-run", "--checkout", str(ROOT), "--output", str(tmp_path), "--budget", "100000"])
     data = json.loads((tmp_path / "report.json").read_text())
@@ -148,7 +153,7 @@ def test_a_process_that_takes_too_long_ends_with_all_that_it_started(tmp_path: P
 
 def test_parts_take_what_is_left_and_what_the_budget_does_not_hold_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr(check.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(run_parts.time, "monotonic", lambda: now[0])
     takes = {"a": 4.0, "b": 30.0, "c": 1.0}
     limits = {}
 
@@ -192,7 +197,7 @@ def test_every_part_can_be_planned_for_an_h100(part: CheckPart, monkeypatch: pyt
     plans = []
 
     def engine(config: EngineConfig, *_: object) -> None:
-        from ostinato.bench.drive import plan_of
+        from ostinato.bench.engine_driver import plan_of
 
         plans.append(plan_of(config))
         raise Stop
@@ -200,11 +205,11 @@ def test_every_part_can_be_planned_for_an_h100(part: CheckPart, monkeypatch: pyt
     def ask(kind: str, job: dict[str, Any]) -> dict[str, Any]:
         return answered_here(kind, job)
 
-    monkeypatch.setattr("ostinato.bench.drive.detect", lambda _: H100)
-    monkeypatch.setattr("ostinato.engine.engine.EngineCore", engine)
-    monkeypatch.setattr(comparison, "run_in_process", ask)
+    monkeypatch.setattr("ostinato.bench.engine_driver.detect", lambda _: H100)
+    monkeypatch.setattr("ostinato.engine.core.EngineCore", engine)
+    monkeypatch.setattr(peers, "run_in_process", ask)
     with pytest.raises(Stop):
-        measures.run_job({"part": json.loads(json.dumps(asdict(part)))})
+        parts.run_job({"part": json.loads(json.dumps(asdict(part)))})
     [plan] = plans
     assert plan.device == H100
     wanted = part.options.get("rows") or part.options.get("batch_sizes") or (1,)

@@ -7,11 +7,11 @@ from collections import Counter
 import pytest
 import torch
 
-from ostinato.bench.figures import Calls
 from ostinato.bench.gpu.kernel_times import captured, operation_times, step_seconds
 from ostinato.bench.profile import ProfileBench, profile
-from ostinato.bench.steps import make_decode_steps
-from ostinato.engine.engine import EngineCore
+from ostinato.bench.statistics import Calls
+from ostinato.bench.step_timing import make_decode_steps
+from ostinato.engine.core import EngineCore
 from tests.graphs.test_graph_cuda import PretendedDriver
 from tests.support.checkpoints import VOCAB_SIZE
 from tests.support.parity import make_engine
@@ -77,7 +77,7 @@ def test_a_step_is_timed_as_the_engine_runs_it() -> None:
 
 
 def test_a_profile_by_operation_has_the_kernels_of_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ostinato.bench.floor import Bandwidth
+    from ostinato.bench.roofline import Bandwidth
 
     monkeypatch.setattr("ostinato.bench.profile.measure_bandwidth", lambda *_, **__: Bandwidth(1e10, 1e10))
     monkeypatch.setattr("ostinato.bench.profile.measure_flops", lambda *_: 1e11)

@@ -12,8 +12,8 @@ from ostinato.config import EngineConfig
 from ostinato.engine import cache_files as module
 from ostinato.errors import ConfigError, Remedy
 from ostinato.models.checkpoint import load_spec
-from ostinato.plan.device.catalogue import CATALOGUE
 from ostinato.plan.device.detect import find_device
+from ostinato.plan.device.gpu_catalogue import CATALOGUE
 from ostinato.plan.plan import Plan, make_plan
 from tests.support.checkpoints import checkpoint
 from tests.support.engines import greedy, make_engine, run
@@ -141,7 +141,7 @@ def test_the_plan_reads_where_blocks_and_the_panes_of_one_window_take_less_time_
         return found
 
     with_panes = pays_from()
-    monkeypatch.setattr("ostinato.cache.pane_rules.SlidingWindowSpec.blocks_per_window", 0)
+    monkeypatch.setattr("ostinato.kv_cache.sliding_window.SlidingWindowSpec.blocks_per_window", 0)
     without = pays_from()
     assert with_panes != without
     assert all(one >= other for one, other in zip(with_panes, without, strict=True))

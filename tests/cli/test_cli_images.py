@@ -15,9 +15,9 @@ from ostinato.cli.main import main
 from ostinato.engine.outputs import CompletionOutput, RequestOutput, RequestTimes
 from ostinato.engine.text.chat_template import ChatTemplate
 from ostinato.errors import RequestError
-from ostinato.media.input import MediaInput, render_chat
 from ostinato.media.load import MediaSources
-from ostinato.media.prompt import Placeholders
+from ostinato.media.media_input import MediaInput, render_chat
+from ostinato.media.media_prompt import Placeholders
 from tests.engine.test_llm_images import SMALL, checkpoint
 from tests.support.media_cases import END, IMAGE, START, TEMPLATE, VIDEO, drawn, encode, media_settings, vision_spec
 

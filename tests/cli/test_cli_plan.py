@@ -14,9 +14,9 @@ import pytest
 
 from ostinato.cli.main import main
 from ostinato.config import EngineConfig
-from ostinato.plan.graphs.traffic import Traffic
 from ostinato.plan.plan import Plan
-from ostinato.plan.words.render_graphs import short_sizes
+from ostinato.plan.render.graph_tables import short_sizes
+from ostinato.plan.traffic import Traffic
 from ostinato.setting_names import ALIASES
 from ostinato.units import MiB, exact_bytes
 

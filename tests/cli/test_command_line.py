@@ -19,8 +19,7 @@ from typer.main import get_command
 
 from ostinato.cli import other_engines
 from ostinato.cli.bench import app as bench
-from ostinato.cli.command import SHORT_HELP_LINES
-from ostinato.cli.groups import COMMON_FLAGS, groups
+from ostinato.cli.help import COMMON_FLAGS, SHORT_HELP_LINES, groups
 from ostinato.cli.main import COMMANDS, main
 from ostinato.config import EngineConfig
 from ostinato.serve.settings import ServeSettings

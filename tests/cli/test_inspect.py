@@ -14,7 +14,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from ostinato.cli.main import main
-from ostinato.inspection.report import inspect_checkpoint
+from ostinato.inspection import inspect_checkpoint
 from ostinato.plan.device.detect import detect
 from tests.support.checkpoints import checkpoint
 from tests.support.recipes import RECIPES

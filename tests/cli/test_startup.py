@@ -156,7 +156,7 @@ from ostinato import EngineConfig, SamplingParams, CapacityError
 assert not {{"torch", "transformers", "tokenizers"}} & set(sys.modules), "import"
 from ostinato.plan.device.detect import detect
 from ostinato.plan.plan import make_plan
-from ostinato.plan.words.render import render_plan
+from ostinato.plan.render.tables import render_plan
 from ostinato.models.checkpoint import model_spec, read_config, resolve_model_dir
 from pathlib import Path
 for directory in {[str(checkpoint(name)) for name in ("nemotron_h", "llama", "falcon_h1")]}:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ostinato import LLM, AsyncLLM, ConfigError, RequestError, SamplingParams
-from ostinato.engine.process.failures import EngineStopped
+from ostinato.engine.process.engine_errors import EngineStopped
 from tests.support.text_checkpoint import SETTINGS, text_checkpoint
 
 PROMPTS = [f"task {i} of many: " for i in range(6)]

@@ -10,8 +10,7 @@ import pytest
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from ostinato.engine.text.chat_template import ChatTemplate, TemplateTooExpensive, load_chat_template
-from ostinato.engine.text.template_budget import TemplateBudget
+from ostinato.engine.text.chat_template import ChatTemplate, TemplateBudget, TemplateTooExpensive, load_chat_template
 from ostinato.errors import ModelError, RequestError
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -251,4 +250,6 @@ def test_templates_are_found_where_checkpoints_keep_them(tmp_path: Path) -> None
 )
 def test_a_template_that_does_too_much_is_an_error_of_the_request(template: str) -> None:
     with pytest.raises(TemplateTooExpensive, match=r"more than 300,000 steps, 10 seconds or 33,554,432 characters"):
-        ChatTemplate({"default": template}).render([{"role": "user", "content": "Hm?"}], budget=TemplateBudget(steps=300_000))
+        ChatTemplate({"default": template}).render(
+            [{"role": "user", "content": "Hm?"}], budget=TemplateBudget(steps=300_000)
+        )

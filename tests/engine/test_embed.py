@@ -13,7 +13,7 @@ import torch
 from ostinato import LLM
 from ostinato.errors import ModelError, RequestError
 from ostinato.models.pooling import Pooling, PoolingKind, load_pooling
-from ostinato.sample.pool import POOLING_PARAMS, HiddenStatePooler, finish_embedding
+from ostinato.sampling.pooler import POOLING_PARAMS, HiddenStatePooler, finish_embedding
 from tests.support.checkpoints import checkpoint, oracle, random_prompt
 from tests.support.engines import make_engine
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from ostinato.engine.run.encoding import ImageEncoder
-from ostinato.graphs.encoder import EncoderGraphs
-from ostinato.media.item import MediaItem
-from ostinato.schedule.batch import MediaToEncode
+from ostinato.graphs.encoder_graphs import EncoderGraphs
+from ostinato.media.media_item import MediaItem
+from ostinato.runner.image_encoder import ImageEncoder
+from ostinato.scheduler.batch import MediaToEncode
 
 ROWS, HIDDEN, PATCHES_PER_TOKEN = 2, 3, 4
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from ostinato import EngineConfig, RequestError, SamplingParams
-from ostinato.engine.engine import EngineCore
+from ostinato.engine.core import EngineCore
 from ostinato.errors import Remedy
-from ostinato.schedule.batch import Batch, StepResult
+from ostinato.scheduler.batch import Batch, StepResult
 from tests.support.checkpoints import EOS, VOCAB_SIZE, checkpoint, random_prompt
 from tests.support.engines import NAME, PROMPT, assert_empty, complete, greedy, make_engine, run, sampled, tokens_of
 
@@ -63,7 +63,9 @@ def test_a_request_that_cannot_be_served_is_refused_and_the_others_go_on(engine:
 # Steps that fail
 
 
-def fail_once(monkeypatch: pytest.MonkeyPatch, engine: EngineCore, call: int, error: BaseException, before: bool) -> None:
+def fail_once(
+    monkeypatch: pytest.MonkeyPatch, engine: EngineCore, call: int, error: BaseException, before: bool
+) -> None:
     """Makes the `call`-th step raise, before or after it wrote to the cache."""
     run_batch, calls = engine.runner.execute, 0
 

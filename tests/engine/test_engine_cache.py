@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ostinato import RequestError
-from ostinato.engine.engine import EngineCore
+from ostinato.engine.core import EngineCore
 from ostinato.engine.outputs import RequestOutput
 from tests.support.checkpoints import random_prompt
 from tests.support.engines import assert_empty, complete, greedy, make_engine, run, sampled

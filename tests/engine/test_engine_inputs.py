@@ -9,11 +9,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.engine.run.inputs import make_step_inputs, write_step_inputs
 from ostinato.graphs.buffers import StepBuffers
-from ostinato.media.item import RopePositions
-from ostinato.ops.step import StepInputs
-from ostinato.schedule.batch import Batch, MediaUse, BatchRow
+from ostinato.media.media_item import RopePositions
+from ostinato.ops.step_inputs import StepInputs
+from ostinato.runner.inputs import make_step_inputs, write_step_inputs
+from ostinato.scheduler.batch import Batch, BatchRow, MediaUse
 
 CPU = torch.device("cpu")
 tables = st.lists(st.integers(1, 99), max_size=9).map(tuple)
@@ -154,7 +154,10 @@ def test_what_follows_the_prompt_stands_at_its_position_and_an_offset() -> None:
 
 
 def test_drafts_stand_behind_their_token_and_padding_stands_somewhere() -> None:
-    rows = BatchRow("a", (1,), 9, (1, 2, 3, 4), rope=rope_of(8, -7), num_drafts=2), BatchRow("t", (1,), 4, (5, 6), num_drafts=2)
+    rows = (
+        BatchRow("a", (1,), 9, (1, 2, 3, 4), rope=rope_of(8, -7), num_drafts=2),
+        BatchRow("t", (1,), 4, (5, 6), num_drafts=2),
+    )
     positions, cells = images_of(*rows, num_decode_rows=2, num_drafts=2, drafts=[(7, 8), (9,)])
     assert positions[:5] == [[2] * 3, [3] * 3, [4] * 3, [4] * 3, [5] * 3]
     assert min(positions[5]) >= 0

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.engine.process.failures import EngineError, StepFailed, step_error, picklable_error
-from ostinato.engine.process.messages import AbortRequest, Channel, DeltasHandled, MessageDecoder, encode_message
+from ostinato.engine.process.engine_errors import EngineError, StepFailed, picklable_error, step_error
+from ostinato.engine.process.engine_messages import AbortRequest, Channel, DeltasHandled, MessageDecoder, encode_message
 from ostinato.errors import CaptureError, ModelError, Remedy, RequestError
 
 
@@ -34,7 +34,9 @@ def test_a_channel_takes_what_has_come_and_waits_only_if_it_may(pair):
     channel, other = pair
     assert channel.receive(0) == []
     assert channel.receive(0.01) == []
-    other.sendall(encode_message(DeltasHandled(1.0)) + encode_message(DeltasHandled(2.0)) + encode_message(DeltasHandled(3.0))[:5])
+    other.sendall(
+        encode_message(DeltasHandled(1.0)) + encode_message(DeltasHandled(2.0)) + encode_message(DeltasHandled(3.0))[:5]
+    )
     assert channel.receive(None) == [DeltasHandled(1.0), DeltasHandled(2.0)]
     other.close()
     with pytest.raises(EOFError):

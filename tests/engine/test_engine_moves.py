@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import torch
 
-from ostinato.engine.engine import EngineCore
-from ostinato.engine.move.form import HEAD, MAGIC, RequestSnapshot, pack_snapshot, unpack_snapshot
-from ostinato.engine.run.cache_bytes import LayerCacheMemory, DeviceRows, HostRows, MemoryRows
+from ostinato.engine.core import EngineCore
+from ostinato.engine.migration.wire_format import HEAD, MAGIC, RequestSnapshot, pack_snapshot, unpack_snapshot
 from ostinato.errors import DamagedExport, ForeignExport, MoveError, RequestError
-from ostinato.ops.step import LayerCache
-from ostinato.sample.pool import POOLING_PARAMS
+from ostinato.ops.step_inputs import LayerCache
+from ostinato.runner.cache_memory import DeviceRows, HostRows, LayerCacheMemory, MemoryRows
+from ostinato.sampling.pooler import POOLING_PARAMS
 from tests.support.checkpoints import random_prompt
 from tests.support.engines import PROMPT, assert_empty, greedy, make_engine, run, sampled, tokens_of
 from tests.support.native_sets import skip_unless_planned
@@ -127,11 +127,11 @@ def test_nonsense_under_a_right_checksum_is_refused_or_served_and_never_breaks_t
 
 def sealed(told: dict[str, Any], parts: list[memoryview]) -> bytes:
     """The bytes of what may be no request, with the checksum that they should have."""
-    from ostinato.engine.move import form
+    from ostinato.engine.migration import wire_format
 
     text = json.dumps(told).encode()
-    whole = bytearray(HEAD.pack(MAGIC, form.VERSION, bytes(16), len(text)) + text + b"".join(parts))
-    whole[len(MAGIC) + 1 : len(MAGIC) + 17] = form._checksum(memoryview(whole))
+    whole = bytearray(HEAD.pack(MAGIC, wire_format.VERSION, bytes(16), len(text)) + text + b"".join(parts))
+    whole[len(MAGIC) + 1 : len(MAGIC) + 17] = wire_format._checksum(memoryview(whole))
     return bytes(whole)
 
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from ostinato.config import EngineConfig
-from ostinato.engine.engine import EngineCore
+from ostinato.engine.core import EngineCore
 from ostinato.errors import ConfigError, Remedy
-from ostinato.sample.guide import Guide
-from ostinato.schedule.batch import Batch
+from ostinato.sampling.guide import Guide
+from ostinato.scheduler.batch import Batch
 from tests.support.checkpoints import random_prompt
 from tests.support.engines import greedy, make_engine, run
 

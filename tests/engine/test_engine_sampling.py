@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ostinato.engine.engine import EngineCore
+from ostinato.engine.core import EngineCore
 from ostinato.engine.outputs import RequestOutput
 from tests.support.checkpoints import checkpoint, oracle_logits, random_prompt
 from tests.support.engines import NAME, PROMPT, assert_empty, complete, greedy, make_engine, run, sampled, tokens_of
@@ -121,7 +121,9 @@ def test_logprobs_add_up_to_those_of_transformers(engine: EngineCore) -> None:
 
 
 @pytest.mark.parametrize("method", ["ngram:3", "draft:{model}:3"])
-def test_drafts_change_neither_tokens_nor_logprobs_whatever_is_asked_of_sampling(engine: EngineCore, method: str) -> None:
+def test_drafts_change_neither_tokens_nor_logprobs_whatever_is_asked_of_sampling(
+    engine: EngineCore, method: str
+) -> None:
     asked = [
         greedy(logprobs=2),
         sampled(logprobs=0, temperature=0.7, top_k=20, top_p=0.9, min_p=0.01),

@@ -5,7 +5,7 @@ import sys
 
 PROGRAM = """
 import gc
-from ostinato.engine.process.launch import keep_for_good
+from ostinato.engine.process.engine_process import keep_for_good
 
 kept = [[number] for number in range(1000)]
 keep_for_good()

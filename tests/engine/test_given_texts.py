@@ -16,8 +16,8 @@ from ostinato.cli.main import main
 from ostinato.models.checkpoint import load_spec
 from ostinato.plan.device.detect import detect
 from ostinato.plan.plan import Plan, make_plan
+from ostinato.serve.body_workers.context import WorkerContext
 from ostinato.serve.settings import ServeSettings
-from ostinato.serve.work.context import WorkerContext
 from tests.support.checkpoints import VOCAB_SIZE
 from tests.support.text_checkpoint import SETTINGS, text_checkpoint
 

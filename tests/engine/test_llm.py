@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ostinato import LLM, RequestError, SamplingParams
-from ostinato.schedule.batch import Batch, StepResult
+from ostinato.scheduler.batch import Batch, StepResult
 from tests.support.checkpoints import VOCAB_SIZE, random_prompt
 from tests.support.text_checkpoint import SETTINGS, text_checkpoint
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ostinato import LLM, RequestError, SamplingParams
-from ostinato.plan.graphs.traffic import Traffic
+from ostinato.plan.traffic import Traffic
 from tests.support.parity import cached, misses
 from tests.support.text_checkpoint import SETTINGS, text_checkpoint
 

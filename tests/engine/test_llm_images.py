@@ -15,7 +15,7 @@ import transformers
 
 from ostinato import LLM, SamplingParams
 from ostinato.errors import RequestError
-from ostinato.media.input import RenderedChat
+from ostinato.media.media_input import RenderedChat
 from tests.support.checkpoints import randomize
 from tests.support.folders import shared_folder
 from tests.support.media_cases import END, IMAGE, START, TEMPLATE, VIDEO, drawn, tokenizer

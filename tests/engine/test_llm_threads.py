@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from ostinato import LLM, ForkError, RequestError, SamplingParams
-from ostinato.engine.turns import FairLock
+from ostinato.engine.shared_engine import FairLock
 from tests.support.patience import PATIENCE
 from tests.support.text_checkpoint import SETTINGS, text_checkpoint
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ostinato.engine.process.peer import start_bound_process
+from ostinato.child_process import start_bound_process
 from tests.support.patience import PATIENCE
 
 

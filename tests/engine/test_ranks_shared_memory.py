@@ -12,19 +12,21 @@ from typing import TypeVar
 import pytest
 import torch
 
-from ostinato.engine.ranks import shared
-from ostinato.engine.ranks.shared import SharedMemoryGroup
+from ostinato.distributed import shared_memory
+from ostinato.distributed.shared_memory import SharedMemoryGroup
 from ostinato.errors import RankError
-from ostinato.plan.cuts import Rank
+from ostinato.plan.tensor_parallel import Rank
 
 T = TypeVar("T")
 
-pytestmark = pytest.mark.skipif(not shared.has_shared_memory(), reason="processes here share no memory without a name")
+pytestmark = pytest.mark.skipif(
+    not shared_memory.has_shared_memory(), reason="processes here share no memory without a name"
+)
 
 
 @contextmanager
 def groups(ranks: int) -> Iterator[list[SharedMemoryGroup]]:
-    fileno = shared.create_shared_memory(ranks)
+    fileno = shared_memory.create_shared_memory(ranks)
     try:
         yield [SharedMemoryGroup(Rank(number, ranks), fileno) for number in range(ranks)]
     finally:
@@ -42,7 +44,7 @@ def on_all(ranks: int, call: Callable[[SharedMemoryGroup], T]) -> list[T]:
 def test_sums_are_those_of_the_ranks_in_their_order_whatever_the_size(
     ranks: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shared, "CHUNK_BYTES", 256)  # so that tensors go in pieces
+    monkeypatch.setattr(shared_memory, "CHUNK_BYTES", 256)  # so that tensors go in pieces
     generator = torch.Generator().manual_seed(1)
     sizes = (1, 3, 63, 64, 65, 1000)
     given = [[torch.randn(size, generator=generator).to(dtype) for size in sizes] for _ in range(ranks)]
@@ -105,7 +107,7 @@ def test_a_rank_that_is_ahead_overwrites_nothing_that_another_has_yet_to_read() 
 def test_the_first_rank_waits_as_long_as_it_has_patience_and_looks_whether_it_waits_in_vain(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("ostinato.engine.ranks.waiting.RANK_TIMEOUT", 0.3)
+    monkeypatch.setattr("ostinato.distributed.rank_messages.RANK_TIMEOUT", 0.3)
     told = r"another of the 2 ranks of this engine lives, and has not answered for 0\.3 s"
     with groups(2) as (first, _), pytest.raises(RankError, match=told):
         first.all_reduce(torch.ones(2))

@@ -10,14 +10,28 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ostinato.engine.process.failures import ReplicaLost
-from ostinato.engine.process.messages import AbortRequest, Query, CompileGuide, RequestFailed, OutputDeltas, EngineReply, DeltasHandled
-from ostinato.engine.replicas.front import ReplicaSet
-from ostinato.engine.replicas.messages import ReplicaDraining, DrainAcknowledged, ResendIndex, CancelMove, ReplicaStatus
+from ostinato.engine.process.engine_errors import ReplicaLost
+from ostinato.engine.process.engine_messages import (
+    AbortRequest,
+    CompileGuide,
+    DeltasHandled,
+    EngineReply,
+    OutputDeltas,
+    Query,
+    RequestFailed,
+)
 from ostinato.errors import RequestError
-from ostinato.replicas.prompts import hash_prompt
-from ostinato.replicas.published import IndexChanges
-from ostinato.sample.guide import Guide
+from ostinato.replicas.front import ReplicaSet
+from ostinato.replicas.index_sync import IndexChanges
+from ostinato.replicas.placement import hash_prompt
+from ostinato.replicas.replica_messages import (
+    CancelMove,
+    DrainAcknowledged,
+    ReplicaDraining,
+    ReplicaStatus,
+    ResendIndex,
+)
+from ostinato.sampling.guide import Guide
 from tests.support.fake_replicas import FakeLink, MovingLink, observation, submit
 from tests.support.on_loop import on_loop
 

@@ -8,13 +8,22 @@ from typing import Any
 
 import pytest
 
-from ostinato.engine.process.failures import ReplicaLost
-from ostinato.engine.process.messages import AbortRequest, RequestFailed, OutputDeltas, StatsSnapshot
-from ostinato.engine.replicas import moving
-from ostinato.engine.replicas.departures import MoveSource
-from ostinato.engine.replicas.front import ReplicaSet
-from ostinato.engine.replicas.messages import AcceptMove, ReplicaDraining, PrepareMove, MovePrepared, DrainAcknowledged, CommitMove, CancelMove, ReplicaStatus
+from ostinato.engine.process.engine_errors import ReplicaLost
+from ostinato.engine.process.engine_messages import AbortRequest, OutputDeltas, RequestFailed, StatsSnapshot
 from ostinato.observe.histograms import EngineHistograms
+from ostinato.replicas import request_mover
+from ostinato.replicas.front import ReplicaSet
+from ostinato.replicas.host_migration import MoveSource
+from ostinato.replicas.replica_messages import (
+    AcceptMove,
+    CancelMove,
+    CommitMove,
+    DrainAcknowledged,
+    MovePrepared,
+    PrepareMove,
+    ReplicaDraining,
+    ReplicaStatus,
+)
 from tests.support.fake_replicas import MovingLink, submit
 from tests.support.on_loop import on_loop
 
@@ -79,7 +88,7 @@ class Front:
                 link.advance(request_id, end=True)
 
     @property
-    def counts(self) -> moving.DrainCounts:
+    def counts(self) -> request_mover.DrainCounts:
         return self.replicas.moving.counts
 
 
@@ -105,12 +114,12 @@ def test_what_has_begun_goes_on_elsewhere_with_its_next_token() -> None:
 @on_loop
 def test_so_many_move_at_a_time_and_the_others_go_on_meanwhile() -> None:
     front = Front("a")
-    ids = front.begin("a", moving.MAX_MOVES_AT_ONCE + 2)
+    ids = front.begin("a", request_mover.MAX_MOVES_AT_ONCE + 2)
     front.join("b")
     front.join("c")
     link = front.all["a"]
     link.say(ReplicaDraining())
-    assert len([each for each in link.sent if isinstance(each, PrepareMove)]) == moving.MAX_MOVES_AT_ONCE
+    assert len([each for each in link.sent if isinstance(each, PrepareMove)]) == request_mover.MAX_MOVES_AT_ONCE
     link.advance(ids[-1])
     assert front.heard_of(ids[-1]) == [0, 1]
     front.work()
@@ -235,14 +244,14 @@ def test_what_nobody_goes_on_with_is_taken_back_and_ends_where_it_was() -> None:
 @on_loop
 def test_a_request_that_is_too_large_stays() -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(moving, "MAX_MOVE_BYTES", 1)
+        patch.setattr(request_mover, "MAX_MOVE_BYTES", 1)
         front = Front("a")
         [first] = front.begin("a", 1)
         front.join("b")
         front.all["a"].say(ReplicaDraining())
         assert not any(isinstance(each, PrepareMove) for each in front.all["a"].sent)
         # One whose size was known too late is taken back.
-        patch.setattr(moving.RequestMover, "_size", lambda self, request: 0)
+        patch.setattr(request_mover.RequestMover, "_size", lambda self, request: 0)
         front.replicas._requests[first].must_stay = False
         front.replicas.moving.look()
         front.work()
@@ -339,10 +348,10 @@ def test_who_leaves_during_a_move_leaves_nothing_behind(stage: str) -> None:
 
 
 def test_requests_leave_in_turn_and_only_so_many_bytes_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ostinato.engine.replicas import departures
+    from ostinato.replicas import host_migration
 
-    monkeypatch.setattr(departures, "MAX_KEPT_BYTES", 10)
-    monkeypatch.setattr(departures, "PIECE", 4)
+    monkeypatch.setattr(host_migration, "MAX_KEPT_BYTES", 10)
+    monkeypatch.setattr(host_migration, "PIECE", 4)
     sent: list[Any] = []
     told: list[MovePrepared] = []
     leaving = MoveSource(sent.append, lambda request_id, message: told.append(message))

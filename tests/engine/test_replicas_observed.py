@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from ostinato import LLM, SamplingParams
-from ostinato.engine.process.messages import StatsSnapshot
-from ostinato.engine.replicas.observed import merge_index_snapshots, merge_stats, merge_observations
-from ostinato.observe.exposition import render_metrics, merge_metrics
+from ostinato.engine.process.engine_messages import StatsSnapshot
+from ostinato.observe.counts import SpeculationCounts
 from ostinato.observe.histograms import EngineHistograms
-from ostinato.observe.metrics import families
-from ostinato.observe.speculation_counts import SpeculationCounts
+from ostinato.observe.metrics import families, merge_metrics, render_metrics
+from ostinato.replicas.stats_fanout import merge_index_snapshots, merge_observations, merge_stats
 
 
 def test_counts_add_up_by_name_and_what_is_no_count_stays() -> None:

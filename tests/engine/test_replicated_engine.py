@@ -16,13 +16,13 @@ import pytest
 
 from ostinato.config import EngineConfig
 from ostinato.engine.process.async_engine import AsyncEngine
-from ostinato.engine.process.failures import ReplicaLost
-from ostinato.engine.process.stream import RequestStream
-from ostinato.engine.replicas.front import ReplicaSet
-from ostinato.engine.replicas.host import FRONT_PATIENCE, ReplicaHost
-from ostinato.engine.replicas.replicated_engine import ReplicatedEngine
-from ostinato.sample.guide import Guide
-from ostinato.sample.params import SamplingParams
+from ostinato.engine.process.engine_errors import ReplicaLost
+from ostinato.engine.process.request_streams import RequestStream
+from ostinato.replicas.front import ReplicaSet
+from ostinato.replicas.host import FRONT_PATIENCE, ReplicaHost
+from ostinato.replicas.replicated_engine import ReplicatedEngine
+from ostinato.sampling.guide import Guide
+from ostinato.sampling.params import SamplingParams
 from tests.support.engine_probe import Probe, without_native_kernels
 from tests.support.fake_replicas import LocalLink
 from tests.support.patience import PATIENCE

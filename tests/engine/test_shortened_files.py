@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ostinato import demo
-from ostinato.plan.device.instruction_sets import detect_native
+from ostinato.plan.device.kernel_support import detect_native
 from tests.support.patience import PATIENCE
 
 ROOT = Path(__file__).parents[2]

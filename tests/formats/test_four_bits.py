@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.formats.four_bits import unpack
 from ostinato.formats.quantization_config import stored_weights
+from ostinato.formats.unpack import unpack
 from tests.support.examples import examples
 from tests.support.quantized_checkpoints import quantization_config
 from tests.support.stored_formats import FORMS, GROUP, awq, compressed_tensors, gptq, packed

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from ostinato.formats.gguf.blocks import dequantize
-from ostinato.formats.gguf.types import SUPPORTED, TYPES
+from ostinato.formats.gguf.reader import SUPPORTED, TYPES
+from ostinato.models.gguf_loader import dequantize
 
 SCALES = {"Q6_K": (208,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q4_1": (0, 2), "Q5_1": (0, 2)}
 """Where float16 stand in a block; at its beginning alone if it is not named."""

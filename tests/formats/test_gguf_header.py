@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from ostinato.errors import ModelError
-from ostinato.formats.gguf.header import MAX_ENTRIES, MAX_TEXT, Header, read_header
-from ostinato.formats.gguf.texts import LazyStrings
+from ostinato.formats.gguf.reader import MAX_ENTRIES, MAX_TEXT, Header, LazyStrings, read_header
 
 gguf = pytest.importorskip("gguf", reason="the package that writes them comes with the test extra")
 

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from ostinato.errors import ModelError
-from ostinato.formats.gguf.header import Header
-from ostinato.formats.gguf.split import read_whole
+from ostinato.formats.gguf.reader import Header, read_whole
 
 gguf = pytest.importorskip("gguf", reason="the package that writes them comes with the test extra")
 

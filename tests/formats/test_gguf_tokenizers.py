@@ -16,8 +16,8 @@ import tokenizers
 
 import ostinato.engine.text.tokenizer as tokenizer_module
 from ostinato.errors import ModelError
-from ostinato.formats.gguf.header import Header
 from ostinato.formats.gguf.pre_tokenizers import PRE_TOKENIZERS
+from ostinato.formats.gguf.reader import Header
 from ostinato.formats.gguf.tokenizer import generation_config_of, tokenizer_config_of, tokenizer_of
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)

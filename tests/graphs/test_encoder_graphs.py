@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ostinato.errors import CaptureError
 from ostinato.graphs.buffers import EncoderBuffers
-from ostinato.graphs.encoder import BudgetTimes, time_both
+from ostinato.graphs.encoder_graphs import BudgetTimes, time_both
 from tests.support.encoder_stand_in import CPU, VISION, Encoding, image, inputs_of, plan_of, write
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
@@ -172,7 +172,7 @@ def losing(*budgets: int) -> Any:
 
 
 def test_a_budget_at_which_the_graph_loses_runs_eagerly_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ostinato.graphs.encoder.time_both", losing(8))
+    monkeypatch.setattr("ostinato.graphs.encoder_graphs.time_both", losing(8))
     encoding = Encoding(plan_of(mode="auto"))
     encoding.graphs.capture_all()
     items = [image(3), image(4, 1), image(9)]
@@ -192,7 +192,7 @@ def test_a_budget_at_which_the_graph_loses_runs_eagerly_and_says_so(monkeypatch:
 
 
 def test_always_uses_every_graph_and_times_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ostinato.graphs.encoder.time_both", lambda *_: pytest.fail("timed"))
+    monkeypatch.setattr("ostinato.graphs.encoder_graphs.time_both", lambda *_: pytest.fail("timed"))
     encoding = Encoding(plan_of(mode="always"))
     encoding.graphs.capture_all()
     encoding.run(image(5))

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from ostinato import CapacityError, EngineConfig, SamplingParams
-from ostinato.engine.engine import EngineCore
-from ostinato.engine.run.runner import ModelRunner
+from ostinato.engine.core import EngineCore
+from ostinato.runner.model_runner import ModelRunner
 from tests.support.vision_parity import make_prompt
 from tests.support.vl_models import random_items, vl_checkpoint
 

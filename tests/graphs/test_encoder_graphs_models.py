@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 import torch
 
-from ostinato.engine.run.encoding import write_encoder_inputs
-from ostinato.engine.run.graphing import make_encoder_graphs
 from ostinato.graphs.cuda import CudaBackend
-from ostinato.graphs.encoder import EncoderGraphs
-from ostinato.graphs.graphs import weight_storages
-from ostinato.layers.build import WeightAllocator
-from ostinato.media.item import MediaItem
+from ostinato.graphs.encoder_graphs import EncoderGraphs
+from ostinato.graphs.step_graphs import weight_storages
+from ostinato.layers.allocation import WeightAllocator
+from ostinato.media.media_item import MediaItem
 from ostinato.models.loader import build_model, load_weights
-from ostinato.ops.encoder.encoder_attention import of_all_segments
-from ostinato.ops.facts import OPERATIONS
-from ostinato.ops.kernels import Ops, select_ops
+from ostinato.ops.dispatch import Ops, select_ops
+from ostinato.ops.operations import OPERATIONS
+from ostinato.ops.reference.attention import of_all_segments
+from ostinato.runner.graph_setup import make_encoder_graphs
+from ostinato.runner.image_encoder import write_encoder_inputs
 from tests.graphs.test_graph_cuda import PretendedDriver, needs_gpu
 from tests.support.encoder_stand_in import CPU, plan_of
 from tests.support.vl_models import VL_RECIPES, ops_of, oracle_encode, random_items, vl_checkpoint, vl_model, vl_spec

@@ -8,10 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.graphs.places import TensorRef, tensor_ref
 from ostinato.graphs.recorder import RecordedCall
 from ostinato.graphs.tape import Arena, bind, plan_layout
-from ostinato.plan.graphs.first_fit import ALIGNMENT
+from ostinato.graphs.tensor_refs import TensorRef, tensor_ref
+from ostinato.plan.graphs.arena import ALIGNMENT
 
 
 def place(storage: int, size: int) -> TensorRef:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato.graphs.buffers import BufferAddresses, StepBuffers
-from ostinato.ops.step import StepInputs
+from ostinato.ops.step_inputs import StepInputs
 from ostinato.plan.memory.graph_memory import buffer_bytes
 from tests.support.graph_steps import CPU, lay, step_of
 

@@ -14,9 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ostinato.errors import CaptureError
 from ostinato.graphs.buffers import check_unmoved
 from ostinato.graphs.cuda import CudaBackend
-from ostinato.graphs.places import storage_pointer, tensors_in
 from ostinato.graphs.recorder import UNWRITTEN
-from ostinato.ops.step import StepInputs
+from ostinato.graphs.tensor_refs import storage_pointer, tensors_in
+from ostinato.ops.step_inputs import StepInputs
 from tests.support.checkpoints import RECIPES
 from tests.support.encoder_stand_in import Encoding, image
 from tests.support.graph_steps import CPU, Steps, Toy

@@ -8,8 +8,8 @@ import torch
 from ostinato.errors import CaptureError
 from ostinato.graphs.buffers import BufferAddresses
 from ostinato.graphs.tape import TapeBackend
-from ostinato.ops.kernels import CallHook
-from ostinato.ops.step import EncoderInputs
+from ostinato.ops.dispatch import CallHook
+from ostinato.ops.step_inputs import EncoderInputs
 from tests.support.native_sets import SETS, native_kernel
 
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from ostinato.errors import CaptureError
-from ostinato.graphs.recorder import RecordedCall, CallRecorder
-from ostinato.ops.facts import ops_called_by
-from ostinato.ops.step import StepInputs
+from ostinato.graphs.recorder import CallRecorder, RecordedCall
+from ostinato.ops.operations import ops_called_by
+from ostinato.ops.step_inputs import StepInputs
 from tests.support.graph_steps import Steps, Toy
 
 Function = Callable[[torch.Tensor], object]

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 
 from ostinato.errors import CaptureError
 from ostinato.graphs.buffers import check_unmoved
-from ostinato.graphs.check import compare_replay
-from ostinato.ops.step import StepInputs
+from ostinato.graphs.replay_check import compare_replay
+from ostinato.ops.step_inputs import StepInputs
 from tests.support.checkpoints import RECIPES
 from tests.support.graph_steps import Forward, Steps, Toy
 

@@ -12,20 +12,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ostinato import EngineConfig
-from ostinato.engine import engine as engine_module
-from ostinato.engine.engine import EngineCore
-from ostinato.engine.run.graphing import GraphMemoryCheck
+from ostinato.engine import core as engine_module
+from ostinato.engine.core import EngineCore
 from ostinato.errors import CapacityError, CaptureError, ConfigError, Remedy
 from ostinato.graphs.buffers import StepBuffers
-from ostinato.graphs.graphs import StepForward, GraphKey, StepGraphs, GraphCounts
-from ostinato.layers.feed_forward import MLP
-from ostinato.ops.step import StepInputs
-from ostinato.plain_data import to_json_data
-from ostinato.plan.device.catalogue import CATALOGUE
+from ostinato.graphs.step_graphs import GraphCounts, GraphKey, StepForward, StepGraphs
+from ostinato.json_io import to_json_data
+from ostinato.layers.mlp import MLP
+from ostinato.ops.step_inputs import StepInputs
+from ostinato.plan.device.gpu_catalogue import CATALOGUE
 from ostinato.plan.graphs.capture_plan import CapturePlan
+from ostinato.plan.graphs.capture_sizes import CaptureSizes, LadderSettings, make_capture_sizes
 from ostinato.plan.graphs.coverage import FULL_MODES, PIECEWISE_MODES, coverage
-from ostinato.plan.graphs.ladders import CaptureSizes, LadderSettings, make_capture_sizes
 from ostinato.plan.plan import Plan, make_plan
+from ostinato.runner.graph_setup import GraphMemoryCheck
 from tests.support.checkpoints import random_prompt
 from tests.support.engines import PROMPT, greedy, make_engine, run, tokens_of
 from tests.support.plan_cases import GIB, cpu, hybrid
@@ -372,7 +372,9 @@ def test_lazy_graphs_are_captured_when_they_are_first_needed() -> None:
 
 def test_at_start_every_planned_graph_is_captured_largest_first_and_measured() -> None:
     said = []
-    engine = EngineCore(make_config(max_num_batched_tokens=24, capture="startup"), lambda *progress: said.append(progress))
+    engine = EngineCore(
+        make_config(max_num_batched_tokens=24, capture="startup"), lambda *progress: said.append(progress)
+    )
     graphs = engine.runner.graphs
     assert list(graphs._graphs) == graphs.planned()
     tokens = [key.tokens for key in graphs.planned()]

@@ -9,19 +9,19 @@ import pytest
 import torch
 
 from ostinato import EngineConfig, SamplingParams
-from ostinato.engine.run.graphing import HasEncoder
-from ostinato.engine.run.inputs import write_step_inputs
 from ostinato.graphs.buffers import EncoderBuffers
 from ostinato.models.checkpoint import load_spec
-from ostinato.ops.kernels import triton_kernel
-from ostinato.plan.device.catalogue import CATALOGUE
-from ostinato.plan.memory.torch_memory import LARGE_SEGMENT
+from ostinato.ops.dispatch import triton_kernel
+from ostinato.plan.device.gpu_catalogue import CATALOGUE
+from ostinato.plan.memory.activations import LARGE_SEGMENT
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import Plan, make_plan
-from ostinato.plan.speculation.drafter import with_drafter
-from ostinato.sample.sampler import sample_rows
-from ostinato.sample.state import SamplingState
-from ostinato.schedule.batch import Batch, BatchRow
+from ostinato.plan.speculation import with_drafter
+from ostinato.runner.graph_setup import HasEncoder
+from ostinato.runner.inputs import write_step_inputs
+from ostinato.sampling.sampler import sample_rows
+from ostinato.sampling.state import SamplingState
+from ostinato.scheduler.batch import Batch, BatchRow
 from tests.support.checkpoints import checkpoint
 from tests.support.recipes import HEADED, RECIPES
 from tests.support.triton_kernels import require_triton

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from ostinato.errors import RequestError
-from ostinato.media.header import size_of
-from ostinato.media.load import FORMATS, PixelMeter, MediaSources, load_image
+from ostinato.media.load import FORMATS, MediaSources, PixelMeter, load_image, size_of
 
 NONE = MediaSources(files=False, remote=False)
 

@@ -13,10 +13,10 @@ from PIL import Image
 
 from ostinato.engine.text.chat_template import ChatTemplate
 from ostinato.errors import Remedy, RequestError
-from ostinato.media.input import MediaInput, render_chat
 from ostinato.media.load import MediaSources
-from ostinato.media.messages import MediaError, split_media
-from ostinato.media.prompt import Placeholders
+from ostinato.media.media_input import MediaInput, render_chat
+from ostinato.media.media_prompt import Placeholders
+from ostinato.media.message_media import MediaError, split_media
 from tests.support.media_cases import (
     END,
     IMAGE,

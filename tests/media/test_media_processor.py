@@ -13,9 +13,9 @@ from PIL import Image
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from ostinato.errors import ModelError, RequestError
-from ostinato.media.processor import process_image, process_video
-from ostinato.media.settings import load_media_settings
-from ostinato.media.sizes import image_size
+from ostinato.media.preprocess import process_image, process_video
+from ostinato.media.processor_config import load_media_settings
+from ostinato.media.resize import image_size
 from tests.support.media_cases import HALVES, drawn, pixel_settings, vision_spec
 
 SIDES = st.integers(1, 700)

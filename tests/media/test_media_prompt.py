@@ -14,9 +14,9 @@ from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLModel
 from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
 
 from ostinato.errors import ModelError, RequestError
-from ostinato.media.item import MediaItem
-from ostinato.media.processor import Video
-from ostinato.media.prompt import Placeholders, media_prompt, placeholders
+from ostinato.media.media_item import MediaItem
+from ostinato.media.media_prompt import Placeholders, media_prompt, placeholders
+from ostinato.media.preprocess import Video
 from tests.support.media_cases import END, IMAGE, START, VIDEO, encode, tokenizer, vision_spec
 
 OWN = Placeholders(IMAGE, VIDEO, START, END)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ostinato.media.processor import kept_tokens, process_video
+from ostinato.media.preprocess import kept_tokens, process_video
 from tests.support.media_cases import drawn, pixel_settings
 
 

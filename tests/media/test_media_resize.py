@@ -81,5 +81,5 @@ def test_pixels_that_lie_apart_in_memory_are_resized_as_others():
 
 
 def test_frames_are_resized_without_torch():
-    program = "import sys, ostinato.media.input; sys.exit('torch' in sys.modules)"
+    program = "import sys, ostinato.media.media_input; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0

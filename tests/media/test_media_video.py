@@ -16,9 +16,9 @@ from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoP
 from transformers.video_processing_utils import BaseVideoProcessor
 
 from ostinato.errors import RequestError
-from ostinato.media.processor import process_video
-from ostinato.media.settings import PixelSettings
-from ostinato.media.sizes import video_size
+from ostinato.media.preprocess import process_video
+from ostinato.media.processor_config import PixelSettings
+from ostinato.media.resize import video_size
 from tests.support.media_cases import drawn, pixel_settings
 
 SIDES = st.integers(5, 300)

@@ -17,9 +17,9 @@ from ostinato.models.checkpoint import (
     read_config,
     resolve_model_dir,
 )
-from ostinato.models.hyperparameters import checkpoint_dtype
+from ostinato.models.config_json import checkpoint_dtype
 from ostinato.models.registry import MODELS
-from ostinato.plan.layers import AttentionSpec
+from ostinato.plan.layer_specs import AttentionSpec
 from ostinato.plan.mixers import Mamba2Spec
 from tests.support.checkpoints import checkpoint
 

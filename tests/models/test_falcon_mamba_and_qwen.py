@@ -10,15 +10,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import PretrainedConfig
 
-from ostinato.engine.run.inputs import make_step_inputs
 from ostinato.errors import ModelError
-from ostinato.layers.build import WeightAllocator
+from ostinato.layers.allocation import WeightAllocator
 from ostinato.models.checkpoint import model_spec, read_config
 from ostinato.models.loader import build_model, load_weights
-from ostinato.ops.facts import OPERATIONS
-from ostinato.ops.kernels import Ops, select_ops
+from ostinato.ops.dispatch import Ops, select_ops
+from ostinato.ops.operations import OPERATIONS
 from ostinato.plan.model import ModelSpec
-from ostinato.schedule.batch import Batch, BatchRow
+from ostinato.runner.inputs import make_step_inputs
+from ostinato.scheduler.batch import Batch, BatchRow
 from tests.models.test_models import BLOCK_SIZE, CPU, PROMPT, logits_in_steps, poisoned_memory
 from tests.support.checkpoints import RECIPES, checkpoint, oracle_logits, random_prompt
 

@@ -14,18 +14,18 @@ from transformers.convert_slow_tokenizer import TikTokenConverter
 
 from ostinato import LLM, SamplingParams
 from ostinato.config import EngineConfig
-from ostinato.engine.run.inputs import make_step_inputs
 from ostinato.engine.text.tokenizer import load_tokenizer
 from ostinato.errors import ModelError
-from ostinato.layers.build import WeightAllocator
+from ostinato.layers.allocation import WeightAllocator
 from ostinato.models.checkpoint import load_spec
 from ostinato.models.loader import build_model, load_weights
-from ostinato.ops.kernels import select_ops
-from ostinato.plan.device.catalogue import CATALOGUE
+from ostinato.ops.dispatch import select_ops
 from ostinato.plan.device.detect import detect
+from ostinato.plan.device.gpu_catalogue import CATALOGUE
 from ostinato.plan.plan import Plan, make_plan
 from ostinato.plan.quantization import BlockQuantization
-from ostinato.schedule.batch import Batch, BatchRow
+from ostinato.runner.inputs import make_step_inputs
+from ostinato.scheduler.batch import Batch, BatchRow
 from tests.models.test_models import BLOCK_SIZE, CPU, poisoned_memory
 
 pytest.importorskip("gguf", reason="the package that writes GGUF files comes with the test extra")

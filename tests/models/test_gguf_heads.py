@@ -9,15 +9,15 @@ import pytest
 import torch
 
 from ostinato import EngineConfig
-from ostinato.engine.engine import EngineCore
+from ostinato.engine.core import EngineCore
 from ostinato.errors import ConfigError, ModelError
-from ostinato.layers.build import WeightAllocator
+from ostinato.layers.allocation import WeightAllocator
 from ostinato.models.checkpoint import load_spec
 from ostinato.models.loader import build_model, load_weights
-from ostinato.ops.kernels import select_ops
+from ostinato.ops.dispatch import select_ops
 from ostinato.plan.device.detect import detect
 from ostinato.plan.plan import make_plan
-from ostinato.sample.params import SamplingParams
+from ostinato.sampling.params import SamplingParams
 from ostinato.verify.verify import Trial, has_passed, verify
 from tests.support.heads import Recorder
 

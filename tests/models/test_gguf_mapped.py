@@ -12,17 +12,16 @@ import torch
 
 from ostinato import LLM, ModelError, SamplingParams
 from ostinato.config import EngineConfig
-from ostinato.formats.gguf.header import Header, GgufTensor
-from ostinato.formats.gguf.runs import find_contiguous_tensors
-from ostinato.formats.gguf.types import TYPES
-from ostinato.formats.in_use import MappedFileWatch
-from ostinato.formats.parts import gguf_header
-from ostinato.layers.build import WeightAllocator
+from ostinato.formats.checkpoint_json import gguf_header
+from ostinato.formats.gguf.architectures import find_contiguous_tensors
+from ostinato.formats.gguf.reader import TYPES, GgufTensor, Header
+from ostinato.formats.mapped_files import MappedFileWatch
+from ostinato.layers.allocation import WeightAllocator
 from ostinato.models import checkpoint
 from ostinato.models.base import CausalLM
 from ostinato.models.checkpoint import load_spec
 from ostinato.models.loader import build_model, load_weights
-from ostinato.ops.kernels import select_ops
+from ostinato.ops.dispatch import select_ops
 from ostinato.plan.device.detect import detect
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import make_plan

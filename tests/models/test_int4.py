@@ -11,16 +11,16 @@ import torch
 from safetensors.torch import load_file
 
 from ostinato import LLM, ConfigError, EngineConfig, SamplingParams
-from ostinato.layers.build import BlockView, checkpoint_views
+from ostinato.layers.allocation import BlockView, checkpoint_views
 from ostinato.models.checkpoint import load_spec
 from ostinato.models.loader import SINGLE, load_weights
-from ostinato.models.random import randomize_weights
-from ostinato.ops.blocks.quantizers import WeightQuantizers
-from ostinato.plan.device.catalogue import CATALOGUE
+from ostinato.models.random_weights import randomize_weights
+from ostinato.ops.quant.quantize import WeightQuantizers
+from ostinato.plan.device.gpu_catalogue import CATALOGUE
 from ostinato.plan.plan import Plan, make_plan
 from ostinato.plan.quantization import BlockQuantization
 from ostinato.plan.weights import Weight
-from ostinato.verify.logits import compare_logits
+from ostinato.verify.logit_loss import compare_logits
 from tests.models.test_quantization import PLAIN, build, dequantized, make_engine, spec_of, tokens, values
 from tests.support.checkpoints import checkpoint, random_prompt, recipe
 from tests.support.plan_cases import GIB, cpu

@@ -14,14 +14,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ostinato import ModelError
-from ostinato.layers.build import WeightAllocator
+from ostinato.layers.allocation import WeightAllocator
 from ostinato.models.base import CausalLM
 from ostinato.models.checkpoint import model_spec, read_config
-from ostinato.models.interleaved import deinterleaved_index, transpose_first
-from ostinato.models.loader import SINGLE, build_model, load_weights
-from ostinato.models.table import with_weight_table
-from ostinato.ops.kernels import select_ops
-from ostinato.plan.device.catalogue import CATALOGUE
+from ostinato.models.loader import SINGLE, build_model, deinterleaved_index, load_weights, transpose_first
+from ostinato.models.weight_table import with_weight_table
+from ostinato.ops.dispatch import select_ops
+from ostinato.plan.device.gpu_catalogue import CATALOGUE
 from ostinato.plan.kernels import choose_kernels
 from ostinato.plan.mixers import GatedDeltaSpec
 from ostinato.plan.quantization import Quantization
@@ -156,7 +155,9 @@ def test_heads_wider_than_the_tiles_attend_by_the_reference_and_the_plan_says_so
 
 def test_convolutions_longer_than_the_kernels_are_the_references() -> None:
     config = PUBLISHED["linear_attn_config"] | {"short_conv_kernel_size": 8}
-    kernels = choose_kernels(with_weight_table(model_spec(PUBLISHED | {"linear_attn_config": config})), CATALOGUE["h100-80gb"])
+    kernels = choose_kernels(
+        with_weight_table(model_spec(PUBLISHED | {"linear_attn_config": config})), CATALOGUE["h100-80gb"]
+    )
     convolution = kernels["causal_conv1d"]
     assert convolution.implementation == "reference"
     assert convolution.reason == "its triton kernel takes 5 taps of a convolution, and the model has 8"

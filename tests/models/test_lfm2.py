@@ -11,9 +11,8 @@ import pytest
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError, ModelError
 from ostinato.models.checkpoint import model_spec
-from ostinato.plan.mixers import Mamba2Spec, ShortConvSpec
+from ostinato.plan.mixers import Mamba2Spec, ShortConvSpec, StateArray
 from ostinato.plan.plan import make_plan
-from ostinato.plan.states import StateArray
 from tests.support.plan_cases import GIB, cpu, hybrid
 
 SHAPE = json.loads((Path(__file__).parents[2] / "benchmarks/models/lfm2-350m/config.json").read_text())

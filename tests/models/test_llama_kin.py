@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from ostinato.errors import ModelError
-from ostinato.layers.build import WeightAllocator
+from ostinato.layers.allocation import WeightAllocator
 from ostinato.models.checkpoint import model_spec, read_config
-from ostinato.models.random import randomize_weights
+from ostinato.models.random_weights import randomize_weights
 from ostinato.models.registry import make_model
-from ostinato.ops.kernels import select_ops
+from ostinato.ops.dispatch import select_ops
 from ostinato.plan.model import ModelSpec
 from tests.support.checkpoints import checkpoint
 
@@ -91,7 +91,8 @@ def test_gemma3_multiplies_its_embedding_by_what_its_dtype_makes_of_the_factor()
     ops, cpu = select_ops({}), torch.device("cpu")
     spec = replace(spec_with("gemma3_text"), hidden_size=72)
     factors = [
-        make_model(WeightAllocator(ops, dtype, cpu), spec).embedding.multiplier for dtype in (torch.float32, torch.bfloat16)
+        make_model(WeightAllocator(ops, dtype, cpu), spec).embedding.multiplier
+        for dtype in (torch.float32, torch.bfloat16)
     ]
     assert factors == [pytest.approx(72**0.5, rel=1e-7), 8.5]
 

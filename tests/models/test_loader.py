@@ -12,11 +12,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ostinato import EngineConfig, ModelError, SamplingParams
-from ostinato.engine.engine import EngineCore
-from ostinato.layers.build import WeightAllocator, checkpoint_views
+from ostinato.engine.core import EngineCore
+from ostinato.layers.allocation import WeightAllocator, checkpoint_views
 from ostinato.models.checkpoint import model_spec, read_config
 from ostinato.models.loader import INDEX, SINGLE, build_model, load_weights
-from ostinato.ops.kernels import select_ops
+from ostinato.ops.dispatch import select_ops
 from tests.support.checkpoints import checkpoint, oracle, random_prompt
 
 CPU = torch.device("cpu")
@@ -234,7 +234,9 @@ def test_random_weights_give_finite_logits_over_200_steps_in_bfloat16(name: str)
         return values
 
     model.compute_logits = logits  # type: ignore[method-assign]
-    request = engine.add_request(random_prompt(40, seed=0), SamplingParams(temperature=1, max_tokens=200, ignore_eos=True))
+    request = engine.add_request(
+        random_prompt(40, seed=0), SamplingParams(temperature=1, max_tokens=200, ignore_eos=True)
+    )
     output = engine.output(request)
     while engine.has_unfinished:
         engine.step()

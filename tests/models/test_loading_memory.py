@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from ostinato.layers import pages
-from ostinato.layers.build import WeightAllocator, checkpoint_views
+from ostinato.layers import huge_pages
+from ostinato.layers.allocation import WeightAllocator, checkpoint_views
 from ostinato.models.base import CausalLM
 from ostinato.models.checkpoint import model_spec, read_config
 from ostinato.models.loader import SINGLE, build_model, load_weights
-from ostinato.models.random import PERIOD, randomize_weights
-from ostinato.ops.kernels import select_ops
+from ostinato.models.random_weights import PERIOD, randomize_weights
+from ostinato.ops.dispatch import select_ops
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what memory is made of is Linux's business")
 
@@ -34,10 +34,10 @@ import json, sys
 from pathlib import Path
 import torch
 from ostinato import EngineConfig
-from ostinato.layers.build import Build
+from ostinato.layers.allocation import Build
 from ostinato.models.loader import load_weights
-from ostinato.models.random import randomize_weights
-from ostinato.ops.kernels import select_ops
+from ostinato.models.random_weights import randomize_weights
+from ostinato.ops.dispatch import select_ops
 from ostinato.models.loader import build_model
 from ostinato.models.checkpoint import load_spec
 
@@ -99,7 +99,7 @@ def save(directory: Path, sizes: dict[str, int], dtype: torch.dtype | None, offs
         header[name] = {"dtype": code, "shape": list(tensor.shape), "data_offsets": [end, end + tensor.nbytes]}
         end += tensor.nbytes
     text = json.dumps(header).encode()
-    text += b" " * ((offset - 8 - len(text)) % pages.CACHE_LINE)
+    text += b" " * ((offset - 8 - len(text)) % huge_pages.CACHE_LINE)
     with (directory / SINGLE).open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for tensor in tensors.values():
@@ -179,7 +179,7 @@ def test_a_weight_that_lies_in_the_file_as_the_model_wants_it_is_not_copied(tmp_
 def test_weights_across_cache_lines_are_copied_onto_them(tmp_path: Path) -> None:
     tensors = save(tmp_path, SMALL, None, offset=8)
     model = load(tmp_path)
-    assert all(weight.data_ptr() % pages.CACHE_LINE == 0 for weight in model.parameters())
+    assert all(weight.data_ptr() % huge_pages.CACHE_LINE == 0 for weight in model.parameters())
     for name, place in checkpoint_views(model):
         assert torch.equal(place, tensors[name]), name
 
@@ -207,16 +207,18 @@ def test_no_two_rows_of_a_random_matrix_are_equal(tmp_path: Path) -> None:
     assert weight.float().var().item() == pytest.approx(1 / 1024, rel=0.01)
 
 
-@pytest.mark.parametrize("elements", [0, 1, pages.HUGE_PAGE // 2 - 1, pages.HUGE_PAGE // 2, 3 * pages.HUGE_PAGE // 4])
+@pytest.mark.parametrize(
+    "elements", [0, 1, huge_pages.HUGE_PAGE // 2 - 1, huge_pages.HUGE_PAGE // 2, 3 * huge_pages.HUGE_PAGE // 4]
+)
 @pytest.mark.parametrize("fills_slowly", [False, True])
 def test_an_empty_tensor_holds_what_is_written_to_it(elements: int, fills_slowly: bool) -> None:
-    tensor = pages.empty(elements, 1, dtype=torch.bfloat16, device=CPU, fills_slowly=fills_slowly)
+    tensor = huge_pages.empty(elements, 1, dtype=torch.bfloat16, device=CPU, fills_slowly=fills_slowly)
     values = (torch.arange(elements) % 251).to(torch.bfloat16).unsqueeze(1)
     tensor.copy_(values)
     assert tensor.is_contiguous()
     assert torch.equal(tensor, values)
-    if tensor.nbytes >= pages.HUGE_PAGE:
-        assert tensor.data_ptr() % pages.HUGE_PAGE == 0
+    if tensor.nbytes >= huge_pages.HUGE_PAGE:
+        assert tensor.data_ptr() % huge_pages.HUGE_PAGE == 0
 
 
 @pytest.mark.parametrize("begin", [0, 1, 4095])
@@ -225,5 +227,5 @@ def test_dropped_parts_of_a_file_are_read_again(begin: int, size: int, tmp_path:
     content = bytes(i % 253 for i in range(20000))
     (tmp_path / "file").write_bytes(content)
     mapped = torch.from_file(str(tmp_path / "file"), shared=False, size=len(content), dtype=torch.uint8)
-    pages.drop(mapped[begin : begin + size])
+    huge_pages.drop(mapped[begin : begin + size])
     assert bytes(mapped.tolist()) == content

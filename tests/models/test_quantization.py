@@ -10,20 +10,20 @@ import torch
 from safetensors.torch import load_file
 
 from ostinato import ConfigError, EngineConfig, ModelError
-from ostinato.engine.engine import EngineCore
+from ostinato.engine.core import EngineCore
 from ostinato.formats.quantization_config import stored_weights
-from ostinato.layers.build import BlockView, WeightAllocator, QuantizedView, checkpoint_views
+from ostinato.layers.allocation import BlockView, QuantizedView, WeightAllocator, checkpoint_views
 from ostinato.models.base import CausalLM
 from ostinato.models.checkpoint import load_spec, model_spec
 from ostinato.models.loader import SINGLE, build_model, load_weights
-from ostinato.models.random import randomize_weights
-from ostinato.ops import int8
-from ostinato.ops.blocks import dequantize as blocks
-from ostinato.ops.kernels import select_ops
+from ostinato.models.random_weights import randomize_weights
+from ostinato.ops.dispatch import select_ops
+from ostinato.ops.quant import dequantize as blocks
+from ostinato.ops.quant import quantize
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import Plan, make_plan
 from ostinato.plan.quantization import Quantization
-from ostinato.verify.logits import compare_logits
+from ostinato.verify.logit_loss import compare_logits
 from tests.models.test_checkpoint_specs import LLAMA
 from tests.support.checkpoints import checkpoint, random_prompt
 from tests.support.engines import complete, greedy
@@ -57,7 +57,7 @@ def dequantized(place: QuantizedView | BlockView) -> torch.Tensor:
     if isinstance(rows, BlockView):
         found = blocks.dequantize(rows.name, rows.bytes).view(place.shape)
         return found if rows.order is None else found[..., rows.order.argsort()]
-    return int8.dequantize(rows.weight, rows.scale, rows.group_size).view(place.shape)
+    return quantize.dequantize(rows.weight, rows.scale, rows.group_size).view(place.shape)
 
 
 # What is quantised, and what it takes
@@ -235,7 +235,7 @@ def test_weights_are_quantised_tensor_by_tensor(name: str, group_size: int | Non
     for key, tensor in load_file(directory / SINGLE).items():
         place = places[key.replace("backbone.", "model.")]
         if isinstance(place, QuantizedView):
-            weight, scale = int8.quantize_int8(tensor.flatten(0, -2), group_size)
+            weight, scale = quantize.quantize_int8(tensor.flatten(0, -2), group_size)
             assert place.shape == tensor.shape
             assert torch.equal(place.flat().weight, weight)
             assert torch.equal(place.flat().scale, scale)

@@ -9,18 +9,18 @@ from functools import partial
 import pytest
 import torch
 
-from ostinato.engine.run.inputs import make_step_inputs
-from ostinato.layers.build import WeightAllocator, checkpoint_views
+from ostinato.layers.allocation import WeightAllocator, checkpoint_views
 from ostinato.models import loader
 from ostinato.models.base import CausalLM
 from ostinato.models.checkpoint import model_spec, read_config
 from ostinato.models.loader import build_model, load_weights
-from ostinato.models.shares import tensor_shards
-from ostinato.models.table import with_weight_table
-from ostinato.ops.kernels import reference_module, select_ops
-from ostinato.plan.cuts import SINGLE_RANK, WIDTHS, Rank, sharding_problems, shard, vocabulary_part
+from ostinato.models.weight_shards import tensor_shards
+from ostinato.models.weight_table import with_weight_table
+from ostinato.ops.dispatch import reference_module, select_ops
 from ostinato.plan.model import ModelSpec
-from ostinato.schedule.batch import Batch, BatchRow
+from ostinato.plan.tensor_parallel import SINGLE_RANK, WIDTHS, Rank, shard, sharding_problems, vocabulary_part
+from ostinato.runner.inputs import make_step_inputs
+from ostinato.scheduler.batch import Batch, BatchRow
 from tests.models.test_models import BLOCK_SIZE, CPU, poisoned_memory
 from tests.support.checkpoints import RECIPES, checkpoint, random_prompt, recipe
 from tests.support.rank_threads import Threads

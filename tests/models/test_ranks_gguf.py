@@ -9,11 +9,11 @@ import pytest
 
 from ostinato import EngineConfig
 from ostinato.errors import ConfigError
-from ostinato.layers.build import BlockView, QuantizedView, checkpoint_views
+from ostinato.layers.allocation import BlockView, QuantizedView, checkpoint_views
 from ostinato.models.base import CausalLM
 from ostinato.models.checkpoint import load_spec
-from ostinato.plan.cuts import Rank, sharding_problems
 from ostinato.plan.quantization import BlockQuantization
+from ostinato.plan.tensor_parallel import Rank, sharding_problems
 from tests.models.test_ranks_quantized import check_ranks, load
 
 pytest.importorskip("gguf", reason="the package that writes GGUF files comes with the test extra")

@@ -13,18 +13,18 @@ import transformers
 
 from ostinato import EngineConfig
 from ostinato.errors import ConfigError
-from ostinato.layers.build import BlockView, WeightAllocator, QuantizedView, checkpoint_views
+from ostinato.layers.allocation import BlockView, QuantizedView, WeightAllocator, checkpoint_views
 from ostinato.models.base import CausalLM
 from ostinato.models.checkpoint import load_spec
 from ostinato.models.loader import build_model, load_weights
-from ostinato.models.random import randomize_weights
-from ostinato.models.shares import TensorShard
-from ostinato.ops.blocks.dequantize import dequantize
-from ostinato.ops.blocks.formats import BLOCK_FORMATS
-from ostinato.ops.blocks.quantizers import BY_TORCH
-from ostinato.ops.int8 import dequantize as of_integers
-from ostinato.ops.kernels import select_ops
-from ostinato.plan.cuts import Rank
+from ostinato.models.random_weights import randomize_weights
+from ostinato.models.weight_shards import TensorShard
+from ostinato.ops.dispatch import select_ops
+from ostinato.ops.quant.block_formats import BLOCK_FORMATS
+from ostinato.ops.quant.dequantize import dequantize
+from ostinato.ops.quant.quantize import BY_TORCH
+from ostinato.ops.quant.quantize import dequantize as of_integers
+from ostinato.plan.tensor_parallel import Rank
 from tests.models.test_models import CPU
 from tests.models.test_ranks import logits
 from tests.support.checkpoints import checkpoint
@@ -172,7 +172,7 @@ def test_groups_that_a_cut_would_divide_are_refused_with_what_works() -> None:
 def test_random_weights_of_ranks_are_parts_of_those_of_one_process(
     name: str, ranks: int, quantization: str, wide: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ostinato.models.random.PERIOD", 997)  # matrices are longer, and some of their rows
+    monkeypatch.setattr("ostinato.models.random_weights.PERIOD", 997)  # matrices are longer, and some of their rows
     model, meeting = wide if name == "wide" else checkpoint(name), Threads(ranks)
 
     def drawn(rank: Rank) -> CausalLM:

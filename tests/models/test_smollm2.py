@@ -17,9 +17,9 @@ import transformers
 from ostinato import LLM, SamplingParams
 from ostinato.engine.text.chat_template import load_chat_template
 from ostinato.engine.text.tokenizer import load_tokenizer
-from ostinato.formats.parts import gguf_header
+from ostinato.formats.checkpoint_json import gguf_header
 from ostinato.models.checkpoint import resolve_model_dir
-from ostinato.models.named import find_file
+from ostinato.models.named_models import find_file
 
 pytest.importorskip("gguf", reason="the package that reads GGUF files comes with the test extra")
 import gguf

@@ -13,14 +13,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ostinato import EngineConfig, ModelError
-from ostinato.layers.build import BlockView, WeightAllocator, QuantizedView, checkpoint_views
+from ostinato.layers.allocation import BlockView, QuantizedView, WeightAllocator, checkpoint_views
 from ostinato.models.base import CausalLM
 from ostinato.models.checkpoint import load_spec, model_spec
 from ostinato.models.loader import SINGLE, build_model, load_weights
-from ostinato.models.random import randomize_weights
-from ostinato.ops.blocks.formats import BLOCK_FORMATS
-from ostinato.ops.kernels import select_ops
-from ostinato.plan.device.catalogue import CATALOGUE
+from ostinato.models.random_weights import randomize_weights
+from ostinato.ops.dispatch import select_ops
+from ostinato.ops.quant.block_formats import BLOCK_FORMATS
+from ostinato.plan.device.gpu_catalogue import CATALOGUE
 from ostinato.plan.plan import Plan, make_plan
 from tests.models.test_checkpoint_specs import LLAMA
 from tests.models.test_quantization import PLAIN, tokens, values

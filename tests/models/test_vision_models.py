@@ -10,18 +10,18 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from ostinato.engine.run.inputs import make_step_inputs
-from ostinato.graphs.graphs import weight_storages
+from ostinato.graphs.step_graphs import weight_storages
 from ostinato.graphs.tape import TapeBackend
-from ostinato.layers.build import WeightAllocator
+from ostinato.layers.allocation import WeightAllocator
 from ostinato.models.checkpoint import model_spec, read_config
 from ostinato.models.loader import build_model, load_weights
 from ostinato.models.qwen3_vl.model import Qwen3VL
-from ostinato.models.random import randomize_weights
-from ostinato.ops.kernels import select_ops
+from ostinato.models.random_weights import randomize_weights
+from ostinato.ops.dispatch import select_ops
 from ostinato.plan.device.detect import detect
 from ostinato.plan.quantization import Quantization
-from ostinato.schedule.batch import Batch, BatchRow
+from ostinato.runner.inputs import make_step_inputs
+from ostinato.scheduler.batch import Batch, BatchRow
 from tests.support.checkpoints import random_prompt
 from tests.support.vl_models import (
     BLOCK_SIZE,

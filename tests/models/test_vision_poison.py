@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from ostinato.engine.engine import EngineCore
+from ostinato.engine.core import EngineCore
 from ostinato.graphs.tape import TapeBackend
-from ostinato.schedule.batch import Batch, StepResult
+from ostinato.scheduler.batch import Batch, StepResult
 from tests.support.poison import NAN, assert_same_logits, poison, record_logits
 from tests.support.vision_parity import Case, add, check, decided_case, images, make_engine, text, video
 
@@ -60,7 +60,10 @@ def poison_all(engine: EngineCore) -> None:
 
 def watch_cells(engine: EngineCore) -> None:
     """From now on, every step is checked to leave alone all cells but those of the images that it encodes."""
-    run_batch, [cells] = engine.runner.execute, [each.media for each in engine.runner.layer_memory if each.media is not None]
+    run_batch, [cells] = (
+        engine.runner.execute,
+        [each.media for each in engine.runner.layer_memory if each.media is not None],
+    )
 
     def watched(batch: Batch) -> StepResult:
         own = [cell for image in batch.images_to_encode for cell in image.cells]

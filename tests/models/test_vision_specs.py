@@ -8,10 +8,10 @@ import pytest
 
 from ostinato import EngineConfig
 from ostinato.errors import ConfigError, ModelError
+from ostinato.json_io import from_plain
 from ostinato.models.checkpoint import model_spec
-from ostinato.plain_data import from_plain
 from ostinato.plan.rope import RopeSpec, axes
-from ostinato.plan.speculation.drafter import with_drafter
+from ostinato.plan.speculation import with_drafter
 
 TEXT = {
     "hidden_size": 2560,

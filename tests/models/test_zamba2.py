@@ -14,16 +14,14 @@ from safetensors.torch import load_file, save_file
 from transformers import PretrainedConfig
 
 from ostinato import ModelError
-from ostinato.inspection.match import mismatches
-from ostinato.inspection.tensors import stored_tensors
-from ostinato.layers.build import WeightAllocator
+from ostinato.inspection import mismatches, stored_tensors
+from ostinato.layers.allocation import WeightAllocator
 from ostinato.models.base import CausalLM
 from ostinato.models.checkpoint import model_spec, read_config
 from ostinato.models.loader import SINGLE, build_model, load_weights
-from ostinato.ops.kernels import select_ops
-from ostinato.ops.work import StepShape
-from ostinato.plan.memory.flops import prefill_flops
-from ostinato.plan.memory.kernel_work import kernel_work
+from ostinato.ops.dispatch import select_ops
+from ostinato.ops.kernel_cost import StepShape
+from ostinato.plan.kernel_costs import kernel_work, prefill_flops
 from ostinato.plan.quantization import Quantization
 from tests.models.test_models import PROMPT, logits_in_steps
 from tests.support.checkpoints import RECIPES, checkpoint, oracle, oracle_logits, random_prompt

@@ -9,11 +9,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.ops import embedding, linear, moe
-from ostinato.ops.blocks.dequantize import dequantize, pack_float8, pack_int4
-from ostinato.ops.blocks.formats import BLOCK_FORMATS, Blocks, merge_adjacent, num_bytes, slice_rows
+from ostinato.ops.quant.block_formats import BLOCK_FORMATS, Blocks, merge_adjacent, num_bytes, slice_rows
+from ostinato.ops.quant.dequantize import dequantize, pack_float8, pack_int4
+from ostinato.ops.reference import matmul, pointwise
 from ostinato.ops.sizes import FIXED_BLOCK_TOKENS, LEAST_TILE_TOKENS, WIDE_FIXED_TOKENS
-from ostinato.plan.device.instruction_sets import CPU_FLAGS, multiplies_all_in_integers
+from ostinato.plan.device.kernel_support import CPU_FLAGS, multiplies_all_in_integers
 from tests.support.block_weights import block_rows, expanded, packed
 from tests.support.examples import examples
 from tests.support.guarded import guarded
@@ -65,7 +65,7 @@ def test_a_product_with_blocks_is_as_exact_as_its_input(
     name: str, tokens: int, count: int, rows: int, bias: bool, dtype: torch.dtype, seed: int
 ) -> None:
     in_size = count * BLOCK_FORMATS[name].elements
-    check_product(linear.linear, tokens, in_size, ((name, rows),), bias, None, dtype, seed)
+    check_product(matmul.linear, tokens, in_size, ((name, rows),), bias, None, dtype, seed)
 
 
 @pytest.mark.parametrize("name", sorted(BLOCK_FORMATS))
@@ -120,7 +120,7 @@ def test_inputs_are_brought_into_the_order_of_the_weights(
     w = expanded(weight, blocks, in_size)
     y = x[:, order].double() @ w.T + (0 if residual is None else residual.double())
     largest = x[:, order].double().abs() @ w.abs().T + 1
-    for kernel in (linear.linear, checked_kernel(isa, "linear", deterministic=fixed_order)):
+    for kernel in (matmul.linear, checked_kernel(isa, "linear", deterministic=fixed_order)):
         out = kernel(x, weight, None, residual, None, None, None, None, None, blocks, order)
         assert ((out.double() - y).abs() <= 4 * rounding(dtype) * (largest + y.abs())).all()
 
@@ -138,7 +138,7 @@ def test_rows_of_several_formats_are_one_product(
     isa: str, parts: list[tuple[str, int]], tokens: int, bias: bool, dtype: torch.dtype, seed: int
 ) -> None:
     blocks = merge_adjacent(tuple(parts))
-    check_product(linear.linear, tokens, 256, blocks, bias, None, dtype, seed)
+    check_product(matmul.linear, tokens, 256, blocks, bias, None, dtype, seed)
     check_product(checked_kernel(isa, "linear"), tokens, 256, blocks, bias, "silu", dtype, seed)
 
 
@@ -338,7 +338,7 @@ def test_embeddings_in_blocks_are_the_rows_that_they_stand_for(
     weight = block_rows(name, 11, hidden, generator)
     ids = torch.randint(11, (tokens,), generator=generator)
     expected = expanded(weight, blocks, hidden)[ids] * multiplier
-    for kernel in (embedding.embedding, checked_kernel(isa, "embedding")):
+    for kernel in (pointwise.embedding, checked_kernel(isa, "embedding")):
         out = kernel(ids, weight, multiplier, None, None, dtype, blocks)
         assert out.dtype is dtype
         torch.testing.assert_close(out.double(), expected, rtol=2 * rounding(dtype), atol=1e-6)
@@ -404,9 +404,9 @@ def test_experts_in_blocks_agree(
     residual = spaced(torch.randn(tokens, size, generator=generator).to(dtype), 5) if adds else None
     choices = choices_among(experts, tokens, generator)
     wide = None if residual is None else residual.double()
-    expected = moe.moe(x.double(), choices, *exact, activation, wide)
+    expected = matmul.moe(x.double(), choices, *exact, activation, wide)
     largest = expected.abs().amax(dim=1, keepdim=True) + 1
-    for kernel in (moe.moe, checked_kernel(isa, "moe", deterministic=deterministic)):
+    for kernel in (matmul.moe, checked_kernel(isa, "moe", deterministic=deterministic)):
         out = kernel(x, choices, up, down, activation, residual, None, None, None, *blocks)
         assert out.dtype is dtype
         assert ((out.double() - expected).abs() <= 30 * rounding(dtype) * largest).all()
@@ -453,7 +453,7 @@ def test_more_tokens_choose_an_expert_than_are_multiplied_at_a_time(isa: str, na
     generator = torch.Generator().manual_seed(0)
     up, down, blocks, exact = expert_stacks(name, name, 2, 1024, 256, "relu2", generator)
     x, choices = torch.randn(700, 1024, generator=generator).bfloat16(), choices_among([0, 1], 700, generator)
-    expected = moe.moe(x.double(), choices, *exact, "relu2", None)
+    expected = matmul.moe(x.double(), choices, *exact, "relu2", None)
     out = checked_kernel(isa, "moe")(x, choices, up, down, "relu2", None, None, None, None, *blocks)
     largest = expected.abs().amax(dim=1, keepdim=True) + 1
     assert ((out.double() - expected).abs() <= 30 * rounding(x.dtype) * largest).all()

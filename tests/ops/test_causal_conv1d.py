@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.ops.state import causal_conv1d
+from ostinato.ops.reference import conv
 from tests.ops.test_state_ops import NAN, few, int32, normal, row_starts, same, seeds
 
 
@@ -91,8 +91,8 @@ def test_convolution_continues_each_row_from_its_read_slot(
                 expected_states[checkpoints[-1][2]] = conv_state(history[: past + new // 2], width)
             expected_states[own[0]] = conv_state(history, width)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(causal_conv1d, "SLAB", slab)
-        out = causal_conv1d.causal_conv1d(
+        patch.setattr(conv, "SLAB", slab)
+        out = conv.causal_conv1d(
             torch.cat([history[past:] for (past, _), history in zip(rows, histories, strict=True)]),
             weight,
             bias,
@@ -119,9 +119,9 @@ def test_convolution_does_not_depend_on_where_a_prompt_is_cut(lengths: list[int]
     for length in lengths:
         arguments = (row_starts([length]), int32(1 if begin else 0), int32([1]), int(decode and length == 1))
         part = x[begin : begin + length]
-        parts.append(causal_conv1d.causal_conv1d(part, weight, None, states, *arguments))
+        parts.append(conv.causal_conv1d(part, weight, None, states, *arguments))
         begin += length
-    whole = causal_conv1d.causal_conv1d(
+    whole = conv.causal_conv1d(
         x, weight, None, torch.full((2, 3, 4), NAN), row_starts([begin]), int32(0), int32([1]), 0
     )
     torch.testing.assert_close(torch.cat(parts), whole, atol=1e-6, rtol=1e-6)

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from transformers.models.kimi_linear import modeling_kimi_linear as kimi_linear
 from transformers.models.qwen3_next import modeling_qwen3_next as qwen3_next
 
-from ostinato.ops.facts import OPERATIONS
-from ostinato.ops.state import delta_scan, delta_update
-from ostinato.ops.work import StepShape
+from ostinato.ops.kernel_cost import StepShape
+from ostinato.ops.operations import OPERATIONS
+from ostinato.ops.reference import delta
 from tests.support.delta_cases import DeltaCase, delta_case, with_betas
 from tests.support.examples import examples
 from tests.support.native_kernels import int32
@@ -67,7 +67,7 @@ def test_an_update_follows_the_rule_from_read_slot_to_write_slots(
         for row, (past, own) in enumerate(zip(pasts, writes, strict=True))
     ]
     before = states.clone()
-    out = delta_update.delta_update(*case.args(), states, int32(reads), int32(writes))
+    out = delta.delta_update(*case.args(), states, int32(reads), int32(writes))
     tolerance = 1e-9 if dtype == torch.float64 else 1e-5
     for row in range(rows):
         first = row * per_row
@@ -85,8 +85,8 @@ def test_padding_cannot_reach_a_real_row() -> None:
     poisoned.q[2:], poisoned.v[2:] = torch.nan, torch.nan
     clean, poison = case.slots(4), case.slots(4)
     slots = (int32([1, 0, 0, 0]), int32([[1], [2], [0], [0]]))
-    expected = delta_update.delta_update(*case.args(), clean, *slots)
-    given = delta_update.delta_update(*poisoned.args(), poison, *slots)
+    expected = delta.delta_update(*case.args(), clean, *slots)
+    given = delta.delta_update(*poisoned.args(), poison, *slots)
     assert torch.equal(given[:2], expected[:2])
     assert not expected[:2].isnan().any()
     assert torch.equal(poison[1:], clean[1:])
@@ -136,7 +136,7 @@ def test_chunks_give_what_the_rule_gives_token_by_token(
     ]
     positions = int32([position for _, position in rows])
     slots = (int32(starts), positions, int32(reads), int32(writes))
-    out = delta_scan.delta_scan(*case.args(), states, *slots, marks)
+    out = delta.delta_scan(*case.args(), states, *slots, marks)
     for row, (length, _) in enumerate(rows):
         if not length:
             assert torch.equal(states[writes[row]], before[writes[row]])
@@ -156,10 +156,10 @@ def test_chunks_give_what_the_rule_gives_token_by_token(
 def test_a_prompt_cut_between_chunks_has_the_same_bits(per_channel: bool, cut: int) -> None:
     case = delta_case(100, per_channel=per_channel, key_dim=16, value_dim=8)
     whole, parts = case.slots(3), case.slots(3)
-    expected = delta_scan.delta_scan(*case.args(), whole, int32([0, 100]), int32([0]), int32([0]), int32([1]))
-    first = delta_scan.delta_scan(*case.args(0, cut), parts, int32([0, cut]), int32([0]), int32([0]), int32([2]))
+    expected = delta.delta_scan(*case.args(), whole, int32([0, 100]), int32([0]), int32([0]), int32([1]))
+    first = delta.delta_scan(*case.args(0, cut), parts, int32([0, cut]), int32([0]), int32([0]), int32([2]))
     rest = (int32([0, 100 - cut]), int32([cut]), int32([2]), int32([1]))
-    second = delta_scan.delta_scan(*case.args(cut), parts, *rest)
+    second = delta.delta_scan(*case.args(cut), parts, *rest)
     assert torch.equal(torch.cat((first, second)), expected)
     assert torch.equal(parts[1], whole[1])
 
@@ -168,7 +168,7 @@ def test_a_prompt_cut_between_chunks_has_the_same_bits(per_channel: bool, cut: i
 def test_states_of_16_bits_are_refused(dtype: torch.dtype) -> None:
     case = delta_case(1)
     with pytest.raises(AssertionError, match="use float32"):
-        delta_update.delta_update(*case.args(), case.slots(2).to(dtype), int32([0]), int32([[1]]))
+        delta.delta_update(*case.args(), case.slots(2).to(dtype), int32([0]), int32([[1]]))
 
 
 # transformers
@@ -216,12 +216,10 @@ def test_a_decay_per_key_channel_is_that_of_kimi_linear(form: str) -> None:
 def _check(case: DeltaCase, states: torch.Tensor, expected: torch.Tensor, state: torch.Tensor) -> None:
     """The scan of all tokens from slot 1 to slot 2, and 90 updates of one token each in slot 1."""
     slots = (int32([0, 90]), int32([7]), int32([1]), int32([2]))
-    scanned = delta_scan.delta_scan(*case.args(), states, *slots)
+    scanned = delta.delta_scan(*case.args(), states, *slots)
     torch.testing.assert_close(scanned, expected, atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(states[2], state, atol=1e-5, rtol=1e-4)
-    updated = [
-        delta_update.delta_update(*case.args(t, t + 1), states, int32([1]), int32([[1]])) for t in range(len(case.v))
-    ]
+    updated = [delta.delta_update(*case.args(t, t + 1), states, int32([1]), int32([[1]])) for t in range(len(case.v))]
     torch.testing.assert_close(torch.cat(updated), expected, atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(states[1], state, atol=1e-5, rtol=1e-4)
 

@@ -7,11 +7,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.ops.blocks import int4
-from ostinato.ops.blocks.dequantize import dequantize
-from ostinato.ops.blocks.formats import BLOCK_FORMATS
-from ostinato.ops.blocks.quantizers import WeightQuantizers, native_quantizers
-from ostinato.ops.kernels import load_extension
+from ostinato.ops.dispatch import load_extension
+from ostinato.ops.quant import quantize
+from ostinato.ops.quant.block_formats import BLOCK_FORMATS
+from ostinato.ops.quant.dequantize import dequantize
+from ostinato.ops.quant.quantize import WeightQuantizers, native_quantizers
 from tests.support.examples import examples
 from tests.support.native_kernels import same_bits, spaced
 from tests.support.native_sets import SETS, threads
@@ -33,7 +33,7 @@ def random(shape: tuple[int, int], seed: int, size: float = 1.0, dtype: torch.dt
     return values.to(dtype)
 
 
-def made(quantize: int4.QuantizeInt4, values: torch.Tensor, group_size: int) -> torch.Tensor:
+def made(quantize: quantize.QuantizeInt4, values: torch.Tensor, group_size: int) -> torch.Tensor:
     """The blocks."""
     kind = BLOCK_FORMATS[f"int4_g{group_size}"]
     weight = torch.full((len(values), kind.row_bytes(values.shape[1])), 255, dtype=torch.uint8)
@@ -66,7 +66,7 @@ def test_the_scale_that_is_found_is_no_worse_than_that_of_the_range(
     count: tuple[int, int], group_size: int, size: float, dtype: torch.dtype, seed: int
 ) -> None:
     values = random((count[0], count[1] * group_size), seed, size, dtype)
-    weight = made(int4.quantize_int4_into, values, group_size)
+    weight = made(quantize.quantize_int4_into, values, group_size)
     # Its bits make a scale wrong by at most 2^-16.
     rounding = (values.double().abs().amax() * 2**-16) ** 2 * group_size
     assert (errors(values, weight, group_size) <= to_the_nearest(values, group_size) * 1.001 + rounding).all()
@@ -74,15 +74,15 @@ def test_the_scale_that_is_found_is_no_worse_than_that_of_the_range(
 
 def test_the_search_takes_a_tenth_off_the_error_of_normal_weights() -> None:
     values = torch.randn(200, 512, generator=torch.Generator().manual_seed(0))
-    found = errors(values, made(int4.quantize_int4_into, values, 128), 128).sum()
+    found = errors(values, made(quantize.quantize_int4_into, values, 128), 128).sum()
     assert found < 0.91 * to_the_nearest(values, 128).sum()
 
 
 def test_slabs_give_what_the_whole_gives() -> None:
     values = random((3, 2**17), seed=1)
-    whole, scale, zero = int4.quantize_int4(values, 128)
+    whole, scale, zero = quantize.quantize_int4(values, 128)
     expected = scale.repeat_interleave(128, 1) * (whole.int() - zero.int().repeat_interleave(128, 1))
-    assert torch.equal(meant(made(int4.quantize_int4_into, values, 128), 128), expected)
+    assert torch.equal(meant(made(quantize.quantize_int4_into, values, 128), 128), expected)
 
 
 def a_few_not_finite() -> torch.Tensor:
@@ -95,7 +95,7 @@ STAYS_FINITE = [[False, True], [True, False], [False, True], [True, True]]
 
 
 def test_a_group_with_a_value_that_is_not_finite_stays_so() -> None:
-    back = meant(made(int4.quantize_int4_into, a_few_not_finite(), 32), 32)
+    back = meant(made(quantize.quantize_int4_into, a_few_not_finite(), 32), 32)
     assert back.isfinite().unflatten(1, (2, 32)).all(-1).tolist() == STAYS_FINITE
 
 
@@ -108,18 +108,18 @@ class TestNative:
     ) -> None:
         """Sums are added in another order, so that of two equally good scales either may be taken."""
         values = random((count[0], count[1] * group_size), seed, size, dtype)
-        weight = made(int4.native_quantize_int4(load_extension(isa)), spaced(values, 3), group_size)
-        expected = errors(values, made(int4.quantize_int4_into, values, group_size), group_size)
+        weight = made(quantize.native_quantize_int4(load_extension(isa)), spaced(values, 3), group_size)
+        expected = errors(values, made(quantize.quantize_int4_into, values, group_size), group_size)
         rounding = (values.double().abs().amax() * 2**-16) ** 2 * group_size
         assert (errors(values, weight, group_size) <= 1.001 * expected + rounding).all()
 
     def test_a_group_with_a_value_that_is_not_finite_stays_so(self, isa: str) -> None:
-        back = meant(made(int4.native_quantize_int4(load_extension(isa)), a_few_not_finite(), 32), 32)
+        back = meant(made(quantize.native_quantize_int4(load_extension(isa)), a_few_not_finite(), 32), 32)
         assert back.isfinite().unflatten(1, (2, 32)).all(-1).tolist() == STAYS_FINITE
 
     def test_any_number_of_threads_gives_the_same_bits(self, isa: str) -> None:
         values = random((37, 384), seed=0)
-        quantize = int4.native_quantize_int4(load_extension(isa))
+        quantize = quantize.native_quantize_int4(load_extension(isa))
         with threads(1):
             alone = made(quantize, values, 128)
         with threads(5):

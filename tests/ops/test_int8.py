@@ -7,7 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.ops import embedding, int8, linear
+from ostinato.ops.quant import quantize
+from ostinato.ops.reference import matmul, pointwise
 from tests.support.examples import examples
 from tests.support.native_kernels import checked_kernel, rounding, spaced
 from tests.support.native_sets import PRODUCT_SETS, SETS
@@ -33,7 +34,7 @@ def test_an_element_is_off_by_half_a_scale_at_most(
 ) -> None:
     values = (torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed)) * size).to(dtype)
     values[0] = 0
-    weight, scale = int8.quantize_int8(values, group_size)
+    weight, scale = quantize.quantize_int8(values, group_size)
     assert weight.dtype is torch.int8
     assert weight.abs().max() <= 127
     assert scale.shape == ((rows,) if group_size is None else (rows, -(-columns // group_size)))
@@ -41,26 +42,26 @@ def test_an_element_is_off_by_half_a_scale_at_most(
     half = expanded(torch.ones_like(weight), scale, group_size) / 2
     assert ((back - values.double()).abs() <= half * 1.0001).all()
     assert torch.equal(back[0], torch.zeros(columns, dtype=torch.float64))
-    torch.testing.assert_close(int8.dequantize(weight, scale, group_size).double(), back, rtol=1e-7, atol=0)
+    torch.testing.assert_close(quantize.dequantize(weight, scale, group_size).double(), back, rtol=1e-7, atol=0)
 
 
 def test_the_largest_of_a_row_or_group_is_127_scales() -> None:
     values = torch.tensor([[1.0, -4.0, 2.0, 0.5], [0.0, 0.0, 8.0, 1.0]])
-    weight, scale = int8.quantize_int8(values, None)
+    weight, scale = quantize.quantize_int8(values, None)
     assert weight.tolist() == [[32, -127, 64, 16], [0, 0, 127, 16]]
     torch.testing.assert_close(scale, torch.tensor([4 / 127, 8 / 127]))
-    weight, scale = int8.quantize_int8(values, 2)
+    weight, scale = quantize.quantize_int8(values, 2)
     assert weight.tolist() == [[32, -127, 127, 32], [0, 0, 127, 16]]
     torch.testing.assert_close(scale, torch.tensor([[4 / 127, 2 / 127], [0, 8 / 127]]))
 
 
 def test_values_that_are_not_finite_stay_so() -> None:
     values = torch.tensor([[1.0, float("nan")], [float("inf"), 1.0]])
-    assert not int8.dequantize(*int8.quantize_int8(values, None), None).isfinite().all(dim=1).any()
+    assert not quantize.dequantize(*quantize.quantize_int8(values, None), None).isfinite().all(dim=1).any()
 
 
 def quantized(rows: int, columns: int, group_size: int | None, generator: torch.Generator) -> tuple[torch.Tensor, ...]:
-    return int8.quantize_int8(torch.randn(rows, columns, generator=generator) * columns**-0.5, group_size)
+    return quantize.quantize_int8(torch.randn(rows, columns, generator=generator) * columns**-0.5, group_size)
 
 
 @few
@@ -68,7 +69,7 @@ def quantized(rows: int, columns: int, group_size: int | None, generator: torch.
 def test_a_product_with_8_bit_weights_is_as_exact_as_its_input(
     tokens: int, columns: int, rows: int, group_size: int | None, bias: bool, dtype: torch.dtype, seed: int
 ) -> None:
-    check_product(linear.linear, tokens, columns, rows, group_size, bias, None, dtype, seed)
+    check_product(matmul.linear, tokens, columns, rows, group_size, bias, None, dtype, seed)
 
 
 @pytest.mark.parametrize("isa", PRODUCT_SETS)
@@ -117,7 +118,7 @@ def check_product(kernel, tokens, columns, rows, group_size, bias, activation, d
 def test_an_embedding_of_8_bits_gives_the_rows_that_it_stands_for(
     tokens: int, hidden: int, group_size: int | None, multiplier: float, dtype: torch.dtype, seed: int
 ) -> None:
-    check_embedding(embedding.embedding, tokens, hidden, group_size, multiplier, dtype, seed)
+    check_embedding(pointwise.embedding, tokens, hidden, group_size, multiplier, dtype, seed)
 
 
 @pytest.mark.parametrize("isa", SETS)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from ostinato.ops.facts import OPERATIONS
-from ostinato.ops.kernels import load_extension, reference_module
+from ostinato.ops.dispatch import load_extension, reference_module
+from ostinato.ops.operations import OPERATIONS
 from tests.support.native_sets import SETS
 
 X, WEIGHT = torch.randn(3, 8), torch.ones(8)

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.ops.int8 import quantize_int8
+from ostinato.ops.quant.quantize import quantize_int8
 from ostinato.ops.sizes import LEAST_TILE_QUERIES
 from tests.support.examples import examples
 from tests.support.native_sets import SETS, native_kernel, record, threads

@@ -10,9 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from ostinato.ops import kernels, sizes
-from ostinato.ops.kernels import load_extension
-from ostinato.plan.device.instruction_sets import detect_native
+from ostinato.ops import dispatch, sizes
+from ostinato.ops.dispatch import load_extension
+from ostinato.plan.device.kernel_support import detect_native
 
 NATIVE = detect_native()
 
@@ -21,7 +21,7 @@ NATIVE = detect_native()
 def test_torch_and_the_kernels_share_one_openmp_runtime() -> None:
     # In a process of its own: a library that another test imported may carry a runtime too, as sentencepiece does.
     script = (
-        "from pathlib import Path; from ostinato.ops.kernels import load_extension;"
+        "from pathlib import Path; from ostinato.ops.dispatch import load_extension;"
         f"load_extension({NATIVE.isa!r}); print(Path('/proc/self/maps').read_text())"
     )
     maps = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout
@@ -36,10 +36,10 @@ def test_kernels_with_matrix_units_are_loaded_only_where_the_process_may_use_the
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "ostinato._native_made_up", SimpleNamespace(tiles="amx"))
-    monkeypatch.setattr(kernels, "request_matrix_units", lambda: "not today")
+    monkeypatch.setattr(dispatch, "request_matrix_units", lambda: "not today")
     with pytest.raises(ImportError, match=r"made_up needs matrix units, .* refuses"):
         load_extension("made_up")
-    monkeypatch.setattr(kernels, "request_matrix_units", lambda: None)
+    monkeypatch.setattr(dispatch, "request_matrix_units", lambda: None)
     assert load_extension("made_up").tiles == "amx"
 
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.ops.state import delta_scan
+from ostinato.ops.reference import delta
 from tests.support.delta_cases import DeltaCase, delta_case, with_betas
 from tests.support.examples import examples
 from tests.support.native_kernels import checked_kernel, int32, rounding, same_bits, spaced
@@ -259,7 +259,7 @@ def test_a_long_prompt_of_common_heads_is_that_of_the_reference(isa: str, per_ch
     out = checked_kernel(isa, "delta_scan")(*case.args(), native, *rows)
     exact = case.exactly()
     reference = reference.double()
-    close(out, delta_scan.delta_scan(*exact.args(), reference, *rows))
+    close(out, delta.delta_scan(*exact.args(), reference, *rows))
     close(native[1:], reference[1:])
 
 

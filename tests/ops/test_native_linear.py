@@ -10,9 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.ops.results import GATED
+from ostinato.ops.operations import GATED
 from ostinato.ops.sizes import FIXED_SPAN, FIXED_TOKENS
-from ostinato.plan.device.instruction_sets import multiplies_all_in_integers
+from ostinato.plan.device.kernel_support import multiplies_all_in_integers
 from tests.support.examples import examples
 from tests.support.native_kernels import checked_kernel, same_bits, spaced
 from tests.support.native_sets import PRODUCT_SETS, native_kernel, threads

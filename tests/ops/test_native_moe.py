@@ -7,8 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.ops import int8, moe, route
-from ostinato.ops.results import GATED
+from ostinato.ops.operations import GATED
+from ostinato.ops.quant import quantize
+from ostinato.ops.reference import matmul
 from tests.support.examples import examples
 from tests.support.native_kernels import checked_kernel, rounding, same_bits, spaced
 from tests.support.native_sets import PRODUCT_SETS, SETS, native_kernel, uses_tiles
@@ -65,7 +66,7 @@ def test_each_token_gets_what_its_experts_give(
     residual = spaced(normal(generator, tokens, size).to(dtype), 5) if adds else None
     out = checked_kernel(isa, "moe")(x, choices, up, down, activation, residual)
     wide = None if residual is None else residual.double()
-    expected = moe.moe(x.double(), choices, up.double(), down.double(), activation, wide)
+    expected = matmul.moe(x.double(), choices, up.double(), down.double(), activation, wide)
     # What is between the two products is rounded as well.
     tolerance = 3 * rounding(dtype)
     torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=tolerance * 4)
@@ -87,7 +88,7 @@ def test_a_token_has_the_same_bits_among_others(isa: str, dtype: torch.dtype, de
     for begin, end in ((0, 1), (7, 10), (100, 139), (299, 300)):
         alone = kernel(x[begin:end], choices[begin:end], *experts, "swiglu", x[begin:end])
         assert same_bits(alone, together[begin:end])
-    expected = moe.moe(x.double(), choices, *(w.double() for w in experts), "swiglu", x.double())
+    expected = matmul.moe(x.double(), choices, *(w.double() for w in experts), "swiglu", x.double())
     torch.testing.assert_close(together.double(), expected, rtol=3 * rounding(dtype), atol=12 * rounding(dtype))
 
 
@@ -99,7 +100,7 @@ def test_experts_that_nobody_chose_are_not_read(isa: str, count: int) -> None:
     up, down = random_experts(generator, 8, 24, 20, "relu2", torch.float32)
     chosen = torch.arange(8)[-count:]
     choices = random_choices(generator, 6, count, min(count, 2))
-    expected = moe.moe(x.double(), choices, up[chosen].double(), down[chosen].double(), "relu2")
+    expected = matmul.moe(x.double(), choices, up[chosen].double(), down[chosen].double(), "relu2")
     choices[:, 0] += 8 - count
     up[: 8 - count] = down[: 8 - count] = torch.nan
     out = checked_kernel(isa, "moe")(x, choices, up, down, "relu2")
@@ -118,12 +119,12 @@ def test_experts_of_8_bits_are_multiplied_by_their_scales(
     choices = random_choices(generator, tokens, 5, 2)
     weights, scales, exact = [], [], []
     for weight in random_experts(generator, 5, size, inner, activation, torch.float32):
-        whole, scale = int8.quantize_int8(weight.flatten(0, 1), group_size)
+        whole, scale = quantize.quantize_int8(weight.flatten(0, 1), group_size)
         weights.append(whole.view(weight.shape))
         scales.append(scale.view(*weight.shape[:2], *scale.shape[1:]))
-        exact.append(int8.dequantize(whole, scale.double(), group_size).view(weight.shape))
+        exact.append(quantize.dequantize(whole, scale.double(), group_size).view(weight.shape))
     out = checked_kernel(isa, "moe")(x, choices, *weights, activation, x, *scales, group_size)
-    expected = moe.moe(x.double(), choices, *exact, activation, x.double())
+    expected = matmul.moe(x.double(), choices, *exact, activation, x.double())
     tolerance = 3 * rounding(dtype)
     torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=tolerance * 4)
 
@@ -135,7 +136,7 @@ def test_a_token_may_choose_an_expert_twice(isa: str) -> None:
     up, down = random_experts(generator, 4, 8, 6, "silu", torch.float32)
     twice = torch.tensor([[[3.0, 1, 3], [0.5, 2, 0.25]]] * 2)
     once = torch.tensor([[[1.0, 3], [2, 0.75]]] * 2)
-    expected = moe.moe(x.double(), once, up.double(), down.double(), "silu")
+    expected = matmul.moe(x.double(), once, up.double(), down.double(), "silu")
     out = checked_kernel(isa, "moe")(x, twice, up, down, "silu")
     torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-6)
 
@@ -173,7 +174,7 @@ def test_sigmoid_routing_is_its_definition(
     bias = normal(generator, num_groups * per_group)
     options = (min(4, top_groups * per_group), num_groups, top_groups, normalize, 2.5, False, 0.3)
     out = checked_kernel(isa, "route")(x, weight, bias, *options)
-    expected = route.route(x, weight, bias, *options)
+    expected = matmul.route(x, weight, bias, *options)
     assert torch.equal(out[:, 0], expected[:, 0])
     torch.testing.assert_close(out[:, 1], expected[:, 1], rtol=1e-4, atol=1e-6)
 
@@ -189,7 +190,7 @@ def test_softmax_routing_is_its_definition(
     weight = normal(generator, experts, size).to(dtype)
     options = {"scaling": 0.5, "over_all": over_all}
     out = checked_kernel(isa, "route")(x, weight, None, min(top_k, experts), **options)
-    expected = route.route(x, weight, None, min(top_k, experts), **options)
+    expected = matmul.route(x, weight, None, min(top_k, experts), **options)
     assert torch.equal(out[:, 0], expected[:, 0])
     torch.testing.assert_close(out[:, 1], expected[:, 1], rtol=1e-4, atol=1e-6)
 
@@ -200,7 +201,7 @@ def test_of_experts_that_are_equally_good_the_first_are_chosen(isa: str, bias: t
     weight = torch.zeros(40, 4)
     weight[[7, 20, 21, 39]] = 1.0
     kernel = checked_kernel(isa, "route")
-    for kind in (kernel, route.route):
+    for kind in (kernel, matmul.route):
         assert kind(torch.ones(2, 4), weight, bias, 3)[:, 0].tolist() == [[7, 20, 21]] * 2
         assert kind(-torch.ones(2, 4), weight, bias, 3)[:, 0].tolist() == [[0, 1, 2]] * 2
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ostinato.ops.kernels import load_extension
+from ostinato.ops.dispatch import load_extension
 from tests.support.native_sets import SETS, threads
 
 

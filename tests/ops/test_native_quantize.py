@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.ops import int8
-from ostinato.ops.kernels import load_extension
+from ostinato.ops.dispatch import load_extension
+from ostinato.ops.quant import quantize
 from tests.support.examples import examples
 from tests.support.native_kernels import same_bits, spaced
 from tests.support.native_sets import SETS, threads
@@ -27,9 +27,9 @@ def quantized(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """By the kernel, of `values` that are part of something wider; what is not written shows."""
     rows, columns = values.shape
-    groups = () if group_size is None else (int8.num_groups(columns, group_size),)
+    groups = () if group_size is None else (quantize.num_groups(columns, group_size),)
     weight, scale = torch.full((rows, columns), -128, dtype=torch.int8), torch.full((rows, *groups), -1.0)
-    int8.native_quantize_int8(load_extension(isa))(spaced(values, gap), weight, scale, group_size)
+    quantize.native_quantize_int8(load_extension(isa))(spaced(values, gap), weight, scale, group_size)
     return weight, scale
 
 
@@ -41,7 +41,7 @@ def test_a_kernel_quantises_as_the_definition_does(
     values = (torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed)) * size).to(dtype)
     values[0] = 0
     weight, scale = quantized(isa, values, group_size)
-    expected = int8.quantize_int8(values, group_size)
+    expected = quantize.quantize_int8(values, group_size)
     assert same_bits(weight, expected[0])
     assert same_bits(scale, expected[1])
 
@@ -56,7 +56,7 @@ def test_halves_are_rounded_to_the_even_neighbour(isa: str) -> None:
 def test_values_that_are_not_finite_stay_so(isa: str) -> None:
     values = torch.randn(3, 40)
     values[0, 39], values[1, 2] = float("nan"), float("-inf")
-    back = int8.dequantize(*quantized(isa, values, None), None)
+    back = quantize.dequantize(*quantized(isa, values, None), None)
     assert back.isfinite().all(dim=1).tolist() == [False, False, True]
 
 

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.ops import embedding, rotary_angles
-from ostinato.ops.int8 import quantize_int8
+from ostinato.ops.quant.quantize import quantize_int8
+from ostinato.ops.reference import pointwise, rotary
 from tests.support.native_sets import SETS, native_kernel, record, threads
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -34,7 +34,7 @@ def test_an_embedding_is_the_reference_to_the_bit(
 ) -> None:
     weight = _normal(11, 2 * hidden, dtype=dtype)[:, :hidden]
     ids = torch.arange(tokens) * 7 % 11
-    expected = embedding.embedding(ids, weight, multiplier)
+    expected = pointwise.embedding(ids, weight, multiplier)
     for count in (1, 2):
         with threads(count):
             result = native_kernel(isa, "embedding")(ids, weight, multiplier)
@@ -58,7 +58,7 @@ class Case:
     def __init__(self, tokens: int, heads: int, kv_heads: int, head_dim: int, half: int, dtype: torch.dtype) -> None:
         packed = _normal(tokens, heads + 2 * kv_heads, head_dim, dtype=dtype)
         self.q, self.k, self.v = packed.split((heads, kv_heads, kv_heads), dim=1)
-        self.angles = rotary_angles.rotary_angles(torch.arange(tokens) * 3 + 5, torch.logspace(0, -3, half), 0.9)
+        self.angles = rotary.rotary_angles(torch.arange(tokens) * 3 + 5, torch.logspace(0, -3, half), 0.9)
         self.k_cache = torch.full((tokens // 4 + 2, 4, kv_heads, head_dim), torch.nan, dtype=dtype)
         self.v_cache = self.k_cache.clone()
         self.kv_cells = torch.randperm(4 * (tokens // 4 + 1), generator=torch.Generator().manual_seed(1))[:tokens] + 4

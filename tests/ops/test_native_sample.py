@@ -9,7 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.ops import noise, sample
+from ostinato.ops import noise
+from ostinato.ops.reference import sample
 from tests.support.examples import examples
 from tests.support.native_sets import SETS, native_kernel, threads
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.ops.state.rounding import rounded
+from ostinato.ops.reference.stochastic_rounding import rounded
 from tests.support.examples import examples
 from tests.support.native_kernels import checked_kernel, same_bits
 from tests.support.native_sets import SETS

@@ -11,8 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.ops import moe
-from ostinato.ops.kernels import load_extension
+from ostinato.ops.dispatch import load_extension
+from ostinato.ops.reference import matmul
 from ostinato.ops.sizes import LEAST_TILE_TOKENS, TILE_GROUP_BYTES, TILE_SPAN
 from tests.support.examples import examples
 from tests.support.native_kernels import checked_kernel, same_bits, spaced
@@ -187,7 +187,7 @@ def test_experts_of_many_tokens_give_what_the_definition_does(
     else:
         up[4] = down[4] = torch.nan
     out = checked_kernel(isa, "moe")(x, choices, up, down, activation, x, *scales)
-    expected = moe.moe(x.double(), choices, *exact, activation, x.double())
+    expected = matmul.moe(x.double(), choices, *exact, activation, x.double())
     # What is between the two products is rounded to bfloat16, and terms may cancel.
     torch.testing.assert_close(out.double(), expected, rtol=0.02, atol=0.05 * float(expected.abs().mean()))
 
@@ -220,5 +220,5 @@ def test_an_expert_may_have_more_choices_than_there_are_tokens_and_than_a_cache_
     once = torch.stack((ids[:, 1:], torch.stack((weights[:, 0] + weights[:, 1], weights[:, 2]), dim=1)), dim=1)
     assert 2 * tokens * size * 2 > TILE_GROUP_BYTES
     out = checked_kernel(isa, "moe")(x, twice, up, down, "silu")
-    expected = moe.moe(x.double(), once, up.double(), down.double(), "silu")
+    expected = matmul.moe(x.double(), once, up.double(), down.double(), "silu")
     torch.testing.assert_close(out.double(), expected, rtol=0.02, atol=0.05 * float(expected.abs().mean()))

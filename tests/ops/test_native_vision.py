@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.ops.encoder.encoder_attention import of_all_segments, encoder_attention
-from ostinato.ops.inject_media import inject_media as inject_reference
+from ostinato.ops.reference.attention import encoder_attention, of_all_segments
+from ostinato.ops.reference.pointwise import inject_media as inject_reference
 from tests.support.examples import examples
 from tests.support.native_kernels import checked_kernel, rounding, same_bits, spaced
 from tests.support.native_sets import SETS, native_kernel, record, threads

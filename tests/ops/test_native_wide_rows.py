@@ -10,9 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.ops.blocks.formats import BLOCK_FORMATS
+from ostinato.ops.quant.block_formats import BLOCK_FORMATS
 from ostinato.ops.sizes import LEAST_PANEL_TOKENS, LEAST_WIDE_TOKENS
-from ostinato.plan.device.instruction_sets import CPU_FLAGS
+from ostinato.plan.device.kernel_support import CPU_FLAGS
 from tests.support.block_weights import block_rows, expanded
 from tests.support.examples import examples
 from tests.support.guarded import guarded

@@ -10,21 +10,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.ops import (
-    attention,
-    embedding,
-    gated_activation,
-    gated_rms_norm,
-    linear,
-    moe,
-    rms_norm,
-    rotary,
-    rotary_angles,
-    route,
-)
-from ostinato.ops.activations import ACTIVATIONS
-from ostinato.ops.int8 import quantize_int8
-from ostinato.ops.results import GATED
+from ostinato.ops.operations import GATED
+from ostinato.ops.quant.quantize import quantize_int8
+from ostinato.ops.reference import attention, matmul, pointwise, rotary
+from ostinato.ops.reference.matmul import ACTIVATIONS
 from tests.support.examples import examples
 
 few = examples(25)
@@ -193,7 +182,7 @@ def test_attention_with_a_window_reads_no_more_than_it(
 
 @pytest.mark.parametrize("window", [None, 3, 6, 14])
 def test_a_chunk_of_several_slabs_attends_like_a_whole_one(monkeypatch: pytest.MonkeyPatch, window: int | None) -> None:
-    monkeypatch.setattr("ostinato.ops.attention.ATTENTION_SLAB", 4)
+    monkeypatch.setattr("ostinato.ops.reference.attention.ATTENTION_SLAB", 4)
     case = paged_case([(7, 4), (5, 9), (0, 10), (3, 8)], kv_heads=2, group=2, head_dim=6, block_size=4, seed=2)
     out = case.run(scale=0.3, window=window)
     for row, context in enumerate(case.contexts):
@@ -364,7 +353,7 @@ def test_rotary_without_angles_gives_the_queries_themselves() -> None:
 
 
 def test_rotary_angles_are_the_scaled_cosines_and_sines_of_position_times_frequency() -> None:
-    out = rotary_angles.rotary_angles(torch.tensor([0, 3, 41]), torch.tensor([1.0, 0.125]), 0.5)
+    out = rotary.rotary_angles(torch.tensor([0, 3, 41]), torch.tensor([1.0, 0.125]), 0.5)
     expected = [
         [[0.5 * of(position * frequency) for frequency in (1.0, 0.125)] for position in (0, 3, 41)]
         for of in (math.cos, math.sin)
@@ -375,7 +364,7 @@ def test_rotary_angles_are_the_scaled_cosines_and_sines_of_position_times_freque
 @pytest.mark.parametrize("multiplier", [1.0, 0.25])
 def test_an_embedding_is_its_tokens_row_times_the_multiplier(multiplier: float) -> None:
     weight = torch.arange(12.0).view(4, 3).bfloat16()
-    out = embedding.embedding(torch.tensor([2, 0, 2]), weight, multiplier)
+    out = pointwise.embedding(torch.tensor([2, 0, 2]), weight, multiplier)
     assert out.dtype == torch.bfloat16
     assert out.tolist() == [[value * multiplier for value in weight[token].tolist()] for token in (2, 0, 2)]
 
@@ -391,7 +380,7 @@ def test_linear_scales_then_activates_then_adds(
     bias, scale = (normal(generator, 6) if wanted else None for wanted in (has_bias, has_scale))
     results = 3 if activation in GATED else 6
     residual = normal(generator, tokens, results) if has_residual else None
-    out = linear.linear(x, weight, bias, residual, activation, scale)
+    out = matmul.linear(x, weight, bias, residual, activation, scale)
     assert out.shape == (tokens, results)
     for token in range(tokens):
         values = [float(weight[i].double() @ x[token].double()) for i in range(6)]
@@ -406,7 +395,7 @@ def test_linear_scales_then_activates_then_adds(
 def test_linear_gives_the_dtype_of_its_input_or_the_one_asked_for(out_dtype: torch.dtype | None) -> None:
     x, weight, scale = torch.ones(2, 4).bfloat16(), torch.eye(4).bfloat16(), torch.full((4,), 1 + 2**-12)
     residual = torch.zeros(2, 4, dtype=out_dtype or torch.bfloat16)
-    out = linear.linear(x, weight, None, residual, None, scale, out_dtype)
+    out = matmul.linear(x, weight, None, residual, None, scale, out_dtype)
     assert out.dtype == (out_dtype or torch.bfloat16)
     assert out.unique().tolist() == [1 + 2**-12 if out_dtype else 1.0]  # scaled in float32, rounded at the end
     assert x.unique().tolist() == [1.0]
@@ -420,9 +409,9 @@ def test_rms_norm_divides_by_the_root_of_the_mean_square(tokens: int, size: int,
     for token in range(tokens):
         root = math.sqrt(sum(float(value) ** 2 for value in x[token]) / size + 0.01)
         expected = torch.tensor([float(x[token, i]) / root * (float(weight[i]) + offset) for i in range(size)])
-        torch.testing.assert_close(rms_norm.rms_norm(x, weight, 0.01, offset)[token], expected, **FLOAT32)
-    added = rms_norm.rms_norm(x, weight, 0.01, offset, x)
-    torch.testing.assert_close(added, rms_norm.rms_norm(x, weight, 0.01, offset) + x, **FLOAT32)
+        torch.testing.assert_close(pointwise.rms_norm(x, weight, 0.01, offset)[token], expected, **FLOAT32)
+    added = pointwise.rms_norm(x, weight, 0.01, offset, x)
+    torch.testing.assert_close(added, pointwise.rms_norm(x, weight, 0.01, offset) + x, **FLOAT32)
 
 
 @pytest.mark.parametrize("is_sigmoid", [False, True])
@@ -435,7 +424,7 @@ def test_gated_rms_norm_averages_each_group_of_channels_alone(
     generator = torch.Generator().manual_seed(seed)
     size = groups * group_size
     x, gate, weight = normal(generator, tokens, size), normal(generator, tokens, size), normal(generator, size)
-    out = gated_rms_norm.gated_rms_norm(x, gate, weight, 0.01, group_size, norm_before_gate, is_sigmoid)
+    out = pointwise.gated_rms_norm(x, gate, weight, 0.01, group_size, norm_before_gate, is_sigmoid)
     for token in range(tokens):
         gates = [1 / (1 + math.exp(-value)) if is_sigmoid else silu(value) for value in gate[token].tolist()]
         inner = [float(value) * (1 if norm_before_gate else gates[i]) for i, value in enumerate(x[token])]
@@ -453,7 +442,7 @@ def test_the_first_half_of_a_tokens_values_gates_the_second(
     tokens: int, size: int, dtype: torch.dtype, seed: int
 ) -> None:
     x = normal(torch.Generator().manual_seed(seed), tokens, 2 * size).to(dtype)
-    out = gated_activation.gated_activation(x, "gelu")
+    out = matmul.gated_activation(x, "gelu")
     assert (out.shape, out.dtype) == ((tokens, size), dtype)
     for token in range(tokens):
         for i in range(size):
@@ -466,7 +455,7 @@ def test_the_first_half_of_a_tokens_values_gates_the_second(
 
 def test_gated_rms_norm_gives_the_dtype_of_the_gate() -> None:
     x, gate, weight = torch.randn(2, 4), torch.randn(2, 4).bfloat16(), torch.ones(4).bfloat16()
-    assert gated_rms_norm.gated_rms_norm(x, gate, weight, 1e-5, 2).dtype == torch.bfloat16
+    assert pointwise.gated_rms_norm(x, gate, weight, 1e-5, 2).dtype == torch.bfloat16
 
 
 @few
@@ -474,7 +463,7 @@ def test_gated_rms_norm_gives_the_dtype_of_the_gate() -> None:
 def test_without_a_weight_only_the_gate_is_applied(tokens: int, dtype: torch.dtype, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     x, gate = normal(generator, tokens, 5), normal(generator, tokens, 5).to(dtype)
-    out = gated_rms_norm.gated_rms_norm(x, gate, None, 0.01, None)
+    out = pointwise.gated_rms_norm(x, gate, None, 0.01, None)
     gates = [[silu(float(value)) for value in row] for row in gate]
     expected = x * torch.tensor(gates, dtype=torch.float32).view(tokens, 5)
     torch.testing.assert_close(out, expected.to(dtype), atol=1e-6, rtol=1e-5 if dtype is torch.float32 else 1e-2)
@@ -500,7 +489,7 @@ def test_moe_adds_up_what_each_chosen_expert_gives(name: str, tokens: int, top_k
     down = normal(generator, 5, 5, 6)
     up[4] = down[4] = NAN
     residual = normal(generator, tokens, 5)
-    out = moe.moe(x, torch.stack((ids.float(), weights), dim=1), up, down, name, residual)
+    out = matmul.moe(x, torch.stack((ids.float(), weights), dim=1), up, down, name, residual)
     for token in range(tokens):
         expected = residual[token].double()
         for expert, weight in zip(ids[token].tolist(), weights[token].tolist(), strict=True):
@@ -524,7 +513,7 @@ def test_the_sigmoid_router_chooses_within_the_best_groups_and_weighs_without_th
     num_groups, top_groups = groups
     generator = torch.Generator().manual_seed(seed)
     scores, bias = normal(generator, 4, 12), normal(generator, 12)
-    choices = route.route(scores, torch.eye(12), bias, top_k, num_groups, top_groups, normalize, 2.5, False, 0.3)
+    choices = matmul.route(scores, torch.eye(12), bias, top_k, num_groups, top_groups, normalize, 2.5, False, 0.3)
     ids, weights = choices.unbind(1)
     size = 12 // num_groups
     for token in range(4):
@@ -545,7 +534,7 @@ def test_the_softmax_router_weighs_the_chosen_experts_among_themselves_or_all(
     top_k: int, over_all: bool, seed: int
 ) -> None:
     scores = normal(torch.Generator().manual_seed(seed), 3, 5)
-    ids, weights = route.route(scores, torch.eye(5), None, top_k, scaling=0.5, over_all=over_all).unbind(1)
+    ids, weights = matmul.route(scores, torch.eye(5), None, top_k, scaling=0.5, over_all=over_all).unbind(1)
     for token in range(3):
         expected = sorted(range(5), key=lambda expert: -float(scores[token, expert]))[:top_k]
         powers = [math.exp(float(score)) for score in scores[token]]

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from ostinato.engine.run.inputs import make_step_inputs
-from ostinato.layers.build import WeightAllocator
+from ostinato.layers.allocation import WeightAllocator
 from ostinato.models.checkpoint import model_spec, read_config
 from ostinato.models.loader import build_model, load_weights
-from ostinato.ops.facts import OPERATIONS, Operations
-from ostinato.ops.kernels import Ops, load_extension, reference_module, select_ops
-from ostinato.ops.step import LayerCache
-from ostinato.schedule.batch import Batch, BatchRow
+from ostinato.ops.dispatch import Ops, load_extension, reference_module, select_ops
+from ostinato.ops.operations import OPERATIONS, Operations
+from ostinato.ops.step_inputs import LayerCache
+from ostinato.runner.inputs import make_step_inputs
+from ostinato.scheduler.batch import Batch, BatchRow
 from tests.models.test_models import BLOCK_SIZE, CPU, poisoned_memory
 from tests.support.checkpoints import RECIPES, checkpoint
 from tests.support.native_sets import SETS
@@ -38,7 +38,7 @@ def test_a_row_says_whether_there_is_a_native_kernel(isa: str) -> None:
 
 
 def test_facts_are_read_without_torch() -> None:
-    code = "import sys, ostinato.ops.facts, ostinato.plan.kernels; sys.exit('torch' in sys.modules)"
+    code = "import sys, ostinato.ops.operations, ostinato.plan.kernels; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -46,7 +46,9 @@ def test_an_operation_is_its_row_in_the_table_and_its_kernel_in_an_object_of_cho
     ops = select_ops({})
     assert Operations.rms_norm is OPERATIONS["rms_norm"]
     x = torch.randn(3, 8)
-    assert torch.equal(ops.rms_norm(x, torch.ones(8), 1e-6), reference_module("rms_norm").reference(x, torch.ones(8), 1e-6))
+    assert torch.equal(
+        ops.rms_norm(x, torch.ones(8), 1e-6), reference_module("rms_norm").reference(x, torch.ones(8), 1e-6)
+    )
     with pytest.raises(AssertionError, match="without all kernels"):
         _ = Ops({}, ops.tap).rms_norm
 

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.ops.state.rounding import WORD_BITS, noise_of, round_stochastically, rounded
-from ostinato.ops.state.state_update import _gathered, _row_by_row
+from ostinato.ops.reference.ssd import _gathered, _row_by_row
+from ostinato.ops.reference.stochastic_rounding import WORD_BITS, noise_of, round_stochastically, rounded
 from tests.support.examples import examples
 
 few = examples(60)

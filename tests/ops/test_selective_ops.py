@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.ops.state import selective_scan, selective_update
+from ostinato.ops.reference import selective
 from tests.support.examples import examples
 from tests.support.native_kernels import rounding, same_bits
 from tests.support.selective_cases import Rows, case_of, check_scan, check_update, scan, update
@@ -38,7 +38,7 @@ def test_each_row_goes_from_its_read_slot_to_its_write_slots(
     padding: int,
     seed: int,
 ) -> None:
-    kernel = selective_update.selective_update
+    kernel = selective.selective_update
     check_update(kernel, pasts, per_row, channels, size, dtype, state_dtype, padding, seed, keeps_null_slot=False)
 
 
@@ -53,7 +53,7 @@ def test_each_row_goes_from_its_read_slot_to_its_write_slots(
 def test_the_scan_equals_the_recurrence(
     spans: list[tuple[int, int]], channels: int, size: int, dtype: torch.dtype, seed: int
 ) -> None:
-    check_scan(selective_scan.selective_scan, spans, channels, size, dtype, seed)
+    check_scan(selective.selective_scan, spans, channels, size, dtype, seed)
 
 
 @pytest.mark.parametrize("noise", [None, 5])
@@ -63,12 +63,12 @@ def test_a_prompt_has_the_same_states_however_it_is_cut_and_decoded(dtype: torch
     may be computed in another way than what stands before it."""
     case = case_of(20, 6, 8)
     whole, parts = case.slots(4, dtype), case.slots(4, dtype)
-    scan(selective_scan.selective_scan, case, whole, Rows([0], [20]), [1], [(0, 9, 2)], noise)
-    scan(selective_scan.selective_scan, case.tokens(0, 9), parts, Rows([0], [9]), [1], (), noise)
+    scan(selective.selective_scan, case, whole, Rows([0], [20]), [1], [(0, 9, 2)], noise)
+    scan(selective.selective_scan, case.tokens(0, 9), parts, Rows([0], [9]), [1], (), noise)
     close = {"rtol": 2 * rounding(dtype), "atol": 1e-6}
     torch.testing.assert_close(parts[1], whole[2], **close)
-    scan(selective_scan.selective_scan, case.tokens(9, 17), parts, Rows([9], [8]), [1], (), noise)
-    update(selective_update.selective_update, case.tokens(17, 20), parts, [1], [[2, 3, 1]], [17], noise)
+    scan(selective.selective_scan, case.tokens(9, 17), parts, Rows([9], [8]), [1], (), noise)
+    update(selective.selective_update, case.tokens(17, 20), parts, [1], [[2, 3, 1]], [17], noise)
     torch.testing.assert_close(parts[1], whole[1], **close)
 
 
@@ -76,9 +76,9 @@ def test_padding_cannot_reach_a_real_row() -> None:
     """Rows whose slots are null and whose inputs are NaN."""
     case = case_of(3, 4, 8)
     states, alone = case.slots(3), case.slots(3)
-    expected = update(selective_update.selective_update, case.tokens(0, 1), alone, [1], [[2]])
+    expected = update(selective.selective_update, case.tokens(0, 1), alone, [1], [[2]])
     for tensor in (case.x, case.dt, case.B, case.C):
         tensor[1:] = torch.nan
-    out = update(selective_update.selective_update, case, states, [1, 0, 0], [[2], [0], [0]])
+    out = update(selective.selective_update, case, states, [1, 0, 0], [[2], [0], [0]])
     assert same_bits(out[:1], expected)
     assert same_bits(states[1:], alone[1:])

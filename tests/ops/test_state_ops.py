@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.ops.state import ssd_scan, state_update
+from ostinato.ops.reference import ssd
 from tests.support.examples import examples
 
 few = examples(25)
@@ -181,8 +181,8 @@ def run_form(
     patch = pytest.MonkeyPatch()
     with patch.context() as context:
         if form == "_gathered":
-            context.setattr(state_update, "_row_by_row", state_update._gathered)
-        return state_update.state_update(*case.tokens(0, len(case.x)), states, reads, writes)
+            context.setattr(ssd, "_row_by_row", ssd._gathered)
+        return ssd.state_update(*case.tokens(0, len(case.x)), states, reads, writes)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -206,7 +206,7 @@ def test_padding_rows_of_a_decode_step_disturb_nobody() -> None:
     case = recurrence(4, 2, 2, seed=3)
     states = slots_of(case, 3)
     states[1] = 1.0
-    out = state_update.state_update(*case.tokens(0, 4), states, int32(0, 1, 0, 0), int32([0], [1], [0], [2]))
+    out = ssd.state_update(*case.tokens(0, 4), states, int32(0, 1, 0, 0), int32([0], [1], [0], [2]))
     expected, [state] = case.follow(1, 2, torch.ones_like(states[1]))
     torch.testing.assert_close(out[1:2].double(), expected, **FLOAT32)
     torch.testing.assert_close(states[1].double(), state, **FLOAT32)
@@ -228,7 +228,7 @@ def scan(
     checkpoints: list[tuple[int, int, int]] | None = None,
 ) -> torch.Tensor:
     """Rows on adjacent spans of the tokens of `case`."""
-    return ssd_scan.ssd_scan(
+    return ssd.ssd_scan(
         *case.tokens(spans[0][0], spans[-1][1]),
         chunk_size,
         states,
@@ -280,7 +280,7 @@ def test_the_scan_equals_the_recurrence_from_any_position(
         checkpoints += [(row, offset, 5 * row + 3 + i) for i, offset in enumerate(at)]
     before = states.clone()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ssd_scan, "MAX_CHUNK", longest)
+        patch.setattr(ssd, "MAX_CHUNK", longest)
         out = scan(case, states, spans, [position for position, _ in rows], reads, writes, chunk_size, checkpoints)
     written = {slot for *_, slot in checkpoints}
     for row, (begin, end) in enumerate(spans):
@@ -330,7 +330,7 @@ def test_the_scan_and_the_update_continue_each_other_wherever_a_prompt_is_cut(le
     for length in lengths:
         read, end = (1 if begin else 0), begin + length
         if length == 1:
-            part = state_update.state_update(*case.tokens(begin, end), states, int32(read), int32([1]))
+            part = ssd.state_update(*case.tokens(begin, end), states, int32(read), int32([1]))
         else:
             part = scan(case, states, [(begin, end)], [begin], [read], [1], 8)
         parts.append(part)
@@ -413,7 +413,7 @@ def given_threads(count: int) -> Iterator[None]:
     ("chunk_size", "length"), [(1, 1), (16, 16), (64, 64), (96, 48), (100, 50), (128, 64), (256, 64)]
 )
 def test_a_chunk_of_the_model_is_computed_as_equal_chunks(chunk_size: int, length: int) -> None:
-    assert ssd_scan.chunk_length(chunk_size, 64) == length
+    assert ssd.chunk_length(chunk_size, 64) == length
 
 
 def test_a_state_in_bfloat16_is_rounded_after_each_whole_chunk_and_where_it_is_written() -> None:
@@ -439,9 +439,9 @@ def test_a_state_in_16_bits_is_the_same_wherever_a_prompt_is_cut_at_chunks(dtype
     slots = (int32(0), int32(1))
     whole, states = slots_of(case, 2, dtype), slots_of(case, 2, dtype)
     of_whole = (int32(0, 40), int32(0))
-    out = ssd_scan.ssd_scan(*case.tokens(0, 40), 48, whole, *of_whole, *slots, noise=5)
-    first = ssd_scan.ssd_scan(*case.tokens(0, 16), 48, states, int32(0, 16), int32(0), *slots, noise=5)
-    rest = ssd_scan.ssd_scan(*case.tokens(16, 40), 48, states, int32(0, 24), int32(16), int32(1), int32(1), noise=5)
+    out = ssd.ssd_scan(*case.tokens(0, 40), 48, whole, *of_whole, *slots, noise=5)
+    first = ssd.ssd_scan(*case.tokens(0, 16), 48, states, int32(0, 16), int32(0), *slots, noise=5)
+    rest = ssd.ssd_scan(*case.tokens(16, 40), 48, states, int32(0, 24), int32(16), int32(1), int32(1), noise=5)
     assert torch.equal(torch.cat((first, rest)), out)
     assert torch.equal(states[1], whole[1])
 
@@ -456,7 +456,7 @@ def test_a_recurrent_scan_has_the_bits_of_the_update_wherever_a_prompt_is_cut(
     case = recurrence(total, groups, 2, seed)
     states, decoded, at = slots_of(case, 4), slots_of(case, total + 2), 0
     for length in lengths:
-        part = ssd_scan.ssd_scan(
+        part = ssd.ssd_scan(
             *(
                 *case.tokens(at, at + length),
                 8,
@@ -470,7 +470,7 @@ def test_a_recurrent_scan_has_the_bits_of_the_update_wherever_a_prompt_is_cut(
         )
         for token in range(at, at + length):
             slots = (int32(token + 1 if token else 0), int32([token + 2]))
-            expected = state_update.state_update(*case.tokens(token, token + 1), decoded, *slots)
+            expected = ssd.state_update(*case.tokens(token, token + 1), decoded, *slots)
             assert torch.equal(part[token - at : token - at + 1], expected)
         at += length
         if length > 1:
@@ -495,7 +495,7 @@ def test_large_decays_neither_overflow_nor_forget_the_newest_token() -> None:
 def test_decays_too_small_to_count_stay_clear_of_denormal_numbers() -> None:
     """Products with denormal numbers are slow; in a sum in float32 they are as good as none."""
     logs = torch.tensor([0.0, -1.0, -30.0, -90.0, -1e4, -math.inf], dtype=torch.float64)
-    decays = ssd_scan._decay(logs)
+    decays = ssd._decay(logs)
     torch.testing.assert_close(decays.double(), logs.exp(), atol=1e-25, rtol=1e-6)
     assert (decays > 1e10 * torch.finfo(torch.float32).tiny).all()
 

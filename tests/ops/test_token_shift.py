@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.ops.state import token_shift
+from ostinato.ops.reference import conv
 from tests.support.examples import examples
 
 
@@ -40,7 +40,7 @@ def test_each_token_gets_its_predecessor_and_slots_the_last_token(
     starts = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32)
     read_slots = torch.tensor(reads, dtype=torch.int32)
     write_slots = torch.tensor(writes, dtype=torch.int32)
-    out = token_shift.token_shift(x, states, starts, read_slots, write_slots, decode_rows, checkpoints)
+    out = conv.token_shift(x, states, starts, read_slots, write_slots, decode_rows, checkpoints)
     expected = before.clone()
     for row, length in enumerate(lengths):
         start = int(starts[row])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ostinato import SamplingParams
-from ostinato.engine.engine import EngineCore
+from ostinato.engine.core import EngineCore
 from ostinato.engine.outputs import RequestOutput
 from ostinato.errors import ConfigError
 from ostinato.plan.device.detect import detect

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from ostinato.engine.ranks.group import RankProcessGroup
-from ostinato.ops.kernels import select_ops
-from ostinato.plan.cuts import Rank
+from ostinato.distributed.process_group import RankProcessGroup
+from ostinato.ops.dispatch import select_ops
 from ostinato.plan.device.detect import detect
+from ostinato.plan.tensor_parallel import Rank
 from tests.models.test_ranks import CASES
 from tests.parity.test_deterministic import NAMES, Scores, ask, deterministic_engine, scores
 from tests.support.parity import has_state, run, run_with_preemptions

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from ostinato.cache.files.directory import FILE_KINDS
 from ostinato.engine.cache_files import HEAD_BYTES, weights_identity
-from ostinato.engine.engine import EngineCore
+from ostinato.engine.core import EngineCore
 from ostinato.engine.outputs import RequestOutput
 from ostinato.errors import ConfigError
+from ostinato.kv_cache.offload.directory import FILE_KINDS
 from tests.support import vision_parity as vision
 from tests.support.checkpoints import RECIPES, checkpoint
 from tests.support.damaged_files import WAYS, damage
@@ -166,7 +166,7 @@ def test_an_engine_of_another_version_finds_nothing(tmp_path: Path, monkeypatch:
     first = filing_engine("nemotron_h", tmp_path)
     complete(first, case)
     first.close()
-    monkeypatch.setattr("ostinato.plan.identity.__version__", "another")
+    monkeypatch.setattr("ostinato.plan.cache_identity.__version__", "another")
     other = filing_engine("nemotron_h", tmp_path)
     assert other.stats()["cache_files"]["files"] == 0
     other.close()

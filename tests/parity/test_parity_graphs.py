@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ostinato.engine.engine import EngineCore
+from ostinato.engine.core import EngineCore
 from ostinato.engine.outputs import RequestOutput
 from tests.support.checkpoints import RECIPES, random_prompt
 from tests.support.engines import greedy

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from ostinato import EngineConfig, SamplingParams
-from ostinato.engine.engine import EngineCore
+from ostinato.engine.core import EngineCore
 from ostinato.engine.outputs import RequestOutput
-from ostinato.engine.run.cache_bytes import LayerCacheMemory
-from ostinato.sample.guide import Guide
+from ostinato.runner.cache_memory import LayerCacheMemory
+from ostinato.sampling.guide import Guide
 from tests.support import vision_parity as vision
 from tests.support.checkpoints import RECIPES, checkpoint
 from tests.support.parity import (
@@ -205,7 +205,7 @@ def make_memory(engine: EngineCore) -> Any:
 
 
 def test_beyond_the_bytes_that_may_wait_tokens_are_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ostinato.engine.move.arrive.MAX_WAITING_BYTES", 0)
+    monkeypatch.setattr("ostinato.engine.migration.export_import.MAX_WAITING_BYTES", 0)
     here, there = pair("nemotron_h")
     case = decided_case("nemotron_h", PROMPT)
     wander((here, there), [case], (9,))

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from ostinato.engine.engine import EngineCore
+from ostinato.engine.core import EngineCore
 from ostinato.engine.outputs import RequestOutput
 from ostinato.plan.device.detect import detect
-from ostinato.sample.params import SamplingParams
+from ostinato.sampling.params import SamplingParams
 from tests.support.checkpoints import random_prompt
 from tests.support.parity import NEW, PROMPT, Case, decided_case, has_state, make_engine, serve_one_by_one
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import pytest
 
 from ostinato import SamplingParams
-from ostinato.engine.engine import EngineCore
-from ostinato.schedule.batch import Batch
+from ostinato.engine.core import EngineCore
+from ostinato.scheduler.batch import Batch
 from tests.support.checkpoints import RECIPES, random_prompt
 from tests.support.parity import (
     BLOCK,

@@ -23,15 +23,15 @@ from safetensors.torch import load_file, save_file
 
 from ostinato import LLM, SamplingParams
 from ostinato.config import EngineConfig
-from ostinato.engine.engine import EngineCore
-from ostinato.engine.ranks.leader import LeaderRank
-from ostinato.engine.ranks.memory import WriteMemory
-from ostinato.engine.ranks.messages import RankReady, RankStart
+from ostinato.distributed.leader import LeaderRank
+from ostinato.distributed.rank_memory import WriteMemory
+from ostinato.distributed.rank_messages import RankReady, RankStart
+from ostinato.engine.core import EngineCore
 from ostinato.errors import ConfigError, ModelError, RankError
 from ostinato.models.checkpoint import load_spec, model_spec
-from ostinato.plan.cuts import Rank, sharding_problems
 from ostinato.plan.device.detect import detect
 from ostinato.plan.plan import make_plan
+from ostinato.plan.tensor_parallel import Rank, sharding_problems
 from tests.models.test_ranks import CASES
 from tests.parity.test_parity_speculation import GRAPHS, Cell, serve
 from tests.support import vision_parity
@@ -219,7 +219,7 @@ WAYS = pytest.mark.parametrize("shares_memory", [True, pytest.param(False, marks
 
 def connect(monkeypatch: pytest.MonkeyPatch, shares_memory: bool) -> None:
     if not shares_memory:
-        monkeypatch.setattr("ostinato.engine.ranks.shared.has_shared_memory", lambda: False)
+        monkeypatch.setattr("ostinato.distributed.shared_memory.has_shared_memory", lambda: False)
 
 
 @pytest.mark.ranks
@@ -270,7 +270,7 @@ def test_what_interrupts_a_step_ends_all_ranks(monkeypatch: pytest.MonkeyPatch) 
 def waiting_engine(monkeypatch: pytest.MonkeyPatch, patience: float, shares_memory: bool) -> EngineCore:
     """An engine with a request, whose other rank lives and does nothing."""
     connect(monkeypatch, shares_memory)
-    monkeypatch.setattr("ostinato.engine.ranks.waiting.RANK_TIMEOUT", patience)
+    monkeypatch.setattr("ostinato.distributed.rank_messages.RANK_TIMEOUT", patience)
     engine = in_ranks("llama", 2)
     engine.add_request([5, 6, 7], SamplingParams(max_tokens=3))
     os.kill(pids(engine)[0], signal.SIGSTOP)
@@ -396,8 +396,8 @@ def test_a_rank_that_dies_while_ranks_come_together_is_not_waited_for(
         threading.Event().wait()
 
     monkeypatch.setattr(LeaderRank, "_spawn", noted)
-    monkeypatch.setattr("ostinato.engine.ranks.shared.has_shared_memory", lambda: False)
-    monkeypatch.setattr("ostinato.engine.ranks.group.RankProcessGroup", alone)
+    monkeypatch.setattr("ostinato.distributed.shared_memory.has_shared_memory", lambda: False)
+    monkeypatch.setattr("ostinato.distributed.process_group.RankProcessGroup", alone)
     with pytest.raises(RankError, match=r"rank 1 of 2 ranks .*ended by signal 9"):
         in_ranks("llama", 2)
 
@@ -458,7 +458,7 @@ def test_a_checkpoint_that_cannot_be_loaded_leaves_no_process(tmp_path: Path) ->
 def is_rank(pid: str) -> bool:
     """Whether the program of a rank has begun there."""
     with suppress(OSError):
-        return b"ostinato.engine.ranks.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return b"ostinato.distributed.rank_worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
     return False
 
 

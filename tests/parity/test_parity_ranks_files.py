@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ostinato.engine.engine import EngineCore
+from ostinato.engine.core import EngineCore
 from ostinato.errors import ForeignExport, RankError
 from tests.parity.test_parity_files import LAST, check_coming_back, filing_engine, from_files, quick_reading
 from tests.parity.test_parity_moves import AT, moves, pair, wander
@@ -106,7 +106,7 @@ def test_an_engine_of_another_number_of_ranks_refuses_what_comes() -> None:
 def test_a_rank_that_does_not_give_its_bytes_ends_the_engine_with_a_message(
     sent: signal.Signals, told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ostinato.engine.ranks.waiting.RANK_TIMEOUT", 0.5)
+    monkeypatch.setattr("ostinato.distributed.rank_messages.RANK_TIMEOUT", 0.5)
     engine = make_engine("llama", tensor_parallel_size=2)
     processes = pids(engine)
     output = add(engine, decided_case("llama", 47))

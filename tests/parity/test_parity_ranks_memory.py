@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from ostinato.engine.engine import EngineCore
+from ostinato.engine.core import EngineCore
 from tests.support.checkpoints import checkpoint, random_prompt
 from tests.support.int8_cache import INT8_TOLERANCE, LENGTH, int8_case, int8_engine
 from tests.support.parity import (

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ostinato.engine.engine import EngineCore
+from ostinato.engine.core import EngineCore
 from tests.support.checkpoints import checkpoint
 from tests.support.parity import (
     BLOCK,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from ostinato.engine.engine import EngineCore
+from ostinato.engine.core import EngineCore
 from ostinato.layers.attention import Attention
 from ostinato.models.nemotron_h.model import Head
 from tests.support.checkpoints import checkpoint
@@ -46,7 +46,9 @@ def expected_outputs(name: str) -> Outputs:
     return outputs
 
 
-def speculating_engine(name: str, method: str, mode: str, num_slots: int, graph_mode: str, outputs: Outputs) -> EngineCore:
+def speculating_engine(
+    name: str, method: str, mode: str, num_slots: int, graph_mode: str, outputs: Outputs
+) -> EngineCore:
     """Its rows have any number of drafts, of which any number is right; those of a draft model are its own."""
     kind, _, draft = method.partition(":")
     speculative = ":".join([kind, *([str(checkpoint(draft))] if draft else []), str(K)])

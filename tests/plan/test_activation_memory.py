@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from ostinato import EngineConfig, SamplingParams
-from ostinato.engine.engine import EngineCore
+from ostinato.engine.core import EngineCore
 from ostinato.plan.memory.activations import sampled_positions, scratch_bytes
-from ostinato.sample.guide import Guide
+from ostinato.sampling.guide import Guide
 from tests.support.allocations import peak_bytes
 from tests.support.checkpoints import checkpoint
 from tests.support.native_sets import skip_unless_planned

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ostinato.errors import ConfigError, Remedy
-from ostinato.plan.graphs.ladders import CaptureSizes, LadderSettings, make_capture_sizes
+from ostinato.plan.graphs.capture_sizes import CaptureSizes, LadderSettings, make_capture_sizes
 from tests.support.patience import PATIENCE
 
 FINE = (1, 2, 4, *range(8, 257, 8))
@@ -247,7 +247,7 @@ def test_open_ladders_ascend_and_follow_the_rules(
 
 def test_the_planning_of_graphs_imports_no_torch() -> None:
     code = (
-        "import sys, ostinato.plan.graphs.ladders, ostinato.plan.graphs.coverage, ostinato.plan.graphs.traffic; "
+        "import sys, ostinato.plan.graphs.capture_sizes, ostinato.plan.graphs.coverage, ostinato.plan.traffic; "
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=PATIENCE, check=False).returncode == 0

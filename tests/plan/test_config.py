@@ -9,8 +9,8 @@ import pytest
 from pydantic import ValidationError
 
 from ostinato import ConfigError, EngineConfig
+from ostinato.config_fields import Speculative
 from ostinato.setting_names import ALIASES
-from ostinato.speculative_setting import Speculative
 from ostinato.units import format_bytes, parse_bytes
 
 

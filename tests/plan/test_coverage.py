@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ostinato.plain_data import from_plain, to_json_data
+from ostinato.json_io import from_plain, to_json_data
+from ostinato.plan.graphs.capture_sizes import CaptureSizes, LadderSettings, make_capture_sizes
 from ostinato.plan.graphs.coverage import Coverage, DecodeRange, MixedRange, coverage, dispatch, uncovered
-from ostinato.plan.graphs.ladders import CaptureSizes, LadderSettings, make_capture_sizes
 
 MODES = ("none", "piecewise", "full_decode_only", "full_and_piecewise")
 LADDERS = CaptureSizes((1, 2, 4, 8), (1, 2, 3))

@@ -10,17 +10,17 @@ import pytest
 from ostinato import EngineConfig
 from ostinato.errors import ConfigError, Remedy
 from ostinato.models.checkpoint import load_spec
-from ostinato.models.cut_weights import check_quantized_cut
+from ostinato.models.quantized_shards import check_quantized_cut
 from ostinato.models.registry import MODELS as ARCHITECTURES
-from ostinato.models.table import with_weight_table
-from ostinato.ops.facts import COLLECTIVE_OPS
-from ostinato.plan.cuts import WIDTHS, Rank, sharding_problems, shard, vocabulary_part
-from ostinato.plan.device.catalogue import CATALOGUE
-from ostinato.plan.device.instruction_sets import NativeFacts
+from ostinato.models.weight_table import with_weight_table
+from ostinato.ops.operations import COLLECTIVE_OPS
+from ostinato.plan.choose_quantization import with_quantization
+from ostinato.plan.device.gpu_catalogue import CATALOGUE
+from ostinato.plan.device.kernel_support import NativeFacts
 from ostinato.plan.mixers import Mamba2Spec
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import make_plan
-from ostinato.plan.quantization_setting import with_quantization
+from ostinato.plan.tensor_parallel import WIDTHS, Rank, shard, sharding_problems, vocabulary_part
 from ostinato.units import GiB
 from tests.support.checkpoints import checkpoint
 from tests.support.plan_cases import cpu
@@ -161,7 +161,9 @@ def test_a_cut_within_a_super_block_is_refused_with_numbers_that_work() -> None:
     whole = load_spec(config("benchmarks/models/qwen3-410m"))
     cut = {row.in_size for row in whole.table if row.names[0].endswith(("o_proj.weight", "down_proj.weight"))}
     working = [
-        ranks for ranks in range(1, 65) if not sharding_problems(whole, ranks) and all(size // ranks % 256 == 0 for size in cut)
+        ranks
+        for ranks in range(1, 65)
+        if not sharding_problems(whole, ranks) and all(size // ranks % 256 == 0 for size in cut)
     ]
     refused = next(ranks for ranks in range(2, 65) if not sharding_problems(whole, ranks) and ranks not in working)
     for ranks in working[1:]:

@@ -11,11 +11,11 @@ import pytest
 
 from ostinato.errors import ConfigError
 from ostinato.plan.device import detect as device_module
-from ostinato.plan.device import triton_facts
-from ostinato.plan.device.catalogue import CATALOGUE
-from ostinato.plan.device.cgroup import core_limit, memory_limit
+from ostinato.plan.device import kernel_support
 from ostinato.plan.device.detect import detect, find_device
-from ostinato.plan.device.instruction_sets import NativeFacts
+from ostinato.plan.device.gpu_catalogue import CATALOGUE
+from ostinato.plan.device.kernel_support import NativeFacts
+from ostinato.plan.device.linux import core_limit, memory_limit
 
 MEMINFO = "MemFree: 1 kB\nMemTotal:       16777216 kB\nCached: 5 kB\n"
 GIB = 2**30
@@ -254,7 +254,7 @@ def test_a_gpu_too_old_for_triton_and_a_missing_triton_are_told(root, monkeypatc
         return "2.13.0"
 
     fake_nvidia_smi(monkeypatch, root, "NVIDIA L4, 23034, 8.9")
-    monkeypatch.setattr(triton_facts, "missing_for_launcher", lambda environ: None)
+    monkeypatch.setattr(kernel_support, "missing_for_launcher", lambda environ: None)
     assert detect("cuda", root, {}).triton.reason == "Triton 9.9.9 is installed"
     monkeypatch.setattr(device_module.metadata, "version", version)
     assert not (facts := detect("cuda", root, {}).triton).is_usable
@@ -268,7 +268,7 @@ def test_what_triton_needs_to_build_its_launcher_is_told_where_it_is_missing(roo
     facts = detect("cuda", root, {"PATH": str(root / "without")}).triton
     assert not facts.is_usable
     assert facts.reason.endswith("there is no C compiler: apt install gcc, or set CC")
-    monkeypatch.setattr(triton_facts.sysconfig, "get_paths", lambda: {"include": str(root)})
+    monkeypatch.setattr(kernel_support.sysconfig, "get_paths", lambda: {"include": str(root)})
     assert detect("cuda", root, {"CC": "tcc"}).triton.reason.endswith("Python.h: apt install python3-dev")
     write(root, "Python.h", "")
     assert detect("cuda", root, {"CC": "tcc"}).triton.is_usable

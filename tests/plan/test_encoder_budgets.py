@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError
-from ostinato.plain_data import from_plain, to_json_data
+from ostinato.json_io import from_plain, to_json_data
 from ostinato.plan.encoder.budgets import EncoderBudgets, encoder_budgets
-from ostinato.plan.encoder.choice import EncoderPlan
+from ostinato.plan.encoder.encoder_plan import EncoderPlan
 
 SIZES = st.integers(1, 20_000)
 BUDGET_LISTS = st.lists(SIZES, min_size=1, max_size=6)

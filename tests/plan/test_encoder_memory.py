@@ -44,10 +44,10 @@ import ctypes, json, sys
 from pathlib import Path
 import torch
 from ostinato import EngineConfig
-from ostinato.engine.run.graphing import make_encoder_graphs
-from ostinato.layers.build import Build
-from ostinato.ops.step import EncoderInputs
-from ostinato.ops.kernels import select_ops
+from ostinato.runner.graph_setup import make_encoder_graphs
+from ostinato.layers.allocation import Build
+from ostinato.ops.step_inputs import EncoderInputs
+from ostinato.ops.dispatch import select_ops
 from ostinato.plan.device.detect import detect
 from ostinato.models.loader import build_model
 from ostinato.plan.plan import make_plan

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from ostinato import EngineConfig
-from ostinato.engine.engine import EngineCore
-from ostinato.layers.feed_forward import Experts
+from ostinato.engine.core import EngineCore
 from ostinato.layers.linear import Linear
-from ostinato.ops.work import KernelCost, StepShape
-from ostinato.plan.layers import AttentionSpec, ExpertsSpec, LayerSpec
-from ostinato.plan.memory.cache_split import kv_block_bytes
-from ostinato.plan.memory.kernel_work import kernel_work
+from ostinato.layers.mlp import Experts
+from ostinato.ops.kernel_cost import KernelCost, StepShape
+from ostinato.plan.kernel_costs import kernel_work
+from ostinato.plan.layer_specs import AttentionSpec, ExpertsSpec, LayerSpec
+from ostinato.plan.memory.split import kv_block_bytes
 from ostinato.plan.mixers import Mamba2Spec
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.quantization import Quantization

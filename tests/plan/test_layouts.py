@@ -15,18 +15,22 @@ from hypothesis import strategies as st
 
 from ostinato.config import EngineConfig
 from ostinato.errors import CapacityError, ConfigError, Remedy
+from ostinato.json_io import to_json_data
 from ostinato.models.checkpoint import load_spec
-from ostinato.ops.work import StepShape
-from ostinato.plain_data import to_json_data
-from ostinato.plan.device.catalogue import CATALOGUE
-from ostinato.plan.graphs.traffic import Traffic
-from ostinato.plan.layouts.deadline import Deadline
-from ostinato.plan.layouts.layout import CapacityEstimate, OfferedLoad, estimate_layouts, full_step
-from ostinato.plan.layouts.queue import Arrival, EngineCapacity, RequestLatency, make_arrivals, simulate
-from ostinato.plan.layouts.requests import RequestLengths
-from ostinato.plan.layouts.step_time import StepTimeTable
+from ostinato.ops.kernel_cost import StepShape
+from ostinato.plan.capacity.estimate import (
+    CapacityEstimate,
+    Deadline,
+    OfferedLoad,
+    StepTimeTable,
+    estimate_layouts,
+    full_step,
+)
+from ostinato.plan.capacity.queue import Arrival, EngineCapacity, RequestLatency, make_arrivals, simulate
+from ostinato.plan.device.gpu_catalogue import CATALOGUE
 from ostinato.plan.plan import Plan, make_plan
 from ostinato.plan.prediction import StepPredictor
+from ostinato.plan.traffic import RequestLengths, Traffic
 from tests.support.checkpoints import checkpoint
 
 H100 = CATALOGUE["h100-80gb"]
@@ -156,7 +160,9 @@ def slowly(arrivals: list[Arrival], room: EngineCapacity) -> list[RequestLatency
         for place in [place for place, count in made.items() if count == arrivals[place].output]:
             del made[place]
             after = arrivals[place].output - 1
-            served[place] = RequestLatency(first[place] - arrivals[place].time, (now - first[place]) / after if after else None)
+            served[place] = RequestLatency(
+                first[place] - arrivals[place].time, (now - first[place]) / after if after else None
+            )
     return [served[place] for place in range(len(arrivals))]
 
 
@@ -207,7 +213,9 @@ def test_arrivals_are_as_counted_and_repeat() -> None:
     assert {each.computed for each in arrivals} == {round(20 * (1 - 25 / 120)), round(60 * (1 - 25 / 120))}
 
 
-@pytest.mark.parametrize("room", [EngineCapacity(8, 64, None), EngineCapacity(64, 24, None), EngineCapacity(64, 640, 400)])
+@pytest.mark.parametrize(
+    "room", [EngineCapacity(8, 64, None), EngineCapacity(64, 24, None), EngineCapacity(64, 640, 400)]
+)
 def test_the_most_that_is_carried_is_where_the_queue_begins_to_grow(room: EngineCapacity) -> None:
     rows, seconds = full_step(LENGTHS, room, steps)
     most = rows / (LENGTHS.mean_output * seconds)

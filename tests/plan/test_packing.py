@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.plan.encoder.packing import Pack, pack_items
+from ostinato.plan.encoder.budgets import Pack, pack_items
 
 DOUBLING = (64, 128, 256, 512, 1024)
 

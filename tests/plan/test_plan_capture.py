@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from ostinato.config import EngineConfig
 from ostinato.errors import CapacityError, ConfigError
 from ostinato.plan.graphs.capture_plan import choose_capture
+from ostinato.plan.graphs.capture_sizes import LadderSettings, make_capture_sizes
 from ostinato.plan.graphs.coverage import FULL_MODES, PIECEWISE_MODES, dispatch
-from ostinato.plan.graphs.ladders import LadderSettings, make_capture_sizes
 from ostinato.plan.limits import Limits
 from ostinato.plan.memory.graph_memory import Capture, LargestGraphs, arena_bytes, buffer_bytes, graph_bytes
 from ostinato.plan.model import ModelSpec

@@ -13,15 +13,15 @@ from rich.console import Console
 from ostinato.config import EngineConfig
 from ostinato.errors import CapacityError, ConfigError, ModelError
 from ostinato.models.checkpoint import load_spec, with_smallest_item
-from ostinato.ops.facts import ops_called_by
+from ostinato.ops.operations import ops_called_by
 from ostinato.plan.decision import Decision
-from ostinato.plan.device.catalogue import DeviceSpec
-from ostinato.plan.encoder.choice import EncoderPlan, choose_encoder
-from ostinato.plan.encoder.needs import encoder_buffer_bytes, encoder_graph_bytes, encoding_bytes
+from ostinato.plan.device.gpu_catalogue import DeviceSpec
+from ostinato.plan.encoder.encoder_plan import EncoderPlan, choose_encoder
+from ostinato.plan.encoder.memory import encoder_buffer_bytes, encoder_graph_bytes, encoding_bytes
 from ostinato.plan.kernels import KernelChoice
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import Plan, make_plan
-from ostinato.plan.words.render import render_plan
+from ostinato.plan.render.tables import render_plan
 from tests.support.plan_cases import GIB, MIB, VISION, attention_layer, cpu, gpu, mlp_layer, model, with_vision
 
 TEXT = model(attention_layer(), mlp_layer())

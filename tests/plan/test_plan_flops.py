@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from ostinato.models.checkpoint import model_spec
-from ostinato.plan.layers import AttentionSpec, LayerSpec
-from ostinato.plan.memory.flops import PrefillFlops, prefill_flops
+from ostinato.plan.kernel_costs import PrefillFlops, prefill_flops
+from ostinato.plan.layer_specs import AttentionSpec, LayerSpec
 from ostinato.plan.mixers import Mamba2Spec
 from tests.support.plan_cases import mlp_layer, model, weights
 

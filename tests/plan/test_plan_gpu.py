@@ -11,13 +11,13 @@ from rich.console import Console
 
 from ostinato import EngineConfig
 from ostinato.models.checkpoint import load_spec
-from ostinato.ops import triton_scratch
-from ostinato.ops.facts import OPERATIONS
-from ostinato.plan.device.catalogue import CATALOGUE
-from ostinato.plan.launching import LAUNCH_SECONDS, launches_of
-from ostinato.plan.memory.torch_memory import LARGE_SEGMENT, SMALL_SEGMENT, pool_bytes, workspace_bytes
+from ostinato.ops import scratch
+from ostinato.ops.operations import OPERATIONS
+from ostinato.plan.device.gpu_catalogue import CATALOGUE
+from ostinato.plan.launches import LAUNCH_SECONDS, launches_of
+from ostinato.plan.memory.activations import LARGE_SEGMENT, SMALL_SEGMENT, pool_bytes, workspace_bytes
 from ostinato.plan.plan import Plan, make_plan
-from ostinato.plan.words.render import print_plan, render_launches
+from ostinato.plan.render.tables import print_plan, render_launches
 from ostinato.units import MiB
 
 MODELS = sorted(path.name for path in Path("benchmarks/models").iterdir())
@@ -75,7 +75,7 @@ def test_prompts_of_delta_nets_are_counted_with_both_launches_and_their_scratch(
     assert prompt.launches == decode.launches + nets
     limits = plan.settings
     size = {"tokens": limits.max_num_batched_tokens, "rows": limits.max_num_seqs}
-    scratch = triton_scratch.triton_delta_scan(**size, num_heads=16, key_dim=128, value_dim=128, per_channel=False)
+    scratch = scratch.triton_delta_scan(**size, num_heads=16, key_dim=128, value_dim=128, per_channel=False)
     assert plan.memory.activations > scratch > size["tokens"] * 16 * 4 * (4 * 128 + 16)
 
 

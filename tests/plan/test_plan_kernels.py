@@ -7,10 +7,9 @@ from dataclasses import replace
 import pytest
 
 from ostinato.errors import ConfigError
-from ostinato.ops.facts import OPERATIONS
-from ostinato.plan.device.catalogue import CATALOGUE, DeviceSpec
-from ostinato.plan.device.instruction_sets import NativeFacts
-from ostinato.plan.device.triton_facts import TritonFacts
+from ostinato.ops.operations import OPERATIONS
+from ostinato.plan.device.gpu_catalogue import CATALOGUE, DeviceSpec
+from ostinato.plan.device.kernel_support import NativeFacts, TritonFacts
 from ostinato.plan.kernels import choose_kernels
 from tests.support.plan_cases import hybrid
 

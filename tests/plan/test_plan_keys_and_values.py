@@ -9,11 +9,11 @@ import pytest
 
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError
-from ostinato.ops.work import StepShape
-from ostinato.plan.identity import cache_fingerprint
+from ostinato.ops.kernel_cost import StepShape
+from ostinato.plan.cache_identity import cache_fingerprint
+from ostinato.plan.kernel_costs import kernel_work
 from ostinato.plan.memory.activations import activation_bytes
-from ostinato.plan.memory.kernel_work import kernel_work
-from ostinato.plan.memory.keys_and_values import bytes_per_token
+from ostinato.plan.memory.cache_modes import bytes_per_token
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import Plan, make_plan
 from tests.support.plan_cases import ATTENTION, GIB, attention_layer, cpu, gpu, hybrid, mamba2_layer, model

@@ -8,13 +8,13 @@ import pytest
 
 from ostinato.ops import scratch
 from ostinato.ops.sizes import GROUP_TOKENS
-from ostinato.plan.calls import TraceCall, CallTrace
-from ostinato.plan.layers import ExpertsSpec, LayerSpec
+from ostinato.plan.graphs.arena import CallTrace, TraceCall
+from ostinato.plan.layer_specs import ExpertsSpec, LayerSpec
 from ostinato.plan.memory.activations import activation_bytes
-from ostinato.plan.memory.cache_split import (
+from ostinato.plan.memory.split import (
     MemoryBudget,
-    cache_need,
     cache_bytes_left,
+    cache_need,
     fit_memory,
     kv_block_bytes,
     slots_per_request,

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ostinato.matrix_units import request_matrix_units
-from ostinato.plan.device.cpuinfo import read_cpu_flags
-from ostinato.plan.device.instruction_sets import (
+from ostinato.os_support import request_matrix_units
+from ostinato.plan.device.isa_table import MATRIX_UNITS, TABLE
+from ostinato.plan.device.kernel_support import (
     CPU_FLAGS,
     GRANTED,
     HOW_TO_GET,
@@ -23,7 +23,7 @@ from ostinato.plan.device.instruction_sets import (
     installed_modules,
     runnable_here,
 )
-from ostinato.plan.device.isa_table import MATRIX_UNITS, TABLE
+from ostinato.plan.device.linux import read_cpu_flags
 
 X86 = CPU_FLAGS["x86_64"]
 ALL = tuple(X86)

@@ -14,9 +14,9 @@ from rich.console import Console
 
 from ostinato.config import EngineConfig
 from ostinato.errors import CapacityError
-from ostinato.plan.memory.cache_split import MAX_CACHED_TOKENS, MemoryBudget, MemoryPlan, cache_need, fit_memory
+from ostinato.plan.memory.split import MAX_CACHED_TOKENS, MemoryBudget, MemoryPlan, cache_need, fit_memory
 from ostinato.plan.plan import Plan, make_plan
-from ostinato.plan.words.render import print_plan
+from ostinato.plan.render.tables import print_plan
 from tests.support.plan_cases import GIB, MIB, attention_layer, cpu, gpu, hybrid, mamba2_layer, mlp_layer, model
 
 BUDGET = MemoryBudget(

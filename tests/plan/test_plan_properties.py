@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from ostinato.config import EngineConfig
 from ostinato.errors import CapacityError, ConfigError, OstinatoError, Remedy
-from ostinato.plan.device.catalogue import DeviceSpec
-from ostinato.plan.layers import AttentionSpec
+from ostinato.plan.device.gpu_catalogue import DeviceSpec
+from ostinato.plan.layer_specs import AttentionSpec
 from ostinato.plan.mixers import Mamba2Spec
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import Plan, make_plan
-from ostinato.plan.speculation.drafter import with_drafter
+from ostinato.plan.speculation import with_drafter
 from tests.support.plan_cases import (
     MIB,
     VISION,

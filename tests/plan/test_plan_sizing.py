@@ -9,9 +9,8 @@ import pytest
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError
 from ostinato.plan.graphs.capture_plan import CapturePlan
-from ostinato.plan.graphs.sizing import LadderOutcome, Sizing, size_for_traffic
-from ostinato.plan.graphs.traffic import Traffic
 from ostinato.plan.plan import make_plan
+from ostinato.plan.traffic import LadderOutcome, Sizing, Traffic, size_for_traffic
 from tests.support.plan_cases import GIB, cpu, hybrid
 
 TRAFFIC = Traffic(

@@ -12,12 +12,11 @@ import pytest
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError, ModelError
 from ostinato.models.checkpoint import load_spec, model_spec
-from ostinato.plan.memory.flops import prefill_flops
+from ostinato.plan.kernel_costs import prefill_flops
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import Plan, make_plan
 from ostinato.plan.rope import RopeSpec
-from ostinato.plan.speculation.draft_capture import draft_capture
-from ostinato.plan.speculation.drafter import available_methods, with_drafter
+from ostinato.plan.speculation import available_methods, draft_capture, with_drafter
 from tests.support.drafter_cases import DRAFT, EXPERTS, MTP, NEMOTRON_H, NGRAM, decided, drafting, planned, remedies
 from tests.support.plan_cases import (
     GIB,

@@ -11,7 +11,6 @@ from ostinato.errors import CapacityError, ConfigError
 from ostinato.models.checkpoint import model_spec
 from ostinato.plan.limits import Limits
 from ostinato.plan.memory.activations import LOGIT_COPIES, activation_bytes
-from ostinato.plan.memory.cache_split import kv_block_bytes, state_slot_bytes
 from ostinato.plan.memory.graph_memory import (
     Capture,
     LargestGraphs,
@@ -20,9 +19,10 @@ from ostinato.plan.memory.graph_memory import (
     drafter_graph_bytes,
     graph_bytes,
 )
+from ostinato.plan.memory.split import kv_block_bytes, state_slot_bytes
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import make_plan
-from ostinato.plan.speculation.drafter import with_drafter
+from ostinato.plan.speculation import with_drafter
 from tests.support.drafter_cases import DRAFT, EXPERTS, MTP, NEMOTRON_H, NGRAM, decided, drafting, planned, remedies
 from tests.support.plan_cases import (
     CUDA_GRAPHS,

@@ -9,7 +9,7 @@ import pytest
 
 from ostinato.config import EngineConfig
 from ostinato.errors import CapacityError, ConfigError
-from ostinato.plan.memory.state_cache import choose_state_block_size, resolve_state_cache_mode
+from ostinato.plan.memory.cache_modes import choose_state_block_size, resolve_state_cache_mode
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import Plan, make_plan
 from tests.support.plan_cases import GIB, MAMBA2, attention_layer, cpu, gpu, hybrid, mamba2_layer, mlp_layer, model

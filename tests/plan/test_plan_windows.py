@@ -10,13 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato import EngineConfig
-from ostinato.cache.manager import CacheManager
-from ostinato.cache.pane_rules import SlidingWindowSpec
 from ostinato.errors import CapacityError
-from ostinato.plan.memory.cache_split import cache_need, kv_block_bytes
-from ostinato.plan.memory.pane_split import BlockDemand, prefixes_in, split_tables
+from ostinato.kv_cache.manager import CacheManager
+from ostinato.kv_cache.sliding_window import SlidingWindowSpec
+from ostinato.plan.memory.split import (
+    BlockDemand,
+    cache_need,
+    kv_block_bytes,
+    prefixes_in,
+    sliding_window_spec,
+    split_tables,
+)
 from ostinato.plan.plan import Plan, make_plan
-from ostinato.plan.windows import sliding_window_spec
 from ostinato.units import format_bytes
 from tests.plan.test_plan_memory import BUDGET
 from tests.support.plan_cases import ATTENTION, GIB, attention_layer, cpu, hybrid, model
@@ -74,8 +79,14 @@ def test_the_plan_says_what_the_longest_request_takes_and_how_many_fit() -> None
     plan = planned(max_model_len=8192, cache_memory="512MiB")
     memory, rules = plan.memory, rules_of(plan)
     blocks = 8192 // 16
-    own, whole = blocks * memory.kv_block + rules.blocks_per_request * memory.window_block, blocks * (memory.kv_block + memory.window_block)
-    count = min((memory.num_blocks - 1) // blocks, (memory.num_window_blocks - 1 - rules.shared_blocks) // rules.blocks_per_request)
+    own, whole = (
+        blocks * memory.kv_block + rules.blocks_per_request * memory.window_block,
+        blocks * (memory.kv_block + memory.window_block),
+    )
+    count = min(
+        (memory.num_blocks - 1) // blocks,
+        (memory.num_window_blocks - 1 - rules.shared_blocks) // rules.blocks_per_request,
+    )
     assert own < whole / 4
     assert (
         f"takes {format_bytes(own)} instead of {format_bytes(whole)}, and {count} of that length fit" in said(plan)[0]
@@ -90,11 +101,15 @@ def test_the_plan_says_what_the_longest_request_takes_and_how_many_fit() -> None
 def test_a_request_of_max_model_len_is_served_by_what_is_planned(spec: Any, caching: bool, length: int) -> None:
     plan = planned(spec, max_model_len=length, enable_prefix_caching=caching, max_num_seqs=4, cache_memory="600MiB")
     memory = plan.memory
-    cache = CacheManager(memory.num_blocks, memory.num_slots, 16, num_panes=memory.num_window_blocks, pane_rules=rules_of(plan))
+    cache = CacheManager(
+        memory.num_blocks, memory.num_slots, 16, num_panes=memory.num_window_blocks, pane_rules=rules_of(plan)
+    )
     assert cache.max_request_tokens() >= length
     assert cache.admit("a", length)
     assert memory.cache == (
-        memory.num_blocks * memory.kv_block + memory.num_window_blocks * memory.window_block + memory.num_slots * memory.state_slot
+        memory.num_blocks * memory.kv_block
+        + memory.num_window_blocks * memory.window_block
+        + memory.num_slots * memory.state_slot
     )
     assert memory.cache <= 600 * 2**20
 

@@ -14,19 +14,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ostinato.config import EngineConfig
-from ostinato.engine.engine import EngineCore
-from ostinato.engine.run.encoding import write_encoder_inputs
-from ostinato.graphs.encoder import EncoderGraphs
-from ostinato.graphs.graphs import weight_storages
+from ostinato.engine.core import EngineCore
+from ostinato.graphs.encoder_graphs import EncoderGraphs
+from ostinato.graphs.step_graphs import weight_storages
 from ostinato.graphs.tape import TapeBackend
-from ostinato.layers.build import WeightAllocator
+from ostinato.layers.allocation import WeightAllocator
 from ostinato.layers.sketch import Sketch
 from ostinato.layers.vision import VisionEncoder
 from ostinato.models.checkpoint import load_spec
-from ostinato.models.table import encoder_calls
-from ostinato.ops.kernels import select_ops
-from ostinato.plan.encoder.needs import ENCODER_OPS, encoder_graph_bytes
-from ostinato.plan.vision import VisionSpec
+from ostinato.models.weight_table import encoder_calls
+from ostinato.ops.dispatch import select_ops
+from ostinato.plan.encoder.memory import ENCODER_OPS, encoder_graph_bytes
+from ostinato.plan.layer_specs import VisionSpec
+from ostinato.runner.image_encoder import write_encoder_inputs
 from tests.support.checkpoints import RECIPES, checkpoint
 from tests.support.encoder_stand_in import plan_of
 from tests.support.native_sets import runnable_sets, skip_unless_planned, threads

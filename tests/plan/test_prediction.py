@@ -11,24 +11,17 @@ from rich.console import Console
 
 from ostinato import EngineConfig
 from ostinato.models.checkpoint import load_spec
-from ostinato.ops.work import KernelCost, StepShape
-from ostinato.plan.device.catalogue import CATALOGUE, DeviceSpec
-from ostinato.plan.device.cpuinfo import processor_of
+from ostinato.ops.kernel_cost import KernelCost, StepShape
 from ostinato.plan.device.detect import detect
-from ostinato.plan.device.instruction_sets import NativeFacts
-from ostinato.plan.device.rates import (
-    KernelRate,
-    Rates,
-    cache_directory,
-    kept_rates,
-    kernels_of,
-    save_rates,
-)
-from ostinato.plan.layers import ExpertsSpec
-from ostinato.plan.memory.kernel_work import LOGITS, expected_experts, kernel_work
+from ostinato.plan.device.gpu_catalogue import CATALOGUE, DeviceSpec
+from ostinato.plan.device.kernel_support import NativeFacts
+from ostinato.plan.device.linux import processor_of
+from ostinato.plan.device.measured_rates import KernelRate, Rates, cache_directory, kept_rates, kernels_of, save_rates
+from ostinato.plan.kernel_costs import LOGITS, expected_experts, kernel_work
+from ostinato.plan.layer_specs import ExpertsSpec
 from ostinato.plan.plan import Plan, make_plan
 from ostinato.plan.prediction import ENGINE, StepPredictor, seconds_at
-from ostinato.plan.words.render import print_plan
+from ostinato.plan.render.tables import print_plan
 from tests.support.checkpoints import checkpoint
 
 BANDWIDTH, PEAK = 50e9, 500e9

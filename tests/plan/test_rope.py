@@ -11,7 +11,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from ostinato.errors import ModelError
-from ostinato.models.rope import parse_rope
+from ostinato.models.config_json import parse_rope
 from ostinato.plan.rope import inverse_frequencies, resolve_rope
 
 HEAD_DIM = 64

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ostinato.errors import ConfigError, Remedy
-from ostinato.plan.graphs.traffic import LadderPadding, Traffic, choose_sizes, expected_padding
+from ostinato.plan.traffic import LadderPadding, Traffic, choose_sizes, expected_padding
 
 COUNTS = st.dictionaries(st.integers(1, 14), st.integers(0, 9), max_size=9)
 

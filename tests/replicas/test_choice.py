@@ -9,8 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.cache.eviction import EvictionCosts
-from ostinato.replicas.choice import MAX_LOAD_SHARE, Candidate, ChoiceReason, PromptTimes, choose_replica, less_busy_of_two
+from ostinato.kv_cache.eviction import EvictionCosts
+from ostinato.replicas.router import (
+    MAX_LOAD_SHARE,
+    Candidate,
+    ChoiceReason,
+    PromptTimes,
+    choose_replica,
+    less_busy_of_two,
+)
 
 A_SECOND_FOR_100 = PromptTimes(EvictionCosts(), 100.0)
 """Prompts take a second for each 100 tokens."""

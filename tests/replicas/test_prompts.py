@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from ostinato.cache.chain import BlockHashes
 from ostinato.config import EngineConfig
+from ostinato.kv_cache.prefix_index import BlockHashes
 from ostinato.models.checkpoint import load_spec
 from ostinato.plan.device.detect import detect, find_device
 from ostinato.plan.plan import make_plan
-from ostinato.replicas.prompts import AnswerLengths, ConversationTracker, hash_prompt, predict_times
+from ostinato.replicas.placement import AnswerLengths, ConversationTracker, hash_prompt, predict_times
 from tests.support.scheduler_steps import BLOCK, make_caching_scheduler, runner_for, serve, text
 
 

@@ -6,11 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.cache.chain import BlockHashes
-from ostinato.cache.eviction import EvictionCosts
-from ostinato.replicas.choice import ChoiceReason, PromptTimes
-from ostinato.replicas.published import IndexChanges
-from ostinato.replicas.router import HALF_LIFE, UNPUBLISHED_SECONDS, ReplicaRouter
+from ostinato.kv_cache.eviction import EvictionCosts
+from ostinato.kv_cache.prefix_index import BlockHashes
+from ostinato.replicas.index_sync import IndexChanges
+from ostinato.replicas.router import HALF_LIFE, UNPUBLISHED_SECONDS, ChoiceReason, PromptTimes, ReplicaRouter
 from tests.support.scheduler_steps import BLOCK, text
 
 TIMES = PromptTimes(EvictionCosts(), 100.0)

@@ -1,6 +1,6 @@
 import pytest
 
-from ostinato.engine.process.admission import MAX_RETRY_SECONDS, RATE_WINDOW_SECONDS, QueueLimit, Overloaded
+from ostinato.engine.process.queue_limit import MAX_RETRY_SECONDS, RATE_WINDOW_SECONDS, Overloaded, QueueLimit
 from ostinato.errors import RequestError
 
 

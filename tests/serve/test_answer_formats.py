@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from ostinato.engine.text.chat_template import ChatTemplate
-from ostinato.serve.chat.calls import forms
-from ostinato.serve.chat.calls.forms import FORMS, ToolCallFormat
-from ostinato.serve.chat.detection import detect_formats, takes_tools
-from ostinato.serve.chat.formats import REASONING, THINK, AnswerFormats, ReasoningTags, opens_reasoning
+from ostinato.serve.chat.answer_formats import REASONING, THINK, AnswerFormats, ReasoningTags, opens_reasoning
+from ostinato.serve.chat.answer_parser import detect_formats, takes_tools
+from ostinato.serve.chat.tool_calls import formats
+from ostinato.serve.chat.tool_calls.formats import FORMS, ToolCallFormat
 from tests.support.tool_form_cases import CALLS, template_of
 
 # Templates that print no calls: their texts tell.
@@ -38,13 +38,13 @@ def test_each_known_form_has_a_case() -> None:
 @pytest.mark.parametrize(
     ("template", "reasoning", "tools"),
     [
-        (QWEN3, THINK, forms.HERMES),
-        (QWEN25, None, forms.HERMES),
-        (QWEN3_CODER, None, forms.XML),
-        (QWEN3_CODER + "{{ '<think>\\n' }}", THINK, forms.XML),
-        (NEMOTRON_2, THINK, forms.TOOLCALL),
-        (LFM2, None, forms.LFM2),
-        ("{{ raise_exception('no') }}" + QWEN25, None, forms.HERMES),
+        (QWEN3, THINK, formats.HERMES),
+        (QWEN25, None, formats.HERMES),
+        (QWEN3_CODER, None, formats.XML),
+        (QWEN3_CODER + "{{ '<think>\\n' }}", THINK, formats.XML),
+        (NEMOTRON_2, THINK, formats.TOOLCALL),
+        (LFM2, None, formats.LFM2),
+        ("{{ raise_exception('no') }}" + QWEN25, None, formats.HERMES),
         (LLAMA, None, None),
         ("", None, None),
     ],
@@ -61,16 +61,16 @@ def test_a_checkpoint_without_a_template_has_no_formats() -> None:
 
 
 def test_calls_in_a_form_that_cannot_be_read_back_are_not_taken_for_another() -> None:
-    text = "".join(template_of(forms.HERMES)._templates.values())
+    text = "".join(template_of(formats.HERMES)._templates.values())
     unknown = text.replace('{"name": "{{ f.name }}", "arguments": {{ f.arguments | tojson }}}', "{{ f | string }}")
     assert unknown != text
     assert detect_formats(ChatTemplate({"default": unknown})).tools is None
 
 
 def test_arguments_may_be_wanted_as_text() -> None:
-    text = "".join(template_of(forms.HERMES)._templates.values())
+    text = "".join(template_of(formats.HERMES)._templates.values())
     wants_text = text.replace("{{ f.arguments | tojson }}", "{{ '' + f.arguments }}")
-    assert detect_formats(ChatTemplate({"default": wants_text})).tools is forms.HERMES
+    assert detect_formats(ChatTemplate({"default": wants_text})).tools is formats.HERMES
 
 
 @pytest.mark.parametrize("tags", REASONING, ids=lambda tags: tags.begin)
@@ -101,7 +101,7 @@ def test_an_answer_begins_in_reasoning_where_the_prompt_ends_with_its_open_tag(p
 
 
 def test_tags_are_those_of_reasoning_and_of_tool_calls() -> None:
-    both = AnswerFormats(THINK, forms.TOOLCALL)
+    both = AnswerFormats(THINK, formats.TOOLCALL)
     assert both.tags == ("<think>", "</think>", "<TOOLCALL>", "</TOOLCALL>")
-    assert {"<tool_call>", "</tool_call>"} <= set(AnswerFormats(None, forms.XML).tags)
+    assert {"<tool_call>", "</tool_call>"} <= set(AnswerFormats(None, formats.XML).tags)
     assert AnswerFormats().tags == ()

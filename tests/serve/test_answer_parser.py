@@ -6,9 +6,8 @@ import json
 
 import pytest
 
+from ostinato.serve.chat.answer_formats import AnswerDelta, AnswerFormats, ToolCallDelta
 from ostinato.serve.chat.answer_parser import AnswerParser
-from ostinato.serve.chat.deltas import AnswerDelta, ToolCallDelta
-from ostinato.serve.chat.formats import AnswerFormats
 from tests.support.answer_cases import (
     CLOCK_TEXT,
     HERMES,

@@ -7,7 +7,7 @@ import json
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ostinato.serve.chat.formats import AnswerFormats
+from ostinato.serve.chat.answer_formats import AnswerFormats
 from tests.support.answer_cases import CLOCK_TEXT, HERMES, PARIS_TEXT, TOOLCALL, XML, XML_CLOCK, XML_PARIS, parse
 
 FRAGMENTS = st.sampled_from(

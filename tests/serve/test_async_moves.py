@@ -11,11 +11,11 @@ import pytest
 
 from ostinato.config import EngineConfig
 from ostinato.engine.process.async_engine import AsyncEngine
-from ostinato.engine.process.failures import EngineDraining
-from ostinato.engine.process.stream import DeadlineExceeded, RequestStream
+from ostinato.engine.process.engine_errors import EngineDraining
+from ostinato.engine.process.request_streams import DeadlineExceeded, RequestStream
 from ostinato.errors import DamagedExport, ForeignExport
-from ostinato.sample.guide import Guide
-from ostinato.sample.params import SamplingParams
+from ostinato.sampling.guide import Guide
+from ostinato.sampling.params import SamplingParams
 from tests.support.engine_probe import Probe, without_native_kernels
 
 CONFIG = EngineConfig(model="demo", dtype="float32", threads=1, max_num_seqs=24, max_model_len=512, graph_mode="none")

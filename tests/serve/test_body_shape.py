@@ -4,10 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.serve.http.errors import ApiError
+from ostinato.serve.body_workers import json_complexity
+from ostinato.serve.body_workers.json_complexity import (
+    MAX_DEPTH,
+    check_shape,
+    check_small_body,
+    fits_event_loop,
+    shape_of,
+)
+from ostinato.serve.http.api_errors import ApiError
 from ostinato.serve.settings import ServeSettings
-from ostinato.serve.work import shape
-from ostinato.serve.work.shape import MAX_DEPTH, check_small_body, check_shape, fits_event_loop, shape_of
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.floats() | st.text() | st.sampled_from(['"', "\\", '\\"', "[{,:}]", '\\\\"']),
@@ -30,7 +36,7 @@ def counted(value):
 def test_the_shape_of_a_body_is_that_of_what_json_makes_of_it(value, is_ascii, piece):
     body = json.dumps(value, ensure_ascii=is_ascii).encode("utf-8", "surrogatepass")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shape, "_PIECE", piece)  # where it is cut makes no difference
+        patch.setattr(json_complexity, "_PIECE", piece)  # where it is cut makes no difference
         found = shape_of(body)
     depth, keys, values, empty = counted(value)
     assert (found.depth, found.keys) == (depth, keys)
@@ -58,5 +64,5 @@ def test_what_is_too_much_is_refused_by_the_name_of_its_limit(body, code, told):
 
 def test_a_body_is_light_if_it_is_short_and_has_few_values():
     assert fits_event_loop(b'{"prompt":"x"}')
-    assert not fits_event_loop(b" " * (shape.LIGHT_BYTES + 1))
-    assert not fits_event_loop(b"0," * shape.LIGHT_VALUES)
+    assert not fits_event_loop(b" " * (json_complexity.LIGHT_BYTES + 1))
+    assert not fits_event_loop(b"0," * json_complexity.LIGHT_VALUES)

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ostinato.engine.text.chat_template import ChatTemplate
-from ostinato.sample.guide import Guide
-from ostinato.serve.chat.calls.forms import HARMONY, known_forms
-from ostinato.serve.chat.detection import detect_formats, takes_tools
-from ostinato.serve.chat.formats import ANALYSIS, AnswerFormats
-from ostinato.serve.chat.grammars import tool_guide, value_guide
+from ostinato.sampling.guide import Guide
+from ostinato.serve.chat.answer_formats import ANALYSIS, AnswerFormats
+from ostinato.serve.chat.answer_parser import detect_formats, takes_tools
+from ostinato.serve.chat.guides import tool_guide, value_guide
+from ostinato.serve.chat.tool_calls.formats import HARMONY, known_forms
 from ostinato.serve.chat.tools import Tool
 from tests.serve.test_serve_tools import ASKED, VERDICT_SCHEMA, joined
 from tests.serve.test_tool_forms import Tokens, accepts

@@ -1,7 +1,7 @@
 import pytest
 
-from ostinato.serve.http.errors import ApiError
-from ostinato.serve.work.budgets import MAX_CLIENTS, ClientQuota
+from ostinato.serve.body_workers.pool import MAX_CLIENTS, ClientQuota
+from ostinato.serve.http.api_errors import ApiError
 
 
 @pytest.fixture

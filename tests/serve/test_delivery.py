@@ -3,10 +3,10 @@
 from types import SimpleNamespace
 
 from ostinato.engine.outputs import CompletionOutput, RequestOutput, RequestTimes
-from ostinato.engine.process.delivery import DeltaBuffer
-from ostinato.engine.process.stream import RequestStream
-from ostinato.sample.params import SamplingParams
-from ostinato.schedule.batch import TokenLogprobs
+from ostinato.engine.process.output_deltas import DeltaBuffer
+from ostinato.engine.process.request_streams import RequestStream
+from ostinato.sampling.params import SamplingParams
+from ostinato.scheduler.batch import TokenLogprobs
 from ostinato.serve.api.completions import _AwaitingPromptLogprobs
 
 SCORES = [None, TokenLogprobs(6, -0.5, 1)]

@@ -13,8 +13,8 @@ import yaml
 from ostinato import __version__
 from ostinato.cli.main import COMMANDS, Commands
 from ostinato.engine.process.async_engine import SAVE_PATIENCE
-from ostinato.engine.process.launch import SECRET_VARIABLES
-from ostinato.serve.http.gate import PUBLIC_PATHS
+from ostinato.engine.process.engine_process import SECRET_VARIABLES
+from ostinato.serve.http.middleware import PUBLIC_PATHS
 from ostinato.serve.server import GRACE
 from ostinato.serve.settings import ServeSettings
 from tests.support.patience import PATIENCE

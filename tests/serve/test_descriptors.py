@@ -13,8 +13,8 @@ import pytest
 
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError
+from ostinato.serve.http.connection_limits import RESERVED, fd_limited_connections, raise_fd_limit
 from ostinato.serve.http.lifecycle import Lifecycle
-from ostinato.serve.http.limits import RESERVED, raise_fd_limit, fd_limited_connections
 from ostinato.serve.settings import ServeSettings
 from tests.support.patience import PATIENCE
 from tests.support.server_process import RUN, Process

@@ -9,10 +9,10 @@ from typing import Any
 import httpx2
 import pytest
 
-from ostinato.sample.guide import Guide
+from ostinato.sampling.guide import Guide
+from ostinato.serve.body_workers.context import model_of
 from ostinato.serve.chat.guides import GuideCompiler, GuidePlan
-from ostinato.serve.http.errors import ApiError
-from ostinato.serve.work.model import model_of
+from ostinato.serve.http.api_errors import ApiError
 from tests.support.serving import UNHURRIED, Served, serving
 
 CRASHES = '{"const": -9223372036854775807}'

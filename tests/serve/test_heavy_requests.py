@@ -7,11 +7,11 @@ from types import SimpleNamespace
 import pytest
 
 from ostinato.engine.text.chat_template import ChatTemplate
-from ostinato.sample.params import SamplingParams
+from ostinato.sampling.params import SamplingParams
+from ostinato.serve.body_workers.context import MAX_CHARACTERS, NeedsWorker, RequestContext
 from ostinato.serve.chat.conversation import Conversation, render
-from ostinato.serve.http.errors import ApiError
+from ostinato.serve.http.api_errors import ApiError
 from ostinato.serve.settings import ServeSettings
-from ostinato.serve.work.context import MAX_CHARACTERS, NeedsWorker, RequestContext
 
 TALK = [{"role": "user", "content": "x"}]
 

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato.engine.text.tokenizer import Tokenizer
-from ostinato.schedule.batch import TokenLogprobs
+from ostinato.scheduler.batch import TokenLogprobs
 from ostinato.serve.chat.answer_parser import AnswerParser
-from ostinato.serve.chat.output import MessageLogprobs
-from ostinato.serve.chat.token_texts import TokenStrings
+from ostinato.serve.chat.chat_output import MessageLogprobs
+from ostinato.serve.chat.text_support import TokenStrings
 from tests.support.answer_cases import CLOCK_TEXT, HERMES, TOOLS, numbered_ids
 from tests.support.text_checkpoint import byte_level_tokenizer
 

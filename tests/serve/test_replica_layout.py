@@ -15,13 +15,10 @@ from ostinato.cli.main import main
 from ostinato.config import EngineConfig
 from ostinato.engine.process.async_engine import SAVE_PATIENCE
 from ostinato.errors import CapacityError, ConfigError, Remedy
-from ostinato.plan.device.catalogue import CATALOGUE, DeviceSpec
 from ostinato.plan.device.detect import detect
-from ostinato.serve.replicas import cluster
-from ostinato.serve.replicas.layout import count_gpus, lay_out
-from ostinato.serve.replicas.names import app_name
-from ostinato.serve.replicas.options import deployment_options
-from ostinato.serve.replicas.scaling import replicas_for, wanted_replicas
+from ostinato.plan.device.gpu_catalogue import CATALOGUE, DeviceSpec
+from ostinato.serve.ray import cluster
+from ostinato.serve.ray.layout import app_name, count_gpus, deployment_options, lay_out, replicas_for, wanted_replicas
 from ostinato.serve.settings import ServeSettings
 from ostinato.units import GiB
 

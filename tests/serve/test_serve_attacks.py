@@ -11,7 +11,7 @@ import tracemalloc
 import httpx2
 import pytest
 
-from ostinato.serve.http.delay import STALL, EventLoopLag
+from ostinato.serve.http.lifecycle import STALL, EventLoopLag
 from tests.support.patience import PATIENCE
 from tests.support.serving import serving
 from tests.support.stalls import watched

@@ -11,7 +11,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from ostinato.serve.http import connection as connections
-from ostinato.serve.http.limits import ConnectionLimits
+from ostinato.serve.http.connection_limits import ConnectionLimits
 from tests.support.patience import PATIENCE
 
 SOON = ConnectionLimits(stalled_seconds=0.01)

@@ -17,9 +17,8 @@ from uvicorn.server import ServerState
 
 from ostinato.config import EngineConfig
 from ostinato.serve.http.connection import PIECE, HttpConnection
+from ostinato.serve.http.connection_limits import NO_DESCRIPTOR, QUIET, ConnectionCounter, ConnectionLimits, RefusalLog
 from ostinato.serve.http.lifecycle import Lifecycle
-from ostinato.serve.http.limits import ConnectionLimits, ConnectionCounter
-from ostinato.serve.http.refusals import NO_DESCRIPTOR, QUIET, RefusalLog
 from ostinato.serve.settings import ServeSettings
 from tests.support.unsent import Unsent
 

@@ -9,7 +9,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from ostinato.config import EngineConfig
-from ostinato.observe.answer_counts import ResponseCounts
+from ostinato.observe.request_record import ResponseCounts
 from ostinato.serve.app import make_api
 from ostinato.serve.http.lifecycle import Lifecycle
 from ostinato.serve.settings import ServeSettings

@@ -16,7 +16,7 @@ import pytest
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError
 from ostinato.serve.app import make_app
-from ostinato.serve.http.forwarded import TrustedProxies
+from ostinato.serve.http.addresses import TrustedProxies
 from ostinato.serve.http.lifecycle import Lifecycle
 from ostinato.serve.http.listener import listening
 from ostinato.serve.settings import ServeSettings

@@ -6,10 +6,10 @@ import httpx2
 import pytest
 
 from ostinato.errors import ConfigError
-from ostinato.serve.http import gate
-from ostinato.serve.http.errors import ApiError
-from ostinato.serve.http.gate import reject_foreign_host
-from ostinato.serve.http.key_file import ApiKey
+from ostinato.serve.http import middleware
+from ostinato.serve.http.api_errors import ApiError
+from ostinato.serve.http.api_key_file import ApiKey
+from ostinato.serve.http.middleware import reject_foreign_host
 from ostinato.serve.settings import ServeSettings
 from tests.support.patience import PATIENCE
 from tests.support.serving import serving
@@ -189,7 +189,7 @@ def test_a_body_that_is_cut_off_leaves_nothing_and_the_server_goes_on(private):
 
 
 def test_a_body_that_does_not_come_is_not_waited_for_for_ever(private, monkeypatch):
-    monkeypatch.setattr(gate, "BODY_SECONDS", 0.1)
+    monkeypatch.setattr(middleware, "BODY_SECONDS", 0.1)
     status, text = raw(private, posted(b"{", length=1000))
     assert status == 408
     assert json.loads(text)["error"]["code"] == "body_timeout"

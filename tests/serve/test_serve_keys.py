@@ -9,8 +9,8 @@ import httpx2
 import pytest
 
 from ostinato.errors import ConfigError
-from ostinato.serve.http.errors import ApiError
-from ostinato.serve.http.keys import ApiKeys, client_of
+from ostinato.serve.http.api_errors import ApiError
+from ostinato.serve.http.api_keys import ApiKeys, client_of
 from ostinato.serve.settings import ServeSettings
 from tests.support.patience import PATIENCE
 from tests.support.serving import serving

@@ -62,9 +62,9 @@ def hermes():
 
 def rendered(served, **body):
     """The prompt that a body makes, as text."""
-    from ostinato.serve.api.message_input import CountTokensRequest
+    from ostinato.serve.api.anthropic_request import CountTokensRequest
+    from ostinato.serve.body_workers.context import model_of
     from ostinato.serve.chat.conversation import render
-    from ostinato.serve.work.model import model_of
 
     work = model_of(served.engine, served.lifecycle.settings, "tiny").work
     return render(work, CountTokensRequest.model_validate(body).to_conversation(work).conversation).text

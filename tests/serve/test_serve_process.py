@@ -16,12 +16,12 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from ostinato import address_space, demo
+from ostinato import demo, os_support
 from ostinato.cli.main import main
-from ostinato.engine.process.failures import EngineError
-from ostinato.engine.process.launch import process_death_error
+from ostinato.engine.process.engine_errors import EngineError
+from ostinato.engine.process.engine_process import process_death_error
 from ostinato.observe.logs import CONFIGURED
-from ostinato.threads import TURNS_BESIDE_SERVER
+from ostinato.os_support import TURNS_BESIDE_SERVER
 from tests.support.engine_probe import Probe, without_native_kernels
 from tests.support.patience import PATIENCE
 from tests.support.server_process import ENGINE, RUN, Process
@@ -226,7 +226,7 @@ def test_a_limit_of_the_address_space_that_is_too_low_is_named(start, engine):
 
 def test_a_command_names_such_a_limit_too():
     paths = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from tests.support.odd_engines import limit_by\n"
-    limited = "from ostinato.cli.main import main; import ostinato.engine.engine; limit_by(700)\n"
+    limited = "from ostinato.cli.main import main; import ostinato.engine.core; limit_by(700)\n"
     code = f"{paths}{limited}main(['generate', 'hello', '--threads', '1', '--cache-memory', '1GiB'])"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE)
     assert told.returncode == 2
@@ -237,7 +237,7 @@ def test_a_command_names_such_a_limit_too():
 
 def test_a_death_is_explained_by_such_a_limit_only_where_there_is_one(monkeypatch):
     assert isinstance(process_death_error(-signal.SIGABRT, "m"), EngineError)
-    monkeypatch.setattr(address_space, "address_space_limit", lambda: 2**30)
+    monkeypatch.setattr(os_support, "address_space_limit", lambda: 2**30)
     assert "1 GiB of address space" in str(process_death_error(-signal.SIGABRT, "m"))
     assert "ulimit" not in str(process_death_error(-signal.SIGKILL, "m"))
     for error, is_lack in (
@@ -249,7 +249,7 @@ def test_a_death_is_explained_by_such_a_limit_only_where_there_is_one(monkeypatc
         (OSError(errno.ENOMEM, "Cannot allocate memory"), True),
         (OSError(errno.ENOENT, "No such file"), False),
     ):
-        assert (address_space.lack_of_address_space(error) is not None) == is_lack
+        assert (os_support.lack_of_address_space(error) is not None) == is_lack
 
 
 @pytest.mark.parametrize("ready", [True, False], ids=["ready", "loading"])

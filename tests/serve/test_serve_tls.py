@@ -18,10 +18,9 @@ from hypothesis import strategies as st
 from uvicorn.server import ServerState
 
 from ostinato.errors import ConfigError
-from ostinato.serve.http.certificates import Certificates
 from ostinato.serve.http.connection import HttpConnection
-from ostinato.serve.http.limits import ConnectionLimits, ConnectionCounter
-from ostinato.serve.http.tls import UNREAD, TlsLayer
+from ostinato.serve.http.connection_limits import ConnectionCounter, ConnectionLimits
+from ostinato.serve.http.tls import UNREAD, Certificates, TlsLayer
 from tests.support.authority import lock, make_certificate, make_certificate_of, needs_openssl
 from tests.support.patience import PATIENCE
 from tests.support.unsent import Unsent
@@ -65,7 +64,8 @@ class Door:
         self.occupancy = ConnectionCounter(most)
         self.port = 0
         self._made = lambda: TlsLayer(
-            HttpConnection(uvicorn.Config(echo), ServerState(), {}, limits=limits, occupancy=self.occupancy), certificates
+            HttpConnection(uvicorn.Config(echo), ServerState(), {}, limits=limits, occupancy=self.occupancy),
+            certificates,
         )
 
     def run(self, visit: Callable[[Door], Awaitable[Any]]) -> Any:

@@ -10,7 +10,7 @@ import httpx2
 import pytest
 
 from ostinato.config import EngineConfig
-from ostinato.observe.answer_counts import ResponseCounts
+from ostinato.observe.request_record import ResponseCounts
 from ostinato.serve.app import make_api
 from ostinato.serve.http.lifecycle import Lifecycle
 from ostinato.serve.settings import ServeSettings
@@ -165,7 +165,7 @@ def test_an_error_of_the_engine_and_a_full_queue_are_told_in_words_of_the_api(se
         "KeyError: 5",
         "SamplingState has no seed",
         "<object at 0x7f21>",
-        "see ostinato.engine.steps",
+        "see ostinato.engine.core",
         "there is no /srv/models/config.json",
         "_admission is full",
     ],

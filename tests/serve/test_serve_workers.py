@@ -11,8 +11,8 @@ import socket
 import httpx2
 import pytest
 
-from ostinato.serve.http.errors import ApiError
-from ostinato.serve.work.workers import MAX_WAITING
+from ostinato.serve.body_workers.pool import MAX_WAITING
+from ostinato.serve.http.api_errors import ApiError
 from tests.support.odd_bodies import OddBody
 from tests.support.patience import PATIENCE
 from tests.support.serving import serving

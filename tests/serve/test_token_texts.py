@@ -6,8 +6,8 @@ import tokenizers
 from tokenizers import decoders, models
 
 from ostinato.engine.text.tokenizer import Tokenizer
-from ostinato.schedule.batch import TokenLogprobs
-from ostinato.serve.chat.token_texts import LOWEST, CompletionLogprobs, TokenStrings
+from ostinato.scheduler.batch import TokenLogprobs
+from ostinato.serve.chat.text_support import LOWEST, CompletionLogprobs, TokenStrings
 from tests.support.text_checkpoint import byte_level_tokenizer
 
 TOKENIZER = Tokenizer(byte_level_tokenizer())

@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ostinato.serve.chat.calls import forms
-from ostinato.serve.chat.calls.forms import FORMS, ToolCallFormat
-from ostinato.serve.chat.formats import AnswerFormats
-from ostinato.serve.chat.grammars import tool_guide
+from ostinato.serve.chat.answer_formats import AnswerFormats
+from ostinato.serve.chat.guides import tool_guide
+from ostinato.serve.chat.tool_calls import formats
+from ostinato.serve.chat.tool_calls.formats import FORMS, ToolCallFormat
 from ostinato.serve.chat.tools import Tool
 from tests.support.answer_cases import CLOCK, TOOLS, WEATHER, parse
 from tests.support.tool_form_cases import written
 
-ONE_CALL = {forms.LLAMA3}
+ONE_CALL = {formats.LLAMA3}
 """Forms whose answers have one call."""
 CALLS: list[tuple[str, Any]] = [
     ("get_weather", {"city": "Tromsø, north", "days": 3, "hourly": True}),
@@ -53,8 +53,8 @@ def test_text_before_calls_is_content_and_an_unknown_name_is_text(form: ToolCall
 
 
 def test_an_answer_without_tags_is_a_call_only_from_its_beginning_on() -> None:
-    form = AnswerFormats(None, forms.LLAMA3)
-    call = written(forms.LLAMA3, ("clock", {}))
+    form = AnswerFormats(None, formats.LLAMA3)
+    call = written(formats.LLAMA3, ("clock", {}))
     assert parse([call + "\n"], form).parts() == ("", "", [("clock", "{}")])
     assert parse(["It is: " + call], form).parts() == ("", "It is: " + call, [])
     assert parse(['{"time": 3}'], form).parts() == ("", '{"time": 3}', [])
@@ -71,7 +71,7 @@ def test_an_answer_without_tags_is_a_call_only_from_its_beginning_on() -> None:
     ],
 )
 def test_python_calls_have_literals_for_arguments(arguments: str, value: object) -> None:
-    read = parse([f"<|tool_call_start|>[get_weather({arguments})]<|tool_call_end|>"], AnswerFormats(None, forms.LFM2))
+    read = parse([f"<|tool_call_start|>[get_weather({arguments})]<|tool_call_end|>"], AnswerFormats(None, formats.LFM2))
     assert [json.loads(call) for _, call in read.calls] == [value]
 
 
@@ -80,7 +80,7 @@ def test_python_calls_have_literals_for_arguments(arguments: str, value: object)
 )
 def test_python_that_is_no_literal_is_text(arguments: str) -> None:
     text = f"<|tool_call_start|>[get_weather({arguments})]<|tool_call_end|>"
-    assert parse([text], AnswerFormats(None, forms.LFM2)).parts() == ("", text, [])
+    assert parse([text], AnswerFormats(None, formats.LFM2)).parts() == ("", text, [])
 
 
 @given(parts=st.lists(PARTS | st.text(max_size=2), max_size=10), form=st.sampled_from(FORMS), data=st.data())
@@ -136,17 +136,17 @@ def accepts(grammar: str, tokens: Tokens, text: str) -> bool:
 def canonical(form: ToolCallFormat, *calls: tuple[str, Any]) -> str:
     """As grammars write calls: without white space that only some templates of a form print, and JSON for literals."""
     text = written(form, *calls).strip()
-    if form in (forms.GLM, forms.MINIMAX, forms.SEED):
+    if form in (formats.GLM, formats.MINIMAX, formats.SEED):
         text = text.replace("\n", "")
         for tag in (form.begin, form.end):
             text = text.replace(tag, f"{tag}{form.gap}" if tag == form.begin else f"{form.gap}{tag}")
-    if form is forms.COMMAND:
+    if form is formats.COMMAND:
         text = text.replace("\n", "")
         for place in range(len(calls)):
             text = text.replace(f'"tool_call_id": "{place}", ', "")
-    if form is forms.MISTRAL_LIST:
+    if form is formats.MISTRAL_LIST:
         text = text.replace(', "id": "abcdef123"', "").replace("] [", "][")
-    return text.replace("'", '"') if form is forms.LFM2 else text
+    return text.replace("'", '"') if form is formats.LFM2 else text
 
 
 @pytest.mark.parametrize("special", [False, True], ids=["text", "special tokens"])

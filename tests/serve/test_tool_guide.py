@@ -10,10 +10,10 @@ import llguidance
 import pytest
 
 from ostinato.errors import RequestError
-from ostinato.sample.guide import Guide
-from ostinato.serve.chat.calls import forms
-from ostinato.serve.chat.formats import AnswerFormats
-from ostinato.serve.chat.grammars import tool_guide
+from ostinato.sampling.guide import Guide
+from ostinato.serve.chat.answer_formats import AnswerFormats
+from ostinato.serve.chat.guides import tool_guide
+from ostinato.serve.chat.tool_calls import formats
 from ostinato.serve.chat.tools import Tool
 from tests.support.answer_cases import CLOCK, HERMES, TOOLCALL, TOOLS, WEATHER, XML, parse
 
@@ -96,7 +96,7 @@ def test_nothing_is_forced_where_the_model_may_choose(choice: str | None) -> Non
     ],
 )
 def test_a_required_call_in_hermes_form(text: str, accepted: bool) -> None:
-    assert accepts(guide("required", AnswerFormats(None, forms.HERMES)), text) is accepted
+    assert accepts(guide("required", AnswerFormats(None, formats.HERMES)), text) is accepted
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_a_required_call_in_hermes_form(text: str, accepted: bool) -> None:
     ],
 )
 def test_a_required_call_in_xml_form(text: str, accepted: bool) -> None:
-    assert accepts(guide("required", AnswerFormats(None, forms.XML)), text) is accepted
+    assert accepts(guide("required", AnswerFormats(None, formats.XML)), text) is accepted
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_a_required_call_in_xml_form(text: str, accepted: bool) -> None:
     ],
 )  # fmt: skip
 def test_a_required_call_in_list_form(text: str, accepted: bool) -> None:
-    assert accepts(guide("required", AnswerFormats(None, forms.TOOLCALL)), text) is accepted
+    assert accepts(guide("required", AnswerFormats(None, formats.TOOLCALL)), text) is accepted
 
 
 def test_a_named_tool_is_called_once_and_no_other_is() -> None:
@@ -148,9 +148,9 @@ def test_a_named_tool_is_called_once_and_no_other_is() -> None:
 def test_without_parallel_calls_there_is_one(formats: AnswerFormats) -> None:
     assert formats.tools is not None
     one = {
-        forms.HERMES: hermes("clock", "{}"),
-        forms.XML: xml("clock"),
-        forms.TOOLCALL: '<TOOLCALL>[{"name": "clock", "arguments": {}}]</TOOLCALL>',
+        formats.HERMES: hermes("clock", "{}"),
+        formats.XML: xml("clock"),
+        formats.TOOLCALL: '<TOOLCALL>[{"name": "clock", "arguments": {}}]</TOOLCALL>',
     }[formats.tools]
     two = f"{one}\n{one}" if formats is not TOOLCALL else one.replace("}]", '}, {"name": "clock", "arguments": {}}]')
     assert accepts(guide("required", formats), two)
@@ -228,7 +228,7 @@ def test_an_answer_of_a_form_beside_tools_is_calls_or_of_that_form(
 
 @pytest.mark.parametrize("instead", [Guide(json_object=True), Guide(regex="<a|b+>"), Guide(choice=("<tool", "{"))])
 def test_any_form_may_stand_beside_tools(instead: Guide) -> None:
-    grammar = guide("auto", AnswerFormats(None, forms.HERMES), instead=instead)
+    grammar = guide("auto", AnswerFormats(None, formats.HERMES), instead=instead)
     assert accepts(grammar, hermes("clock", "{}"))
     legal = {'{"a": [1]}', "<a", "bb>", "<tool", "{"}
     wanted = {'{"a": [1]}'} if instead.json_object else {"<a", "bb>"} if instead.regex else {"<tool", "{"}
@@ -311,12 +311,12 @@ def test_odd_names_and_references_are_written_as_they_are() -> None:
         "$defs": {"U": unit, "N": {"type": "integer"}},
     }
     tool = Tool("odd", "", schema)
-    grammar = guide("required", AnswerFormats(None, forms.XML), (tool,))
+    grammar = guide("required", AnswerFormats(None, formats.XML), (tool,))
     assert accepts(grammar, xml("odd", **{'k"\\ é': '"a"\\', "unit": '{"n": 3}', "free": "[1, null]"}))
     assert accepts(grammar, xml("odd", **{'k"\\ é': "𝄞", "unit": '{"n": 3}'}))
     assert not accepts(grammar, xml("odd", **{'k"\\ é': "b", "unit": '{"n": 3}'}))
     assert not accepts(grammar, xml("odd", **{'k"\\ é': "𝄞", "unit": '{"n": "3"}'}))
-    grammar = guide("required", AnswerFormats(None, forms.HERMES), (tool,))
+    grammar = guide("required", AnswerFormats(None, formats.HERMES), (tool,))
     assert accepts(grammar, hermes("odd", '{"k\\"\\\\ é": "𝄞", "unit": {"n": 3}}'))
 
 

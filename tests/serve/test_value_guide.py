@@ -2,9 +2,9 @@
 
 import pytest
 
-from ostinato.sample.guide import Guide
-from ostinato.serve.chat.formats import THINK
-from ostinato.serve.chat.grammars import value_guide
+from ostinato.sampling.guide import Guide
+from ostinato.serve.chat.answer_formats import THINK
+from ostinato.serve.chat.guides import value_guide
 from tests.serve.test_tool_guide import SPECIAL, accepts
 
 SCHEMA = {"type": "object", "properties": {"a": {"enum": ["x/y"]}}, "required": ["a"], "additionalProperties": False}

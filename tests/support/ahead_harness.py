@@ -6,9 +6,9 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
-from ostinato.schedule.batch import Batch, StepResult
-from ostinato.schedule.request import FinishReason
-from ostinato.schedule.scheduler import Scheduler
+from ostinato.scheduler.batch import Batch, StepResult
+from ostinato.scheduler.request import FinishReason
+from ostinato.scheduler.scheduler import Scheduler
 from tests.support.scheduler_harness import Harness
 
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 
+from ostinato.serve.chat.answer_formats import THINK, AnswerDelta, AnswerFormats
 from ostinato.serve.chat.answer_parser import AnswerParser
-from ostinato.serve.chat.calls import forms
-from ostinato.serve.chat.deltas import AnswerDelta
-from ostinato.serve.chat.formats import THINK, AnswerFormats
+from ostinato.serve.chat.tool_calls import formats
 from ostinato.serve.chat.tools import Tool
 
-HERMES = AnswerFormats(THINK, forms.HERMES)
-XML = AnswerFormats(THINK, forms.XML)
-TOOLCALL = AnswerFormats(THINK, forms.TOOLCALL)
+HERMES = AnswerFormats(THINK, formats.HERMES)
+XML = AnswerFormats(THINK, formats.XML)
+TOOLCALL = AnswerFormats(THINK, formats.TOOLCALL)
 
 WEATHER = Tool(
     "get_weather",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from ostinato.ops.blocks.dequantize import pack_float8, pack_int4
-from ostinato.ops.blocks.formats import BLOCK_FORMATS, Blocks
+from ostinato.ops.quant.block_formats import BLOCK_FORMATS, Blocks
+from ostinato.ops.quant.dequantize import pack_float8, pack_int4
 
 HALVES = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
 """Where float16 stand in a block; at its beginning alone if it is not named."""

@@ -7,7 +7,7 @@ from ostinato.errors import OstinatoError
 from ostinato.plan.decision import Decision
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import Plan, make_plan
-from ostinato.plan.speculation.drafter import with_drafter
+from ostinato.plan.speculation import with_drafter
 from tests.support.plan_cases import GIB, cpu
 
 NEMOTRON_H = {

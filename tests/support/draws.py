@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from ostinato.ops import sample
-from ostinato.sample.sampler import SampleKernel
+from ostinato.ops.reference import sample
+from ostinato.sampling.sampler import SampleKernel
 from tests.support.native_sets import SETS, native_kernel
 
 IMPLEMENTATIONS = ["reference", *SETS]

@@ -10,16 +10,16 @@ import numpy as np
 import torch
 
 from ostinato.graphs.buffers import EncoderBuffers
-from ostinato.graphs.encoder import EncoderGraphs
-from ostinato.graphs.graphs import weight_storages
+from ostinato.graphs.encoder_graphs import EncoderGraphs
+from ostinato.graphs.step_graphs import weight_storages
 from ostinato.graphs.tape import TapeBackend
 from ostinato.layers.module import Module
-from ostinato.media.item import MediaItem
-from ostinato.ops.kernels import Ops, select_ops
-from ostinato.ops.step import EncoderInputs
+from ostinato.media.media_item import MediaItem
+from ostinato.ops.dispatch import Ops, select_ops
+from ostinato.ops.step_inputs import EncoderInputs
 from ostinato.plan.device.detect import detect
-from ostinato.plan.encoder.choice import EncoderPlan
-from ostinato.plan.vision import VisionSpec
+from ostinato.plan.encoder.encoder_plan import EncoderPlan
+from ostinato.plan.layer_specs import VisionSpec
 
 CPU = torch.device("cpu")
 HIDDEN = 16

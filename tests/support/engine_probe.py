@@ -89,7 +89,7 @@ class Probe:
 
     def __call__(self, config: Any, progress: Any) -> Any:
         """The engine, with all that can go wrong in it."""
-        from ostinato.engine.engine import EngineCore
+        from ostinato.engine.core import EngineCore
 
         if self.reference:
             _without_native_kernels()
@@ -151,11 +151,11 @@ def without_native_kernels() -> bool:
     """Whether this process plans without native kernels, as `--reference-kernels` has it."""
     from ostinato.plan.device import detect as device
 
-    return device.detect_native.__module__ != "ostinato.plan.device.instruction_sets"
+    return device.detect_native.__module__ != "ostinato.plan.device.kernel_support"
 
 
 def _without_native_kernels() -> None:
     from ostinato.plan.device import detect as device
-    from ostinato.plan.device.instruction_sets import NativeFacts
+    from ostinato.plan.device.kernel_support import NativeFacts
 
     device.detect_native = lambda root: NativeFacts(None, "the tests run without native kernels")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ostinato import EngineConfig, SamplingParams
-from ostinato.engine.engine import EngineCore
+from ostinato.engine.core import EngineCore
 from ostinato.engine.outputs import RequestOutput
 from tests.support.checkpoints import checkpoint, random_prompt
 

@@ -6,8 +6,8 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ostinato.cache.files.tier import FileRates, FileTier
-from ostinato.observe.cache_counts import FileCounts
+from ostinato.kv_cache.offload.file_tier import FileRates, FileTier
+from ostinato.observe.counts import FileCounts
 from tests.support.fake_runner import FakeRunner
 
 ROOT = bytes(16)

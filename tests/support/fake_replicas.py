@@ -11,16 +11,32 @@ from typing import Any
 
 from ostinato.config import EngineConfig
 from ostinato.engine.outputs import CompletionOutput, RequestOutput, RequestTimes
-from ostinato.engine.process.delivery import OutputDelta, SampleDelta
-from ostinato.engine.process.messages import AbortRequest, Query, CompileGuide, OutputDeltas, StatsSnapshot, EngineReply, EngineStarted, SubmitRequest
-from ostinato.engine.replicas.host import ReplicaHost
-from ostinato.engine.replicas.messages import AcceptMove, ReplicaReady, PrepareMove, MovePrepared, CommitMove, CancelMove
+from ostinato.engine.process.engine_messages import (
+    AbortRequest,
+    CompileGuide,
+    EngineReply,
+    EngineStarted,
+    OutputDeltas,
+    Query,
+    StatsSnapshot,
+    SubmitRequest,
+)
+from ostinato.engine.process.output_deltas import OutputDelta, SampleDelta
 from ostinato.errors import ForeignExport
 from ostinato.models.checkpoint import load_spec
 from ostinato.observe.histograms import EngineHistograms
 from ostinato.plan.device.detect import detect
 from ostinato.plan.plan import make_plan
-from ostinato.sample.params import SamplingParams
+from ostinato.replicas.host import ReplicaHost
+from ostinato.replicas.replica_messages import (
+    AcceptMove,
+    CancelMove,
+    CommitMove,
+    MovePrepared,
+    PrepareMove,
+    ReplicaReady,
+)
+from ostinato.sampling.params import SamplingParams
 
 
 @lru_cache(maxsize=4)

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
-from ostinato.cache.index import IndexEntry, PrefixIndex
-from ostinato.schedule.batch import Batch, BatchRow, RowResult, StepResult, TokenLogprobs
+from ostinato.kv_cache.prefix_index import IndexEntry, PrefixIndex
+from ostinato.scheduler.batch import Batch, BatchRow, RowResult, StepResult, TokenLogprobs
 
 VOCABULARY = 50
 

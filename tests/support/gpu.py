@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from ostinato import EngineConfig
-from ostinato.engine.engine import EngineCore
-from ostinato.schedule.batch import Batch, BatchRow
+from ostinato.engine.core import EngineCore
+from ostinato.scheduler.batch import Batch, BatchRow
 from tests.support.parity import make_engine
 
 

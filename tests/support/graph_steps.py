@@ -9,13 +9,13 @@ from typing import Any
 import torch
 
 from ostinato import EngineConfig, SamplingParams
-from ostinato.engine.engine import EngineCore
-from ostinato.engine.run.inputs import make_step_inputs, write_step_inputs
+from ostinato.engine.core import EngineCore
 from ostinato.graphs.buffers import StepBuffers
-from ostinato.graphs.graphs import persistent_storages
+from ostinato.graphs.step_graphs import persistent_storages
 from ostinato.graphs.tape import Tape, TapeBackend
-from ostinato.ops.kernels import CallHook
-from ostinato.ops.step import LayerCache, StepInputs
+from ostinato.ops.dispatch import CallHook
+from ostinato.ops.step_inputs import LayerCache, StepInputs
+from ostinato.runner.inputs import make_step_inputs, write_step_inputs
 from tests.support.checkpoints import checkpoint, random_prompt
 
 CPU = torch.device("cpu")
@@ -97,7 +97,9 @@ class Steps:
         self.runner = self.engine.runner
         self.block_size = self.engine.plan.settings.block_size
         most = 128 // self.block_size
-        self.buffers = StepBuffers(8, 64, most, 1, CPU, max_panes=most if self.engine.plan.memory.num_window_blocks else 0)
+        self.buffers = StepBuffers(
+            8, 64, most, 1, CPU, max_panes=most if self.engine.plan.memory.num_window_blocks else 0
+        )
         self.memory: Sequence[LayerCache] = self.runner.layer_memory
         persistent = persistent_storages(self.buffers, self.runner.model, self.memory)
         self.backend = TapeBackend(self.runner.model.build.ops.tap, persistent, CPU)

@@ -13,8 +13,8 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from ostinato.engine.text.tokenizer import Tokenizer
-from ostinato.sample.grammar import Grammar, GrammarCompiler
-from ostinato.sample.guide import Guide
+from ostinato.sampling.grammar import Grammar, GrammarCompiler
+from ostinato.sampling.guide import Guide
 
 PAD, EOS = 0, 1
 TOY_TEXTS = [

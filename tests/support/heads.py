@@ -9,10 +9,10 @@ from typing import Protocol
 import pytest
 import torch
 
-from ostinato.engine.engine import EngineCore
-from ostinato.sample.sampler import SampleKernel
-from ostinato.sample.state import PendingToken
-from ostinato.schedule.batch import Batch
+from ostinato.engine.core import EngineCore
+from ostinato.sampling.sampler import SampleKernel
+from ostinato.sampling.state import PendingToken
+from ostinato.scheduler.batch import Batch
 from tests.support.checkpoints import head_oracle, oracle, oracle_logits
 
 

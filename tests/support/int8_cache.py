@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from transformers.cache_utils import DynamicCache
 
-from ostinato.engine.engine import EngineCore
-from ostinato.ops.int8 import dequantize, quantize_int8
+from ostinato.engine.core import EngineCore
+from ostinato.ops.quant.quantize import dequantize, quantize_int8
 from tests.support.checkpoints import oracle, random_prompt, recipe
 from tests.support.kept import kept
 from tests.support.parity import Case, make_engine, proposed

@@ -12,15 +12,16 @@ from typing import TypeVar
 import torch
 import transformers
 
-from ostinato.media import item, prompt
-from ostinato.ops import int8, noise
+from ostinato.media import media_item, media_prompt
+from ostinato.ops import noise
+from ostinato.ops.quant import quantize
 
 T = TypeVar("T")
 ROOT = Path(__file__).parents[2]
 HERE = ("checkpoints.py", "int8_cache.py", "kept.py", "parity.py", "recipes.py", "vision_parity.py", "vl_models.py")
 MADE_BY = [
     *(Path(__file__).parent / each for each in HERE),
-    *(Path(each.__file__) for each in (int8, noise, item, prompt)),
+    *(Path(each.__file__) for each in (quantize, noise, media_item, media_prompt)),
 ]
 """The files that say how it is found, and what it consists of."""
 

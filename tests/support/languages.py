@@ -9,7 +9,7 @@ from functools import cache
 
 from hypothesis import strategies as st
 
-from ostinato.sample.guide import Guide
+from ostinato.sampling.guide import Guide
 
 
 @dataclass(frozen=True)

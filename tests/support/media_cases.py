@@ -9,8 +9,8 @@ import tokenizers
 from PIL import Image
 
 from ostinato.engine.text.tokenizer import Tokenizer
-from ostinato.media.settings import MediaSettings, PixelSettings
-from ostinato.plan.vision import VisionSpec
+from ostinato.media.processor_config import MediaSettings, PixelSettings
+from ostinato.plan.layer_specs import VisionSpec
 
 IMAGE, VIDEO, START, END = "<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"
 HALVES = (0.5, 0.5, 0.5)

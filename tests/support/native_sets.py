@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from ostinato.ops import kernels
-from ostinato.ops.kernels import NativeKernel, load_extension
+from ostinato.ops import dispatch
+from ostinato.ops.dispatch import NativeKernel, load_extension
 from ostinato.plan.device.detect import detect
-from ostinato.plan.device.instruction_sets import (
+from ostinato.plan.device.kernel_support import (
     CPU_FLAGS,
     has_matrix_units,
     installed_modules,
@@ -61,7 +61,7 @@ INTEGER_SETS = _parameters(
 
 
 def native_kernel(isa: str, name: str, *, deterministic: bool = False) -> NativeKernel:
-    return kernels.native_kernel(load_extension(isa), name, deterministic=deterministic)
+    return dispatch.native_kernel(load_extension(isa), name, deterministic=deterministic)
 
 
 def record(isa: str, kernel: NativeKernel, out: torch.Tensor | None, *args: Any, **kwargs: Any) -> Any:

@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from ostinato.serve.http.bodies import Body
+from ostinato.serve.http.json_bodies import Body
 
 
 class OddBody(Body):

@@ -23,7 +23,7 @@ def broken(*_: Any) -> Any:
 
 def out_of_memory(config: Any, progress: Any) -> Any:
     """Fails with the first request, in a way that no step may."""
-    from ostinato.engine.engine import EngineCore
+    from ostinato.engine.core import EngineCore
 
     engine = EngineCore(config, progress)
     step = engine.step
@@ -39,7 +39,7 @@ def out_of_memory(config: Any, progress: Any) -> Any:
 
 def shortened(config: Any, progress: Any) -> Any:
     """Somebody writes a file of its model anew while it is read."""
-    from ostinato.engine.engine import EngineCore
+    from ostinato.engine.core import EngineCore
 
     [file] = Path(config.model).glob("*.safetensors")
 
@@ -63,14 +63,14 @@ def limited_before_torch(config: Any, progress: Any) -> Any:
 
     assert "torch" not in sys.modules
     limit_by(100)
-    from ostinato.engine.engine import EngineCore
+    from ostinato.engine.core import EngineCore
 
     return EngineCore(config, progress)
 
 
 def limited_before_the_cache(config: Any, progress: Any) -> Any:
     """Has enough of it for all but the cache."""
-    from ostinato.engine.engine import EngineCore
+    from ostinato.engine.core import EngineCore
 
     limit_by(700)
     return EngineCore(config, progress)

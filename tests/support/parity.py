@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from ostinato import EngineConfig, SamplingParams
-from ostinato.engine.engine import EngineCore
+from ostinato.engine.core import EngineCore
 from ostinato.engine.outputs import RequestOutput
-from ostinato.engine.scheduling import make_scheduler
+from ostinato.engine.startup import make_scheduler
 from ostinato.models.checkpoint import model_spec
 from ostinato.ops import noise
 from tests.support.checkpoints import RECIPES, checkpoint, oracle_logits, random_prompt, recipe
@@ -170,7 +170,9 @@ def run(engine: EngineCore) -> None:
         engine.scheduler.check_integrity()
 
 
-def run_with_preemptions(engine: EngineCore, outputs: Sequence[RequestOutput], at: tuple[int, ...] = (2, 20, 33)) -> None:
+def run_with_preemptions(
+    engine: EngineCore, outputs: Sequence[RequestOutput], at: tuple[int, ...] = (2, 20, 33)
+) -> None:
     """Steps until nothing is left; all requests lose their memory early on and twice while they decode."""
     step = 0
     while engine.has_unfinished:

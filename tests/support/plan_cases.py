@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ostinato.plan.calls import TraceCall, CallTrace
-from ostinato.plan.device.catalogue import DeviceSpec
-from ostinato.plan.layers import AttentionSpec, LayerSpec
+from ostinato.plan.device.gpu_catalogue import DeviceSpec
+from ostinato.plan.graphs.arena import CallTrace, TraceCall
+from ostinato.plan.layer_specs import AttentionSpec, LayerSpec, VisionSpec
 from ostinato.plan.memory.graph_memory import Capture
 from ostinato.plan.mixers import Mamba2Spec
 from ostinato.plan.model import DrafterSpec, ModelSpec
 from ostinato.plan.rope import RopeSpec
-from ostinato.plan.vision import VisionSpec
 from ostinato.plan.weights import Weight
 
 MIB = 2**20
@@ -43,7 +42,9 @@ VISION = VisionSpec(
         Weight((512, 128), "linear"),
         Weight((384, 128), "linear"),
     ),
-    calls=CallTrace((TraceCall("linear", 4 * 128, "model", ()), TraceCall("stack", 3 * 512, "model", (0,))), 1, entries=4),
+    calls=CallTrace(
+        (TraceCall("linear", 4 * 128, "model", ()), TraceCall("stack", 3 * 512, "model", (0,))), 1, entries=4
+    ),
     image_token_id=10,
     video_token_id=11,
     start_token_id=12,

@@ -9,14 +9,14 @@ from typing import Any
 import torch
 
 from ostinato import SamplingParams
-from ostinato.cache.holding import RequestCache
-from ostinato.cache.pool import IdPool
-from ostinato.engine.engine import EngineCore
+from ostinato.engine.core import EngineCore
 from ostinato.graphs.tape import TapeBackend
+from ostinato.kv_cache.request_cache import RequestCache
+from ostinato.kv_cache.store import IdPool
 from ostinato.models.base import CausalLM
-from ostinato.ops.step import LayerCache
-from ostinato.schedule.batch import Batch, StepResult
-from ostinato.speculate.mtp import PredictionHeadForward
+from ostinato.ops.step_inputs import LayerCache
+from ostinato.scheduler.batch import Batch, StepResult
+from ostinato.spec_decode.model_drafters import PredictionHeadForward
 from tests.support.checkpoints import random_prompt
 from tests.support.parity import make_engine, shrink
 
@@ -109,7 +109,9 @@ def poison_graphs(engine: EngineCore) -> None:
             "row_starts": numbers.clamp(max=buffers.tensors["token_ids"].numel()),
             "kv_lens": torch.full_like(numbers, 17),
             "block_tables": numbers % max(memory.num_blocks, 1),
-            "pane_cells": numbers * engine.runner.block_size % (max(memory.num_window_blocks, 1) * engine.runner.block_size),
+            "pane_cells": numbers
+            * engine.runner.block_size
+            % (max(memory.num_window_blocks, 1) * engine.runner.block_size),
             "pane_tables": numbers % max(memory.num_window_blocks, 1),
             "media_cells": numbers % (engine.plan.encoder.num_cells if engine.plan.encoder is not None else 1),
             "rope_positions": numbers,

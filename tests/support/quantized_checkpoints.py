@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
 from ostinato.models.loader import SINGLE
-from ostinato.ops import int8
+from ostinato.ops.quant import quantize
 from tests.support.checkpoints import checkpoint
 
 LINEAR = re.compile(r".*(_proj|_linear|lm_head|layer)\.weight$")
@@ -64,10 +64,10 @@ def compressed(
             continue
         if tensor.dim() == 3 and not with_stacks:
             continue
-        weight, scale = int8.quantize_int8(tensor.flatten(0, -2), group_size)
+        weight, scale = quantize.quantize_int8(tensor.flatten(0, -2), group_size)
         scale = scale.view(len(scale), -1).to(torch.bfloat16)
         wide = scale.float() if group_size else scale.float().view(-1)
-        meaning[key] = int8.dequantize(weight, wide, group_size).view(tensor.shape)
+        meaning[key] = quantize.dequantize(weight, wide, group_size).view(tensor.shape)
         del written[key]
         stack = weight.view(tensor.shape)
         if form == "pack-quantized":

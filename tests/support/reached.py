@@ -28,8 +28,8 @@ class Reached:
 
     def pytest_collection_finish(self) -> None:
         # Only now, as conftest.py sets what torch reads when it is imported.
-        from ostinato.ops.kernels import load_extension
-        from ostinato.plan.device.instruction_sets import installed_modules, runnable_here
+        from ostinato.ops.dispatch import load_extension
+        from ostinato.plan.device.kernel_support import installed_modules, runnable_here
 
         for isa in set(runnable_here()) & set(installed_modules()):
             extension = load_extension(isa)

@@ -10,12 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 
-from ostinato.cache.chain import BlockHashes
-from ostinato.cache.eviction import EvictionCosts
-from ostinato.replicas.choice import PromptTimes
-from ostinato.replicas.published import IndexPublisher, prefix_hit_keys
-from ostinato.replicas.router import ReplicaRouter
-from ostinato.schedule.scheduler import Scheduler
+from ostinato.kv_cache.eviction import EvictionCosts
+from ostinato.kv_cache.prefix_index import BlockHashes
+from ostinato.replicas.index_sync import IndexPublisher, prefix_hit_keys
+from ostinato.replicas.router import PromptTimes, ReplicaRouter
+from ostinato.scheduler.scheduler import Scheduler
 from tests.support.fake_runner import VOCABULARY, FakeRunner
 from tests.support.scheduler_steps import BLOCK, make_caching_scheduler, request_of, runner_for
 

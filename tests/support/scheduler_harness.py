@@ -6,17 +6,17 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from ostinato.cache.chain import BlockHashes, MediaSpan, xxh3_hash
-from ostinato.cache.encoder_cache import EncoderCache
-from ostinato.cache.eviction import EvictionCosts, EvictionPolicy
-from ostinato.cache.manager import CacheManager
-from ostinato.cache.pane_rules import SlidingWindowSpec
-from ostinato.cache.placement import PrefixCachePolicy
 from ostinato.errors import RequestError
-from ostinato.schedule.batch import Batch, BatchRow
-from ostinato.schedule.limits import SchedulerLimits
-from ostinato.schedule.request import FinishReason, Request, RequestUpdate, StopConditions
-from ostinato.schedule.scheduler import Scheduler
+from ostinato.kv_cache.checkpoints import PrefixCachePolicy
+from ostinato.kv_cache.encoder_cache import EncoderCache
+from ostinato.kv_cache.eviction import EvictionCosts, EvictionPolicy
+from ostinato.kv_cache.manager import CacheManager
+from ostinato.kv_cache.prefix_index import BlockHashes, MediaSpan, xxh3_hash
+from ostinato.kv_cache.sliding_window import SlidingWindowSpec
+from ostinato.scheduler.batch import Batch, BatchRow
+from ostinato.scheduler.limits import SchedulerLimits
+from ostinato.scheduler.request import FinishReason, Request, RequestUpdate, StopConditions
+from ostinato.scheduler.scheduler import Scheduler
 from tests.support.fake_runner import FIRST_PART, IMAGE, FakeRunner, continuation
 
 
@@ -117,7 +117,9 @@ class Harness:
         self.limits, self.policy = limits, policy
         block_size, self.has_attention, has_state = sizes.block_size, sizes.num_blocks > 0, sizes.num_slots > 0
         costs = costs or EvictionCosts()
-        self.rules = SlidingWindowSpec(sizes.window, block_size, limits.max_num_batched_tokens) if sizes.num_panes else None
+        self.rules = (
+            SlidingWindowSpec(sizes.window, block_size, limits.max_num_batched_tokens) if sizes.num_panes else None
+        )
         self.cache = CacheManager(
             sizes.num_blocks, sizes.num_slots, block_size, 1 + k, eviction, costs, sizes.num_panes, self.rules
         )
@@ -358,7 +360,9 @@ class Harness:
             lacks_blocks = self.has_attention and row.end + row.num_drafts == holding.capacity
             lacks_slots = self.runner.has_state and 1 + row.num_drafts == len(holding.write_slots)
             panes = self.cache.window_blocks
-            lacks_panes = panes is not None and not panes.num_unreserved and row.end + row.num_drafts == holding.capacity
+            lacks_panes = (
+                panes is not None and not panes.num_unreserved and row.end + row.num_drafts == holding.capacity
+            )
             assert (
                 (lacks_blocks and not self.cache.blocks.num_available)
                 or lacks_panes

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ostinato.cache.eviction import EvictionPolicy
-from ostinato.cache.manager import CacheManager
-from ostinato.cache.pane_rules import SlidingWindowSpec
-from ostinato.cache.placement import PrefixCachePolicy, StateCacheMode
-from ostinato.schedule.batch import Batch, BatchRow, RowResult, StepResult
-from ostinato.schedule.limits import SchedulerLimits
-from ostinato.schedule.request import Request, RequestUpdate, StopConditions
-from ostinato.schedule.scheduler import Scheduler
+from ostinato.kv_cache.checkpoints import PrefixCachePolicy, StateCacheMode
+from ostinato.kv_cache.eviction import EvictionPolicy
+from ostinato.kv_cache.manager import CacheManager
+from ostinato.kv_cache.sliding_window import SlidingWindowSpec
+from ostinato.scheduler.batch import Batch, BatchRow, RowResult, StepResult
+from ostinato.scheduler.limits import SchedulerLimits
+from ostinato.scheduler.request import Request, RequestUpdate, StopConditions
+from ostinato.scheduler.scheduler import Scheduler
 from tests.support.fake_runner import VOCABULARY, FakeRunner, Guess, any_guess, continuation
 
 BLOCK = 4

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ostinato.engine.engine import EngineCore
-from ostinato.schedule.batch import Batch, BatchRow, StepResult
-from ostinato.speculate.proposer import Proposer
+from ostinato.engine.core import EngineCore
+from ostinato.scheduler.batch import Batch, BatchRow, StepResult
+from ostinato.spec_decode.model_drafters import Proposer
 from tests.support.checkpoints import VOCAB_SIZE
 from tests.support.parity import Case, make_engine
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ostinato.engine.text.chat_template import ChatTemplate
-from ostinato.serve.chat.calls import forms
-from ostinato.serve.chat.calls.forms import ToolCallFormat
+from ostinato.serve.chat.tool_calls import formats
+from ostinato.serve.chat.tool_calls.formats import ToolCallFormat
 
 _JSON = '{"name": "{{ f.name }}", "arguments": {{ f.arguments | tojson }}}'
 _LISTED = "{% if not loop.last %}, {% endif %}"
@@ -17,69 +17,73 @@ _PYTHON = (
     "{% if value is string %}'{{ value }}'{% else %}{{ value }}{% endif %}" + _LISTED + "{% endfor %})"
 )
 CALLS: dict[ToolCallFormat, tuple[str, str, str]] = {
-    forms.HERMES: ("", "<tool_call>\n" + _JSON + "\n</tool_call>\n", ""),
-    forms.XML: ("", "<tool_call>\n" + _TAGGED.replace("%s", "\n") + "\n</tool_call>\n", ""),
-    forms.TOOLCALL: ("<TOOLCALL>[", _JSON + _LISTED, "]</TOOLCALL>"),
-    forms.GLM: (
+    formats.HERMES: ("", "<tool_call>\n" + _JSON + "\n</tool_call>\n", ""),
+    formats.XML: ("", "<tool_call>\n" + _TAGGED.replace("%s", "\n") + "\n</tool_call>\n", ""),
+    formats.TOOLCALL: ("<TOOLCALL>[", _JSON + _LISTED, "]</TOOLCALL>"),
+    formats.GLM: (
         "",
         "<tool_call>{{ f.name }}\n{% for key, value in f.arguments.items() %}<arg_key>{{ key }}</arg_key>\n"
         "<arg_value>{{ value if value is string else value | tojson }}</arg_value>\n{% endfor %}</tool_call>\n",
         "",
     ),
-    forms.LFM2: ("<|tool_call_start|>[", _PYTHON + _LISTED, "]<|tool_call_end|>"),
-    forms.KIMI: (
+    formats.LFM2: ("<|tool_call_start|>[", _PYTHON + _LISTED, "]<|tool_call_end|>"),
+    formats.KIMI: (
         "<|tool_calls_section_begin|>",
         "<|tool_call_begin|>functions.{{ f.name }}:{{ loop.index0 }}<|tool_call_argument_begin|>"
         "{{ f.arguments | tojson }}<|tool_call_end|>",
         "<|tool_calls_section_end|>",
     ),
-    forms.MINIMAX: (
+    formats.MINIMAX: (
         "<minimax:tool_call>\n",
         '<invoke name="{{ f.name }}">\n{% for key, value in f.arguments.items() %}<parameter name="{{ key }}">'
         "{{ value if value is string else value | tojson }}</parameter>\n{% endfor %}</invoke>\n",
         "</minimax:tool_call>",
     ),
-    forms.MINIMAX_LINES: ("<tool_calls>\n", _JSON + "\n", "</tool_calls>"),
-    forms.APRIEL: ("<tool_calls>[", _JSON + _LISTED, "]</tool_calls>"),
-    forms.SEED: ("", "<seed:tool_call>\n" + _TAGGED.replace("%s", "") + "\n</seed:tool_call>\n", ""),
-    forms.COMMAND: (
+    formats.MINIMAX_LINES: ("<tool_calls>\n", _JSON + "\n", "</tool_calls>"),
+    formats.APRIEL: ("<tool_calls>[", _JSON + _LISTED, "]</tool_calls>"),
+    formats.SEED: ("", "<seed:tool_call>\n" + _TAGGED.replace("%s", "") + "\n</seed:tool_call>\n", ""),
+    formats.COMMAND: (
         "<|START_ACTION|>[\n",
         '{"tool_call_id": "{{ loop.index0 }}", "tool_name": "{{ f.name }}", "parameters": {{ f.arguments | tojson }}}'
         + _LISTED,
         "\n]<|END_ACTION|>",
     ),
-    forms.APERTUS: ("<|tools_prefix|>[", '{"{{ f.name }}": {{ f.arguments | tojson }}}' + _LISTED, "]<|tools_suffix|>"),
-    forms.GIGACHAT: ("", "<|function_call|>" + _JSON + "\n", ""),
-    forms.DEEPSEEK: (
+    formats.APERTUS: (
+        "<|tools_prefix|>[",
+        '{"{{ f.name }}": {{ f.arguments | tojson }}}' + _LISTED,
+        "]<|tools_suffix|>",
+    ),
+    formats.GIGACHAT: ("", "<|function_call|>" + _JSON + "\n", ""),
+    formats.DEEPSEEK: (
         "<｜tool▁calls▁begin｜>",
         "<｜tool▁call▁begin｜>{{ f.name }}<｜tool▁sep｜>{{ f.arguments | tojson }}<｜tool▁call▁end｜>",
         "<｜tool▁calls▁end｜>",
     ),
-    forms.DEEPSEEK_R1: (
+    formats.DEEPSEEK_R1: (
         "<｜tool▁calls▁begin｜>",
         "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{{ f.name }}\n```json\n{{ f.arguments | tojson }}\n```"
         "<｜tool▁call▁end｜>",
         "<｜tool▁calls▁end｜>",
     ),
-    forms.MISTRAL: ("", "[TOOL_CALLS]{{ f.name }}[ARGS]{{ f.arguments | tojson }}", ""),
-    forms.MISTRAL_WITH_IDS: (
+    formats.MISTRAL: ("", "[TOOL_CALLS]{{ f.name }}[ARGS]{{ f.arguments | tojson }}", ""),
+    formats.MISTRAL_WITH_IDS: (
         "",
         "[TOOL_CALLS]{{ f.name }}[CALL_ID]{{ call.id }}[ARGS]{{ f.arguments | tojson }}",
         "",
     ),
-    forms.MISTRAL_LIST: (
+    formats.MISTRAL_LIST: (
         "[TOOL_CALLS] [",
         '{"name": "{{ f.name }}", "arguments": {{ f.arguments | tojson }}, "id": "{{ call.id }}"}' + _LISTED,
         "]",
     ),
-    forms.MINICPM: (
+    formats.MINICPM: (
         "",
         '<function name="{{ f.name }}">{% for key, value in f.arguments.items() %}<param name="{{ key }}">'
         "{{ value if value is string else value | tojson }}</param>{% endfor %}</function>\n",
         "",
     ),
-    forms.FUNCTIONARY: ("", "<function={{ f.name }}>{{ f.arguments | tojson }}</function>", ""),
-    forms.LLAMA3: ("", '{"name": "{{ f.name }}", "parameters": {{ f.arguments | tojson }}}', ""),
+    formats.FUNCTIONARY: ("", "<function={{ f.name }}>{{ f.arguments | tojson }}</function>", ""),
+    formats.LLAMA3: ("", '{"name": "{{ f.name }}", "parameters": {{ f.arguments | tojson }}}', ""),
 }
 """What stands before an answer's calls, for each of them, and after them."""
 

@@ -8,11 +8,11 @@ from functools import cache
 
 import torch
 
-from ostinato.sample import sampler
-from ostinato.sample.grammar import Grammar
-from ostinato.sample.params import SamplingParams
-from ostinato.sample.state import SamplingState
-from ostinato.schedule.batch import BatchRow, RowResult, TokenLogprobs
+from ostinato.sampling import sampler
+from ostinato.sampling.grammar import Grammar
+from ostinato.sampling.params import SamplingParams
+from ostinato.sampling.state import SamplingState
+from ostinato.scheduler.batch import BatchRow, RowResult, TokenLogprobs
 from tests.support.draws import draw
 
 Model = Callable[[tuple[int, ...]], torch.Tensor]
@@ -87,7 +87,9 @@ def step(
         for count in range(len(of_row) + 1)
     ]
     logits = torch.stack([model(prefix) for prefix in prefixes])
-    results = sampler.sample_rows(lambda places: logits[places], [r.row(num_drafts) for r in requests], drafts, draw=draw)
+    results = sampler.sample_rows(
+        lambda places: logits[places], [r.row(num_drafts) for r in requests], drafts, draw=draw
+    )
     for request, result in zip(requests, results, strict=True):
         request.output += result.token_ids
         request.logprobs += result.logprobs or ()

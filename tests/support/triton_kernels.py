@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from ostinato.ops.kernels import reference_module, triton_kernel
+from ostinato.ops.dispatch import reference_module, triton_kernel
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 """Where kernels run: on a GPU, or in the interpreter."""

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 
 from ostinato import EngineConfig, SamplingParams
-from ostinato.engine.engine import EngineCore
+from ostinato.engine.core import EngineCore
 from ostinato.engine.outputs import RequestOutput
-from ostinato.media.item import MediaItem, rope_positions
-from ostinato.media.prompt import MediaPrompt, MediaPlacement
-from ostinato.schedule.batch import Batch, BatchRow
+from ostinato.media.media_item import MediaItem, rope_positions
+from ostinato.media.media_prompt import MediaPlacement, MediaPrompt
+from ostinato.scheduler.batch import Batch, BatchRow
 from tests.support.checkpoints import random_prompt
 from tests.support.kept import kept
 from tests.support.parity import GAP, TOLERANCE

@@ -15,19 +15,19 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers import PretrainedConfig, PreTrainedModel
 
-from ostinato.engine.run.encoding import write_encoder_inputs
 from ostinato.graphs.buffers import EncoderBuffers
-from ostinato.layers.build import WeightAllocator
-from ostinato.media.item import MediaItem
+from ostinato.layers.allocation import WeightAllocator
+from ostinato.media.media_item import MediaItem
 from ostinato.models.checkpoint import model_spec, read_config
 from ostinato.models.loader import SINGLE, build_model, load_weights
 from ostinato.models.qwen3_vl.model import Qwen3VL
-from ostinato.ops.facts import OPERATIONS
-from ostinato.ops.kernels import Ops, select_ops
-from ostinato.ops.step import EncoderInputs, LayerCache, StepInputs
+from ostinato.ops.dispatch import Ops, select_ops
+from ostinato.ops.operations import OPERATIONS
+from ostinato.ops.step_inputs import EncoderInputs, LayerCache, StepInputs
 from ostinato.plan.device.detect import detect
+from ostinato.plan.layer_specs import VisionSpec
 from ostinato.plan.model import ModelSpec
-from ostinato.plan.vision import VisionSpec
+from ostinato.runner.image_encoder import write_encoder_inputs
 from tests.support.checkpoints import QwenHeadOracle, qwen_head_oracle, randomize
 from tests.support.folders import shared_folder
 from tests.support.recipes import COMMON, VOCAB_SIZE

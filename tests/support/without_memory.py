@@ -16,19 +16,19 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ostinato.graphs.buffers import StepBuffers
-from ostinato.graphs.host import changes_device, reads_on_host
-from ostinato.graphs.places import tensors_in
-from ostinato.layers.build import WeightAllocator
+from ostinato.graphs.recorder import changes_device, reads_on_host
+from ostinato.graphs.tensor_refs import tensors_in
+from ostinato.layers.allocation import WeightAllocator
 from ostinato.models.base import CausalLM
 from ostinato.models.loader import build_model
-from ostinato.ops.facts import OPERATIONS
-from ostinato.ops.kernels import Ops, CallHook, reference_module, triton_kernel
-from ostinato.ops.launches.table import Launch
-from ostinato.ops.step import LayerCache
+from ostinato.ops.dispatch import CallHook, Ops, reference_module, triton_kernel
+from ostinato.ops.launch_tables.launch import Launch
+from ostinato.ops.operations import OPERATIONS
+from ostinato.ops.step_inputs import LayerCache
 from ostinato.plan.kernels import KernelChoice
-from ostinato.plan.layers import LayerSpec
+from ostinato.plan.layer_specs import LayerSpec
+from ostinato.plan.mixers import StateSpec
 from ostinato.plan.model import ModelSpec
-from ostinato.plan.states import StateSpec
 
 META = torch.device("meta")
 BLOCK_SIZE, BLOCKS, SLOTS = 16, 9, 40
@@ -109,7 +109,7 @@ def _is_given(tensor: torch.Tensor, arguments: Any) -> bool:
 @contextmanager
 def collected_launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Launch, Mapping[str, Any]]]]:
     """The launches that wrappers of Triton kernels ask for meanwhile, none of which is started."""
-    from ostinato.ops.triton import launcher
+    from ostinato.ops.triton import common
 
     found: list[tuple[Launch, Mapping[str, Any]]] = []
 
@@ -121,7 +121,7 @@ def collected_launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[L
         found.append((launch, arguments))
 
     with monkeypatch.context() as patch:
-        patch.setattr(launcher, "run", run)
+        patch.setattr(common, "run", run)
         yield found
 
 

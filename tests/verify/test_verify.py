@@ -13,19 +13,19 @@ import torch
 from rich.console import Console
 
 from ostinato import EngineConfig
-from ostinato.cache.manager import CacheManager
 from ostinato.cli.main import main
-from ostinato.cli.verify_tables import print_report
-from ostinato.engine.run.steering import OverriddenProposer
+from ostinato.cli.verify import print_report
 from ostinato.engine.text.tokenizer import load_tokenizer
-from ostinato.sample import sampler
-from ostinato.sample.sampler import SampleKernel, Project
-from ostinato.sample.state import SamplingState
-from ostinato.schedule.batch import BatchRow, RowResult
-from ostinato.speculate.ngram import NgramProposer
-from ostinato.verify.plain import PlainPath, complete
-from ostinato.verify.prompts import Prompt
-from ostinato.verify.settings import base_config, plain_config
+from ostinato.kv_cache.manager import CacheManager
+from ostinato.runner.draft_override import OverriddenProposer
+from ostinato.sampling import sampler
+from ostinato.sampling.sampler import Project, SampleKernel
+from ostinato.sampling.state import SamplingState
+from ostinato.scheduler.batch import BatchRow, RowResult
+from ostinato.spec_decode.ngram import NgramProposer
+from ostinato.verify.engine_configs import base_config, plain_config
+from ostinato.verify.reference_run import PlainPath, complete
+from ostinato.verify.test_prompts import Prompt
 from ostinato.verify.verify import Trial, has_passed, verify
 from tests.support.checkpoints import checkpoint, oracle_logits, random_prompt
 from tests.support.engines import greedy, make_engine, sampled
@@ -130,7 +130,9 @@ def accept_wrong_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every seventh draft is taken for the token itself."""
     drawn, tokens_ahead = sampler._sample_logits, sampler._verify_drafts
 
-    def ahead(project: Project, rows: Sequence[BatchRow], drafts: Sequence[tuple[int, ...]], draw: SampleKernel) -> list[RowResult]:
+    def ahead(
+        project: Project, rows: Sequence[BatchRow], drafts: Sequence[tuple[int, ...]], draw: SampleKernel
+    ) -> list[RowResult]:
         guessed = {
             (id(row.sampling_state), row.end + i): draft
             for row, of_row in zip(rows, drafts, strict=True)
@@ -340,7 +342,7 @@ def test_prompts_of_a_file_are_asked_as_messages(tmp_path: Path) -> None:
     file = tmp_path / "prompts"
     lines = ("hello there", "abc" * 20)
     file.write_text(f"{lines[0]}\n\n{lines[1]}\n")
-    from ostinato.cli.requests import read_prompts
+    from ostinato.cli.flags import read_prompts
 
     assert read_prompts(file) == lines
     settings = {**ONE_WAY, "model": str(text_checkpoint()), "threads": 1}

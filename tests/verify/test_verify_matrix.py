@@ -10,18 +10,17 @@ import pytest
 import torch
 
 from ostinato import CapacityError, ConfigError, SamplingParams
-from ostinato.engine.run.steering import OverriddenSelector, OverriddenProposer
 from ostinato.models.checkpoint import load_spec
 from ostinato.plan.device.detect import detect
 from ostinato.plan.plan import make_plan
-from ostinato.sample.sampler import SampleKernel
-from ostinato.sample.state import PendingToken, SamplingState
-from ostinato.schedule.batch import Batch, BatchRow
-from ostinato.verify.drafts import ReferenceDrafts
+from ostinato.runner.draft_override import OverriddenProposer, OverriddenSelector
+from ostinato.sampling.sampler import SampleKernel
+from ostinato.sampling.state import PendingToken, SamplingState
+from ostinato.scheduler.batch import Batch, BatchRow
+from ostinato.verify.engine_configs import base_config, check_length, check_memory, way_config, with_cache
 from ostinato.verify.matrix import MatrixSize, VerifyMatrix, make_matrix, named, small_chunks, speculations
-from ostinato.verify.plain import ReferenceCase
-from ostinato.verify.prompts import Prompt, longest_text, make_prompts
-from ostinato.verify.settings import base_config, check_length, check_memory, way_config, with_cache
+from ostinato.verify.reference_run import ReferenceCase, ReferenceDrafts
+from ostinato.verify.test_prompts import Prompt, longest_text, make_prompts
 from tests.support.checkpoints import checkpoint
 
 BLOCK, STATE_BLOCK, CHUNKS = 16, 32, (37, 64)
@@ -233,7 +232,9 @@ def steered(drafts: tuple[int, ...], known: bool = True) -> list[tuple[int, tupl
     proposer = OverriddenProposer(Fixed(drafts), ReferenceDrafts(1000, [CASE] if known else []))
     found = []
     for place in range(1, 30):
-        row = BatchRow("a", (0,), len(PROMPT) + place - 1, (), num_drafts=4, num_logits=5, samples=True, sampling_state=STATE)
+        row = BatchRow(
+            "a", (0,), len(PROMPT) + place - 1, (), num_drafts=4, num_logits=5, samples=True, sampling_state=STATE
+        )
         [steered] = proposer.propose(Batch((row,), 1, 4))
         found.append((place, steered))
     return found
@@ -256,7 +257,9 @@ def test_a_drafter_that_is_always_right_is_rejected_at_every_depth() -> None:
     anchors = set()
     for place in range(1, 30):
         proposer = OverriddenProposer(Fixed(EXPECTED[place : place + 4]), ReferenceDrafts(1000, [CASE]))
-        row = BatchRow("a", (0,), len(PROMPT) + place - 1, (), num_drafts=4, num_logits=5, samples=True, sampling_state=STATE)
+        row = BatchRow(
+            "a", (0,), len(PROMPT) + place - 1, (), num_drafts=4, num_logits=5, samples=True, sampling_state=STATE
+        )
         [drafts] = proposer.propose(Batch((row,), 1, 4))
         anchors.add(num_right(place, drafts))
     assert anchors == {0, 1, 2, 3, 4}

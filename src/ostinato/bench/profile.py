@@ -6,23 +6,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from ostinato.bench.drive import plan_of, with_room
-from ostinato.bench.figures import Calls
-from ostinato.bench.floor import measure_bandwidth, measure_flops
-from ostinato.bench.graph_speed import graph_of
-from ostinato.bench.phases import MODEL, decode_phases, phase_figures
-from ostinato.bench.predicted import machine_of
-from ostinato.bench.reports import Column, BenchReport, ProgressCallback, Table, engine_facts, engine_lines
+from ostinato.bench.engine_driver import plan_of, with_room
+from ostinato.bench.graphs import graph_of
+from ostinato.bench.measure_rates import machine_of
+from ostinato.bench.report import BenchReport, Column, ProgressCallback, Table, engine_facts, engine_lines
+from ostinato.bench.roofline import measure_bandwidth, measure_flops
+from ostinato.bench.statistics import Calls
+from ostinato.bench.step_phases import MODEL, decode_phases, phase_figures
 from ostinato.errors import ConfigError
-from ostinato.ops.work import KernelCost, StepShape
+from ostinato.ops.kernel_cost import KernelCost, StepShape
 from ostinato.plan.graphs.coverage import dispatch
-from ostinato.plan.memory.kernel_work import kernel_work
+from ostinato.plan.kernel_costs import kernel_work
 from ostinato.plan.plan import Plan
 from ostinato.plan.prediction import ENGINE, StepPredictor
 
 if TYPE_CHECKING:
     from ostinato.config import EngineConfig
-    from ostinato.engine.engine import EngineCore
+    from ostinato.engine.core import EngineCore
 
 
 KERNEL_OF = {"logits": "linear"}
@@ -66,7 +66,7 @@ def profile(settings: dict[str, Any], bench: ProfileBench, say: ProgressCallback
     run eagerly, with a stopwatch at every kernel, and the rest is torch and Python between kernels. On a GPU all calls
     of one operation are replayed as a separate graph. The last of a step's kernels is `logits`, the LM head's matmul.
     """
-    from ostinato.engine.engine import EngineCore
+    from ostinato.engine.core import EngineCore
 
     config = _config_for(settings, bench)
     say("loading the model and capturing its graphs")
@@ -90,7 +90,7 @@ def _decode(
     engine: EngineCore, bench: ProfileBench, roofs: Roofline, machine: StepPredictor | None, say: ProgressCallback
 ) -> list[dict[str, Any]]:
     from ostinato.bench.gpu.kernel_times import operation_times, step_seconds
-    from ostinato.bench.steps import TapeClock, make_decode_steps, profile_eagerly, profile_tape
+    from ostinato.bench.step_timing import TapeClock, make_decode_steps, profile_eagerly, profile_tape
 
     plan, runner = engine.plan, engine.runner
     by_operation = _by_operation(engine, bench)
@@ -123,9 +123,11 @@ def _decode(
     return figures
 
 
-def _prefill(engine: EngineCore, bench: ProfileBench, roofs: Roofline, machine: StepPredictor | None, say: ProgressCallback) -> dict[str, Any]:
+def _prefill(
+    engine: EngineCore, bench: ProfileBench, roofs: Roofline, machine: StepPredictor | None, say: ProgressCallback
+) -> dict[str, Any]:
     from ostinato.bench.gpu.kernel_times import operation_times, step_seconds
-    from ostinato.bench.steps import profile_eagerly, prompt_step
+    from ostinato.bench.step_timing import profile_eagerly, prompt_step
 
     say(f"prefill, {bench.prefill} tokens")
     runner, passes = engine.runner, max(3, bench.rounds // 4)

@@ -8,12 +8,20 @@ from dataclasses import asdict
 from itertools import chain, pairwise
 from typing import Any
 
-from ostinato.bench.drive import Workload, bench_config, run_batch, run_rounds
-from ostinato.bench.figures import RoundTrace, percentiles, spread
-from ostinato.bench.floor import decode_bytes, floor_figures, measure_bandwidth
-from ostinato.bench.reports import Column, BenchReport, ProgressCallback, Table, engine_facts, engine_lines, run_facts, spread_columns
-from ostinato.bench.worker import run_in_process
-from ostinato.observe.phases import StartupTimer
+from ostinato.bench.engine_driver import Workload, bench_config, run_batch, run_in_process, run_rounds
+from ostinato.bench.report import (
+    BenchReport,
+    Column,
+    ProgressCallback,
+    Table,
+    engine_facts,
+    engine_lines,
+    run_facts,
+    spread_columns,
+)
+from ostinato.bench.roofline import decode_bytes, floor_figures, measure_bandwidth
+from ostinato.bench.statistics import RoundTrace, percentiles, spread
+from ostinato.observe.histograms import StartupTimer
 from ostinato.units import format_bytes
 
 RATES = ("total_tokens_per_second", "prefill_tokens_per_second", "decode_tokens_per_second")
@@ -61,7 +69,7 @@ def throughput(settings: dict[str, Any], workload: Workload, say: ProgressCallba
     `bookkeeping_share` is the share of all steps for scheduling batches and applying results. `floor` is None for a
     model whose bytes are not known beforehand; see `decode_bytes`.
     """
-    from ostinato.engine.engine import EngineCore
+    from ostinato.engine.core import EngineCore
 
     config = bench_config(settings, workload)
     engine = EngineCore(config)
@@ -104,7 +112,7 @@ def throughput(settings: dict[str, Any], workload: Workload, say: ProgressCallba
 
 def latency(settings: dict[str, Any], workload: Workload, say: ProgressCallback) -> BenchReport:
     """Measure the two latencies in seconds for each batch size, with requests that all come at once."""
-    from ostinato.engine.engine import EngineCore
+    from ostinato.engine.core import EngineCore
 
     config = bench_config(settings, workload)
     engine = EngineCore(config)
@@ -147,7 +155,7 @@ def answer_startup(job: dict[str, Any]) -> dict[str, Any]:
     import torch  # noqa: F401
 
     phases.end("torch")
-    from ostinato.engine.engine import EngineCore
+    from ostinato.engine.core import EngineCore
 
     gc.enable()
     phases.end("import")

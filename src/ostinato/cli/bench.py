@@ -7,16 +7,16 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from ostinato.bench.comparison import PEERS, compare
-from ostinato.bench.draft_speed import SpeculativeBench, speculative
-from ostinato.bench.drive import Workload
-from ostinato.bench.prefix import MODES, PrefixBench, prefix
+from ostinato.bench.engine_driver import Workload
+from ostinato.bench.peers import PEERS, compare
+from ostinato.bench.prefix_cache import MODES, PrefixBench, prefix
 from ostinato.bench.prefix_workloads import WORKLOADS, Sizes
+from ostinato.bench.speculative import SpeculativeBench, speculative
 from ostinato.bench.throughput import latency, startup, throughput
-from ostinato.cli.bench_command import BatchSizes, Measure, add_command, names, sizes
+from ostinato.cli.bench_common import BatchSizes, Measure, add_command, names, sizes
 from ostinato.cli.bench_serve import overhead_command, serve_command
 from ostinato.cli.bench_steps import encoder_command, graphs_command, profile_command
-from ostinato.cli.command import HelpGroup
+from ostinato.cli.help import HelpGroup
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError
 

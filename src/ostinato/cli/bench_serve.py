@@ -7,15 +7,15 @@ from typing import Annotated, Any
 
 import typer
 
-from ostinato.bench.serve.http_client import check_url
+from ostinato.bench.serve.load_client import check_url
+from ostinato.bench.serve.load_generator import Target
 from ostinato.bench.serve.overhead import OverheadBench, overhead
-from ostinato.bench.serve.sending import Target
 from ostinato.bench.serve.sweep import ServeBench, find_model, serve
 from ostinato.bench.serve.workload import FORMS, Lengths, LoadSpec, parse_lengths
-from ostinato.cli.bench_command import Measure, sizes
+from ostinato.cli.bench_common import Measure, sizes
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError
-from ostinato.plan.layouts.deadline import parse_deadline
+from ostinato.plan.capacity.estimate import parse_deadline
 
 
 class Endpoint(StrEnum):

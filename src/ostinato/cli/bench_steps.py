@@ -6,10 +6,10 @@ from typing import Annotated, Any
 
 import typer
 
-from ostinato.bench.encoder_speed import EncoderBench, encoder
-from ostinato.bench.graph_speed import GraphBench, graphs
+from ostinato.bench.encoder import EncoderBench, encoder
+from ostinato.bench.graphs import GraphBench, graphs
 from ostinato.bench.profile import ProfileBench, profile
-from ostinato.cli.bench_command import BatchSizes, Measure, sizes
+from ostinato.cli.bench_common import BatchSizes, Measure, sizes
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ostinato.cli.command import HelpCommand
+from ostinato.cli.help import HelpCommand
 from ostinato.engine.cache_files import CacheFolder, clear_cache_folder, default_cache_directory, list_cache_folders
 from ostinato.errors import ConfigError, os_error_text
 from ostinato.units import format_bytes

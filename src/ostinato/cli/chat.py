@@ -10,14 +10,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ostinato.cli.options import Model, engine_options, name_model
+from ostinato.cli.flags import (
+    PANEL,
+    Model,
+    TemplateVariables,
+    as_message,
+    engine_options,
+    name_model,
+    sampling_options,
+    template_variables,
+)
 from ostinato.cli.output import note, note_cut, print_pieces, print_stats
-from ostinato.cli.requests import PANEL, TemplateVariables, as_message, sampling_options, template_variables
 from ostinato.errors import RequestError
 
 if TYPE_CHECKING:
     from ostinato.engine.llm import LLM
-    from ostinato.sample.params import SamplingParams
+    from ostinato.sampling.params import SamplingParams
 
 HELP = """\
 /image PATH  show the model an image, with the next message
@@ -109,7 +117,7 @@ class ChatSession:
     def attach(self, source: str) -> None:
         """Attach an image to the next message. RequestError if it, or any image, cannot be taken."""
         from ostinato.media.load import load_image
-        from ostinato.media.messages import MediaError
+        from ostinato.media.message_media import MediaError
 
         part: dict[str, Any] = {"type": "image", "image": source}
         media = self.llm.engine.media

@@ -12,12 +12,12 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from ostinato.cli.options import Model, engine_options, name_model
+from ostinato.cli.flags import Model, engine_options, name_model
 from ostinato.cli.output import figures_table, note
 from ostinato.config import EngineConfig
 from ostinato.demo.tasks import Task, questions_about_drawings, word_problems
 from ostinato.errors import ConfigError
-from ostinato.plain_data import to_json_data
+from ostinato.json_io import to_json_data
 
 if TYPE_CHECKING:
     from ostinato.engine.llm import LLM
@@ -87,8 +87,8 @@ def evaluate(
     """
     name_model(settings, target)
     from ostinato import LLM
-    from ostinato.verify.logits import compare_logits as compare
-    from ostinato.verify.logits import exact_config
+    from ostinato.verify.logit_loss import compare_logits as compare
+    from ostinato.verify.logit_loss import exact_config
 
     exact = exact_config(EngineConfig(**settings)) if compare_logits else None
     piped = not sys.stderr.isatty()  # on a terminal, there are bars
@@ -132,7 +132,7 @@ def evaluate(
 
 
 def _evaluate(llm: LLM, seed: int, count: int, max_tokens: int) -> Evaluation:
-    from ostinato.sample.params import SamplingParams
+    from ostinato.sampling.params import SamplingParams
 
     sees = llm.engine.spec.vision is not None
     kind = "drawings" if sees else "word problems"

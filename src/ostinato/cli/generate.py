@@ -14,15 +14,21 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from ostinato.cli.options import engine_options
+from ostinato.cli.flags import (
+    TemplateVariables,
+    as_message,
+    engine_options,
+    read_prompts,
+    sampling_options,
+    template_variables,
+)
 from ostinato.cli.output import check_room, note_cut, print_pieces, print_stats
-from ostinato.cli.requests import TemplateVariables, as_message, read_prompts, sampling_options, template_variables
 from ostinato.errors import RequestError
 
 if TYPE_CHECKING:
     from ostinato.engine.llm import LLM
     from ostinato.engine.outputs import RequestOutput
-    from ostinato.sample.params import SamplingParams
+    from ostinato.sampling.params import SamplingParams
 
 
 @engine_options

@@ -12,13 +12,13 @@ import typer
 from rich.console import Console
 
 import ostinato
-from ostinato.bench.gpu.check import PartOutcome, measure_apart, run_parts
+from ostinato.bench.gpu.gpu_report import make_report, write_data, write_report
 from ostinato.bench.gpu.parts import BUDGET, CheckPart, full_scale, make_parts, toy_scale
-from ostinato.bench.gpu.report import make_report, write_data, write_report
-from ostinato.cli.bench_command import names
+from ostinato.bench.gpu.run_parts import PartOutcome, measure_apart, run_parts
+from ostinato.cli.bench_common import names
 from ostinato.errors import ConfigError, Remedy
-from ostinato.plan.device.catalogue import DeviceSpec
 from ostinato.plan.device.detect import detect
+from ostinato.plan.device.gpu_catalogue import DeviceSpec
 
 EXIT_FAILED = 1
 NEEDED = ("benchmarks/models", "tests/gpu", "tools")

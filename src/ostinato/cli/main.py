@@ -22,10 +22,9 @@ from rich.console import Console
 from rich.text import Text
 
 from ostinato import __version__
-from ostinato.address_space import address_space_hint, address_space_limit, lack_of_address_space
-from ostinato.cli.command import HELP_NAMES, HelpCommand, HelpGroup, UsageError
+from ostinato.cli.help import HELP_NAMES, HelpCommand, HelpGroup, UsageError
 from ostinato.errors import ConfigError, OstinatoError, Remedy
-from ostinato.threads import limit_spin_wait
+from ostinato.os_support import address_space_hint, address_space_limit, lack_of_address_space, limit_spin_wait
 from ostinato.units import GiB
 
 EXIT_BAD_REQUEST, EXIT_INTERRUPTED = 2, 130
@@ -35,13 +34,13 @@ COMMANDS = {
     "chat": "ostinato.cli.chat:chat",
     "serve": "ostinato.cli.serve:serve",
     "plan": "ostinato.cli.plan:plan",
-    "inspect": "ostinato.cli.inspect:inspect",
-    "batch": "ostinato.cli.batch:batch",
-    "fetch": "ostinato.cli.fetch:fetch",
+    "inspect": "ostinato.cli.checkpoints:inspect",
+    "batch": "ostinato.cli.serve:batch",
+    "fetch": "ostinato.cli.checkpoints:fetch",
     "eval": "ostinato.cli.eval:evaluate",
     "verify": "ostinato.cli.verify:verify",
     "bench": "ostinato.cli.bench:app",
-    "ray-config": "ostinato.cli.ray_config:ray_config",
+    "ray-config": "ostinato.cli.serve:ray_config",
     "cache": "ostinato.cli.cache:app",
     "gpu-check": "ostinato.cli.gpu_check:gpu_check",
 }
@@ -82,7 +81,9 @@ class RootGroup(HelpGroup):
         """Write one line for each subcommand without importing any."""
         room = formatter.width - max(map(len, COMMANDS)) - 4
         with formatter.section("Commands"):
-            formatter.write_dl([(name, textwrap.shorten(_summary_from_source(name), room, placeholder="...")) for name in COMMANDS])
+            formatter.write_dl(
+                [(name, textwrap.shorten(_summary_from_source(name), room, placeholder="...")) for name in COMMANDS]
+            )
 
 
 def _summary_from_source(name: str) -> str:
@@ -227,7 +228,7 @@ def _flags_of(arguments: Sequence[str]) -> dict[str, Any]:
 
 def _as_typed(remedy: Remedy, flags: Mapping[str, Any]) -> str:
     """Return a remedy as typed on the command line, or unchanged if the command has no flag of its name."""
-    from ostinato.cli.options import as_typed
+    from ostinato.cli.flags import as_typed
 
     if remedy.setting not in flags:
         return str(remedy)

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from ostinato.bench.reports import Column, Table
+from ostinato.bench.report import Column, Table
 from ostinato.errors import RequestError, os_error_text
 from ostinato.units import format_bytes
 
@@ -21,7 +21,7 @@ _ROOM = 4096
 
 if TYPE_CHECKING:
     from ostinato.engine.outputs import CompletionOutput, RequestOutput
-    from ostinato.sample.params import SamplingParams
+    from ostinato.sampling.params import SamplingParams
 
 
 def print_pieces(
@@ -175,7 +175,7 @@ def _print_speculation(speculation: Mapping[str, Any], console: Console) -> None
         reasons = ", ".join(speculation["graphs"]["eager_reasons"])
         facts.append(f"{speculation['graphs']['steps']['eager']:,} steps of the drafter ran eagerly ({reasons})")
     console.print(_remark("\n".join(facts)))
-    from ostinato.bench.draft_speed import CONTROLLER  # half of the benchmarks come with it
+    from ostinato.bench.speculative import CONTROLLER  # half of the benchmarks come with it
 
     Table(CONTROLLER, speculation["controller"]["batch_sizes"], "drafts by batch size").print(console)
 

@@ -12,24 +12,21 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from ostinato.cli.options import Model, engine_options, name_model
+from ostinato.cli.flags import Model, engine_options, name_model
 from ostinato.config import EngineConfig
 from ostinato.errors import CapacityError, ConfigError, Remedy
+from ostinato.json_io import to_json_data
 from ostinato.models.checkpoint import load_spec
-from ostinato.plain_data import to_json_data
-from ostinato.plan.device.catalogue import DEVICE_NAMES, DeviceSpec
+from ostinato.plan.capacity.estimate import MAX_REPLICAS, OfferedLoad, estimate_layouts, parse_deadline
 from ostinato.plan.device.detect import find_device
-from ostinato.plan.device.rates import cache_directory, save_rates
-from ostinato.plan.graphs.sizing import size_for_traffic
-from ostinato.plan.graphs.traffic import Traffic
-from ostinato.plan.layouts.deadline import parse_deadline
-from ostinato.plan.layouts.layout import MAX_REPLICAS, OfferedLoad, estimate_layouts
+from ostinato.plan.device.gpu_catalogue import DEVICE_NAMES, DeviceSpec
+from ostinato.plan.device.measured_rates import cache_directory, save_rates
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import Plan, make_plan
 from ostinato.plan.remedies import min_memory
-from ostinato.plan.words.render import print_plan, render_launches
-from ostinato.plan.words.render_graphs import print_sizing
-from ostinato.plan.words.render_layouts import print_layouts
+from ostinato.plan.render.graph_tables import print_layouts, print_sizing
+from ostinato.plan.render.tables import print_plan, render_launches
+from ostinato.plan.traffic import Traffic, size_for_traffic
 from ostinato.units import exact_bytes, format_bytes, parse_bytes
 
 
@@ -185,7 +182,7 @@ def _counts(text: str | None) -> tuple[int, ...]:
 
 def _measure(plan: Plan) -> None:
     """Measure the rates that the plan asks for, and save them."""
-    from ostinato.bench.probe import measure_rates
+    from ostinato.bench.measure_rates import measure_rates
 
     rates, directory = measure_rates(plan), cache_directory()
     try:

@@ -1,22 +1,160 @@
-"""`ostinato verify`: a check that every fast path of a model gives the tokens of the plain one."""
+"""`ostinato verify`: a check that every fast path of a model gives the tokens of the plain one.
+
+Tables and remarks of `ostinato verify`'s report.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
-from ostinato.cli.options import Model, engine_options, name_model
-from ostinato.cli.output import note, piped_progress
-from ostinato.cli.requests import read_prompts
-from ostinato.cli.verify_tables import print_report
+from ostinato.cli.flags import Model, engine_options, name_model, read_prompts
+from ostinato.cli.output import figures_table, note, piped_progress
 from ostinato.errors import ConfigError
+
+STYLES = {"equal": "green", "tie": "yellow", "different": "bold red", "error": "bold red"}
+WIDEST = 200
+"""Largest width of the table of cells, in columns."""
+MAX_PLACES = 3
+"""Largest number of divergences that are printed for one cell."""
+SHORT_GRAPH_MODES = {"full_decode_only": "full", "full_and_piecewise": "full+piecewise"}
+
+
+def print_report(report: Mapping[str, Any], console: Console) -> None:
+    """Print the setup, the cells, their missing proofs, and each divergence."""
+    console.print(_facts(report))
+    cells = _cells(report)
+    # Do not limit the width: truncated columns are useless.
+    console.width = max(console.width, console.measure(cells, options=console.options.update(width=WIDEST)).maximum)
+    console.print(cells)
+    for line in _remarks(report):
+        console.print(line, soft_wrap=True)
+    console.print(_summary(report), soft_wrap=True)
+
+
+def _facts(report: Mapping[str, Any]) -> Table:
+    model, settings, extent = report["model"], report["settings"], report["extent"]
+    table = figures_table("verify", justify="left")
+    size = f"{model['architecture']}, {model['parameters'] / 1e6:,.1f} M"
+    table.add_row("model", f"{model['name']} ({size}{', random weights' if model['random_weights'] else ''})")
+    run = f"{settings['device']}, {settings['dtype']}, blocks of {settings['block_size']} tokens, checkpoints every "
+    table.add_row("run", f"{run}{settings['state_block_size']}, {settings['max_num_seqs']} rows")
+    lengths = [length for prompt in report["prompts"] for length in prompt["tokens"].values()]
+    asked = f"{len(report['prompts'])} of {min(lengths)} to {max(lengths)} tokens, each greedy and sampled"
+    table.add_row("prompts", f"{asked}, up to {settings['max_tokens']} new")
+    plain = Text.assemble(_verdict(report["plain"]["verdict"]), " to the whole texts, each computed at once")
+    table.add_row("plain path", plain)
+    ways = f"{extent['ways']} of {extent['possible_ways']} ways, each with a cold and then a warm cache"
+    table.add_row("cells", ways)
+    return table
+
+
+def _cells(report: Mapping[str, Any]) -> Table:
+    table = Table(box=None, header_style="bold")
+    table.add_column("cell", style="cyan")
+    for name in ("state", "drafts", "graphs", "step", "overlap", "preempt", "cache", "greedy", "sampled"):
+        table.add_column(name, no_wrap=True)
+    for name in ("accepted", "cached", "preempted", "full/piecewise/eager"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for number, cell in enumerate(report["cells"], start=1):
+        table.add_row(
+            str(number),
+            cell["state_cache_mode"],
+            _short_speculation(cell["speculative"]),
+            SHORT_GRAPH_MODES.get(cell["graph_mode"], cell["graph_mode"]),
+            str(cell["max_num_batched_tokens"]),
+            cell["overlap"],
+            "yes" if cell["preemption"] else "no",
+            cell["cache"],
+            *(_verdict(cell[kind]) for kind in ("greedy", "sampled")),
+            *_counts(cell),
+        )
+    return table
+
+
+def _counts(cell: Mapping[str, Any]) -> Iterator[str]:
+    counts = cell["counts"]
+    if counts is None:
+        yield from ("-", "-", "-", "-")
+        return
+    has_drafts = cell["speculative"] != "none"
+    yield f"{counts['drafts_accepted']} of {counts['drafts_proposed']}" if has_drafts else "-"
+    yield f"{counts['cached_tokens']:,}"
+    yield f"{counts['preemptions']:,}"
+    yield "/".join(str(counts[f"{mode}_steps"]) for mode in ("full", "piecewise", "eager"))
+
+
+def _remarks(report: Mapping[str, Any]) -> Iterator[Text]:
+    """Yield one line for each divergence, and for each missing proof of a cell."""
+    for message in report["left_out"]:
+        yield Text(f"left out: {message}", style="dim")
+    numbered = list(enumerate(report["cells"], start=1))
+    notes = dict.fromkeys(note for _, cell in numbered for note in cell["notes"])
+    for note in notes:
+        cells = ", ".join(str(number) for number, cell in numbered if note in cell["notes"])
+        yield Text(f"no proof in cells {cells}: {note}", style="yellow")
+    yield from _places("plain path", report["plain"]["found"], report)
+    for number, cell in numbered:
+        if cell["error"] is not None:
+            yield Text(f"cell {number}: {cell['error']}", style=STYLES["error"])
+        yield from _places(f"cell {number}", cell["found"], report)
+
+
+def _places(where: str, found: Sequence[Mapping[str, Any]], report: Mapping[str, Any]) -> Iterator[Text]:
+    """Yield the first divergences, differences before ties."""
+    ordered = sorted(found, key=lambda each: each["is_tie"])
+    for each in ordered[:MAX_PLACES]:
+        yield _place(where, each, report)
+    if len(found) > MAX_PLACES:
+        yield Text(f"{where}: and {len(found) - MAX_PLACES} more, which --json lists")
+
+
+def _place(where: str, found: Mapping[str, Any], report: Mapping[str, Any]) -> Text:
+    """Return a divergence with its scores."""
+    prompt, verdict = report["prompts"][found["prompt"]], "tie" if found["is_tie"] else "different"
+    what = "logits" if found["kind"] == "greedy" else "logits with noise"
+    best = ", ".join(f"{token}: {score:.6g}" for token, score in found["best"])
+    came = "the output's end" if found["came"] is None else f"{found['came']}: {found['came_score']:.6g}"
+    expected = "the output's end" if found["expected"] is None else str(found["expected"])
+    asked = f"{found['kind']}, prompt {found['prompt']} ({prompt['about']}), token {found['place']}"
+    scores = f"best two {what} {best}; a gap of {found['tolerance']:.2g} is a tie"
+    return Text.assemble(
+        (f"{where}: {verdict}", STYLES[verdict]), f", {asked}: expected {expected}, came {came}; {scores}"
+    )
+
+
+def _summary(report: Mapping[str, Any]) -> Text:
+    summary = report["summary"]
+    counts = [(f"{summary[name]} {name}", STYLES[name]) for name in STYLES if summary[name]]
+    parts: list[Any] = [f"{summary['cells']} cells: "]
+    for number, part in enumerate(counts):
+        parts += [", ", part] if number else [part]
+    incomplete = sum(bool(cell["notes"]) for cell in report["cells"])
+    if incomplete:
+        parts.append((f" ({incomplete} without proof of something, see above)", "yellow"))
+    return Text.assemble(*parts, f"; {summary['seconds']:.0f} s")
+
+
+def _short_speculation(speculative: str | Mapping[str, Any]) -> str:
+    """Return the speculation without a path, which is the same in all rows."""
+    if isinstance(speculative, str):
+        method, *rest = speculative.split(":")
+        return f"{method}:{rest[-1]}" if rest else method
+    return f"{speculative['method']}:{speculative['num_speculative_tokens']}"
+
+
+def _verdict(verdict: str) -> Text:
+    return Text(verdict, style=STYLES[verdict])
+
 
 EXIT_DIFFERENT = 1
 

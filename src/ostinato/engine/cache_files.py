@@ -1,4 +1,7 @@
-"""Files of an engine's prefix cache, opened according to the plan, and the contents of such a directory for people."""
+"""Files of an engine's prefix cache, opened according to the plan, and the contents of such a directory for people.
+
+Identity of an engine: the properties that two engines must share to exchange requests.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ostinato.cache.files.directory import ABOUT_FILE, FILE_KINDS, PARTIAL_SUFFIX, CacheDirectory
-from ostinato.cache.files.packed import NAME_BYTES
-from ostinato.cache.files.tier import FileRates, FileTier
-from ostinato.cache.memory import CacheMemory
-from ostinato.formats.gguf.split import all_parts
+from ostinato.formats.gguf.reader import all_parts
+from ostinato.kv_cache.offload.directory import ABOUT_FILE, FILE_KINDS, PARTIAL_SUFFIX, CacheDirectory
+from ostinato.kv_cache.offload.file_format import NAME_BYTES
+from ostinato.kv_cache.offload.file_tier import FileRates, FileTier
+from ostinato.kv_cache.request_cache import CacheMemory
 from ostinato.plan.cache_files import MAX_WAITING, CacheFilesPlan
-from ostinato.plan.device.rates import cache_directory
+from ostinato.plan.cache_identity import cache_fingerprint
+from ostinato.plan.device.measured_rates import cache_directory
+from ostinato.plan.plan import Plan
 
 HEAD_BYTES = 2**20
 """Bytes hashed at the start of a weights file, which holds the tensor names."""
@@ -129,3 +134,15 @@ def _files_in(path: Path) -> Iterator[Path]:
 
 def _is_name(name: str) -> bool:
     return len(name) == 2 * NAME_BYTES and all(each in "0123456789abcdef" for each in name)
+
+
+def engine_identity(plan: Plan, weights: Sequence[Path]) -> dict[str, Any]:
+    """Return the identity of an engine with these `weights`, directories or files.
+
+    Copies of them on two machines are equal: their contents count, not when they were written.
+    """
+    return {
+        **cache_fingerprint(plan),
+        "max_model_len": plan.settings.max_model_len,
+        "weights": [[file.name, *file_fingerprint(file)] for path in weights for file in checkpoint_files(path)],
+    }

@@ -10,35 +10,35 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 import numpy as np
 
 from ostinato.config import EngineConfig
-from ostinato.engine.engine import EngineCore
-from ostinato.engine.outputs import RequestOutput
-from ostinato.engine.progress import generation_progress, start_progress
-from ostinato.engine.prompts import (
+from ostinato.engine.core import EngineCore
+from ostinato.engine.input_processor import (
     ConversationsInput,
-    PromptInput,
     Message,
     Params,
     Prompt,
+    PromptInput,
     Prompts,
-    single_params,
-    check_template_kwargs,
-    merge_params_alias,
     as_conversations,
     as_prompts,
+    check_template_kwargs,
+    merge_params_alias,
     number_error,
     params_per_prompt,
+    single_params,
 )
+from ostinato.engine.outputs import RequestOutput
+from ostinato.engine.progress import generation_progress, start_progress
+from ostinato.engine.shared_engine import BlockingCall, SharedEngine
 from ostinato.engine.text.tokenizer import Tokenizer
-from ostinato.engine.turns import BlockingCall, SharedEngine
 from ostinato.errors import RequestError
 from ostinato.models.pooling import PoolingKind
 from ostinato.plan.plan import Plan
-from ostinato.plan.words.html import folded
-from ostinato.sample.params import SamplingParams
-from ostinato.sample.pool import POOLING_PARAMS, EmbeddingOptions
+from ostinato.plan.render.html import folded
+from ostinato.sampling.params import SamplingParams
+from ostinato.sampling.pooler import POOLING_PARAMS, EmbeddingOptions
 
 if TYPE_CHECKING:
-    from ostinato.engine.settings import LLMSettings
+    from ostinato.engine.llm_settings import LLMSettings
 
 
 class LLM:

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from ostinato.cache.report import CacheReport
-from ostinato.plan.words.html import table
-from ostinato.schedule.batch import TokenLogprobs
+from ostinato.kv_cache.cache_report import CacheReport
+from ostinato.plan.render.html import table
+from ostinato.scheduler.batch import TokenLogprobs
 
 
 @dataclass(slots=True)

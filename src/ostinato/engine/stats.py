@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from ostinato.engine.run.runner import ModelRunner
-from ostinato.engine.speculation import SpeculationMonitor
 from ostinato.observe.counts import EngineCounts
-from ostinato.plan.layouts.requests import RequestLengths
-from ostinato.schedule.scheduler import Scheduler
+from ostinato.plan.traffic import RequestLengths
+from ostinato.runner.model_runner import ModelRunner
+from ostinato.scheduler.scheduler import Scheduler
+from ostinato.spec_decode.controller import SpeculationMonitor
 
 
 def engine_stats(

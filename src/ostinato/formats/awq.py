@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ostinato.formats.expectations import GROUP_SIZES, ConfigChecker
-from ostinato.plan.stored_weights import StoredWeights
+from ostinato.formats.config_checks import GROUP_SIZES, ConfigChecker
+from ostinato.plan.quantization import StoredWeights
 
 PARTS = ("qweight", "qzeros", "scales")
 NIBBLES = (0, 2, 4, 6, 1, 3, 5, 7)

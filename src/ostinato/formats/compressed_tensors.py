@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ostinato.errors import ModelError
-from ostinato.formats.expectations import GROUP_SIZES, ConfigChecker, checked_pattern
-from ostinato.plan.stored_weights import StoredWeights
+from ostinato.formats.config_checks import GROUP_SIZES, ConfigChecker, checked_pattern
+from ostinato.plan.quantization import StoredWeights
 
 PARTS = ("weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx")
 INTEGERS = ("pack-quantized", "int-quantized")

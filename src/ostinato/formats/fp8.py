@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ostinato.formats.expectations import ConfigChecker
-from ostinato.plan.stored_weights import StoredWeights
+from ostinato.formats.config_checks import ConfigChecker
+from ostinato.plan.quantization import StoredWeights
 
 PARTS = ("weight_scale_inv", "weight_scale")
 SUPPORTED = (

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from ostinato.errors import CaptureError
-from ostinato.ops.step import (
+from ostinato.ops.step_inputs import (
     ENCODER_TABLE,
     EncoderInputs,
     StepInputs,

@@ -19,9 +19,9 @@ import torch
 
 from ostinato.errors import CaptureError
 from ostinato.graphs.buffers import BufferAddresses, BufferedInputs
-from ostinato.graphs.places import TensorRef, tensor_ref, storage_pointer
 from ostinato.graphs.recorder import CallRecorder, eager_part
-from ostinato.ops.kernels import Kernel, CallHook
+from ostinato.graphs.tensor_refs import TensorRef, storage_pointer, tensor_ref
+from ostinato.ops.dispatch import CallHook, Kernel
 
 Forward = Callable[[Any], torch.Tensor]
 ReplayFn = Callable[[BufferedInputs], None]
@@ -131,7 +131,9 @@ class CudaBackend:
 class _SegmentRecorder:
     """Recorder in the model's tap during a capture. It ends a segment at each part left out, and begins the next."""
 
-    def __init__(self, driver: Driver, splits: Collection[str], shapes: Iterator[TensorRef], device: torch.device) -> None:
+    def __init__(
+        self, driver: Driver, splits: Collection[str], shapes: Iterator[TensorRef], device: torch.device
+    ) -> None:
         self._driver = driver
         self._splits = splits
         self._shapes = shapes

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 
 from ostinato.graphs.buffers import BufferAddresses, BufferedInputs
-from ostinato.graphs.places import TensorRef, items_in, map_items, tensors_in
-from ostinato.graphs.recorder import RecordedCall, CallRecorder, eager_part
-from ostinato.ops.kernels import NativeKernel, CallHook
-from ostinato.plan.graphs.first_fit import ALIGNMENT, Layout, pack_buffers
+from ostinato.graphs.recorder import CallRecorder, RecordedCall, eager_part
+from ostinato.graphs.tensor_refs import TensorRef, items_in, map_items, tensors_in
+from ostinato.ops.dispatch import CallHook, NativeKernel
+from ostinato.plan.graphs.arena import ALIGNMENT, Layout, pack_buffers
 
 HAS_OUT_VARIANT = frozenset({"add", "mul", "sub", "neg", "exp", "silu", "cat", "embedding", "cos", "sin"})
 """Operations that are replayed in their variant with an output; the results of others are copied to their place."""
@@ -34,7 +34,9 @@ class Tape:
     `replay` makes its calls again and returns the step's result, which the next replay of any tape overwrites.
     """
 
-    def __init__(self, calls: Sequence[RecordedCall], layout: Layout, result: TensorRef, captured: BufferedInputs) -> None:
+    def __init__(
+        self, calls: Sequence[RecordedCall], layout: Layout, result: TensorRef, captured: BufferedInputs
+    ) -> None:
         self.num_calls = len(calls)
         self._calls = calls
         self._layout = layout
@@ -185,7 +187,9 @@ class TapeBackend:
         return tape
 
 
-def plan_layout(calls: Sequence[RecordedCall], sizes: Mapping[int, int], results: Sequence[TensorRef], entries: int = 1) -> Layout:
+def plan_layout(
+    calls: Sequence[RecordedCall], sizes: Mapping[int, int], results: Sequence[TensorRef], entries: int = 1
+) -> Layout:
     """Return offsets for the storages that the calls name, so that no two that live at once overlap.
 
     `sizes` maps a storage's number to its bytes. Each takes the same whole number of cache lines for every one of the

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 from ostinato.layers.linear import Linear, PackedLinear
 from ostinato.layers.module import ModelBuilder, Module
 from ostinato.layers.norm import RMSNorm
-from ostinato.plan.layers import AttentionSpec, LatentSizes
+from ostinato.plan.layer_specs import AttentionSpec, LatentSizes
 
 if TYPE_CHECKING:
     import torch
 
-    from ostinato.ops.step import LayerCache, StepInputs
+    from ostinato.ops.step_inputs import LayerCache, StepInputs
 
 
 class HeadProjections(Module):

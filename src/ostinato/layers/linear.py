@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ostinato.layers.module import ModelBuilder, Module, Multiplier
-from ostinato.ops.blocks.formats import Blocks, num_bytes, slice_rows
-from ostinato.plan.cuts import vocabulary_part
+from ostinato.ops.quant.block_formats import Blocks, num_bytes, slice_rows
+from ostinato.plan.tensor_parallel import vocabulary_part
 from ostinato.plan.weights import Role
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from ostinato.layers.causal_conv import CausalConv
+from ostinato.layers.conv import CausalConv
 from ostinato.layers.linear import Linear
 from ostinato.layers.module import ModelBuilder, Module
 from ostinato.layers.norm import GatedRMSNorm, RMSNorm
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
 
     from ostinato.layers.state_rows import DecodeRows, PrefillRows
-    from ostinato.ops.step import LayerCache, StepInputs
+    from ostinato.ops.step_inputs import LayerCache, StepInputs
 
 InnerNorms = Literal["none", "plain", "weighted"]
 """Norms of time steps, B and C: none (Mamba), RMS norms without weights (Falcon-Mamba) or with weights (Jamba)."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ostinato.layers.causal_conv import CausalConv
+from ostinato.layers.conv import CausalConv
 from ostinato.layers.linear import Linear
 from ostinato.layers.module import ModelBuilder, Module, Multiplier
 from ostinato.layers.norm import GatedRMSNorm
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
 
     from ostinato.layers.state_rows import DecodeRows, PrefillRows
-    from ostinato.ops.step import LayerCache, StepInputs
+    from ostinato.ops.step_inputs import LayerCache, StepInputs
 
 
 class Mamba2Mixer(Module):

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from ostinato.plan.cuts import Rank
+from ostinato.plan.tensor_parallel import Rank
 from ostinato.plan.weights import Role, Weight
 
 if TYPE_CHECKING:
     import torch
 
-    from ostinato.ops.kernels import Ops
+    from ostinato.ops.dispatch import Ops
 
 Multiplier = float | tuple[tuple[float, int], ...]
 """One number for all outputs, or (number, count of outputs) for consecutive outputs."""

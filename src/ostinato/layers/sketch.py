@@ -9,9 +9,9 @@ from math import prod
 from typing import Any
 
 from ostinato.layers.module import Multiplier
-from ostinato.ops.facts import OPERATIONS, Operations
-from ostinato.plan.calls import TraceCall, CallTrace
-from ostinato.plan.cuts import Rank
+from ostinato.ops.operations import OPERATIONS, Operations
+from ostinato.plan.graphs.arena import CallTrace, TraceCall
+from ostinato.plan.tensor_parallel import Rank
 from ostinato.plan.weights import Weight
 
 
@@ -112,7 +112,9 @@ class CallTracer:
         given = (*args, *kwargs.values())
         return self.note(name, given, *((result,) if isinstance(result, SketchTensor) else result))
 
-    def split(self, name: str, function: Callable[..., SketchTensor], tensors: tuple[SketchTensor, ...], *others: Any) -> SketchTensor:
+    def split(
+        self, name: str, function: Callable[..., SketchTensor], tensors: tuple[SketchTensor, ...], *others: Any
+    ) -> SketchTensor:
         """Record the calls of a part of a layer as such."""
         self._part, self._parts = name, self._parts + 1
         result = function(*tensors, *others)

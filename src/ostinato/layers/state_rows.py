@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-    from ostinato.ops.step import StepInputs
+    from ostinato.ops.step_inputs import StepInputs
 
 
 @dataclass(frozen=True)

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ostinato.layers.attention import AxialRotary
 from ostinato.layers.linear import Linear
 from ostinato.layers.module import ModelBuilder, Module, ModuleList
 from ostinato.layers.norm import LayerNorm
-from ostinato.layers.rotary import AxialRotary
-from ostinato.plan.vision import VisionSpec
+from ostinato.plan.layer_specs import VisionSpec
 
 if TYPE_CHECKING:
     import torch
 
-    from ostinato.ops.step import EncoderInputs
+    from ostinato.ops.step_inputs import EncoderInputs
 
 NORM_EPS = 1e-6
 

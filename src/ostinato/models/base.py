@@ -6,19 +6,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from ostinato.layers.attention import Rotary
 from ostinato.layers.linear import Embedding, Linear, QuantizableMatrix
 from ostinato.layers.module import ModelBuilder, Module, ModuleList
 from ostinato.layers.norm import RMSNorm
-from ostinato.layers.rotary import Rotary
-from ostinato.plan.cuts import Rank, vocabulary_part
-from ostinato.plan.layers import LayerSpec
+from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.model import ModelSpec
+from ostinato.plan.tensor_parallel import Rank, vocabulary_part
 
 if TYPE_CHECKING:
     import torch
 
     from ostinato.layers.vision import VisionEncoder
-    from ostinato.ops.step import LayerCache, StepInputs
+    from ostinato.ops.step_inputs import LayerCache, StepInputs
 
 
 class Backbone(Module):

@@ -1,4 +1,7 @@
-"""Location of a model's checkpoint, and the architecture that its config.json names."""
+"""Location of a model's checkpoint, and the architecture that its config.json names.
+
+Check of a tokenizer that replaces the checkpoint's against the model. Imports no torch.
+"""
 
 from __future__ import annotations
 
@@ -13,24 +16,57 @@ from typing import Any
 from ostinato.config import EngineConfig
 from ostinato.demo import CHECKPOINTS, checkpoint_dir
 from ostinato.errors import ConfigError, ModelError, Remedy
-from ostinato.formats.gguf.names import GATE, UP, checkpoint_name
-from ostinato.formats.gguf.runs import find_contiguous_tensors
-from ostinato.formats.gguf.split import all_parts
-from ostinato.formats.parts import gguf_header, is_gguf, read_checkpoint_json
+from ostinato.formats.checkpoint_json import gguf_header, is_gguf, read_checkpoint_json
+from ostinato.formats.gguf.architectures import find_contiguous_tensors
+from ostinato.formats.gguf.reader import all_parts
+from ostinato.formats.gguf.tensor_names import GATE, UP, checkpoint_name
 from ostinato.formats.quantization_config import stored_weights
-from ostinato.models.cut_weights import check_quantized_cut, is_cut_between_groups, with_runs_of_rank
-from ostinato.models.given_tokens import with_given_tokens
+from ostinato.json_io import read_json
 from ostinato.models.hub import fetch_from_hub, gguf_files
-from ostinato.models.named import NAMED, named_file
+from ostinato.models.named_models import NAMED, named_file
+from ostinato.models.quantized_shards import check_quantized_cut, is_cut_between_groups, with_runs_of_rank
 from ostinato.models.registry import MODELS, NOT_IMPLEMENTED
-from ostinato.models.table import with_weight_table
-from ostinato.ops.blocks.formats import BLOCK_FORMATS
-from ostinato.plain_data import read_json
-from ostinato.plan.cuts import sharding_problems, shard
+from ostinato.models.weight_table import with_weight_table
+from ostinato.ops.quant.block_formats import BLOCK_FORMATS
+from ostinato.plan.choose_quantization import with_quantization
+from ostinato.plan.layer_specs import VisionSpec
 from ostinato.plan.model import ModelSpec
-from ostinato.plan.quantization_setting import with_quantization
-from ostinato.plan.speculation.drafter import with_drafter
-from ostinato.plan.vision import VisionSpec
+from ostinato.plan.speculation import with_drafter
+from ostinato.plan.tensor_parallel import shard, sharding_problems
+
+
+def with_given_tokens(model: ModelSpec, tokenizer: str, place: Path) -> ModelSpec:
+    """Return the model with the number of token ids that have a text in `tokenizer`, whose files are in `place`.
+
+    ConfigError if there is no tokenizer, or it has ids that the model does not know; ModelError if it is damaged.
+    """
+    ids = _ids(read_checkpoint_json(place, "tokenizer.json"))
+    if not ids:
+        where = place if is_gguf(place) else place / "tokenizer.json"
+        raise ConfigError(
+            f"tokenizer {tokenizer!r} has no vocabulary: {where} is not there or names no tokens; give a directory "
+            "with a tokenizer.json, or a GGUF file",
+            [Remedy("tokenizer", None)],
+        )
+    highest = max(ids)
+    if highest >= model.vocab_size:
+        raise ConfigError(
+            f"tokenizer {tokenizer!r} does not fit the model: it has token ids up to {highest:,}, and the model's are "
+            f"from 0 to {model.vocab_size - 1:,}; give the tokenizer that the model was trained with",
+            [Remedy("tokenizer", None)],
+        )
+    return replace(model, given_tokens=len(ids))
+
+
+def _ids(parts: dict[str, Any]) -> set[int]:
+    """Return all token ids of a tokenizer.json.
+
+    Its vocabulary maps text to id, or is a list of (text, score) in the order of the ids.
+    """
+    vocabulary = (parts.get("model") or {}).get("vocab") or {}
+    ids = set(vocabulary.values()) if isinstance(vocabulary, dict) else set(range(len(vocabulary)))
+    return ids | {token["id"] for token in parts.get("added_tokens") or ()}
+
 
 CHECKPOINT_FILES = ("*.json", "*.safetensors", "*.jinja")
 TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "*.jinja")

@@ -1,6 +1,12 @@
 """Loading of weights from a GGUF file into a model, in the form that the plan chose.
 
 Blocks stay in the mapped file or are copied; others are dequantized, or quantised anew.
+
+Dequantization of the tensors of a GGUF file.
+
+Conversion of tensors that a GGUF file has in another form: values of state layers, and rows of queries and keys.
+
+Targets of the tensors of a GGUF file, by the names that `formats.gguf.names` gives them.
 """
 
 from __future__ import annotations
@@ -11,17 +17,146 @@ from pathlib import Path
 
 import torch
 
-from ostinato.formats.gguf.blocks import dequantize
-from ostinato.formats.gguf.header import GgufTensor
-from ostinato.formats.gguf.names import GATE, is_changed, stores_norm_plus_one, has_adjacent_rope
-from ostinato.formats.gguf.transforms import to_half_split, to_checkpoint_layout
-from ostinato.formats.parts import gguf_header
-from ostinato.layers import pages
-from ostinato.layers.build import BlockView, WeightTarget, checkpoint_views
+from ostinato.errors import ModelError
+from ostinato.formats.checkpoint_json import gguf_header
+from ostinato.formats.gguf.reader import SUPPORTED, BlockType, GgufTensor, Header
+from ostinato.formats.gguf.tensor_names import (
+    CONVOLUTIONS,
+    EACH,
+    GATE,
+    ROPE_FACTORS,
+    UP,
+    checkpoint_name,
+    checkpoint_shape,
+    has_adjacent_rope,
+    is_changed,
+    stores_norm_plus_one,
+)
+from ostinato.layers import huge_pages
+from ostinato.layers.allocation import BlockView, WeightTarget, checkpoint_views
 from ostinato.models.base import CausalLM
-from ostinato.models.gguf_places import GgufTarget, num_heads_of, tensors_of_places
-from ostinato.models.shares import TensorShard, tensor_shards
-from ostinato.ops.blocks.quantizers import BY_TORCH, WeightQuantizers
+from ostinato.models.tensor_sources import CheckpointMismatch
+from ostinato.models.weight_shards import TensorShard, tensor_shards
+from ostinato.ops.quant import dequantize as block_ops
+from ostinato.ops.quant.quantize import BY_TORCH, WeightQuantizers
+from ostinato.plan.weights import of_all_experts
+
+PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+"""Types that are not blocks."""
+
+
+def dequantize(kind: BlockType, blocks: torch.Tensor) -> torch.Tensor:
+    """Dequantize `blocks` [..., bytes of a row] uint8 to [..., weights of a row] float32."""
+    dtype = PLAIN.get(kind.name)
+    return block_ops.dequantize(kind.name, blocks) if dtype is None else blocks.view(dtype).float()
+
+
+def to_checkpoint_layout(name: str, values: torch.Tensor) -> torch.Tensor:
+    """Return a tensor in the checkpoint's form, from float32 in the file's shape.
+
+    It is for tensors with `names.is_changed`: A becomes the logarithm of its negative, all numbers of heads and of the
+    norm are put in one dimension, and the convolution gets its middle dimension.
+    """
+    if name.endswith(CONVOLUTIONS):
+        return values.unsqueeze(1)
+    return torch.log(-values).flatten() if name.endswith(".ssm_a") else values.flatten()
+
+
+def to_half_split(rows: torch.Tensor, heads: int) -> torch.Tensor:
+    """Reorder the rows of each head, [heads * size, in]: from pairs of neighbours to all firsts, then all seconds."""
+    return rows.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
+
+
+GgufTarget = WeightTarget | list[WeightTarget]
+"""A weight, or the weights of all experts, one matrix each."""
+
+
+def tensors_of_places(
+    model: CausalLM, header: Header, views: Mapping[str, WeightTarget], shares: Mapping[str, TensorShard]
+) -> tuple[dict[str, GgufTensor], dict[str, GgufTarget], dict[str, TensorShard]]:
+    """Return the tensor of each target, the targets, and the shares of sharded ones.
+
+    The share of experts is that of each expert's matrix. `shares` are those of `tensor_shards`. ModelError that lists all
+    tensors missing, left over or of the wrong shape, or tensors of types that are not supported.
+    """
+    unknown = {each.type.name for each in header.tensors.values() if not each.type.is_supported}
+    if unknown:
+        known = ", ".join(SUPPORTED)
+        raise ModelError(f"{header.path} has tensors of type {', '.join(sorted(unknown))}; supported: {known}")
+    named = {tensor.name: checkpoint_name(model.spec, tensor.name) for tensor in header.tensors.values()}
+    places = _places(views, {name for name in named.values() if name is not None})
+    parts = {name: part for name, place in places.items() if (part := _share_of(name, place, shares)) is not None}
+    found: dict[str, GgufTensor] = {}
+    unexpected, misshapen = [], []
+    for tensor in header.tensors.values():
+        stored_as = named[tensor.name]
+        name = None if stored_as is None else model.checkpoint_name(stored_as)
+        if tensor.name == ROPE_FACTORS or (stored_as is not None and name is None):  # It is known, and not loaded.
+            continue
+        if name is None or name not in places or name in found:
+            unexpected.append(tensor.name)
+        elif checkpoint_shape(tensor.name, tensor.shape) != (expected := _shape(places[name], parts.get(name))):
+            misshapen.append(f"{tensor.name} is {list(tensor.shape)}, expected {list(expected)}")
+        else:
+            found[name] = tensor
+    missing = sorted(name for name in places if name not in found)
+    if missing or unexpected or misshapen:
+        raise ModelError(CheckpointMismatch(missing, sorted(unexpected), misshapen).message(header.path))
+    return found, places, parts
+
+
+def _places(views: Mapping[str, WeightTarget], names: set[str]) -> dict[str, GgufTarget]:
+    """Return the targets, with halves if the file has `names` for them, and experts together."""
+    places: dict[str, GgufTarget] = {}
+    for name, view in views.items():
+        together = of_all_experts(name)
+        if together != name:
+            matrices = places.setdefault(together, [])
+            assert isinstance(matrices, list), "experts stand together"
+            matrices.append(view)
+        elif {name + GATE, name + UP} & names:
+            half = view.shape[-2] // 2
+            parts = (name + GATE, slice(0, half)), (name + UP, slice(half, view.shape[-2]))
+            places |= {part: _rows_of(view, rows) for part, rows in parts}
+        else:
+            places[name] = [_of(view, i) for i in range(view.shape[0])] if _is_stack(name, view) else view
+    return places
+
+
+def _is_stack(name: str, view: WeightTarget) -> bool:
+    return len(view.shape) == 3 and not name.endswith((".conv1d.weight", ".conv.weight"))
+
+
+def _rows_of(view: WeightTarget, rows: slice) -> GgufTarget:
+    if len(view.shape) == 3:
+        return [_rows_of(_of(view, i), rows) for i in range(view.shape[0])]  # type: ignore[misc]
+    return view[rows] if isinstance(view, torch.Tensor) else view.rows(rows.start, rows.stop)
+
+
+def _of(view: WeightTarget, i: int) -> WeightTarget:
+    return view[i] if isinstance(view, torch.Tensor) else view.of(i)
+
+
+def _shape(place: GgufTarget, part: TensorShard | None) -> tuple[int, ...]:
+    """Return the shape of the whole tensor; `place` may be one rank's part."""
+    first = place[0] if isinstance(place, list) else place
+    shape = tuple(first.shape) if part is None else part.shape
+    return (len(place), *shape) if isinstance(place, list) else shape
+
+
+def _share_of(name: str, place: GgufTarget, shares: Mapping[str, TensorShard]) -> TensorShard | None:
+    half = next((i for i, end in enumerate((GATE, UP)) if name.endswith(end)), None)
+    share = shares.get(name.removesuffix(GATE).removesuffix(UP).replace(EACH, "0"))
+    if share is not None and isinstance(place, list) and len(share.shape) == 3:
+        share = share.of_one()
+    return share if share is None or half is None else share.of_half(half)
+
+
+def num_heads_of(model: CausalLM, name: str) -> int:
+    """Return the number of heads of the queries or keys that a tensor makes."""
+    attention = next(layer.attention for layer in model.spec.layers if layer.attention is not None)
+    return attention.num_heads if ".q_proj." in name else attention.num_kv_heads
+
 
 PIECE = 2**21
 """Weights that are dequantized at once."""
@@ -41,7 +176,7 @@ def load_gguf(
     for done, (name, tensor) in enumerate(tensors.items(), start=1):
         rows, place, share = _rows(files[tensor.file], tensor), places[name], shares.get(name)
         if _is_mapped(place):
-            pages.populate_pages(rows if share is None else share.read(rows))
+            huge_pages.populate_pages(rows if share is None else share.read(rows))
             progress(done, len(tensors))
             continue
         if isinstance(place, list):
@@ -57,7 +192,7 @@ def load_gguf(
         else:
             heads = num_heads_of(model, name) if has_adjacent_rope(model.spec.architecture, tensor.name) else None
             _put(rows, tensor, place, heads, quantizers, share)
-        pages.drop(rows)
+        huge_pages.drop(rows)
         progress(done, len(tensors))
 
 
@@ -89,7 +224,7 @@ def _is_mapped(place: GgufTarget) -> bool:
 
 def _mapped(path: Path) -> mmap.mmap:
     """Map the file; it stays mapped while a tensor uses it. Writes to it stay in this process."""
-    pages.read_ahead(path)
+    huge_pages.read_ahead(path)
     with path.open("rb") as file:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
 
@@ -143,7 +278,7 @@ def _put(
             lying = rows[begin : begin + step]
             own = lying if of_bytes is None else of_bytes.read(lying)
             place.bytes[begin : begin + step] = own if heads is None else to_half_split(own, len(own) // of_head)
-            pages.drop(lying)
+            huge_pages.drop(lying)
             continue
         values = dequantize(tensor.type, rows[begin : begin + step])
         values = values if share is None else share.read(values)

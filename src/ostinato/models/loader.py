@@ -1,9 +1,12 @@
-"""Loading of weights from safetensors files into a model, with one error for everything that does not match."""
+"""Loading of weights from safetensors files into a model, with one error for everything that does not match.
+
+De-interleaving of a weight's rows, which the checkpoint stores in alternation, after loading.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -11,20 +14,58 @@ import numpy as np
 import torch
 
 from ostinato.errors import ModelError
-from ostinato.formats.parts import is_gguf
-from ostinato.layers import pages
-from ostinato.layers.build import BlockView, WeightAllocator, QuantizedView, WeightTarget, checkpoint_views
+from ostinato.formats.checkpoint_json import is_gguf
+from ostinato.layers import huge_pages
+from ostinato.layers.allocation import BlockView, QuantizedView, WeightAllocator, WeightTarget, checkpoint_views
+from ostinato.layers.module import Module
 from ostinato.models.base import CausalLM
 from ostinato.models.gguf_loader import load_gguf
-from ostinato.models.interleaved import deinterleave
+from ostinato.models.quantized_loader import put_stored, tensors_of
 from ostinato.models.registry import make_model
-from ostinato.models.shares import tensor_shards
-from ostinato.models.sources import TensorSource, find_sources, names_in, opened
-from ostinato.models.stored_loader import put_stored, tensors_of
-from ostinato.ops import int8
-from ostinato.ops.blocks.quantizers import BY_TORCH, WeightQuantizers
+from ostinato.models.tensor_sources import TensorSource, find_sources, names_in, opened
+from ostinato.models.weight_shards import tensor_shards
+from ostinato.ops.quant import quantize
+from ostinato.ops.quant.quantize import BY_TORCH, WeightQuantizers
 from ostinato.plan.model import ModelSpec
-from ostinato.plan.stored_weights import StoredWeights
+from ostinato.plan.quantization import StoredWeights
+
+
+def deinterleave(model: Module) -> None:
+    """Reorder the rows of each `row_interleave` weight as its row of the weight table says.
+
+    A row's scales, or its blocks, move with it. One weight at a time takes its memory twice.
+    """
+    for module, attribute, row in model.weights():
+        if not row.row_interleave:
+            continue
+        order = deinterleaved_index(row.shape[0], row.row_interleave)
+        for each in (attribute, "weight_scale"):
+            tensor = getattr(module, each, None)
+            if tensor is None:
+                continue
+            assert tensor.shape[0] == row.shape[0], "the rows of one tensor of a checkpoint have one format"
+            ordered = huge_pages.empty(*tensor.shape, dtype=tensor.dtype, device=tensor.device)
+            torch.index_select(tensor, 0, order.to(tensor.device), out=ordered)
+            if row.first_part_transposed:
+                transpose_first(ordered, row.row_interleave)
+            setattr(module, each, ordered)
+
+
+def transpose_first(ordered: torch.Tensor, sizes: Sequence[int]) -> None:
+    """Transpose each matrix [sizes[0], columns] of the first part, in place; a matrix stays in its memory."""
+    turns = ordered.shape[0] // sum(sizes)
+    for matrix in ordered[: turns * sizes[0]].split(sizes[0]):
+        matrix.view(-1).copy_(matrix.t().flatten())
+
+
+def deinterleaved_index(rows: int, sizes: Sequence[int]) -> torch.Tensor:
+    """Return the old index of each of `rows` rows when interleaved parts of these `sizes` are grouped, [rows] int64.
+
+    The rows of the first part come first.
+    """
+    turns = torch.arange(rows).view(-1, sum(sizes))
+    return torch.cat([part.flatten() for part in turns.split(list(sizes), dim=1)])
+
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -73,7 +114,7 @@ def load_weights(
     done = 0
     for file in files:
         with opened(file) as tensors:
-            pages.read_ahead(file)
+            huge_pages.read_ahead(file)
             as_they_are: list[tuple[torch.Tensor, torch.Tensor]] = []
             for name, source in sources.items():
                 main, source_name = source.main
@@ -146,7 +187,7 @@ def _convert(tensor: torch.Tensor, place: torch.Tensor) -> None:
     """
     if tensor.nbytes <= PIECE:
         place.copy_(tensor)
-        pages.drop(tensor)
+        huge_pages.drop(tensor)
         return
     for begin, end, source in _pieces(tensor, PIECE):
         place[begin:end].copy_(source)
@@ -167,7 +208,7 @@ def _copied(tensors: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> Iterator[No
 
     def copy(source: np.ndarray, target: np.ndarray, piece: torch.Tensor) -> None:
         np.copyto(target, source)  # It releases the GIL.
-        pages.drop(piece)
+        huge_pages.drop(piece)
 
     with ThreadPoolExecutor(threads) as pool:
         tasks = [
@@ -194,7 +235,7 @@ def _put_transposed(tensor: torch.Tensor, place: WeightTarget, quantizers: Weigh
             place[i].copy_(matrix.t())
         else:
             place.of(i).quantize_into(matrix.t().contiguous(), quantizers)
-        pages.drop(matrix)
+        huge_pages.drop(matrix)
 
 
 def _put_integers(
@@ -220,7 +261,7 @@ def _put_integers(
         if isinstance(place, QuantizedView):
             rows[begin:end].copy_(integers)
         else:
-            rows[begin:end].copy_(int8.dequantize(integers, scale[begin:end], group_size))
+            rows[begin:end].copy_(quantize.dequantize(integers, scale[begin:end], group_size))
 
 
 def _flat(stack: torch.Tensor) -> torch.Tensor:
@@ -253,7 +294,7 @@ def _pieces(tensor: torch.Tensor, size: int) -> Iterator[tuple[int, int, torch.T
     """
     for begin, piece in _parts(tensor, size):
         yield begin, begin + len(piece), piece
-        pages.drop(piece)
+        huge_pages.drop(piece)
 
 
 def _parts(tensor: torch.Tensor, size: int) -> Iterator[tuple[int, torch.Tensor]]:
@@ -282,7 +323,7 @@ def _serves_as(tensor: torch.Tensor, place: torch.Tensor, parameter: torch.Tenso
         place.device.type == "cpu"
         and tensor.dtype == place.dtype
         and (place.shape, place.stride()) == (parameter.shape, parameter.stride())
-        and tensor.data_ptr() % pages.CACHE_LINE == 0
+        and tensor.data_ptr() % huge_pages.CACHE_LINE == 0
     )
 
 

@@ -1,14 +1,21 @@
 """Counts of requests and steps. The engine and the scheduler increment their own.
 
 The other files of this package hold the counts of cached memory, drafts, images and answers, and the histograms. The
-steps of each graph are counted in `graphs/graphs.py`. `observe/metrics.py` names every count. It imports none of the
+steps of each graph are counted in `graphs/step_graphs.py`. `observe/metrics.py` names every count. It imports none of the
 packages that count: they pass their statistics to it.
+
+Counts of cached memory: blocks, checkpoints, cache files and encoded images.
+
+Counts of the images that the vision encoder encoded, with a graph or eagerly.
+
+Counts of drafts: how many were proposed, and how many were accepted at each position.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(slots=True)
@@ -98,3 +105,195 @@ class MigrationCounts:
     """Bytes of the imported blocks and states."""
     recomputed_tokens: int = 0
     """Tokens computed elsewhere that are computed again, because they came without blocks and state."""
+
+
+@dataclass(slots=True)
+class StoreCounts:
+    """Events of the block and slot pools since the start."""
+
+    checkpoints_taken: int = 0
+    checkpoints_not_taken: int = 0
+    """Checkpoints not taken because no slot was free or evictable, or lost at once to their own request."""
+    evicted_blocks: int = 0
+    evicted_checkpoints: int = 0
+    evicted_panes: int = 0
+    shared_blocks: int = 0
+    """Computed blocks that were replaced by an equal block in the index."""
+
+
+@dataclass(slots=True)
+class FileCounts:
+    """Events of the cache's files since the start."""
+
+    written: int = 0
+    written_bytes: int = 0
+    read: int = 0
+    read_bytes: int = 0
+    dropped: int = 0
+    """Files not written, because too many writes were pending or a write had failed shortly before."""
+    failed: int = 0
+    """Writes that failed."""
+    damaged: int = 0
+    removed: int = 0
+    """Files removed to stay within `cache_offload`."""
+
+
+@dataclass(slots=True)
+class EncoderCacheCounts:
+    """Sums over the images that requests took from the encoder cache.
+
+    An image is a hit if its cells exist, or if the same step writes them for another request; else it is a miss and is
+    encoded. An image that a preempted request takes again counts again.
+    """
+
+    hits: int = 0
+    hit_tokens: int = 0
+    misses: int = 0
+    encoded_tokens: int = 0
+    evicted_items: int = 0
+    evicted_tokens: int = 0
+
+
+@dataclass(slots=True)
+class EncoderPackCounts:
+    """Packs of images that the vision encoder encoded together, all by one graph or for one reason without a graph."""
+
+    packs: int = 0
+    items: int = 0
+    tokens: int = 0
+    """Output tokens, without padding."""
+    padding: int = 0
+    seconds: float = 0.0
+    """Wall time on the host."""
+
+    def add(self, items: int, tokens: int, padding: int, seconds: float) -> None:
+        """Add one pack."""
+        self.packs += 1
+        self.items += items
+        self.tokens += tokens
+        self.padding += padding
+        self.seconds += seconds
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("packs", "items", "tokens", "seconds", "padding")}
+
+
+@dataclass(slots=True)
+class EncoderCounts:
+    """Packs of images, by the graph that encoded them or by the reason why none did."""
+
+    by_budget: dict[int, EncoderPackCounts] = field(default_factory=dict)
+    """Token budget of the graph -> its packs."""
+    eager: dict[str, EncoderPackCounts] = field(default_factory=dict)
+    """Reason -> packs without a graph."""
+
+    def count_replay(self, budget: int, items: int, tokens: int, seconds: float) -> None:
+        self.by_budget.setdefault(budget, EncoderPackCounts()).add(items, tokens, budget - tokens, seconds)
+
+    def count_eager(self, reason: str, items: int, tokens: int, seconds: float) -> None:
+        self.eager.setdefault(reason, EncoderPackCounts()).add(items, tokens, 0, seconds)
+
+    def clear(self) -> None:
+        self.by_budget.clear()
+        self.eager.clear()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the counts as plain data.
+
+        `hits` are images that a graph encoded, `misses` those that ran eagerly. Tokens, padding and seconds are sums
+        over all. The packs are listed by budget and by reason.
+        """
+        replayed, eager = list(self.by_budget.values()), list(self.eager.values())
+        return {
+            "hits": sum(one.items for one in replayed),
+            "misses": sum(one.items for one in eager),
+            "tokens": sum(one.tokens for one in replayed + eager),
+            "padding": sum(one.padding for one in replayed),
+            "seconds": sum(one.seconds for one in replayed + eager),
+            "budgets": [{"budget": budget, **one.to_json()} for budget, one in sorted(self.by_budget.items())],
+            "eager": [{"reason": reason, **one.to_json()} for reason, one in sorted(self.eager.items())],
+        }
+
+
+@dataclass(slots=True)
+class SpeculationCounts:
+    """Counts of the drafts of decode rows. A row that ended with an error is not counted.
+
+    Tokens count as they were verified, including those after an output's end, which are dropped.
+    """
+
+    num_speculative_tokens: int
+    draft_numbers: tuple[int, ...]
+    """The numbers of drafts that a step may have."""
+    steps: dict[int, int] = field(init=False)
+    """Number of drafts per row that ran -> steps with decode rows."""
+    steps_without_draft: int = 0
+    """Steps that asked for drafts and ran with 0, because no row had one."""
+    rows_with_drafts: int = 0
+    rows_without_draft: int = 0
+    """Rows without a draft in steps that asked for drafts."""
+    tokens: int = 0
+    """New tokens of decode rows."""
+    tokens_with_drafts: int = 0
+    """The part of `tokens` from rows with drafts: the accepted drafts, and one more token for each row."""
+    proposed: list[int] = field(init=False)
+    """Rows that had a draft at each position 1 to k."""
+    reached: list[int] = field(init=False)
+    """The part of `proposed` whose earlier drafts were all accepted."""
+    accepted: list[int] = field(init=False)
+    """The part of `reached` whose draft at that position was accepted too."""
+
+    def __post_init__(self) -> None:
+        self.steps = dict.fromkeys(self.draft_numbers, 0)
+        self.proposed, self.reached, self.accepted = ([0] * self.num_speculative_tokens for _ in range(3))
+
+    def count(self, num_drafts: int, rows: Sequence[tuple[int, int]]) -> None:
+        """Add a step that succeeded and asked for `num_drafts`.
+
+        `rows` has (drafts, new tokens) of each decode row without an error.
+        """
+        if not rows:
+            return
+        drafts_run = num_drafts if any(drafts for drafts, _ in rows) else 0
+        self.steps[drafts_run] += 1
+        self.steps_without_draft += drafts_run < num_drafts
+        for drafts, tokens in rows:
+            self.tokens += tokens
+            if drafts:
+                self._count_drafts(drafts, tokens)
+            elif num_drafts:
+                self.rows_without_draft += 1
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the counts and the rates that follow from them as plain data; a rate without a denominator is None."""
+        proposed, accepted = sum(self.proposed), sum(self.accepted)
+        return {
+            "num_speculative_tokens": self.num_speculative_tokens,
+            "steps": {str(num_drafts): steps for num_drafts, steps in self.steps.items()},
+            "steps_without_draft": self.steps_without_draft,
+            "rows_with_drafts": self.rows_with_drafts,
+            "rows_without_draft": self.rows_without_draft,
+            "tokens": self.tokens,
+            "drafts_proposed": proposed,
+            "drafts_accepted": accepted,
+            "acceptance": _share(accepted, proposed),
+            "tokens_per_row_with_drafts": _share(self.tokens_with_drafts, self.rows_with_drafts),
+            "positions": [
+                {"proposed": of_all, "reached": reached, "accepted": right, "acceptance": _share(right, reached)}
+                for of_all, reached, right in zip(self.proposed, self.reached, self.accepted, strict=True)
+            ],
+        }
+
+    def _count_drafts(self, num_drafts: int, num_tokens: int) -> None:
+        """Add a row with drafts. All but the last of its `num_tokens` tokens are accepted drafts."""
+        self.rows_with_drafts += 1
+        self.tokens_with_drafts += num_tokens
+        num_accepted = num_tokens - 1
+        for index in range(num_drafts):
+            self.proposed[index] += 1
+            self.reached[index] += index <= num_accepted
+            self.accepted[index] += index < num_accepted
+
+
+def _share(part: int, whole: int) -> float | None:
+    return round(part / whole, 4) if whole else None

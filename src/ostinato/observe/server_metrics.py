@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 
 from prometheus_client.core import Metric
 
-from ostinato.observe.exposition import LabelledValues, family, histogram
 from ostinato.observe.histograms import Histogram
+from ostinato.observe.metrics import LabelledValues, family, histogram
 
 
 def heartbeat(age: float, prefix: str, labels: Mapping[str, str]) -> Metric:

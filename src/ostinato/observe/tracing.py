@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ostinato.errors import ConfigError
-from ostinato.observe.record import RequestRecord
+from ostinato.observe.request_record import RequestRecord
 
 
 class Tracing:

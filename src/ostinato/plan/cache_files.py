@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError, Remedy
 from ostinato.plan.decision import Decision
-from ostinato.plan.device.catalogue import DeviceSpec
+from ostinato.plan.device.gpu_catalogue import DeviceSpec
 from ostinato.plan.fitting.fit import FitResult
-from ostinato.plan.memory.flops import PrefillFlops
-from ostinato.plan.search import smallest
-from ostinato.plan.windows import sliding_window_spec
+from ostinato.plan.kernel_costs import PrefillFlops
+from ostinato.plan.limits import smallest
+from ostinato.plan.memory.split import sliding_window_spec
 from ostinato.units import GiB, format_bytes
 
 DEFAULT_LIMIT = 8 * GiB

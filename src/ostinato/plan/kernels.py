@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ostinato.errors import ConfigError, Remedy
-from ostinato.ops.facts import COLLECTIVE_OPS, OPERATIONS, Backend, Implementation, Limited, ops_called_by, parts
-from ostinato.ops.launches.table import Launch
-from ostinato.plan.device.catalogue import DeviceSpec
-from ostinato.plan.device.instruction_sets import has_matrix_units, multiplies_all_in_integers, multiplies_integers
+from ostinato.ops.launch_tables.launch import Launch
+from ostinato.ops.operations import COLLECTIVE_OPS, OPERATIONS, Backend, Implementation, Limited, ops_called_by, parts
+from ostinato.plan.device.gpu_catalogue import DeviceSpec
+from ostinato.plan.device.kernel_support import has_matrix_units, multiplies_all_in_integers, multiplies_integers
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.quantization import BlockQuantization
 
@@ -52,7 +52,9 @@ def choose_kernels(
     sizes = _limited_sizes(model)
     choices = {op: _choose(op, device, setting, deterministic, formats, sizes) for op in ops}
     if setting in ("native", "triton"):
-        lacking = [op for op, choice in choices.items() if choice.implementation != setting and op not in COLLECTIVE_OPS]
+        lacking = [
+            op for op, choice in choices.items() if choice.implementation != setting and op not in COLLECTIVE_OPS
+        ]
         if lacking:
             raise ConfigError(
                 f"kernels {setting}: there are none for {', '.join(lacking)} here ({choices[lacking[0]].reason})",

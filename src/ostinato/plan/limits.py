@@ -1,4 +1,7 @@
-"""Limits: rows, tokens of a step and tokens of a request. They are given or default, and lowered to what fits."""
+"""Limits: rows, tokens of a step and tokens of a request. They are given or default, and lowered to what fits.
+
+Bisection over whole numbers, for the largest or smallest value that works.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,28 @@ from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError, Remedy
 from ostinato.plan.decision import Decision
 from ostinato.plan.model import ModelSpec
-from ostinato.plan.search import largest
+
+
+def largest(low: int, high: int, works: Callable[[int], bool]) -> int | None:
+    """Return the largest of `low` to `high` that works, if all smaller ones work too; None if not even `low` does."""
+    if low > high or not works(low):
+        return None
+    if works(high):
+        return high
+    while high - low > 1:
+        middle = (low + high) // 2
+        if works(middle):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def smallest(low: int, high: int, works: Callable[[int], bool]) -> int | None:
+    """Return the smallest of `low` to `high` that works, if all larger ones work too; None if not even `high` does."""
+    found = largest(-high, -low, lambda value: works(-value))
+    return None if found is None else -found
+
 
 DEFAULT_MAX_NUM_SEQS = {"cuda": 256, "cpu": 32}
 DEFAULT_MAX_NUM_BATCHED_TOKENS = {"cuda": 8192, "cpu": 1024}

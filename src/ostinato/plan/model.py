@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-from ostinato.plan.calls import NO_CALLS, CallTrace
-from ostinato.plan.layers import AttentionSpec, LayerSpec
-from ostinato.plan.quantization import AnyQuantization, BlockQuantization
+from ostinato.plan.graphs.arena import NO_CALLS, CallTrace
+from ostinato.plan.layer_specs import AttentionSpec, LayerSpec, VisionSpec
+from ostinato.plan.mixers import NO_STATE, Mixer, StateArray, StateSpec
+from ostinato.plan.quantization import AnyQuantization, BlockQuantization, StoredWeights
 from ostinato.plan.rope import RopeSpec
-from ostinato.plan.states import NO_STATE, Mixer, StateArray, StateSpec
-from ostinato.plan.stored_weights import StoredWeights
-from ostinato.plan.vision import VisionSpec
 from ostinato.plan.weights import Weight, num_elements
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}

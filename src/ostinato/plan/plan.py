@@ -11,36 +11,31 @@ from typing import Any
 
 from ostinato.config import EngineConfig
 from ostinato.errors import CapacityError, ConfigError
-from ostinato.plain_data import from_plain, load_json, save_json, to_json_data
+from ostinato.json_io import from_plain, load_json, save_json, to_json_data
 from ostinato.plan.cache_files import CacheFilesPlan, plan_cache_files
-from ostinato.plan.cuts import rank_decisions
+from ostinato.plan.choose_quantization import expansion_decisions, quantization_decisions
 from ostinato.plan.decision import Decision
-from ostinato.plan.device.catalogue import DeviceSpec
-from ostinato.plan.encoder.choice import EncoderPlan
-from ostinato.plan.fitting.costs import graph_cost
-from ostinato.plan.fitting.fit import FitError, FitResult, fit
-from ostinato.plan.fitting.settle import utilization
+from ostinato.plan.device.gpu_catalogue import DeviceSpec
+from ostinato.plan.effective_settings import EffectiveSettings
+from ostinato.plan.encoder.encoder_plan import EncoderPlan
+from ostinato.plan.fitting.fit import FitError, FitResult, fit, graph_cost
+from ostinato.plan.fitting.resolve import utilization
 from ostinato.plan.graphs.capture_plan import CapturePlan, choose_capture, plan_capture
-from ostinato.plan.kernel_launches import planned_step_sizes, with_launches
+from ostinato.plan.kernel_costs import StateCachePlan, prefill_flops
 from ostinato.plan.kernels import KernelChoice, backend_of
-from ostinato.plan.launching import capture_time
-from ostinato.plan.memory.cache_split import MemoryPlan, kv_block_bytes, state_slot_bytes
-from ostinato.plan.memory.flops import StateCachePlan, prefill_flops
-from ostinato.plan.memory.prefixes import prefix_decisions
+from ostinato.plan.launches import capture_time, planned_step_sizes, with_launches
+from ostinato.plan.layer_specs import VisionSpec
+from ostinato.plan.memory.prefix_decisions import prefix_decisions
+from ostinato.plan.memory.split import MemoryPlan, kv_block_bytes, state_slot_bytes, window_decisions
+from ostinato.plan.mixers import StateDtype
 from ostinato.plan.model import DTYPE_BYTES, ModelSpec
-from ostinato.plan.overlap import choose_overlap
+from ostinato.plan.open_settings import choose_overlap, text_decisions
 from ostinato.plan.prediction import Prediction, plan_prediction
-from ostinato.plan.quantization_setting import expansion_decisions, quantization_decisions
 from ostinato.plan.remedies import advice, capacity_remedies, min_memory, working_remedies
+from ostinato.plan.render.html import plan_html
 from ostinato.plan.rope import resolve_rope
-from ostinato.plan.settings import EffectiveSettings
-from ostinato.plan.speculation.draft_capture import draft_capture
-from ostinato.plan.speculation.drafter import SpeculativePlan, plan_speculation
-from ostinato.plan.states import StateDtype
-from ostinato.plan.texts import text_decisions
-from ostinato.plan.vision import VisionSpec
-from ostinato.plan.windows import window_decisions
-from ostinato.plan.words.html import plan_html
+from ostinato.plan.speculation import SpeculativePlan, draft_capture, plan_speculation
+from ostinato.plan.tensor_parallel import rank_decisions
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
-from ostinato.ops.facts import OPERATIONS, prefill_op
-from ostinato.ops.work import KernelCost, StepShape
-from ostinato.plan.device.catalogue import DeviceSpec
-from ostinato.plan.device.rates import KernelRate, Rates, StepKind
+from ostinato.ops.kernel_cost import KernelCost, StepShape
+from ostinato.ops.operations import OPERATIONS, prefill_op
+from ostinato.plan.device.gpu_catalogue import DeviceSpec
+from ostinato.plan.device.measured_rates import KernelRate, Rates, StepKind
+from ostinato.plan.kernel_costs import LOGITS, KernelCostPart, kernel_parts
 from ostinato.plan.kernels import KernelChoice
-from ostinato.plan.launching import LAUNCH_SECONDS, step_launches
+from ostinato.plan.launches import LAUNCH_SECONDS, step_launches
 from ostinato.plan.limits import Limits
-from ostinato.plan.memory.kernel_work import LOGITS, KernelCostPart, kernel_parts
 from ostinato.plan.model import DTYPE_BYTES, ModelSpec
 
 ROWS = {"cpu": (1, 8, 32), "cuda": (1, 8, 32, 128, 256)}

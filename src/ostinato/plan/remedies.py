@@ -9,14 +9,13 @@ from typing import Any
 
 from ostinato.config import EngineConfig
 from ostinato.errors import OstinatoError, Remedy
-from ostinato.plan.device.catalogue import DeviceSpec
+from ostinato.plan.device.gpu_catalogue import DeviceSpec
 from ostinato.plan.fitting.fit import FitError, fit, fit_with
-from ostinato.plan.fitting.settle import DEFAULT_MEMORY_UTILIZATION
+from ostinato.plan.fitting.resolve import DEFAULT_MEMORY_UTILIZATION
 from ostinato.plan.graphs.coverage import PIECEWISE_MODES
-from ostinato.plan.limits import min_batched_tokens, min_model_len
-from ostinato.plan.memory.cache_split import cache_need
+from ostinato.plan.limits import largest, min_batched_tokens, min_model_len, smallest
+from ostinato.plan.memory.split import cache_need
 from ostinato.plan.model import ModelSpec
-from ostinato.plan.search import largest, smallest
 from ostinato.units import GiB, KiB, MiB, exact_bytes
 
 Works = Callable[[str, Any], bool]

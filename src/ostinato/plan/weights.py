@@ -112,7 +112,9 @@ class Weight:
     def with_prefix(self, prefix: str) -> Weight:
         """Return the weight with a prefix before each name."""
         names, beside = (tuple(prefix + name for name in each) for each in (self.names, self.quantized_with))
-        return replace(self, names=names, quantized_with=beside, whole_name=self.whole_name and prefix + self.whole_name)
+        return replace(
+            self, names=names, quantized_with=beside, whole_name=self.whole_name and prefix + self.whole_name
+        )
 
 
 def num_elements(weights: Iterable[Weight], in_float32: bool | None = None) -> int:

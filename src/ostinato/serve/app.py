@@ -16,21 +16,20 @@ from starlette.types import ASGIApp
 
 from ostinato import __version__
 from ostinato.errors import ConfigError
-from ostinato.observe.answer_counts import ResponseCounts
+from ostinato.observe.request_record import ResponseCounts
 from ostinato.observe.tracing import Tracing, make_tracing
-from ostinato.serve.api.chat import chat_router
+from ostinato.serve.api.anthropic_messages import messages_router
+from ostinato.serve.api.chat_completions import chat_router
 from ostinato.serve.api.completions import completions_router
 from ostinato.serve.api.embeddings import embeddings_router
-from ostinato.serve.api.messages import messages_router
 from ostinato.serve.api.page import page_files, page_router
 from ostinato.serve.api.responses import responses_router
 from ostinato.serve.api.service import observation_router, service_router
-from ostinato.serve.api.tokens import tokens_router
-from ostinato.serve.http.endpoints import JsonPostMiddleware
-from ostinato.serve.http.errors import MODEL_ERRORS, REPORT_ERRORS, ApiError, as_api_error
-from ostinato.serve.http.gate import RequestMiddleware
+from ostinato.serve.api.tokenize import tokens_router
+from ostinato.serve.body_workers.context import ServedModel, model_of
+from ostinato.serve.http.api_errors import MODEL_ERRORS, REPORT_ERRORS, ApiError, as_api_error
 from ostinato.serve.http.lifecycle import Lifecycle
-from ostinato.serve.work.model import ServedModel, model_of
+from ostinato.serve.http.middleware import JsonPostMiddleware, RequestMiddleware
 
 ROUTERS = (chat_router, completions_router, responses_router, messages_router, embeddings_router)
 """Routers of the endpoints that compute."""

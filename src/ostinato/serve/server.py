@@ -12,23 +12,22 @@ from typing import TYPE_CHECKING, Any, cast
 import uvicorn
 
 from ostinato.config import EngineConfig
-from ostinato.engine.process.launch import freeze_gc, make_engine
+from ostinato.engine.process.engine_process import freeze_gc, make_engine
 from ostinato.models.checkpoint import load_spec
 from ostinato.observe.logs import logs_to
 from ostinato.plan.device.detect import detect
 from ostinato.plan.plan import make_plan
 from ostinato.serve.app import make_app
-from ostinato.serve.http.certificates import Certificates
 from ostinato.serve.http.connection import HttpConnection
+from ostinato.serve.http.connection_limits import ConnectionLimits
 from ostinato.serve.http.lifecycle import Lifecycle
-from ostinato.serve.http.limits import ConnectionLimits
 from ostinato.serve.http.listener import listening, url_of
-from ostinato.serve.http.tls import TlsLayer
+from ostinato.serve.http.tls import Certificates, TlsLayer
 from ostinato.serve.settings import ServeSettings
 
 if TYPE_CHECKING:
-    from ostinato.engine.engine import EngineCore
-    from ostinato.engine.run.runner import ProgressFn
+    from ostinato.engine.core import EngineCore
+    from ostinato.runner.model_runner import ProgressFn
 
     MakeEngine = Callable[[EngineConfig, ProgressFn], EngineCore]
 
@@ -42,7 +41,7 @@ def _lifecycle(config: EngineConfig, settings: ServeSettings, progress: Progress
         # The engine's process plans for itself. Here a plan that cannot be is refused before anything listens.
         make_plan(config, load_spec(config), detect(config.device))
         return Lifecycle(config, settings, progress, make)
-    from ostinato.serve.replicas.cluster import ReplicatedServer
+    from ostinato.serve.ray.cluster import ReplicatedServer
 
     replicated = ReplicatedServer(config, settings, settings.name_of(config.model), progress)
     return Lifecycle(replicated.layout.config, settings, start_engine=replicated.start)

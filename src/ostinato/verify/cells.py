@@ -8,16 +8,15 @@ from functools import partial
 from typing import Any
 
 from ostinato.config import EngineConfig
-from ostinato.engine.engine import EngineCore
-from ostinato.engine.run.steering import override_drafts
+from ostinato.engine.core import EngineCore
 from ostinato.errors import CapacityError, ConfigError
 from ostinato.plan.graphs.coverage import FULL_MODES, PIECEWISE_MODES
+from ostinato.runner.draft_override import override_drafts
 from ostinato.verify.compare import Divergence, Verdict, compare, verdict_of
-from ostinato.verify.drafts import ReferenceDrafts
+from ostinato.verify.engine_configs import way_config
 from ostinato.verify.matrix import VerifyVariant
-from ostinato.verify.plain import ReferenceCase, PlainPath, complete
-from ostinato.verify.prompts import Prompt
-from ostinato.verify.settings import way_config
+from ostinato.verify.reference_run import PlainPath, ReferenceCase, ReferenceDrafts, complete
+from ostinato.verify.test_prompts import Prompt
 
 KINDS = ("greedy", "sampled")
 CACHES = ("cold", "warm")
@@ -73,7 +72,11 @@ class Cell:
 
 
 def run_ways(
-    config: EngineConfig, ways: Sequence[VerifyVariant], plain: PlainPath, prompts: Sequence[Prompt], cases: Sequence[ReferenceCase]
+    config: EngineConfig,
+    ways: Sequence[VerifyVariant],
+    plain: PlainPath,
+    prompts: Sequence[Prompt],
+    cases: Sequence[ReferenceCase],
 ) -> Iterator[Cell]:
     """Yield two cells of each way, cold and warm, in the order of `ways`.
 
@@ -108,7 +111,12 @@ def run_ways(
 
 
 def _run(
-    engine: EngineCore, way: VerifyVariant, cache: str, plain: PlainPath, prompts: Sequence[Prompt], cases: Sequence[ReferenceCase]
+    engine: EngineCore,
+    way: VerifyVariant,
+    cache: str,
+    plain: PlainPath,
+    prompts: Sequence[Prompt],
+    cases: Sequence[ReferenceCase],
 ) -> Cell:
     before = _counts(engine)
     came: dict[int, list[int]] = {}

@@ -7,18 +7,18 @@ from dataclasses import dataclass
 from itertools import combinations, product
 from typing import Any, Literal, get_args
 
-from ostinato.cache.placement import StateCacheMode
 from ostinato.config import EngineConfig
+from ostinato.config_fields import Speculative
 from ostinato.errors import ConfigError, Remedy
+from ostinato.kv_cache.checkpoints import StateCacheMode
 from ostinato.models.checkpoint import load_spec
 from ostinato.plan.device.detect import detect
 from ostinato.plan.graphs.coverage import GraphMode
 from ostinato.plan.limits import min_batched_tokens
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import make_plan
-from ostinato.plan.speculation.drafter import available_methods
-from ostinato.speculative_setting import Speculative
-from ostinato.verify.settings import way_config
+from ostinato.plan.speculation import available_methods
+from ostinato.verify.engine_configs import way_config
 
 Choice = dict[str, Any]
 """One value for each axis: axis -> value."""

@@ -12,13 +12,13 @@ from ostinato.config import EngineConfig
 from ostinato.models.checkpoint import load_spec
 from ostinato.plan.limits import min_batched_tokens
 from ostinato.plan.model import ModelSpec
-from ostinato.sample.params import SamplingParams
+from ostinato.sampling.params import SamplingParams
 from ostinato.verify.cells import CACHES, KINDS, Cell, TokenMismatch, run_ways
 from ostinato.verify.compare import Verdict, verdict_of
+from ostinato.verify.engine_configs import base_config, check_length, check_memory, plain_config, way_config, with_cache
 from ostinato.verify.matrix import MatrixSize, make_matrix, named, small_chunks, speculations
-from ostinato.verify.plain import ReferenceCase, PlainPath
-from ostinato.verify.prompts import Prompt, PromptTexts, longest_text, make_prompts, make_texts
-from ostinato.verify.settings import base_config, check_length, check_memory, plain_config, way_config, with_cache
+from ostinato.verify.reference_run import PlainPath, ReferenceCase
+from ostinato.verify.test_prompts import Prompt, PromptTexts, longest_text, make_prompts, make_texts
 
 SAMPLED = {"temperature": 0.8, "repetition_penalty": 1.1}
 """Sampling parameters of the sampled requests.

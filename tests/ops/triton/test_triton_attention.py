@@ -10,8 +10,8 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ostinato.ops.int8 import quantize_int8
-from ostinato.ops.launches import attention as launches
+from ostinato.ops.launch_tables import attention as launches
+from ostinato.ops.quant.quantize import quantize_int8
 from tests.support.triton_kernels import DTYPES, check, require_triton
 
 require_triton()

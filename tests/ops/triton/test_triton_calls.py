@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from ostinato.graphs.recorder import CallRecorder
-from ostinato.ops.facts import OPERATIONS
-from ostinato.ops.kernels import reference_module, select_ops, triton_kernel
-from ostinato.ops.launches.table import Launch, power_of_two
+from ostinato.ops.dispatch import reference_module, select_ops, triton_kernel
+from ostinato.ops.launch_tables.launch import Launch, power_of_two
+from ostinato.ops.operations import OPERATIONS
 from tests.support.triton_kernels import require_triton
 
 require_triton()
@@ -28,9 +28,9 @@ def test_a_kernel_takes_what_its_reference_takes(name: str) -> None:
 
 def test_triton_is_imported_only_where_a_kernel_of_it_is_chosen() -> None:
     code = (
-        "import sys; from ostinato.ops.kernels import select_ops; select_ops({'rms_norm': 'reference'});"
-        "assert 'ostinato.ops.triton.launcher' not in sys.modules;"
-        "select_ops({'rms_norm': 'triton'}); sys.exit('ostinato.ops.triton.launcher' not in sys.modules)"
+        "import sys; from ostinato.ops.dispatch import select_ops; select_ops({'rms_norm': 'reference'});"
+        "assert 'ostinato.ops.triton.common' not in sys.modules;"
+        "select_ops({'rms_norm': 'triton'}); sys.exit('ostinato.ops.triton.common' not in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

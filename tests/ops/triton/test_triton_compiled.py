@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ostinato.ops.facts import OPERATIONS
+from ostinato.ops.operations import OPERATIONS
 from tests.support.triton_kernels import require_triton
 
 require_triton()

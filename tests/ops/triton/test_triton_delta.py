@@ -11,16 +11,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ostinato.ops import triton_scratch
-from ostinato.ops.kernels import triton_kernel
-from ostinato.ops.launches.state import delta_scan_launches
+from ostinato.ops import scratch
+from ostinato.ops.dispatch import triton_kernel
+from ostinato.ops.launch_tables.state import delta_scan_launches
 from tests.support.delta_cases import delta_case, with_betas
 from tests.support.native_kernels import int32
 from tests.support.triton_kernels import DTYPES, TOLERANCE, assert_close, require_triton, run_both
 
 require_triton()
 
-from ostinato.ops.triton import launcher  # noqa: E402
+from ostinato.ops.triton import common  # noqa: E402
 
 dtypes = st.sampled_from(DTYPES)
 sizes = st.sampled_from([3, 8, 16])
@@ -126,13 +126,13 @@ def test_a_scan_allocates_what_the_plan_counts(per_channel: bool, monkeypatch: p
     shape = {"key_heads": 2, "heads_per_key": 3, "key_dim": 8, "value_dim": 24, "per_channel": per_channel}
     case = delta_case(50, **shape)
     started: list[dict[str, Any]] = []
-    monkeypatch.setattr(launcher, "run", lambda kernel, grid, launch, **arguments: started.append(arguments))
+    monkeypatch.setattr(common, "run", lambda kernel, grid, launch, **arguments: started.append(arguments))
     triton_kernel("delta_scan")(*case.args(), case.slots(3), int32([0, 20, 50]), int32([0, 7]), *[int32([1, 2])] * 2)
     of_chunks, of_rows = started
     assert of_chunks["work"] is of_rows["work"]
     taken = sum(of_rows[name].numel() * of_rows[name].element_size() for name in ("work", "ends"))
     sizes = {"num_heads": 6, "key_dim": 8, "value_dim": 24, "per_channel": per_channel}
-    assert taken == triton_scratch.triton_delta_scan(tokens=50, rows=2, **sizes)
+    assert taken == scratch.triton_delta_scan(tokens=50, rows=2, **sizes)
 
 
 def test_no_launch_of_a_scan_is_one_that_is_known_to_write_elsewhere() -> None:

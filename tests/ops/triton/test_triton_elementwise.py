@@ -7,9 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ostinato.ops.blocks.formats import BLOCK_FORMATS
-from ostinato.ops.facts import TRITON_BLOCKS
-from ostinato.ops.int8 import quantize_int8
+from ostinato.ops.operations import TRITON_BLOCKS
+from ostinato.ops.quant.block_formats import BLOCK_FORMATS
+from ostinato.ops.quant.quantize import quantize_int8
 from tests.support.block_weights import packed
 from tests.support.triton_kernels import DTYPES, check, require_triton
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from ostinato.ops.kernels import triton_kernel
+from ostinato.ops.dispatch import triton_kernel
 from tests.ops.triton.test_triton_state import scan_inputs
 from tests.support.triton_kernels import DEVICE, assert_close, reference, require_triton
 

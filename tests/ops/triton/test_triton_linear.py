@@ -9,18 +9,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ostinato.ops import int8, triton_scratch
-from ostinato.ops.activations import ACTIVATIONS
-from ostinato.ops.blocks.formats import BLOCK_FORMATS
-from ostinato.ops.facts import TRITON_BLOCKS
-from ostinato.ops.kernels import triton_kernel
-from ostinato.ops.results import GATED
+from ostinato.ops import scratch
+from ostinato.ops.dispatch import triton_kernel
+from ostinato.ops.operations import GATED, TRITON_BLOCKS
+from ostinato.ops.quant import quantize
+from ostinato.ops.quant.block_formats import BLOCK_FORMATS
+from ostinato.ops.reference.matmul import ACTIVATIONS
 from tests.support.block_weights import packed
 from tests.support.triton_kernels import DTYPES, assert_close, check, require_triton, run_both
 
 require_triton()
 
-from ostinato.ops.triton import launcher  # noqa: E402
+from ostinato.ops.triton import common  # noqa: E402
 
 dtypes = st.sampled_from(DTYPES)
 formats = st.sampled_from(sorted(TRITON_BLOCKS))
@@ -80,14 +80,14 @@ def test_int8_weights_with_a_scale_per_row_or_group(
     dtype: torch.dtype, tokens: int, in_size: int, group_size: int | None, has_bias: bool
 ) -> None:
     torch.manual_seed(in_size)
-    weight, scale = int8.quantize_int8(torch.randn(40, in_size), group_size)
+    weight, scale = quantize.quantize_int8(torch.randn(40, in_size), group_size)
     bias = torch.randn(40).to(dtype) if has_bias else None
     x = torch.randn(tokens, in_size + 3)[:, :in_size].to(dtype)
     check("linear", x, weight, bias, weight_scale=scale, group_size=group_size)
 
 
 def test_an_int8_product_is_followed_like_another() -> None:
-    weight, scale = int8.quantize_int8(torch.randn(24, 32), 16)
+    weight, scale = quantize.quantize_int8(torch.randn(24, 32), 16)
     by = {"weight_scale": scale, "group_size": 16}
     check("linear", torch.randn(2, 32), weight, None, torch.randn(2, 12), "swiglu", torch.rand(24), **by)
 
@@ -127,11 +127,11 @@ def test_a_product_of_blocks_is_followed_like_another() -> None:
 def test_a_product_in_another_order_allocates_what_the_plan_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = packed((("int4_g32", 24),), 64, torch.Generator().manual_seed(0))
     started: list[dict[str, Any]] = []
-    monkeypatch.setattr(launcher, "run", lambda kernel, grid, launch, **arguments: started.append(arguments))
+    monkeypatch.setattr(common, "run", lambda kernel, grid, launch, **arguments: started.append(arguments))
     order = torch.arange(64, dtype=torch.int32)
     triton_kernel("linear")(torch.randn(5, 64), weight, None, None, "relu2", blocks=(("int4_g32", 24),), order=order)
     taken = sum(started[0][name].nbytes for name in ("x", "out"))
-    assert taken == triton_scratch.triton_linear(tokens=5, outputs=24, element_bytes=4, in_size=64, in_order=True)
+    assert taken == scratch.triton_linear(tokens=5, outputs=24, element_bytes=4, in_size=64, in_order=True)
 
 
 def test_a_scale_that_is_nan_reaches_its_output_alone() -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ostinato.engine.run.inputs import make_step_inputs
-from ostinato.layers.build import WeightAllocator
+from ostinato.layers.allocation import WeightAllocator
 from ostinato.models.checkpoint import model_spec, read_config
 from ostinato.models.loader import build_model, load_weights
-from ostinato.ops.facts import OPERATIONS
-from ostinato.ops.kernels import Ops, select_ops
-from ostinato.schedule.batch import Batch, BatchRow
+from ostinato.ops.dispatch import Ops, select_ops
+from ostinato.ops.operations import OPERATIONS
+from ostinato.runner.inputs import make_step_inputs
+from ostinato.scheduler.batch import Batch, BatchRow
 from tests.models.test_models import BLOCK_SIZE, CPU, poisoned_memory
 from tests.support.checkpoints import checkpoint
 from tests.support.triton_kernels import DEVICE, require_triton
@@ -43,7 +43,9 @@ def logits_of(name: str, ops: Ops) -> torch.Tensor:
     load_weights(model, checkpoint(name))
     memory = poisoned_memory(spec)
     with torch.inference_mode():
-        return torch.cat([model.compute_logits(model(make_step_inputs(batch, BLOCK_SIZE, CPU), memory)[-2:]) for batch in STEPS])
+        return torch.cat(
+            [model.compute_logits(model(make_step_inputs(batch, BLOCK_SIZE, CPU), memory)[-2:]) for batch in STEPS]
+        )
 
 
 @pytest.mark.parametrize("name", MODELS)

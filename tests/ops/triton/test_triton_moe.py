@@ -6,10 +6,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ostinato.ops import int8
-from ostinato.ops.blocks.formats import BLOCK_FORMATS
-from ostinato.ops.facts import TRITON_BLOCKS
-from ostinato.ops.results import GATED
+from ostinato.ops.operations import GATED, TRITON_BLOCKS
+from ostinato.ops.quant import quantize
+from ostinato.ops.quant.block_formats import BLOCK_FORMATS
 from tests.support.block_weights import packed
 from tests.support.triton_kernels import DTYPES, check, reference, require_triton, run_both
 
@@ -76,7 +75,7 @@ def test_moe(
     if group_size == 0:
         check("moe", x, choices, up.to(dtype), down.to(dtype), activation, given_residual)
         return
-    stacks = [int8.quantize_int8(each.flatten(0, 1), group_size) for each in (up, down)]
+    stacks = [quantize.quantize_int8(each.flatten(0, 1), group_size) for each in (up, down)]
     (up, up_scale), (down, down_scale) = (tuple(part.unflatten(0, (experts, -1)) for part in stack) for stack in stacks)
     check("moe", x, choices, up, down, activation, given_residual, up_scale, down_scale, group_size)
 

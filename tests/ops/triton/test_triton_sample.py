@@ -17,7 +17,7 @@ require_triton()
 import triton  # noqa: E402
 import triton.language as tl  # noqa: E402
 
-from ostinato.ops.triton.noise import noise_bits, to_gumbel  # noqa: E402
+from ostinato.ops.triton.common import noise_bits, to_gumbel  # noqa: E402
 
 
 @triton.jit
@@ -78,7 +78,7 @@ def test_tokens_are_those_of_the_reference(rows: list[tuple[float, ...]], vocab_
 
 def assert_same_tokens(logits: torch.Tensor, settings_: torch.Tensor, keys: torch.Tensor) -> None:
     """The settings stay in the CPU's memory."""
-    from ostinato.ops import sample
+    from ostinato.ops.reference import sample
     from ostinato.ops.triton.sample import sample as kernel
 
     own = kernel(logits.to(DEVICE), settings_, keys)

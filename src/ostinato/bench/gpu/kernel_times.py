@@ -13,14 +13,14 @@ from typing import Any
 
 import torch
 
-from ostinato.bench.figures import Calls
-from ostinato.bench.floor import best_seconds
-from ostinato.bench.steps import recording, seconds_of
-from ostinato.engine.run.inputs import make_step_inputs
-from ostinato.engine.run.runner import ModelRunner
+from ostinato.bench.roofline import best_seconds
+from ostinato.bench.statistics import Calls
+from ostinato.bench.step_timing import recording, seconds_of
 from ostinato.graphs.cuda import CudaDriver, Driver
-from ostinato.ops.kernels import Kernel
-from ostinato.schedule.batch import Batch
+from ostinato.ops.dispatch import Kernel
+from ostinato.runner.inputs import make_step_inputs
+from ostinato.runner.model_runner import ModelRunner
+from ostinato.scheduler.batch import Batch
 
 Call = Callable[[], object]
 

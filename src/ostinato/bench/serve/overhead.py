@@ -15,18 +15,33 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
 from typing import Any
 
-from ostinato.bench.drive import with_room
-from ostinato.bench.figures import spread
-from ostinato.bench.reports import Column, BenchReport, ProgressCallback, Table, engine_facts, engine_lines, spread_columns
-from ostinato.bench.serve.cost import GENERATED, PROCESSES, PROGRAM, Used, cost_figures, cost_tables, profiled, sampled
-from ostinato.bench.serve.latencies import count_tokens, serve_figures
-from ostinato.bench.serve.sampler import ENGINE
-from ostinato.bench.serve.sending import LoadRun, Target, run_load, run_on_loop
-from ostinato.bench.serve.sweep import find_model, load_settings, try_server
-from ostinato.bench.serve.workload import ScriptedConversation, LoadSpec, TokenEstimate, make_conversations
-from ostinato.bench.worker import run_in_process
+from ostinato.bench.engine_driver import run_in_process, with_room
+from ostinato.bench.report import (
+    BenchReport,
+    Column,
+    ProgressCallback,
+    Table,
+    engine_facts,
+    engine_lines,
+    spread_columns,
+)
+from ostinato.bench.serve.cpu_profile import (
+    ENGINE,
+    GENERATED,
+    PROCESSES,
+    PROGRAM,
+    Used,
+    cost_figures,
+    cost_tables,
+    profiled,
+    sampled,
+)
+from ostinato.bench.serve.load_generator import LoadRun, Target, run_load, run_on_loop
+from ostinato.bench.serve.sweep import count_tokens, find_model, load_settings, serve_figures, try_server
+from ostinato.bench.serve.workload import LoadSpec, ScriptedConversation, TokenEstimate, make_conversations
+from ostinato.bench.statistics import spread
 from ostinato.config import EngineConfig
-from ostinato.engine.process.launch import SECRET_VARIABLES
+from ostinato.engine.process.engine_process import SECRET_VARIABLES
 from ostinato.errors import ModelError, RequestError
 
 PATIENCE = 30.0
@@ -144,7 +159,7 @@ def _cost(rounds: Sequence[OverheadRound]) -> dict[str, Any]:
 def run_job(job: dict[str, Any]) -> dict[str, Any]:
     """Run `LLM.generate` in this process: the job's batches, one after the other, the last one timed."""
     from ostinato.engine.llm import LLM
-    from ostinato.sample.params import SamplingParams
+    from ostinato.sampling.params import SamplingParams
 
     config = EngineConfig(**job["settings"])
     llm = LLM(**job["settings"])

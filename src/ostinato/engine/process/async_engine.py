@@ -9,43 +9,40 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from ostinato.config import EngineConfig
-from ostinato.engine.checks import check_length
-from ostinato.engine.move.form import params_of, unpack_snapshot
-from ostinato.engine.process.admission import QueueLimit
-from ostinato.engine.process.calls import PendingCalls, set_future
-from ostinato.engine.process.draining import DrainResult, drain
-from ostinato.engine.process.failures import EngineDraining, EngineFailed, EngineStopped
-from ostinato.engine.process.heartbeat import Heartbeat
-from ostinato.engine.process.launch import EngineProcess, make_engine
-from ostinato.engine.process.messages import (
-    Query,
+from ostinato.engine.input_processor import check_length
+from ostinato.engine.migration.drain import DrainResult, drain
+from ostinato.engine.migration.wire_format import params_of, unpack_snapshot
+from ostinato.engine.process.engine_errors import EngineDraining, EngineFailed, EngineStopped
+from ostinato.engine.process.engine_messages import (
     CompileGuide,
-    RequestFailed,
-    ExportRequest,
-    RequestExported,
-    OutputDeltas,
-    ImportRequest,
-    StatsSnapshot,
-    QueryKind,
     EngineReply,
     EngineStart,
     EngineStarted,
+    ExportRequest,
+    ImportRequest,
+    OutputDeltas,
+    Query,
+    QueryKind,
+    RequestExported,
+    RequestFailed,
+    StatsSnapshot,
     SubmitRequest,
 )
-from ostinato.engine.process.stream import RequestStream
-from ostinato.engine.process.streams import StreamRegistry
+from ostinato.engine.process.engine_process import EngineProcess, make_engine
+from ostinato.engine.process.pending_calls import Heartbeat, PendingCalls, set_future
+from ostinato.engine.process.queue_limit import QueueLimit
+from ostinato.engine.process.request_streams import RequestStream, StreamRegistry
 from ostinato.engine.text.chat_template import ChatTemplate
-from ostinato.engine.text.texts import load_tokenizer_and_template
-from ostinato.engine.text.tokenizer import Tokenizer
-from ostinato.media.input import MediaInput, load_media_input
-from ostinato.media.prompt import MediaPrompt
+from ostinato.engine.text.tokenizer import Tokenizer, load_tokenizer_and_template
+from ostinato.media.media_input import MediaInput, load_media_input
+from ostinato.media.media_prompt import MediaPrompt
 from ostinato.models.pooling import PoolingKind
-from ostinato.sample.guide import Guide
-from ostinato.sample.params import SamplingParams
+from ostinato.sampling.guide import Guide
+from ostinato.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
-    from ostinato.engine.engine import EngineCore
-    from ostinato.engine.run.runner import ProgressFn
+    from ostinato.engine.core import EngineCore
+    from ostinato.runner.model_runner import ProgressFn
 
 SAVE_PATIENCE = 60.0
 """Seconds that an engine has at its end to save its prefix cache."""
@@ -197,7 +194,9 @@ class AsyncEngine:
                 self._check_open()
             name, token_ids = stream.request_id, list(prompt)
             stream.prompt_token_ids = token_ids
-            asked = SubmitRequest(name, token_ids, params, priority, cache_salt, media, client, pooling, self.final_only)
+            asked = SubmitRequest(
+                name, token_ids, params, priority, cache_salt, media, client, pooling, self.final_only
+            )
             await self._send_and_wait(stream, asked)
         return stream
 

@@ -18,39 +18,39 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ostinato.address_space import lack_of_address_space
-from ostinato.cache.picture import snapshot_index
+from ostinato.child_process import exit_with_peer
 from ostinato.engine.outputs import RequestOutput
-from ostinato.engine.process.delivery import DeltaBuffer, OutputDelta, DeltaPacer
-from ostinato.engine.process.failures import step_error, picklable_error
-from ostinato.engine.process.launch import freeze_gc
-from ostinato.engine.process.messages import (
+from ostinato.engine.process.engine_errors import picklable_error, step_error
+from ostinato.engine.process.engine_messages import (
     AbortRequest,
-    Query,
     Channel,
     CompileGuide,
-    ExportRequest,
-    RequestExported,
-    EngineCrashed,
-    OutputDeltas,
-    ImportRequest,
-    LogLine,
-    StatsSnapshot,
-    ProgressReport,
-    QueryKind,
-    EngineReply,
     DeltasHandled,
+    EngineCrashed,
+    EngineReply,
     EngineStart,
     EngineStarted,
+    ExportRequest,
+    ImportRequest,
+    LogLine,
+    OutputDeltas,
+    ProgressReport,
+    Query,
+    QueryKind,
+    RequestExported,
+    StatsSnapshot,
     SubmitRequest,
 )
-from ostinato.engine.process.peer import exit_with_peer
-from ostinato.replicas.published import prefix_hit_keys
-from ostinato.sample.grammar import Grammar
-from ostinato.sample.params import SamplingParams
+from ostinato.engine.process.engine_process import freeze_gc
+from ostinato.engine.process.output_deltas import DeltaBuffer, DeltaPacer, OutputDelta
+from ostinato.kv_cache.index_snapshot import snapshot_index
+from ostinato.os_support import lack_of_address_space
+from ostinato.replicas.index_sync import prefix_hit_keys
+from ostinato.sampling.grammar import Grammar
+from ostinato.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
-    from ostinato.engine.engine import EngineCore  # imports torch, whose errors must reach the server
+    from ostinato.engine.core import EngineCore  # imports torch, whose errors must reach the server
 
 _GLANCE = 0.005
 """Seconds between looks whether a guide has been compiled, while there is nothing else to do."""
@@ -98,7 +98,9 @@ def _first_message(channel: Channel) -> EngineStart:
 def _first_step(engine: EngineCore) -> None:
     """Compute one token, to show that the model runs. Raises the error if it does not."""
     token = engine.tokenizer.bos_token_id
-    engine.add_request([0 if token is None else token], SamplingParams(temperature=0, max_tokens=1), cache_salt="first step")
+    engine.add_request(
+        [0 if token is None else token], SamplingParams(temperature=0, max_tokens=1), cache_salt="first step"
+    )
     while engine.has_unfinished:
         for output in engine.step():
             if output.error is not None:

@@ -1,4 +1,7 @@
-"""Text to token ids and back, straight from a checkpoint's `tokenizer.json`, and its generation defaults."""
+"""Text to token ids and back, straight from a checkpoint's `tokenizer.json`, and its generation defaults.
+
+The tokenizer and the chat template of an engine: its checkpoint's, or those that settings name.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,11 @@ from typing import Any, NamedTuple
 
 import tokenizers
 
+from ostinato.config import EngineConfig
+from ostinato.engine.text.chat_template import ChatTemplate, load_chat_template, read_chat_template
 from ostinato.errors import ModelError, RequestError
-from ostinato.formats.parts import is_gguf, read_checkpoint_json
+from ostinato.formats.checkpoint_json import is_gguf, read_checkpoint_json
+from ostinato.models.checkpoint import tokenizer_source
 
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _SAMPLING_SETTINGS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
@@ -201,7 +207,9 @@ def load_tokenizer(directory: Path, checkpoint: Path | None = None) -> Tokenizer
         raise
     except Exception as error:  # the library raises nothing more specific
         raise ModelError(f"{path} cannot be read as a tokenizer: {error}") from None
-    settings = read_checkpoint_json(directory, "special_tokens_map.json") | read_checkpoint_json(directory, "tokenizer_config.json")
+    settings = read_checkpoint_json(directory, "special_tokens_map.json") | read_checkpoint_json(
+        directory, "tokenizer_config.json"
+    )
     return Tokenizer(backend, settings, generation_defaults(checkpoint or directory))
 
 
@@ -255,3 +263,17 @@ def _has_byte_fallback(backend: tokenizers.Tokenizer) -> bool:
         return False
     decoder = json.loads(backend.decoder.__getstate__())
     return any(part["type"] == "ByteFallback" for part in decoder.get("decoders", [decoder]))
+
+
+def load_tokenizer_and_template(config: EngineConfig, checkpoint: Path) -> tuple[Tokenizer, ChatTemplate]:
+    """Return the tokenizer and chat template of a configuration whose model is `checkpoint`.
+
+    End tokens always come from `checkpoint`, also with another tokenizer. ModelError if a file is damaged or not there;
+    ConfigError if a given chat template cannot be read.
+    """
+    place = tokenizer_source(config, checkpoint)
+    tokenizer = load_tokenizer(place, checkpoint)
+    if config.chat_template is None:
+        return tokenizer, load_chat_template(place, tokenizer.special_tokens)
+    text = read_chat_template(Path(config.chat_template).expanduser())
+    return tokenizer, ChatTemplate({"default": text}, tokenizer.special_tokens)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from ostinato.layers.attention import Attention
-from ostinato.layers.feed_forward import MLP
+from ostinato.layers.mlp import MLP
 from ostinato.layers.module import ModelBuilder
 from ostinato.models.arcee.spec import ArceeHyperparameters
 from ostinato.models.decoder import Block, Decoder
-from ostinato.plan.layers import LayerSpec
+from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.model import ModelSpec
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ostinato.models.hyperparameters import activation, attention_spec, flag, integer, number, shared_fields
-from ostinato.models.rope import parse_rope
-from ostinato.plan.layers import LayerSpec
+from ostinato.models.config_json import activation, attention_spec, flag, integer, number, parse_rope, shared_fields
+from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.model import ModelSpec
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from ostinato.layers.attention import Attention
-from ostinato.layers.feed_forward import GatedMLP
 from ostinato.layers.mamba2 import Mamba2Mixer
+from ostinato.layers.mlp import GatedMLP
 from ostinato.layers.module import ModelBuilder
 from ostinato.models.bamba.spec import BambaHyperparameters
 from ostinato.models.decoder import Block, Decoder
-from ostinato.plan.layers import AttentionSpec, LayerSpec
+from ostinato.plan.layer_specs import AttentionSpec, LayerSpec
 from ostinato.plan.mixers import Mamba2Spec
 from ostinato.plan.model import ModelSpec
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ostinato.errors import ModelError
-from ostinato.models.hyperparameters import (
+from ostinato.models.config_json import (
     HybridHyperparameters,
     activation,
     attention_spec,
@@ -14,10 +14,10 @@ from ostinato.models.hyperparameters import (
     flag,
     hybrid_fields,
     integer,
+    parse_rope,
     shared_fields,
 )
-from ostinato.models.rope import parse_rope
-from ostinato.plan.layers import LayerSpec
+from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.rope import RopeSpec
 

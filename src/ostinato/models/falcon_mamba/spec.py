@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ostinato.models.hyperparameters import number
+from ostinato.models.config_json import number
 from ostinato.models.mamba.spec import selective_model_spec
 from ostinato.plan.model import ModelSpec
 

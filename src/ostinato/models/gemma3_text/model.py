@@ -8,20 +8,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ostinato.layers.attention import Attention
-from ostinato.layers.feed_forward import GatedMLP
+from ostinato.layers.attention import Attention, Rotary
+from ostinato.layers.mlp import GatedMLP
 from ostinato.layers.module import ModelBuilder, Module
 from ostinato.layers.norm import RMSNorm
-from ostinato.layers.rotary import Rotary
 from ostinato.models.base import Backbone, CausalLM
 from ostinato.models.gemma3_text.spec import LOCAL, Gemma3Hyperparameters
-from ostinato.plan.layers import LayerSpec
+from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.model import ModelSpec
 
 if TYPE_CHECKING:
     import torch
 
-    from ostinato.ops.step import LayerCache, StepInputs
+    from ostinato.ops.step_inputs import LayerCache, StepInputs
 
 
 class Block(Module):

@@ -10,10 +10,20 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ostinato.errors import ModelError
-from ostinato.models.hyperparameters import activation, attention_spec, flag, integer, number, shared_fields
-from ostinato.models.rope import parse_rope
-from ostinato.models.windows import FULL, SLIDING, layer_windows, window_kinds
-from ostinato.plan.layers import LayerSpec
+from ostinato.models.config_json import (
+    FULL,
+    SLIDING,
+    activation,
+    attention_spec,
+    flag,
+    integer,
+    layer_windows,
+    number,
+    parse_rope,
+    shared_fields,
+    window_kinds,
+)
+from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.rope import RopeSpec
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ostinato.errors import ModelError
-from ostinato.models.hyperparameters import (
+from ostinato.models.config_json import (
     HybridHyperparameters,
     activation,
     attention_spec,
@@ -15,11 +15,11 @@ from ostinato.models.hyperparameters import (
     integer,
     layer_kinds,
     number,
+    parse_rope,
     shared_fields,
     top_k,
 )
-from ostinato.models.rope import parse_rope
-from ostinato.plan.layers import ExpertsSpec, LayerSpec
+from ostinato.plan.layer_specs import ExpertsSpec, LayerSpec
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.rope import RopeSpec
 

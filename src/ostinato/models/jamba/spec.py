@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ostinato.errors import ModelError
-from ostinato.models.hyperparameters import activation, attention_spec, flag, integer, number, shared_fields, top_k
+from ostinato.models.config_json import activation, attention_spec, flag, integer, number, shared_fields, top_k
 from ostinato.models.mamba.spec import time_step_rank
-from ostinato.plan.layers import ExpertsSpec, LayerSpec
+from ostinato.plan.layer_specs import ExpertsSpec, LayerSpec
 from ostinato.plan.mixers import Mamba1Spec
 from ostinato.plan.model import ModelSpec
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from ostinato.layers.feed_forward import Experts, GatedMLP
-from ostinato.layers.kimi_delta import KimiDeltaAttention
+from ostinato.layers.delta_net import KimiDeltaAttention
 from ostinato.layers.latent_attention import LatentAttention
+from ostinato.layers.mlp import Experts, GatedMLP, SigmoidRouter
 from ostinato.layers.module import ModelBuilder, Module
 from ostinato.models.decoder import Block, Decoder
 from ostinato.models.kimi_linear.spec import KimiLinearHyperparameters
-from ostinato.models.sigmoid_router import SigmoidRouter
-from ostinato.plan.layers import ExpertsSpec, LayerSpec
+from ostinato.plan.layer_specs import ExpertsSpec, LayerSpec
 from ostinato.plan.mixers import GatedDeltaSpec
 from ostinato.plan.model import ModelSpec
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ostinato.errors import ModelError
-from ostinato.models.hyperparameters import (
+from ostinato.models.config_json import (
     activation,
     flag,
     flag_is,
@@ -21,7 +21,7 @@ from ostinato.models.hyperparameters import (
     number,
     shared_fields,
 )
-from ostinato.plan.layers import AttentionSpec, ExpertsSpec, LatentSizes, LayerSpec
+from ostinato.plan.layer_specs import AttentionSpec, ExpertsSpec, LatentSizes, LayerSpec
 from ostinato.plan.mixers import GatedDeltaSpec
 from ostinato.plan.model import ModelSpec
 

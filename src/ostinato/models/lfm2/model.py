@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from ostinato.layers.attention import Attention
-from ostinato.layers.feed_forward import GatedMLP
+from ostinato.layers.conv import ShortConv
+from ostinato.layers.mlp import GatedMLP
 from ostinato.layers.module import ModelBuilder, Module
-from ostinato.layers.short_conv import ShortConv
 from ostinato.models.decoder import Block, Decoder
 from ostinato.models.lfm2.spec import Lfm2Hyperparameters
-from ostinato.plan.layers import LayerSpec
+from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.mixers import ShortConvSpec
 from ostinato.plan.model import ModelSpec
 

@@ -7,9 +7,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from ostinato.errors import ModelError
-from ostinato.models.hyperparameters import attention_spec, flag, flag_is, integer, layer_kinds, number, shared_fields
-from ostinato.models.rope import parse_rope
-from ostinato.plan.layers import LayerSpec
+from ostinato.models.config_json import (
+    attention_spec,
+    flag,
+    flag_is,
+    integer,
+    layer_kinds,
+    number,
+    parse_rope,
+    shared_fields,
+)
+from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.mixers import ShortConvSpec
 from ostinato.plan.model import ModelSpec
 

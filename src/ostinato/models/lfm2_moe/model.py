@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ostinato.layers.feed_forward import Experts
 from ostinato.layers.linear import Linear
+from ostinato.layers.mlp import Experts
 from ostinato.layers.module import ModelBuilder, Module
 from ostinato.models.decoder import Block
 from ostinato.models.lfm2.model import Lfm2, lfm2_block
 from ostinato.models.lfm2_moe.spec import Lfm2MoeHyperparameters
-from ostinato.plan.layers import ExpertsSpec, LayerSpec
+from ostinato.plan.layer_specs import ExpertsSpec, LayerSpec
 
 if TYPE_CHECKING:
     import torch

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ostinato.errors import ModelError
-from ostinato.models.hyperparameters import flag, integer, number, top_k
+from ostinato.models.config_json import flag, integer, number, top_k
 from ostinato.models.lfm2.spec import Lfm2Hyperparameters, lfm2_spec
-from ostinato.plan.layers import ExpertsSpec
+from ostinato.plan.layer_specs import ExpertsSpec
 from ostinato.plan.model import ModelSpec
 
 

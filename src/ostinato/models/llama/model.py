@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from ostinato.layers.attention import Attention
-from ostinato.layers.feed_forward import GatedMLP
+from ostinato.layers.mlp import GatedMLP
 from ostinato.layers.module import ModelBuilder
 from ostinato.models.decoder import Block, Decoder
 from ostinato.models.llama.spec import LlamaHyperparameters
-from ostinato.plan.layers import LayerSpec
+from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.model import ModelSpec
 
 

@@ -6,9 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ostinato.models.hyperparameters import activation, attention_spec, flag, integer, number, shared_fields
-from ostinato.models.rope import DEFAULT_THETA, parse_rope
-from ostinato.plan.layers import LayerSpec
+from ostinato.models.config_json import (
+    DEFAULT_THETA,
+    activation,
+    attention_spec,
+    flag,
+    integer,
+    number,
+    parse_rope,
+    shared_fields,
+)
+from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.model import ModelSpec
 
 

@@ -6,7 +6,7 @@ from ostinato.layers.mamba1 import Mamba1Mixer
 from ostinato.layers.module import ModelBuilder
 from ostinato.models.decoder import MixerBlock, StateSpaceDecoder
 from ostinato.models.mamba.spec import MambaHyperparameters
-from ostinato.plan.layers import LayerSpec
+from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.mixers import Mamba1Spec
 from ostinato.plan.model import ModelSpec
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ostinato.errors import ModelError
-from ostinato.models.hyperparameters import activation, flag, integer, number, shared_fields
-from ostinato.plan.layers import LayerSpec
+from ostinato.models.config_json import activation, flag, integer, number, shared_fields
+from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.mixers import Mamba1Spec
 from ostinato.plan.model import ModelSpec
 

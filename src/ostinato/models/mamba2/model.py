@@ -6,7 +6,7 @@ from ostinato.layers.mamba2 import Mamba2Mixer
 from ostinato.layers.module import ModelBuilder
 from ostinato.models.decoder import MixerBlock, StateSpaceDecoder
 from ostinato.models.mamba2.spec import Mamba2Hyperparameters
-from ostinato.plan.layers import LayerSpec
+from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.mixers import Mamba2Spec
 from ostinato.plan.model import ModelSpec
 

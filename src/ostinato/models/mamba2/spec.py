@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ostinato.errors import ModelError
-from ostinato.models.hyperparameters import activation, flag, integer, number, shared_fields, time_step_limit
-from ostinato.plan.layers import LayerSpec
+from ostinato.models.config_json import activation, flag, integer, number, shared_fields, time_step_limit
+from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.mixers import Mamba2Spec
 from ostinato.plan.model import ModelSpec
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ostinato.errors import ModelError
-from ostinato.models.hyperparameters import integer
+from ostinato.models.config_json import FULL, SLIDING, integer, layer_windows, window_kinds
 from ostinato.models.llama.spec import llama_spec
-from ostinato.models.windows import FULL, SLIDING, layer_windows, window_kinds
 from ostinato.plan.model import ModelSpec
 
 DEFAULT_WINDOW = 4096

@@ -6,23 +6,22 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ostinato.layers.attention import Attention
-from ostinato.layers.feed_forward import MLP, Experts
 from ostinato.layers.linear import Linear
 from ostinato.layers.mamba2 import Mamba2Mixer
+from ostinato.layers.mlp import MLP, Experts, SigmoidRouter
 from ostinato.layers.module import ModelBuilder, Module, ModuleList
 from ostinato.layers.norm import RMSNorm
 from ostinato.models.base import PredictionHead
 from ostinato.models.decoder import Decoder
 from ostinato.models.nemotron_h.spec import NemotronHHyperparameters
-from ostinato.models.sigmoid_router import SigmoidRouter
-from ostinato.plan.layers import LayerSpec
+from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.mixers import Mamba2Spec
 from ostinato.plan.model import ModelSpec
 
 if TYPE_CHECKING:
     import torch
 
-    from ostinato.ops.step import LayerCache, StepInputs
+    from ostinato.ops.step_inputs import LayerCache, StepInputs
 
 
 class MoE(Module):
@@ -55,7 +54,12 @@ class Block(Module):
     """x + mixer(norm(x)). Attention leaves out keys before position `first_key`."""
 
     def __init__(
-        self, build: ModelBuilder, hidden_size: int, layer: LayerSpec, hyper: NemotronHHyperparameters, first_key: int = 0
+        self,
+        build: ModelBuilder,
+        hidden_size: int,
+        layer: LayerSpec,
+        hyper: NemotronHHyperparameters,
+        first_key: int = 0,
     ) -> None:
         super().__init__()
         self.kind = layer.kind

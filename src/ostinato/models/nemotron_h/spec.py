@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ostinato.errors import ModelError
-from ostinato.models.hyperparameters import (
+from ostinato.models.config_json import (
     activation,
     attention_spec,
     flag,
@@ -16,7 +16,7 @@ from ostinato.models.hyperparameters import (
     shared_fields,
     time_step_limit,
 )
-from ostinato.plan.layers import AttentionSpec, ExpertsSpec, LayerSpec
+from ostinato.plan.layer_specs import AttentionSpec, ExpertsSpec, LayerSpec
 from ostinato.plan.mixers import Mamba2Spec
 from ostinato.plan.model import DrafterSpec, ModelSpec
 

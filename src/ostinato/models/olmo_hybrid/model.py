@@ -6,19 +6,19 @@ from typing import TYPE_CHECKING
 
 from ostinato.layers.attention import Attention
 from ostinato.layers.delta_net import GatedDeltaNet
-from ostinato.layers.feed_forward import GatedMLP
+from ostinato.layers.mlp import GatedMLP
 from ostinato.layers.module import ModelBuilder, Module
 from ostinato.layers.norm import RMSNorm
 from ostinato.models.decoder import Block, Decoder
 from ostinato.models.olmo_hybrid.spec import OlmoHybridHyperparameters
-from ostinato.plan.layers import AttentionSpec, LayerSpec
+from ostinato.plan.layer_specs import AttentionSpec, LayerSpec
 from ostinato.plan.mixers import GatedDeltaSpec
 from ostinato.plan.model import ModelSpec
 
 if TYPE_CHECKING:
     import torch
 
-    from ostinato.ops.step import LayerCache, StepInputs
+    from ostinato.ops.step_inputs import LayerCache, StepInputs
 
 DELTA_NORM_EPS = 1e-5
 """Epsilon of the norm after a delta net, which config.json does not give."""
@@ -29,7 +29,9 @@ NAMES = {".attention_layer_norm.": ".input_layernorm.", ".feedforward_layer_norm
 class AttentionBlock(Module):
     """x + norm(attention(x)), and the same with an MLP."""
 
-    def __init__(self, build: ModelBuilder, size: int, attention: AttentionSpec, hyper: OlmoHybridHyperparameters) -> None:
+    def __init__(
+        self, build: ModelBuilder, size: int, attention: AttentionSpec, hyper: OlmoHybridHyperparameters
+    ) -> None:
         super().__init__()
         eps = hyper.norm_eps
         self.self_attn = Attention(

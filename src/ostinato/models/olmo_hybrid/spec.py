@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ostinato.errors import ModelError
-from ostinato.models.hyperparameters import activation, attention_spec, flag, integer, number, shared_fields
+from ostinato.models.config_json import activation, attention_spec, flag, integer, number, parse_rope, shared_fields
 from ostinato.models.qwen3_5_text.spec import mixed_layers
-from ostinato.models.rope import parse_rope
-from ostinato.plan.layers import LayerSpec
+from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.mixers import GatedDeltaSpec
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.rope import RopeSpec

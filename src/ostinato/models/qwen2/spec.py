@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ostinato.models.config_json import qwen_windows
 from ostinato.models.llama.spec import llama_spec
-from ostinato.models.windows import qwen_windows
 from ostinato.plan.model import ModelSpec
 
 

@@ -6,10 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ostinato.models.hyperparameters import activation, attention_spec, flag, integer, number, shared_fields
-from ostinato.models.rope import parse_rope
-from ostinato.models.windows import qwen_windows
-from ostinato.plan.layers import LayerSpec
+from ostinato.models.config_json import (
+    activation,
+    attention_spec,
+    flag,
+    integer,
+    number,
+    parse_rope,
+    qwen_windows,
+    shared_fields,
+)
+from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.model import ModelSpec
 
 

@@ -10,13 +10,13 @@ from ostinato.models.decoder import Block
 from ostinato.models.qwen3_5_text.head import Qwen35Head
 from ostinato.models.qwen3_5_text.model import qwen35_block
 from ostinato.models.qwen3_vl.model import Qwen3VL
-from ostinato.plan.layers import LayerSpec
+from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.model import ModelSpec
 
 if TYPE_CHECKING:
     import torch
 
-    from ostinato.ops.step import LayerCache, StepInputs
+    from ostinato.ops.step_inputs import LayerCache, StepInputs
 
 
 class Qwen35VL(Qwen3VL):

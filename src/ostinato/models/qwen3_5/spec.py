@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from ostinato.errors import ModelError
+from ostinato.models.config_json import with_sections
 from ostinato.models.qwen3_5_text.spec import model_spec as text_spec
 from ostinato.models.qwen3_vl.spec import part, vl_spec
-from ostinato.models.rope import with_sections
 from ostinato.plan.model import ModelSpec
 
 SECTIONS = (11, 11, 10)

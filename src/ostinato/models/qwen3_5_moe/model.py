@@ -5,7 +5,7 @@ from __future__ import annotations
 from ostinato.models.decoder import Block
 from ostinato.models.qwen3_5.model import Qwen35VL
 from ostinato.models.qwen3_next.model import sparse_block
-from ostinato.plan.layers import LayerSpec
+from ostinato.plan.layer_specs import LayerSpec
 
 
 class Qwen35MoeVL(Qwen35VL):

@@ -5,21 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from ostinato.layers.attention import Attention
+from ostinato.layers.attention import Attention, AxialRotary, Rotary
 from ostinato.layers.linear import Linear
 from ostinato.layers.module import ModelBuilder, ModuleList
 from ostinato.layers.norm import RMSNorm
-from ostinato.layers.rotary import AxialRotary, Rotary
 from ostinato.models.base import PredictionHead
 from ostinato.models.decoder import Block
-from ostinato.plan.layers import LayerSpec
+from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.rope import axes, inverse_frequencies
 
 if TYPE_CHECKING:
     import torch
 
-    from ostinato.ops.step import LayerCache, StepInputs
+    from ostinato.ops.step_inputs import LayerCache, StepInputs
 
 
 class Qwen35Head(PredictionHead):

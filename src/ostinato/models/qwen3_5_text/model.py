@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from ostinato.layers.attention import Attention
 from ostinato.layers.delta_net import GatedDeltaNet
-from ostinato.layers.feed_forward import GatedMLP
+from ostinato.layers.mlp import GatedMLP
 from ostinato.layers.module import ModelBuilder, Module
 from ostinato.models.decoder import Block, Decoder
 from ostinato.models.qwen3_5_text.head import Qwen35Head
 from ostinato.models.qwen3_5_text.spec import Qwen35Hyperparameters
-from ostinato.plan.layers import LayerSpec
+from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.mixers import GatedDeltaSpec, StoredDeltaNet
 from ostinato.plan.model import ModelSpec
 

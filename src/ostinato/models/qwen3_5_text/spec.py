@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ostinato.errors import ModelError
-from ostinato.models.hyperparameters import (
+from ostinato.models.config_json import (
     activation,
     attention_spec,
     flag,
@@ -15,10 +15,10 @@ from ostinato.models.hyperparameters import (
     integer,
     layer_kinds,
     number,
+    parse_rope,
     shared_fields,
 )
-from ostinato.models.rope import parse_rope
-from ostinato.plan.layers import LayerSpec
+from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.mixers import GatedDeltaSpec
 from ostinato.plan.model import DrafterSpec, ModelSpec
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ostinato.layers.feed_forward import Experts, GatedMLP
 from ostinato.layers.linear import Linear
+from ostinato.layers.mlp import Experts, GatedMLP
 from ostinato.layers.module import ModelBuilder, Module
 from ostinato.models.decoder import Block
 from ostinato.models.qwen3_5_text.model import Qwen35, qwen35_block
 from ostinato.models.qwen3_next.spec import Qwen3NextHyperparameters
-from ostinato.plan.layers import ExpertsSpec, LayerSpec
+from ostinato.plan.layer_specs import ExpertsSpec, LayerSpec
 
 if TYPE_CHECKING:
     import torch

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ostinato.models.hyperparameters import flag, integer, top_k
+from ostinato.models.config_json import flag, integer, top_k
 from ostinato.models.qwen3_5_text.spec import HEAD_COUNTS, Qwen35Hyperparameters, qwen35_spec
-from ostinato.plan.layers import ExpertsSpec
+from ostinato.plan.layer_specs import ExpertsSpec
 from ostinato.plan.mixers import StoredDeltaNet
 from ostinato.plan.model import ModelSpec
 

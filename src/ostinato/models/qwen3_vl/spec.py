@@ -8,21 +8,21 @@ from math import isqrt
 from typing import Any
 
 from ostinato.errors import ModelError
-from ostinato.models.hyperparameters import (
+from ostinato.models.config_json import (
     activation,
     attention_spec,
     checkpoint_dtype,
     flag,
     integer,
     number,
+    parse_rope,
     shared_fields,
+    with_sections,
 )
 from ostinato.models.qwen3.spec import hyperparameters
-from ostinato.models.rope import parse_rope, with_sections
-from ostinato.plan.layers import LayerSpec
+from ostinato.plan.layer_specs import LayerSpec, VisionSpec
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.rope import RopeSpec
-from ostinato.plan.vision import VisionSpec
 
 TEXT_THETA = 500000.0
 SECTIONS = (24, 20, 20)

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from ostinato.errors import ModelError
-from ostinato.models.hyperparameters import attention_spec, flag, integer, top_k
+from ostinato.models.config_json import attention_spec, flag, integer, top_k
 from ostinato.models.qwen3.spec import hyperparameters
 from ostinato.models.qwen3_vl.spec import part, vl_spec
-from ostinato.plan.layers import ExpertsSpec, LayerSpec
+from ostinato.plan.layer_specs import ExpertsSpec, LayerSpec
 from ostinato.plan.model import ModelSpec
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ostinato.errors import ModelError
-from ostinato.models.hyperparameters import flag, integer
+from ostinato.models.config_json import flag, integer, switched_windows
 from ostinato.models.llama.spec import llama_spec
-from ostinato.models.windows import switched_windows
 from ostinato.plan.model import ModelSpec
 
 DEFAULT_THETA = 2_000_000.0

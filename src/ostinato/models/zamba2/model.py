@@ -13,14 +13,14 @@ from ostinato.layers.norm import RMSNorm
 from ostinato.models.base import Backbone, CausalLM
 from ostinato.models.zamba2.shared import Adapters, SharedBlock
 from ostinato.models.zamba2.spec import Zamba2Hyperparameters
-from ostinato.plan.layers import LayerSpec
+from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.mixers import Mamba2Spec
 from ostinato.plan.model import ModelSpec
 
 if TYPE_CHECKING:
     import torch
 
-    from ostinato.ops.step import LayerCache, StepInputs
+    from ostinato.ops.step_inputs import LayerCache, StepInputs
 
 MIXER_NORM_EPS = 1e-5
 """Epsilon of the norm within mixers, whatever config.json gives for the others."""

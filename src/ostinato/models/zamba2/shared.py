@@ -10,12 +10,12 @@ from ostinato.layers.linear import Linear, PackedLinear
 from ostinato.layers.module import ModelBuilder, Module
 from ostinato.layers.norm import RMSNorm
 from ostinato.models.zamba2.spec import Zamba2Hyperparameters
-from ostinato.plan.layers import AttentionSpec
+from ostinato.plan.layer_specs import AttentionSpec
 
 if TYPE_CHECKING:
     import torch
 
-    from ostinato.ops.step import LayerCache, StepInputs
+    from ostinato.ops.step_inputs import LayerCache, StepInputs
 
 
 class AttentionAdapter(Module):
@@ -54,7 +54,9 @@ class MLPAdapter(Module):
 class Adapters(Module):
     """Adapters of one use; in the checkpoint they are inside the block."""
 
-    def __init__(self, build: ModelBuilder, size: int, spec: AttentionSpec, hyper: Zamba2Hyperparameters, use: int) -> None:
+    def __init__(
+        self, build: ModelBuilder, size: int, spec: AttentionSpec, hyper: Zamba2Hyperparameters, use: int
+    ) -> None:
         super().__init__()
         self.names = {"attention": "self_attn", "mlp": "feed_forward"}
         rank = hyper.adapter_rank

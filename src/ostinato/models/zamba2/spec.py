@@ -7,18 +7,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from ostinato.errors import ModelError
-from ostinato.models.hyperparameters import (
+from ostinato.models.config_json import (
     activation,
     flag,
     flag_is,
     integer,
     layer_kinds,
     number,
+    parse_rope,
     shared_fields,
     time_step_limit,
 )
-from ostinato.models.rope import parse_rope
-from ostinato.plan.layers import AttentionSpec, LayerSpec
+from ostinato.plan.layer_specs import AttentionSpec, LayerSpec
 from ostinato.plan.mixers import Mamba2Spec
 from ostinato.plan.model import ModelSpec
 

@@ -1,4 +1,9 @@
-"""embedding: a program copies a part of one token's vector, and dequantizes it if it is quantised."""
+"""embedding: a program copies a part of one token's vector, and dequantizes it if it is quantised.
+
+inject_media: a program takes a part of one token's hidden state; tokens of text cost one load.
+
+weighted_embedding on a GPU: a program adds up a part of one token's vectors.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +11,12 @@ import torch
 import triton
 import triton.language as tl
 
-from ostinato.ops.blocks.formats import BLOCK_FORMATS, Blocks
-from ostinato.ops.launches import elementwise as launches
-from ostinato.ops.launches.table import cdiv
-from ostinato.ops.triton import launcher
-from ostinato.ops.triton.blocks import numbers_at, of_one_format, place_of
-from ostinato.ops.triton.launcher import to_dtype
+from ostinato.ops.launch_tables import pointwise as launches
+from ostinato.ops.launch_tables.launch import cdiv
+from ostinato.ops.quant.block_formats import BLOCK_FORMATS, Blocks
+from ostinato.ops.triton import common
+from ostinato.ops.triton.common import to_dtype
+from ostinato.ops.triton.matmul import numbers_at, of_one_format, place_of
 
 
 @triton.jit
@@ -66,8 +71,8 @@ def embedding(
         size = size // BLOCK_FORMATS[blocks[0][0]].num_bytes * block
     dtype = weight.dtype if weight_scale is None and blocks is None else out_dtype
     out = torch.empty((tokens, size), dtype=dtype, device=weight.device)
-    (launch,) = launches.embedding_launches(size=size, capability=launcher.capability(weight))
-    launcher.run(
+    (launch,) = launches.embedding_launches(size=size, capability=common.capability(weight))
+    common.run(
         embedding_kernel,
         (tokens, cdiv(size, launch.blocks["COLUMNS"])),
         launch,
@@ -83,5 +88,73 @@ def embedding(
         WEIGHTS=weights,
         BLOCK=block,
         MULTIPLIES=multiplier != 1.0,
+    )
+    return out
+
+
+@triton.jit(do_not_specialize=["row"])
+def inject_media_kernel(
+    x, media_cells, media, row, media_rows, size, stride_x, ADDS: tl.constexpr, COLUMNS: tl.constexpr
+):
+    token = tl.program_id(0).to(tl.int64)
+    cell = tl.load(media_cells + token)
+    if cell > 0:
+        column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+        inside = column < size
+        given = tl.load(media + (cell * media_rows + row) * size + column, mask=inside, other=0.0)
+        to = x + token * stride_x + column
+        if ADDS:
+            total = tl.load(to, mask=inside, other=0.0).to(tl.float32) + given.to(tl.float32)
+            given = to_dtype(total, x.dtype.element_ty)
+        tl.store(to, given, mask=inside)
+
+
+def inject_media(x: torch.Tensor, media_cells: torch.Tensor, media: torch.Tensor, row: int, add: bool) -> torch.Tensor:
+    """Compute `ops.inject_media`; its reference documents arguments and result."""
+    tokens, size = x.shape
+    (launch,) = launches.inject_media_launches(size=size, capability=common.capability(x))
+    common.run(
+        inject_media_kernel,
+        (tokens, cdiv(size, launch.blocks["COLUMNS"])),
+        launch,
+        x=x,
+        media_cells=media_cells,
+        media=media,
+        row=row,
+        media_rows=media.shape[1],
+        size=size,
+        stride_x=x.stride(0),
+        ADDS=add,
+    )
+    return x
+
+
+@triton.jit
+def add_vectors(ids, weights, table, out, hidden, COUNT: tl.constexpr, BLOCK: tl.constexpr):
+    token = tl.program_id(0).to(tl.int64)
+    element = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros([BLOCK], tl.float32)
+    for i in tl.static_range(COUNT):
+        vector = tl.load(ids + token * COUNT + i)
+        weight = tl.load(weights + token * COUNT + i)
+        total += tl.load(table + vector * hidden + element, mask=element < hidden, other=0.0).to(tl.float32) * weight
+    tl.store(out + token * hidden + element, to_dtype(total, out.dtype.element_ty), mask=element < hidden)
+
+
+def weighted_embedding(ids: torch.Tensor, weights: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """Compute `ops.encoder.weighted_embedding`; its reference documents arguments and result."""
+    tokens, count = ids.shape
+    hidden = table.shape[1]
+    out = torch.empty((tokens, hidden), dtype=table.dtype, device=table.device)
+    (launch,) = launches.weighted_embedding_launches(count=count, capability=common.capability(table))
+    common.run(
+        add_vectors,
+        (tokens, cdiv(hidden, launch.blocks["BLOCK"])),
+        launch,
+        ids=ids,
+        weights=weights,
+        table=table,
+        out=out,
+        hidden=hidden,
     )
     return out

@@ -2,6 +2,8 @@
 
 A choice is one of a token's experts; choice `token * k + j` is the token's j-th. The grids have as many tiles as there
 could be; programs of tiles without choices return at once.
+
+route on a GPU: scores in tiles of tokens and experts, then the selection for each token.
 """
 
 from __future__ import annotations
@@ -10,18 +12,14 @@ import torch
 import triton
 import triton.language as tl
 
-from ostinato.ops import int8
-from ostinato.ops.blocks.formats import Blocks
-from ostinato.ops.launches import products as launches
-from ostinato.ops.launches.table import Launch, cdiv
-from ostinato.ops.launches.tiles import num_tiles
-from ostinato.ops.results import GATED
-from ostinato.ops.triton import launcher
-from ostinato.ops.triton.activations import activate
-from ostinato.ops.triton.blocks import of_one_format
-from ostinato.ops.triton.launcher import to_dtype
-from ostinato.ops.triton.products import product
-from ostinato.ops.triton.tiles import find_tile
+from ostinato.ops.launch_tables import matmul as launches
+from ostinato.ops.launch_tables.launch import Launch, cdiv, num_tiles
+from ostinato.ops.operations import GATED
+from ostinato.ops.quant import quantize
+from ostinato.ops.quant.block_formats import Blocks
+from ostinato.ops.triton import common
+from ostinato.ops.triton.common import activate, find_tile, to_dtype
+from ostinato.ops.triton.matmul import of_one_format, product
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -180,20 +178,20 @@ def moe(
         experts=experts,
         top_k=top_k,
         element_bytes=x.element_size(),
-        capability=launcher.capability(x),
+        capability=common.capability(x),
         group_size=of_one_format(up_blocks)[1] or (None if up_scale is None else group_size),
         in_blocks=up_blocks is not None,
     )
     order = torch.empty(count, dtype=torch.int32, device=x.device)
     starts = torch.empty(experts + 1, dtype=torch.int32, device=x.device)
-    launcher.run(
+    common.run(
         sort_choices, (experts,), sort, choices=choices, order=order, starts=starts, count=count, experts=experts
     )
     inside = torch.empty((count, inner), dtype=x.dtype, device=x.device)
     _expert_product(inward, x, order, starts, up, up_scale, group_size, up_blocks, inside, top_k, activation)
     of_choices = torch.empty((count, size), dtype=x.dtype, device=x.device)
     _expert_product(outward, inside, order, starts, down, down_scale, group_size, down_blocks, of_choices, 1, None)
-    launcher.run(
+    common.run(
         add_choices,
         (tokens, cdiv(size, add.blocks["BLOCK"])),
         add,
@@ -225,7 +223,7 @@ def _expert_product(
     (count, out_size), in_size, experts = out.shape, x.shape[1], len(weight)
     group = in_size if group_size is None or weight_scale is None else group_size
     weights, block = of_one_format(blocks)
-    launcher.run(
+    common.run(
         expert_product,
         (num_tiles(count, experts, launch.blocks["ROWS"]), cdiv(out_size, launch.blocks["OUTPUTS"])),
         launch,
@@ -240,7 +238,7 @@ def _expert_product(
         in_size=in_size,
         out_size=out_size,
         group_size=group,
-        groups=int8.num_groups(in_size, group),
+        groups=quantize.num_groups(in_size, group),
         x_row=x.stride(0),
         weight_row=weight.stride(1),
         DIVISOR=divisor,
@@ -248,3 +246,175 @@ def _expert_product(
         WEIGHTS=weights if weight_scale is None else "int8",
         BLOCK=block,
     )
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def score_experts(
+    x,
+    weight,
+    scores,
+    tokens,
+    hidden,
+    experts,
+    x_token,
+    ROWS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    INPUTS: tl.constexpr,
+):
+    """Compute a tile of x W^T in float32."""
+    token = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    expert = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
+    is_token, is_expert = token < tokens, expert < experts
+    total = product(
+        x + tl.program_id(0).to(tl.int64) * ROWS * x_token,
+        tl.arange(0, ROWS) * x_token,
+        is_token,
+        weight + tl.program_id(1) * OUTPUTS * hidden,
+        scores,
+        hidden,
+        is_expert,
+        hidden,
+        hidden,
+        1,
+        "plain",
+        0,
+        ROWS,
+        OUTPUTS,
+        INPUTS,
+    )
+    where = scores + token[:, None] * experts + expert[None, :]
+    tl.store(where, total, mask=is_token[:, None] & is_expert[None, :])
+
+
+@triton.jit
+def choose_experts(
+    scores,
+    correction_bias,
+    choices,
+    scaling,
+    least_sum,
+    experts,
+    group_size,
+    HAS_BIAS: tl.constexpr,
+    NORMALIZE: tl.constexpr,
+    OVER_ALL: tl.constexpr,
+    TOP_K: tl.constexpr,
+    TOP_K_WIDTH: tl.constexpr,
+    NUM_GROUPS: tl.constexpr,
+    GROUPS_WIDTH: tl.constexpr,
+    TOP_GROUPS: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """Select the experts of one token.
+
+    No comparison selects NaN; in its place some valid expert is selected.
+    """
+    token = tl.program_id(0)
+    expert = tl.arange(0, WIDTH)
+    is_expert = expert < experts
+    score = tl.load(scores + token * experts + expert, mask=is_expert, other=float("-inf"))
+    if HAS_BIAS:
+        weight = 1 / (1 + tl.exp(-score))
+        choice = weight + tl.load(correction_bias + expert, mask=is_expert, other=0.0)
+        choice = tl.where(is_expert, choice, float("-inf"))
+    else:
+        weight = score
+        choice = score
+    if NUM_GROUPS > 1:
+        group = tl.arange(0, GROUPS_WIDTH)
+        of_groups = tl.full([GROUPS_WIDTH], float("-inf"), tl.float32)
+        for i in range(NUM_GROUPS):
+            own = tl.where((expert // group_size == i) & is_expert, choice, float("-inf"))
+            best = tl.max(own, 0)
+            place = tl.min(tl.where(own == best, expert, WIDTH), 0)
+            second = tl.max(tl.where(expert == place, float("-inf"), own), 0)
+            of_groups = tl.where(group == i, best + second, of_groups)
+        is_allowed = expert < 0
+        for _ in range(TOP_GROUPS):
+            best = tl.max(of_groups, 0)
+            place = tl.min(tl.where(of_groups == best, group, GROUPS_WIDTH), 0)
+            is_allowed = is_allowed | (expert // group_size == place)
+            of_groups = tl.where(group == place, float("-inf"), of_groups)
+        choice = tl.where(is_allowed, choice, float("-inf"))
+    rank = tl.arange(0, TOP_K_WIDTH)
+    ids = tl.zeros([TOP_K_WIDTH], tl.int32)
+    weights = tl.full([TOP_K_WIDTH], float("-inf"), tl.float32)
+    is_taken = expert < 0
+    for i in range(TOP_K):
+        left = tl.where(is_taken, float("-inf"), choice)
+        best = tl.max(left, 0)
+        place = tl.min(tl.where((left == best) & is_expert & (is_taken == 0), expert, experts - 1), 0)
+        is_taken = is_taken | (expert == place)
+        own = tl.max(tl.where(expert == place, weight, float("-inf")), 0)
+        ids = tl.where(rank == i, place, ids)
+        weights = tl.where(rank == i, own, weights)
+    is_rank = rank < TOP_K
+    if HAS_BIAS:
+        if NORMALIZE:
+            weights = weights / (tl.sum(tl.where(is_rank, weights, 0.0), 0) + least_sum)
+    else:
+        best = tl.max(weights, 0)
+        weights = tl.exp(weights - best)
+        if OVER_ALL:
+            weights = weights / tl.sum(tl.exp(score - best), 0)
+        else:
+            weights = weights / tl.sum(tl.where(is_rank, weights, 0.0), 0)
+    where = choices + token * 2 * TOP_K + rank
+    tl.store(where, ids.to(tl.float32), mask=is_rank)
+    tl.store(where + TOP_K, weights * scaling, mask=is_rank)
+
+
+def route(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    correction_bias: torch.Tensor | None,
+    top_k: int,
+    num_groups: int = 1,
+    top_groups: int = 1,
+    normalize: bool = False,
+    scaling: float = 1.0,
+    over_all: bool = False,
+    least_sum: float = 1e-20,
+) -> torch.Tensor:
+    """Compute `ops.route`; its reference documents arguments and result."""
+    (tokens, hidden), experts = x.shape, weight.shape[0]
+    choices = torch.empty((tokens, 2, top_k), dtype=torch.float32, device=x.device)
+    if weight.dtype != x.dtype:
+        x, weight = x.float(), weight.float()
+    scores = torch.empty((tokens, experts), dtype=torch.float32, device=x.device)
+    tile, choice = launches.route_launches(
+        experts=experts,
+        top_k=top_k,
+        num_groups=num_groups,
+        top_groups=top_groups,
+        element_bytes=x.element_size(),
+        capability=common.capability(x),
+    )
+    common.run(
+        score_experts,
+        (cdiv(tokens, tile.blocks["ROWS"]), cdiv(experts, tile.blocks["OUTPUTS"])),
+        tile,
+        x=x,
+        weight=weight,
+        scores=scores,
+        tokens=tokens,
+        hidden=hidden,
+        experts=experts,
+        x_token=x.stride(0),
+    )
+    common.run(
+        choose_experts,
+        (tokens,),
+        choice,
+        scores=scores,
+        correction_bias=correction_bias,
+        choices=choices,
+        scaling=scaling,
+        least_sum=least_sum,
+        experts=experts,
+        group_size=experts // num_groups,
+        HAS_BIAS=correction_bias is not None,
+        NORMALIZE=normalize,
+        OVER_ALL=over_all,
+    )
+    return choices

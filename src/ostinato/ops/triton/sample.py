@@ -10,10 +10,10 @@ import torch
 import triton
 import triton.language as tl
 
-from ostinato.ops.launches import sample as launches
-from ostinato.ops.sample import MAX_TEMPERATURE, MIN_TEMPERATURE
-from ostinato.ops.triton import launcher
-from ostinato.ops.triton.noise import noise_bits, to_gumbel
+from ostinato.ops.launch_tables import pointwise as launches
+from ostinato.ops.reference.sample import MAX_TEMPERATURE, MIN_TEMPERATURE
+from ostinato.ops.triton import common
+from ostinato.ops.triton.common import noise_bits, to_gumbel
 
 
 @triton.jit
@@ -157,14 +157,14 @@ def sample(
     """Compute `ops.sample`; its reference documents arguments and result."""
     rows, vocab_size = logits.shape
     device = logits.device
-    of_blocks, of_rows, search = launches.sample_launches(vocab_size=vocab_size, capability=launcher.capability(logits))
+    of_blocks, of_rows, search = launches.sample_launches(vocab_size=vocab_size, capability=common.capability(logits))
     blocks = launches.num_blocks(vocab_size)
     tokens, row_best = (torch.empty(rows, dtype=dtype, device=device) for dtype in (torch.int32, torch.float32))
     best, places = (torch.empty((rows, blocks), dtype=dtype, device=device) for dtype in (torch.float32, torch.int32))
 
     def find_best(**drawn: torch.Tensor) -> None:
         """Find the best tokens of the logits, or of the values for sampling."""
-        launcher.run(
+        common.run(
             best_of_blocks,
             (rows, blocks),
             of_blocks,
@@ -177,7 +177,7 @@ def sample(
             logits_row=logits.stride(0),
             DRAWS=bool(drawn),
         )
-        launcher.run(
+        common.run(
             best_of_rows, (rows,), of_rows, best=best, places=places, tokens=tokens, row_best=row_best, blocks=blocks
         )
 
@@ -188,15 +188,15 @@ def sample(
     temperature, top_k, top_p, min_p = settings.unbind(1)
     scaled = torch.where(temperature == 0, 0, temperature.clamp(MIN_TEMPERATURE, MAX_TEMPERATURE))
     least = torch.where(min_p > 0, min_p, 0).log()
-    numbers = launcher.sent(torch.stack((scaled, top_k, least), dim=1).float(), device)
+    numbers = common.sent(torch.stack((scaled, top_k, least), dim=1).float(), device)
     thresholds = torch.empty_like(row_best)
-    launcher.run(
+    common.run(
         find_thresholds,
         (rows,),
         search,
         logits=logits,
         settings=numbers,
-        top_p=launcher.sent(top_p.contiguous(), device),
+        top_p=common.sent(top_p.contiguous(), device),
         row_best=row_best,
         thresholds=thresholds,
         vocab_size=vocab_size,
@@ -204,5 +204,5 @@ def sample(
         HAS_TOP_K=bool(((top_k > 0) & (top_k < vocab_size)).any()),
         HAS_TOP_P=bool((top_p < 1).any()),
     )
-    find_best(settings=numbers, keys=launcher.sent(keys, device), row_best=row_best, thresholds=thresholds)
+    find_best(settings=numbers, keys=common.sent(keys, device), row_best=row_best, thresholds=thresholds)
     return tokens

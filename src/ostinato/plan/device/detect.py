@@ -14,12 +14,10 @@ from importlib import metadata
 from pathlib import Path
 
 from ostinato.errors import ConfigError
-from ostinato.plan.device.catalogue import CATALOGUE, DEVICE_NAMES, DeviceSpec
-from ostinato.plan.device.cgroup import core_limit, memory_limit
-from ostinato.plan.device.cpuinfo import cpu_model, processor_of
-from ostinato.plan.device.instruction_sets import detect_native
-from ostinato.plan.device.rates import Rates, cache_directory, kept_rates, kernels_of
-from ostinato.plan.device.triton_facts import detect_triton
+from ostinato.plan.device.gpu_catalogue import CATALOGUE, DEVICE_NAMES, DeviceSpec
+from ostinato.plan.device.kernel_support import detect_native, detect_triton
+from ostinato.plan.device.linux import core_limit, cpu_model, memory_limit, processor_of
+from ostinato.plan.device.measured_rates import Rates, cache_directory, kept_rates, kernels_of
 from ostinato.units import KiB, MiB
 
 

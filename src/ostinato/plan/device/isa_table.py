@@ -24,7 +24,7 @@ class InstructionSet:
 
 
 MATRIX_UNITS = frozenset({"amx_tile", "amx_bf16", "amx_int8"})
-"""Flags of matrix units. A process must ask the operating system before it uses them (`ostinato.matrix_units`)."""
+"""Flags of matrix units. A process must ask the operating system before it uses them (`ostinato.os_support`)."""
 
 # The x86-64 psABI's levels; `abm` is how Linux spells LZCNT.
 _V3 = frozenset({"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"})

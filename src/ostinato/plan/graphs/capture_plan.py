@@ -7,8 +7,16 @@ from dataclasses import dataclass, replace
 
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError, Remedy
-from ostinato.ops.facts import Backend
+from ostinato.ops.operations import Backend
 from ostinato.plan.decision import Decision, no_effect
+from ostinato.plan.graphs.capture_sizes import (
+    LARGEST_DEFAULT_SIZE,
+    CaptureSizes,
+    LadderLimit,
+    LadderSettings,
+    make_capture_sizes,
+    widths,
+)
 from ostinato.plan.graphs.coverage import (
     FULL_MODES,
     PIECEWISE_MODES,
@@ -19,11 +27,9 @@ from ostinato.plan.graphs.coverage import (
     coverage,
     uncovered,
 )
-from ostinato.plan.graphs.ladders import LARGEST_DEFAULT_SIZE, CaptureSizes, LadderSettings, LadderLimit, make_capture_sizes
 from ostinato.plan.kernels import KernelChoice, not_capturable_in_decode, splits_of
 from ostinato.plan.limits import Limits
 from ostinato.plan.memory.graph_memory import LargestGraphs
-from ostinato.plan.speculation.widths import widths
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,7 @@ from typing import Annotated, Literal, NamedTuple
 from pydantic import Field, computed_field
 
 from ostinato.errors import Remedy
-from ostinato.plan.graphs.ladders import CaptureSizes, LadderSettings, make_capture_sizes
-from ostinato.plan.speculation.widths import widths
+from ostinato.plan.graphs.capture_sizes import CaptureSizes, LadderSettings, make_capture_sizes, widths
 
 GraphMode = Literal["none", "piecewise", "full_decode_only", "full_and_piecewise"]
 StepMode = Literal["full", "piecewise", "eager"]

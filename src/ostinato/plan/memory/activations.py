@@ -1,19 +1,76 @@
 """Activations: the memory of a step besides weights and cache, which depends on the kernels that run.
 
 The functions are pure and take plain numbers.
+
+Passes of a token through layers in one step, and the width of each.
+
+GPU memory that torch takes in addition to its tensors.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass, replace
 
-from ostinato.ops.facts import ops_called_by
-from ostinato.plan.calls import NO_CALLS
-from ostinato.plan.layers import LayerSpec
+from ostinato.ops.operations import ops_called_by
+from ostinato.plan.graphs.arena import NO_CALLS
+from ostinato.plan.layer_specs import LayerSpec
+from ostinato.plan.memory.cache_modes import bytes_while_read
 from ostinato.plan.memory.kernel_scratch import native_scratch, reference_scratch, triton_scratch
-from ostinato.plan.memory.keys_and_values import bytes_while_read
-from ostinato.plan.memory.passes import Pass, drafter_pass, model_pass
+from ostinato.plan.mixers import Mixer
 from ostinato.plan.model import DTYPE_BYTES, ModelSpec
+from ostinato.units import KiB, MiB
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One pass through layers.
+
+    `kept_elements` per token are alive from its start to its end, `join_elements` only before the first layer, as
+    `LayerSpec.activation_elements` are within one.
+    """
+
+    kept_elements: int
+    layers: tuple[LayerSpec, ...]
+    join_elements: int = 0
+
+    @property
+    def widest_elements(self) -> int:
+        """Elements per token at the peak between its start and its end, besides `kept_elements`."""
+        return max(self.join_elements, *(layer.activation_elements for layer in self.layers), 0)
+
+    @property
+    def state_layers(self) -> tuple[Mixer, ...]:
+        return tuple(layer.mixer for layer in self.layers if layer.mixer is not None)
+
+
+def model_pass(model: ModelSpec) -> Pass:
+    """Return the pass through the model itself, where the residual stream and its normed form stay alive."""
+    return Pass(2 * model.hidden_size, model.layers)
+
+
+def drafter_pass(model: ModelSpec) -> Pass | None:
+    """Return the pass through the drafter, or None without one.
+
+    A prediction head also keeps the model's hidden states alive. Before its first layer it joins them with the tokens'
+    embeddings: both normed, and side by side.
+    """
+    drafter = model.drafter
+    if drafter is None:
+        return None
+    if drafter.model is not None:
+        return model_pass(drafter.model)
+    return Pass(3 * drafter.hidden_elements, drafter.layers, 4 * drafter.hidden_elements)
+
+
+def with_distinct_layers(model: ModelSpec) -> ModelSpec:
+    """Return the model with one of each kind of layer: its peak is the same, and it is quicker to search."""
+    drafter = model.drafter
+    if drafter is not None:
+        draft = None if drafter.model is None else with_distinct_layers(drafter.model)
+        drafter = replace(drafter, layers=tuple(dict.fromkeys(drafter.layers)), model=draft)
+    return replace(model, layers=tuple(dict.fromkeys(model.layers)), drafter=drafter)
+
 
 LOGIT_COPIES = 9
 """Floats per logit while sampling: raw, float32 and processed copies, and a sort with its 64-bit indices.
@@ -149,3 +206,31 @@ def sampled_positions(tokens: int, rows: int, tokens_per_row: int) -> int:
 
 def _expert_elements(layer: LayerSpec) -> int:
     return 0 if layer.experts is None else layer.experts.activation_elements
+
+
+SMALL_SEGMENT, LARGE_SEGMENT = 2 * MiB, 20 * MiB
+"""Sizes of the segments that torch's caching allocator takes for tensors of up to 1 MiB, and of 1 to 10 MiB.
+
+Each pool has its own segments, and one of each kind may be nearly empty.
+"""
+
+WORKSPACE, HOPPER_WORKSPACE = 8320 * KiB, 32 * MiB
+"""Workspace of cuBLAS per stream with matmuls: before compute capability 9.0, and from 9.0 on."""
+
+LT_WORKSPACE = 4 * MiB
+"""Workspace of cuBLASLt before 9.0; from 9.0 on it is as large as cuBLAS's."""
+
+
+def pool_bytes(peak: int) -> int:
+    """Return the bytes of a memory pool for tensors that take `peak` bytes at once.
+
+    It adds a quarter for fragmentation, and a segment of each kind.
+    """
+    return peak + peak // 4 + SMALL_SEGMENT + LARGE_SEGMENT if peak else 0
+
+
+def workspace_bytes(capability: int | None, streams: int) -> int:
+    """Return the bytes of workspaces on `streams` streams: where steps run, and where graphs are captured."""
+    if capability is not None and capability >= 90:
+        return streams * 2 * HOPPER_WORKSPACE
+    return streams * (WORKSPACE + LT_WORKSPACE)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ostinato.ops.facts import Backend, ops_called_by
-from ostinato.ops.step import step_sizes, step_table, table_bytes
-from ostinato.plan.calls import CallTrace
+from ostinato.ops.operations import Backend, ops_called_by
+from ostinato.ops.step_inputs import step_sizes, step_table, table_bytes
+from ostinato.plan.graphs.arena import CallTrace
 from ostinato.plan.limits import Limits
+from ostinato.plan.memory.activations import Pass, drafter_pass, model_pass, pool_bytes
 from ostinato.plan.memory.kernel_scratch import triton_scratch
-from ostinato.plan.memory.passes import Pass, drafter_pass, model_pass
-from ostinato.plan.memory.torch_memory import pool_bytes
 from ostinato.plan.model import DTYPE_BYTES, ModelSpec
 
 

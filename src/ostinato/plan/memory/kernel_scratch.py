@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
 
-from ostinato.ops import triton_scratch as rules
-from ostinato.ops.facts import OPERATIONS, call_with_known
+from ostinato.ops import scratch as rules
+from ostinato.ops.operations import OPERATIONS, call_with_known
 from ostinato.ops.scratch import Scratch
-from ostinato.plan.layers import LayerSpec
-from ostinato.plan.states import operations_of
+from ostinato.plan.layer_specs import LayerSpec
+from ostinato.plan.mixers import operations_of
 
 
 def native_scratch(

@@ -12,22 +12,19 @@ from fastapi.responses import Response
 from pydantic import Field
 
 from ostinato.engine.outputs import CompletionOutput
-from ostinato.engine.process.delivery import SampleDelta
-from ostinato.engine.process.stream import RequestStream
-from ostinato.sample.params import SamplingParams
-from ostinato.schedule.batch import TokenLogprobs
-from ostinato.serve.api.answers import ChunkWriter, GenerationRun, make_response, head, quoted, whole_body
-from ostinato.serve.api.generation import MAX_LOGPROBS, GenerationBody
-from ostinato.serve.api.prompts import Prompts, prompts_in, token_ids
+from ostinato.engine.process.output_deltas import SampleDelta
+from ostinato.engine.process.request_streams import RequestStream
+from ostinato.sampling.params import SamplingParams
+from ostinato.scheduler.batch import TokenLogprobs
+from ostinato.serve.api.generation_fields import MAX_LOGPROBS, GenerationBody, Prompts, prompts_in, token_ids
+from ostinato.serve.api.generation_run import ChunkWriter, GenerationRun, head, make_response, quoted, whole_body
+from ostinato.serve.body_workers.context import RequestContext, ServedModel
 from ostinato.serve.chat.guides import GuidePlan, plain_guide
-from ostinato.serve.chat.model_text import ModelText
-from ostinato.serve.chat.token_texts import CompletionLogprobs
-from ostinato.serve.http.bodies import unsupported_field
-from ostinato.serve.http.errors import ApiError
+from ostinato.serve.chat.text_support import CompletionLogprobs, ModelText
+from ostinato.serve.http.api_errors import ApiError
+from ostinato.serve.http.json_bodies import unsupported_field
 from ostinato.serve.http.lifecycle import Lifecycle
 from ostinato.serve.http.streaming import DONE, LastEvents
-from ostinato.serve.work.context import RequestContext
-from ostinato.serve.work.model import ServedModel
 
 
 @dataclass(frozen=True)
@@ -52,9 +49,9 @@ class CompletionRequest(GenerationBody):
     echo: bool | None = None
     """Begin the text with the prompt, and the log-probabilities with those of its tokens."""
     suffix: Annotated[Literal[""] | None, unsupported_field("a prompt is only continued at its end", but="")] = None
-    best_of: Annotated[Literal[1] | None, unsupported_field("ask for n outputs with logprobs, and choose among them", but=1)] = (
-        None
-    )
+    best_of: Annotated[
+        Literal[1] | None, unsupported_field("ask for n outputs with logprobs, and choose among them", but=1)
+    ] = None
 
     def prepare(self, work: RequestContext) -> _Prepared:
         prompts = prompts_in(self.prompt, "prompt")
@@ -83,7 +80,9 @@ def completions_router(lifecycle: Lifecycle, models: Callable[[], ServedModel]) 
         guide = await model.compiler.compiled(prepared.guide, client)
         deadline, record = body.deadline(lifecycle.settings), request.state.record
         params = prepared.params
-        run = await GenerationRun.start(model.engine, prepared.prompts, params, body, deadline, record, guide, client=client)
+        run = await GenerationRun.start(
+            model.engine, prepared.prompts, params, body, deadline, record, guide, client=client
+        )
         form = _ChoiceForm(model.text, params, prepared.echoes, prepared.scores_only)
         own = head("cmpl", "text_completion", request.state.request_id, lifecycle.model_name)
         return await make_response(
@@ -160,7 +159,9 @@ def _choice(index: int, text: str, logprobs: str, finish_reason: str | None) -> 
     return f'{{"index":{index},"text":{quoted(text)},"logprobs":{logprobs},"finish_reason":{reason}}}'
 
 
-async def _events(run: GenerationRun, form: _ChoiceForm, chunks: ChunkWriter, include_usage: bool) -> AsyncGenerator[bytes]:
+async def _events(
+    run: GenerationRun, form: _ChoiceForm, chunks: ChunkWriter, include_usage: bool
+) -> AsyncGenerator[bytes]:
     n = form.num_samples
     logprobs = [form.logprobs() for _ in range(n * len(run.streams))]
     begun: set[int] = set()

@@ -13,22 +13,19 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import Field
 
-from ostinato.engine.process.admission import Overloaded
 from ostinato.engine.process.async_engine import AsyncEngine
-from ostinato.engine.process.stream import DeadlineExceeded, RequestStream
+from ostinato.engine.process.queue_limit import Overloaded
+from ostinato.engine.process.request_streams import DeadlineExceeded, RequestStream
 from ostinato.errors import ModelError
 from ostinato.models.pooling import PoolingKind
-from ostinato.sample.pool import POOLING_PARAMS, EmbeddingOptions
-from ostinato.serve.api.answers import GenerationRun, quoted
-from ostinato.serve.api.generation import check_model, check_salt
-from ostinato.serve.api.prompts import Prompts, prompts_in, token_ids
-from ostinato.serve.http.bodies import Body, Ignored
-from ostinato.serve.http.errors import ApiError
+from ostinato.sampling.pooler import POOLING_PARAMS, EmbeddingOptions
+from ostinato.serve.api.generation_fields import Prompts, check_model, check_salt, prompts_in, token_ids
+from ostinato.serve.api.generation_run import GenerationRun, quoted
+from ostinato.serve.body_workers.context import RequestContext, ServedModel
+from ostinato.serve.http.api_errors import ApiError
+from ostinato.serve.http.json_bodies import Body, Ignored
 from ostinato.serve.http.lifecycle import Lifecycle
-from ostinato.serve.http.streaming import cancel_on_disconnect
-from ostinato.serve.tasks import side_by_side
-from ostinato.serve.work.context import RequestContext
-from ostinato.serve.work.model import ServedModel
+from ostinato.serve.http.streaming import cancel_on_disconnect, side_by_side
 
 _KEPT = frozenset({"dimensions", "encoding_format", "normalize", "pooling", "priority", "timeout", "cache_salt"})
 

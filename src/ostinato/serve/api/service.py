@@ -1,6 +1,8 @@
 """Endpoints about the server and its model.
 
 They are `/health`, `/version`, `/plan`, `/v1/models`, `/about`, `/live`, `/prefixes` and `/metrics`.
+
+`/about`: facts about the model for visitors of the page.
 """
 
 from __future__ import annotations
@@ -15,26 +17,61 @@ from fastapi.responses import JSONResponse, Response
 from prometheus_client.core import Metric
 
 from ostinato import __version__
+from ostinato.demo.introduction import INTRODUCTIONS, Introduction
 from ostinato.engine.process.async_engine import AsyncEngine
-from ostinato.engine.replicas.replicated_engine import ReplicatedEngine
-from ostinato.observe.answer_counts import ResponseCounts
-from ostinato.observe.exposition import CONTENT_TYPE_LATEST, render_metrics, merge_metrics
 from ostinato.observe.histograms import EngineHistograms
-from ostinato.observe.metrics import families
+from ostinato.observe.metrics import CONTENT_TYPE_LATEST, families, merge_metrics, render_metrics
+from ostinato.observe.request_record import ResponseCounts
 from ostinato.observe.server_metrics import (
     answers,
     connections,
     drains,
     heartbeat,
-    loop_delay,
     key_metrics,
+    loop_delay,
     refusals,
     workers,
 )
-from ostinato.serve.api.about import about_model
-from ostinato.serve.api.generation import check_model
+from ostinato.replicas.replicated_engine import ReplicatedEngine
+from ostinato.serve.api.generation_fields import check_model
+from ostinato.serve.body_workers.context import ServedModel
 from ostinato.serve.http.lifecycle import Lifecycle
-from ostinato.serve.work.model import ServedModel
+
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
+_OTHERS = Introduction(
+    "",
+    (
+        "Explain in three sentences what a state space model keeps of a text.",
+        "Write a Python function that says whether a number is prime, with a test.",
+        "Derive the sum of the first n odd numbers, in formulas.",
+        "Compare three ways to brew coffee in a table.",
+    ),
+)
+"""Example questions for a model without an introduction."""
+
+
+def about_model(model: ServedModel, name: str) -> dict[str, Any]:
+    """Return the answer of `/about` as plain data.
+
+    `examples` are questions, some with a picture (a path below the page's own).
+    """
+    engine, text = model.engine, model.text
+    spec, settings = engine.plan.model, engine.plan.settings
+    known = INTRODUCTIONS.get(settings.model, _OTHERS)
+    return {
+        "model": name,
+        "architecture": spec.architecture,
+        "parameters": spec.parameters,
+        "layers": spec.layers,
+        "max_model_len": settings.max_model_len,
+        "introduction": known.text or None,
+        "examples": [{"text": question, "image": known.image(question)} for question in known.questions],
+        "chats": text.chat_template.has_default,
+        "takes_images": text.media is not None,
+        "takes_tools": text.takes_tools and text.formats.tools is not None,
+        "reasons": text.formats.reasoning is not None,
+        "sampling": {key: getattr(engine.default_params, key) for key in _SAMPLING},
+    }
 
 
 def service_router(lifecycle: Lifecycle, made: Callable[[], ServedModel]) -> APIRouter:

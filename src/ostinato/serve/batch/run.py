@@ -14,22 +14,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ostinato.config import EngineConfig
-from ostinato.engine.process.failures import EngineFailed
-from ostinato.observe.answer_counts import ResponseCounts
-from ostinato.observe.record import RequestRecord
+from ostinato.engine.process.engine_errors import EngineFailed
+from ostinato.observe.request_record import RequestRecord, ResponseCounts
 from ostinato.serve.app import make_api
 from ostinato.serve.batch.files import AnswerFile, BatchLine, read_bodies
-from ostinato.serve.http.endpoints import JsonPostMiddleware
-from ostinato.serve.http.errors import ApiError, as_api_error
-from ostinato.serve.http.gate import check_size
+from ostinato.serve.http.api_errors import ApiError, as_api_error
 from ostinato.serve.http.lifecycle import Lifecycle
-from ostinato.serve.http.pieces import body_of
-from ostinato.serve.http.streaming import log_failure
+from ostinato.serve.http.middleware import JsonPostMiddleware, check_size
+from ostinato.serve.http.streaming import body_of, log_failure, side_by_side
 from ostinato.serve.settings import ServeSettings
-from ostinato.serve.tasks import side_by_side
 
 if TYPE_CHECKING:
-    from ostinato.engine.run.runner import ProgressFn
+    from ostinato.runner.model_runner import ProgressFn
 
 URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
 """Endpoints that a batch may use."""

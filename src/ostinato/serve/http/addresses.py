@@ -1,9 +1,13 @@
-"""Addresses to listen on: the host in a text given as one, and whether other machines can reach it."""
+"""Addresses to listen on: the host in a text given as one, and whether other machines can reach it.
+
+Addresses of clients behind trusted proxies, from the header X-Forwarded-For.
+"""
 
 from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 
@@ -38,3 +42,65 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+UNIX = "unix"
+"""Name that replaces the address for connections through the Unix socket."""
+_Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+_Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+class TrustedProxies:
+    """The proxies whose header is trusted. Any client may send the header, so it is ignored from others."""
+
+    def __init__(self, named: Iterable[str]) -> None:
+        """Read the names: addresses, networks such as 10.0.0.0/8, or `unix`. ValueError for anything else."""
+        self._trusts_unix = False
+        self._networks: list[_Network] = []
+        for name in named:
+            if name == UNIX:
+                self._trusts_unix = True
+            else:
+                self._networks.append(ipaddress.ip_network(name, strict=False))
+
+    def __bool__(self) -> bool:
+        return self._trusts_unix or bool(self._networks)
+
+    def client(self, peer: str | None, headers: Sequence[tuple[bytes, bytes]]) -> str | None:
+        """Return the client's address: the last one named by a proxy that is no trusted proxy itself.
+
+        `peer` is the address of the connection, None on the Unix socket. It is the client if it is not trusted, or
+        names none.
+        """
+        if not self.trusts(peer):
+            return peer
+        named = b",".join(value for name, value in headers if name == b"x-forwarded-for").split(b",")
+        client = peer
+        for each in reversed(named):
+            found = _address(each.strip().decode("latin-1"))
+            if found is None:
+                break  # the addresses before it cannot be trusted
+            client = str(found)
+            if not self.trusts(client):
+                break
+        return client
+
+    def trusts(self, address: str | None) -> bool:
+        """Return whether an address is a trusted proxy's; None on the Unix socket."""
+        if address is None:
+            return self._trusts_unix
+        found = _address(address)
+        return found is not None and any(found in network for network in self._networks)
+
+
+def _address(text: str) -> _Address | None:
+    """Return an address that may have a port, as proxies write it; None if `text` is no address."""
+    if text.startswith("["):
+        text = text[1:].partition("]")[0]
+    elif text.count(":") == 1:
+        text = text.partition(":")[0]
+    try:
+        found = ipaddress.ip_address(text.partition("%")[0])
+    except ValueError:
+        return None
+    return found.ipv4_mapped or found if isinstance(found, ipaddress.IPv6Address) else found

@@ -1,8 +1,12 @@
-"""The server's lifecycle: starting, ready, stalled, draining or failed; and its engine."""
+"""The server's lifecycle: starting, ready, stalled, draining or failed; and its engine.
+
+Delay of the event loop: all clients wait for it while one request occupies the loop.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -11,21 +15,62 @@ from typing import TYPE_CHECKING
 
 from ostinato.config import EngineConfig
 from ostinato.engine.process.async_engine import AsyncEngine
-from ostinato.engine.process.failures import EngineFailed
-from ostinato.engine.process.launch import make_engine
-from ostinato.serve.http.delay import EventLoopLag
-from ostinato.serve.http.errors import ApiError
-from ostinato.serve.http.forwarded import TrustedProxies
-from ostinato.serve.http.keys import ApiKeys
-from ostinato.serve.http.limits import ConnectionCounter, raise_fd_limit, fd_limited_connections
-from ostinato.serve.http.refusals import RefusalLog
+from ostinato.engine.process.engine_errors import EngineFailed
+from ostinato.engine.process.engine_process import make_engine
+from ostinato.observe.histograms import Histogram
+from ostinato.serve.body_workers.context import WorkerContext
+from ostinato.serve.body_workers.pool import BodyWorkerPool
+from ostinato.serve.http.addresses import TrustedProxies
+from ostinato.serve.http.api_errors import ApiError
+from ostinato.serve.http.api_keys import ApiKeys
+from ostinato.serve.http.connection_limits import ConnectionCounter, RefusalLog, fd_limited_connections, raise_fd_limit
 from ostinato.serve.settings import ServeSettings
-from ostinato.serve.work.context import WorkerContext
-from ostinato.serve.work.workers import BodyWorkerPool
 
 if TYPE_CHECKING:
-    from ostinato.engine.engine import EngineCore
-    from ostinato.engine.run.runner import ProgressFn
+    from ostinato.engine.core import EngineCore
+    from ostinato.runner.model_runner import ProgressFn
+
+
+STALL = 0.02
+"""Seconds that no request may hold the loop for."""
+_INTERVAL = 0.05
+"""Seconds between two checks. A longer stall is always seen; a shorter one in proportion to its length."""
+_BOUNDS = (0.001, 0.005, STALL, 0.05, 0.1, 0.25, 1.0, 5.0)
+
+
+class EventLoopLag:
+    """Monitor that asks to be called at certain times, and records how much later that happens."""
+
+    def __init__(self) -> None:
+        self.seconds = Histogram(_BOUNDS)
+        self.longest = 0.0
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def num_stalls(self) -> int:
+        """Number of checks that came later than `STALL`."""
+        counts = self.seconds.cumulative()
+        return counts[-1] - counts[_BOUNDS.index(STALL)]
+
+    def start(self) -> None:
+        """Watch the running loop."""
+        self._task = asyncio.create_task(self._watch())
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    async def _watch(self) -> None:
+        clock = asyncio.get_running_loop().time
+        while True:
+            due = clock() + _INTERVAL
+            await asyncio.sleep(_INTERVAL)
+            late = max(0.0, clock() - due)
+            self.seconds.observe(late)
+            self.longest = max(self.longest, late)
+
 
 log = logging.getLogger("ostinato.serve")
 
@@ -98,7 +143,9 @@ class Lifecycle:
             return
         self.prepare(engine)
         remote = self.config.allow_remote_images
-        self._workers = BodyWorkerPool(WorkerContext(engine.started, self.settings.without_keys(), self.model_name, remote))
+        self._workers = BodyWorkerPool(
+            WorkerContext(engine.started, self.settings.without_keys(), self.model_name, remote)
+        )
         engine.on_failure = self._fail
         self._engine = engine
         self.on_ready()

@@ -1,20 +1,71 @@
-"""Responses that follow a request in the engine, and end it when the client leaves."""
+"""Responses that follow a request in the engine, and end it when the client leaves.
+
+Answers that may be as large as what a client sent.
+
+They are sent piece by piece, since a copy of all of it would hold the event loop.
+
+Coroutines that run concurrently.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ostinato.engine.process.failures import EngineFailed, ReplicaLost, StepFailed
+from ostinato.engine.process.engine_errors import EngineFailed, ReplicaLost, StepFailed
 from ostinato.errors import OstinatoError
-from ostinato.observe.record import RequestRecord
-from ostinato.serve.http.errors import as_api_error, is_anthropic
+from ostinato.observe.request_record import RequestRecord
+from ostinato.serve.http.api_errors import as_api_error, is_anthropic
+
+PIECE = 2**18
+"""Bytes that are written at once."""
+
+
+def chunks_of(data: bytes) -> list[bytes]:
+    """Return `data` in pieces."""
+    return [data[begin : begin + PIECE] for begin in range(0, len(data), PIECE)]
+
+
+def coalesce(parts: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the same bytes in pieces of at most PIECE bytes; a longer part is one piece."""
+    waiting: list[bytes] = []
+    size = 0
+    for part in parts:
+        if waiting and size + len(part) > PIECE:
+            yield b"".join(waiting)
+            waiting, size = [], 0
+        waiting.append(part)
+        size += len(part)
+    if waiting:
+        yield b"".join(waiting)
+
+
+class ChunkedJson(Response):
+    """JSON response in pieces; each is written when the client has taken the one before."""
+
+    def __init__(self, pieces: Sequence[bytes]) -> None:
+        super().__init__(media_type="application/json")
+        self.pieces = pieces
+        self.headers["content-length"] = str(sum(map(len, pieces)))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        del scope, receive
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        for piece in self.pieces:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def body_of(response: Response) -> bytes:
+    """Return the whole body, for callers that a pause does not hurt."""
+    return b"".join(response.pieces) if isinstance(response, ChunkedJson) else bytes(response.body)
+
 
 T = TypeVar("T")
 
@@ -112,3 +163,17 @@ async def _end_when_left(receive: Receive, sending: asyncio.Timeout) -> None:
 async def _leaves(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+async def side_by_side(work: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Run all coroutines until they have ended.
+
+    The first error is raised unchanged, once the others were cancelled and have ended.
+    """
+    tasks = [asyncio.create_task(each) for each in work]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,259 @@
+"""The check of a GPU: part after part within its budget, whatever fails on the way.
+
+A process with a time limit, which also ends all processes that it started.
+
+Compilation of the kernels that engines start, by all cores, into Triton's cache before anything is measured.
+
+An engine compiles what it needs one by one, a second each, when it starts and when a step needs another launch.
+
+The tests marked `gpu`, in a separate process: pytest's command line, and statistics of its output.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal
+
+from ostinato.bench.engine_driver import COMMAND, request_of, result_of
+from ostinato.bench.gpu.parts import CheckPart
+from ostinato.bench.report import ProgressCallback
+from ostinato.config import EngineConfig
+from ostinato.errors import OstinatoError
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A finished process. `status` is None if it took too long and was ended; `output` is what it wrote until then."""
+
+    status: int | None
+    output: str
+    errors: str
+    seconds: float
+
+    @property
+    def last_error(self) -> str:
+        """The last line of its errors, in which Python names the error."""
+        lines = [line for line in self.errors.splitlines() if line.strip()]
+        return lines[-1].strip() if lines else "it wrote no reason"
+
+
+def run_within(command: Sequence[str], seconds: float, text: str = "", directory: Path | None = None) -> Finished:
+    """Run `command` with `text` as its input. After `seconds` it is killed, with all processes that it has started."""
+    begin = time.monotonic()
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=directory,
+        start_new_session=True,
+    )
+    status: int | None
+    try:
+        output, errors = process.communicate(text, timeout=max(seconds, 0))
+        status = process.returncode
+    except subprocess.TimeoutExpired:
+        _end(process)
+        output, errors = process.communicate()
+        status = None
+    except BaseException:  # an interrupt, too, must leave nothing on the device
+        _end(process)
+        process.wait()
+        raise
+    return Finished(status, output, errors, time.monotonic() - begin)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+TOOL = "tools/check_triton.py"
+
+
+def compiled(arguments: Sequence[str], seconds: float, checkout: Path) -> tuple[Finished, dict[str, Any] | None]:
+    """Run the tool of the `checkout`; return its process, and the tool's report if it has written one."""
+    with TemporaryDirectory() as directory:
+        path = Path(directory) / "report.json"
+        command = [sys.executable, TOOL, *arguments, "--output", str(path)]
+        finished = run_within(command, seconds, directory=checkout)
+        return finished, json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+MAX_FAILURES = 40
+"""Most failures that a report lists, with a line each."""
+ALONE = re.compile(r"^(?P<test>tests/.+?) (?P<outcome>PASSED|FAILED|ERROR|SKIPPED)\b")
+SHARED = re.compile(r"^\[gw\d+\].*? (?P<outcome>PASSED|FAILED|ERROR|SKIPPED) (?P<test>tests/.+?)\s*$")
+"""Pytest's line for a test, alone and with several workers."""
+REASON = re.compile(r"^(?:FAILED|ERROR) (?P<test>tests/.+?) - (?P<reason>.*)$")
+
+
+def pytest_command(options: Mapping[str, Any]) -> list[str]:
+    """Return pytest's command line. It asks for a line per test, so that a run that is ended early has results."""
+    command = [sys.executable, "-u", "-m", "pytest", "-vv", "-m", "gpu", "-rfE", "--tb=short", "-p", "no:cacheprovider"]
+    if options["workers"] and find_spec("xdist") is not None:
+        command += ["-n", str(options["workers"])]
+    return [*command, *options["arguments"]]
+
+
+def figures_of_tests(finished: Finished) -> dict[str, Any]:
+    """Return how many tests passed, failed and were skipped, and the reasons of the failures.
+
+    Counts that a run did not report because it was ended early are None.
+    """
+    outcomes: dict[str, str] = {}
+    reasons: dict[str, str] = {}
+    for line in finished.output.splitlines():
+        told = ALONE.match(line) or SHARED.match(line)
+        if told is not None:
+            outcomes[told["test"]] = told["outcome"]
+        elif (why := REASON.match(line)) is not None:
+            reasons[why["test"]] = why["reason"]
+    counts = Counter(outcomes.values())
+    failed = [test for test, outcome in outcomes.items() if outcome in ("FAILED", "ERROR")]
+    return {
+        "passed": counts["PASSED"],
+        "failed": len(failed),
+        "skipped": counts["SKIPPED"],
+        "failures": [{"test": test, "reason": reasons.get(test)} for test in failed[:MAX_FAILURES]],
+        "tail": finished.output.splitlines()[-3:],
+    }
+
+
+def why_not(finished: Finished, figures: Mapping[str, Any]) -> str | None:
+    """Return the reason why the tests have not all passed; None if they have."""
+    if figures["failed"]:
+        return f"{figures['failed']} of {figures['failed'] + figures['passed']} tests failed"
+    if finished.status is None:
+        return f"ended after {finished.seconds:.0f} s; {figures['passed']} tests had passed"
+    if finished.status or not figures["passed"]:
+        last = next(iter(figures["tail"][-1:]), finished.last_error)
+        return f"pytest ended with status {finished.status}: {last}"
+    return None
+
+
+TAIL = 4000
+"""Characters of a failure's traceback that are kept."""
+
+
+@dataclass(frozen=True)
+class PartOutcome:
+    """Outcome of a part: `data` if it did its work (also if some of its tests failed), else `reason`."""
+
+    part: CheckPart
+    outcome: Literal["ok", "failed", "timed out", "skipped"]
+    seconds: float
+    limit: float
+    reason: str | None = None
+    data: dict[str, Any] | None = None
+    trace: str | None = None
+    """The end of a failed process's error output."""
+
+    def to_json(self) -> dict[str, Any]:
+        own = {name: value for name, value in vars(self).items() if name != "part"}
+        return {**asdict(self.part), "planned_seconds": self.part.seconds, **own}
+
+
+Measure = Callable[[CheckPart, float], PartOutcome]
+"""Function that runs a part within a number of seconds."""
+
+
+def run_parts(
+    parts: Sequence[CheckPart],
+    budget: float,
+    measure: Measure,
+    say: ProgressCallback,
+    done: Callable[[Sequence[PartOutcome]], object] = lambda outcomes: None,
+) -> list[PartOutcome]:
+    """Run every part that the rest of the `budget` (seconds) holds, in order.
+
+    A part may take its own seconds, and what the parts before it have left of theirs. `done` is called after each, so
+    that nothing is lost if a later part fails.
+    """
+    begin = time.monotonic()
+    outcomes: list[PartOutcome] = []
+    for number, part in enumerate(parts):
+        left = budget - (time.monotonic() - begin)
+        limit = limit_of(parts[number:], left)
+        if part.needs_setting is not None and part.needs_setting not in EngineConfig.model_fields:
+            reason = f"this version has no setting {part.needs_setting}"
+            outcomes.append(PartOutcome(part, "skipped", 0.0, 0.0, reason))
+        elif limit is None:
+            reason = f"it is planned to take {part.seconds:.0f} s, and {max(left, 0):.0f} s of the budget are left"
+            outcomes.append(PartOutcome(part, "skipped", 0.0, 0.0, reason))
+        else:
+            say(f"{part.title} (at most {limit:.0f} s)")
+            outcomes.append(measure(part, limit))
+        last = outcomes[-1]
+        say(f"{part.name}: {last.outcome} after {last.seconds:.0f} s{f': {last.reason}' if last.reason else ''}")
+        done(outcomes)
+    return outcomes
+
+
+def limit_of(parts: Sequence[CheckPart], left: float) -> float | None:
+    """Return the seconds that the first of `parts` may take if all of them have `left`; None if that is too few."""
+    first, *later = parts
+    if first.seconds > left:
+        return None
+    return max(first.seconds, left - sum(part.seconds for part in later))
+
+
+def measure_apart(part: CheckPart, limit: float, checkout: Path) -> PartOutcome:
+    """Run a part in a separate process. Tests run, and kernels are compiled, in the `checkout`."""
+    if part.kind == "tests":
+        return _run_tests(part, limit, checkout)
+    if part.kind == "compile":
+        return _compile(part, limit, checkout)
+    finished = run_within(COMMAND, limit, request_of("gpu", {"part": asdict(part)}))
+    times = (finished.seconds, limit)
+    if finished.status is None:
+        return PartOutcome(part, "timed out", *times, f"ended after {limit:.0f} s", trace=finished.errors[-TAIL:])
+    if finished.status:
+        reason = f"status {finished.status}: {finished.last_error}"
+        return PartOutcome(part, "failed", *times, reason, trace=finished.errors[-TAIL:])
+    try:
+        return PartOutcome(part, "ok", *times, data=result_of(finished.output)["data"])
+    except OstinatoError as error:
+        return PartOutcome(part, "failed", *times, f"{type(error).__name__}: {error.message}")
+    except (json.JSONDecodeError, LookupError) as error:
+        return PartOutcome(part, "failed", *times, f"its answer cannot be read: {error}", trace=finished.output[-TAIL:])
+
+
+def _run_tests(part: CheckPart, limit: float, checkout: Path) -> PartOutcome:
+    finished = run_within(pytest_command(part.options), limit, directory=checkout)
+    data = figures_of_tests(finished)
+    reason = why_not(finished, data)
+    outcome: Literal["ok", "failed", "timed out"] = "ok" if reason is None else "failed"
+    if finished.status is None:
+        outcome = "timed out"
+    trace = None if reason is None else (finished.output + finished.errors)[-TAIL:]
+    return PartOutcome(part, outcome, finished.seconds, limit, reason, data, trace)
+
+
+def _compile(part: CheckPart, limit: float, checkout: Path) -> PartOutcome:
+    if find_spec("triton") is None:
+        return PartOutcome(part, "skipped", 0.0, limit, "Triton is not installed")
+    finished, data = compiled(part.options["arguments"], limit, checkout)
+    if finished.status is None:
+        reason = f"ended after {limit:.0f} s; what is missing is compiled when it is needed"
+        return PartOutcome(part, "timed out", finished.seconds, limit, reason, trace=finished.errors[-TAIL:])
+    if finished.status == 0:
+        return PartOutcome(part, "ok", finished.seconds, limit, data=data)
+    reason = f"{len(data['findings'])} launches with findings" if data else f"failed: {finished.last_error}"
+    return PartOutcome(
+        part, "failed", finished.seconds, limit, reason, data, (finished.output + finished.errors)[-TAIL:]
+    )

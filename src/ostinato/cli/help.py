@@ -1,0 +1,223 @@
+"""Command classes that parse command lines and show help.
+
+Groups of flags by subject, which order `--help`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import textwrap
+from functools import cache
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from ostinato.cli.other_engines import advice, advice_on_command
+from ostinato.config import EngineConfig
+from ostinato.sampling.guide import Guide
+from ostinato.sampling.params import SamplingParams
+from ostinato.serve.settings import ServeSettings
+from ostinato.setting_names import ALIASES
+
+COMMON_FLAGS = ("model", "max_tokens", "temperature", "host", "port", "max_model_len")
+"""Settings that `--help` explains; it only names the others."""
+
+ENGINE_GROUPS = {
+    "model": (
+        "model", "revision", "download_dir", "tokenizer", "chat_template", "dtype", "quantization", "device",
+        "tensor_parallel_size", "threads", "random_weights",
+    ),
+    "memory": (
+        "max_num_seqs", "max_num_batched_tokens", "max_model_len", "memory_utilization", "cache_memory", "block_size",
+        "kv_cache_dtype", "ssm_state_dtype", "ssm_state_rounding",
+    ),
+    "cache": (
+        "enable_prefix_caching", "state_cache_mode", "state_block_size", "checkpoint_policy", "eviction_policy",
+        "expected_prefix_tokens", "cache_offload", "cache_dir",
+    ),
+    "steps": ("enable_chunked_prefill", "scheduling_policy", "overlap", "seed", "speculative", "speculative_adaptive"),
+    "kernels and graphs": (
+        "kernels", "deterministic", "graph_mode", "capture_sizes", "capture_rows", "max_capture_size",
+        "performance_mode", "capture", "prefer_graph_sizes", "strict", "check_replay",
+    ),
+    "images": (
+        "encoder_graph_mode", "encoder_token_budgets", "encoder_max_items_per_batch", "encoder_cache_tokens",
+        "video_pruning_rate", "allow_remote_images",
+    ),
+}  # fmt: skip
+OWN = "this command"
+
+
+@cache
+def groups() -> dict[str, str]:
+    """Return each setting's subject, in the order of help. Settings without one are a command's own."""
+    found = {name: title for title, names in ENGINE_GROUPS.items() for name in names}
+    assert found.keys() == EngineConfig.model_fields.keys(), "every setting of the engine has its place in help"
+    found |= {alias: found[name] for alias, name in ALIASES.items()}
+    found |= dict.fromkeys(SamplingParams.model_fields.keys() - found.keys(), "sampling")
+    found |= {f"guide_{name}": "sampling" for name in Guide.model_fields}
+    return found | dict.fromkeys(ServeSettings.model_fields.keys() - found.keys(), "server")
+
+
+HELP_NAMES = {"help_option_names": ["-h", "--help"]}
+SHORT_HELP_LINES = 60
+"""Lines above which a command's help explains only its most wanted flags, and names the others."""
+_HYPHEN = "\u2011"
+"""A hyphen without a line break after it; help has plain ones in its place."""
+_FLAG_COLUMNS = 24
+_EXAMPLE = "Example:"
+_SHOWS_ALL = "help shows every flag"
+_BREVITY = "how much help leaves out"
+_ONE_EXAMPLE, _ONE_LINE_EACH = 1, 2
+"""Levels of short help: one example with the first paragraph, and one line for each flag as well."""
+
+_NUMBERS = {
+    ", unable to parse string as an integer": ", such as 8",
+    ", unable to parse string as a number": ", such as 0.5",
+}
+"""Ending of typer's message about a text that is no number -> its replacement with an example."""
+
+UsageError: Any = typer.BadParameter.__base__
+"""Base class of typer's errors for flags that it cannot parse; typer exports only this subclass."""
+
+
+class HelpCommand(TyperCommand):
+    """A command whose help has the most wanted flags first, and whose messages know other engines' flags."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        options["context_settings"] = HELP_NAMES | (options.get("context_settings") or {})
+        super().__init__(*args, **options)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        given = list(args)  # the parser consumes them
+        try:
+            return super().parse_args(ctx, args)
+        except UsageError as error:
+            flag = getattr(error, "option_name", None)
+            if flag is None:
+                for said, example in _NUMBERS.items():
+                    error.message = error.message.replace(said, example)
+                if error.message.startswith("Missing") or not error.message:
+                    raise UsageError(f"{error.format_message().rstrip('.')}; {self._example()}", ctx) from None
+                raise
+            # `-ngl` has been taken for `-n -g -l`.
+            typed = [each for each in given if each.startswith(flag) and advice(each)]
+            if not typed:
+                raise
+            raise UsageError(f"No such option: {typed[0]} ({advice(typed[0])})", ctx) from None
+
+    def get_help(self, ctx: Any) -> str:
+        """Return the short help: at most one page if the flags of `--help-all` can be left out."""
+        text = ""
+        for brevity in (0, _ONE_EXAMPLE, _ONE_LINE_EACH):
+            ctx.meta[_BREVITY] = brevity
+            text = super().get_help(ctx)
+            if text.count("\n") + 1 < SHORT_HELP_LINES or ctx.meta.get(_SHOWS_ALL) or not self._has_help_all():
+                break
+        return text
+
+    def _example(self) -> str:
+        """Return the first example of the command's help."""
+        paragraphs = inspect.cleandoc(self.help or "").split("\n\n")
+        examples = [" ".join(each.split()) for each in paragraphs if each.startswith(_EXAMPLE)]
+        return f"for example:{examples[0].removeprefix(_EXAMPLE)}" if examples else "see --help"
+
+    def _has_help_all(self) -> bool:
+        return any(param.name == "help_all" for param in self.params)
+
+    def format_help_text(self, ctx: Any, formatter: Any) -> None:
+        paragraphs = inspect.cleandoc(self.help or "").split("\n\n")
+        if ctx.meta.get(_BREVITY, 0) >= _ONE_EXAMPLE:
+            examples = [each for each in paragraphs if each.startswith(_EXAMPLE)]
+            paragraphs = [paragraphs[0], *examples[:1]]
+        formatter.write_paragraph()
+        with formatter.indentation():
+            formatter.write_text("\n\n".join(paragraphs))
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        records = []
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record is not None:
+                records.append((param, (record[0], _unbroken(record[1]))))
+        if not self._has_help_all():
+            super().format_options(ctx, formatter)
+            return
+        self._format_groups(ctx, formatter, records)
+        formatter.buffer[:] = [part.replace(_HYPHEN, "-") for part in formatter.buffer]
+
+    def _format_groups(self, ctx: Any, formatter: Any, records: list[tuple[Any, tuple[str, str]]]) -> None:
+        # Imported here, since a command that runs does not need these modules.
+
+        arguments = [record for param, record in records if param.param_type_name == "argument"]
+        if arguments:
+            with formatter.section("Arguments"):
+                formatter.write_dl(arguments)
+        by_group: dict[str, list[tuple[Any, Any]]] = {title: [] for title in (*groups().values(), OWN)}
+        for param, record in records:
+            if param.param_type_name != "argument":
+                by_group[groups().get(param.name, OWN)].append((param, record))
+        shows_all = ctx.meta.get(_SHOWS_ALL, False)
+        own, every = by_group[OWN], [each for group in by_group.values() for each in group]
+        wanted = {param.name: (param, record) for param, record in every if param.name in COMMON_FLAGS}
+        first = own if shows_all else [*(wanted[name] for name in COMMON_FLAGS if name in wanted), *own]
+        brevity = ctx.meta.get(_BREVITY, 0)
+        room = formatter.width - _FLAG_COLUMNS - 4 if brevity >= _ONE_LINE_EACH else None
+        with formatter.section("Options"):
+            formatter.write_dl([_cut(record, room) for _, record in first], col_max=_FLAG_COLUMNS)
+        del by_group[OWN]
+        if shows_all:
+            for title, group in by_group.items():
+                if group:
+                    with formatter.section(f"Options: {title}"):
+                        formatter.write_dl([record for _, record in group], col_max=_FLAG_COLUMNS)
+            return
+        more = ", with more about these" if brevity else ""
+        others = {
+            title: " ".join(param.opts[0] for param, _ in group if (param, _) not in first)
+            for title, group in by_group.items()
+        }
+        if not any(others.values()):
+            return
+        with formatter.section(f"All others, which --help-all explains{more}"):
+            for title, flags in others.items():
+                if flags:
+                    formatter.write(_filled(title, flags, formatter.width))
+
+
+class HelpGroup(TyperGroup):
+    """Group of commands that answers an unknown command's name with a known one."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        try:
+            return super().resolve_command(ctx, args)
+        except UsageError as error:
+            said = error.message.partition(".")[0]
+            raise UsageError(f"{said}; {advice_on_command(args[0], list(self.commands))}", ctx) from None
+
+
+def _cut(record: tuple[str, str], room: int | None) -> tuple[str, str]:
+    """Return a flag and its help, shortened to `room` characters if that is given."""
+    flag, text = record
+    return flag, text if room is None else textwrap.shorten(text, room, placeholder="...")
+
+
+def _unbroken(text: str) -> str:
+    """Replace the hyphens of flags so that no line break splits a flag and it can be searched for."""
+    return re.sub(r"--[a-z0-9-]+", lambda flag: flag[0].replace("-", _HYPHEN), text)
+
+
+def _filled(title: str, flags: str, width: int) -> str:
+    """Return lines of flags below `title`, without breaking any flag."""
+    begin = f"  {title}: "
+    return textwrap.fill(flags, width, initial_indent=begin, subsequent_indent=" " * 6, break_on_hyphens=False) + "\n"
+
+
+def show_all(ctx: typer.Context, asked: bool) -> None:
+    """Print the full help and exit: the callback of `--help-all`."""
+    if asked:
+        ctx.meta[_SHOWS_ALL] = True
+        typer.echo(ctx.get_help())
+        raise typer.Exit()

@@ -1,0 +1,261 @@
+"""AsyncLLM: a model for programs that run on asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack, aclosing
+from typing import TYPE_CHECKING, Any, Self, Unpack
+
+import numpy as np
+
+from ostinato.config import EngineConfig
+from ostinato.engine.input_processor import (
+    ConversationsInput,
+    Message,
+    Params,
+    Prompt,
+    PromptInput,
+    Prompts,
+    as_conversations,
+    as_prompts,
+    check_template_kwargs,
+    merge_params_alias,
+    number_error,
+    params_per_prompt,
+    single_params,
+)
+from ostinato.engine.outputs import RequestOutput
+from ostinato.engine.process.async_engine import AsyncEngine
+from ostinato.engine.process.request_streams import RequestStream
+from ostinato.engine.progress import start_progress
+from ostinato.engine.text.tokenizer import Tokenizer
+from ostinato.errors import ForkError, RequestError
+from ostinato.media.media_input import RenderedChat, render_chat
+from ostinato.models.pooling import PoolingKind
+from ostinato.plan.plan import Plan
+from ostinato.sampling.params import SamplingParams
+from ostinato.sampling.pooler import POOLING_PARAMS, EmbeddingOptions
+
+if TYPE_CHECKING:
+    from ostinato.engine.llm_settings import LLMSettings
+
+
+class AsyncLLM:
+    r"""A model, ready to generate, for one event loop. It runs in a separate process, so that no step blocks the loop.
+
+        async with AsyncLLM("demo") as llm:
+            async for piece in llm.stream("Q: Ava has 17 apples and buys 25 more. How many has she?\nA:"):
+                print(piece, end="")
+
+    Calls may overlap, as tasks do; their requests run in the same steps. A call that is cancelled ends its requests,
+    and so does a stream that is left early (at once with `contextlib.aclosing`). Prompts, parameters and outputs are
+    those of `LLM`.
+    """
+
+    def __init__(self, model: str = "demo", **settings: Unpack[LLMSettings]) -> None:
+        """Check the settings.
+
+        Nothing is loaded before `start`, or `async with`. ConfigError for an impossible setting.
+        """
+        self._config = EngineConfig(model=model, **settings)
+        self._engine: AsyncEngine | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._pid = os.getpid()
+
+    async def start(self) -> Self:
+        """Load the model. Raises ModelError, ConfigError or CapacityError; RequestError if it was started before."""
+        if self._loop is not None:
+            raise RequestError("this AsyncLLM was started before; make another one")
+        self._loop = asyncio.get_running_loop()
+        try:
+            with start_progress() as progress:
+                self._engine = await AsyncEngine.start(self._config, max_waiting=sys.maxsize, progress=progress)
+        except BaseException:
+            self._loop = None
+            raise
+        return self
+
+    async def close(self) -> None:
+        """End the unfinished requests, with EngineStopped, and the process; free its memory."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            await engine.stop()
+
+    async def __aenter__(self) -> Self:
+        return await self.start()
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"AsyncLLM({self._config.model!r}, {'started' if self._engine is not None else 'not started'})"
+
+    @property
+    def plan(self) -> Plan:
+        """The plan, with what was measured at start-up."""
+        return self._started().plan
+
+    def get_tokenizer(self) -> Tokenizer:
+        """Return the checkpoint's tokenizer, with `encode`, `decode` and `eos_token_ids`."""
+        return self._started().tokenizer
+
+    async def generate(
+        self,
+        prompts: Prompts,
+        params: Params = None,
+        *,
+        sampling_params: Params = None,
+        cache_salt: str | None = None,
+    ) -> list[RequestOutput]:
+        """Continue each prompt; see `LLM.generate`."""
+        given = [PromptInput.parse(prompt) for prompt in as_prompts(prompts)]
+        return await self._run(given, merge_params_alias(params, sampling_params), cache_salt)
+
+    async def chat(
+        self,
+        messages: ConversationsInput,
+        params: Params = None,
+        *,
+        sampling_params: Params = None,
+        cache_salt: str | None = None,
+        **template_kwargs: Any,
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or each of several; see `LLM.chat`."""
+        prompts = [await self._rendered(each, template_kwargs) for each in as_conversations(messages)]
+        return await self._run(prompts, merge_params_alias(params, sampling_params), cache_salt)
+
+    async def embed(
+        self,
+        prompts: Prompts,
+        *,
+        pooling: PoolingKind | None = None,
+        normalize: bool | None = None,
+        dimensions: int | None = None,
+        cache_salt: str | None = None,
+    ) -> list[np.ndarray]:
+        """Return a vector [hidden] float32 for each prompt; see `LLM.embed`."""
+        started = self._started().started
+        asked = EmbeddingOptions.resolve(started.directory, started.hidden_size, pooling, normalize, dimensions)
+        given = [PromptInput.parse(prompt) for prompt in as_prompts(prompts)]
+        outputs = await self._run(given, POOLING_PARAMS, cache_salt, asked.kind)
+        return [asked.vector(output.embedding) for output in outputs]
+
+    def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        sampling_params: SamplingParams | None = None,
+        cache_salt: str | None = None,
+    ) -> AsyncGenerator[str, None]:
+        """Return a generator of the output's text, piece by piece as it is generated, never cut inside a character.
+
+        RequestError, at the first piece, if the prompt cannot be served.
+        """
+        return self._stream(PromptInput.parse(prompt), single_params(params, sampling_params), cache_salt)
+
+    async def stream_chat(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        sampling_params: SamplingParams | None = None,
+        cache_salt: str | None = None,
+        **template_kwargs: Any,
+    ) -> AsyncGenerator[str, None]:
+        """Yield the answer to a conversation, piece by piece; see `stream`."""
+        own_params = single_params(params, sampling_params)
+        prompt = await self._rendered(messages, template_kwargs)
+        async with aclosing(self._stream(prompt, own_params, cache_salt)) as pieces:
+            async for piece in pieces:
+                yield piece
+
+    async def stats(self) -> dict[str, Any]:
+        """Return the engine's counts since its start, as plain data."""
+        return (await self._started().observe()).stats
+
+    def _started(self) -> AsyncEngine:
+        if os.getpid() != self._pid:
+            raise ForkError(f"this AsyncLLM was made in process {self._pid}, and process {os.getpid()} is a fork of it")
+        if self._engine is None:
+            state = "is closed; make another one" if self._loop is not None else "is not started; use `async with`"
+            raise RequestError(f"this AsyncLLM {state}")
+        return self._engine
+
+    def _on_its_loop(self) -> AsyncEngine:
+        engine = self._started()
+        if asyncio.get_running_loop() is not self._loop:
+            raise RequestError("this AsyncLLM was started on another event loop; make one for each loop")
+        return engine
+
+    async def _rendered(self, messages: Sequence[Message], template_kwargs: dict[str, Any]) -> PromptInput:
+        engine = self._on_its_loop()
+        check_template_kwargs(template_kwargs)
+
+        def render() -> RenderedChat:
+            return render_chat(
+                messages,
+                lambda plain: engine.chat_template.render(plain, **template_kwargs),
+                engine.media,
+                template_kwargs,
+            )
+
+        return PromptInput.from_chat(await asyncio.to_thread(render))
+
+    async def _submit(
+        self,
+        prompt: PromptInput,
+        params: SamplingParams | None,
+        cache_salt: str | None,
+        pooling: PoolingKind | None = None,
+    ) -> RequestStream:
+        given = prompt.prompt if prompt.media is None else prompt.media.token_ids
+        return await self._on_its_loop().submit(
+            given,
+            params,
+            add_special_tokens=prompt.add_special_tokens,
+            cache_salt=cache_salt,
+            media=prompt.media,
+            pooling=pooling,
+        )
+
+    async def _run(
+        self,
+        prompts: list[PromptInput],
+        params: Params,
+        cache_salt: str | None,
+        pooling: PoolingKind | None = None,
+    ) -> list[RequestOutput]:
+        each = params_per_prompt(params, len(prompts))
+        streams: list[RequestStream] = []
+        # Streams that are left early end their requests.
+        async with AsyncExitStack() as stack:
+            for prompt, own_params in zip(prompts, each, strict=True):
+                try:
+                    stream = await self._submit(prompt, own_params, cache_salt, pooling)
+                except RequestError as error:
+                    raise number_error(error, len(streams), len(prompts)) from error
+                streams.append(await stack.enter_async_context(stream))
+            return [await _whole(stream, prompt) for stream, prompt in zip(streams, prompts, strict=True)]
+
+    async def _stream(
+        self, prompt: PromptInput, params: SamplingParams | None, cache_salt: str | None
+    ) -> AsyncGenerator[str, None]:
+        async with await self._submit(prompt, params, cache_salt) as stream:
+            async for delta in stream:
+                for sample in delta.samples:
+                    if sample.text:
+                        yield sample.text
+
+
+async def _whole(stream: RequestStream, prompt: PromptInput) -> RequestOutput:
+    """Return the whole output of a request once it has ended."""
+    output: RequestOutput | None = None
+    async for delta in stream:
+        output = delta.output or output
+    assert output is not None, "a stream ends with its output, or with an error"
+    output.prompt = prompt.prompt if isinstance(prompt.prompt, str) else None
+    return output

@@ -1,0 +1,454 @@
+"""The engine: one model, its plan, and the requests that its steps turn into outputs.
+
+Steps of an engine: each is scheduled, computed and finished, one after the other or overlapped.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+from ostinato.config import EngineConfig
+from ostinato.engine.cache_files import engine_identity, open_files
+from ostinato.engine.executor import OverlapExecutor, StepExecutor, StepHandle, SyncExecutor
+from ostinato.engine.input_processor import as_token_ids, check_priority, check_salt, check_token_range
+from ostinato.engine.migration.export_import import make_export, restore_request
+from ostinato.engine.output_processor import OutputProcessor, RequestState
+from ostinato.engine.outputs import RequestOutput
+from ostinato.engine.startup import (
+    check_not_forked,
+    find_draft_directory,
+    load_default_params,
+    make_cache_memory,
+    make_scheduler,
+    start_runner,
+)
+from ostinato.engine.stats import engine_stats
+from ostinato.engine.text.chat_template import ChatMessage
+from ostinato.engine.text.tokenizer import load_tokenizer_and_template
+from ostinato.errors import RankError, RequestError
+from ostinato.formats.mapped_files import MappedFileWatch
+from ostinato.kv_cache.offload.save_restore import save_to_files
+from ostinato.media.media_input import RenderedChat, load_media_input, render_chat
+from ostinato.media.media_prompt import MediaPrompt
+from ostinato.models.checkpoint import checkpoint_of, load_spec
+from ostinato.models.pooling import PoolingKind
+from ostinato.observe.counts import EngineCounts
+from ostinato.observe.histograms import EngineHistograms, StartupTimer
+from ostinato.ops.seeds import seed_of_request
+from ostinato.plan.cache_identity import cache_fingerprint
+from ostinato.plan.device.detect import detect
+from ostinato.plan.plan import Plan, make_plan
+from ostinato.plan.traffic import RequestLengths, Traffic
+from ostinato.runner.model_runner import ProgressFn
+from ostinato.sampling.grammar import Grammar, GrammarCompiler
+from ostinato.sampling.guide import Guide
+from ostinato.sampling.params import SamplingParams, check_token_ids
+from ostinato.scheduler.batch import StepResult
+from ostinato.scheduler.scheduler import Scheduler
+from ostinato.spec_decode.controller import SpeculationMonitor
+
+
+class Steps:
+    """Step loop, which holds the step in flight, if there is one, between two calls."""
+
+    def __init__(
+        self,
+        order: StepExecutor,
+        scheduler: Scheduler,
+        unfinished: OutputProcessor,
+        counts: EngineCounts,
+        meter: EngineHistograms,
+        speculation: SpeculationMonitor | None,
+    ) -> None:
+        self._order, self._scheduler, self._unfinished = order, scheduler, unfinished
+        self._counts, self._meter, self._speculation = counts, meter, speculation
+        self._running: StepHandle | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """True while a step is in flight."""
+        return self._running is not None
+
+    def run(self) -> None:
+        """Run one step. See `EngineCore.step` for the errors raised."""
+        begin = time.perf_counter()
+        if self._running is None:
+            self._running = self._start()
+        scheduled = time.perf_counter()
+        if self._running is not None:
+            self._finish(self._running, begin, scheduled - begin, goes_on=self._order.overlaps)
+
+    def settle(self) -> None:
+        """Finish the step in flight, if there is one. The next call of `EngineCore.step` returns what it changed."""
+        if self._running is not None:
+            self._finish(self._running, time.perf_counter(), 0.0, goes_on=False)
+
+    def close(self) -> None:
+        """Close the executor. No step will follow."""
+        self._order.close()
+
+    def _start(self) -> StepHandle | None:
+        batch = self._scheduler.schedule()
+        if not batch.rows:
+            return None
+        if batch.new_request_ids:
+            self._unfinished.note_scheduled(batch.new_request_ids)
+        return self._order.submit(batch)
+
+    def _start_ahead(self) -> StepHandle | None:
+        batch = self._scheduler.schedule_ahead()
+        return None if batch is None else self._order.submit(batch)
+
+    def _finish(self, running: StepHandle, begin: float, bookkeeping: float, *, goes_on: bool) -> None:
+        """Start the next step if the executor overlaps (`goes_on`), wait for the running one, and use its result."""
+        batch, scheduler = running.batch, self._scheduler
+        self._running = None
+        following: StepHandle | None = None
+        result: StepResult | None = None
+        finished = scheduling = time.perf_counter()
+        try:
+            following = self._start_ahead() if goes_on else None
+            bookkeeping += time.perf_counter() - scheduling
+            result = running.wait()
+            finished = time.perf_counter()
+            updates = scheduler.update(result)
+        except RankError as error:
+            if scheduler.is_in_flight(batch):
+                self._unfinished.process_updates(scheduler.fail(batch, error))
+            raise
+        except Exception as error:
+            if not scheduler.is_in_flight(batch):
+                raise  # processing the result failed: a bug, not a failed step
+            result, following, updates = None, None, scheduler.fail(batch, error)
+        except BaseException as error:
+            if scheduler.is_in_flight(batch):
+                interrupted = RuntimeError(f"the step was interrupted: {error!r}")
+                self._unfinished.process_updates(
+                    scheduler.fail(batch, interrupted), notify=False
+                )  # the exception reports it
+            raise
+        self._running = following
+        bookkeeping += time.perf_counter() - finished
+        self._unfinished.process_updates(updates)
+        generated = sum([len(update.token_ids) for update in updates])
+        seconds = time.perf_counter() - begin
+        computed = batch.num_tokens
+        self._counts.count_step(len(batch.rows), batch.num_decode_rows, computed, generated, seconds, bookkeeping)
+        self._meter.step.observe(seconds)
+        self._meter.step_tokens.observe(computed)
+        if self._speculation is not None and result is not None:
+            self._speculation.count_step(batch, result, seconds)
+
+
+class EngineCore:
+    """Serves requests on one model. One thread calls it: `add` at any time, `step` while `has_unfinished`.
+
+    With `overlap`, a step may be in flight between two calls.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        progress: ProgressFn = lambda what, done, total: None,
+        phases: StartupTimer | None = None,
+    ) -> None:
+        """Plan, load the weights and capture the graphs of the plan, unless they are captured on first use.
+
+        `phases` notes how long each part takes, as `plan.measured` does.
+
+        Raises ModelError, ConfigError or CapacityError. The latter two come before any weight is read, unless the
+        graphs take more memory than was planned. CaptureError if a step of the model cannot be captured. ForkError in a
+        fork of a process that has made an engine.
+        """
+        check_not_forked()
+        phases = phases or StartupTimer()
+        self.spec = load_spec(config)
+        plan = make_plan(config, self.spec, detect(config.device))
+        phases.end("plan")
+        self.directory = checkpoint_of(config)
+        self.tokenizer, self.chat_template = load_tokenizer_and_template(config, self.directory)
+        self._default_params = load_default_params(self.tokenizer, self.directory)
+        draft_directory = find_draft_directory(plan, self.tokenizer)
+        phases.end("tokenizer")
+        own, of_draft = (None, None) if config.random_weights else (self.directory, draft_directory)
+        self._weights = [path for path in (self.directory, draft_directory) if path is not None]
+        self.runner, self._leader = start_runner(plan, self.spec, own, of_draft, progress, phases)
+        phases.end("capture")
+        try:
+            self._set_up(config, replace(plan, measured=self.runner.measured | {"start_seconds": dict(phases.seconds)}))
+        except BaseException:
+            if self._leader is not None:
+                self._leader.close(at_once=True)
+            raise
+        phases.end("scheduler")
+
+    def _set_up(self, config: EngineConfig, plan: Plan) -> None:
+        """Set up everything around the model."""
+        self.plan = plan
+        self.speculation: SpeculationMonitor | None = None
+        if plan.speculative is not None:
+            self.speculation = SpeculationMonitor(plan.speculative, lambda: self.runner.num_captured)
+        self.scheduler = make_scheduler(
+            plan, None if self.speculation is None else self.speculation.controller.choose_num_drafts
+        )
+        self._files_in_use = MappedFileWatch(self._weights)
+        memory = self.scheduler.cache.memory = make_cache_memory(plan, self.runner, self._leader)
+        if plan.cache_files is not None:
+            files = open_files(plan.cache_files, cache_fingerprint(plan), config.model, self._weights, memory)
+            self.scheduler.cache.store.files = files
+        # A tokenizer may know end tokens that the model cannot give.
+        self._eos_token_ids = frozenset(i for i in self.tokenizer.eos_token_ids if i < self.spec.vocab_size)
+        remote = config.allow_remote_images
+        self.media = load_media_input(self.directory, self.spec.vision, self.tokenizer, plan, remote)
+        self._grammars = GrammarCompiler(self.tokenizer, self.spec.vocab_size, self._eos_token_ids)
+        self.counts = EngineCounts()
+        self.meter = EngineHistograms()
+        self.request_lengths = RequestLengths()
+        self.output_processor = OutputProcessor(self.scheduler, self.meter, self.request_lengths)
+        order = (OverlapExecutor if plan.settings.overlap == "on" else SyncExecutor)(self.runner)
+        self._steps = Steps(order, self.scheduler, self.output_processor, self.counts, self.meter, self.speculation)
+        self._num_added = 0
+
+    @property
+    def has_unfinished(self) -> bool:
+        """True while there is an unfinished request, a step in flight or an output that was not returned yet."""
+        return self.scheduler.has_unfinished or self._steps.is_running or self.output_processor.has_outputs
+
+    def add_request(
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        add_special_tokens: bool = True,
+        cache_salt: str | None = None,
+        grammar: Grammar | None = None,
+        media: MediaPrompt | None = None,
+        client: str | None = None,
+        pooling: PoolingKind | None = None,
+    ) -> str:
+        """Add a request and return its id.
+
+        `prompt` is text or token ids, or the text that `media` was made from; `media` has token ids of its own. Without
+        `params`, those of `default_params` apply. `add_special_tokens` is False for text that already holds them, such
+        as a rendered chat template. Requests share prefix cache entries only with requests of the same `cache_salt`.
+        Waiting requests of different `client`s are scheduled by fair share. The guide of `params` is compiled here,
+        unless `grammar` is what `compile_guide` made of it. With `pooling`, the output's `embedding` is made of the
+        prompt's hidden states, and its text means nothing; `params` should be `POOLING_PARAMS`. Raises RequestError, and
+        changes nothing, if the request can never be served.
+        """
+        check_salt(cache_salt)
+        check_priority(priority, self.plan.settings.scheduling_policy)
+        params = params or self.default_params()
+        text = prompt if isinstance(prompt, str) else None
+        if media is not None:
+            token_ids = media.token_ids
+        elif isinstance(prompt, str):
+            token_ids = self.tokenizer.encode(prompt, add_special_tokens)
+        else:
+            token_ids = as_token_ids(prompt)
+        check_token_range(token_ids, self.spec.vocab_size)
+        if media is not None and media.spans and self.plan.encoder is None:
+            raise RequestError("the prompt has images, and this model takes text only; choose a model with vision")
+        check_token_ids(params, self.spec.vocab_size, self._eos_token_ids)
+        if grammar is None and params.guide is not None:
+            grammar = self.compile_guide(params.guide)
+        if (None if grammar is None else grammar.guide) != params.guide:
+            raise RequestError("the grammar that came with the request is not that of its guide")
+        request_id = self.output_processor.new_request_id(self._num_added) if request_id is None else request_id
+        generation = RequestState(
+            request_id,
+            text,
+            token_ids,
+            params,
+            self.tokenizer,
+            self._eos_token_ids,
+            max_model_len=self.plan.settings.max_model_len,
+            priority=priority,
+            cache_salt=cache_salt,
+            default_seed=seed_of_request(self.plan.settings.seed, self._num_added),
+            grammar=grammar,
+            media=media,
+            client=client,
+            pooling=pooling,
+        )
+        self._add_state(generation)
+        self._num_added += 1
+        self.counts.requests += 1
+        self.counts.prompt_tokens += len(token_ids)
+        self.meter.prompt_tokens.observe(len(token_ids))
+        return request_id
+
+    def _add_state(self, generation: RequestState) -> None:
+        """Add a request. RequestError if it can never be served, or an id is in use; nothing is changed then."""
+        self.output_processor.check_id(generation)
+        if any(self.scheduler.is_memory_in_use(request.request_id) for request in generation.requests):
+            self._steps.settle()
+        self.output_processor.add(generation)
+
+    def export_request(self, request_id: str) -> bytes | None:
+        """End a request here and return its export, from which another engine of the same plan continues it.
+
+        The export has its tokens and what was computed for them. None if no such request is unfinished.
+
+        The request's memory is free when this returns. The next call of `step` returns its output, which ends with
+        `moved`. The bytes hold the prompt. As long as no other engine has imported them, this one may import them
+        again.
+        """
+        self._steps.settle()
+        generation = self.output_processor.request_states.get(request_id)
+        if generation is None:
+            return None
+        exported = make_export(generation, self.scheduler.cache, self.identity)
+        self.output_processor.finish_moved(generation)
+        self.scheduler.migration_counts.exported += 1
+        self.scheduler.migration_counts.exported_bytes += len(exported)
+        return exported
+
+    def import_request(self, exported: bytes, *, request_id: str | None = None, grammar: Grammar | None = None) -> str:
+        """Import a request that another engine of the same plan has exported, and continue where it stopped.
+
+        Returns its id, which is the old one unless `request_id` is given. `output` has what was generated so far.
+
+        Without room for it now, it waits, ahead of the requests that have not begun. Its guide is compiled here, unless
+        `grammar` is what `compile_guide` made of it. Raises DamagedExport or ForeignExport, which says what differs;
+        RequestError if it can never be served here, or its id is in use. Nothing is changed then.
+        """
+        moves = self.scheduler.migration_counts
+        try:
+            generation = restore_request(
+                exported,
+                request_id,
+                identity=self.identity,
+                tokenizer=self.tokenizer,
+                vocab_size=self.spec.vocab_size,
+                eos_token_ids=self._eos_token_ids,
+                scheduler=self.scheduler,
+                compile_guide=self.compile_guide if grammar is None else lambda guide: grammar,
+            )
+            self._add_state(generation)
+        except RequestError:
+            moves.refused += 1
+            raise
+        moves.imported += 1
+        moves.imported_bytes += len(exported)
+        return generation.output.request_id
+
+    @cached_property
+    def identity(self) -> dict[str, Any]:
+        """Properties that another engine must share with this one to continue its requests."""
+        return engine_identity(self.plan, self._weights)
+
+    def step(self) -> list[RequestOutput]:
+        """Run one step and return the outputs that it changed.
+
+        An exception while the batch is computed ends the requests of that batch, whose outputs then hold it. The other
+        requests continue, except after a RankError, which is raised too. An interrupt (a KeyboardInterrupt) ends the
+        batch's requests too, and is raised again. Logits that are not finite end only their own request.
+        """
+        self._steps.run()
+        return self.output_processor.take_outputs()
+
+    def output(self, request_id: str) -> RequestOutput | None:
+        """Return the output of an unfinished request, which steps update in place; None if there is no such request."""
+        generation = self.output_processor.request_states.get(request_id)
+        return None if generation is None else generation.output
+
+    def abort(self, request_id: str) -> RequestOutput | None:
+        """End a request at once and return its output so far; None if no such request is unfinished."""
+        generation = self.output_processor.request_states.get(request_id)
+        if generation is None:
+            return None
+        self.output_processor.abort(generation)
+        if not self.scheduler.has_unfinished:
+            self._steps.settle()
+        return generation.output
+
+    def preempt(self, request_id: str) -> bool:
+        """Preempt a running request or sample, as lack of memory would, so that it is computed again.
+
+        False if it is not running. Its tokens do not change.
+        """
+        self._steps.settle()
+        return self.scheduler.preempt(request_id)
+
+    def compile_guide(self, guide: Guide) -> Grammar:
+        """Compile a guide for `add`. Any thread may call it, so that a large guide delays no step.
+
+        The first one takes longer, up to some seconds for a large vocabulary. Raises RequestError if it cannot be
+        compiled, or the checkpoint has no tokenizer that it could be compiled for.
+        """
+        return self._grammars.compile(guide)
+
+    def reset_prefix_cache(self) -> bool:
+        """Drop every prefix and every encoded image that no running request uses.
+
+        False if some prefixes are in use, and so can still be found.
+        """
+        self._steps.settle()
+        if self.scheduler.encoder_cache is not None:
+            self.scheduler.encoder_cache.clear()
+        return self.scheduler.cache.store.clear()
+
+    @property
+    def has_ranks(self) -> bool:
+        """True if other processes share the model."""
+        return self._leader is not None
+
+    def check_ranks(self) -> None:
+        """Raise RankError if one of the other ranks has ended. A step would raise it too."""
+        if self._leader is not None:
+            self._leader.check()
+
+    def check_files(self) -> None:
+        """Raise ModelError if a file with weights was written to since it was loaded."""
+        self._files_in_use.check()
+
+    def close(self) -> None:
+        """Save the prefix cache to files, if the plan says so, and end the engine's threads and processes.
+
+        Nothing is computed afterwards.
+        """
+        try:
+            self._steps.settle()
+            with suppress(RankError):  # the part of a rank that has ended is lost
+                save_to_files(self.scheduler.cache.store)
+        finally:
+            self._steps.close()
+            if self._leader is not None:
+                self._leader.close()
+
+    def default_params(self) -> SamplingParams:
+        """Return the parameters of generation_config.json; greedy if it does not ask for sampling."""
+        return self._default_params
+
+    def render_chat(self, messages: Sequence[ChatMessage], **chat_template_kwargs: Any) -> str:
+        """Return the prompt that the checkpoint's chat template makes of a conversation, special tokens included."""
+        return self.render_chat_media(messages, **chat_template_kwargs).text
+
+    def render_chat_media(self, messages: Sequence[ChatMessage], **chat_template_kwargs: Any) -> RenderedChat:
+        """Return the prompt of a conversation, and the media that `add` needs for its images.
+
+        Any thread may call it; loading images takes time. RequestError if one cannot be loaded, or the template refuses
+        the conversation.
+        """
+
+        def render(plain: Sequence[ChatMessage]) -> str:
+            return self.chat_template.render(plain, **chat_template_kwargs)
+
+        return render_chat(messages, render, self.media, chat_template_kwargs)
+
+    def traffic(self) -> Traffic:
+        """Return shapes of steps and lengths of requests since the start. Samples of one request count as requests."""
+        steps = self.runner.graphs.counts.traffic
+        return replace(steps, requests=self.request_lengths if self.request_lengths.num_requests else None)
+
+    def stats(self) -> dict[str, Any]:
+        """Return counts since the start, and the cache's present use, as plain data."""
+        return engine_stats(self.counts, self.request_lengths, self.scheduler, self.runner, self.speculation)

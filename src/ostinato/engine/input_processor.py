@@ -1,0 +1,175 @@
+"""Prompts and sampling parameters of callers, in all accepted forms.
+
+Checks of a request before the scheduler sees it.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, SupportsIndex, cast
+
+from ostinato.errors import Remedy, RequestError
+from ostinato.media.media_input import RenderedChat
+from ostinato.media.media_prompt import MediaPrompt
+from ostinato.sampling.params import SamplingParams
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+"""Text; token ids; or `{"prompt": text}` or `{"prompt_token_ids": ids}`."""
+Prompts = Prompt | Iterable[Prompt]
+Message = Mapping[str, Any]
+ConversationsInput = Sequence[Message] | Sequence[Sequence[Message]]
+"""One conversation, or several."""
+Params = SamplingParams | Sequence[SamplingParams] | None
+"""Parameters for all prompts, or one for each."""
+
+_NOT_TEMPLATE_KWARGS = {
+    "chat_template_kwargs": "give its entries themselves, chat(messages, enable_thinking=False)",
+    "use_tqdm": "leave it out; progress is shown on terminals and in notebooks alone",
+    "lora_request": "leave it out; adapters are not served",
+}
+"""Keywords of vLLM's chat -> advice what to do here, where any further keyword is a variable of the template."""
+
+
+class PromptInput(NamedTuple):
+    """Arguments of `EngineCore.add_request` for one prompt."""
+
+    prompt: str | Sequence[int]
+    add_special_tokens: bool = True
+    media: MediaPrompt | None = None
+
+    @classmethod
+    def parse(cls, prompt: Prompt) -> PromptInput:
+        return cls(_unwrap_mapping(prompt))
+
+    @classmethod
+    def from_chat(cls, chat: RenderedChat) -> PromptInput:
+        return cls(chat.text, False, chat.media)
+
+
+def as_conversations(messages: ConversationsInput) -> Sequence[Sequence[Message]]:
+    """Return a list of conversations. RequestError for a message without a list around it."""
+    if isinstance(messages, Mapping):
+        raise RequestError("a conversation is a list of messages; put the one message into a list")
+    alone = not messages or isinstance(messages[0], Mapping)
+    return cast(Sequence[Sequence[Message]], [messages] if alone else messages)
+
+
+def number_error(error: RequestError, index: int, count: int) -> RequestError:
+    """Return the error of one prompt of several, with the number of the prompt."""
+    return error if count == 1 else RequestError(f"prompt {index + 1} of {count}: {error.message}", error.remedies)
+
+
+def as_prompts(prompts: Prompts) -> list[Prompt]:
+    """Return a list of prompts. A single prompt is a string, a mapping, or token ids (of any integer type)."""
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    if isinstance(prompts, bytes) or not isinstance(prompts, Iterable):
+        raise RequestError(
+            f"a prompt is text or a list of token ids, and several come in a list, not as {type(prompts).__name__}"
+        )
+    items: list[Any] = list(prompts)
+    if not items:
+        return []
+    # An array's row has `__index__` too, but is a prompt.
+    if all(isinstance(item, SupportsIndex) and getattr(item, "ndim", 0) == 0 for item in items):
+        return [items]
+    return items
+
+
+def _unwrap_mapping(prompt: Prompt) -> str | Sequence[int]:
+    """Return the text or token ids of a prompt, which may be a mapping in vLLM's form."""
+    if not isinstance(prompt, Mapping):
+        return prompt
+    known = [name for name in ("prompt", "prompt_token_ids") if prompt.get(name) is not None]
+    others = [name for name in prompt if name not in ("prompt", "prompt_token_ids")]
+    if others:
+        remedy = "images go into the messages of chat" if "multi_modal_data" in others else "leave it out"
+        raise RequestError(f"a prompt has prompt or prompt_token_ids, and not {', '.join(map(str, others))}; {remedy}")
+    if len(known) != 1:
+        raise RequestError("a prompt has either prompt, its text, or prompt_token_ids")
+    return cast(str | Sequence[int], prompt[known[0]])
+
+
+def merge_params_alias(params: Params, sampling_params: Params) -> Params:
+    """Return the given parameters; `sampling_params` is vLLM's name for the same. RequestError if both are given."""
+    if params is not None and sampling_params is not None:
+        raise RequestError("params and sampling_params are two names of one thing; give one of them")
+    return sampling_params if params is None else params
+
+
+def single_params(params: SamplingParams | None, sampling_params: SamplingParams | None) -> SamplingParams | None:
+    """Return the parameters of a stream. RequestError for several of them, and for more than one output."""
+    given = merge_params_alias(params, sampling_params)
+    if given is not None and not isinstance(given, SamplingParams):
+        raise RequestError(f"params should be SamplingParams, not {given!r}")
+    if given is not None and given.n != 1:
+        raise RequestError(f"stream gives one output, and n is {given.n}; use generate for several")
+    return given
+
+
+def check_template_kwargs(chat_template_kwargs: Mapping[str, Any]) -> None:
+    """Raise RequestError for names that are not template variables, which a template would ignore in silence."""
+    for name, advice in _NOT_TEMPLATE_KWARGS.items():
+        if name in chat_template_kwargs:
+            raise RequestError(f"{name} is no variable of a chat template: {advice}")
+
+
+def params_per_prompt(params: Params, count: int) -> Sequence[SamplingParams | None]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params] * count
+    if not isinstance(params, list | tuple) or not all(isinstance(each, SamplingParams | None) for each in params):
+        raise RequestError(f"params should be SamplingParams or a list of them, one for each prompt, not {params!r}")
+    if len(params) != count:
+        raise RequestError(f"{count} prompts came with {len(params)} sampling parameters; give one, or one for each")
+    return params
+
+
+def check_salt(cache_salt: str | None) -> None:
+    message = f"cache_salt {cache_salt!r} should be text that is not empty, or left out"
+    if cache_salt is not None and not (isinstance(cache_salt, str) and cache_salt):
+        raise RequestError(message)
+    try:
+        (cache_salt or "").encode()  # as the prefix index hashes it
+    except UnicodeEncodeError as error:
+        raise RequestError(f"{message}: it cannot be encoded in UTF-8 ({error.reason})") from None
+
+
+def check_priority(priority: int, scheduling_policy: str) -> None:
+    if not isinstance(priority, int):
+        raise RequestError(f"priority {priority!r} should be a whole number; lower ones come first")
+    if priority != 0 and scheduling_policy == "fcfs":
+        message = f"priority {priority} has no effect under scheduling_policy fcfs; choose the policy priority"
+        raise RequestError(message, [Remedy("scheduling_policy", "priority")])
+
+
+def as_token_ids(prompt: Sequence[int]) -> list[int]:
+    """Return the token ids of a prompt that is not text."""
+    if isinstance(prompt, bytes):  # its items are integers, but no token ids
+        raise RequestError("a prompt is text or a list of token ids, not bytes; decode it first")
+    try:
+        return [operator.index(token) for token in prompt]
+    except TypeError as error:
+        raise RequestError(f"a prompt is text or a list of token ids, which are integers: {error}") from None
+
+
+def check_token_range(token_ids: Sequence[int], vocab_size: int) -> None:
+    outside = [token for token in token_ids if not 0 <= token < vocab_size]
+    if outside:
+        raise RequestError(
+            f"the prompt holds token ids outside the model's vocabulary, such as {outside[0]}; "
+            f"they must be from 0 to {vocab_size - 1}"
+        )
+
+
+def check_length(prompt: str | Sequence[int], max_model_len: int, longest_token: int) -> None:
+    """Refuse at once a prompt that is too long in any case, since tokenizing it first may take seconds.
+
+    No token has more than `longest_token` characters.
+    """
+    most = max_model_len * longest_token if isinstance(prompt, str) else max_model_len
+    if len(prompt) > most:
+        unit = "characters" if isinstance(prompt, str) else "tokens"
+        raise RequestError(
+            f"the prompt has {len(prompt)} {unit}, and max_model_len ({max_model_len}) has room for at most {most}"
+        )

@@ -1,0 +1,262 @@
+"""Import of a request that another engine has exported, in the state that it had there.
+
+Export of a request, between two steps and with none in flight.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from pydantic import ValidationError
+
+from ostinato.engine.migration.wire_format import (
+    ByteParts,
+    RequestSnapshot,
+    SampleSnapshot,
+    check_identity,
+    export_media,
+    import_media,
+    pack_snapshot,
+    params_of,
+    unpack_snapshot,
+)
+from ostinato.engine.output_processor import RequestState
+from ostinato.engine.outputs import CompletionOutput, RequestTimes
+from ostinato.engine.text.tokenizer import Tokenizer
+from ostinato.errors import DamagedExport, MoveError
+from ostinato.kv_cache.manager import CacheManager
+from ostinato.kv_cache.request_cache import KVSnapshot
+from ostinato.media.media_prompt import MediaPrompt
+from ostinato.sampling.grammar import Grammar
+from ostinato.sampling.guide import Guide
+from ostinato.scheduler.kv_export import CopiedBlocks, export_kv
+from ostinato.scheduler.limits import max_total_tokens
+from ostinato.scheduler.request import FinishReason, Request, RequestStatus
+from ostinato.scheduler.scheduler import Scheduler
+
+MAX_WAITING_BYTES = 2**30
+"""Bytes of imported blocks, window blocks and states that may wait in memory until their requests are admitted.
+
+Of a request beyond that, only the tokens are kept, and computed again.
+"""
+
+
+def restore_request(
+    exported: bytes,
+    request_id: str | None,
+    *,
+    identity: dict[str, Any],
+    tokenizer: Tokenizer,
+    vocab_size: int,
+    eos_token_ids: frozenset[int],
+    scheduler: Scheduler,
+    compile_guide: Callable[[Guide], Grammar],
+) -> RequestState:
+    """Return the request state of an export, for an engine of this `identity`.
+
+    Its id is the old one, unless `request_id` is given. Raises DamagedExport or ForeignExport; RequestError if its
+    guide cannot be compiled.
+    """
+    moved, parts = unpack_snapshot(exported)
+    check_identity(moved.identity, identity)
+    params = params_of(moved)
+    _check_tokens(moved, vocab_size)
+    generation = RequestState(
+        moved.request_id if request_id is None else request_id,
+        moved.prompt,
+        moved.prompt_token_ids,
+        params,
+        tokenizer,
+        eos_token_ids,
+        max_model_len=scheduler.limits.max_model_len,
+        priority=moved.priority,
+        cache_salt=moved.cache_salt,
+        default_seed=moved.seed,
+        grammar=None if params.guide is None else compile_guide(params.guide),
+        media=_media_of(moved, parts),
+        client=moved.client,
+        pooling=moved.pooling,
+    )
+    _resume(generation, moved, parts, scheduler)
+    _limit_imported_bytes(generation, scheduler.queues.waiting)
+    return generation
+
+
+@contextmanager
+def _checked() -> Iterator[None]:
+    """Turn errors from values of an export into DamagedExport."""
+    try:
+        yield
+    except MoveError:
+        raise
+    except (ValidationError, ValueError, IndexError, KeyError, TypeError, OverflowError) as error:
+        raise DamagedExport(f"the exported request does not add up: {error}") from None
+
+
+def _media_of(moved: RequestSnapshot, parts: Sequence[memoryview]) -> MediaPrompt | None:
+    """Return the media of an export, if it has any. DamagedExport if images and prompt do not fit each other."""
+    with _checked():
+        return None if moved.media is None else import_media(moved.media, moved.prompt_token_ids, parts)
+
+
+def _resume(
+    generation: RequestState, moved: RequestSnapshot, parts: Sequence[memoryview], scheduler: Scheduler
+) -> None:
+    """Bring a new request state to that of the exported one. DamagedExport if that is not possible."""
+    now, output = time.monotonic(), generation.output
+    with _checked():
+        if len(moved.samples) != len(generation.requests):
+            raise ValueError(f"it has {len(moved.samples)} outputs, and its parameters ask for {generation.params.n}")
+        output.prompt = moved.prompt
+        ages = (moved.scheduled, moved.first_token, moved.last_token)
+        moments = [None if each is None else now - each for each in ages]
+        output.times = RequestTimes(now - moved.arrival, *moments)
+        if (moved.prompt_logprobs is None) != (output.prompt_logprobs is None):
+            raise ValueError("it has log-probabilities of the prompt that nobody asked for, or none that somebody did")
+        output.prompt_logprobs = moved.prompt_logprobs
+        output.cache = moved.samples[0].cache
+        if all(each.finish_reason is not None for each in moved.samples):
+            raise ValueError("all its outputs have ended")
+        for index, (request, sample) in enumerate(zip(generation.requests, moved.samples, strict=True)):
+            _resume_sample(generation, index, sample, moved.has_begun)
+            if sample.finish_reason is None:
+                if request.num_tokens >= max_total_tokens(request, scheduler.limits):
+                    raise ValueError("an output goes on that has all its tokens")
+                _attach_kv(request, sample, parts, scheduler.cache)
+
+
+def _resume_sample(generation: RequestState, index: int, sample: SampleSnapshot, has_begun: bool) -> None:
+    request = generation.requests[index]
+    if sample.finish_reason not in (None, *FinishReason):
+        raise ValueError(f"{sample.finish_reason!r} is no reason to end")
+    most = len(request.prompt_token_ids) - 1
+    if not 0 <= sample.num_prompt_logprobs <= (most if request.wants_prompt_logprobs else 0):
+        raise ValueError("log-probabilities of the prompt were given that it does not have")
+    if sample.num_preemptions < 0 or sample.num_computed < 0:
+        raise ValueError("a count is below 0")
+    done = CompletionOutput(
+        index,
+        sample.text,
+        list(sample.token_ids),
+        sample.logprobs,
+        sample.cumulative_logprob,
+        sample.finish_reason,
+        sample.stop_reason,
+    )
+    generation.restore_sample(done)
+    request.cache_report = sample.cache
+    if done.finished:
+        return
+    request.restore(sample.token_ids, sample.num_prompt_logprobs, sample.num_preemptions)
+    request.was_imported, request.num_imported_tokens = has_begun, sample.num_computed
+
+
+def _attach_kv(request: Request, sample: SampleSnapshot, parts: Sequence[memoryview], cache: CacheManager) -> None:
+    """Attach the imported blocks, window blocks and state to an unfinished output, if they came and are usable here."""
+    if not sample.has_memory:
+        return
+    num_tokens, memory = sample.num_computed, cache.memory
+    if not 0 < num_tokens < request.num_tokens or sample.cache is None:
+        raise ValueError(f"{num_tokens} of {request.num_tokens} tokens are said to be computed")
+    if memory is None or request.skips_prefix_cache:
+        return
+    blocks, panes = (tuple(parts[_number(each)] for each in of) for of in (sample.blocks, sample.panes))
+    state = None if sample.state is None else parts[_number(sample.state)]
+    if len(blocks) != cache.blocks_needed(num_tokens) or any(len(each) != memory.block_bytes for each in blocks):
+        raise ValueError("its blocks are not those of its tokens")
+    if len(panes) != cache.window_blocks_needed(num_tokens) or any(
+        len(each) != memory.window_block_bytes for each in panes
+    ):
+        raise ValueError("its panes are not those of its last tokens")
+    if (state is None) != (cache.state_slots.slots_per_request == 0) or (
+        state is not None and len(state) != memory.slot_bytes
+    ):
+        raise ValueError("its state is not that of this model")
+    request.kv_snapshot = KVSnapshot(num_tokens, blocks, panes, state)
+
+
+def _number(number: int) -> int:
+    if number < 0:
+        raise IndexError("a part has a number below 0")
+    return number
+
+
+def _limit_imported_bytes(generation: RequestState, waiting: Sequence[Request]) -> None:
+    """Drop the imported KV of a request if too much waits already."""
+    held = sum(each.kv_snapshot.num_bytes for each in waiting if each.kv_snapshot is not None)
+    for request in generation.requests:
+        if request.kv_snapshot is None:
+            continue
+        held += request.kv_snapshot.num_bytes
+        if held > MAX_WAITING_BYTES:
+            request.kv_snapshot = None
+
+
+def _check_tokens(moved: RequestSnapshot, vocab_size: int) -> None:
+    """Raise DamagedExport if there are tokens that the model does not have."""
+    for ids in (moved.prompt_token_ids, *(each.token_ids for each in moved.samples)):
+        if any(not 0 <= token < vocab_size for token in ids):
+            raise DamagedExport("the exported request has tokens that the model does not have")
+
+
+def make_export(generation: RequestState, cache: CacheManager, identity: dict[str, Any]) -> bytes:
+    """Return the export of a request, with blocks, window blocks and states of all its running outputs.
+
+    The request itself is not changed.
+    """
+    parts, copies = ByteParts(), CopiedBlocks()
+    first, output = generation.requests[0], generation.output
+    times, now = output.times, time.monotonic()
+    ages = [None if each is None else now - each for each in (times.scheduled, times.first_token, times.last_token)]
+    samples = [
+        _sample(request, each, cache, parts, copies)
+        for request, each in zip(generation.requests, output.outputs, strict=True)
+    ]
+    moved = RequestSnapshot(
+        identity=identity,
+        request_id=output.request_id,
+        prompt=output.prompt,
+        prompt_token_ids=output.prompt_token_ids,
+        params=generation.params.model_dump(mode="json", exclude_unset=True),
+        seed=generation.seed,
+        priority=first.priority,
+        cache_salt=first.cache_salt,
+        client=first.client,
+        pooling=generation.pooling,
+        arrival=now - times.arrival,
+        scheduled=ages[0],
+        first_token=ages[1],
+        last_token=ages[2],
+        prompt_logprobs=output.prompt_logprobs,
+        samples=samples,
+        media=None if generation.media is None else export_media(generation.media, parts),
+    )
+    return pack_snapshot(moved, parts.parts)
+
+
+def _sample(
+    request: Request, output: CompletionOutput, cache: CacheManager, parts: ByteParts, copies: CopiedBlocks
+) -> SampleSnapshot:
+    runs = request.status is RequestStatus.RUNNING
+    num_computed = request.num_computed_tokens if runs else request.num_imported_tokens
+    carried = None if output.finished else export_kv(request, cache, copies)
+    state = None if carried is None or carried.state is None else parts.add(carried.state)
+    return SampleSnapshot(
+        token_ids=output.token_ids,
+        text=output.text,
+        logprobs=output.logprobs,
+        cumulative_logprob=output.cumulative_logprob,
+        finish_reason=output.finish_reason,
+        stop_reason=output.stop_reason,
+        cache=request.cache_report,
+        num_prompt_logprobs=request.num_prompt_logprobs,
+        num_preemptions=request.num_preemptions,
+        num_computed=0 if output.finished else num_computed,
+        has_memory=carried is not None,
+        blocks=[] if carried is None else [parts.add_once(each) for each in carried.blocks],
+        panes=[] if carried is None else [parts.add_once(each) for each in carried.window_blocks],
+        state=state,
+    )

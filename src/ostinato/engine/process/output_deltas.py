@@ -1,0 +1,204 @@
+"""Output deltas since the last message to the server, and the time at which they are sent."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from ostinato.engine.outputs import CompletionOutput, RequestOutput, RequestTimes
+from ostinato.scheduler.batch import TokenLogprobs
+from ostinato.scheduler.request import FinishReason
+
+MAX_SERVER_SHARE = 0.1
+"""Largest share of a core's time that the server may spend on receiving outputs; sending waits for it."""
+MAX_DELAY_SECONDS = 0.1
+"""Longest time in seconds that outputs wait to be sent."""
+
+
+class SampleDelta(NamedTuple):
+    """Output delta of one of a request's `n` samples."""
+
+    sample_index: int
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] | None
+    """Log-probabilities, one entry per token, if the request asked for them."""
+    finish_reason: str | None
+    stop_reason: int | str | None
+
+    def merge(self, later: SampleDelta) -> SampleDelta:
+        """Return both deltas as one."""
+        logprobs = None if self.logprobs is None else self.logprobs + (later.logprobs or ())
+        return SampleDelta(
+            self.sample_index,
+            self.text + later.text,
+            self.token_ids + later.token_ids,
+            logprobs,
+            later.finish_reason,
+            later.stop_reason,
+        )
+
+
+class OutputDelta(NamedTuple):
+    """Output delta of one request."""
+
+    request_id: str
+    samples: Sequence[SampleDelta]
+    """Samples with new output or an end, by index."""
+    num_cached_tokens: int | None
+    times: RequestTimes
+    """Times of the request so far."""
+    output: RequestOutput | None = None
+    """Whole output, once the request has ended."""
+    prompt_logprobs: Sequence[TokenLogprobs | None] | None = None
+    """Log-probabilities of the prompt, if asked for. They come with the first token of the first output."""
+
+    def then(self, later: OutputDelta) -> OutputDelta:
+        """Return both deltas as one."""
+        samples = {sample.sample_index: sample for sample in self.samples}
+        for sample in later.samples:
+            before = samples.get(sample.sample_index)
+            samples[sample.sample_index] = sample if before is None else before.merge(sample)
+        ordered = [samples[index] for index in sorted(samples)]
+        scores = self.prompt_logprobs or later.prompt_logprobs
+        return OutputDelta(self.request_id, ordered, later.num_cached_tokens, later.times, later.output, scores)
+
+
+def without_move(delta: OutputDelta) -> OutputDelta | None:
+    """Return the last delta of a moved request without its end, for a stream that continues with the next engine.
+
+    None if nothing is left of it.
+    """
+    moved = FinishReason.MOVED.value
+    samples = [each._replace(finish_reason=None) if each.finish_reason == moved else each for each in delta.samples]
+    gained = [each for each in samples if each.text or each.token_ids or each.finish_reason is not None]
+    return delta._replace(samples=gained, output=None) if gained else None
+
+
+class DeltaBuffer:
+    """Collects, step by step, the output deltas since the last `take`. For one thread."""
+
+    def __init__(self) -> None:
+        self._changed: dict[str, RequestOutput] = {}
+        self._sent: dict[str, list[tuple[int, int, bool]]] = {}  # per sample: characters, tokens, ended
+        self._whole: set[str] = set()
+        self._urgent: set[str] = set()
+
+    def __bool__(self) -> bool:
+        return bool(self._changed)
+
+    @property
+    def is_urgent(self) -> bool:
+        """True if a request has begun or ended, so that its delta should not wait."""
+        return bool(self._urgent)
+
+    @property
+    def num_kept(self) -> int:
+        """Number of requests for which anything is kept."""
+        return len(self._sent.keys() | self._changed.keys() | self._whole)
+
+    def hold_until_end(self, request_id: str) -> None:
+        """Hold the request's deltas until it has ended, since its reader does not look before."""
+        self._whole.add(request_id)
+
+    def resume(self, output: RequestOutput) -> None:
+        """Note the state of an imported request, whose output so far the other engine has already sent."""
+        self._sent[output.request_id] = [_state(sample) for sample in output.outputs]
+
+    def note(self, outputs: Iterable[RequestOutput]) -> None:
+        """Note the outputs that a step has changed."""
+        for output in outputs:
+            if output.request_id in self._whole and not output.finished:
+                continue
+            self._changed[output.request_id] = output
+            if output.finished or output.request_id not in self._sent:
+                self._urgent.add(output.request_id)
+
+    def take(self, urgent_alone: bool = False) -> list[OutputDelta]:
+        """Return the deltas since the last call: all, or only of requests that have begun or ended."""
+        taken = self._changed
+        if urgent_alone:
+            taken = {name: output for name, output in self._changed.items() if name in self._urgent}
+        self._changed = {name: output for name, output in self._changed.items() if name not in taken}
+        self._urgent.clear()
+        return [self._gain(output) for output in taken.values()]
+
+    def drop(self, request_id: str) -> None:
+        """Drop an abandoned request."""
+        self._changed.pop(request_id, None)
+        self._sent.pop(request_id, None)
+        self._whole.discard(request_id)
+        self._urgent.discard(request_id)
+
+    def _gain(self, output: RequestOutput) -> OutputDelta:
+        given = self._sent.setdefault(output.request_id, [(0, 0, False)] * len(output.outputs))
+        scores = output.prompt_logprobs if given[0][1] == 0 < len(output.outputs[0].token_ids) else None
+        samples = []
+        for index, sample in enumerate(output.outputs):
+            state = _state(sample)
+            if state != given[index]:
+                samples.append(_sample_gain(sample, *given[index][:2]))
+                given[index] = state
+        if output.finished:
+            del self._sent[output.request_id]
+            self._whole.discard(output.request_id)
+        ended = output if output.finished else None
+        return OutputDelta(output.request_id, samples, output.num_cached_tokens, output.times, ended, scores)
+
+
+def _state(sample: CompletionOutput) -> tuple[int, int, bool]:
+    """Return the sample's number of characters and of tokens, and whether it has ended."""
+    return len(sample.text), len(sample.token_ids), sample.finished
+
+
+def _sample_gain(sample: CompletionOutput, num_characters: int, num_tokens: int) -> SampleDelta:
+    return SampleDelta(
+        sample.index,
+        sample.text[num_characters:],
+        tuple(sample.token_ids[num_tokens:]),
+        None if sample.logprobs is None else tuple(sample.logprobs[num_tokens:]),
+        sample.finish_reason,
+        sample.stop_reason,
+    )
+
+
+class DeltaPacer:
+    """Rate control of the messages to the server: deltas are sent at once while that is cheap.
+
+    With many streams they are sent less often, so that the server's work on them leaves the processors to the engine.
+    Deltas that wait are sent as one. Those of requests that begin or end do not wait for the others, and do not delay
+    the others.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._next = 0.0
+        self._last_cost = 0.0
+        self._in_flight = self._are_all = False
+
+    @property
+    def allows_urgent(self) -> bool:
+        """True if urgent deltas may be sent now: the server is done with the last ones."""
+        return not self._in_flight
+
+    @property
+    def allows_all(self) -> bool:
+        """True if all deltas may be sent now."""
+        return not self._in_flight and self._clock() >= self._next
+
+    def sent(self, are_all: bool) -> None:
+        """Note that deltas have been sent: all, or only the urgent ones."""
+        self._in_flight, self._are_all = True, are_all
+
+    def settled(self, cost: float) -> None:
+        """Note that the server's loop is done with the deltas, after `cost` seconds.
+
+        The lower of two costs in a row counts, since one of them may include other work of the loop.
+        """
+        self._in_flight = False
+        if not self._are_all:
+            return
+        wait = min(cost, self._last_cost) * (1 / MAX_SERVER_SHARE - 1)
+        self._next = self._clock() + min(wait, MAX_DELAY_SECONDS)
+        self._last_cost = cost

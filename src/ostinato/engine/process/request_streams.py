@@ -1,0 +1,297 @@
+"""One request of an AsyncEngine, as its caller on the event loop sees it.
+
+Streams of an AsyncEngine's unfinished requests: how they begin, get their deltas and end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from ostinato.engine.migration.wire_format import RequestSnapshot
+from ostinato.engine.outputs import RequestTimes
+from ostinato.engine.process.engine_messages import AbortRequest, DeltasHandled
+from ostinato.engine.process.output_deltas import OutputDelta, without_move
+from ostinato.engine.process.queue_limit import QueueLimit
+from ostinato.errors import RequestError
+from ostinato.scheduler.batch import TokenLogprobs
+from ostinato.scheduler.request import FinishReason
+
+
+class DeadlineExceeded(RequestError):
+    """Error for a request that was ended because its deadline passed."""
+
+
+class RequestStream:
+    """An asynchronous iterator over a request's output deltas. Leaving its `async with` early ends the request.
+
+    Deltas that the caller has not fetched are joined, so at most the request's whole output waits for a slow caller. An
+    error that ended the request, or one of its outputs, is raised after all deltas were fetched.
+    """
+
+    def __init__(self, request_id: str, num_outputs: int, abort: Callable[[], None], client: str | None = None) -> None:
+        self.request_id, self.client = request_id, client
+        self.num_outputs = num_outputs
+        self.prompt_token_ids: list[int] = []
+        self.prompt_logprobs: Sequence[TokenLogprobs | None] | None = None
+        """Log-probabilities of the prompt, if asked for; None before the first token of the first output."""
+        self.num_cached_tokens: int | None = None
+        """Prompt tokens that came from the prefix cache; None before the first delta."""
+        self.num_output_tokens = 0
+        """Number of tokens generated so far, by all outputs."""
+        self.finish_reasons: list[str] = []
+        """Reasons of the outputs that have ended."""
+        self.ended = False
+        """True once the engine has finished the request."""
+        self.timer: asyncio.TimerHandle | None = None
+        """Timer that ends the request at its deadline."""
+        self.times: RequestTimes | None = None
+        """Times of the request; None before the first delta."""
+        self.on_error: Callable[[Exception], None] = lambda error: None
+        """Callback for an error that ends the request."""
+        self.deadline: tuple[float, float] | None = None
+        """Time at which the request is ended, on the loop's clock, and the seconds that it had from its start."""
+        self.exported: bytes | None = None
+        """Export of a request whose outputs end with `moved`, for `AsyncEngine.import_` of another engine."""
+        self.handover: asyncio.Future[bool] | None = None
+        """Future during a migration that its reader does not notice.
+
+        It is set when the last delta from the first engine has come: whether the request passes to the other one.
+        """
+        self._abort = abort
+        self._waiting: OutputDelta | None = None
+        self._error: Exception | None = None
+        self._updated = asyncio.Event()
+
+    async def __aenter__(self) -> RequestStream:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.abort()
+
+    def __aiter__(self) -> RequestStream:
+        return self
+
+    async def __anext__(self) -> OutputDelta:
+        while self._waiting is None:
+            if self.ended:
+                self.raise_error()
+                raise StopAsyncIteration
+            self._updated.clear()
+            await self._updated.wait()
+        delta, self._waiting = self._waiting, None
+        return delta
+
+    async def wait_ended(self) -> None:
+        """Wait until nothing more will come, whether or not all deltas are fetched."""
+        while not self.ended:
+            self._updated.clear()
+            await self._updated.wait()
+
+    def raise_error(self) -> None:
+        """Raise the error that ended the request, if one did."""
+        if self._error is not None:
+            raise self._error
+
+    def abort(self) -> None:
+        """End the request, if it has not ended: its memory is free within one step."""
+        if not self.ended:
+            self._abort()
+
+    def rebind(self, request_id: str, abort: Callable[[], None]) -> None:
+        """Continue with another engine, under this id."""
+        self.request_id, self._abort = request_id, abort
+
+    def restore(self, moved: RequestSnapshot) -> None:
+        """Note what another engine has already given of the request."""
+        first = moved.samples[0]
+        self.prompt_token_ids = moved.prompt_token_ids
+        if first.token_ids:
+            self.prompt_logprobs = moved.prompt_logprobs
+        if first.cache is not None:
+            self.num_cached_tokens = first.cache.cached_tokens
+        self.num_output_tokens = sum(len(each.token_ids) for each in moved.samples)
+        self.finish_reasons = [each.finish_reason for each in moved.samples if each.finish_reason is not None]
+
+    def put(self, delta: OutputDelta) -> None:
+        """Add an output delta of the request. Called for the engine."""
+        self.num_cached_tokens, self.times = delta.num_cached_tokens, delta.times
+        if delta.prompt_logprobs is not None:
+            self.prompt_logprobs = delta.prompt_logprobs
+        if delta.output is not None:
+            # The engine's process did not send these back.
+            delta.output.prompt_token_ids = self.prompt_token_ids
+            delta.output.prompt_logprobs = None if self.prompt_logprobs is None else list(self.prompt_logprobs)
+        for sample in delta.samples:
+            self.num_output_tokens += len(sample.token_ids)
+            if sample.finish_reason is not None:
+                self.finish_reasons.append(sample.finish_reason)
+        self._waiting = delta if self._waiting is None else self._waiting.then(delta)
+        self._updated.set()
+
+    def end(self, error: Exception | None = None) -> None:
+        """End the stream: nothing more will come. Called for the engine."""
+        self.ended, self._error = True, error
+        if self.handover is not None and not self.handover.done():
+            self.handover.set_result(False)
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+        if error is not None:
+            self.on_error(error)
+        self._updated.set()
+
+
+_LOOP_PASSES = 3
+"""Iterations of the event loop until a delta has left the server: its reader is woken, forwards it, sends it."""
+
+
+class StreamRegistry:
+    """Streams of unfinished requests, by id. Those that the engine has not added yet are *entering*.
+
+    Used on one event loop.
+    """
+
+    def __init__(self, admission: QueueLimit, send: Callable[[Any], None]) -> None:
+        """Create an empty table. `admission` counts the unfinished outputs; `send` is for messages to the engine."""
+        self._admission, self._send = admission, send
+        self._loop = asyncio.get_running_loop()
+        self._unfinished: dict[str, RequestStream] = {}
+        self._entering: set[str] = set()
+        self._num_ids = 0
+
+    def __len__(self) -> int:
+        return len(self._unfinished)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._unfinished)
+
+    def get(self, request_id: str) -> RequestStream | None:
+        return self._unfinished.get(request_id)
+
+    def all(self) -> list[RequestStream]:
+        return list(self._unfinished.values())
+
+    def is_entering(self, request_id: str) -> bool:
+        return request_id in self._entering
+
+    def new_id(self) -> str:
+        self._num_ids += 1
+        return f"async-{self._num_ids}"
+
+    def open(self, num_outputs: int, client: str | None, deadline: float | None) -> RequestStream:
+        """Return the stream of a new request, whose request `submitting` then adds to the engine.
+
+        `deadline` is in seconds from now. Raises what `QueueLimit.acquire` raises.
+        """
+        self._admission.acquire(num_outputs, client)
+        name = self.new_id()
+        stream = RequestStream(name, num_outputs, lambda: self.end(name), client)
+        if deadline is not None:
+            stream.deadline = self._loop.time() + deadline, deadline
+        return stream
+
+    def reattach(self, stream: RequestStream) -> None:
+        """Give a stream of another engine's request an id here, so that `submitting` can add its request to this engine.
+
+        Raises what `QueueLimit.acquire` raises.
+        """
+        self._admission.acquire(stream.num_outputs, stream.client)
+        name = self.new_id()
+        stream.rebind(name, lambda: self.end(name))
+
+    @contextmanager
+    def submitting(self, stream: RequestStream, *, ends: bool) -> Iterator[None]:
+        """Mark the stream as entering while its request is handed to the engine.
+
+        If the engine refuses, the stream belongs to no engine. It ends if `ends`, else it may continue with another
+        one.
+        """
+        name = stream.request_id
+        self._unfinished[name] = stream
+        self._entering.add(name)
+        if stream.deadline is not None:
+            stream.timer = self._loop.call_at(stream.deadline[0], self.expire, name, stream.deadline[1])
+        try:
+            yield
+        except BaseException as error:
+            if self._unfinished.pop(name, None) is not None:  # else it ended meanwhile, and is not counted any more
+                self._admission.cancel(stream.num_outputs, stream.client)
+                _detach(stream)
+                if ends:
+                    stream.end()
+            if not isinstance(error, Exception):
+                self.abandon(name)  # cancelled: the engine may have added it, or will soon
+            raise
+        finally:
+            self._entering.discard(name)
+
+    def deliver(self, deltas: Sequence[OutputDelta]) -> None:
+        """Hand each stream its request's output delta."""
+        begin = time.thread_time()
+        for delta in deltas:
+            stream = self._unfinished.get(delta.request_id)
+            if stream is None:
+                continue
+            if delta.output is not None and stream.handover is not None:
+                self._hand_over(stream, stream.handover, delta)
+                continue
+            stream.put(delta)
+            if delta.output is not None:
+                self.finish(delta.request_id, delta.output.error)
+        self._settle(begin, _LOOP_PASSES)
+
+    def end(self, request_id: str, error: Exception | None = None) -> None:
+        """End a request early; it may have ended already."""
+        if request_id in self._unfinished:
+            self.finish(request_id, error)
+            self.abandon(request_id)
+
+    def finish(self, request_id: str, error: Exception | None = None) -> None:
+        """End the stream of a request that has ended."""
+        stream = self._unfinished.pop(request_id)
+        stream.end(error)
+        self._admission.release(stream.num_outputs, stream.client)
+
+    def expire(self, request_id: str, deadline: float) -> None:
+        """End a request whose deadline has passed."""
+        self.end(request_id, DeadlineExceeded(f"the request did not end within its deadline of {deadline:g} seconds"))
+
+    def abandon(self, request_id: str) -> None:
+        """Have the engine drop an abandoned request."""
+        self._send(AbortRequest(request_id))
+
+    def _hand_over(self, stream: RequestStream, handover: asyncio.Future[bool], delta: OutputDelta) -> None:
+        """Handle the last delta of a request that another engine may continue."""
+        assert delta.output is not None, "a request has an output when it ends"
+        passes = any(each.finish_reason == FinishReason.MOVED.value for each in delta.output.outputs)
+        if not passes:
+            stream.put(delta)
+            self.finish(delta.request_id, delta.output.error)  # the request ended by itself
+            return
+        gained = without_move(delta)
+        if gained is not None:
+            stream.put(gained)
+        del self._unfinished[delta.request_id]
+        self._admission.release(stream.num_outputs, stream.client)
+        _detach(stream)
+        if not handover.done():
+            handover.set_result(True)
+
+    def _settle(self, begin: float, turns: int) -> None:
+        """Measure what deltas cost the loop until their readers have run, and report it to the engine."""
+        if turns:
+            self._loop.call_soon(self._settle, begin, turns - 1)
+        else:
+            self._send(DeltasHandled(time.thread_time() - begin))
+
+
+def _detach(stream: RequestStream) -> None:
+    """Detach a stream from its engine: if its reader leaves now, no engine hears of it."""
+    stream.rebind(stream.request_id, stream.end)
+    if stream.timer is not None:
+        stream.timer.cancel()
+        stream.timer = None

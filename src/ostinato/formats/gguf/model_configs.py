@@ -1,0 +1,343 @@
+"""Heads and positions from the metadata of a GGUF file. Imports no torch.
+
+Sizes and routing of experts from the metadata of a GGUF file. Imports no torch.
+
+The config.json of models with state layers, and of Granite, from GGUF metadata. Imports no torch.
+
+The kind of a layer follows from its tensors. The metadata have it too, as numbers of heads and sizes of MLPs by layer,
+but writers have got these wrong for models whose config.json spells its layers in a new way.
+
+The config.json of models with delta nets, from GGUF metadata. Imports no torch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ostinato.errors import ModelError
+from ostinato.formats.gguf.metadata import Metadata, rope_scaling
+
+
+def attention(metadata: Metadata, *, heads_of_layers: bool = False, rotates_parts: bool = False) -> dict[str, Any]:
+    """Return heads and positions, as in a config.json.
+
+    Raises ModelError for heads that are rotated in part, unless the model `rotates_parts`. With `heads_of_layers` the
+    file has a number of key heads for each layer, which is 0 in layers of another kind.
+    """
+    heads = metadata.integer("attention.head_count")
+    head_dim = metadata.optional("attention.key_length") or metadata.rows("attn_q.weight") // max(heads, 1)
+    head_dim = head_dim or metadata.integer("embedding_length") // max(heads, 1)
+    rotated = metadata.integer("rope.dimension_count", head_dim)
+    if rotated != head_dim and not rotates_parts:
+        raise ModelError(
+            f"{metadata.header.path} rotates {rotated} elements of heads of {head_dim} (rope.dimension_count); "
+            "supported: all of them"
+        )
+    name = "attention.head_count_kv"
+    return {
+        "num_attention_heads": heads,
+        "num_key_value_heads": metadata.largest(name) if heads_of_layers else metadata.optional(name) or heads,
+        "head_dim": head_dim,
+        "attention_bias": metadata.has("attn_q.bias"),
+        "rope_theta": metadata.number("rope.freq_base", 10000.0),
+        "rope_scaling": rope_scaling(metadata),
+    }
+
+
+SOFTMAX, SIGMOID = 1, 2
+"""Values of `expert_gating_func` (gguf-py, gguf/constants.py)."""
+
+_NAMES = {SOFTMAX: "softmax", SIGMOID: "sigmoid"}
+
+
+def expert_size(metadata: Metadata) -> int:
+    """Return the size of an expert's inner activations."""
+    return metadata.rows("ffn_up_exps.weight") or metadata.integer("expert_feed_forward_length")
+
+
+def expect_gates(metadata: Metadata, expected: int) -> None:
+    """Raise ModelError if the file says that experts' weights come from another function than its models have."""
+    found = metadata.integer("expert_gating_func", expected)
+    if found != expected:
+        raise ModelError(
+            f"{metadata.header.path} has {metadata.architecture}.expert_gating_func = {found}; supported for "
+            f"{metadata.architecture}: {expected} ({_NAMES[expected]})"
+        )
+
+
+_CHUNK = 256
+"""Tokens that a prefill computes at once in state layers.
+
+Files do not contain it, and it changes results only by rounding.
+"""
+
+
+def granite(metadata: Metadata) -> dict[str, Any]:
+    """Return the config of Granite, which is Granite 4 without state layers and experts."""
+    if metadata.optional("expert_count"):
+        raise ModelError(
+            f"{metadata.header.path} has a granite model of experts; GGUF files are read of granite without"
+        )
+    layers = {"layer_types": ["attention"] * metadata.num_layers, "position_embedding_type": "rope"}
+    # No layer has a mixer of this size.
+    without = {"mamba_n_heads": 1, "mamba_d_head": "auto", "mamba_expand": 1}
+    return _granite(metadata) | attention(metadata) | layers | without
+
+
+def granite_hybrid(metadata: Metadata) -> dict[str, Any]:
+    """Return the config of Granite 4, or Bamba.
+
+    llama.cpp treats Bamba as a Granite 4 that has positions and no multipliers.
+    """
+    kinds = metadata.kinds(mamba="ssm_in.weight", attention="attn_q.weight")
+    has_positions = bool(metadata.optional("rope.scaling.finetuned"))
+    multipliers = ("embedding_scale", "residual_scale", "logit_scale", "attention.scale")
+    mixer = _mamba(metadata) if "mamba" in kinds else {"mamba_n_heads": 1, "mamba_d_head": "auto", "mamba_expand": 1}
+    heads = _heads(metadata)
+    if has_positions and "mamba" in kinds and not any(metadata.optional(name) for name in multipliers):
+        return {
+            "model_type": "bamba",
+            **mixer,
+            **heads,
+            "rope_theta": metadata.number("rope.freq_base", 10000.0),
+            "attn_layer_indices": [i for i, kind in enumerate(kinds) if kind == "attention"],
+            "intermediate_size": metadata.integer("feed_forward_length"),
+        }
+    positions = {"position_embedding_type": "rope" if has_positions else "nope", "layer_types": kinds}
+    theta = {"rope_theta": metadata.number("rope.freq_base", 10000.0)} if has_positions else {}
+    return _granite(metadata) | mixer | heads | positions | theta
+
+
+def _granite(metadata: Metadata) -> dict[str, Any]:
+    heads = max(metadata.integer("attention.head_count"), 1)
+    experts = metadata.integer("expert_count", 0)
+    shared = "ffn_up_shexp.weight" if experts else "ffn_up.weight"
+    return {
+        "model_type": "granitemoehybrid",
+        "num_local_experts": experts,
+        "num_experts_per_tok": metadata.integer("expert_used_count", 0),
+        "intermediate_size": metadata.rows("ffn_up_exps.weight", 1),
+        "shared_intermediate_size": metadata.rows(shared),
+        "embedding_multiplier": metadata.number("embedding_scale", 1.0),
+        "residual_multiplier": metadata.number("residual_scale", 1.0),
+        "logits_scaling": metadata.number("logit_scale", 1.0),
+        "attention_multiplier": metadata.number(
+            "attention.scale", (metadata.rows("attn_q.weight", heads) // heads) ** -0.5
+        ),
+    }
+
+
+def falcon_h1(metadata: Metadata) -> dict[str, Any]:
+    """Return the config of Falcon-H1.
+
+    The weights include all multipliers. The gate comes before the norm, if there is a norm.
+    """
+    return {
+        "model_type": "falcon_h1",
+        **_mamba(metadata),
+        **attention(metadata),
+        "intermediate_size": metadata.integer("feed_forward_length"),
+        "mamba_d_ssm": metadata.integer("ssm.inner_size"),
+        "mamba_rms_norm": metadata.has("ssm_norm.weight"),
+        "mamba_norm_before_gate": False,
+        "projectors_bias": metadata.has("ssm_out.bias"),
+        "mlp_bias": metadata.has("ffn_up.bias"),
+    }
+
+
+def nemotron_h(metadata: Metadata) -> dict[str, Any]:
+    """Return the config of Nemotron-H, whose layers include MLPs or experts, or both."""
+    kinds = metadata.kinds(
+        mamba="ssm_in.weight", attention="attn_q.weight", moe="ffn_up_exps.weight", mlp="ffn_up.weight"
+    )
+    heads, head_dim, of_mixer = *mixer_heads(metadata), _mamba(metadata)
+    config = {
+        "model_type": "nemotron_h",
+        "layers_block_type": kinds,
+        **_heads(metadata),
+        "mamba_num_heads": heads,
+        "mamba_head_dim": head_dim,
+        "ssm_state_size": of_mixer["mamba_d_state"],
+        "n_groups": of_mixer["mamba_n_groups"],
+        "conv_kernel": of_mixer["mamba_d_conv"],
+        "chunk_size": _CHUNK,
+        "use_bias": of_mixer["mamba_proj_bias"],
+        "use_conv_bias": of_mixer["mamba_conv_bias"],
+        "intermediate_size": metadata.rows("ffn_up.weight"),
+        "mlp_bias": metadata.has("ffn_up.bias"),
+        "layer_norm_epsilon": metadata.norm_eps,
+    }
+    return config | (_nemotron_experts(metadata) if "moe" in kinds else {})
+
+
+def _nemotron_experts(metadata: Metadata) -> dict[str, Any]:
+    return {
+        "n_routed_experts": metadata.integer("expert_count"),
+        "num_experts_per_tok": metadata.integer("expert_used_count"),
+        "moe_intermediate_size": metadata.rows("ffn_up_exps.weight"),
+        "moe_shared_expert_intermediate_size": metadata.rows("ffn_up_shexp.weight"),
+        "moe_latent_size": metadata.rows("ffn_latent_down.weight") or None,
+        "norm_topk_prob": bool(metadata.optional("expert_weights_norm")),
+        "routed_scaling_factor": metadata.number("expert_weights_scale", 1.0),
+        "n_group": metadata.integer("expert_group_count", 1),
+        "topk_group": metadata.integer("expert_group_used_count", 1),
+    }
+
+
+def mamba2(metadata: Metadata) -> dict[str, Any]:
+    """Return the config of Mamba-2. Its context length is arbitrary, since the model has no positions."""
+    (heads, head_dim), mixer = mixer_heads(metadata), _mamba(metadata)
+    return {
+        "model_type": "mamba2",
+        "max_position_embeddings": None,
+        "num_heads": heads,
+        "head_dim": head_dim,
+        "expand": mixer["mamba_expand"],
+        "state_size": mixer["mamba_d_state"],
+        "n_groups": mixer["mamba_n_groups"],
+        "conv_kernel": mixer["mamba_d_conv"],
+        "chunk_size": _CHUNK,
+        "use_bias": mixer["mamba_proj_bias"],
+        "use_conv_bias": mixer["mamba_conv_bias"],
+        "layer_norm_epsilon": metadata.norm_eps,
+    }
+
+
+def lfm2(metadata: Metadata) -> dict[str, Any]:
+    """Return the config of LFM2. The file has the size of its MLP after all adjustments."""
+    return {
+        "model_type": "lfm2",
+        **attention(metadata, heads_of_layers=True),
+        "layer_types": metadata.kinds(conv="shortconv.conv.weight", full_attention="attn_q.weight"),
+        "conv_L_cache": metadata.integer("shortconv.l_cache"),
+        "conv_bias": metadata.has("shortconv.conv.bias"),
+        "intermediate_size": metadata.integer("feed_forward_length"),
+        "block_auto_adjust_ff_dim": False,
+        "norm_eps": metadata.norm_eps,
+    }
+
+
+def lfm2_moe(metadata: Metadata) -> dict[str, Any]:
+    """Return the config of LFM2 with experts after the first layers."""
+    expect_gates(metadata, SIGMOID)
+    return lfm2(metadata) | {
+        "model_type": "lfm2_moe",
+        "num_dense_layers": metadata.integer("leading_dense_block_count", 0),
+        "num_experts": metadata.integer("expert_count"),
+        "num_experts_per_tok": metadata.integer("expert_used_count"),
+        "moe_intermediate_size": expert_size(metadata),
+        "use_expert_bias": metadata.has("exp_probs_b.bias"),
+        "norm_topk_prob": metadata.optional("expert_weights_norm") is not False,
+        "routed_scaling_factor": metadata.number("expert_weights_scale", 1.0),
+    }
+
+
+def _mamba(metadata: Metadata) -> dict[str, Any]:
+    """Return the settings of a mixer, in the keys of Bamba, Granite and Falcon-H1."""
+    heads, head_dim = mixer_heads(metadata)
+    return {
+        "mamba_n_heads": heads,
+        "mamba_d_head": head_dim,
+        "mamba_expand": heads * head_dim // max(metadata.integer("embedding_length"), 1),
+        "mamba_d_state": metadata.integer("ssm.state_size"),
+        "mamba_n_groups": metadata.integer("ssm.group_count", 1),
+        "mamba_d_conv": metadata.integer("ssm.conv_kernel"),
+        "mamba_chunk_size": _CHUNK,
+        "mamba_proj_bias": metadata.has("ssm_in.bias"),
+        "mamba_conv_bias": metadata.has("ssm_conv1d.bias"),
+    }
+
+
+def mixer_heads(metadata: Metadata) -> tuple[int, int]:
+    """Return the number of heads, and the elements of each."""
+    heads, size = metadata.integer("ssm.time_step_rank"), metadata.integer("ssm.inner_size")
+    if heads < 1 or size % heads:
+        raise ModelError(
+            f"{metadata.header.path} has {heads} state heads (ssm.time_step_rank), which cannot share {size}"
+        )
+    return heads, size // heads
+
+
+def _heads(metadata: Metadata) -> dict[str, Any]:
+    """Return the heads of the attention layers among others."""
+    heads = metadata.integer("attention.head_count")
+    head_dim = metadata.rows("attn_q.weight", heads) // max(heads, 1)
+    return {
+        "num_attention_heads": heads,
+        "num_key_value_heads": metadata.rows("attn_k.weight", head_dim) // max(head_dim, 1),
+        "head_dim": head_dim,
+        "attention_bias": metadata.has("attn_q.bias"),
+    }
+
+
+def qwen35(metadata: Metadata) -> dict[str, Any]:
+    return _qwen35(metadata) | {
+        "model_type": "qwen3_5_text",
+        "intermediate_size": metadata.integer("feed_forward_length"),
+    }
+
+
+def qwen35_moe(metadata: Metadata) -> dict[str, Any]:
+    """Return the config of Qwen3.5 with experts in every layer."""
+    return _qwen35(metadata) | {"model_type": "qwen3_5_moe_text"} | _experts(metadata)
+
+
+def qwen3_next(metadata: Metadata) -> dict[str, Any]:
+    """Return the config of Qwen3-Next, which is like Qwen3.5 with experts.
+
+    Value heads are in the order of a checkpoint. So are betas and decays, by key head; queries, keys, values and gates
+    are not.
+    """
+    apart = {"model_type": "qwen3_next", "linear_projections_apart": True, "linear_keys_take_turns": False}
+    return _qwen35(metadata, "ssm_ba.weight") | apart | _experts(metadata)
+
+
+def _experts(metadata: Metadata) -> dict[str, Any]:
+    """Return the settings of experts. The weights of the selected ones add up to 1.
+
+    Raises ModelError for a file that says otherwise.
+    """
+    expect_gates(metadata, SOFTMAX)
+    if metadata.optional("expert_weights_norm") is False or metadata.number("expert_weights_scale", 1.0) != 1.0:
+        raise ModelError(
+            f"{metadata.header.path} says that the weights of chosen experts do not add up to 1 (expert_weights_norm, "
+            f"expert_weights_scale); those of {metadata.architecture} do"
+        )
+    return {
+        "num_experts": metadata.integer("expert_count"),
+        "num_experts_per_tok": metadata.integer("expert_used_count"),
+        "moe_intermediate_size": expert_size(metadata),
+        "shared_expert_intermediate_size": metadata.rows("ffn_up_shexp.weight"),
+        "norm_topk_prob": True,
+    }
+
+
+def _qwen35(metadata: Metadata, of_delta_nets: str = "ssm_alpha.weight") -> dict[str, Any]:
+    """Return the settings that all models with delta nets share.
+
+    If several value heads share a key head, a file has the first one of every key head, then the second ones, and so
+    on; a checkpoint has those of a key head side by side. Blocks cannot be put in the checkpoint's order, as the
+    columns of the last projection would cut through them. So the model keeps the order of the heads in the file.
+    """
+    value_heads, value_dim = mixer_heads(metadata)
+    key_heads = metadata.integer("ssm.group_count")
+    head_dim = metadata.integer("attention.key_length")
+    return {
+        **attention(metadata, rotates_parts=True),
+        "mtp_num_hidden_layers": metadata.num_head_layers,
+        "mtp_use_dedicated_embeddings": _has_own_embedding(metadata),
+        "partial_rotary_factor": metadata.integer("rope.dimension_count", head_dim) / max(head_dim, 1),
+        "layer_types": metadata.kinds(linear_attention=of_delta_nets, full_attention="attn_q.weight"),
+        "linear_num_value_heads": value_heads,
+        "linear_num_key_heads": key_heads,
+        "linear_keys_take_turns": value_heads != key_heads,
+        "linear_key_head_dim": metadata.integer("ssm.state_size"),
+        "linear_value_head_dim": value_dim,
+        "linear_conv_kernel_dim": metadata.integer("ssm.conv_kernel"),
+    }
+
+
+def _has_own_embedding(metadata: Metadata) -> bool:
+    """Return whether a prediction head has an embedding or an LM head besides the model's."""
+    own = ("embed_tokens", "shared_head_head")
+    return any(f"blk.{metadata.num_layers}.nextn.{name}.weight" in metadata.header.tensors for name in own)

@@ -1,0 +1,69 @@
+"""Checks that a model's files were not written to while their mapped weights are in use.
+
+The meaning of SIGBUS for a process that reads mapped files of a model: a file has become shorter.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from ostinato.errors import ModelError
+from ostinato.formats.gguf.reader import all_parts
+
+ADVICE = "replace files of models by others of the same name (mv), and never write into them"
+
+
+def truncated_file_message(models: str) -> str:
+    """Return the message for a SIGBUS: a file of `models` was shortened while it was mapped.
+
+    `models` may be several.
+    """
+    return (
+        f"a file of model {models} could not be read: it was shortened while it was in use, or its disk fails. Compare "
+        f"its size with that at its source, or download it again; {ADVICE}"
+    )
+
+
+MAPS = Path("/proc/self/maps")
+"""File in which Linux lists what a process has mapped. On other systems no write is noticed."""
+
+
+class MappedFileWatch:
+    """Checkpoint files that this process has mapped, watched for changes.
+
+    They are files of directories or GGUF files. A file that was deleted or replaced stays unchanged for processes that
+    map it; one that is written to changes under them.
+    """
+
+    def __init__(self, checkpoints: Iterable[Path]) -> None:
+        mapped = set(_mapped())
+        files = {file.resolve() for checkpoint in checkpoints for file in _files(checkpoint)}
+        self._seen = {file: file.stat() for file in files if str(file) in mapped}
+
+    def check(self) -> None:
+        """Raise ModelError if a file was written to since."""
+        for file, before in self._seen.items():
+            try:
+                now = file.stat()
+            except OSError:
+                continue
+            written = (now.st_mtime_ns, now.st_size) != (before.st_mtime_ns, before.st_size)
+            if os.path.samestat(before, now) and written:
+                raise ModelError(
+                    f"{file} was written to while it was in use: weights lie in it, and what follows would mean "
+                    f"nothing. Start again; {ADVICE}"
+                )
+
+
+def _files(checkpoint: Path) -> Iterable[Path]:
+    return checkpoint.glob("*.safetensors") if checkpoint.is_dir() else all_parts(checkpoint)
+
+
+def _mapped() -> Iterator[str]:
+    if MAPS.exists():
+        for line in MAPS.read_text(encoding="utf-8", errors="surrogateescape").splitlines():
+            fields = line.split(maxsplit=5)
+            if len(fields) == 6:
+                yield fields[5]

@@ -1,0 +1,273 @@
+"""The positions, mode and number of one request's checkpoints.
+
+Committing a step's results to the prefix index: full blocks, and states as checkpoints.
+
+A state becomes a checkpoint in its slot: the slot that was written belongs to the index from then on, and the request
+writes to another one. Nothing is copied.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ostinato.kv_cache.prefix_index import BlockHashes, Checkpoint, IndexEntry
+from ostinato.kv_cache.request_cache import RequestCache
+from ostinato.kv_cache.store import CacheStore
+
+StateCacheMode = Literal["none", "align", "all"]
+
+SLOT_FRACTION = 4
+"""Evictable slots per checkpoint that one request may add."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixCachePolicy:
+    """Policy on what of a request is kept for later requests. All values come from the plan."""
+
+    prefix_caching: bool = False
+    mode: StateCacheMode = "none"
+    state_block_size: int = 256
+    """Tokens between checkpoints inside a prompt; a multiple of the block size."""
+    branches: bool = True
+    """True to take a checkpoint where a prompt leaves an indexed prefix, at the end of their common blocks."""
+
+
+@dataclass(slots=True)
+class CheckpointPositions:
+    """The positions of one request's checkpoints, from its admission on.
+
+    They are `last`, the last block boundary strictly before the end of its known tokens, `branch` (0: none), and
+    multiples of `spacing`, no more than `share` of these at a time: if one more is due, the spacing doubles and the
+    checkpoints that are off it are removed.
+    """
+
+    mode: StateCacheMode
+    spacing: int
+    last: int
+    branch: int
+    max_interior: int
+    interior: dict[int, Checkpoint | None] = field(default_factory=dict)
+    """Checkpoints at multiples, by position; None until the step that writes it is over."""
+    dropped: list[Checkpoint] = field(default_factory=list)
+    """Checkpoints dropped by doubling, and not yet removed from the index."""
+
+    def chunk_end(self, start: int, limit: int) -> int:
+        """Return the end of a chunk from `start` on that could extend to `limit`: after `start`, at most `limit`."""
+        if self.mode != "align":
+            return limit
+        for cut in (self.last, self.branch):
+            if start < cut < limit:
+                limit = cut
+        multiple = limit // self.spacing * self.spacing if self.max_interior else 0
+        return multiple if multiple > start else limit
+
+    def positions_inside(self, start: int, end: int) -> list[int]:
+        """Return the positions between `start` and `end`, both excluded, whose state a chunk has to write out."""
+        if self.mode != "all":
+            return []
+        wanted = {position for position in (self.last, self.branch) if start < position < end}
+        first = start // self.spacing * self.spacing + self.spacing
+        for position in range(first, end, self.spacing):
+            self.claim(position)
+        wanted.update(position for position in self.interior if start < position < end)
+        return sorted(wanted)
+
+    def claim(self, position: int) -> bool:
+        """Return whether a checkpoint belongs at `position` only as a multiple, and make room for it if so."""
+        if self.mode == "none" or self.max_interior == 0 or not self.is_interior(position):
+            return False
+        if position in self.interior:
+            return True
+        while position % self.spacing == 0 and len(self.interior) >= self.max_interior:
+            self.spacing *= 2
+            off = [place for place in self.interior if place % self.spacing]
+            for place in off:
+                checkpoint = self.interior.pop(place)
+                if checkpoint is not None:
+                    self.dropped.append(checkpoint)
+        if position % self.spacing:
+            return False
+        self.interior[position] = None
+        return True
+
+    def take_dropped(self) -> list[Checkpoint]:
+        """Forget the multiples whose checkpoint was not taken after all. Return the checkpoints to be removed."""
+        self.interior = {position: each for position, each in self.interior.items() if each is not None}
+        thinned, self.dropped = self.dropped, []
+        return thinned
+
+    def is_interior(self, position: int) -> bool:
+        """Return whether `position` matters only as a multiple."""
+        return position not in (self.last, self.branch)
+
+
+def plan_checkpoints(
+    policy: PrefixCachePolicy, block_size: int, num_tokens: int, hit: int, num_matched: int, num_evictable: int
+) -> CheckpointPositions:
+    """Choose the checkpoints of a request with `num_tokens` known tokens, the first `hit` of them cached.
+
+    The blocks of the first `num_matched` are indexed: if they extend beyond the hit, the request leaves an indexed
+    prefix at a point without a checkpoint. All checkpoints share `num_evictable` slots.
+    """
+    last = (num_tokens - 1) // block_size * block_size
+    branch = num_matched if policy.branches and num_matched > hit else 0
+    share = max(0, num_evictable // SLOT_FRACTION - (last > hit) - (0 < branch < last))
+    apart = {cut for cut in (last, branch) if cut > hit}
+    spacing = policy.state_block_size
+    while share:
+        multiples = (num_tokens - 1) // spacing - hit // spacing
+        if multiples - sum(cut % spacing == 0 for cut in apart) <= share:
+            break
+        spacing *= 2
+    return CheckpointPositions(policy.mode, spacing, last, branch, share)
+
+
+def commit(
+    store: CacheStore,
+    holding: RequestCache,
+    chain: BlockHashes,
+    num_computed: int,
+    placement: CheckpointPositions,
+    samples: bool,
+    anchor: int,
+) -> None:
+    """Commit what a step computed to the index, as `CacheManager.commit` describes."""
+    entered = commit_blocks(store, holding, chain, num_computed)
+    if store.window_blocks.count:
+        # Other requests will continue from the prompt's end, and from where it leaves an indexed prefix.
+        for position in (placement.last, placement.branch):
+            if position in entered:
+                store.touch_window(entered[position])
+    _commit_reserved(store, holding, placement, entered)
+    if holding.write_slots and placement.mode != "none" and not holding.next_step_overwrites:
+        if samples:
+            _commit_rolling(store, holding, placement, entered, num_computed, anchor)
+        elif holding.num_indexed * chain.block_size == num_computed:
+            _commit_chunk_end(store, holding, placement, num_computed)
+    for checkpoint in placement.take_dropped():
+        _drop_unless_hit(store, checkpoint)
+    store.trim()
+
+
+def commit_blocks(
+    store: CacheStore, holding: RequestCache, chain: BlockHashes, num_computed: int
+) -> dict[int, IndexEntry]:
+    """Index the blocks that are full now, or exchange them for equal ones of the index. Return {end: entry} of them."""
+    entered: dict[int, IndexEntry] = {}
+    swapped: dict[int, int] = {}
+    for index in range(holding.num_indexed, num_computed // chain.block_size):
+        own = holding.block_table[index] if store.blocks.count > 0 else 0
+        entry = store.index.child(holding.last_entry, chain, index)
+        if entry is None:
+            entry = store.add_block(holding.last_entry, chain, index, own)
+            if entry is None:
+                break
+        elif entry.block != own:
+            store.blocks.retain((entry.block,))
+            store.blocks.release((own,))
+            swapped[index] = entry.block
+        if index < len(holding.window_block_table) and holding.window_block_table[index]:
+            _commit_window_block(store, holding, entry, index)
+        entry.num_pins += 1
+        if holding.last_entry is not None:
+            holding.last_entry.num_pins -= 1
+        holding.last_entry = entered[entry.end] = entry
+        holding.num_indexed += 1
+    if swapped:
+        store.counters.shared_blocks += len(swapped)
+        holding.block_table = tuple(swapped.get(i, block) for i, block in enumerate(holding.block_table))
+    return entered
+
+
+def _commit_window_block(store: CacheStore, holding: RequestCache, entry: IndexEntry, index: int) -> None:
+    """Let the index keep the window block of an entry that has none, or exchange it for the entry's equal one."""
+    own, table = holding.window_block_table[index], holding.window_block_table
+    if entry.window_block is None:
+        store.add_window_block(entry, own)
+        return
+    store.window_blocks.retain((entry.window_block.id,))
+    store.window_blocks.release((own,))
+    holding.window_block_table = (*table[:index], entry.window_block.id, *table[index + 1 :])
+
+
+def _commit_reserved(
+    store: CacheStore, holding: RequestCache, placement: CheckpointPositions, entered: dict[int, IndexEntry]
+) -> None:
+    for position, slot in holding.reserved_checkpoints:
+        entry = entered.get(position)
+        if entry is not None:
+            _place(store, placement, entry, slot, placement.is_interior(position))
+    store.slots.release(tuple(slot for _, slot in holding.reserved_checkpoints))
+    holding.reserved_checkpoints = ()
+
+
+def _commit_chunk_end(store: CacheStore, holding: RequestCache, placement: CheckpointPositions, position: int) -> None:
+    """Keep the state of a prefill chunk that ends at an indexed boundary, if a checkpoint belongs there."""
+    assert holding.last_entry is not None, "a boundary that is indexed has an entry"
+    is_interior = placement.is_interior(position)
+    if is_interior and not placement.claim(position):
+        return
+    if _place(store, placement, holding.last_entry, holding.read_slot, is_interior) is not None:
+        _donate_slot(store, holding, holding.read_slot)
+
+
+def _commit_rolling(
+    store: CacheStore,
+    holding: RequestCache,
+    placement: CheckpointPositions,
+    entered: dict[int, IndexEntry],
+    num_computed: int,
+    anchor: int,
+) -> None:
+    """Keep the state at the last indexed boundary that decoding has passed, in place of the one before it.
+
+    If accepted drafts precede the boundary, the output may turn out to end among them (at a stop string). The
+    checkpoint before it then stays until the next boundary.
+    """
+    written = holding.write_slots[: anchor + 1]
+    for checkpoint in holding.replaced_checkpoints:
+        _drop_unless_hit(store, checkpoint)
+    holding.replaced_checkpoints = ()
+    start = num_computed - anchor
+    for position in range(start, num_computed + 1):
+        if position not in entered:
+            continue
+        before, holding.rolling_checkpoint = holding.rolling_checkpoint, None
+        if before is not None and before.entry.checkpoint is before:
+            if placement.mode == "all" and placement.claim(before.entry.end):
+                before.is_interior = True
+                placement.interior[before.entry.end] = before
+            elif position > start:
+                holding.replaced_checkpoints += (before,)
+            else:
+                _drop_unless_hit(store, before)
+        slot = written[position - start]
+        holding.rolling_checkpoint = store.add_checkpoint(entered[position], slot, is_interior=False)
+        if holding.rolling_checkpoint is not None:
+            _donate_slot(store, holding, slot)
+
+
+def _place(
+    store: CacheStore, placement: CheckpointPositions, entry: IndexEntry, slot: int, is_interior: bool
+) -> Checkpoint | None:
+    checkpoint = store.add_checkpoint(entry, slot, is_interior)
+    if checkpoint is not None and entry.end in placement.interior:
+        placement.interior[entry.end] = checkpoint
+    return checkpoint
+
+
+def _drop_unless_hit(store: CacheStore, checkpoint: Checkpoint) -> None:
+    """Remove a checkpoint that is no longer wanted, unless a request has hit it or it is gone already."""
+    if checkpoint.entry.checkpoint is checkpoint and checkpoint.hits == 0:
+        store.drop_checkpoint(checkpoint)
+
+
+def _donate_slot(store: CacheStore, holding: RequestCache, slot: int) -> None:
+    """Take a slot that became a checkpoint off the slots that the request writes to.
+
+    The request keeps its reference if it reads the slot once more.
+    """
+    holding.write_slots = tuple(own for own in holding.write_slots if own != slot)
+    if slot != holding.read_slot:
+        store.slots.release((slot,))

@@ -1,0 +1,85 @@
+"""A picture of the prefix index: the cached prefixes as branches of a tree, without a word of their text."""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import asdict, dataclass
+from itertools import islice
+from typing import Any
+
+from ostinato.kv_cache.prefix_index import IndexEntry, PrefixIndex
+
+MAX_BRANCH_TEXTS = 12
+MAX_SNAPSHOT_ENTRIES = 20_000
+"""Entries that a picture looks at: it is made between two steps, which wait for it."""
+MAX_SNAPSHOT_LEAVES = 4096
+"""Leaves among which the most recently used are looked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class IndexMark:
+    """A checkpoint, or a point up to which requests took a prefix from the index. `at`: tokens before it."""
+
+    at: int
+    hits: int
+    is_checkpoint: bool
+
+
+@dataclass(frozen=True, slots=True)
+class IndexBranch:
+    """One prefix from where it leaves the branches before it. `begin` and `end` are positions in tokens."""
+
+    parent: int | None
+    """The number of the branch that it leaves, always a lower one; None if it starts at the root."""
+    begin: int
+    end: int
+    is_used: bool
+    """True if a running request uses it."""
+    marks: tuple[IndexMark, ...]
+
+
+def snapshot_index(
+    index: PrefixIndex, most_texts: int = MAX_BRANCH_TEXTS, most_entries: int = MAX_SNAPSHOT_ENTRIES
+) -> dict[str, Any]:
+    """Return plain data: numbers of leaves, blocks and checkpoints, and `branches` (see `IndexBranch`).
+
+    The branches are of the prefixes used last: at most `most_texts` of them, and fewer if together they have more than
+    `most_entries` blocks. It costs at most `most_entries` steps, however much is in the index.
+    """
+    leaves = heapq.nlargest(
+        most_texts, islice(index.newest_leaves, MAX_SNAPSHOT_LEAVES), key=lambda leaf: leaf.last_use
+    )
+    branches: list[IndexBranch] = []
+    owner: dict[int, int] = {}
+    for leaf in leaves:
+        path = _new_part(leaf, owner, most_entries)
+        if len(owner) + len(path) > most_entries:
+            break
+        first = path[-1]
+        parent = None if first.parent is None else owner[first.parent.key]
+        owner.update((entry.key, len(branches)) for entry in path)
+        begin = first.end - len(first.token_ids)
+        marks = tuple(mark for entry in reversed(path) if (mark := _mark(entry)) is not None)
+        branches.append(IndexBranch(parent, begin, leaf.end, any(entry.num_pins for entry in path), marks))
+    return {
+        "texts": index.num_leaves,
+        "blocks": len(index),
+        "checkpoints": index.num_checkpoints,
+        "branches": [asdict(branch) for branch in branches],
+    }
+
+
+def _new_part(leaf: IndexEntry, known: dict[int, int], most: int) -> list[IndexEntry]:
+    """Return the entries from a leaf towards the root, up to the first that is known; at most one more than `most`."""
+    path: list[IndexEntry] = []
+    entry: IndexEntry | None = leaf
+    while entry is not None and entry.key not in known and len(path) <= most:
+        path.append(entry)
+        entry = entry.parent
+    return path
+
+
+def _mark(entry: IndexEntry) -> IndexMark | None:
+    if entry.checkpoint is not None:
+        return IndexMark(entry.end, entry.checkpoint.hits, True)
+    return IndexMark(entry.end, entry.hits, False) if entry.hits else None

@@ -1,0 +1,366 @@
+"""Block tables of the requests, and their positions in the prefix index.
+
+Window blocks are in `panes.py`, slots for states in `state_slots.py`.
+
+Invariants of a cache manager between two calls.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from ostinato.kv_cache.checkpoints import CheckpointPositions, commit, commit_blocks
+from ostinato.kv_cache.eviction import EvictionCosts, EvictionPolicy
+from ostinato.kv_cache.prefix_index import BlockHashes, IndexEntry
+from ostinato.kv_cache.request_cache import CacheMemory, CacheUsage, KVSnapshot, RequestCache
+from ostinato.kv_cache.sliding_window import SlidingWindowSpec, WindowBlocks
+from ostinato.kv_cache.state_slots import StateSlots
+from ostinato.kv_cache.store import CacheStore, Match
+
+
+def check_cache_integrity(
+    store: CacheStore, holdings: Mapping[str, RequestCache], slots_per_request: int, panes: WindowBlocks | None
+) -> None:
+    """Raise AssertionError unless references are exact and shared memory cannot be written.
+
+    `holdings` has each request's blocks and slots by its id.
+    """
+    store.check_integrity()
+    tables = Counter(id for holding in holdings.values() for id in holding.block_table)
+    slots = Counter(id for holding in holdings.values() for id in holding.referenced_slots())
+    held = Counter(
+        id for holding in holdings.values() for id in holding.window_block_table[holding.first_window_block :]
+    )
+    for pool, holders in ((store.blocks, tables), (store.slots, slots), (store.window_blocks, held)):
+        assert holders[0] == 0, f"the null {pool.name} was handed out"
+        for id in range(1, pool.count):
+            assert holders[id] == pool.references(id), (
+                f"{pool.name} {id} has {pool.references(id)} references and {holders[id]} holders"
+            )
+    pins = Counter(holding.last_entry for holding in holdings.values() if holding.last_entry is not None)
+    for entry in store.index:
+        assert entry.num_pins == pins[entry], "an entry has another number of pins than requests that stand there"
+    if panes is not None:
+        panes.check_integrity(tuple(holdings.values()))
+    for request_id, holding in holdings.items():
+        _check_holding(store, request_id, holding, slots_per_request)
+
+
+def _check_holding(store: CacheStore, request_id: str, holding: RequestCache, slots_per_request: int) -> None:
+    path = list(holding.entries())
+    assert len(path) == holding.num_indexed, f"request {request_id} stands elsewhere in the index"
+    blocks = store.blocks
+    if blocks.count > 0:
+        shared = tuple(entry.block for entry in reversed(path))
+        assert holding.block_table[: len(path)] == shared, f"request {request_id} has blocks beside the index"
+        for block in holding.block_table[len(path) :]:
+            assert not blocks.is_cached(block), f"request {request_id} may write to block {block} of the index"
+            assert blocks.references(block) == 1, f"block {block} has two writers"
+    assert not any(holding.window_block_table[: holding.first_window_block]), (
+        f"request {request_id} has panes before its first"
+    )
+    for index, id in enumerate(
+        holding.window_block_table[holding.first_window_block :], start=holding.first_window_block
+    ):
+        if index < len(path):
+            pane = path[-1 - index].window_block
+            assert (0 if pane is None else pane.id) == id, f"request {request_id} has panes beside the index"
+            continue
+        assert not store.window_blocks.is_cached(id), f"request {request_id} may write to pane {id} of the index"
+        assert store.window_blocks.references(id) == 1, f"pane {id} has two writers"
+    for slot in (*holding.write_slots, *holding.next_slots, *(slot for _, slot in holding.reserved_checkpoints)):
+        assert not store.slots.is_cached(slot), f"request {request_id} may write to slot {slot} of the index"
+        assert store.slots.references(slot) == 1, f"slot {slot} has two writers"
+    assert len(set(holding.write_slots)) == len(holding.write_slots), f"request {request_id} has a slot twice"
+    lacks = slots_per_request - len(holding.write_slots)
+    assert lacks >= 0, f"request {request_id} has {-lacks} slots too many"
+    assert holding.write_slots or not lacks or holding.read_slot, f"request {request_id} has lost its state"
+
+
+_NO_COSTS = EvictionCosts()
+
+
+class CacheManager:
+    """Manager of the requests' blocks and slots: it allocates and frees them, and commits computed blocks to the index.
+
+    `num_blocks` and `num_slots` are the planned counts and include the null block and the null slot; 0 blocks is a
+    model without attention, 0 slots one without state layers, and then none are needed. With `num_panes`, the null one
+    among them, there are layers with windows, whose keys and values are in window blocks.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        num_slots: int,
+        block_size: int,
+        slots_per_request: int = 1,
+        eviction: EvictionPolicy = "marconi",
+        costs: EvictionCosts = _NO_COSTS,
+        num_panes: int = 0,
+        pane_rules: SlidingWindowSpec | None = None,
+    ) -> None:
+        assert block_size > 0, f"a block cannot hold {block_size} tokens"
+        assert slots_per_request > 0, f"a request cannot have {slots_per_request} slots"
+        self.block_size = block_size
+        self.store = CacheStore(num_blocks, num_slots, eviction, costs, num_panes, pane_rules)
+        self.blocks, self.slots = self.store.blocks, self.store.slots
+        self.window_blocks = None if pane_rules is None else WindowBlocks(pane_rules, self.store)
+        self.state_slots = StateSlots(self.store, slots_per_request if num_slots > 0 else 0)
+        self.memory: CacheMemory | None = None
+        """The memory of the blocks, window blocks and slots, for exported and imported KV; None without such KV."""
+        self._holdings: dict[str, RequestCache] = {}
+
+    def blocks_needed(self, num_tokens: int) -> int:
+        """Return how many blocks hold the keys and values of `num_tokens` tokens."""
+        return -(-num_tokens // self.block_size) if self.blocks.count > 0 else 0
+
+    def window_blocks_needed(self, num_tokens: int) -> int:
+        """Return how many window blocks a request has if exactly its first `num_tokens` tokens are computed."""
+        return (
+            0
+            if self.window_blocks is None
+            else -(-num_tokens // self.block_size) - self.window_blocks.rules.first_block(num_tokens)
+        )
+
+    def max_request_tokens(self) -> int:
+        """Return the most tokens that a request can have when alone; `sys.maxsize` if nothing limits it."""
+        if self.state_slots.slots_per_request > self.slots.capacity:
+            return 0
+        most = [self.blocks.capacity] if self.blocks.count > 0 else []
+        if self.window_blocks is not None and self.window_blocks.max_blocks is not None:
+            most.append(self.window_blocks.max_blocks)
+        return min(most) * self.block_size if most else sys.maxsize
+
+    def admit(
+        self,
+        request_id: str,
+        num_tokens: int,
+        match: Match | None = None,
+        spare_blocks: int = 0,
+        spare_panes: int = 0,
+        *,
+        uses_checkpoint: bool = True,
+    ) -> bool:
+        """Attach a new request to its hit, and allocate blocks for its first `num_tokens` tokens, and its slots.
+
+        Returns False if that is not available: the request then holds nothing, and at most something idle was evicted
+        for it. Beyond the blocks, `spare_blocks` must stay available, and beyond its window blocks `spare_panes`.
+        Without `reads_checkpoint`, state and window blocks are imported (`take_in`), and it attaches blocks of the
+        index alone.
+        """
+        match = match or Match()
+        # The hit is referenced before anything is allocated, so that it is not evicted for that.
+        holding = self._attach(match.path, uses_checkpoint)
+        self._holdings[request_id] = holding
+        if not self.state_slots.can_allocate(holding) or not self.grow(
+            request_id, num_tokens, spare_blocks, spare_panes
+        ):
+            self._free(self._holdings.pop(request_id))
+            return False
+        self.state_slots.allocate_missing(holding)
+        self.store.touch(holding.last_entry)
+        self.store.touch_window(holding.last_entry, is_hit=True)
+        if holding.last_entry is not None:
+            holding.last_entry.hits += 1
+        checkpoint = self.store.index.checkpoint_of(holding.read_slot)
+        if checkpoint is not None:
+            checkpoint.hits += 1
+            checkpoint.last_use = self.store.now
+        return True
+
+    def import_kv(self, request_id: str, carried: KVSnapshot, chain: BlockHashes | None) -> None:
+        """Write imported KV into the memory of a request that was just admitted for it, after the blocks of its hit.
+
+        No step may be in flight. With a `block_hashes`, full blocks are indexed at once: they were computed in steps that
+        succeeded, though not here.
+        """
+        holding, memory = self._holdings[request_id], self.memory
+        assert memory is not None, "nothing is carried to where nothing can be written"
+        if self.window_blocks is not None:
+            for index in self.window_blocks.allocate_imported(
+                holding, list(holding.entries())[::-1], carried.num_tokens
+            ):
+                memory.write_window_block(
+                    holding.window_block_table[index], carried.window_blocks[index - holding.first_window_block]
+                )
+        for index in range(holding.num_indexed, len(carried.blocks)):
+            memory.write_block(holding.block_table[index], carried.blocks[index])
+        if carried.state is not None:
+            holding.read_slot = holding.write_slots[0]
+            memory.write_slot(holding.read_slot, carried.state)
+        if chain is not None:
+            commit_blocks(self.store, holding, chain, carried.num_tokens)
+            self.store.trim()
+
+    def grow(self, request_id: str, num_tokens: int, spare_blocks: int = 0, spare_panes: int = 0) -> bool:
+        """Allocate blocks for the request's first `num_tokens` tokens, and promise it window blocks for them.
+
+        Returns False, and changes nothing, if not enough are free or evictable. If blocks have to be allocated,
+        `spare_blocks` must stay available beyond them, and if window blocks have to be promised, `spare_panes`. The
+        block table is extended at its end, and a batch row made earlier keeps the one it has. A call that needs no new
+        block costs one look-up.
+        """
+        holding = self._holdings[request_id]
+        if num_tokens <= holding.capacity:
+            return True
+        missing = self.blocks_needed(num_tokens) - len(holding.block_table)
+        if missing > 0 and missing + spare_blocks > self.blocks.num_available:
+            return False
+        num_blocks = -(-num_tokens // self.block_size)
+        if self.window_blocks is not None and not self.window_blocks.reserve(holding, num_blocks, spare_panes):
+            return False
+        if missing > 0:
+            holding.block_table += tuple(self.store.allocate_blocks(missing))
+        has_memory = self.blocks.count > 0 or self.window_blocks is not None
+        holding.capacity = num_blocks * self.block_size if has_memory else sys.maxsize
+        return True
+
+    def max_growable_tokens(self, request_id: str) -> int:
+        """Return the number of tokens up to which the request can `grow`."""
+        holding = self._holdings[request_id]
+        most = [self.blocks.num_available] if self.blocks.count > 0 else []
+        if self.window_blocks is not None and (more := self.window_blocks.max_growth(holding)) is not None:
+            most.append(more)
+        return holding.capacity + min(most) * self.block_size if most else sys.maxsize
+
+    def allocate_window_blocks(self, request_id: str, end: int) -> None:
+        """Allocate the window blocks that the request's next batch row writes to.
+
+        The row's tokens end before position `end`.
+        """
+        assert self.window_blocks is not None, "a model without windows has no panes"
+        self.window_blocks.allocate(self._holdings[request_id], end)
+
+    def shrink(self, request_id: str, num_tokens: int) -> bool:
+        """Free the blocks beyond those of the request's first `num_tokens` tokens, which are known.
+
+        Return whether there were any.
+        """
+        holding = self._holdings[request_id]
+        needed = -(-num_tokens // self.block_size)
+        if holding.capacity <= needed * self.block_size or holding.capacity == sys.maxsize:
+            return False
+        self.blocks.release(holding.block_table[needed:])
+        holding.block_table = holding.block_table[:needed]
+        holding.capacity = needed * self.block_size
+        if self.window_blocks is not None:
+            self.window_blocks.reserve(holding, needed)
+        return True
+
+    def allocate_write_slots(self, request_id: str, spare_slots: int = 0) -> bool:
+        """Allocate the slots that the request's next step writes to; return False if it has none.
+
+        See `StateSlots.allocate`.
+        """
+        return self.state_slots.allocate(self._holdings[request_id], spare_slots)
+
+    def reserve_checkpoints(self, request_id: str, positions: Iterable[int], spare_slots: int = 0) -> None:
+        """Allocate slots for checkpoints that the next step writes out within its tokens (`StateSlots.reserve`)."""
+        self.state_slots.reserve(self._holdings[request_id], positions, spare_slots)
+
+    def next_step_slots(
+        self, request_id: str, num_computed: int, keeps_checkpoint: bool, spare_slots: int = 0
+    ) -> tuple[int, int]:
+        """Return the slots that the step after the one in flight reads and writes (`StateSlots.next_step_slots`).
+
+        That step begins with `num_computed` tokens computed. `keeps`: the request keeps checkpoints.
+        """
+        is_boundary = num_computed % self.block_size == 0
+        return self.state_slots.next_step_slots(
+            self._holdings[request_id], keeps_checkpoint and is_boundary, spare_slots
+        )
+
+    def use_next_slots(self, request_id: str) -> None:
+        """Note that the step in flight is over, and the one after it is in flight now (`StateSlots.use_next_slots`)."""
+        self.state_slots.use_next_slots(self._holdings[request_id])
+
+    def accept_state(self, request_id: str, num_accepted: int = 0) -> None:
+        """Note that a step of the request succeeded: its state is in write slot `anchor` now (`StateSlots.accept_state`)."""
+        self.state_slots.accept_state(self._holdings[request_id], num_accepted)
+
+    def free_outside_window(self, request_id: str, num_computed: int) -> None:
+        """Free the window blocks that no later token sees, after `num_computed` tokens are computed and committed."""
+        assert self.window_blocks is not None, "a model without windows has no panes"
+        self.window_blocks.free_outside_window(self._holdings[request_id], num_computed)
+
+    def has_full_block(self, request_id: str, num_computed: int) -> bool:
+        """Return whether, with `num_computed` tokens computed, the request has something to `enter`."""
+        holding = self._holdings[request_id]
+        return num_computed >= (holding.num_indexed + 1) * self.block_size
+
+    def commit(
+        self,
+        request_id: str,
+        chain: BlockHashes,
+        num_computed: int,
+        placement: CheckpointPositions,
+        samples: bool,
+        anchor: int = 0,
+    ) -> None:
+        """Commit what a step computed to the index: full blocks, and the checkpoints that are due.
+
+        The first `num_computed` tokens of the request are computed, and `block_hashes` has their block hashes. `samples`: the
+        step reached the end of the known tokens, so that the output continues from the state now written. `anchor` is
+        that of `advance`: write slot i then holds the state at position `num_computed - anchor + i`.
+        """
+        commit(self.store, self._holdings[request_id], chain, num_computed, placement, samples, anchor)
+
+    def free(self, request_id: str) -> None:
+        """Free all that the request holds. No step may still be writing to it."""
+        holding = self._holdings.pop(request_id)
+        if holding.last_entry is not None:
+            self.store.touch(holding.last_entry)
+            self.store.touch_window(holding.last_entry)
+        self._free(holding)
+
+    def request_cache(self, request_id: str) -> RequestCache:
+        """Return the request's blocks and slots, for reading; only this class changes them."""
+        return self._holdings[request_id]
+
+    def request_ids(self) -> set[str]:
+        """Return the ids of the requests that hold memory."""
+        return set(self._holdings)
+
+    def usage(self) -> CacheUsage:
+        blocks, slots, panes = self.blocks, self.slots, self.store.window_blocks
+        return CacheUsage(
+            blocks_used=blocks.num_used,
+            blocks_cached=blocks.num_idle,
+            blocks_total=blocks.capacity,
+            slots_used=slots.num_used,
+            slots_cached=slots.num_idle,
+            slots_total=slots.capacity,
+            panes_used=panes.num_used,
+            panes_cached=panes.num_idle,
+            panes_total=panes.capacity,
+        )
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless references are exact, and what is shared cannot be written."""
+        check_cache_integrity(self.store, self._holdings, self.state_slots.slots_per_request, self.window_blocks)
+
+    def _attach(self, path: tuple[IndexEntry, ...], reads_checkpoint: bool) -> RequestCache:
+        holding = RequestCache()
+        if not path:
+            return holding
+        if self.blocks.count > 0:
+            holding.block_table = tuple(entry.block for entry in path)
+            self.blocks.retain(holding.block_table)
+        if self.window_blocks is not None and reads_checkpoint:
+            self.window_blocks.attach(holding, path)
+        holding.last_entry, holding.num_indexed = path[-1], len(path)
+        holding.last_entry.num_pins += 1
+        holding.capacity = len(path) * self.block_size
+        if holding.last_entry.checkpoint is not None and reads_checkpoint:
+            self.state_slots.attach(holding, holding.last_entry.checkpoint)
+        return holding
+
+    def _free(self, holding: RequestCache) -> None:
+        if holding.last_entry is not None:
+            holding.last_entry.num_pins -= 1
+        self.blocks.release(holding.block_table)
+        self.slots.release(holding.referenced_slots())
+        if self.window_blocks is not None:
+            self.window_blocks.free(holding)

@@ -1,0 +1,112 @@
+"""The blocks and slots of one request, and the usage of the cache by all of them.
+
+The memory of blocks, window blocks and slots as bytes, and the KV snapshot that moves between engines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from ostinato.kv_cache.prefix_index import Checkpoint, IndexEntry
+
+
+@dataclass(slots=True)
+class RequestCache:
+    """The memory of one request.
+
+    Entry i of `block_table` is for positions `i * block_size` to `(i + 1) * block_size - 1`; it has blocks for
+    `capacity` tokens. The first `num_indexed` of them are in the index, the last one as `tip`, and may be other
+    requests' too: they are only read.
+    """
+
+    block_table: tuple[int, ...] = ()
+    capacity: int = 0
+    window_block_table: tuple[int, ...] = ()
+    """Window blocks, indexed as `block_table`; 0 for those already freed, which precede `first_window_block`."""
+    first_window_block: int = 0
+    num_reserved_blocks: int = 0
+    """Blocks of tokens for which window blocks were promised to it."""
+    write_slots: tuple[int, ...] = ()
+    """Slots that only this request holds and its steps write to: `slots_per_request` of them when a batch row is made.
+    """
+    read_slot: int = 0
+    """The slot that the next step reads its state from: one of `slots`, or a checkpoint, or 0 for the zero state."""
+    reserved_checkpoints: tuple[tuple[int, int], ...] = ()
+    """(position, slot): checkpoints that the step in flight writes out within its tokens."""
+    next_slots: tuple[int, ...] = ()
+    """The slot that the next step writes to, if it differs from the slot of the step in flight."""
+    next_step_overwrites: bool = False
+    """True if the next step overwrites the in-flight step's final state."""
+    last_entry: IndexEntry | None = None
+    num_indexed: int = 0
+    rolling_checkpoint: Checkpoint | None = None
+    """The checkpoint at the last block boundary that decoding passed."""
+    replaced_checkpoints: tuple[Checkpoint, ...] = ()
+    """Checkpoints before `rolling_checkpoint`, while the output may still turn out to end before it."""
+
+    def entries(self) -> Iterator[IndexEntry]:
+        """Yield its indexed blocks, the last one first."""
+        entry = self.last_entry
+        while entry is not None:
+            yield entry
+            entry = entry.parent
+
+    def referenced_slots(self) -> tuple[int, ...]:
+        """Return the slots on which the request holds a reference."""
+        read = () if self.read_slot in self.write_slots or self.read_slot == 0 else (self.read_slot,)
+        return (*self.write_slots, *read, *self.next_slots, *(slot for _, slot in self.reserved_checkpoints))
+
+
+@dataclass(frozen=True, slots=True)
+class CacheUsage:
+    """Blocks, slots and window blocks held by requests, held by the index alone, and in all, without the null ones."""
+
+    blocks_used: int
+    blocks_cached: int
+    blocks_total: int
+    slots_used: int
+    slots_cached: int
+    slots_total: int
+    panes_used: int = 0
+    panes_cached: int = 0
+    panes_total: int = 0
+
+
+class CacheMemory(Protocol):
+    """The memory of blocks, window blocks and slots, whose ids the pools allocate.
+
+    Reading returns a copy, or fills `into`, as many bytes as there are. A block or window block is read whole, or its
+    first `num_tokens` tokens with zeros behind them.
+    """
+
+    block_bytes: int
+    window_block_bytes: int
+    slot_bytes: int
+
+    def read_block(self, block: int, num_tokens: int | None = None, into: memoryview | None = None) -> memoryview: ...
+    def write_block(self, block: int, contents: memoryview) -> None: ...
+    def read_window_block(
+        self, pane: int, num_tokens: int | None = None, into: memoryview | None = None
+    ) -> memoryview: ...
+    def write_window_block(self, pane: int, contents: memoryview) -> None: ...
+    def read_slot(self, slot: int, into: memoryview | None = None) -> memoryview: ...
+    def write_slot(self, slot: int, contents: memoryview) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KVSnapshot:
+    """KV snapshot from another engine: the first `num_tokens` tokens of a request, computed."""
+
+    num_tokens: int
+    blocks: tuple[memoryview, ...]
+    """Blocks of those tokens, in order; none in a model without attention, or with windows in all layers."""
+    window_blocks: tuple[memoryview, ...]
+    """Window blocks of the last of those tokens, from `SlidingWindowSpec.first_block` on; none in a model without windows."""
+    state: memoryview | None
+    """State after the last of them; None in a model without state layers."""
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(map(len, (*self.blocks, *self.window_blocks))) + (0 if self.state is None else len(self.state))

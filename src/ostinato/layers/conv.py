@@ -1,0 +1,82 @@
+"""Short convolution of a state layer, along the rows of a step.
+
+Short convolution as a layer (LFM2): projection, gate, convolution, gate, projection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ostinato.layers.linear import Linear
+from ostinato.layers.module import ModelBuilder, Module
+from ostinato.plan.mixers import ShortConvSpec
+
+if TYPE_CHECKING:
+    import torch
+
+    from ostinato.ops.step_inputs import LayerCache, StepInputs
+
+
+class CausalConv(Module):
+    """A state layer's depthwise convolution. Weights are time first in memory; in checkpoints [channels, 1, width].
+
+    `parts` are names and numbers of channels of the separate convolutions, siblings of this module, that a checkpoint
+    may have in its place, concatenated along the channels. `name` is then the name of the whole one.
+    """
+
+    def __init__(
+        self,
+        build: ModelBuilder,
+        channels: int,
+        width: int,
+        bias: bool,
+        parts: Sequence[tuple[str, int]] = (),
+        name: str = "conv1d",
+        activation: str | None = "silu",
+        segments: tuple[int, ...] = (),
+    ) -> None:
+        super().__init__()
+        self.op = build.ops.causal_conv1d
+        self.activation = activation
+        stored: dict[str, Any] = {"stored_shape": (channels, 1, width), "stored_transposed": True, "segments": segments}
+        if parts:
+            self.is_in_checkpoint = False
+            stored |= {"names": tuple(f"{part}.weight" for part, _ in parts), "sizes": tuple(size for _, size in parts)}
+            stored["whole_name"] = f"{name}.weight"
+        self.weight = self.declare(build, "weight", width, channels, role="convolution", **stored)
+        self.bias = self.declare(build, "bias", channels, role="bias", segments=segments) if bias else None
+
+    def forward(self, x: torch.Tensor, step: StepInputs, memory: LayerCache) -> torch.Tensor:
+        """Convolve along each row, [tokens, channels] -> [tokens, channels]."""
+        return self.op(
+            x,
+            self.weight,
+            self.bias,
+            memory.states["conv"],
+            step.row_starts,
+            step.read_slots,
+            step.write_slots,
+            step.num_decode_rows,
+            step.checkpoints,
+            self.activation,
+        )
+
+
+class ShortConv(Module):
+    """out_proj(C * conv(B * x)) + residual, where in_proj gives B, C and x."""
+
+    def __init__(self, build: ModelBuilder, hidden_size: int, spec: ShortConvSpec, *, bias: bool) -> None:
+        super().__init__()
+        self.ops = build.ops
+        self.spec = spec
+        self.in_proj = Linear(build, hidden_size, 3 * spec.channels, bias, segments=(spec.channels,) * 3)
+        self.conv = CausalConv(build, spec.channels, spec.width, bias, activation=None)
+        self.out_proj = Linear(build, spec.channels, hidden_size, bias, cuts_inputs=True)
+
+    def forward(self, x: torch.Tensor, step: StepInputs, memory: LayerCache, residual: torch.Tensor) -> torch.Tensor:
+        """Apply the convolution to `x` and add `residual`, both [tokens, hidden] -> [tokens, hidden]."""
+        before, after, inner = self.in_proj(x).split(self.spec.channels, dim=-1)
+        gated = self.ops.multiply(before, inner)
+        convolved = self.ops.tap.split("state", self.conv, (gated,), step, memory)
+        return self.out_proj(self.ops.multiply(after, convolved), residual)

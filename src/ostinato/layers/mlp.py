@@ -1,0 +1,182 @@
+"""Feed-forward layers: plain, gated, and the weights of experts.
+
+Router of DeepSeek-V3 (arXiv 2412.19437, section 2.1.2), which Nemotron-H and Kimi Linear have too.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ostinato.layers.linear import Linear, PackedLinear, QuantizableMatrix
+from ostinato.layers.module import ModelBuilder, Module, Multiplier
+from ostinato.plan.layer_specs import ExpertsSpec
+
+if TYPE_CHECKING:
+    import torch
+
+
+class MLP(Module):
+    """down_proj(activation(up_proj(x))) + residual."""
+
+    def __init__(
+        self, build: ModelBuilder, hidden_size: int, intermediate_size: int, activation: str, bias: bool = False
+    ) -> None:
+        super().__init__()
+        self.activation = activation
+        self.up_proj = Linear(build, hidden_size, intermediate_size, bias)
+        self.down_proj = Linear(build, intermediate_size, hidden_size, bias, cuts_inputs=True)
+
+    def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """Apply the MLP to `x` and add `residual`, both [tokens, hidden] -> [tokens, hidden]."""
+        return self.down_proj(self.up_proj(x, activation=self.activation), residual)
+
+
+class GatedMLP(Module):
+    """down_proj(silu(gate_proj(x)) * up_proj(x)) + residual; the activation `geglu` has tanh GELU in place of SiLU.
+
+    `gate_multiplier` and `down_multiplier` scale the gate before its activation and the result (Falcon-H1). `names` are
+    the checkpoint's for gate, up and down.
+    """
+
+    def __init__(
+        self,
+        build: ModelBuilder,
+        hidden_size: int,
+        intermediate_size: int,
+        bias: bool = False,
+        gate_multiplier: float = 1.0,
+        down_multiplier: float = 1.0,
+        names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
+        activation: str = "swiglu",
+    ) -> None:
+        super().__init__()
+        self.activation = activation
+        size = intermediate_size
+        multiplier: Multiplier = 1.0 if gate_multiplier == 1.0 else ((gate_multiplier, size), (1.0, size))
+        parts = ((names[0], size), (names[1], size))
+        self.gate_up = PackedLinear(build, hidden_size, parts, bias, multiplier, is_gated=True)
+        self.down_proj = Linear(build, size, hidden_size, bias, down_multiplier, cuts_inputs=True)
+        self.names = {"down_proj": names[2]}
+
+    def forward(
+        self, x: torch.Tensor, residual: torch.Tensor | None, share: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Apply the MLP to `x` and add `residual`, both [tokens, hidden] -> [tokens, hidden].
+
+        `share` [tokens, 1] multiplies the MLP's output before it is added.
+        """
+        inner = self.gate_up(x, activation=self.activation)
+        return self.down_proj(inner if share is None else inner * share, residual)
+
+
+class Experts(Module):
+    """Stacked experts of a layer: inward and outward matrices, [experts, out, in] each.
+
+    With a gated activation, the gates come first in the inward matrix. In the checkpoint each expert has its own
+    tensors, `{i}.up_proj.weight`, `{i}.down_proj.weight` and, with a gated activation, `{i}.gate_proj.weight`, or
+    others by the `names` for gate, up and down. Or it has two stacks like these, with the names `stacked_as`. If it
+    `may_be_stacked`, it has either form.
+    """
+
+    def __init__(
+        self,
+        build: ModelBuilder,
+        spec: ExpertsSpec,
+        activation: str,
+        stacked_as: tuple[str, str] | None = None,
+        names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
+        may_be_stacked: bool = False,
+    ) -> None:
+        super().__init__()
+        self.ops = build.ops
+        self.rank = build.rank
+        self.activation = activation
+        halves = (spec.intermediate_size,) * 2 if spec.is_gated else ()
+        inward, outward = names[:2] if spec.is_gated else names[1:2], names[2:]
+        experts = range(spec.num_experts)
+        stored = [tuple(f"{i}.{name}.weight" for i in experts for name in each) for each in (inward, outward)]
+        is_stack = stacked_as is not None and not may_be_stacked
+        if stacked_as is not None and is_stack:
+            stored = [(name,) for name in stacked_as]
+        instead = stacked_as if stacked_as is not None and may_be_stacked else ("", "")
+        shapes = ((spec.num_experts, spec.inner_size, spec.size), (spec.num_experts, spec.size, spec.intermediate_size))
+        self.up, self.down = (
+            Stack(build, shape, own, other, beside[-1], is_stack=is_stack, whole_name=name, segments=segments)
+            for shape, beside, own, other, name, segments in zip(
+                shapes, reversed(shapes), stored, reversed(stored), instead, (halves, ()), strict=True
+            )
+        )
+
+    def forward(self, x: torch.Tensor, choices: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """Apply the chosen experts to `x` and add `residual`, both [tokens, in] -> [tokens, in].
+
+        `choices` [tokens, 2, k] is the result of `ops.route`.
+        """
+        tensors = (x, choices) if residual is None else (x, choices, residual)
+        if self.rank.of == 1:
+            return self.ops.tap.split("moe", self._run, tensors)
+        # Each rank has a part of every expert's width, and the first rank adds the residual.
+        part = self.ops.tap.split("moe", self._run, tensors if self.rank.leads else (x, choices))
+        return self.ops.all_reduce(part)
+
+    def _run(self, x: torch.Tensor, choices: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        up, down = self.up, self.down
+        quantization: tuple[Any, ...] = ()
+        if up.quantization:
+            quantization = (up.weight_scale, down.weight_scale, up.group_size, up.blocks, down.blocks)
+        return self.ops.moe(x, choices, up.weight, down.weight, self.activation, residual, *quantization)
+
+
+class Stack(QuantizableMatrix):
+    """One matrix of every expert. It is quantised together with the tensors `beside` it, or not at all."""
+
+    is_in_checkpoint = False
+
+    def __init__(
+        self,
+        build: ModelBuilder,
+        shape: tuple[int, int, int],
+        names: tuple[str, ...],
+        beside: tuple[str, ...],
+        in_size_beside: int,
+        is_stack: bool,
+        whole_name: str,
+        segments: tuple[int, ...],
+    ) -> None:
+        facts: dict[str, Any] = {"names": names, "beside": beside, "in_size_beside": in_size_beside}
+        facts["is_stack"] = is_stack
+        facts |= {"whole_name": whole_name, "segments": segments}
+        facts["can_be_quantised"] = True
+        super().__init__(build, *shape, role="experts", **facts)
+
+
+class Routing(Protocol):
+    """Parameters of the choice of experts by the sigmoids of their scores, as `ops.route` defines them."""
+
+    @property
+    def experts(self) -> ExpertsSpec: ...
+    @property
+    def num_groups(self) -> int: ...
+    @property
+    def top_groups(self) -> int: ...
+    @property
+    def normalize(self) -> bool: ...
+    @property
+    def scaling(self) -> float: ...
+
+
+class SigmoidRouter(Module):
+    """Router that scores experts in float32; its correction bias influences the choice, not the weights."""
+
+    def __init__(self, build: ModelBuilder, hidden_size: int, moe: Routing) -> None:
+        super().__init__()
+        self.op, self.moe = build.ops.route, moe
+        experts, bias = moe.experts.num_experts, "e_score_correction_bias"
+        self.weight = self.declare(build, "weight", experts, hidden_size, role="router")
+        self.e_score_correction_bias = self.declare(build, bias, experts, role="bias", in_float32=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the ids of experts and their weights, [tokens, hidden] -> [tokens, 2, top_k]."""
+        moe = self.moe
+        how = (moe.experts.top_k, moe.num_groups, moe.top_groups, moe.normalize, moe.scaling)
+        return self.op(x, self.weight, self.e_score_correction_bias, *how)

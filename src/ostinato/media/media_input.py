@@ -1,0 +1,199 @@
+"""Conversion of a conversation with images into a model's prompt, shared by LLM, the commands and the server."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from PIL import Image
+
+from ostinato.errors import Remedy, RequestError
+from ostinato.media.load import MediaSources, load_image
+from ostinato.media.media_item import MediaItem
+from ostinato.media.media_prompt import Encode, MediaPrompt, Placeholders, media_prompt, placeholders
+from ostinato.media.message_media import MediaError, MediaPart, Message, split_media, texts
+from ostinato.media.preprocess import Video, process_image, process_video
+from ostinato.media.processor_config import MediaSettings, PixelSettings, load_media_settings
+from ostinato.media.resize import image_size, video_size
+from ostinato.plan.layer_specs import VisionSpec
+from ostinato.plan.plan import Plan
+
+Render = Callable[[Sequence[Message]], str]
+"""Function from a conversation, whose images have no content, to its text."""
+
+SizeOf = Callable[[PixelSettings], tuple[int, int]]
+"""Function from settings to the height and width of a resized item."""
+
+
+class TextTokens(Protocol):
+    """Methods that this module needs of a tokenizer."""
+
+    @property
+    def has_text(self) -> bool: ...
+
+    def encode(self, text: str, add_special_tokens: bool = ...) -> list[int]: ...
+
+    def token_text(self, token_id: int) -> str | None: ...
+
+
+class RenderedChat(NamedTuple):
+    """A conversation in the model's form."""
+
+    text: str
+    """Output of the chat template, with special tokens and one placeholder for each image and video."""
+    media: MediaPrompt | None
+    """None for a conversation without images: its prompt is the text."""
+
+
+@dataclass(frozen=True)
+class MediaInput:
+    """Settings by which a model takes in images and videos, and limits of what it accepts."""
+
+    vision: VisionSpec
+    settings: MediaSettings
+    placeholders: Placeholders
+    encode: Encode
+    sources: MediaSources
+    max_item_tokens: int
+    """Largest number of tokens of an image, or of one temporal patch of a video, without pruning."""
+    max_prompt_tokens: int
+    pruning_rate: float = 0.0
+    max_images: int | None = None
+    """Largest number of images in a conversation, frames of videos included."""
+    max_pixels: int | None = None
+    """Largest number of pixels of all these images together, before resizing."""
+
+    def prepare(self, parts: Sequence[MediaPart]) -> list[MediaItem | Video]:
+        """Load the images and cut them into patches. RequestError names the place of one that cannot be taken."""
+        count = sum(len(part.sources) for part in parts)
+        if self.max_images is not None and count > self.max_images:
+            raise RequestError(
+                f"the conversation has {count} images, frames of videos among them, and at most {self.max_images} are "
+                "taken"
+            )
+        self.sources.meter.begin(self.max_pixels)
+        prepared: list[MediaItem | Video] = []
+        tokens = 0
+        for part in parts:
+            try:
+                made = self._image(part) if part.kind == "image" else self._video(part)
+            except RequestError as error:
+                raise MediaError(part.where, error.message, error.remedies) from None
+            prepared.append(made)
+            tokens += sum(item.num_tokens for item in (made.items if isinstance(made, Video) else (made,)))
+            if tokens >= self.max_prompt_tokens:
+                raise MediaError(
+                    part.where,
+                    f"the images up to this one alone have {tokens} tokens, and a request has room for "
+                    f"{self.max_prompt_tokens}, its output included; leave some out, or give them max_pixels",
+                )
+        return prepared
+
+    def _image(self, part: MediaPart) -> MediaItem:
+        image = load_image(part.sources[0], self.sources)
+        settings = part.limits(self.settings.image)
+        self._check_tokens(settings, partial(image_size, image.height, image.width), 1)
+        return process_image(image, settings)
+
+    def _video(self, part: MediaPart) -> Video:
+        settings = part.limits(self.settings.video)
+
+        def frames() -> Iterator[Image.Image]:
+            # Load one after the other: frames before resizing may be many times larger.
+            for i, source in enumerate(part.sources):
+                frame = load_image(source, self.sources)
+                if i == 0:
+                    size = partial(video_size, len(part.sources), frame.height, frame.width)
+                    self._check_tokens(settings, size, len(part.sources))
+                yield frame
+
+        return process_video(frames(), len(part.sources), part.fps, settings, self.pruning_rate)
+
+    def _check_tokens(self, settings: PixelSettings, size: SizeOf, num_frames: int) -> None:
+        """Check the numbers of tokens before resizing, so that an image or video of absurd size is never made."""
+        height, width = size(settings)
+        tokens = height * width // settings.factor**2
+        if tokens <= self.max_item_tokens:
+            whole = math.ceil(num_frames / settings.temporal_patch_size) * tokens
+            if whole * (1 - self.pruning_rate) >= self.max_prompt_tokens:
+                raise RequestError(
+                    f"its {num_frames} frames of {width}x{height} pixels are {whole} tokens, and a request has room "
+                    f"for {self.max_prompt_tokens}, its output included; leave frames out, or give it max_pixels"
+                )
+            return
+        remedies = [Remedy("max_pixels", pixels) for pixels in self._fitting(settings, size)]
+        raise RequestError(
+            f"it is resized to {width}x{height} pixels, which are {tokens} tokens, and one image may have at most "
+            f"{self.max_item_tokens} (of max_num_batched_tokens and max_model_len the lesser); make it smaller"
+            + "".join(f', or give it "max_pixels": {remedy.value}' for remedy in remedies),
+            remedies,
+        )
+
+    def _fitting(self, settings: PixelSettings, size: SizeOf) -> list[int]:
+        """Return the pixel limit that keeps the item within `max_item_tokens`, or nothing if there is none."""
+        pixels = min(settings.max_pixels, self.max_item_tokens * settings.factor**2)
+        while pixels >= 1:
+            limited = MediaPart(settings.kind, (), "", max_pixels=pixels).limits(settings)
+            height, width = size(limited)
+            if height * width <= self.max_item_tokens * settings.factor**2:
+                return [pixels]
+            pixels = pixels * 7 // 8
+        return []
+
+
+def load_media_input(
+    directory: Path, vision: VisionSpec | None, tokenizer: TextTokens, plan: Plan, remote: bool
+) -> MediaInput | None:
+    """Return how a checkpoint's model takes in images from files and, if `remote`, from URLs.
+
+    None for a text-only model, and for one whose text is unknown too. ModelError if the directory's files are damaged
+    or contradict each other.
+    """
+    if vision is None or plan.encoder is None or not tokenizer.has_text:
+        return None
+
+    def encode(text: str) -> list[int]:
+        return tokenizer.encode(text, add_special_tokens=False)
+
+    return MediaInput(
+        vision,
+        load_media_settings(directory, vision),
+        placeholders(tokenizer.token_text, encode, vision),
+        encode,
+        MediaSources(files=True, remote=remote),
+        max_item_tokens=plan.encoder.max_item_tokens,
+        max_prompt_tokens=plan.settings.max_model_len,
+        pruning_rate=plan.encoder.video_pruning_rate,
+    )
+
+
+def render_chat(
+    messages: Sequence[Message],
+    render: Render,
+    media: MediaInput | None,
+    others: Any = None,
+    places: Sequence[str] | None = None,
+) -> RenderedChat:
+    """Return the prompt of a conversation; `media` is None for a text-only model.
+
+    `others` is whatever else the template writes out, such as tools; `places` are the names of the messages in errors.
+    A text of the request that holds a placeholder of images is refused, since it would be taken for one. RequestError
+    for images that cannot be taken, and if the template refuses the conversation.
+    """
+    plain, parts = split_media(messages, places)
+    if media is None:
+        if parts:
+            reason = "this model takes text only, and no images; leave it out, or choose a model with vision"
+            raise MediaError(parts[0].where, reason)
+        return RenderedChat(render(plain), None)
+    for text in texts([plain, others]):
+        media.placeholders.check_absent(text)
+    text = render(plain)
+    if not parts:
+        return RenderedChat(text, None)
+    prepared = media.prepare(parts)
+    return RenderedChat(text, media_prompt(text, prepared, media.placeholders, media.encode, media.vision))

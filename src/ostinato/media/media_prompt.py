@@ -1,0 +1,141 @@
+"""The prompt of a conversation with images: its token ids, and the image and position of each placeholder."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ostinato.errors import ModelError, RequestError
+from ostinato.kv_cache.prefix_index import MediaSpan
+from ostinato.media.media_item import MediaItem, RopePositions, rope_positions
+from ostinato.media.preprocess import Video
+from ostinato.plan.layer_specs import VisionSpec
+
+Encode = Callable[[str], list[int]]
+"""Function from text, with special tokens written out, to token ids."""
+TokenText = Callable[[int], str | None]
+"""Function from a token id to its text."""
+
+
+class MediaPlacement(NamedTuple):
+    """An item, and the tokens `start` to `end - 1` of a prompt that stand for it."""
+
+    start: int
+    end: int
+    item: MediaItem
+
+
+@dataclass(frozen=True, eq=False)
+class MediaPrompt:
+    """A prompt with images, ready for the engine."""
+
+    token_ids: list[int]
+    """Token ids of the prompt, with one token for each token of an item."""
+    spans: tuple[MediaPlacement, ...]
+    """Items by position. Items without tokens are left out."""
+    rope: RopePositions
+
+    def in_chain(self, cache_salt: str | None) -> list[MediaSpan]:
+        """Return the spans for the prefix index.
+
+        Digests include the salt, so requests with another salt do not find the encoded images either.
+        """
+        return [_in_chain(placed, cache_salt) for placed in self.spans]
+
+
+def _in_chain(placed: MediaPlacement, cache_salt: str | None) -> MediaSpan:
+    digest = placed.item.digest
+    if cache_salt is not None:
+        digest = hashlib.blake2b(f"{digest} {cache_salt}".encode(), digest_size=32).hexdigest()
+    return MediaSpan(placed.start, placed.end, digest, placed.item)
+
+
+@dataclass(frozen=True)
+class Placeholders:
+    """Texts that a chat template writes for an image and for a video, each of one token, and those around them."""
+
+    image: str
+    video: str
+    start: str
+    end: str
+
+    def check_absent(self, text: str) -> None:
+        """Raise RequestError if a text that is not the template's own holds one: it would be taken for an image."""
+        for placeholder in (self.image, self.video):
+            if placeholder in text:
+                raise RequestError(
+                    f"a message holds the text {placeholder}, which stands for an image in this model's prompts; leave "
+                    "it out, and give images as parts of a message"
+                )
+
+
+def placeholders(token_text: TokenText, encode: Encode, vision: VisionSpec) -> Placeholders:
+    """Return a model's placeholders. ModelError if its tokenizer does not have their tokens."""
+    texts = []
+    for token_id in (vision.image_token_id, vision.video_token_id, vision.start_token_id, vision.end_token_id):
+        text = token_text(token_id)
+        if text is None or encode(text) != [token_id]:
+            raise ModelError(
+                f"config.json has {token_id} as a token that stands for images or around them, but tokenizer.json has "
+                "no special token of this id"
+            )
+        texts.append(text)
+    return Placeholders(*texts)
+
+
+def media_prompt(
+    text: str, media: Sequence[MediaItem | Video], own: Placeholders, encode: Encode, vision: VisionSpec
+) -> MediaPrompt:
+    """Make the prompt of a rendered conversation and its images, in their order.
+
+    An image's placeholder becomes one token for each of the image's tokens. A video's becomes, for each temporal patch,
+    its time and its tokens, enclosed as an image's are; as in transformers, the text that the template writes around a
+    video's placeholder stays. RequestError if the text's placeholders do not match the images.
+    """
+    expanded, items = _expanded(text, media, own)
+    token_ids: list[int] = []
+    placed: list[MediaPlacement] = []
+    waiting = iter(items)
+    for token_id in encode(expanded):
+        if token_id in (vision.image_token_id, vision.video_token_id):
+            item = next(waiting)
+            placed.append(MediaPlacement(len(token_ids), len(token_ids) + item.num_tokens, item))
+            token_ids += [token_id] * item.num_tokens
+        else:
+            token_ids.append(token_id)
+    assert next(waiting, None) is None, "each placeholder is one token"
+    rope = rope_positions(len(token_ids), placed, vision.merge_size)
+    return MediaPrompt(token_ids, tuple(span for span in placed if span.end > span.start), rope)
+
+
+def _expanded(text: str, media: Sequence[MediaItem | Video], own: Placeholders) -> tuple[str, list[MediaItem]]:
+    """Return the text with one placeholder per item, and the items in the order of their placeholders."""
+    images = [each for each in media if isinstance(each, MediaItem)]
+    videos = [each for each in media if isinstance(each, Video)]
+    for kind, placeholder, given in (("images", own.image, images), ("videos", own.video, videos)):
+        if text.count(placeholder) != len(given):
+            raise RequestError(
+                f"the conversation has {len(given)} {kind}, but the chat template made places for "
+                f"{text.count(placeholder)}; give them in messages of a role that may have them, such as user"
+            )
+    of_image, of_video = iter(images), iter(videos)
+    items: list[MediaItem] = []
+
+    def replaced(match: re.Match[str]) -> str:
+        if match.group() == own.image:
+            items.append(next(of_image))
+            return own.image
+        video = next(of_video)
+        items.extend(video.items)
+        return "".join(_patch_texts(video, own))
+
+    pattern = "|".join(re.escape(placeholder) for placeholder in (own.image, own.video))
+    return re.sub(pattern, replaced, text), items
+
+
+def _patch_texts(video: Video, own: Placeholders) -> Iterator[str]:
+    for seconds in video.timestamps:
+        yield f"<{seconds:.1f} seconds>{own.start}{own.video}{own.end}"

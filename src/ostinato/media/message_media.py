@@ -1,0 +1,154 @@
+"""The images and videos in the messages of a conversation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from ostinato.errors import Remedy, RequestError
+from ostinato.media.processor_config import PixelSettings
+
+LOW_PIXELS = 512 * 512
+"""Largest number of pixels of an image with the detail `low`."""
+MAX_PIXELS = 2**50
+"""Largest limit that a message may name: more pixels than any image has, and few enough to compute with."""
+_DETAILS = ("auto", "high", "low")
+_KEYS: dict[str, tuple[str, ...]] = {
+    "image_url": ("image_url", "detail", "min_pixels", "max_pixels"),
+    "image": ("image", "detail", "min_pixels", "max_pixels"),
+    "video": ("video", "fps", "min_pixels", "max_pixels"),
+}
+
+Message = Mapping[str, Any]
+
+
+class MediaError(RequestError):
+    """Raised for an image of a conversation that cannot be taken."""
+
+    def __init__(self, where: str, reason: str, remedies: Iterable[Remedy] = ()) -> None:
+        super().__init__(f"{where}: {reason}", remedies)
+        self.where, self.reason = where, reason
+
+    def __reduce__(self) -> tuple[type[MediaError], tuple[Any, ...]]:
+        return type(self), (self.where, self.reason, self.remedies)
+
+
+@dataclass(frozen=True)
+class MediaPart:
+    """An image, or a video as a list of frames, with the settings in its message."""
+
+    kind: Literal["image", "video"]
+    sources: tuple[Any, ...]
+    """Sources that `load_image` takes: one image, or the frames."""
+    where: str
+    fps: Any = None
+    detail: str = "auto"
+    min_pixels: int | None = None
+    max_pixels: int | None = None
+
+    def limits(self, settings: PixelSettings) -> PixelSettings:
+        """Return `settings` with the limits that the part asks for."""
+        low, high = settings.min_pixels, settings.max_pixels
+        if self.detail == "low":
+            low, high = min(low, LOW_PIXELS), min(high, LOW_PIXELS)
+        if self.max_pixels is not None:
+            low, high = min(low, self.max_pixels), self.max_pixels
+        if self.min_pixels is not None:
+            low, high = self.min_pixels, max(high, self.min_pixels)
+        return replace(settings, min_pixels=low, max_pixels=high)
+
+
+def split_media(
+    messages: Sequence[Message], places: Sequence[str] | None = None
+) -> tuple[list[Message], list[MediaPart]]:
+    """Split messages into messages that only mark each image, as chat templates take them, and the images.
+
+    A part of a message's content is an image as `{"type": "image_url", "image_url": {"url": ..., "detail": ...}}` or
+    `{"type": "image", "image": ...}`, a video as `{"type": "video", "video": [frames], "fps": ...}`; each may also have
+    `min_pixels` and `max_pixels`. MediaError, which names the place, for a part without such a form.
+    """
+    found: list[MediaPart] = []
+    places = places or [f"messages[{i}]" for i in range(len(messages))]
+    return [_without_media(message, place, found) for message, place in zip(messages, places, strict=True)], found
+
+
+def texts(value: Any) -> Iterable[str]:
+    """Yield all strings in plain data."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from texts(key)
+            yield from texts(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from texts(item)
+
+
+def _without_media(message: Message, where: str, found: list[MediaPart]) -> Message:
+    if not isinstance(message, Mapping) or not isinstance(message.get("content"), list | tuple):
+        return message
+    parts = []
+    for i, part in enumerate(message["content"]):
+        kind = _kind(part)
+        if kind is not None:
+            media = _part(part, kind, f"{where}.content[{i}]")
+            found.append(media)
+            part = {"type": media.kind}
+        parts.append(part)
+    return {**message, "content": parts}
+
+
+def _kind(part: Any) -> str | None:
+    """Return the kind of a part as templates find it: by its type, or else by a key of the same name."""
+    if not isinstance(part, Mapping):
+        return None
+    kind = part.get("type")
+    if kind is not None:
+        return kind if isinstance(kind, str) and kind in _KEYS else None
+    return next((kind for kind in _KEYS if kind in part), None)
+
+
+def _part(part: Mapping[str, Any], kind: str, where: str) -> MediaPart:
+    known = _KEYS[kind]
+    unknown = [str(key) for key in part if key not in known and key != "type"]
+    if unknown:
+        raise MediaError(where, f"a part {kind} takes {', '.join(known)}, and not {', '.join(unknown)[:100]}")
+    if kind not in part:
+        raise MediaError(where, f"a part {kind} needs {kind}")
+    value, detail = part[kind], part.get("detail")
+    if kind == "image_url":
+        value, nested = _url(value, where)
+        detail = nested if detail is None else detail
+    detail = "auto" if detail is None else detail
+    if detail not in _DETAILS:
+        raise MediaError(where, f"detail {str(detail)[:100]!r} should be {', '.join(_DETAILS)}")
+    low, high = (_pixels(part.get(name), name, where) for name in ("min_pixels", "max_pixels"))
+    if low is not None and high is not None and low > high:
+        raise MediaError(where, "its min_pixels is above its max_pixels")
+    if kind != "video":
+        return MediaPart("image", (value,), where, detail=detail, min_pixels=low, max_pixels=high)
+    if not isinstance(value, list | tuple):
+        raise MediaError(where, "a video should be a list of its frames, each as an image is given, with their fps")
+    if part.get("fps") is None:
+        raise MediaError(where, "a video needs fps: how many of its frames make a second")
+    return MediaPart("video", tuple(value), where, fps=part["fps"], min_pixels=low, max_pixels=high)
+
+
+def _url(value: Any, where: str) -> tuple[Any, Any]:
+    """Return the URL and the detail of an `image_url`."""
+    if isinstance(value, str):
+        return value, None
+    if not isinstance(value, Mapping) or not isinstance(value.get("url"), str):
+        raise MediaError(where, 'image_url should be {"url": ...}')
+    unknown = [str(key) for key in value if key not in ("url", "detail")]
+    if unknown:
+        raise MediaError(where, f"image_url takes url and detail, and not {', '.join(unknown)[:100]}")
+    return value["url"], value.get("detail")
+
+
+def _pixels(value: Any, name: str, where: str) -> int | None:
+    if value is not None and (type(value) is not int or not 1 <= value <= MAX_PIXELS):
+        raise MediaError(where, f"{name} {str(value)[:100]!r} should be a whole number from 1 to {MAX_PIXELS}")
+    return value

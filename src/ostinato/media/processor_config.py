@@ -1,0 +1,159 @@
+"""Pixel settings of a checkpoint's processor files: how it wants images and videos prepared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from ostinato.errors import ModelError
+from ostinato.json_io import read_json
+from ostinato.plan.layer_specs import VisionSpec
+
+_CLIP_MEAN, _CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+_HALVES = (0.5, 0.5, 0.5)
+_STEPS = ("do_resize", "do_rescale", "do_normalize", "do_convert_rgb")
+_OF_VIDEOS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
+_RESAMPLES = {"image": _OF_VIDEOS | {4: "box", 5: "hamming"}, "video": _OF_VIDEOS}
+
+
+@dataclass(frozen=True)
+class PixelSettings:
+    """Settings that turn images, or the frames of videos, into patches.
+
+    Defaults of settings that a checkpoint's files leave out are those of transformers' `Qwen2VLImageProcessor` and
+    `Qwen3VLVideoProcessor`.
+    """
+
+    kind: Literal["image", "video"]
+    min_pixels: int
+    """Least pixels of an image, or of all frames of a video together, after resizing."""
+    max_pixels: int
+    resample: int
+    """Pillow's number of a filter, also used for frames."""
+    scale: float
+    """Factor of a pixel's value from 0 to 255."""
+    mean: tuple[float, ...]
+    """Mean per channel, subtracted after scaling."""
+    std: tuple[float, ...]
+    patch_size: int
+    temporal_patch_size: int
+    merge_size: int
+    max_frames: int = 768
+    cap_pixels_per_frame: bool = False
+    """True if a frame has at most `max_video_tokens` tokens, and at most its share of `max_pixels`."""
+    max_video_tokens: int = 768
+
+    @property
+    def factor(self) -> int:
+        """Pixels along a side of the square that one token stands for."""
+        return self.patch_size * self.merge_size
+
+
+@dataclass(frozen=True)
+class MediaSettings:
+    """Pixel settings of a checkpoint's images and of its videos."""
+
+    image: PixelSettings
+    video: PixelSettings
+
+
+def load_media_settings(directory: Path, vision: VisionSpec) -> MediaSettings:
+    """Read `processor_config.json`, or else `preprocessor_config.json` and `video_preprocessor_config.json`.
+
+    ModelError if a file is damaged, contradicts the encoder or asks for what is not implemented.
+    """
+    nested_path = directory / "processor_config.json"
+    image_path, video_path = directory / "preprocessor_config.json", directory / "video_preprocessor_config.json"
+    nested, image, video = read_json(nested_path), read_json(image_path), read_json(video_path)
+    image_source, video_source = image_path, video_path if video else image_path
+    video = video or image
+    if isinstance(nested.get("image_processor"), dict):
+        image, image_source = nested["image_processor"], nested_path
+    if isinstance(nested.get("video_processor"), dict):
+        video, video_source = nested["video_processor"], nested_path
+    return MediaSettings(
+        image=_Reader(image, image_source, vision).settings("image", 56 * 56, 28 * 28 * 1280, _CLIP_MEAN, _CLIP_STD),
+        video=_Reader(video, video_source, vision).settings("video", 128 * 32 * 32, 768 * 32 * 32, _HALVES, _HALVES),
+    )
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Reader of one processor's settings from their file."""
+
+    values: Mapping[str, Any]
+    path: Path
+    vision: VisionSpec
+
+    def settings(
+        self,
+        kind: Literal["image", "video"],
+        min_pixels: int,
+        max_pixels: int,
+        mean: tuple[float, ...],
+        std: tuple[float, ...],
+    ) -> PixelSettings:
+        for step in _STEPS:
+            if self.values.get(step, True) is not True:
+                raise self._error(step, "true")
+        size = self._of("size", dict, {})
+        limits = (
+            self._limit("min_pixels", size, "shortest_edge", min_pixels),
+            self._limit("max_pixels", size, "longest_edge", max_pixels),
+        )
+        if limits[0] > limits[1]:
+            raise ModelError(f"{self.path}: {limits[0]} pixels at least, and {limits[1]} at most, cannot both hold")
+        resample, filters = self.values.get("resample", 3), _RESAMPLES[kind]
+        if type(resample) is not int or resample not in filters:
+            raise self._error("resample", "one of " + ", ".join(f"{n} ({name})" for n, name in filters.items()))
+        scale = self.values.get("rescale_factor", 1 / 255)
+        if not isinstance(scale, int | float) or not scale > 0:
+            raise self._error("rescale_factor", "a number above 0")
+        return PixelSettings(
+            kind,
+            *limits,
+            resample=resample,
+            scale=float(scale),
+            mean=self._channels("image_mean", mean),
+            std=self._channels("image_std", std),
+            patch_size=self._as_encoder("patch_size", self.vision.patch_size),
+            temporal_patch_size=self._as_encoder("temporal_patch_size", self.vision.temporal_patch_size),
+            merge_size=self._as_encoder("merge_size", self.vision.merge_size),
+            max_frames=self._count("max_frames", 768),
+            cap_pixels_per_frame=bool(self._of("cap_pixels_per_frame", bool, False)),
+            max_video_tokens=self._count("max_video_tokens", 768),
+        )
+
+    def _of(self, name: str, kind: type, default: Any) -> Any:
+        value = self.values.get(name)
+        if value is not None and not isinstance(value, kind):
+            raise self._error(name, f"of the type {kind.__name__}")
+        return default if value is None else value
+
+    def _count(self, name: str, default: Any) -> int:
+        value = self.values.get(name)
+        value = default if value is None else value
+        if type(value) is not int or value < 1:
+            raise ModelError(f"{self.path} has {name} = {value!r}, which should be a whole number of at least 1")
+        return value
+
+    def _limit(self, name: str, size: Mapping[str, Any], edge: str, default: int) -> int:
+        if size and edge not in size and self.values.get(name) is None:
+            raise self._error("size", f"with {edge}, the number of pixels of an image that is too small or too large")
+        return self._count(name, size.get(edge, default))
+
+    def _as_encoder(self, name: str, of_encoder: int) -> int:
+        if self._count(name, of_encoder) != of_encoder:
+            raise self._error(name, f"{of_encoder}, as the encoder has it in config.json")
+        return of_encoder
+
+    def _channels(self, name: str, default: tuple[float, ...]) -> tuple[float, ...]:
+        values = self._of(name, list, list(default))
+        if len(values) != self.vision.in_channels or not all(isinstance(v, int | float) for v in values):
+            raise self._error(name, f"{self.vision.in_channels} numbers")
+        return tuple(float(value) for value in values)
+
+    def _error(self, name: str, expected: str) -> ModelError:
+        return ModelError(f"{self.path} has {name} = {self.values.get(name)!r}, which should be {expected}")

@@ -1,0 +1,385 @@
+"""Helpers for the architecture files: reading a config.json.
+
+Rotary position embedding of a config.json.
+
+Two spellings exist: `rope_theta`, `rope_scaling` and `partial_rotary_factor` as separate keys, and one dict
+`rope_parameters` with all of them.
+
+Sliding windows of the layers of a config.json.
+
+Layers are named in `layer_types`, or each architecture has a rule for the layers with the one `sliding_window`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ostinato.errors import ModelError
+from ostinato.plan.layer_specs import AttentionSpec
+from ostinato.plan.mixers import Mamba2Spec
+from ostinato.plan.model import DTYPE_BYTES
+from ostinato.plan.rope import RopeSpec
+
+
+def require(config: Mapping[str, Any], name: str) -> Any:
+    """Return the value of `name`; ModelError if config.json has no such key, or null for it."""
+    value = config.get(name)
+    if value is None:
+        raise ModelError(f"config.json has no {name!r}, which a {config.get('model_type')} model needs")
+    return value
+
+
+def integer(config: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    """Return a whole number of at least 0. Without a default the key is required; null counts as absent."""
+    value = _value(config, name, default)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise _malformed(name, value, "a whole number of at least 0")
+    return value
+
+
+def number(config: Mapping[str, Any], name: str, default: float | None = None) -> float:
+    """Return a number, as float. Without a default the key is required; null counts as absent."""
+    value = _value(config, name, default)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise _malformed(name, value, "a number")
+    return float(value)
+
+
+def flag(config: Mapping[str, Any], name: str, default: bool | None = None) -> bool:
+    """Return True or False. Without a default the key is required; null counts as absent."""
+    value = _value(config, name, default)
+    if not isinstance(value, bool):
+        raise _malformed(name, value, "true or false")
+    return value
+
+
+def text(config: Mapping[str, Any], name: str, default: str | None = None) -> str:
+    """Return a string. Without a default the key is required; null counts as absent."""
+    value = _value(config, name, default)
+    if not isinstance(value, str):
+        raise _malformed(name, value, "a string")
+    return value
+
+
+def flag_is(config: Mapping[str, Any], name: str, value: bool) -> None:
+    """Raise ModelError if a flag that is set has another value."""
+    if flag(config, name, value) is not value:
+        raise ModelError(f"config.json has {name} = {config[name]!r}; supported: {str(value).lower()}")
+
+
+def layer_kinds(
+    config: Mapping[str, Any], kinds: Mapping[str, str], names: tuple[str, ...] = ("layer_types",)
+) -> tuple[str, ...] | None:
+    """Return the kind of each layer, mapped from the words under the first of `names` that is set; None without any.
+
+    ModelError for a word that `kinds` does not have, and if there is not one word per layer.
+    """
+    name = next((name for name in names if config.get(name)), None)
+    if name is None:
+        return None
+    words, count = config[name], integer(config, "num_hidden_layers")
+    if not isinstance(words, list):
+        raise _malformed(name, words, "a list of words")
+    unknown = sorted({str(word) for word in words if word not in kinds})
+    if unknown:
+        raise ModelError(f"config.json has {name} {', '.join(unknown)}; supported: {', '.join(kinds)}")
+    if len(words) != count:
+        raise ModelError(f"config.json has {len(words)} {name} for num_hidden_layers = {count}")
+    return tuple(kinds[word] for word in words)
+
+
+def time_step_limit(config: Mapping[str, Any], name: str = "time_step_limit") -> tuple[float, float]:
+    """Return the range of a state layer's time step; infinity is null, a word, or the dict transformers writes."""
+    limit = config.get(name)
+    if limit is None:
+        return 0.0, math.inf
+    low, high = (_maybe_infinite(name, value) for value in limit)
+    return low, high
+
+
+def activation(config: Mapping[str, Any], name: str, default: str, supported: tuple[str, ...]) -> str:
+    """Return the name of an activation function; ModelError unless it is one of `supported`."""
+    value = text(config, name, default)
+    if value not in supported:
+        raise ModelError(f"config.json has {name} = {value!r}; supported: {', '.join(supported)}")
+    return value
+
+
+def expanded_mamba2_spec(config: Mapping[str, Any], inner_size: int | None = None) -> Mamba2Spec:
+    """Return the mixer from the `mamba_*` keys of Bamba, Granite and Falcon-H1.
+
+    `inner_size` is Falcon-H1's `mamba_d_ssm`; without it, `mamba_expand` times the hidden size. ModelError if heads and
+    head size do not multiply to it.
+    """
+    name = "mamba_d_ssm"
+    if inner_size is None:
+        name = "mamba_expand * hidden_size"
+        inner_size = integer(config, "mamba_expand", 2) * integer(config, "hidden_size")
+    num_heads = integer(config, "mamba_n_heads", 128)
+    automatic = config.get("mamba_d_head") in (None, "auto")
+    head_dim = inner_size // max(num_heads, 1) if automatic else integer(config, "mamba_d_head")
+    if num_heads * head_dim != inner_size:
+        raise ModelError(
+            f"config.json has mamba_n_heads = {num_heads} and mamba_d_head = {config.get('mamba_d_head')!r}; "
+            f"their product should be {name} = {inner_size}"
+        )
+    return Mamba2Spec(
+        num_heads=num_heads,
+        head_dim=head_dim,
+        state_size=integer(config, "mamba_d_state", 256),
+        num_groups=integer(config, "mamba_n_groups", 1),
+        conv_kernel=integer(config, "mamba_d_conv", 4),
+        chunk_size=integer(config, "mamba_chunk_size", 256),
+    )
+
+
+def attention_spec(config: Mapping[str, Any], head_dim: int | None = None) -> AttentionSpec:
+    """Return the attention of the usual keys.
+
+    `head_dim` is the default for a config.json without one; else it is the hidden size divided by the heads.
+    """
+    num_heads = integer(config, "num_attention_heads")
+    if head_dim is None:
+        head_dim = integer(config, "hidden_size") // num_heads
+    return AttentionSpec(
+        num_heads=num_heads,
+        num_kv_heads=integer(config, "num_key_value_heads", num_heads),
+        head_dim=integer(config, "head_dim", head_dim),
+    )
+
+
+@dataclass(frozen=True)
+class HybridHyperparameters:
+    """Hyperparameters of attention and mixers that Bamba, Granite and Falcon-H1 have in common."""
+
+    attention_bias: bool
+    mamba_proj_bias: bool
+    conv_bias: bool
+    dt_limit: tuple[float, float]
+    norm_eps: float
+
+
+def hybrid_fields(config: Mapping[str, Any], norm_eps: float) -> dict[str, Any]:
+    """Return the fields of HybridHyperparameters; `norm_eps` is the default for a config.json without one."""
+    return {
+        "attention_bias": flag(config, "attention_bias", False),
+        "mamba_proj_bias": flag(config, "mamba_proj_bias", False),
+        "conv_bias": flag(config, "mamba_conv_bias", True),
+        "dt_limit": time_step_limit(config),
+        "norm_eps": number(config, "rms_norm_eps", norm_eps),
+    }
+
+
+def top_k(config: Mapping[str, Any], num_experts: int, default: int | None = None) -> int:
+    """Return the number of experts that a router chooses; ModelError if the model has fewer."""
+    chosen = integer(config, "num_experts_per_tok", default)
+    if not 1 <= chosen <= num_experts:
+        raise ModelError(f"config.json has num_experts_per_tok = {chosen}, which should be 1 to {num_experts}")
+    return chosen
+
+
+def grouped_top_k(
+    config: Mapping[str, Any],
+    num_experts: int,
+    names: tuple[str, str, str] = ("num_experts_per_tok", "n_group", "topk_group"),
+) -> tuple[int, int, int]:
+    """Return (experts that a router chooses, groups of experts, groups that it chooses from).
+
+    ModelError if these groups have fewer experts. `names` are the names of the three in config.json.
+    """
+    of_chosen, of_groups, of_top = names
+    groups, top_groups = integer(config, of_groups, 1), integer(config, of_top, 1)
+    if groups < 1 or num_experts % groups or (groups > 1 and num_experts < 2 * groups):
+        raise ModelError(
+            f"config.json has {of_groups} = {groups}, which should part {num_experts} experts into groups of 2 or more"
+        )
+    if not 1 <= top_groups <= groups:
+        raise ModelError(f"config.json has {of_top} = {top_groups}, which should be 1 to {groups}")
+    chosen, allowed = integer(config, of_chosen), num_experts // groups * top_groups
+    if not 1 <= chosen <= allowed:
+        raise ModelError(
+            f"config.json has {of_chosen} = {chosen}, which should be 1 to {allowed}, the experts of "
+            f"{top_groups} of {groups} groups"
+        )
+    return chosen, groups, top_groups
+
+
+def shared_fields(config: Mapping[str, Any], default_tied: bool = False) -> dict[str, Any]:
+    """Return the fields of a ModelSpec that every architecture has under the same keys."""
+    return {
+        "dtype": checkpoint_dtype(config),
+        "vocab_size": integer(config, "vocab_size"),
+        "hidden_size": integer(config, "hidden_size"),
+        "max_position_embeddings": config.get("max_position_embeddings"),
+        "tied_embeddings": flag(config, "tie_word_embeddings", default_tied),
+        "ssm_state_dtype": config.get("mamba_ssm_cache_dtype"),
+    }
+
+
+def checkpoint_dtype(config: Mapping[str, Any]) -> str:
+    """Return config.json's `dtype` or `torch_dtype`; float32 if it has neither, as in transformers."""
+    dtype = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
+    if dtype not in DTYPE_BYTES:
+        raise ModelError(f"config.json has dtype {dtype!r}; the supported ones are {', '.join(DTYPE_BYTES)}")
+    return dtype
+
+
+def _maybe_infinite(name: str, value: Any) -> float:
+    if value is None:
+        return math.inf
+    try:
+        return float(value["__float__"] if isinstance(value, Mapping) else value)
+    except (KeyError, TypeError, ValueError) as error:
+        raise _malformed(name, value, "a number or Infinity") from error
+
+
+def _value(config: Mapping[str, Any], name: str, default: Any) -> Any:
+    if default is None:
+        return require(config, name)
+    value = config.get(name)
+    return default if value is None else value
+
+
+def _malformed(name: str, value: Any, expected: str) -> ModelError:
+    return ModelError(f"config.json has {name} = {value!r}, which should be {expected}")
+
+
+DEFAULT_THETA = 10000.0
+ROPE_KINDS = ("default", "linear", "llama3", "yarn", "dynamic", "factors")
+
+_REQUIRED = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "yarn": (),
+    "dynamic": ("factor",),
+    "factors": (),
+}
+_OPTIONAL = {"yarn": ("factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate")}
+
+
+def parse_rope(
+    config: Mapping[str, Any], head_dim: int, default_partial: float = 1.0, default_theta: float = DEFAULT_THETA
+) -> RopeSpec:
+    """Return the rotary embedding of a model with heads of `head_dim` elements, `default_partial` of them rotated.
+
+    ModelError for a kind that is not supported, for one that differs between layers, for a missing factor.
+    """
+    scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if not isinstance(scaling, Mapping) or any(isinstance(value, Mapping) for value in scaling.values()):
+        raise ModelError("config.json gives each kind of layer its own rotary embedding; one for all is supported")
+    kind = scaling.get("rope_type") or scaling.get("type") or "default"
+    if kind not in ROPE_KINDS:
+        known = ", ".join(ROPE_KINDS)
+        raise ModelError(f"rope type {kind!r} is not supported; the supported ones are {known}")
+    merged = {**config, **{name: value for name, value in scaling.items() if value is not None}}
+    partial = number(merged, "partial_rotary_factor", default_partial)
+    theta = number(merged, "rope_theta", default_theta)
+    parameters: dict[str, Any] = {name: number(scaling, name) for name in _REQUIRED[kind]}
+    parameters |= {name: scaling[name] for name in _OPTIONAL.get(kind, ()) if scaling.get(name) is not None}
+    original = _original_max_position(config, scaling, kind)
+    if kind == "yarn" and "factor" not in parameters:
+        parameters["factor"] = integer(config, "max_position_embeddings") / original
+    rotary_dim = int(head_dim * partial)
+    if kind == "factors":
+        parameters["factors"] = _factors(scaling, rotary_dim // 2)
+    return RopeSpec(kind, theta, rotary_dim, original, parameters)
+
+
+def _factors(scaling: Mapping[str, Any], count: int) -> list[float]:
+    """Return the divisors of the frequencies, as GGUF files store them.
+
+    ModelError unless there is one above 0 for each frequency.
+    """
+    factors = scaling.get("factors")
+    if not isinstance(factors, list) or len(factors) != count or not all(factor > 0 for factor in factors):
+        raise ModelError(f"rope type 'factors' has {factors!r}, which should be {count} numbers above 0")
+    return factors
+
+
+def with_sections(rope: RopeSpec, scaling: Mapping[str, Any], default: tuple[int, int, int]) -> RopeSpec:
+    """Return `rope` with the sections of time, height and width from `scaling`, config.json's dict on it.
+
+    ModelError if there are not three sections, and if they are not interleaved.
+    """
+    if not flag(scaling, "mrope_interleaved", True):
+        raise ModelError("config.json has mrope_interleaved = false; supported: true")
+    given = scaling.get("mrope_section")
+    sections = default if given is None else given
+    is_list = isinstance(sections, list | tuple)
+    if not is_list or len(sections) != 3 or not all(type(size) is int and size >= 0 for size in sections):
+        raise ModelError(f"config.json has mrope_section = {sections!r}, which should be three whole numbers")
+    time, height, width = sections
+    return replace(rope, sections=(time, height, width))
+
+
+def _original_max_position(config: Mapping[str, Any], scaling: Mapping[str, Any], kind: str) -> int:
+    """Return the length that the unscaled frequencies were trained for.
+
+    It is 0 if the kind does not depend on it and config.json does not give it.
+    """
+    if kind in ("llama3", "yarn"):
+        # As in transformers, the outer key overrides the one in the scaling's dict.
+        for source in (config, scaling):
+            if source.get("original_max_position_embeddings") is not None:
+                return integer(source, "original_max_position_embeddings")
+        return integer(config, "max_position_embeddings")
+    if kind == "dynamic":
+        return integer(config, "max_position_embeddings")
+    return integer(config, "max_position_embeddings", 0)
+
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+def layer_windows(config: Mapping[str, Any], slides: Sequence[bool], window: int | None) -> tuple[int | None, ...]:
+    """Return the window of each layer, None for layers that see all positions.
+
+    The sliding layers are those that `layer_types` names, or else those of `slides`. They see the last `sliding_window`
+    positions, their own included. `window` is the default for a config.json without `sliding_window`. A window that is
+    no shorter than the context is None.
+
+    ModelError for other kinds of layers, and for sliding layers without a window.
+    """
+    kinds = window_kinds(config)
+    slides = slides if kinds is None else [kind == SLIDING for kind in kinds]
+    if not any(slides):
+        return (None,) * len(slides)
+    given = config.get("sliding_window", window)
+    if given is None:
+        raise ModelError(f"config.json names layers with {SLIDING}, and no sliding_window; it should be 1 or more")
+    size = integer({"sliding_window": given}, "sliding_window")
+    if size < 1:
+        raise ModelError(f"config.json has sliding_window = {size}, which should be 1 or more")
+    longest = config.get("max_position_embeddings")
+    if isinstance(longest, int) and size >= longest:
+        return (None,) * len(slides)
+    return tuple(size if each else None for each in slides)
+
+
+def window_kinds(config: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """Return `layer_types`, if it is set: `FULL` or `SLIDING` for each layer."""
+    return layer_kinds(config, {FULL: FULL, SLIDING: SLIDING})
+
+
+def switched_windows(config: Mapping[str, Any], slides: Sequence[bool], window: int | None) -> tuple[int | None, ...]:
+    """Return `layer_windows` if `use_sliding_window` is true, else no windows (Qwen2, Qwen3, SmolLM3).
+
+    ModelError if `layer_types` contradicts it.
+    """
+    is_on = flag(config, "use_sliding_window", False)
+    if not is_on and SLIDING in (window_kinds(config) or ()):
+        raise ModelError(
+            f"config.json has layer_types {SLIDING}, and use_sliding_window = false; make it true, or the layers {FULL}"
+        )
+    is_on = is_on and config.get("sliding_window", window) is not None
+    return layer_windows(config, [is_on and each for each in slides], window)
+
+
+def qwen_windows(config: Mapping[str, Any]) -> tuple[int | None, ...]:
+    """Return the windows of Qwen2 and Qwen3: without `layer_types`, layers from `max_window_layers` on have them."""
+    first, num_layers = integer(config, "max_window_layers", 28), integer(config, "num_hidden_layers")
+    return switched_windows(config, [number >= first for number in range(num_layers)], 4096)

@@ -1,0 +1,154 @@
+"""Loading of a checkpoint's 4-bit and float8 weights into their targets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+
+from ostinato.errors import ModelError, Remedy
+from ostinato.formats import unpack
+from ostinato.layers import huge_pages
+from ostinato.layers.allocation import NO_ORDER, BlockView, QuantizedView, WeightTarget
+from ostinato.models.tensor_sources import VALUES, TensorSource, is_as_stored, opened
+from ostinato.ops.quant.block_formats import BLOCK_FORMATS
+from ostinato.ops.quant.dequantize import ZERO_BITS, pack_float8, pack_int4
+from ostinato.ops.quant.quantize import WeightQuantizers
+from ostinato.plan.quantization import StoredWeights
+
+PIECE = 2**20
+"""Weights that are unpacked at once."""
+
+
+def tensors_of(source: TensorSource) -> dict[str, torch.Tensor]:
+    """Return the tensors of a source by part, mapped from their files, which may be several."""
+    tensors = {}
+    for part, (file, name) in source.parts.items():
+        with opened(file) as mapped:
+            tensors[part] = mapped.get_tensor(name)
+    return tensors
+
+
+def put_stored(
+    stored: StoredWeights,
+    parts: Mapping[str, torch.Tensor],
+    name: str,
+    place: WeightTarget,
+    quantizers: WeightQuantizers,
+) -> None:
+    """Load a weight, or a stack of them, into its target; `parts` are its tensors.
+
+    It is unchanged if the target takes such weights, else dequantized, and quantised anew if the target is quantised.
+    ModelError as `four_bits.group_index`.
+    """
+    if len(place.shape) > 2:
+        for i in range(place.shape[0]):
+            of_matrix = {part: _of_matrix(tensor, part, i) for part, tensor in parts.items()}
+            of_place = place[i] if isinstance(place, torch.Tensor) else place.of(i)
+            put_stored(stored, of_matrix, name, of_place, quantizers)
+        return
+    rows, columns = place.shape
+    stays = is_as_stored(stored, place)
+    group_of = None if stored.numbers == "float8" else unpack.group_index(stored, parts, name, columns)
+    order = None
+    if stays and isinstance(place, BlockView):
+        order = _put_order(group_of, stored.group_size or columns, place, name)
+    for begin, end in _pieces(rows, columns):
+        if stored.numbers == "float8":
+            scale = parts.get("weight_scale_inv", parts.get("weight_scale"))
+            assert scale is not None, "sources are complete"
+            small = parts[VALUES][begin:end]
+            if stays and isinstance(place, BlockView):
+                elements = BLOCK_FORMATS[place.name].elements
+                scales = unpack.scales(stored, scale, begin, end, columns, elements)
+                place.rows(begin, end).bytes.copy_(pack_float8(small, scales))
+                continue
+            values = unpack.expanded(stored, small, scale, begin, columns)
+        else:
+            unpacked = unpack.unpack(stored, parts, begin, end, columns)
+            if stays and isinstance(place, QuantizedView):
+                _put_integers(unpacked, place.rows(begin, end))
+                continue
+            if stays and isinstance(place, BlockView):
+                _put_blocks(unpacked, place.rows(begin, end), stored.group_size or columns, name, order)
+                continue
+            values = unpacked.dequantized(stored.group_size, group_of)
+        if isinstance(place, torch.Tensor):
+            place[begin:end].copy_(values)
+        else:
+            place.rows(begin, end).quantize_into(values, quantizers)
+    for tensor in parts.values():
+        huge_pages.drop(tensor)
+
+
+def _put_order(group_of: torch.Tensor | None, group_size: int, place: BlockView, name: str) -> torch.Tensor | None:
+    """Return the order in which the elements of a row are in their groups, int32 [in], for all tensors of a matmul.
+
+    None means that they are in the order of inputs. ModelError if another tensor of the matmul has another order, or a
+    group has more elements than others.
+    """
+    if place.order is None:
+        return None
+    columns = torch.arange(place.in_size, dtype=torch.int32)
+    if group_of is None:
+        order = columns
+    else:
+        order = group_of.argsort(stable=True).int()
+        if not torch.equal(group_of[order], columns.long() // group_size):
+            raise ModelError(
+                f"groups of {name} have other numbers of elements than {group_size}", [Remedy("quantization", "none")]
+            )
+    if place.order[0] == NO_ORDER:
+        place.order.copy_(order)
+    elif not torch.equal(place.order, order):
+        raise ModelError(
+            f"{name} is a part of a product whose other parts have their groups in another order (g_idx), and 4-bit "
+            "weights of one product share its inputs",
+            [Remedy("quantization", "none")],
+        )
+    return order
+
+
+def _put_blocks(
+    unpacked: unpack.UnpackedInt4, place: BlockView, group_size: int, name: str, order: torch.Tensor | None
+) -> None:
+    """Write the weights in blocks, each with the scale of its group.
+
+    ModelError for scales that leave no room for a zero point, which 16-bit scales do.
+    """
+    elements = BLOCK_FORMATS[place.name].elements
+    groups = place.in_size // elements
+    if (unpacked.scale.view(torch.int32) & ZERO_BITS).any():
+        raise ModelError(
+            f"the scales of {name} are in float32, of which 4-bit weights keep 16 bits",
+            [Remedy("quantization", "none")],
+        )
+    scale, zero = (
+        each.repeat_interleave(group_size // elements, dim=1)[:, :groups] for each in (unpacked.scale, unpacked.zero)
+    )
+    integers = unpacked.integers if order is None else unpacked.integers[:, order]
+    place.bytes.copy_(pack_int4(integers, scale, zero))
+
+
+def _put_integers(unpacked: unpack.UnpackedInt4, place: QuantizedView) -> None:
+    """Write the weights as 8-bit integers with the same scales."""
+    columns = place.weight.shape[1]
+    size = columns if place.group_size is None else place.group_size
+    zero = unpacked.zero.repeat_interleave(size, dim=1)[:, :columns]
+    torch.sub(unpacked.integers.view(torch.int8), zero.view(torch.int8), out=place.weight)
+    place.scale.copy_(unpacked.scale.view(place.scale.shape))
+
+
+def _of_matrix(tensor: torch.Tensor, part: str, i: int) -> torch.Tensor:
+    """Return the part of a tensor that belongs to the `i`th matrix of a stack.
+
+    All matrices share their shape and the order of their groups.
+    """
+    return tensor if part in ("weight_shape", "weight_g_idx") or tensor.dim() < 2 else tensor[i]
+
+
+def _pieces(rows: int, columns: int) -> Iterator[tuple[int, int]]:
+    """Yield (first, end) of rows with about `PIECE` elements, as `four_bits.unpack` takes them."""
+    step = max(1, PIECE // max(1, columns) // unpack.ROW_MULTIPLE) * unpack.ROW_MULTIPLE
+    for begin in range(0, rows, step):
+        yield begin, min(begin + step, rows)

@@ -1,0 +1,160 @@
+"""Sources of weights in a checkpoint's files: the tensors with their values, and whether these are quantised."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from ostinato.errors import ModelError
+from ostinato.formats import quantization_config
+from ostinato.formats.quantization_config import FLOATS
+from ostinato.layers.allocation import BlockView, WeightTarget
+from ostinato.models.base import CausalLM
+from ostinato.models.weight_shards import TensorShard
+from ostinato.plan.quantization import StoredWeights
+
+VALUES = "values"
+"""Part of a source that is the tensor of the weight's own name."""
+
+
+@dataclass
+class TensorSource:
+    """Tensors of one weight: part -> (file, name there).
+
+    The part is `VALUES`, or the name that the checkpoint's format gives it.
+    """
+
+    parts: dict[str, tuple[Path, str]] = field(default_factory=dict)
+    is_transposed: bool = False
+    """True if the tensor is stored transposed."""
+    is_quantised: bool = False
+
+    @property
+    def main(self) -> tuple[Path, str]:
+        """File and name of the tensor with the values."""
+        return next(self.parts[part] for part in (*quantization_config.PACKED, VALUES) if part in self.parts)
+
+
+@dataclass(frozen=True)
+class CheckpointMismatch:
+    """Reasons why a checkpoint cannot be loaded: names of tensors, and sentences on their shapes and types."""
+
+    missing: list[str]
+    unexpected: list[str]
+    misshapen: list[str]
+    mistyped: list[str] = field(default_factory=list)
+    not_quantised: list[str] = field(default_factory=list)
+    differing: list[str] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        lists = (self.missing, self.unexpected, self.misshapen, self.mistyped, self.not_quantised, self.differing)
+        return any(lists)
+
+    def message(self, directory: Path) -> str:
+        parts = [f"The weights in {directory} do not match its config.json."]
+        lists = (
+            ("missing", self.missing),
+            ("left over", self.unexpected),
+            ("wrong shape", self.misshapen),
+            ("wrong type", self.mistyped),
+            ("other values than another copy of the same weight", self.differing),
+            ("not quantised, and not among the modules that its quantization_config leaves out", self.not_quantised),
+        )
+        parts += [f"{title} ({len(names)}): {', '.join(names)}." for title, names in lists if names]
+        return "\n".join(parts)
+
+
+def names_in(model: CausalLM, files: list[Path]) -> set[str]:
+    """Return `model`'s names of the tensors in the files."""
+    names: set[str | None] = set()
+    for file in files:
+        with opened(file) as tensors:
+            names |= {model.checkpoint_name(name) for name in tensors.keys()}  # noqa: SIM118 (safe_open is no mapping)
+    return {name for name in names if name is not None}
+
+
+def find_sources(
+    model: CausalLM, files: list[Path], places: Mapping[str, WeightTarget], shares: Mapping[str, TensorShard]
+) -> tuple[dict[str, TensorSource], CheckpointMismatch]:
+    """Return the source of each target, and what is missing, left over or of another shape or type.
+
+    `shares` are those of the targets that are a part of a tensor.
+    """
+    stored = model.spec.stored_quantization
+    sources: dict[str, TensorSource] = {}
+    unexpected, misshapen, mistyped, differing = [], [], [], []
+    for file in files:
+        with opened(file) as tensors:
+            for source_name in tensors.keys():  # noqa: SIM118 (safe_open is no mapping)
+                name = model.checkpoint_name(source_name)
+                if name is None:
+                    continue
+                place, part = (name, VALUES) if stored is None else quantization_config.split(stored, name, VALUES)
+                if place not in places or (part != VALUES and len(places[place].shape) < 2):
+                    unexpected.append(source_name)
+                    continue
+                source = sources.setdefault(place, TensorSource())
+                if part in source.parts and not _equal(source.parts[part], tensors.get_tensor(source_name)):
+                    differing.append(source_name)
+                source.parts[part] = (file, source_name)
+                found = tensors.get_slice(source_name)
+                shape, kind = list(found.get_shape()), found.get_dtype()
+                of_place = list(shares.get(place, places[place]).shape)
+                if part == VALUES:
+                    expected = of_place
+                    source.is_quantised = stored is not None and kind == quantization_config.type_of_values(stored)
+                    if kind not in FLOATS and not source.is_quantised:
+                        mistyped.append(f"{source_name} is {kind}, expected {', '.join(FLOATS[:-1])} or {FLOATS[-1]}")
+                else:
+                    assert stored is not None, "only quantised weights have parts"
+                    if part == "weight_shape" and shape in ([2], [len(of_place)]):
+                        shape = tensors.get_tensor(source_name).tolist()
+                    expected = quantization_config.shape(stored, part, of_place, shape)
+                    if kind not in quantization_config.types(part):
+                        wanted = " or ".join(quantization_config.types(part))
+                        mistyped.append(f"{source_name} is {kind}, expected {wanted}")
+                if shape != expected and place.endswith(model.transposable):
+                    source.is_transposed = shape == [*expected[:-2], expected[-1], expected[-2]]
+                if shape != expected and not source.is_transposed:
+                    misshapen.append(f"{source_name} is {shape}, expected {expected}")
+    missing, not_quantised = [name for name in places if name not in sources], []
+    for name, source in sources.items():
+        if stored is None:
+            continue
+        absent, extra = quantization_config.complete(stored, source.parts, source.is_quantised)
+        missing += [quantization_config.name_of(name, part) for part in absent]
+        unexpected += [source.parts[part][1] for part in extra]
+        source.is_quantised |= VALUES not in source.parts
+        if is_as_stored(stored, places[name]) and not source.is_quantised and not absent:
+            not_quantised.append(name)
+    return sources, CheckpointMismatch(
+        sorted(missing), sorted(unexpected), misshapen, mistyped, not_quantised, differing
+    )
+
+
+def is_as_stored(stored: StoredWeights, place: WeightTarget) -> bool:
+    """Return whether a target takes a checkpoint's quantised weights without a change of their values."""
+    return not isinstance(place, torch.Tensor) and stored.fits(place.name if isinstance(place, BlockView) else None)
+
+
+def _equal(first: tuple[Path, str], second: torch.Tensor) -> bool:
+    """Return whether a tensor of a file, which may be the same one, equals another."""
+    file, name = first
+    with opened(file) as tensors:
+        return torch.equal(tensors.get_tensor(name), second)
+
+
+@contextmanager
+def opened(file: Path) -> Iterator[Any]:
+    """Open a safetensors file, mapped. ModelError if it cannot be read."""
+    try:
+        with safe_open(file, framework="pt", device="cpu") as tensors:
+            yield tensors
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"{file} cannot be read: {error}. It may be truncated; download it again.") from error

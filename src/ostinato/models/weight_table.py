@@ -1,0 +1,146 @@
+"""Weight table and calls of a model for the plan, both read off a sketch, a model without memory."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from ostinato.layers.module import Module, ModuleList
+from ostinato.layers.sketch import Sketch
+from ostinato.layers.vision import VisionEncoder
+from ostinato.models.base import CausalLM, PredictionHead
+from ostinato.models.registry import make_model
+from ostinato.ops.operations import OPERATIONS
+from ostinato.ops.step_inputs import (
+    ENCODER_TABLE,
+    EncoderInputs,
+    LayerCache,
+    StepInputs,
+    Table,
+    encoder_sizes,
+    step_sizes,
+    step_table,
+)
+from ostinato.plan.graphs.arena import CallTrace
+from ostinato.plan.layer_specs import LayerSpec, VisionSpec
+from ostinato.plan.model import DrafterSpec, ModelSpec
+from ostinato.plan.weights import Weight
+
+NO_MEMORY = LayerCache(states=defaultdict(lambda: None))  # type: ignore[arg-type, return-value]
+"""Memory of a sketch's layer: every array that it asks for is absent."""
+
+
+def with_weight_table(spec: ModelSpec) -> ModelSpec:
+    """Return `spec` with the weights, operations and calls of its model, its encoder and its prediction head."""
+    sketch = Sketch(spec.ranks)
+    # Layers of one kind are alike, so one of each is enough.
+    kinds = tuple(dict.fromkeys(spec.layers))
+    model = make_model(sketch, replace(spec, layers=kinds, drafter=spec.head))
+    backbone, head, encoder = model.backbone, model.head, model.encoder
+    blocks = dict(zip(kinds, backbone.layers, strict=True))
+    layers = {layer: _layer(sketch, model, layer, block) for layer, block in blocks.items()}
+    apart = [module for module in (backbone.layers, head, encoder) if module is not None]
+    weights, ops = _rows(model, without=apart), _names(_own(_step(sketch, model, decodes=False)))
+    backbone.layers = ModuleList(blocks[layer] for layer in spec.layers)
+    step = _step(sketch, model, decodes=True)
+    own = _own(step)
+    table = replace(
+        spec,
+        layers=tuple(layers[layer] for layer in spec.layers),
+        weights=weights,
+        backbone=f"{model.name_of(backbone)}.",
+        ops=tuple(sorted(ops | _names(own))),
+        calls=own,
+    )
+    if spec.vision is not None and encoder is not None:
+        rows = _rows(encoder, model.name_of(encoder))
+        vision = replace(spec.vision, weights=rows, calls=encoder_calls(sketch, encoder, spec.vision))
+        table = replace(table, vision=vision, ops=tuple(dict.fromkeys((*table.ops, *sorted(_names(vision.calls))))))
+    if spec.head is not None and head is not None:
+        table = replace(table, head=_head(sketch, model, head, spec.head, step))
+    return table
+
+
+def _head(sketch: Sketch, model: CausalLM, head: PredictionHead, spec: DrafterSpec, step: CallTrace) -> DrafterSpec:
+    """Return the spec of a prediction head with its weights and calls.
+
+    `step` has the model's calls, followed by those with which the head follows it.
+    """
+    inputs = _step_inputs(sketch, model, decodes=True)
+    hidden = sketch.trace.input((1, spec.hidden_elements), sketch.dtype)
+    memory = [NO_MEMORY] * (len(head.blocks) + 1)
+    draft = sketch.trace.run(lambda: head(hidden, model.embedding(inputs.token_ids), inputs, memory))
+    follows = step.calls[step.result + 1 :]
+    ops = _names(CallTrace((*follows, *draft.calls))) - {
+        "embedding",
+        "embedding_of_ranks",
+    }  # These belong to the model.
+    rows = zip(spec.layers, head.blocks, strict=True)
+    return replace(
+        spec,
+        layers=tuple(_layer(sketch, model, layer, block) for layer, block in rows),
+        weights=_rows(head, model.name_of(head), without=[head.blocks]),
+        ops=tuple(sorted(ops)),
+        calls=draft,
+        step_calls=step,
+    )
+
+
+def _layer(sketch: Sketch, model: CausalLM, layer: LayerSpec, block: Module) -> LayerSpec:
+    """Return a layer with its weights and the most memory that its calls hold at once.
+
+    The calls are those of a step with a decode row and a prompt row, which takes more than either alone.
+    """
+    step = StepInputs(**_step_buffers(sketch, model, rows=2), num_decode_rows=1)
+    x = sketch.trace.input((2, model.spec.hidden_size), sketch.dtype)
+    angles = None if model.spec.rope is None else sketch.trace.input((2, 2, 1), sketch.float32)
+    calls = replace(sketch.trace.run(lambda: block(x, angles, step, NO_MEMORY)), entries=2)
+    borrowed = tuple(row for name, module in block.borrowed.items() for row in _rows(module, name))
+    # The normed residual stream is counted separately from the layers.
+    widest = calls.widest_elements - model.spec.hidden_size
+    return replace(layer, weights=_rows(block), shared_weights=borrowed, activation_elements=widest)
+
+
+def encoder_calls(sketch: Sketch, encoder: VisionEncoder, spec: VisionSpec) -> CallTrace:
+    """Return the encoder's calls for one output token."""
+    patches = spec.patches_per_token
+    inputs = EncoderInputs(**_inputs(sketch, ENCODER_TABLE, encoder_sizes(patches, 1, spec.patch_elements)))
+    return replace(sketch.trace.run(lambda: encoder(inputs)), entries=patches)
+
+
+def _rows(module: Module, name: str = "", without: Iterable[Module] = ()) -> tuple[Weight, ...]:
+    return tuple(row for _, _, row in module.weights(name, without))
+
+
+def _names(calls: CallTrace) -> set[str]:
+    """Return the operations among the calls; other calls are torch's."""
+    return {call.operation for call in calls.calls} & OPERATIONS.keys()
+
+
+def _step(sketch: Sketch, model: CausalLM, decodes: bool) -> CallTrace:
+    """Return the calls for one token, of a row that `decodes` or of a prompt."""
+    head, vision = model.head, model.encoder
+    behind = (0 if head is None else len(head.blocks) + 1) + (0 if vision is None else 1)
+    memory = [NO_MEMORY] * (len(model.backbone.layers) + behind)
+    return sketch.trace.run(lambda: model(_step_inputs(sketch, model, decodes), memory))
+
+
+def _own(step: CallTrace) -> CallTrace:
+    """Return the calls without those with which a head follows the model."""
+    return CallTrace(step.calls[: step.result + 1], step.result)
+
+
+def _step_inputs(sketch: Sketch, model: CausalLM, decodes: bool) -> StepInputs:
+    return StepInputs(**_step_buffers(sketch, model, rows=1), num_decode_rows=int(decodes))
+
+
+def _step_buffers(sketch: Sketch, model: CausalLM, rows: int) -> dict[str, Any]:
+    """Return the buffers of a step with one token in each of its rows."""
+    table = step_table(takes_images=model.encoder is not None)
+    return _inputs(sketch, table, step_sizes(rows=rows, tokens=rows, blocks=1, slots=1))
+
+
+def _inputs(sketch: Sketch, table: Table, sizes: Mapping[str, int]) -> dict[str, Any]:
+    return {name: sketch.trace.input(each.shape(sizes), each.dtype) for name, each in table.items()}

@@ -1,0 +1,217 @@
+"""Kernels that a model calls, as the plan chose them (native, Triton or reference), with one place that sees each call.
+
+A native kernel is a function of the extension, called with its arguments by name: the number of tokens, the arguments
+of its operation's reference, and `out`, the tensor that it writes. The number comes first, since a replay leaves out
+padding at the end. The kernel's struct in C++ declares each argument's meaning and layout. A missing or unknown name is
+a TypeError, another dtype or layout an AssertionError, before anything runs. C++ notes the addresses of tensors and
+copies all else.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+
+from ostinato.ops.operations import COLLECTIVE_OPS, OPERATIONS, Operations, Result
+from ostinato.ops.reference.collectives import Collectives
+from ostinato.os_support import request_matrix_units
+
+Kernel = Callable[..., torch.Tensor]
+
+
+class Recorder(Protocol):
+    """Recorder of a model's calls, so that they can be repeated without the model's Python."""
+
+    def kernel(self, name: str, kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+        """Call a kernel and record the call."""
+        ...
+
+    def split(
+        self, name: str, function: Kernel, tensors: tuple[torch.Tensor, ...], others: tuple[Any, ...]
+    ) -> torch.Tensor:
+        """Call a part of a layer; record it as one call if parts of that name are left out of the graph."""
+        ...
+
+
+class CallHook:
+    """Connection of one model's kernels to a recorder. It records nothing while `recorder` is None."""
+
+    def __init__(self) -> None:
+        self.recorder: Recorder | None = None
+
+    def wrap(self, name: str, kernel: Kernel) -> Kernel:
+        """Return a function that calls `kernel` through the recorder."""
+
+        def call(*args: Any, **kwargs: Any) -> torch.Tensor:
+            if self.recorder is None:
+                return kernel(*args, **kwargs)
+            return self.recorder.kernel(name, kernel, args, kwargs)
+
+        return call
+
+    def split(self, name: str, function: Kernel, tensors: tuple[torch.Tensor, ...], *others: Any) -> torch.Tensor:
+        """Call `function(*tensors, *others)`, a part that piecewise graphs may leave out.
+
+        The part is `attention` or `state`, whose work depends on the rows of a step, or `moe`, whose kernel may not be
+        capturable. `tensors` and the result have one entry per token in their first dimension; `others` are the step
+        and objects that belong to the layer.
+        """
+        if self.recorder is None:
+            return function(*tensors, *others)
+        return self.recorder.split(name, function, tensors, others)
+
+
+class NativeKernel:
+    """A kernel of the extension, called like its reference."""
+
+    def __init__(
+        self,
+        extension: Any,
+        name: str,
+        reference: Callable[..., torch.Tensor],
+        result: Result,
+        options: Mapping[str, Any],
+    ) -> None:
+        """Make the kernel `name` of `extension` callable.
+
+        `result` is the rule for the tensor that the kernel writes (`ops/operations.py`); `options` are arguments passed in
+        each call.
+        """
+        self.extension = extension
+        self.name = name
+        self._run = getattr(extension, name)
+        self._result = result
+        parameters = inspect.signature(reference).parameters
+        self._names = tuple(parameters)
+        self._given = {each.name: each.default for each in parameters.values() if each.default is not each.empty}
+        self._given |= options
+
+    def __call__(self, *args: Any, out: torch.Tensor | None = None, **kwargs: Any) -> torch.Tensor:
+        tokens, arguments = self.prepare_call(out, args, kwargs)
+        self._run(tokens, arguments)
+        written: torch.Tensor = arguments["out"]
+        return written
+
+    def empty_result(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Return zeros in the shape and dtype of a call's result, or the argument that the kernel writes in place.
+
+        It runs nothing. The calls that follow can read zeros, also as indices.
+        """
+        return self._result_tensor(torch.zeros, args, kwargs)
+
+    def prepare_call(
+        self, out: torch.Tensor | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[int, dict[str, Any]]:
+        """Return a call's number of tokens and arguments by name.
+
+        They fit the extension's function of the kernel's name, and the method of a `Program` that records the call.
+        Without `out`, the kernel writes a new tensor, or the argument that is the result.
+        """
+        arguments = self._given | dict(zip(self._names, args, strict=False)) | kwargs
+        arguments["out"] = self._result_tensor(torch.empty, args, kwargs) if out is None else out
+        return arguments[self._names[0]].shape[0], arguments
+
+    def _result_tensor(
+        self, make: Callable[..., torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> torch.Tensor:
+        """Return the argument that is the result, or a new tensor created by `make`."""
+        result = self._result(*args, **kwargs)
+        if isinstance(result, torch.Tensor):
+            return result
+        shape, dtype = result
+        return make(shape, dtype=getattr(torch, dtype) if isinstance(dtype, str) else dtype)
+
+
+class Ops(Operations):
+    """Chosen implementation of every operation. The file of an operation's name documents its function.
+
+    A recorder listens at `tap`. Parts of a layer that depend on a step's rows go through its `split`.
+    """
+
+    def __init__(self, kernels: Mapping[str, Kernel], tap: CallHook) -> None:
+        vars(self).update(kernels)
+        self.tap = tap
+
+
+def select_ops(
+    choices: Mapping[str, str],
+    isa: str | None = None,
+    *,
+    deterministic: bool = False,
+    ranks: Collectives | None = None,
+) -> Ops:
+    """Return the kernels that the plan chose.
+
+    `choices` maps an operation's name to `reference`, `native` or `triton`. An operation without an entry (the model
+    does not use it) is its reference. `isa` is the instruction set of the extension with the native kernels. With
+    `deterministic`, all kernels are native except those between `ranks`. `ranks` are those that share the model; None
+    for one rank.
+    """
+    extension = load_extension(isa) if isa is not None else None
+    tap = CallHook()
+
+    def between(name: str) -> Kernel:
+        assert ranks is not None, "several share the model"
+        if name != "rms_norm_of_ranks" or not deterministic:
+            return partial(reference_module(name).reference, ranks=ranks)
+        norms = {each: native_kernel(extension, each, deterministic=True) for each in ("rms_norm", "gated_rms_norm")}
+        return partial(reference_module(name).by_kernels, ranks=ranks, **norms)
+
+    def made(name: str) -> Kernel:
+        if ranks is not None and name in COLLECTIVE_OPS:
+            return between(name)
+        if choices.get(name) == "native":
+            assert extension is not None, "native kernels are chosen for an instruction set"
+            return native_kernel(extension, name, deterministic=deterministic)
+        if choices.get(name) == "triton":
+            return triton_kernel(name)
+        assert name not in choices or not deterministic, "references do not keep the order of their sums"
+        reference: Kernel = reference_module(name).reference
+        return reference
+
+    return Ops({name: tap.wrap(name, made(name)) for name in OPERATIONS}, tap)
+
+
+def native_kernel(extension: Any, name: str, *, deterministic: bool = False) -> NativeKernel:
+    """Return the operation's kernel in `extension`, which is called like its reference."""
+    row = OPERATIONS[name]
+    assert row.native is not None, f"{name} has no native kernel"
+    options = dict.fromkeys(row.native.deterministic, deterministic)
+    return NativeKernel(extension, name, reference_module(name).reference, row.result, options)
+
+
+def triton_kernel(name: str) -> Kernel:
+    """Return the operation's Triton kernel, which takes the arguments of its reference.
+
+    It is the function of the operation's name in its file of `ops/triton/`. The file is imported in this function, so
+    Triton need not be installed if no Triton kernel is chosen.
+    """
+    assert OPERATIONS[name].triton is not None, f"{name} has no Triton kernel"
+    folder = ".state" if OPERATIONS[name].part == "state" else ""
+    kernel: Kernel = getattr(importlib.import_module(f"ostinato.ops.triton{folder}.{name}"), name)
+    return kernel
+
+
+def reference_module(name: str) -> Any:
+    """Import and return the operation's module, which has its `reference`."""
+    row = OPERATIONS[name]
+    folder = ".encoder" if row.caller == "encoder" else ".state" if row.part == "state" else ""
+    folder = ".ranks" if name in COLLECTIVE_OPS else folder
+    return importlib.import_module(f"ostinato.ops{folder}.{name}")
+
+
+def load_extension(isa: str) -> Any:
+    """Import and return the module of kernels for an instruction set.
+
+    torch, imported above, loads the OpenMP runtime that both use. ImportError if the module uses matrix units, which
+    each process must request, and the operating system refuses them.
+    """
+    extension = importlib.import_module(f"ostinato._native_{isa}")
+    if extension.tiles == "amx" and (refusal := request_matrix_units()) is not None:
+        raise ImportError(f"{isa} needs matrix units, which the operating system refuses ({refusal})")
+    return extension

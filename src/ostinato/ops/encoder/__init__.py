@@ -1,1 +1,0 @@
-"""Operations that only a vision encoder calls."""

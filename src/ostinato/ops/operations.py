@@ -1,0 +1,429 @@
+"""Facts of the operations, one row each, for the plan, the choice of kernels and graphs; without torch.
+
+The file of an operation's name holds its `reference`, which is the definition. Operations that only a vision encoder
+calls are in `ops/encoder/`, those of the part "state" in `ops/state/`, those in which ranks wait for each other in
+`ops/ranks/`. Native kernels have the names of their operations and are in native/kernels/. Triton kernels are in
+`ops/triton/`, in files of their operations' names, those of the part "state" in `ops/triton/state/`.
+
+Rules for the shapes and dtypes of operations' results (`ops.facts.Result`).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Literal, overload
+
+from ostinato.ops import kernel_cost, scratch
+from ostinato.ops.kernel_cost import KernelCost
+from ostinato.ops.launch_tables import attention as attention_launches
+from ostinato.ops.launch_tables import matmul, pointwise, state
+from ostinato.ops.launch_tables import pointwise as rotary_launches
+from ostinato.ops.launch_tables import pointwise as sample_launches
+from ostinato.ops.launch_tables.launch import Launch
+from ostinato.ops.quant.block_formats import BLOCK_FORMATS, Blocks
+from ostinato.ops.scratch import Scratch
+from ostinato.ops.sizes import (
+    LEAST_EXPERT_TILE_TOKENS,
+    LEAST_TILE_QUERIES,
+    LEAST_TILE_TOKENS,
+)
+
+GATED = ("swiglu", "geglu")
+"""Activations (`ops/reference/matmul.py`) whose inputs are gates followed by an equal number of values to gate."""
+
+
+def like_first(x: Any, /, *_: Any, **__: Any) -> Any:
+    return x.shape, x.dtype
+
+
+def axial_angles_shape(positions: Any, axes: Any, frequencies: Any, scaling: float) -> Any:
+    return (2, positions.shape[0], frequencies.shape[0]), "float32"
+
+
+def concat_shape(first: Any, second: Any) -> Any:
+    return (first.shape[0], first.shape[1] + second.shape[1]), first.dtype
+
+
+def delta_rule_shape(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> Any:
+    return v.shape, v.dtype
+
+
+def embedding_shape(
+    token_ids: Any,
+    weight: Any,
+    multiplier: float,
+    weight_scale: Any = None,
+    group_size: int | None = None,
+    out_dtype: Any = None,
+    blocks: Blocks | None = None,
+) -> Any:
+    if blocks is not None:
+        kind = BLOCK_FORMATS[blocks[0][0]]
+        return (token_ids.shape[0], weight.shape[1] // kind.num_bytes * kind.elements), out_dtype
+    return (token_ids.shape[0], weight.shape[1]), weight.dtype if weight_scale is None else out_dtype
+
+
+def embedding_of_ranks_shape(token_ids: Any, weight: Any, multiplier: float, first: int, own: Any, *how: Any) -> Any:
+    return embedding_shape(token_ids, weight, multiplier, *how)
+
+
+def gather_columns_shape(x: Any, starts: Any, num_columns: int) -> Any:
+    return (x.shape[0], num_columns), x.dtype
+
+
+def gated_activation_shape(x: Any, activation: str) -> Any:
+    return (x.shape[0], x.shape[1] // 2), x.dtype
+
+
+def gated_rms_norm_shape(x: Any, gate: Any, *_: Any, **__: Any) -> Any:
+    return x.shape, gate.dtype
+
+
+def linear_shape(
+    x: Any,
+    weight: Any,
+    bias: Any = None,
+    residual: Any = None,
+    activation: str | None = None,
+    scale: Any = None,
+    out_dtype: Any = None,
+    weight_scale: Any = None,
+    group_size: int | None = None,
+    blocks: Blocks | None = None,
+    order: Any = None,
+) -> Any:
+    outputs = weight.shape[0] if blocks is None else sum(rows for _, rows in blocks)
+    return (x.shape[0], outputs // 2 if activation in GATED else outputs), out_dtype or x.dtype
+
+
+def rms_norm_shape(x: Any, weight: Any, *_: Any, **__: Any) -> Any:
+    return x.shape, weight.dtype
+
+
+def rms_norm_of_ranks_shape(
+    x: Any, weight: Any, eps: float, num_ranks: int, gate: Any = None, *_: Any, **__: Any
+) -> Any:
+    return x.shape, (weight if gate is None else gate).dtype
+
+
+def rotary_shape(q: Any, k: Any, v: Any, angles: Any, *_: Any, **__: Any) -> Any:
+    return q if angles is None else (q.shape, q.dtype)
+
+
+def rotary_angles_shape(positions: Any, frequencies: Any, scaling: float) -> Any:
+    return (2, positions.shape[0], frequencies.shape[0]), "float32"
+
+
+def route_shape(x: Any, weight: Any, correction_bias: Any, top_k: int, *_: Any, **__: Any) -> Any:
+    return (x.shape[0], 2, top_k), "float32"
+
+
+def sample_shape(logits: Any, *_: Any, **__: Any) -> Any:
+    return (logits.shape[0],), "int32"
+
+
+def weighted_embedding_shape(ids: Any, weights: Any, table: Any) -> Any:
+    return (ids.shape[0], table.shape[1]), table.dtype
+
+
+Backend = Literal["tape", "cuda"]
+"""Kind of graph capture: a tape on a CPU, or a CUDA graph on a GPU."""
+
+Part = Literal["attention", "state", "moe"]
+"""A part of a model that a piecewise graph may leave out."""
+
+Caller = Literal["every step", "prefill", "encoder"]
+"""Caller of an operation: any step, only a step with a prompt in it, or only a vision encoder."""
+
+Limited = Literal["elements of a head", "taps of a convolution"]
+"""Sizes of models that kernels may limit."""
+
+Result = Callable[..., Any]
+"""Rule for an operation's result, called like the operation.
+
+In place of tensors it takes anything that has a `shape` and a `dtype`. -> (shape, dtype) of the result. The dtype is
+that of an argument, or a name. For an operation that works in place the rule returns the argument itself.
+"""
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """Facts of an operation's implementation in one backend."""
+
+    reads_on_host: bool = False
+    """True if it reads tensor values on the host while it runs."""
+
+    deterministic: tuple[str, ...] = ()
+    """Options that are on with `deterministic=True`, so that a token's bits depend only on its own row.
+
+    An implementation without such options has that property always.
+    """
+
+    matrix_units: str | None = None
+    """Cases that run on matrix units, on processors with such units and with no option of `deterministic` on."""
+
+    in_integers: str | None = None
+    """Cases multiplied in 16-bit fixed-point (i16), if no option of `deterministic` is on.
+
+    This holds for processors that have AVX2 but not AVX-512.
+    """
+
+    few_in_integers: str | None = None
+    """Cases multiplied in 16-bit fixed-point (i16) on processors with AVX-512."""
+
+    block_formats: frozenset[str] = frozenset()
+    """Block formats of weights that it reads."""
+
+    most: Mapping[Limited, int] = field(default_factory=dict)
+    """Largest supported sizes; a size without an entry has no limit."""
+
+    scratch: Callable[..., Scratch] | None = None
+    """Rule for its scratch memory; None if that is negligible."""
+
+    launches: Callable[..., tuple[Launch, ...]] | None = None
+    """Rule for the launches of a Triton kernel's call, by plain sizes and the GPU's compute capability."""
+
+    def is_capturable(self, backend: Backend) -> bool:
+        """Return whether a graph of this kind can hold the implementation.
+
+        A tape can always: it calls implementations that read on the host anew in each replay. A CUDA graph cannot hold
+        those.
+        """
+        return backend == "tape" or not self.reads_on_host
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One operation: its implementations by name, and the facts that all of them share."""
+
+    result: Result
+    reference: Implementation = Implementation()
+    native: Implementation | None = Implementation()
+    triton: Implementation | None = None
+    """Triton implementation. It never reads on the host, so every graph can hold it."""
+    part: Part | None = None
+    caller: Caller = "every step"
+    in_prompts: str | None = None
+    """Operation that computes prompt rows in place of this one, or None."""
+    work: Callable[..., KernelCost] | None = None
+    """Rule for its work in a step, by a `StepShape` and plain numbers. None if it only passes over activations."""
+
+    def implementation(self, name: str) -> Implementation | None:
+        """Return the implementation `name` (`reference`, `native` or `triton`), or None if there is none."""
+        return {"reference": self.reference, "native": self.native, "triton": self.triton}.get(name)
+
+    @overload
+    def __get__(self, ops: None, owner: type) -> Operation: ...
+    @overload
+    def __get__(self, ops: object, owner: type) -> Callable[..., Any]: ...
+    def __get__(self, ops: object | None, owner: type) -> Any:
+        """Return the row, when read from the class `Operations`.
+
+        An instance (`ops.kernels.Ops`) has the chosen kernel in its place.
+        """
+        assert ops is None, f"{type(ops).__name__} was made without all kernels"
+        return self
+
+
+ALL_BLOCKS = frozenset(BLOCK_FORMATS)
+NATIVE_BLOCKS = frozenset(BLOCK_FORMATS)
+TRITON_BLOCKS = frozenset(("int4_g32", "int4_g64", "int4_g128", "Q8_0"))
+
+
+class Operations:
+    """Rows of all operations. The files of the operations say what each computes."""
+
+    # Operations between ranks have no kernel; the process group computes them (`ops/reference/collectives.py`).
+    all_reduce = Operation(lambda x: x, Implementation(reads_on_host=True), native=None)
+    attention = Operation(
+        like_first,
+        Implementation(reads_on_host=True, scratch=scratch.reference_attention),
+        Implementation(
+            scratch=scratch.native_attention,
+            deterministic=("fixed_order",),
+            matrix_units=f"bfloat16 rows of {LEAST_TILE_QUERIES} queries or more for each key head",
+        ),
+        Implementation(
+            launches=attention_launches.attention_launches, most={"elements of a head": attention_launches.MAX_HEAD_DIM}
+        ),
+        part="attention",
+        work=kernel_cost.attention_cost,
+    )
+    axial_angles = Operation(axial_angles_shape, triton=Implementation(launches=rotary_launches.rotary_angles_launches))
+    causal_conv1d = Operation(
+        like_first,
+        Implementation(reads_on_host=True),
+        triton=Implementation(launches=state.causal_conv1d_launches, most={"taps of a convolution": state.MAX_TAPS}),
+        part="state",
+        work=kernel_cost.causal_conv1d_cost,
+    )
+    concat = Operation(concat_shape, triton=Implementation(launches=pointwise.concat_launches))
+    delta_scan = Operation(
+        delta_rule_shape,
+        Implementation(reads_on_host=True, scratch=scratch.reference_delta_scan),
+        # It works token by token, with the bits of delta_update, so it needs no deterministic option.
+        Implementation(scratch=scratch.native_delta_scan),
+        Implementation(launches=state.delta_scan_launches),
+        part="state",
+        caller="prefill",
+        work=kernel_cost.delta_rule_cost,
+    )
+    delta_update = Operation(
+        delta_rule_shape,
+        triton=Implementation(launches=state.delta_update_launches),
+        part="state",
+        in_prompts="delta_scan",
+        work=kernel_cost.delta_rule_cost,
+    )
+    embedding = Operation(
+        embedding_shape,
+        Implementation(block_formats=ALL_BLOCKS),
+        Implementation(block_formats=NATIVE_BLOCKS),
+        triton=Implementation(block_formats=TRITON_BLOCKS, launches=pointwise.embedding_launches),
+    )
+    embedding_of_ranks = Operation(
+        embedding_of_ranks_shape, Implementation(reads_on_host=True, block_formats=ALL_BLOCKS), native=None
+    )
+    encoder_attention = Operation(
+        like_first,
+        native=Implementation(scratch=scratch.native_encoder_attention),
+        triton=Implementation(launches=attention_launches.encoder_attention_launches),
+        caller="encoder",
+    )
+    gather_columns = Operation(gather_columns_shape, Implementation(reads_on_host=True), native=None)
+    gather_inputs = Operation(
+        like_first, Implementation(reads_on_host=True, scratch=scratch.reference_gather_inputs), native=None
+    )
+    gated_activation = Operation(
+        gated_activation_shape, triton=Implementation(launches=pointwise.gated_activation_launches)
+    )
+    gated_rms_norm = Operation(gated_rms_norm_shape, triton=Implementation(launches=pointwise.gated_rms_norm_launches))
+    inject_media = Operation(lambda x, *_, **__: x, triton=Implementation(launches=pointwise.inject_media_launches))
+    layer_norm = Operation(like_first, triton=Implementation(launches=pointwise.layer_norm_launches), caller="encoder")
+    linear = Operation(
+        linear_shape,
+        Implementation(block_formats=ALL_BLOCKS, scratch=scratch.reference_quantized),
+        Implementation(
+            block_formats=NATIVE_BLOCKS,
+            scratch=scratch.native_linear,
+            deterministic=("fixed_order",),
+            matrix_units=f"bfloat16 products of {LEAST_TILE_TOKENS} tokens or more",
+            in_integers="bfloat16 or float16 with int8 of a scale per row, or with blocks that are not float8",
+            few_in_integers="a few tokens of bfloat16 or float16 with blocks that are not float8",
+        ),
+        triton=Implementation(block_formats=TRITON_BLOCKS, launches=matmul.linear_launches),
+        work=kernel_cost.matmul_cost,
+    )
+    moe = Operation(
+        like_first,
+        Implementation(reads_on_host=True, block_formats=ALL_BLOCKS),
+        Implementation(
+            block_formats=NATIVE_BLOCKS,
+            scratch=scratch.native_moe,
+            deterministic=("fixed_order",),
+            matrix_units=f"bfloat16 tokens, {LEAST_EXPERT_TILE_TOKENS} or more for each expert",
+            in_integers="bfloat16 or float16 with blocks that are not float8",
+            few_in_integers="a few tokens for each expert, of bfloat16 or float16, with blocks that are not float8",
+        ),
+        triton=Implementation(block_formats=TRITON_BLOCKS, launches=matmul.moe_launches),
+        part="moe",
+        work=kernel_cost.matmul_cost,
+    )
+    multiply = Operation(like_first, triton=Implementation(launches=pointwise.multiply_launches))
+    rms_norm = Operation(rms_norm_shape, triton=Implementation(launches=pointwise.rms_norm_launches))
+    rms_norm_of_ranks = Operation(rms_norm_of_ranks_shape, Implementation(reads_on_host=True), native=None)
+    rotary = Operation(rotary_shape, triton=Implementation(launches=rotary_launches.rotary_launches))
+    rotary_angles = Operation(
+        rotary_angles_shape, triton=Implementation(launches=rotary_launches.rotary_angles_launches)
+    )
+    rotate = Operation(like_first, triton=Implementation(launches=rotary_launches.rotate_launches), caller="encoder")
+    route = Operation(route_shape, triton=Implementation(launches=matmul.route_launches))
+    sample = Operation(
+        sample_shape,
+        native=Implementation(scratch=scratch.native_sample),
+        triton=Implementation(launches=sample_launches.sample_launches),
+    )
+    selective_scan = Operation(
+        like_first,
+        Implementation(reads_on_host=True, scratch=scratch.reference_selective_scan),
+        triton=Implementation(launches=state.selective_scan_launches),
+        part="state",
+        caller="prefill",
+        work=kernel_cost.selective_recurrence_cost,
+    )
+    selective_update = Operation(
+        like_first,
+        triton=Implementation(launches=state.selective_update_launches),
+        part="state",
+        in_prompts="selective_scan",
+        work=kernel_cost.selective_recurrence_cost,
+    )
+    ssd_scan = Operation(
+        like_first,
+        Implementation(reads_on_host=True, scratch=scratch.reference_ssd_scan),
+        Implementation(
+            scratch=scratch.native_ssd_scan, deterministic=("recurrent",), matrix_units="products of bfloat16 inputs"
+        ),
+        Implementation(launches=state.ssd_scan_launches),
+        part="state",
+        caller="prefill",
+        work=kernel_cost.recurrence_cost,
+    )
+    state_update = Operation(
+        like_first,
+        triton=Implementation(launches=state.state_update_launches),
+        part="state",
+        in_prompts="ssd_scan",
+        work=kernel_cost.recurrence_cost,
+    )
+    token_shift = Operation(
+        like_first,
+        Implementation(reads_on_host=True),
+        triton=Implementation(launches=state.causal_conv1d_launches),
+        part="state",
+    )
+    weighted_embedding = Operation(
+        weighted_embedding_shape,
+        triton=Implementation(launches=rotary_launches.weighted_embedding_launches),
+        caller="encoder",
+    )
+
+
+OPERATIONS: dict[str, Operation] = {name: row for name, row in vars(Operations).items() if isinstance(row, Operation)}
+"""All operations by name."""
+
+
+COLLECTIVE_OPS = ("all_reduce", "embedding_of_ranks", "gather_columns", "gather_inputs", "rms_norm_of_ranks")
+"""Operations in which ranks wait for each other."""
+
+
+def prefill_op(operation: str) -> str:
+    """Return the operation that computes prompt rows in place of `operation`, or `operation` itself."""
+    return OPERATIONS[operation].in_prompts or operation
+
+
+def call_with_known(rule: Callable[..., Any], sizes: Mapping[str, Any]) -> Any:
+    """Call a row's `rule` (work, scratch memory, launches) with those of `sizes` that its parameters name."""
+    return rule(**{name: sizes[name] for name in _asked_by(rule) if name in sizes})
+
+
+@lru_cache(maxsize=256)
+def _asked_by(rule: Callable[..., Any]) -> tuple[str, ...]:
+    return tuple(inspect.signature(rule).parameters)
+
+
+def ops_called_by(*callers: Caller) -> frozenset[str]:
+    """Return the names of the operations that only these callers call."""
+    return frozenset(name for name, row in OPERATIONS.items() if row.caller in callers)
+
+
+def parts() -> dict[Part, tuple[str, ...]]:
+    """Return the parts of a model that piecewise graphs may leave out, with the operations in each."""
+    found: dict[Part, tuple[str, ...]] = {}
+    for name, row in OPERATIONS.items():
+        if row.part is not None:
+            found[row.part] = (*found.get(row.part, ()), name)
+    return found

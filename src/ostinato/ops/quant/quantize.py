@@ -1,0 +1,212 @@
+"""Quantisation to 4 bits: for each group of elements of a row a scale, a zero point and integers from 0 to 15.
+
+A weight is scale * (integer - zero point). The range of a group includes 0, which the zero point represents exactly.
+`ops/quant/dequantize.py` defines the layout: formats `int4_g32`, `int4_g64` and `int4_g128`.
+
+8-bit weights: integers from -127 to 127, with a float32 scale per row or per group of elements of a row.
+
+`group_size` is the number of elements in a group; the last group of a row is smaller if that does not divide the row.
+None means one scale per row. Scales are [rows], or [rows, groups].
+
+Quantisers of weights while they are loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from ostinato.ops.quant.block_formats import BLOCK_FORMATS
+from ostinato.ops.quant.dequantize import ZERO_BITS, pack_float8, pack_int4
+from ostinato.ops.sizes import INT4_SHRINK, INT4_STEPS
+
+MAX_INT4 = 15
+INT4_SLAB = 2**18
+"""Values that torch quantises in one call."""
+
+QuantizeInt4 = Callable[[torch.Tensor, torch.Tensor, int], None]
+"""Function (values [rows, in], weight uint8 [rows, bytes of a row], group size) -> None.
+
+It writes the result of `quantize_int4` for the values into the weight's blocks.
+"""
+
+
+def quantize_int4(values: torch.Tensor, group_size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Quantise `values` [rows, in] -> integers uint8 [rows, in]; scales float32 and zero points uint8, [rows, groups].
+
+    It tries `INT4_STEPS` scales. The first spans a group's range; each of the others spans less, so that more of the
+    largest values are cut off. Each is replaced by the scale that fits its integers best (least squares: sum(v q) /
+    sum(q^2) for values v and integers q less the zero point). The scale with the least squared error is used, and the
+    values are rounded with it once more. A scale leaves the bits of the zero point free. A group with a value that is
+    not finite has a scale that is not finite.
+    """
+    v = values.float().unflatten(1, (-1, group_size))
+    low, high = v.amin(dim=-1, keepdim=True).clamp(max=0), v.amax(dim=-1, keepdim=True).clamp(min=0)
+    span = (high - low) / MAX_INT4
+    divisor = torch.where(span > 0, span, 1.0)
+    zero = (-low / divisor).round_()
+    best, scale = torch.zeros_like(span), span
+    for step in range(INT4_STEPS):
+        q = _rounded(v, divisor * ((100 - INT4_SHRINK * step) / 100), zero)
+        fit, size = (v * q).sum(dim=-1, keepdim=True), (q * q).sum(dim=-1, keepdim=True)
+        # The squared error is sum(v^2) less this.
+        gain = fit * fit / torch.where(size > 0, size, 1.0)
+        scale = torch.where(gain > best, fit / size, scale)
+        best = torch.maximum(best, gain)
+    is_finite = span.isfinite()
+    scale = torch.where(is_finite, _with_room(scale), torch.nan)
+    whole = _rounded(v, torch.where(scale > 0, scale, 1.0), zero).add_(zero)
+    whole, zero = (torch.where(is_finite, each, 0.0).to(torch.uint8) for each in (whole, zero))
+    return whole.flatten(1), scale.squeeze(-1), zero.squeeze(-1)
+
+
+def quantize_int4_into(values: torch.Tensor, weight: torch.Tensor, group_size: int) -> None:
+    """Quantise by torch on the device of `weight`, as a `QuantizeInt4` function.
+
+    It takes several times the memory of its values, so it works in slabs of rows.
+    """
+    rows = max(1, INT4_SLAB // max(1, values.shape[1]))
+    for begin in range(0, len(values), rows):
+        slab = values[begin : begin + rows].to(weight.device)
+        weight[begin : begin + rows] = pack_int4(*quantize_int4(slab, group_size))
+
+
+def native_quantize_int4(extension: Any) -> QuantizeInt4:
+    """Return a `QuantizeInt4` function that calls an extension's kernel, which reads the values once and in place."""
+
+    def quantize_by_kernel(values: torch.Tensor, weight: torch.Tensor, group_size: int) -> None:
+        if values.dtype not in (torch.bfloat16, torch.float16, torch.float32):
+            values = values.float()
+        named = {"values": values, "weight": weight.view(torch.int8), "group_size": group_size}
+        extension.quantize_int4(len(values), named)
+
+    return quantize_by_kernel
+
+
+def _rounded(v: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor) -> torch.Tensor:
+    """Return the integers less the zero point."""
+    whole = (v / scale).round_().add_(zero).clamp_(0, MAX_INT4)
+    return whole.sub_(zero)
+
+
+def _with_room(scale: torch.Tensor) -> torch.Tensor:
+    """Return the nearest number whose bits for the zero point are 0."""
+    return ((scale.view(torch.int32) + (ZERO_BITS + 1) // 2) & ~ZERO_BITS).view(torch.float32)
+
+
+MAX_INT8 = 127
+INT8_SLAB = 2**19
+"""Values that torch quantises in one call."""
+
+QuantizeInt8 = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int | None], None]
+"""Function (values [rows, in], weight int8 [rows, in], scale, group size) -> None.
+
+It writes the result of `quantize_int8` for the values into the weight and its scale.
+"""
+
+
+def num_groups(in_size: int, group_size: int) -> int:
+    return -(-in_size // group_size)
+
+
+def quantize_int8(values: torch.Tensor, group_size: int | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantise `values` [rows, in] -> int8 [rows, in] and scales.
+
+    The largest magnitude becomes 127 and the rest is rounded to nearest, so the error is at most half a scale.
+    """
+    grouped = _grouped(values.float(), group_size)
+    scale = grouped.abs().amax(dim=-1, keepdim=True) / MAX_INT8
+    whole = (grouped / torch.where(scale > 0, scale, 1.0)).round_().clamp_(-MAX_INT8, MAX_INT8).to(torch.int8)
+    whole = whole.flatten(1)[:, : values.shape[1]].contiguous()
+    return whole, scale.squeeze(-1) if group_size is not None else scale.view(-1)
+
+
+def quantize_int8_into(values: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, group_size: int | None) -> None:
+    """Quantise by torch on the device of `weight`, as a `QuantizeInt8` function.
+
+    It takes several times the memory of its values, so it works in slabs of rows.
+    """
+    rows = max(1, INT8_SLAB // max(1, values.shape[1]))
+    for begin in range(0, len(values), rows):
+        end = begin + rows
+        weight[begin:end], scale[begin:end] = quantize_int8(values[begin:end].to(weight.device), group_size)
+
+
+def native_quantize_int8(extension: Any) -> QuantizeInt8:
+    """Return a `QuantizeInt8` function that calls an extension's kernel, which reads the values once and in place."""
+
+    def quantize_by_kernel(
+        values: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, group_size: int | None
+    ) -> None:
+        if values.dtype not in (torch.bfloat16, torch.float16, torch.float32):
+            values = values.float()
+        named = {"values": values, "weight": weight, "scale": scale, "group_size": group_size}
+        extension.quantize(len(values), named)
+
+    return quantize_by_kernel
+
+
+def dequantize(weight: torch.Tensor, scale: torch.Tensor, group_size: int | None) -> torch.Tensor:
+    """Return the values of `weight` int8 [rows, in] with its scales, [rows, in] in the dtype of the scales."""
+    if group_size is None:
+        return weight * scale[:, None]
+    spread = scale.repeat_interleave(group_size, dim=1)[:, : weight.shape[1]]
+    return weight * spread
+
+
+def _grouped(values: torch.Tensor, group_size: int | None) -> torch.Tensor:
+    """Split [rows, in] into [rows, groups, group_size], padding the last group with zeros."""
+    if group_size is None:
+        return values.unsqueeze(1)
+    missing = num_groups(values.shape[1], group_size) * group_size - values.shape[1]
+    return F.pad(values, (0, missing)).unflatten(1, (-1, group_size))
+
+
+QUANTIZABLE_FORMATS = ("Q8_0", "int4_g32", "int4_g64", "int4_g128", "fp8_g32", "fp8_g64", "fp8_g128")
+"""Formats of blocks that weights can be quantised to."""
+
+
+@dataclass(frozen=True)
+class WeightQuantizers:
+    """Quantisation functions, torch's by default."""
+
+    int8: int8.Quantize = int8.quantize_int8_into
+    int4: int4.Quantize = int4.quantize_int4_into
+
+    def quantize_blocks(self, values: torch.Tensor, weight: torch.Tensor, name: str) -> None:
+        """Write `values` [rows, in] into `weight` in blocks of the format `name`, one of `QUANTIZABLE_FORMATS`.
+
+        `weight` is uint8 [rows, bytes of a row].
+        """
+        elements = BLOCK_FORMATS[name].elements
+        if name.startswith("fp8"):
+            weight.copy_(_float8(values.float(), elements))
+            return
+        if name != "Q8_0":
+            self.int4(values, weight, elements)
+            return
+        whole = torch.empty(values.shape, dtype=torch.int8, device=weight.device)
+        scale = torch.empty(len(values), values.shape[1] // elements, device=weight.device)
+        self.int8(values, whole, scale, elements)
+        parts = (scale.half().unsqueeze(-1).view(torch.uint8), whole.view(torch.uint8).unflatten(1, (-1, elements)))
+        weight.copy_(torch.cat(parts, dim=2).flatten(1))
+
+
+def _float8(values: torch.Tensor, elements: int) -> torch.Tensor:
+    """Return blocks of `values` float32 [rows, in], scaled so that a block's largest value is the largest of float8."""
+    groups = values.unflatten(1, (-1, elements))
+    scale = groups.abs().amax(dim=2) / torch.finfo(torch.float8_e4m3fn).max
+    small = groups / torch.where(scale > 0, scale, 1.0).unsqueeze(2)
+    return pack_float8(small.to(torch.float8_e4m3fn).flatten(1), scale)
+
+
+BY_TORCH = WeightQuantizers()
+
+
+def native_quantizers(extension: Any) -> WeightQuantizers:
+    """Return the quantisers that use an extension's kernels."""
+    return WeightQuantizers(native_quantize_int8(extension), native_quantize_int4(extension))

@@ -1,1 +1,0 @@
-"""Operations in which the ranks that share a model wait for each other."""

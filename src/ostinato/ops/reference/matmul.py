@@ -1,0 +1,214 @@
+"""Elementwise functions between the two matrices of an MLP, applied to the outputs of `linear` and `moe`.
+
+gated_activation: the second half of each token's values, gated by the first half.
+
+linear: y = x W^T + b, followed by a layer's steps on its outputs: scale, activation, residual.
+
+moe: the experts of a mixture-of-experts layer, for tokens that a router has assigned.
+
+route: the experts of each token, and their weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+
+from ostinato.ops.quant import dequantize as in_blocks
+from ostinato.ops.quant import quantize
+from ostinato.ops.quant.block_formats import Blocks
+from ostinato.ops.sizes import EXPANDED_ELEMENTS
+
+
+def _relu2(x: torch.Tensor) -> torch.Tensor:
+    return F.relu(x).square()
+
+
+def _swiglu(x: torch.Tensor) -> torch.Tensor:
+    """Return silu(gates) * values (Shazeer 2020, arXiv 2002.05202).
+
+    `x` [..., 2 * size], gates first -> [..., size].
+    """
+    gate, up = x.chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
+def _geglu(x: torch.Tensor) -> torch.Tensor:
+    """Return the result of `_swiglu` with the tanh approximation of GELU in place of SiLU."""
+    gate, up = x.chunk(2, dim=-1)
+    return F.gelu(gate, approximate="tanh") * up
+
+
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": F.silu,
+    "relu2": _relu2,
+    "swiglu": _swiglu,
+    "geglu": _geglu,
+    "gelu": F.gelu,
+    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
+}
+"""Activation functions by name.
+
+`relu2` is the squared ReLU. `swiglu` and `geglu` halve the last dimension (`results.GATED`). `gelu` is x times the
+normal distribution's integral up to x (Hendrycks and Gimpel 2016, arXiv 1606.08415); `gelu_pytorch_tanh` is the tanh
+approximation given there.
+"""
+
+
+def gated_activation(x: torch.Tensor, activation: str) -> torch.Tensor:
+    """Return activation(gates) * values for `x` [tokens, 2 * size], the gates first -> [tokens, size].
+
+    Computed in float32 (Shazeer 2020, arXiv 2002.05202). `activation` is one of `ACTIVATIONS` that does not halve the
+    last dimension. `linear` applies a gated activation itself if nothing is added to its result first.
+    """
+    gates, values = x.float().chunk(2, dim=-1)
+    return (ACTIVATIONS[activation](gates) * values).to(x.dtype)
+
+
+def linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    activation: str | None = None,
+    scale: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    weight_scale: torch.Tensor | None = None,
+    group_size: int | None = None,
+    blocks: Blocks | None = None,
+    order: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return activation((x W^T + bias) * scale) + residual.
+
+    `x` [tokens, in] and `weight` [out, in] in one dtype, `bias` [out]; `scale` [out] float32. `activation` is one of
+    `ops.activations`; with those of `results.GATED` the first half of the outputs are the gates, and the result has
+    half as many columns. `residual` has the shape of the result, [tokens, out or out / 2], in the dtype of `x`, or in
+    `out_dtype` if that is given. With `weight_scale` float32 [out] or [out, groups], `weight` is int8 (see `ops.int8`)
+    and multiplied exactly. With `blocks`, `weight` is uint8, with its rows in these formats one after the other (see
+    `ops.blocks`), and multiplied exactly too. `order` int32 [in] maps each element of a weight row to its input;
+    without it, element i belongs to input i.
+    """
+    if order is not None:
+        x = x.index_select(1, order)
+    if blocks is not None:
+        y = _product(x, in_blocks.slabs(weight, blocks, x.shape[1]), bias)
+    elif weight_scale is None:
+        y = F.linear(x, weight, bias)
+    else:
+        y = _quantized_product(x, weight, weight_scale, group_size, bias)
+    if out_dtype is not None:
+        y = y.to(out_dtype)
+    if scale is not None:
+        y.mul_(scale)
+    if activation is not None:
+        y = ACTIVATIONS[activation](y)
+    return y if residual is None else y.add_(residual)
+
+
+def _quantized_product(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor,
+    group_size: int | None,
+    bias: torch.Tensor | None,
+) -> torch.Tensor:
+    """Return x W^T + bias in the dtype of `x`."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    rows = max(1, EXPANDED_ELEMENTS // weight.shape[1])
+    parts = zip(weight.split(rows), weight_scale.to(wide).split(rows), strict=True)
+    return _product(x, (quantize.dequantize(slab, scale, group_size) for slab, scale in parts), bias)
+
+
+def _product(x: torch.Tensor, slabs: Iterable[torch.Tensor], bias: torch.Tensor | None) -> torch.Tensor:
+    """Return x W^T + bias in the dtype of `x`, computed in at least float32, one slab of rows at a time."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    y = torch.cat([F.linear(x.to(wide), slab.to(wide)) for slab in slabs], dim=1)
+    return (y if bias is None else y + bias).to(x.dtype)
+
+
+def moe(
+    x: torch.Tensor,
+    choices: torch.Tensor,
+    up: torch.Tensor,
+    down: torch.Tensor,
+    activation: str,
+    residual: torch.Tensor | None = None,
+    up_scale: torch.Tensor | None = None,
+    down_scale: torch.Tensor | None = None,
+    group_size: int | None = None,
+    up_blocks: Blocks | None = None,
+    down_blocks: Blocks | None = None,
+) -> torch.Tensor:
+    """Sum weight * down(activation(up(x))) over each token's experts, plus `residual`.
+
+    `x` and `residual` [tokens, in]; `choices` [tokens, 2, k] float32 as returned by `route`: the ids of experts and
+    their weights; `up` [experts, inner, in] (for a gated activation twice as many rows, gates first); `down` [experts,
+    in, inner]. With `up_scale` float32 [experts, inner] or [experts, inner, groups], and `down_scale` alike, the
+    weights are int8 (see `ops.int8`) and multiplied exactly. With `up_blocks` and `down_blocks`, the row formats of one
+    expert, they are uint8 [experts, rows, bytes of a row] (see `ops.blocks`). Experts are added up in float32, in
+    ascending order. -> [tokens, in] in the dtype of `x`.
+    """
+    out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+    expert_ids, expert_weights = choices.unbind(1)
+    for expert in expert_ids.unique().tolist():
+        token, choice = torch.where(expert_ids == expert)
+        up_of, down_of = (None if scale is None else scale[int(expert)] for scale in (up_scale, down_scale))
+        inner = linear(x[token], up[int(expert)], None, None, activation, None, None, up_of, group_size, up_blocks)
+        y = linear(inner, down[int(expert)], weight_scale=down_of, group_size=group_size, blocks=down_blocks)
+        out.index_add_(0, token, y.float() * expert_weights[token, choice].unsqueeze(-1))
+    out = out.to(x.dtype)
+    return out if residual is None else out.add_(residual)
+
+
+def route(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    correction_bias: torch.Tensor | None,
+    top_k: int,
+    num_groups: int = 1,
+    top_groups: int = 1,
+    normalize: bool = False,
+    scaling: float = 1.0,
+    softmax_over_all: bool = False,
+    sum_epsilon: float = 1e-20,
+) -> torch.Tensor:
+    """Select the `top_k` best experts of each token by the scores x W^T, of equal ones the lowest.
+
+    Scores are computed in float32. `x` [tokens, hidden], `weight` [experts, hidden]. A `correction_bias` [experts]
+    float32 means sigmoid routing (DeepSeek-V3, arXiv 2412.19437, section 2.1.2): the weights are the sigmoids of the
+    scores, divided by their sum plus `least_sum` if `normalize`. The bias is added for the selection alone, which
+    considers only the `top_groups` groups with the greatest sums of their two best scores. Without a bias, the weights
+    are the softmax over the chosen scores, or with `over_all` the chosen entries of the softmax over all. All are
+    multiplied by `scaling`.
+
+    -> [tokens, 2, top_k] float32: the ids of the experts, best first, and their weights.
+    """
+    scores = F.linear(x.float(), weight.float())
+    if correction_bias is None:
+        ids = _best(scores, top_k)
+        weights = scores.softmax(-1).gather(1, ids) if softmax_over_all else scores.gather(1, ids).softmax(-1)
+    else:
+        probabilities = scores.sigmoid()
+        ids = _best(_allowed(probabilities + correction_bias, num_groups, top_groups), top_k)
+        weights = probabilities.gather(1, ids)
+        if normalize:
+            weights = weights / (weights.sum(-1, keepdim=True) + sum_epsilon)
+    return torch.stack((ids.float(), weights * scaling), dim=1)
+
+
+def _best(values: torch.Tensor, count: int) -> torch.Tensor:
+    """Return the indices of each row's greatest values, of equal ones the first -> [rows, count] int64."""
+    return values.sort(dim=-1, descending=True, stable=True).indices[:, :count]
+
+
+def _allowed(choice: torch.Tensor, num_groups: int, top_groups: int) -> torch.Tensor:
+    """Return `choice` with -inf outside the `top_groups` best groups."""
+    if num_groups == 1:
+        return choice
+    grouped = choice.unflatten(-1, (num_groups, -1))
+    best = _best(grouped.topk(2, dim=-1).values.sum(-1), top_groups)
+    allowed = torch.zeros_like(grouped[..., 0], dtype=torch.bool).scatter_(1, best, True)
+    return grouped.masked_fill(~allowed.unsqueeze(-1), float("-inf")).flatten(1)

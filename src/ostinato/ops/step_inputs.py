@@ -1,0 +1,225 @@
+"""Inputs that kernels and layers read in a step, and each layer's part of the cache memory.
+
+The fields of `StepInputs` and `EncoderInputs` are the table of inputs. The persistent buffers, their bytes in the plan,
+and the views that layers read come from it. No torch is imported, so that the plan can read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from math import prod
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    import torch
+
+
+_BYTES = {"int64": 8, "int32": 4, "float32": 4}
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """Facts of one input, a tensor with an entry per token, row, patch or image. Padding entries are 0."""
+
+    per: str
+    """Dimension with an entry each: token, row, patch or image."""
+    dtype: str
+    width: int | str | None = None
+    """Elements of an entry, or the name of a size; None for an entry that is a single number."""
+    ends: bool = False
+    """True if entry i is the start of row i, and one more entry is the end of the last row.
+
+    Padding entries are that end.
+    """
+    of_images: bool = False
+    """True if only models that take images have it."""
+    for_windows: bool = False
+    """True if only models that have window blocks have it."""
+    is_padded: bool = True
+    """False if padding may keep its old values: no other entry depends on it."""
+
+    def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """Return the shape of a tensor with `sizes["token"]` tokens, `sizes["row"]` rows and so on."""
+        entries = sizes[self.per] + self.ends
+        if self.width is None:
+            return (entries,)
+        return (entries, self.width if isinstance(self.width, int) else sizes[self.width])
+
+    def num_bytes(self, sizes: Mapping[str, int]) -> int:
+        return prod(self.shape(sizes)) * _BYTES[self.dtype]
+
+
+Table = Mapping[str, InputSpec]
+"""Inputs by name, those of the widest dtype first, so that in one piece of memory each is aligned."""
+
+
+def _of(per: str, dtype: str, width: int | str | None = None, **facts: bool) -> Mapping[str, InputSpec]:
+    """Return the metadata of a field that is an input."""
+    return {"input": InputSpec(per, dtype, width, **facts)}
+
+
+def _table(inputs: type) -> Table:
+    return {each.name: each.metadata["input"] for each in fields(inputs) if each.metadata}
+
+
+def table_bytes(table: Table, sizes: Mapping[str, int]) -> int:
+    """Return the bytes of buffers for all inputs of a table."""
+    return sum(each.num_bytes(sizes) for each in table.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepInputs:
+    """One batch, as the kernels read it. Decode rows come first, `write_slots.shape[1]` tokens each.
+
+    Row r owns the tokens `row_starts[r]:row_starts[r + 1]`; those beyond position `kv_lens[r] - 1` are padding. Slot 0,
+    block 0 and window block 0 are null: padding rows and tokens point at them, and a padding row has a `kv_len` of 0.
+    """
+
+    buffers: ClassVar[str] = "step buffers"
+
+    token_ids: torch.Tensor = field(metadata=_of("token", "int64"))
+    """Token ids, [tokens]."""
+    positions: torch.Tensor = field(metadata=_of("token", "int64"))
+    """Positions [tokens], counted from the request's first token."""
+    kv_cells: torch.Tensor = field(metadata=_of("token", "int64"))
+    """Cells [tokens] for each token's key and value: block id * block_size + offset in the block."""
+    rope_positions: torch.Tensor | None = field(default=None, metadata=_of("token", "int64", 3, of_images=True))
+    """Positions [tokens, 3] of each token in time, height and width, for models with images."""
+    media_cells: torch.Tensor | None = field(default=None, metadata=_of("token", "int64", of_images=True))
+    """Encoder cache cell of each token, [tokens], 0 for tokens of text; for models with images."""
+    window_kv_cells: torch.Tensor | None = field(default=None, metadata=_of("token", "int64", of_panes=True))
+    """Cells [tokens] like `kv_cells`, in the window blocks of layers with a window."""
+    row_starts: torch.Tensor = field(metadata=_of("row", "int32", ends=True))
+    """First token of each row, and the end of the last one, [rows + 1]."""
+    start_positions: torch.Tensor = field(metadata=_of("row", "int32"))
+    """Position of each row's first token, [rows]."""
+    kv_lens: torch.Tensor = field(metadata=_of("row", "int32"))
+    """Context length of each row after the step, [rows]."""
+    read_slots: torch.Tensor = field(metadata=_of("row", "int32"))
+    """Slot that each row reads, [rows]; 0 is the zero state."""
+    write_slots: torch.Tensor = field(metadata=_of("row", "int32", "slots"))
+    """Slots that each row writes, [rows, 1 + k]."""
+    block_tables: torch.Tensor = field(metadata=_of("row", "int32", "blocks"))
+    """Blocks of each row, [rows, max_blocks]."""
+    window_block_tables: torch.Tensor | None = field(default=None, metadata=_of("row", "int32", "panes", of_panes=True))
+    """Window blocks of each row, like `block_tables`, for layers with a window.
+
+    A block is null if no token of the row sees any of its positions.
+    """
+    num_decode_rows: int
+    checkpoints: Sequence[tuple[int, int, int]] = ()
+    """Checkpoints (row, offset, slot): the state after `offset` tokens of a prefill row also goes to `slot`."""
+
+    @cached_property
+    def num_tokens(self) -> int:
+        """Number of tokens."""
+        return self.token_ids.shape[0]
+
+    def kv_targets(self, window: int | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return (cells, block tables) of a layer with this attention window.
+
+        They locate the layer's keys and values for writing and reading.
+        """
+        if window is None or self.window_kv_cells is None or self.window_block_tables is None:
+            return self.kv_cells, self.block_tables
+        return self.window_kv_cells, self.window_block_tables
+
+    @property
+    def num_decode_tokens(self) -> int:
+        return self.num_decode_rows * self.write_slots.shape[1]
+
+
+@dataclass(frozen=True)
+class LayerCache:
+    """Part of the cache memory that belongs to one layer; absent parts are None."""
+
+    k_cache: torch.Tensor | None = None
+    """Keys, [blocks, block_size, kv_heads, head_dim]; in window blocks if `in_window_blocks`."""
+    v_cache: torch.Tensor | None = None
+    """Values, like `k_cache`; None if a token's values are part of its keys."""
+    k_scales: torch.Tensor | None = None
+    """Scales [blocks, block_size, kv_heads] float32 of keys that are 8-bit integers (`ops/quant/quantize.py`).
+
+    `v_scales` are the same for values.
+    """
+    v_scales: torch.Tensor | None = None
+    states: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """Arrays of the layer's state, [slots, *shape] each, by their names in its `StateSpec`."""
+    in_window_blocks: bool = False
+    """True if its keys and values are in window blocks: it has a window, and the model has window blocks."""
+    noise: int | None = None
+    """Number that makes this layer's noise differ from other layers', if states are rounded stochastically."""
+    media: torch.Tensor | None = None
+    """Outputs of the vision encoder for each token of an image, [cells, rows, hidden].
+
+    Row 0 replaces the token's embedding, row i is added after layer i - 1 (DeepStack). It belongs to no layer: it is
+    stored after the layers' parts.
+    """
+
+    @property
+    def block_tensors(self) -> dict[str, torch.Tensor]:
+        """Tensors in blocks, or in window blocks if `in_window_blocks`, by name: [blocks, block_size, ...] each."""
+        whole = {"k_cache": self.k_cache, "v_cache": self.v_cache, "k_scales": self.k_scales, "v_scales": self.v_scales}
+        return {name: tensor for name, tensor in whole.items() if tensor is not None}
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """All tensors of the layer, by name."""
+        of_images = {} if self.media is None else {"media": self.media}
+        return {**self.block_tensors, **of_images, **self.states}
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderInputs:
+    """Images side by side, as the vision encoder reads them.
+
+    Patches are in the order of merging: the `merge_size ** 2` patches of an output token are neighbours. Segment s, one
+    image or one temporal patch of a video, owns the patches `starts[s]:starts[s + 1]`; those from `starts[-1]` on are
+    padding, and so are segments without patches.
+    """
+
+    buffers: ClassVar[str] = "encoder buffers"
+
+    taps: torch.Tensor = field(metadata=_of("patch", "int64", 4))
+    """Learned position embeddings that a patch's own is computed from, [patches, 4]."""
+    positions: torch.Tensor = field(metadata=_of("patch", "int64", 2))
+    """Row and column of each patch, in patches, [patches, 2]."""
+    patches: torch.Tensor = field(metadata=_of("patch", "float32", "patch_elements", is_padded=False))
+    """Pixels of the patches, [patches, patch_elements]."""
+    tap_weights: torch.Tensor = field(metadata=_of("patch", "float32", 4))
+    """Weights of the `taps`, [patches, 4]."""
+    starts: torch.Tensor = field(metadata=_of("image", "int32", ends=True))
+    """First patch of each segment, and the end of the last one, [segments + 1]."""
+
+    @cached_property
+    def num_tokens(self) -> int:
+        """Number of patches."""
+        return self.patches.shape[0]
+
+
+ENCODER_TABLE = _table(EncoderInputs)
+
+
+def step_table(takes_images: bool, has_panes: bool = False) -> Table:
+    """Return the inputs of a step, with those of models that take images or have window blocks only if asked for."""
+    return {
+        name: each
+        for name, each in _table(StepInputs).items()
+        if (takes_images or not each.of_images) and (has_panes or not each.for_windows)
+    }
+
+
+def step_sizes(rows: int, tokens: int, blocks: int, slots: int, panes: int = 0) -> dict[str, int]:
+    """Return the sizes of buffers for steps of `rows` rows and `tokens` tokens.
+
+    A row has `blocks` blocks, `panes` window blocks and `slots` write slots. A model without blocks has a column of
+    null blocks.
+    """
+    return {"row": rows, "token": tokens, "blocks": max(blocks, 1), "slots": slots, "panes": panes}
+
+
+def encoder_sizes(patches: int, images: int, patch_elements: int) -> dict[str, int]:
+    """Return the sizes of buffers for packs of `patches` patches and `images` images."""
+    return {"patch": patches, "image": images, "patch_elements": patch_elements}

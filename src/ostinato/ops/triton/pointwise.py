@@ -1,0 +1,288 @@
+"""concat: a program copies a part of one token's result from either argument.
+
+gated_activation: a program takes a part of one token's result.
+
+gated_rms_norm: a program takes whole groups of channels.
+
+layer_norm: a program takes whole rows; the variance is summed from differences to the mean.
+
+multiply: a program takes a part of one token's result.
+
+rms_norm: a program takes whole rows, and adds their squares in float32.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from ostinato.ops.launch_tables import pointwise as launches
+from ostinato.ops.launch_tables.launch import cdiv
+from ostinato.ops.triton import common
+from ostinato.ops.triton.common import activate, to_dtype
+
+
+@triton.jit
+def concat_kernel(first, second, out, first_size, second_size, stride_first, stride_second, COLUMNS: tl.constexpr):
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    size = first_size + second_size
+    is_first = column < first_size
+    left = tl.load(first + token * stride_first + column, mask=is_first, other=0.0)
+    from_second = second + token * stride_second + column - first_size
+    right = tl.load(from_second, mask=(column >= first_size) & (column < size), other=0.0)
+    tl.store(out + token * size + column, tl.where(is_first, left, right), mask=column < size)
+
+
+def concat(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """Compute `ops.concat`; its reference documents arguments and result."""
+    tokens, first_size = first.shape
+    second_size = second.shape[1]
+    size = first_size + second_size
+    out = torch.empty((tokens, size), dtype=first.dtype, device=first.device)
+    (launch,) = launches.concat_launches(size=size, capability=common.capability(first))
+    common.run(
+        concat_kernel,
+        (tokens, cdiv(size, launch.blocks["COLUMNS"])),
+        launch,
+        first=first,
+        second=second,
+        out=out,
+        first_size=first_size,
+        second_size=second_size,
+        stride_first=first.stride(0),
+        stride_second=second.stride(0),
+    )
+    return out
+
+
+@triton.jit
+def gated_activation_kernel(x, out, size, stride, ACTIVATION: tl.constexpr, COLUMNS: tl.constexpr):
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = column < size
+    gate = tl.load(x + token * stride + column, mask=inside, other=0.0).to(tl.float32)
+    value = tl.load(x + token * stride + size + column, mask=inside, other=0.0).to(tl.float32)
+    y = activate(gate, ACTIVATION) * value
+    tl.store(out + token * size + column, to_dtype(y, out.dtype.element_ty), mask=inside)
+
+
+def gated_activation(x: torch.Tensor, activation: str) -> torch.Tensor:
+    """Compute `ops.gated_activation`; its reference documents arguments and result."""
+    tokens, size = x.shape[0], x.shape[1] // 2
+    out = torch.empty((tokens, size), dtype=x.dtype, device=x.device)
+    (launch,) = launches.gated_activation_launches(size=size, capability=common.capability(x))
+    common.run(
+        gated_activation_kernel,
+        (tokens, cdiv(size, launch.blocks["COLUMNS"])),
+        launch,
+        x=x,
+        out=out,
+        size=size,
+        stride=x.stride(0),
+        ACTIVATION=activation,
+    )
+    return out
+
+
+@triton.jit(do_not_specialize=["rows"])
+def gated_rms_norm_kernel(
+    x,
+    gate,
+    weight,
+    out,
+    eps,
+    rows,
+    groups,
+    size,
+    stride_x,
+    stride_gate,
+    GATE_FIRST: tl.constexpr,
+    SHARES_WEIGHT: tl.constexpr,
+    IS_SIGMOID: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Normalise groups of channels; row r is group `r % groups` of token `r // groups`."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, COLUMNS)
+    inside = (row < rows)[:, None] & (column < size)[None, :]
+    token, channel = (row // groups)[:, None], ((row % groups) * size)[:, None] + column[None, :]
+    y = tl.load(x + token * stride_x + channel, mask=inside, other=0.0).to(tl.float32)
+    by = tl.load(gate + token * stride_gate + channel, mask=inside, other=0.0).to(tl.float32)
+    let_through = 1.0 / (1.0 + tl.exp(-by))
+    if not IS_SIGMOID:
+        let_through = by * let_through
+    if GATE_FIRST:
+        y = y * let_through
+    if weight is not None:
+        scale = tl.rsqrt(tl.sum(y * y, axis=1) / size + eps)
+        of_weight = column[None, :] + tl.zeros_like(channel) if SHARES_WEIGHT else channel
+        y = y * scale[:, None] * tl.load(weight + of_weight, mask=inside, other=0.0).to(tl.float32)
+    if not GATE_FIRST:
+        y = y * let_through
+    tl.store(out + token * groups * size + channel, to_dtype(y, out.dtype.element_ty), mask=inside)
+
+
+def gated_rms_norm(
+    x: torch.Tensor,
+    gate: torch.Tensor,
+    weight: torch.Tensor | None,
+    eps: float,
+    group_size: int | None,
+    norm_before_gate: bool = False,
+    gate_is_sigmoid: bool = False,
+) -> torch.Tensor:
+    """Compute `ops.gated_rms_norm`; its reference documents arguments and result."""
+    assert weight is None or group_size is not None, "a norm averages over groups of channels"
+    tokens, channels = x.shape
+    size = channels if group_size is None else group_size
+    groups = channels // size
+    rows = tokens * groups
+    out = torch.empty(x.shape, dtype=gate.dtype, device=x.device)
+    (launch,) = launches.gated_rms_norm_launches(size=size, capability=common.capability(x))
+    common.run(
+        gated_rms_norm_kernel,
+        (cdiv(rows, launch.blocks["ROWS"]),),
+        launch,
+        x=x,
+        gate=gate,
+        weight=weight,
+        out=out,
+        eps=eps,
+        rows=rows,
+        groups=groups,
+        size=size,
+        stride_x=x.stride(0),
+        stride_gate=gate.stride(0),
+        GATE_FIRST=weight is None or not norm_before_gate,
+        SHARES_WEIGHT=weight is not None and weight.shape[0] != channels,
+        IS_SIGMOID=gate_is_sigmoid,
+    )
+    return out
+
+
+@triton.jit(do_not_specialize=["rows"])
+def layer_norm_kernel(x, weight, bias, out, eps, rows, stride_x, size, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, COLUMNS)
+    inside = (row < rows)[:, None] & (column < size)[None, :]
+    values = tl.load(x + row[:, None] * stride_x + column[None, :], mask=inside, other=0.0).to(tl.float32)
+    mean = tl.sum(values, axis=1) / size
+    centred = tl.where(inside, values - mean[:, None], 0.0)
+    scale = tl.rsqrt(tl.sum(centred * centred, axis=1) / size + eps)
+    by = tl.load(weight + column, mask=column < size, other=0.0).to(tl.float32)
+    plus = tl.load(bias + column, mask=column < size, other=0.0).to(tl.float32)
+    normed = centred * scale[:, None] * by[None, :] + plus[None, :]
+    tl.store(out + row[:, None] * size + column[None, :], to_dtype(normed, out.dtype.element_ty), mask=inside)
+
+
+def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
+    """Compute `ops.encoder.layer_norm`; its reference documents arguments and result."""
+    rows, size = x.shape
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    (launch,) = launches.layer_norm_launches(size=size, capability=common.capability(x))
+    common.run(
+        layer_norm_kernel,
+        (cdiv(rows, launch.blocks["ROWS"]),),
+        launch,
+        x=x,
+        weight=weight,
+        bias=bias,
+        out=out,
+        eps=eps,
+        rows=rows,
+        stride_x=x.stride(0),
+        size=size,
+    )
+    return out
+
+
+@triton.jit
+def multiply_kernel(first, second, out, size, stride_first, stride_second, COLUMNS: tl.constexpr):
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = column < size
+    left = tl.load(first + token * stride_first + column, mask=inside, other=0.0).to(tl.float32)
+    right = tl.load(second + token * stride_second + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + token * size + column, to_dtype(left * right, out.dtype.element_ty), mask=inside)
+
+
+def multiply(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """Compute `ops.multiply`; its reference documents arguments and result."""
+    tokens, size = first.shape
+    out = torch.empty((tokens, size), dtype=first.dtype, device=first.device)
+    (launch,) = launches.multiply_launches(size=size, capability=common.capability(first))
+    common.run(
+        multiply_kernel,
+        (tokens, cdiv(size, launch.blocks["COLUMNS"])),
+        launch,
+        first=first,
+        second=second,
+        out=out,
+        size=size,
+        stride_first=first.stride(0),
+        stride_second=second.stride(0),
+    )
+    return out
+
+
+@triton.jit(do_not_specialize=["rows"])
+def rms_norm_kernel(
+    x,
+    weight,
+    residual,
+    out,
+    eps,
+    offset,
+    rows,
+    inner,
+    stride_outer,
+    stride_inner,
+    size,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Normalise rows; row r of `x` begins at `(r // inner) * stride_outer + (r % inner) * stride_inner`."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, COLUMNS)
+    inside = (row < rows)[:, None] & (column < size)[None, :]
+    begin = (row // inner) * stride_outer + (row % inner) * stride_inner
+    values = tl.load(x + begin[:, None] + column[None, :], mask=inside, other=0.0).to(tl.float32)
+    scale = tl.rsqrt(tl.sum(values * values, axis=1) / size + eps)
+    by = tl.load(weight + column, mask=column < size, other=0.0).to(tl.float32) + offset
+    normed = values * scale[:, None] * by[None, :]
+    if residual is not None:
+        normed += tl.load(residual + row[:, None] * size + column[None, :], mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row[:, None] * size + column[None, :], to_dtype(normed, out.dtype.element_ty), mask=inside)
+
+
+def rms_norm(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float = 0.0, residual: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Compute `ops.rms_norm`; its reference documents arguments and result."""
+    size = x.shape[-1]
+    out = torch.empty(x.shape, dtype=weight.dtype, device=x.device)
+    if x.dim() != 3 or x.stride(-1) != 1:
+        x = x.reshape(-1, 1, size).contiguous()
+    outer, inner = x.shape[:2]
+    rows = outer * inner
+    (launch,) = launches.rms_norm_launches(size=size, capability=common.capability(x))
+    common.run(
+        rms_norm_kernel,
+        (cdiv(rows, launch.blocks["ROWS"]),),
+        launch,
+        x=x,
+        weight=weight,
+        residual=None if residual is None else residual.contiguous(),
+        out=out,
+        eps=eps,
+        offset=offset,
+        rows=rows,
+        inner=inner,
+        stride_outer=x.stride(0),
+        stride_inner=x.stride(1),
+        size=size,
+    )
+    return out

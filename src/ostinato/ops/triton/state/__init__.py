@@ -1,1 +1,0 @@
-"""Triton kernels of the operations that keep states in slots."""

@@ -1,0 +1,114 @@
+"""The limit of the process's address space (`ulimit -v`, RLIMIT_AS), and the errors that follow from it.
+
+Such a limit counts what is reserved, not what is used: torch alone reserves more than half a gigabyte. What fails then
+says nothing of the limit, and may be any of a dozen errors.
+
+Permission to use the processor's matrix units (AMX), which Linux gives to each process that asks.
+
+The tile registers add 8 KiB to the saved state of a thread, so a process may use them only after it has asked (Linux's
+Documentation/arch/x86/xstate.rst). The permission holds for all its threads. A process that it starts must ask anew.
+
+Time that kernel threads spin while they wait for each other.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import platform
+import resource
+from collections.abc import MutableMapping
+
+from ostinato.errors import CapacityError
+from ostinato.units import format_bytes
+
+_SAID = (
+    "failed to map segment",
+    "cannot allocate memory",
+    "can't allocate memory",
+    "can't start new thread",
+    "bad_alloc",
+)
+"""Parts of messages of the library loader, of torch and of Python."""
+
+
+def address_space_limit() -> int | None:
+    """Return the limit in bytes; None if there is none."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def address_space_hint() -> str | None:
+    """Return a hint about the limit, for an error that may follow from it; None if there is no limit."""
+    limit = address_space_limit()
+    if limit is None:
+        return None
+    return (
+        f"the process may have {format_bytes(limit)} of address space (ulimit -v), which counts all that is reserved; "
+        "lift it by `ulimit -v unlimited`, and bound memory by a cgroup, which the plan takes into account; or set "
+        "cache_memory to less"
+    )
+
+
+def lack_of_address_space(error: BaseException) -> CapacityError | None:
+    """Return the error to show for one that follows from the limit.
+
+    None if there is no limit, or the error has another cause.
+    """
+    hint = address_space_hint()
+    if hint is None:
+        return None
+    seen: BaseException | None = error
+    while seen is not None:
+        if _is_lack(seen):
+            return CapacityError(f"there was no room for more: {hint}")
+        seen = seen.__cause__ or seen.__context__
+    return None
+
+
+def _is_lack(error: BaseException) -> bool:
+    # A library whose own reservation failed may have nothing better to say than SystemError.
+    if isinstance(error, MemoryError | SystemError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+        return True
+    return isinstance(error, ImportError | RuntimeError) and any(said in str(error).lower() for said in _SAID)
+
+
+ARCH_PRCTL = 158
+"""Number of the system call on x86-64."""
+ARCH_REQ_XCOMP_PERM = 0x1023
+"""Request code for a component of the processor's state."""
+XFEATURE_XTILEDATA = 18
+"""The component with the tiles."""
+
+
+def request_matrix_units() -> str | None:
+    """Request the tiles for every thread of this process. Return None if they may be used, else the reason why not."""
+    if platform.system() != "Linux" or platform.machine() != "x86_64":
+        return f"{platform.system()} on {platform.machine()} has none"
+    system_call = ctypes.CDLL(None, use_errno=True).syscall
+    system_call.restype = ctypes.c_long
+    arguments = (ctypes.c_long(number) for number in (ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA))
+    if system_call(*arguments) == 0:
+        return None
+    return f"arch_prctl(ARCH_REQ_XCOMP_PERM): {os.strerror(ctypes.get_errno())}"
+
+
+SPIN_TURNS = 10_000
+"""Spins of a fraction of a millisecond, for a process that may have to share the machine.
+
+libgomp's own count is 300,000. If another process has taken one of the cores, the threads on the other cores spin until
+it comes back, at every kernel, and a step takes up to 60 times as long.
+"""
+TURNS_BESIDE_SERVER = 1000
+"""Spins of some microseconds, for a server's engine process, which needs a core between any two steps."""
+
+
+def limit_spin_wait(environment: MutableMapping[str, str], turns: int = SPIN_TURNS) -> None:
+    """Set the OpenMP spin count in `environment`, for a process that has not loaded libgomp yet.
+
+    libgomp comes with torch. A thread spins `turns` times before it gives its core to others. The user's own
+    `GOMP_SPINCOUNT` or `OMP_WAIT_POLICY` takes precedence.
+    """
+    if "OMP_WAIT_POLICY" not in environment:
+        environment.setdefault("GOMP_SPINCOUNT", str(turns))

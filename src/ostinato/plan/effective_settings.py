@@ -1,0 +1,118 @@
+"""EffectiveSettings: the settings that the engine runs with, after every open one has its value."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+from pydantic import ConfigDict
+
+from ostinato.config import EngineConfig
+from ostinato.errors import ConfigError, ModelError, Remedy
+from ostinato.kv_cache.checkpoints import StateCacheMode
+from ostinato.ops.sizes import SCAN_CHUNK
+from ostinato.plan.decision import Decision
+from ostinato.plan.device.gpu_catalogue import DeviceSpec
+from ostinato.plan.model import DTYPE_BYTES, ModelSpec
+from ostinato.plan.quantization import AnyQuantization
+from ostinato.plan.rope import RopeSpec
+
+
+class EffectiveSettings(EngineConfig):
+    """Config after planning. A setting that is None has its outcome in another section of the plan.
+
+    `device` is `cpu` or `cuda`; `quantization` is that of the weights while the model runs; `kv_cache_dtype` is `int8`
+    or the model's dtype; `threads` is None where torch chooses it (on a GPU); `rope` is resolved for `max_model_len`,
+    and None for a model without rotary embedding.
+    """
+
+    model_config = ConfigDict(strict=False)
+
+    quantization: AnyQuantization | None = None  # type: ignore[assignment]
+    kv_cache_dtype: str  # type: ignore[assignment]
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    memory_utilization: float
+    state_cache_mode: StateCacheMode
+    state_block_size: int
+    rope: RopeSpec | None = None
+
+    @classmethod
+    def from_config(
+        cls, config: EngineConfig, *, rope: RopeSpec | None, quantization: AnyQuantization | None, **decided: Any
+    ) -> Self:
+        """Return `config` with values for its open settings. Given values never change here."""
+        asked = {name: getattr(config, name) for name in EngineConfig.model_fields}
+        for name, value in decided.items():
+            # A model without state layers plans mode `none`, whatever mode was given.
+            is_open = (
+                not config.is_given(name) or asked[name] == "auto" or (name, value) == ("state_cache_mode", "none")
+            )
+            assert is_open or asked[name] == value, f"{name} was given as {asked[name]!r} and planned as {value!r}"
+        return cls(**asked | decided | {"rope": rope, "quantization": quantization})
+
+
+def choose_dtype(config: EngineConfig, model: ModelSpec) -> tuple[str, list[Decision]]:
+    """Return the dtype of weights and activations: the given one, else the checkpoint's."""
+    if config.dtype in ("auto", model.dtype):
+        return model.dtype, []
+    reason = f"as given, though the checkpoint's weights are {model.dtype}: they are converted while loading"
+    return config.dtype, [Decision("dtype", config.dtype, config.dtype, reason)]
+
+
+def choose_ssm_state_dtype(config: EngineConfig, model: ModelSpec) -> tuple[str, list[Decision]]:
+    """Return the dtype of SSM states in slots: the given one, else the checkpoint's, else float32.
+
+    ModelError if the checkpoint asks for one that is not supported.
+    """
+    given = config.ssm_state_dtype != "auto"
+    dtype = config.ssm_state_dtype if given else model.ssm_state_dtype or "float32"
+    if dtype not in DTYPE_BYTES:
+        known = ", ".join(DTYPE_BYTES)
+        raise ModelError(f"config.json has mamba_ssm_cache_dtype {dtype!r}; the supported ones are {known}")
+    if not model.has_recurrence or DTYPE_BYTES[dtype] >= DTYPE_BYTES["float32"]:
+        return dtype, []
+    _check_width(model, dtype)
+    if config.ssm_state_rounding == "stochastic":
+        _check_rounding(model, dtype)
+    origin = "as given" if given else "as the checkpoint asks"
+    how = "to nearest" if config.ssm_state_rounding == "nearest" else "stochastically"
+    when = "after each token" if config.deterministic else f"after each token, of a prompt every {SCAN_CHUNK}"
+    reason = f"{origin}; rounded {how} {when}"
+    if not config.deterministic:
+        reason += ", so a prompt that chunking cuts elsewhere, or that is computed again, has slightly other results"
+    return dtype, [Decision("ssm_state_dtype", config.ssm_state_dtype, dtype, reason)]
+
+
+def _check_width(model: ModelSpec, dtype: str) -> None:
+    """Raise ConfigError if a state layer's operations only take states of 32 bits."""
+    wide = sorted({mixer.kind for mixer in model.state_layers if mixer.needs_float32})
+    if wide:
+        raise ConfigError(
+            f"ssm_state_dtype {dtype}: {' and '.join(wide)} layers lose what they add in small steps in states of 16 "
+            "bits; use ssm_state_dtype float32",
+            [Remedy("ssm_state_dtype", "float32")],
+        )
+
+
+def _check_rounding(model: ModelSpec, dtype: str) -> None:
+    """Raise ConfigError if a state layer's operations only round states of 16 bits to nearest."""
+    others = {mixer.kind for mixer in model.state_layers if mixer.state.recurrent_elements} - {
+        mixer.kind for mixer in model.state_layers if mixer.rounds_stochastically
+    }
+    if others:
+        raise ConfigError(
+            f"ssm_state_rounding stochastic: {' and '.join(sorted(others))} layers round states to nearest alone; "
+            f"ssm_state_rounding nearest, or ssm_state_dtype float32 in place of {dtype}",
+            [Remedy("ssm_state_rounding", "nearest"), Remedy("ssm_state_dtype", "float32")],
+        )
+
+
+def choose_threads(config: EngineConfig, device: DeviceSpec) -> int | None:
+    """Return the CPU threads of a rank: the given number, else its part of the cores that the process may use.
+
+    On a GPU it is None, which means torch's own choice.
+    """
+    if config.threads is not None:
+        return config.threads
+    return max(1, device.cores // config.tensor_parallel_size) if device.kind == "cpu" else None

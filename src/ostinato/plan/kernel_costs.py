@@ -1,0 +1,178 @@
+"""The work of a prefill: how many floating-point operations a cached prefix saves.
+
+Work of each kernel in a step, for all of a model's layers, by the rules in the operations' facts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from ostinato.ops.kernel_cost import KernelCost, StepShape, pair_flops
+from ostinato.ops.operations import OPERATIONS, call_with_known, prefill_op
+from ostinato.plan.layer_specs import ExpertsSpec, LayerSpec
+from ostinato.plan.memory.cache_modes import bytes_per_token
+from ostinato.plan.mixers import Mixer, StateDtype
+from ostinato.plan.model import DTYPE_BYTES, ModelSpec
+from ostinato.plan.weights import Weight
+
+
+@dataclass(frozen=True)
+class PrefillFlops:
+    """Floating-point operations of a prefill.
+
+    `per_token` is for each token, `per_pair` for each pair of a token and one that it attends to: an earlier one or
+    itself.
+    """
+
+    per_token: float
+    per_pair: float
+
+    def until(self, tokens: int) -> float:
+        """Return the operations of the first `tokens` tokens of a prompt."""
+        return self.per_token * tokens + self.per_pair * tokens * (tokens + 1) / 2
+
+
+@dataclass(frozen=True)
+class StateCachePlan:
+    """Work that a hit saves. The settings say how prefixes are kept, the memory split how many."""
+
+    prefill_flops: PrefillFlops
+
+
+def prefill_flops(model: ModelSpec) -> PrefillFlops:
+    """Return the work of all layers, including the drafter's, which computes prompts too.
+
+    Embeddings cost none, and only a prompt's last token needs the LM head. Every parameter that a token uses counts as
+    one multiplication and one addition; of the experts, those that the router chooses.
+    """
+    met = sum(layer.used_parameters - layer.inactive_parameters for layer in model.cached_layers)
+    if model.drafter is not None and model.drafter.method == "mtp":
+        met += model.drafter.outer_parameters
+    scans = sum(mixer.scan_flops for mixer in model.state_layers)
+    pairs = sum(pair_flops(layer.num_heads, layer.head_dim) for layer in model.attention_layers)
+    return PrefillFlops(per_token=float(2 * met + scans), per_pair=float(pairs))
+
+
+LOGITS = "logits"
+"""Name of the LM head's matmul, for one position of each prompt row, or for all positions of a decode row.
+
+It is a `linear` under a separate name.
+"""
+
+
+@dataclass(frozen=True)
+class KernelCostPart:
+    """Work of one operation on data stored in one dtype: weights, states, or keys and values.
+
+    `storage` is that dtype (`int8` for weights of 8 bits).
+    """
+
+    name: str
+    storage: str
+    work: KernelCost
+
+    @property
+    def operation(self) -> str:
+        return "linear" if self.name == LOGITS else self.name
+
+
+def kernel_work(
+    model: ModelSpec, dtype: str, ssm_state_dtype: str, step: StepShape, kv_cache_dtype: str | None = None
+) -> dict[str, KernelCost | None]:
+    """Return the work by operation, for all of the model's layers, and that of `logits`.
+
+    `kv_cache_dtype` is that of keys and values, None: the model's. Operations that only pass over activations are left
+    out. None for the experts of a step with several tokens, which reads those that its tokens choose: that is not known
+    beforehand.
+    """
+    works: dict[str, KernelCost] = {}
+    for part in kernel_parts(model, dtype, ssm_state_dtype, step, kv_cache_dtype):
+        works[part.name] = works.get(part.name, KernelCost()) + part.work
+    return {name: None if name == "moe" and step.tokens > 1 else work for name, work in works.items()}
+
+
+def kernel_parts(
+    model: ModelSpec, dtype: str, ssm_state_dtype: str, step: StepShape, kv_cache_dtype: str | None = None
+) -> Iterator[KernelCostPart]:
+    """Yield the work of `kernel_work` by storage. Experts count as if every token chose them at random."""
+    kept = kv_cache_dtype or dtype
+    for i, layer in enumerate(model.layers):
+        inside = f"{model.backbone}layers.{i}."
+        yield from _products(model, dtype, step, "linear", _product_parameters(layer), layer.linears, inside)
+        if layer.experts is not None:
+            yield from _of_experts(model, dtype, step, layer, layer.experts, inside)
+        if layer.attention is not None:
+            heads = {name: getattr(layer.attention, name) for name in ("num_heads", "head_dim", "window")}
+            work = _work("attention", step, **heads, kv_bytes_per_token=bytes_per_token(layer.attention, kept))
+            yield KernelCostPart("attention", kept, work)
+        if layer.mixer is not None:
+            yield from _of_mixer(layer.mixer, {"model": dtype, "state": ssm_state_dtype}, step)
+    head, each = model.lm_head, StepShape(step.rows, step.tokens_per_row if step.decodes else 1, 0, step.decodes)
+    yield from _products(model, dtype, each, LOGITS, head.num_elements, [head], "")
+
+
+def _products(
+    model: ModelSpec,
+    dtype: str,
+    step: StepShape,
+    name: str,
+    parameters: int,
+    matrices: Iterable[Weight],
+    inside: str,
+) -> Iterator[KernelCostPart]:
+    """Yield the work of matmuls with `parameters` weights, separately for 8-bit weights.
+
+    The parameters include those of `matrices`, whose names get the prefix `positions_inside`.
+    """
+    quantization = model.quantization
+    matrices = [] if quantization is None else [matrix.with_prefix(inside) for matrix in matrices]
+    small = [matrix for matrix in matrices if quantization is not None and quantization.quantises(matrix)]
+    elements = sum(matrix.num_elements for matrix in small)
+    plain = parameters - elements
+    if plain:
+        yield KernelCostPart(name, dtype, _work("linear", step, parameters=plain, num_bytes=plain * DTYPE_BYTES[dtype]))
+    if small and quantization is not None:
+        num_bytes = sum(quantization.num_bytes(matrix) for matrix in small)
+        yield KernelCostPart(name, "int8", _work("linear", step, parameters=elements, num_bytes=num_bytes))
+
+
+def _of_experts(
+    model: ModelSpec, dtype: str, step: StepShape, layer: LayerSpec, experts: ExpertsSpec, inside: str
+) -> Iterator[KernelCostPart]:
+    met = experts.top_k * experts.parameters_of_each
+    share = expected_experts(experts, step.tokens) / experts.num_experts
+    for part in _products(model, dtype, step, "moe", layer.expert_parameters, layer.expert_weights, inside):
+        all_met = part.work.flops * met / layer.expert_parameters
+        yield KernelCostPart("moe", part.storage, KernelCost(part.work.num_bytes * share, all_met))
+
+
+def _of_mixer(mixer: Mixer, dtypes: Mapping[StateDtype, str], step: StepShape) -> Iterator[KernelCostPart]:
+    """Yield the work of the operations that read and write a part of its state, by the dtype of that part."""
+    for operation, array in mixer.operations.items():
+        if array is not None:
+            name, storage = operation if step.decodes else prefill_op(operation), dtypes[mixer.state[array].dtype]
+            yield KernelCostPart(name, storage, _work(name, step, **mixer.sizes, element_bytes=DTYPE_BYTES[storage]))
+
+
+def expected_experts(experts: ExpertsSpec, tokens: int) -> float:
+    """Return how many experts `tokens` tokens read, on average, if each chooses at random."""
+    return experts.num_experts * (1 - (1 - experts.top_k / experts.num_experts) ** tokens)
+
+
+def _work(operation: str, step: StepShape, **numbers: float) -> KernelCost:
+    rule = OPERATIONS[operation].work
+    assert rule is not None, f"{operation} has a rule"
+    work: KernelCost = call_with_known(rule, {**numbers, "step": step})
+    return work
+
+
+def _product_parameters(layer: LayerSpec) -> int:
+    """Return the weights and biases of a layer's `linear` operations, including routers.
+
+    Norms over the hidden size are included too: they are too small to matter.
+    """
+    others = layer.expert_parameters
+    if layer.mixer is not None:
+        others += layer.mixer.conv_parameters
+    return layer.used_parameters - others

@@ -1,0 +1,200 @@
+"""LayerSpec: one layer of a model in the plan, with its attention and its experts.
+
+VisionSpec: the encoder of images in the plan.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from ostinato.plan.graphs.arena import NO_CALLS, CallTrace
+from ostinato.plan.mixers import Mixer
+from ostinato.plan.weights import Weight, num_elements
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """Attention of one layer; its keys and values are stored in blocks."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rotates: bool = True
+    """True if it uses the model's rotary embedding, if there is one."""
+    window: int | None = None
+    """Number of positions that a token attends to, its own included; None: all up to its own."""
+
+    values_in_keys: bool = False
+    """True if a token's values are the first elements of its keys, as in multi-head latent attention.
+
+    Then the cache stores keys alone.
+    """
+
+    @property
+    def kv_elements_per_token(self) -> int:
+        """Elements that one token adds to the cache in this layer.
+
+        They are its keys, and its values unless these are part of the keys.
+        """
+        return (1 if self.values_in_keys else 2) * self.num_kv_heads * self.head_dim
+
+
+@dataclass(frozen=True)
+class LatentSizes:
+    """Sizes of multi-head latent attention, in elements.
+
+    `rank` is that of a token's latent, `shared` that of the key part that all heads share. `key` and `value` are those
+    of each head's own key and value, which are computed from the latent by a matmul.
+    """
+
+    rank: int
+    shared: int
+    key: int
+    value: int
+
+
+@dataclass(frozen=True)
+class ExpertsSpec:
+    """Experts of one layer. A router chooses `top_k` of them for each token.
+
+    `size` is that of their input and result. An activation with a gate takes `intermediate_size` twice.
+    """
+
+    num_experts: int
+    top_k: int
+    size: int
+    intermediate_size: int
+    is_gated: bool = True
+
+    @property
+    def inner_size(self) -> int:
+        """Size of the result of an expert's first matmul."""
+        return (2 if self.is_gated else 1) * self.intermediate_size
+
+    @property
+    def parameters_of_each(self) -> int:
+        return self.size * (self.inner_size + self.intermediate_size)
+
+    @property
+    def activation_elements(self) -> int:
+        """Elements per token of the chosen experts: between their two matmuls, with a gate's, and after them."""
+        return self.top_k * (self.inner_size + self.size + self.intermediate_size)
+
+
+@dataclass(frozen=True)
+class LayerSpec:
+    """One layer of the stack. A layer may have attention, a state mixer, both (Falcon-H1) or neither (an MLP).
+
+    `weights` are its rows of the weight table, with names relative to the layer. `activation_elements` is derived from
+    its calls: the largest number of elements per token of its intermediate results that are alive at once, without the
+    residual stream, its normed form and the experts' results.
+    """
+
+    kind: str
+    attention: AttentionSpec | None = None
+    mixer: Mixer | None = None
+    """Mixer that keeps a state in slots, if the layer has one."""
+    experts: ExpertsSpec | None = None
+    activation_elements: int = 0
+    weights: tuple[Weight, ...] = ()
+    shared_weights: tuple[Weight, ...] = ()
+    """Rows of weights that it uses and another layer has, named as if they were in this layer too."""
+    use: int | None = None
+    """Index of this use, for a layer whose block is shared with other layers."""
+
+    @cached_property
+    def parameters(self) -> int:
+        """Parameters stored in the model's dtype."""
+        return num_elements(self.weights, in_float32=False)
+
+    @cached_property
+    def float32_parameters(self) -> int:
+        """Parameters stored in float32, whatever the model's dtype is."""
+        return num_elements(self.weights, in_float32=True)
+
+    @cached_property
+    def used_parameters(self) -> int:
+        """Number of `parameters` and of those that it borrows."""
+        return self.parameters + num_elements(self.shared_weights, in_float32=False)
+
+    @cached_property
+    def expert_parameters(self) -> int:
+        return num_elements(self.expert_weights)
+
+    @property
+    def inactive_parameters(self) -> int:
+        """Parameters that a token does not use: those of experts that its router does not choose."""
+        experts = self.experts
+        return 0 if experts is None else (experts.num_experts - experts.top_k) * experts.parameters_of_each
+
+    @cached_property
+    def linears(self) -> tuple[Weight, ...]:
+        """Matrices that it multiplies with and that can be quantised, except the experts'."""
+        used = (*self.weights, *self.shared_weights)
+        return tuple(weight for weight in used if weight.can_be_quantised and weight.role != "experts")
+
+    @cached_property
+    def expert_weights(self) -> tuple[Weight, ...]:
+        """Matrices of all experts: inward, and outward."""
+        return tuple(weight for weight in self.weights if weight.role == "experts")
+
+
+@dataclass(frozen=True)
+class VisionSpec:
+    """Vision encoder in the plan: a transformer over patches of images, whose outputs replace token embeddings.
+
+    An item is one image, or one temporal patch (`temporal_patch_size` frames) of a video. Each of its `merge_size ** 2`
+    neighbouring patches give one output token, of `hidden_rows` vectors of `out_hidden_size`: one that replaces the
+    token's embedding, and one for each of the first layers of the text model (DeepStack), taken after the encoder's
+    layers `deepstack_layers`.
+    """
+
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    intermediate_size: int
+    patch_size: int
+    temporal_patch_size: int
+    merge_size: int
+    in_channels: int
+    out_hidden_size: int
+    num_positions: int
+    """Number of learned position embeddings, which form a square grid."""
+    deepstack_layers: tuple[int, ...]
+    image_token_id: int
+    video_token_id: int
+    start_token_id: int
+    """Token before an image's tokens."""
+    end_token_id: int
+    weights: tuple[Weight, ...] = ()
+    calls: CallTrace = NO_CALLS
+    """Calls for one output token."""
+    smallest_item: int = 64
+    """Output tokens of the smallest image, as the checkpoint's image processor makes it.
+
+    64 tokens are 256 x 256 pixels in patches of 16.
+    """
+
+    @property
+    def parameters(self) -> int:
+        return num_elements(self.weights)
+
+    @property
+    def patch_elements(self) -> int:
+        """Elements of a patch, as the encoder reads it."""
+        return self.in_channels * self.temporal_patch_size * self.patch_size**2
+
+    @property
+    def patches_per_token(self) -> int:
+        return self.merge_size**2
+
+    @property
+    def token_side(self) -> int:
+        """Pixels along a side of the area that an output token represents."""
+        return self.merge_size * self.patch_size
+
+    @property
+    def hidden_rows(self) -> int:
+        """Vectors of an output token."""
+        return 1 + len(self.deepstack_layers)

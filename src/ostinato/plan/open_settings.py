@@ -1,0 +1,62 @@
+"""Choice of the overlap executor, which schedules each step while the one before it runs.
+
+Decisions on which tokenizer and chat template are used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from ostinato.config import EngineConfig
+from ostinato.errors import ConfigError, Remedy
+from ostinato.plan.decision import Decision
+from ostinato.plan.device.gpu_catalogue import DeviceSpec
+from ostinato.plan.model import ModelSpec
+
+
+def choose_overlap(config: EngineConfig, device: DeviceSpec) -> tuple[Literal["on", "off"], list[Decision]]:
+    """Return the given setting, else `on` where overlap can hide the host's work.
+
+    ConfigError if it is `on` with speculation or with several ranks.
+    """
+    asked, drafts = config.overlap, config.speculative is not None
+    ranks = config.tensor_parallel_size
+    if asked == "on" and ranks > 1:
+        message = f"overlap on: with tensor_parallel_size {ranks}, ranks get a step when the one before it is over"
+        raise ConfigError(message, [Remedy("overlap", "off"), Remedy("tensor_parallel_size", 1)])
+    if asked == "on" and drafts:
+        message = (
+            "overlap on schedules a step before the one in front of it is over, and how many drafts of that one are "
+            "accepted is not known by then; set overlap to off or auto, or leave speculative out"
+        )
+        raise ConfigError(message, [Remedy("overlap", "off"), Remedy("speculative", None)])
+    if asked == "on":
+        threads = ", beside the kernels' threads, which it takes time from" if device.kind == "cpu" else ""
+        reason = f"as given: a step is scheduled while the one before it runs{threads}"
+        return "on", [Decision("overlap", asked, "on", reason)]
+    if asked == "off":
+        return "off", []
+    if ranks > 1:
+        reason = "ranks get a step when the one before it is over"
+    elif drafts:
+        reason = "a step with drafts ends with as many tokens as were accepted, so the next one waits for it"
+    elif device.kind == "cpu":
+        reason = "the cores that would schedule the next step are those that compute this one"
+    else:
+        reason = "the host schedules a step while the device computes the one before it"
+        return "on", [Decision("overlap", asked, "on", reason)]
+    return "off", [Decision("overlap", asked, "off", reason)]
+
+
+def text_decisions(config: EngineConfig, model: ModelSpec) -> Iterator[Decision]:
+    """Yield the decisions on a tokenizer or template that was given in place of the checkpoint's own."""
+    if config.tokenizer is not None:
+        reason = "as given, in place of the checkpoint's, and its chat template too"
+        if model.given_tokens is not None:
+            reason += f"; {model.given_tokens:,} of the model's {model.vocab_size:,} token ids have a text"
+        yield Decision("tokenizer", config.tokenizer, config.tokenizer, reason)
+    if config.chat_template is not None:
+        whose = "checkpoint's" if config.tokenizer is None else "tokenizer's"
+        reason = f"as given, in place of the {whose}"
+        yield Decision("chat_template", config.chat_template, config.chat_template, reason)

@@ -1,0 +1,203 @@
+"""Plan of the drafter: the method, its weights and memory, and its graphs.
+
+Graphs of the drafter: like those of the model, for one token per row.
+
+Speculation: the drafter, the methods that a model supports, and the memory of drafts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from ostinato.config import EngineConfig
+from ostinato.config_fields import Speculative
+from ostinato.errors import ConfigError, Remedy
+from ostinato.plan.decision import Decision, no_effect
+from ostinato.plan.graphs.capture_plan import CapturePlan
+from ostinato.plan.graphs.capture_sizes import CaptureSizes, draft_numbers
+from ostinato.plan.graphs.coverage import coverage
+from ostinato.plan.memory.split import kv_block_bytes, slots_per_request, state_slot_bytes
+from ostinato.plan.model import DrafterSpec, ModelSpec
+from ostinato.plan.quantization import AnyQuantization
+from ostinato.plan.rope import RopeSpec, resolve_rope
+
+
+def draft_capture(
+    capture: CapturePlan, method: Literal["mtp", "draft"], max_num_seqs: int, max_num_batched_tokens: int
+) -> CapturePlan:
+    """Return the graphs of a prediction head or of a draft model.
+
+    A head runs on decode rows alone, a draft model on all tokens. `capture` is the model's own plan. A head has full
+    graphs where the model has, and no others.
+    """
+    is_head = method == "mtp"
+    ladders = CaptureSizes((), capture.rows) if is_head else capture.ladders()
+    most_tokens = max_num_seqs if is_head else max_num_batched_tokens
+    return replace(
+        capture,
+        tokens=ladders.tokens,
+        rows=ladders.rows,
+        tokens_per_row=(1,),
+        splits=() if is_head else capture.splits,
+        coverage=coverage(ladders, capture.graph_mode, max_num_seqs=max_num_seqs, max_num_batched_tokens=most_tokens),
+        uncovered=(),
+        time=None,
+    )
+
+
+Method = Literal["ngram", "mtp", "draft"]
+
+
+@dataclass(frozen=True)
+class SpeculativePlan:
+    """Method of drafting, and what the drafter adds to the model's sizes; the additions are 0 without a drafter.
+
+    `weights` are bytes in all, `kv_block` those of one block, `state_slot` those of one slot. `model`, `quantization`
+    and `rope` (as resolved for `max_model_len`) are a draft model's, `architecture` is the drafter's, and the
+    `prompt_lookup_*` are those of method `ngram`; each is None elsewhere.
+    """
+
+    method: Method
+    num_speculative_tokens: int
+    adaptive: bool
+    slots_per_request: int
+    model: str | None
+    architecture: str | None
+    parameters: int
+    weights: int
+    quantization: AnyQuantization | None
+    kv_block: int
+    state_slot: int
+    rope: RopeSpec | None
+    prompt_lookup_max: int | None
+    prompt_lookup_min: int | None
+    reason: str
+
+    @property
+    def draft_numbers(self) -> tuple[int, ...]:
+        """Numbers of drafts per row that a step may have."""
+        return draft_numbers(self.num_speculative_tokens, self.adaptive)
+
+
+def available_methods(model: ModelSpec) -> tuple[Method, ...]:
+    """Return the methods that a model supports, `draft` with a second checkpoint."""
+    return ("ngram", "mtp", "draft") if _why_no_head(model) is None else ("ngram", "draft")
+
+
+def with_drafter(config: EngineConfig, model: ModelSpec, draft: ModelSpec | None = None) -> ModelSpec:
+    """Return `model` with the drafter that `config` asks for, None if the method needs none.
+
+    `draft` is the second model of method `draft`; without it, the one that is attached already. ConfigError if the
+    model does not support the method, or the draft model has another vocabulary or an encoder of images.
+    """
+    speculative = config.speculative
+    if speculative is None or speculative.method == "ngram":
+        return replace(model, drafter=None)
+    if speculative.method == "mtp":
+        problem = _why_no_head(model)
+        if problem is not None:
+            ngram = Remedy("speculative", f"ngram:{speculative.num_speculative_tokens}")
+            methods = ", ".join(available_methods(model))
+            raise ConfigError(f"speculative mtp: {problem}; methods that it can do: {methods}", [ngram])
+        return replace(model, drafter=model.head)
+    if draft is None and model.drafter is not None:
+        draft = model.drafter.model
+    assert draft is not None, "method draft needs the draft model's spec"
+    if draft.vision is not None:
+        raise ConfigError(
+            f"speculative: the draft model {speculative.model!r} has an encoder of images; give one of text alone",
+            [Remedy("speculative", f"ngram:{speculative.num_speculative_tokens}")],
+        )
+    if draft.vocab_size != model.vocab_size:
+        raise _other_vocabulary(speculative, model, draft)
+    drafter = DrafterSpec("draft", draft.layers, 0, draft.weights, draft.ops, draft)
+    return replace(model, drafter=drafter)
+
+
+def plan_speculation(
+    config: EngineConfig, model: ModelSpec, dtype: str, ssm_state_dtype: str, kv_cache_dtype: str, max_model_len: int
+) -> tuple[SpeculativePlan | None, list[Decision]]:
+    """Return the plan of speculation and decisions on it; the plan is None without speculation.
+
+    The model must have its drafter; it runs in these dtypes.
+    """
+    speculative = config.speculative
+    if speculative is None:
+        idle = no_effect(config, "speculative_adaptive", "speculative is open")
+        return None, [idle] if config.is_given("speculative_adaptive") else []
+    own, drafter = replace(model, drafter=None), model.drafter
+    draft = None if drafter is None else drafter.model
+    decisions: list[Decision] = []
+    rope = None
+    if draft is not None:
+        decisions += _draft_decisions(draft, dtype, ssm_state_dtype, max_model_len)
+        if draft.rope is not None:
+            rope, decision = resolve_rope(draft.rope, max_model_len)
+            decisions += [replace(decision, topic="draft.rope")] if decision is not None else []
+    is_ngram = speculative.method == "ngram"
+    plan = SpeculativePlan(
+        method=speculative.method,
+        num_speculative_tokens=speculative.num_speculative_tokens,
+        adaptive=config.speculative_adaptive == "on",
+        slots_per_request=slots_per_request(speculative.num_speculative_tokens),
+        model=speculative.model,
+        architecture=None if drafter is None else (draft or model).architecture,
+        parameters=0 if drafter is None else drafter.num_parameters,
+        weights=0 if drafter is None else drafter.weight_bytes(dtype),
+        quantization=None if draft is None else draft.quantization,
+        kv_block=kv_block_bytes(model, config.block_size, kv_cache_dtype)
+        - kv_block_bytes(own, config.block_size, kv_cache_dtype),
+        state_slot=state_slot_bytes(model, dtype, ssm_state_dtype) - state_slot_bytes(own, dtype, ssm_state_dtype),
+        rope=rope,
+        prompt_lookup_max=speculative.prompt_lookup_max if is_ngram else None,
+        prompt_lookup_min=speculative.prompt_lookup_min if is_ngram else None,
+        reason=_reason(speculative),
+    )
+    return plan, decisions
+
+
+def _why_no_head(model: ModelSpec) -> str | None:
+    """Return why the model cannot draft with its own head; None if it can."""
+    if model.head is None:
+        return "the model has no prediction head"
+    if any(layer.mixer is not None for layer in model.head.layers):
+        return "the model's prediction head has state layers, which cannot draft yet"
+    return None
+
+
+def _other_vocabulary(speculative: Speculative, model: ModelSpec, draft: ModelSpec) -> ConfigError:
+    count = speculative.num_speculative_tokens
+    message = (
+        f"the draft model {speculative.model} has a vocabulary of {draft.vocab_size} tokens, and the model one of "
+        f"{model.vocab_size}; a draft model's is the same"
+    )
+    others = [method for method in available_methods(model) if method != "draft"]
+    return ConfigError(message, [Remedy("speculative", f"{method}:{count}") for method in others])
+
+
+def _draft_decisions(draft: ModelSpec, dtype: str, ssm_state_dtype: str, max_model_len: int) -> list[Decision]:
+    """Return the decisions where a draft model runs differently from its checkpoint."""
+    decisions = []
+    if draft.dtype != dtype:
+        reason = "a draft model runs in the dtype of the model: its weights are converted while loading"
+        decisions.append(Decision("draft.dtype", draft.dtype, dtype, reason))
+    wish = draft.ssm_state_dtype or "float32"
+    if draft.has_recurrence and wish != ssm_state_dtype:
+        reason = "slots hold the states of both models, in one dtype"
+        decisions.append(Decision("draft.ssm_state_dtype", wish, ssm_state_dtype, reason))
+    longest = draft.max_position_embeddings
+    if longest is not None and longest < max_model_len:
+        reason = f"the draft model was made for {longest} tokens; beyond them its drafts may seldom be accepted"
+        decisions.append(Decision("draft.max_model_len", longest, max_model_len, reason))
+    return decisions
+
+
+def _reason(speculative: Speculative) -> str:
+    if speculative.method == "ngram":
+        low, high = speculative.prompt_lookup_min, speculative.prompt_lookup_max
+        words = f"{low} to {high}" if low < high else str(high)
+        return f"drafts are what followed the last occurrence of the text's last {words} tokens"
+    if speculative.method == "mtp":
+        return "drafts come from the model's own prediction head, which is fed its own hidden state"
+    return f"drafts come from the model {speculative.model}"

@@ -1,0 +1,119 @@
+"""Placement of requests on replicas: the router's inputs are made here.
+
+Inputs of the router for a request: its prompt's block hashes, its conversation, and the expected answer length.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+from ostinato.engine.process.engine_messages import EngineStarted, SubmitRequest
+from ostinato.kv_cache.eviction import EvictionCosts
+from ostinato.kv_cache.prefix_index import BlockHashes, MediaSpan
+from ostinato.plan.plan import Plan
+from ostinato.replicas.router import MAX_SESSIONS, PromptTimes, ReplicaRouter, RoutingPolicy
+
+FADING = 0.02
+"""Weight of one answer's length in the running mean."""
+
+
+def predict_times(plan: Plan) -> tuple[PromptTimes, float]:
+    """Return the plan's predictions of prompt times, and of a replica's seconds per token of an answer.
+
+    Without predictions, FLOPs take the place of both: seconds are then those of a machine with one FLOP per second.
+    """
+    flops = plan.state_cache.prefill_flops
+    costs = EvictionCosts(
+        flops.per_token, flops.per_pair, plan.memory.kv_block + plan.memory.window_block, plan.memory.state_slot
+    )
+    prompts = [step for step in plan.prediction.steps if step.tokens_per_row > 1]
+    decodes = [step for step in plan.prediction.steps if step.tokens_per_row == 1]
+    if not prompts or not decodes:
+        return PromptTimes(costs, 1.0), costs.flops(0, 1)
+    fullest = max(decodes, key=lambda step: step.rows)
+    times = PromptTimes.of_step(costs, prompts[0].tokens_per_row, prompts[0].seconds)
+    return times, fullest.seconds / fullest.rows
+
+
+def hash_prompt(
+    token_ids: Sequence[int], block_size: int, salt: str | None, media: Iterable[MediaSpan] = ()
+) -> BlockHashes:
+    """Return the block hashes of a prompt's full blocks, as in the replicas' index."""
+    chain = BlockHashes(block_size, salt, tuple(media))
+    chain.extend(lambda start, end: tuple(token_ids[start:end]), len(token_ids))
+    return chain
+
+
+class ConversationTracker:
+    """Recognizes conversations: the prompt of a turn begins with the prompt of the turn before.
+
+    Clients need not name them. A block hash includes the salt, so conversations of two salts differ.
+    """
+
+    def __init__(self, most: int = MAX_SESSIONS) -> None:
+        self._most = most
+        self._of_key: OrderedDict[int, str] = OrderedDict()
+        self._num_made = 0
+
+    def session(self, chain: BlockHashes) -> str:
+        """Return the conversation whose last prompt is a prefix of this one, or a new one.
+
+        This prompt is the conversation's last one from now on.
+        """
+        found = next((key for key in reversed(chain.keys) if key in self._of_key), None)
+        if found is None:
+            self._num_made += 1
+            session = f"conversation-{self._num_made}"
+        elif found == chain.keys[-1]:
+            session = self._of_key[found]
+        else:
+            session = self._of_key.pop(found)
+        if chain.keys:
+            self._of_key[chain.keys[-1]] = session
+            self._of_key.move_to_end(chain.keys[-1])
+            if len(self._of_key) > self._most:
+                self._of_key.popitem(last=False)
+        return session
+
+
+class AnswerLengths:
+    """Mean length of answers, in which recent ones count more."""
+
+    def __init__(self) -> None:
+        self._mean: float | None = None
+
+    def note(self, num_tokens: int) -> None:
+        """Count an answer that has ended."""
+        self._mean = num_tokens if self._mean is None else self._mean + FADING * (num_tokens - self._mean)
+
+    def expected(self, most: int | None) -> int:
+        """Return the expected length of an answer that may have `most` tokens; 0 before any has ended."""
+        mean = round(self._mean or 0)
+        return mean if most is None else min(mean, most)
+
+
+class ReplicaPlacement:
+    """Chooses replicas for requests by their prompts, their conversations, and the lengths of answers so far."""
+
+    def __init__(self, started: EngineStarted, policy: RoutingPolicy, clock: Callable[[], float]) -> None:
+        """Create the router from `started`, the first replica's report."""
+        self.plan = started.plan
+        times, seconds_per_output = predict_times(started.plan)
+        self.router = ReplicaRouter(started.plan.settings.block_size, times, seconds_per_output, policy)
+        self.answers = AnswerLengths()
+        self._conversations, self._clock = ConversationTracker(), clock
+
+    def choose(self, request_id: str, asked: SubmitRequest, among: Collection[str] | None = None) -> str | None:
+        """Choose a replica of `among` (None: of all) for a request, and count the request as sent there.
+
+        None if no such replica takes new requests.
+        """
+        router = self.router
+        media = () if asked.media is None else asked.media.in_chain(asked.cache_salt)
+        chain = hash_prompt(asked.prompt_token_ids, router.block_size, asked.cache_salt, media)
+        expected = self.answers.expected(asked.params.max_tokens) * asked.params.n
+        session = self._conversations.session(chain)
+        now = self._clock()
+        choice = router.route(request_id, chain, len(asked.prompt_token_ids), now, expected, session, among)
+        return None if choice is None else choice.name

@@ -1,0 +1,145 @@
+"""Memory of blocks, window blocks and slots as bytes, for cache files and for migration between engines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from ostinato.ops.step_inputs import LayerCache
+
+
+class MemoryRows(Protocol):
+    """Parts of memory, each with a row for every block, window block or slot. A copy takes one row of every part."""
+
+    sizes: list[int]
+    """Bytes of a row, in each part."""
+
+    def read(self, index: int, into: np.ndarray) -> None: ...
+    def write(self, index: int, contents: memoryview) -> None: ...
+
+
+class LayerCacheMemory:
+    """Copies a block, a window block or a slot out of the layers' memory and into it (`CacheMemory`).
+
+    The bytes of all layers follow each other.
+    """
+
+    def __init__(
+        self,
+        memory: Sequence[LayerCache],
+        block_size: int,
+        rows: Callable[[Sequence[torch.Tensor]], MemoryRows] | None = None,
+    ) -> None:
+        """Choose the copy functions and compute the sizes.
+
+        `block_size` is the number of tokens in a block; all have the same number of bytes in each part of it. `rows`
+        does the copies; by default the one for the memory's device.
+        """
+        if rows is None:
+            is_on_host = all(part.device.type == "cpu" for each in memory for part in each.tensors.values())
+            rows = HostRows if is_on_host else DeviceRows
+        self._blocks, self._panes, self._slots = (
+            rows(of(memory)) for of in (_block_tensors, _window_block_tensors, _slot_tensors)
+        )
+        self.block_bytes, self.window_block_bytes, self.slot_bytes = (
+            sum(each.sizes) for each in (self._blocks, self._panes, self._slots)
+        )
+        self._block_size = block_size
+
+    def read_block(self, block: int, num_tokens: int | None = None, into: memoryview | None = None) -> memoryview:
+        return self._read(self._blocks, block, into, num_tokens)
+
+    def write_block(self, block: int, contents: memoryview) -> None:
+        self._blocks.write(block, contents)
+
+    def read_window_block(self, pane: int, num_tokens: int | None = None, into: memoryview | None = None) -> memoryview:
+        return self._read(self._panes, pane, into, num_tokens)
+
+    def write_window_block(self, pane: int, contents: memoryview) -> None:
+        self._panes.write(pane, contents)
+
+    def read_slot(self, slot: int, into: memoryview | None = None) -> memoryview:
+        return self._read(self._slots, slot, into)
+
+    def write_slot(self, slot: int, contents: memoryview) -> None:
+        self._slots.write(slot, contents)
+
+    def _read(self, rows: MemoryRows, index: int, into: memoryview | None, num_tokens: int | None = None) -> memoryview:
+        found = np.empty(sum(rows.sizes), np.uint8) if into is None else np.frombuffer(into, np.uint8)
+        rows.read(index, found)
+        if num_tokens is not None:
+            _clear(found, rows.sizes, self._block_size, num_tokens)
+        return found.data
+
+
+class HostRows:
+    """Rows of memory on a CPU.
+
+    numpy copies, on the calling thread alone. torch would split a copy among its threads, and on a busy processor these
+    wait for each other longer than the copy takes.
+    """
+
+    def __init__(self, parts: Sequence[torch.Tensor]) -> None:
+        self._parts = [_rows(part).numpy() for part in parts]
+        self.sizes = [part.shape[1] for part in self._parts]
+
+    def read(self, index: int, into: np.ndarray) -> None:
+        if self._parts:
+            np.concatenate([part[index] for part in self._parts], out=into)
+
+    def write(self, index: int, contents: memoryview) -> None:
+        given = np.frombuffer(contents, np.uint8)
+        start = 0
+        for part in self._parts:
+            part[index] = given[start : start + part.shape[1]]
+            start += part.shape[1]
+
+
+class DeviceRows:
+    """Rows of memory on a GPU. Written data is there when the call returns, whatever stream reads it."""
+
+    def __init__(self, parts: Sequence[torch.Tensor]) -> None:
+        self._parts = [_rows(part) for part in parts]
+        self.sizes = [part.shape[1] for part in self._parts]
+
+    def read(self, index: int, into: np.ndarray) -> None:
+        if self._parts:
+            into[:] = torch.cat([part[index] for part in self._parts]).cpu().numpy()
+
+    def write(self, index: int, contents: memoryview) -> None:
+        given = torch.from_numpy(np.array(np.frombuffer(contents, np.uint8)))
+        for part, own in zip(self._parts, given.split(self.sizes), strict=True):
+            part[index].copy_(own)
+        if self._parts and self._parts[0].device.type == "cuda":
+            torch.cuda.synchronize(self._parts[0].device)
+
+
+def _block_tensors(memory: Sequence[LayerCache]) -> list[torch.Tensor]:
+    return [part for each in memory if not each.in_window_blocks for part in each.block_tensors.values()]
+
+
+def _window_block_tensors(memory: Sequence[LayerCache]) -> list[torch.Tensor]:
+    return [part for each in memory if each.in_window_blocks for part in each.block_tensors.values()]
+
+
+def _slot_tensors(memory: Sequence[LayerCache]) -> list[torch.Tensor]:
+    return [part for each in memory for part in each.states.values()]
+
+
+def _rows(part: torch.Tensor) -> torch.Tensor:
+    """Return the same memory as bytes: [blocks or slots, ...] -> [blocks or slots, bytes of one]."""
+    return part.detach().view(len(part), -1).view(torch.uint8)
+
+
+def _clear(contents: np.ndarray, sizes: Sequence[int], block_size: int, num_tokens: int) -> None:
+    """Zero the bytes after the first `num_tokens` tokens in each part of a block.
+
+    They may still be another request's.
+    """
+    end = 0
+    for size in sizes:
+        start, end = end, end + size
+        contents[start + size // block_size * num_tokens : end] = 0

@@ -1,0 +1,132 @@
+"""Graphs of a model and of its vision encoder, according to the plan."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+
+from ostinato.errors import CapacityError, Remedy
+from ostinato.graphs.buffers import StepBuffers
+from ostinato.graphs.cuda import CudaBackend
+from ostinato.graphs.encoder_graphs import EncoderGraphs
+from ostinato.graphs.step_graphs import Backend, StepForward, StepGraphs, persistent_storages, weight_storages
+from ostinato.graphs.tape import TapeBackend
+from ostinato.models.base import CausalLM
+from ostinato.ops.step_inputs import EncoderInputs, LayerCache
+from ostinato.plan.device.gpu_catalogue import DeviceSpec
+from ostinato.plan.encoder.encoder_plan import EncoderPlan
+from ostinato.plan.graphs.capture_plan import CapturePlan
+from ostinato.plan.layer_specs import VisionSpec
+from ostinato.plan.plan import Plan
+from ostinato.runner.image_encoder import write_encoder_inputs
+
+BACKENDS = {"tape": TapeBackend, "cuda": CudaBackend}
+"""Backends by their names in a plan."""
+log = logging.getLogger("ostinato.graphs")
+_NO_OTHERS: Mapping[str, torch.Tensor] = {}
+
+
+def make_graphs(
+    plan: Plan,
+    capture: CapturePlan,
+    model: CausalLM,
+    forward: StepForward,
+    memory: Sequence[LayerCache],
+    *,
+    max_tokens: int,
+    others: Mapping[str, torch.Tensor] = _NO_OTHERS,
+    make_backend: Callable[..., Backend] | None = None,
+    check_size: Callable[[], object] = lambda: None,
+) -> StepGraphs:
+    """Return graphs of `forward`, a part of `model` that works on `memory`, with buffers for `max_tokens` tokens.
+
+    `others` are further buffers that it reads, by name. `make_backend` replaces the plan's backend; `check_size` is
+    that of `StepGraphs`.
+    """
+    settings, device = plan.settings, model.embedding.weight.device
+    most = -(-settings.max_model_len // settings.block_size)
+    buffers = StepBuffers(
+        settings.max_num_seqs,
+        max_tokens,
+        most if plan.memory.num_blocks else 0,
+        capture.tokens_per_row[-1],
+        device,
+        takes_images=model.spec.vision is not None,
+        max_panes=most if plan.memory.num_window_blocks else 0,
+    )
+
+    def persistent() -> Mapping[int, str]:
+        named = {buffer.untyped_storage().data_ptr(): name for name, buffer in others.items()}
+        return {**persistent_storages(buffers, model, memory), **named}
+
+    backend = (make_backend or BACKENDS[capture.backend])(model.build.ops.tap, persistent(), device)
+    return StepGraphs(
+        capture,
+        backend,
+        forward,
+        buffers,
+        memory,
+        persistent=persistent,
+        strict=settings.strict,
+        check_replay=settings.check_replay,
+        check_size=check_size,
+    )
+
+
+@runtime_checkable
+class HasEncoder(Protocol):
+    """A model that takes images."""
+
+    def encode(self, inputs: EncoderInputs) -> torch.Tensor:
+        """Return the encoded images, [patches / merge_size ** 2, rows, hidden]; those of padding may be anything."""
+        ...
+
+
+def make_encoder_graphs(
+    plan: EncoderPlan, vision: VisionSpec, model: CausalLM, *, check_replay: bool = False
+) -> EncoderGraphs:
+    """Return the graphs that encode images with `model`, or an eager encoder if the plan has no encoder graphs.
+
+    Their arena and buffers are separate from those of the text part's graphs.
+    """
+    assert isinstance(model, HasEncoder), "a model with a VisionSpec encodes images"
+    device, tap = model.embedding.weight.device, model.build.ops.tap
+    return EncoderGraphs(
+        plan,
+        vision,
+        model.encode,
+        partial(write_encoder_inputs, vision=vision),
+        device,
+        lambda persistent: BACKENDS[plan.backend](tap, persistent, device),
+        lambda: weight_storages(model),
+        check_replay=check_replay,
+    )
+
+
+class GraphMemoryCheck:
+    """Check that graphs take no more memory than was planned.
+
+    A tape's memory is known to the byte. The memory of torch's pool on a GPU is an estimate: there the graphs may take
+    more, as long as it fits into what the plan leaves of the device, and that is logged once.
+    """
+
+    def __init__(self, device: DeviceSpec, available: int) -> None:
+        """Create a check. `available` bytes of the device may be used as planned."""
+        self._spare = device.memory_bytes - available if device.kind == "cuda" else 0
+        self._told: set[str] = set()
+
+    def __call__(self, what: str, figures: Mapping[str, Any], remedy: Remedy) -> None:
+        """Raise CapacityError with the `remedy` if they take too much."""
+        planned, observed = figures["planned_bytes"], figures["observed_bytes"]
+        if observed <= planned:
+            return
+        found = f"{what} take {observed} bytes, and {planned} were planned for them"
+        if observed > planned + self._spare:
+            raise CapacityError(found, [remedy])
+        if what not in self._told:
+            self._told.add(what)
+            log.warning("%s; they fit into what memory_utilization leaves of the device", found)

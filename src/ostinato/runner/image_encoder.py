@@ -1,0 +1,106 @@
+"""Images of a step: written as encoder inputs, encoded before the forward pass, and kept in the encoder cache."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from math import isqrt
+
+import numpy as np
+import torch
+
+from ostinato.graphs.buffers import EncoderBuffers
+from ostinato.graphs.encoder_graphs import EncoderGraphs
+from ostinato.media.media_item import MediaItem
+from ostinato.ops.step_inputs import EncoderInputs
+from ostinato.plan.layer_specs import VisionSpec
+from ostinato.scheduler.batch import MediaToEncode
+
+
+class ImageEncoder:
+    """Encodes images into the encoder cache, as graphs or eagerly."""
+
+    def __init__(self, graphs: EncoderGraphs, cells: torch.Tensor | None, most_patches: int) -> None:
+        """Keep the cache `cells` [cells, rows, hidden].
+
+        Groups of at most `most_patches` patches are encoded at a time, for which activations were planned.
+        """
+        assert cells is not None, "a model that takes images has an encoder cache"
+        self.graphs = graphs
+        self.cells = cells
+        self._most_patches = most_patches
+
+    def run(self, images: Sequence[MediaToEncode]) -> None:
+        """Encode each image and write the result to its cells. Of a pruned image, only the kept tokens are written."""
+        for group in _groups(images, self._most_patches):
+            for image, encoded in zip(group, self.graphs.run([each.item for each in group]), strict=True):
+                cells = torch.tensor(image.cells, device=self.cells.device)
+                kept = image.item.kept
+                if kept is not None:
+                    encoded = encoded[torch.from_numpy(kept).to(encoded.device)]
+                self.cells[cells] = encoded
+
+
+def _groups(images: Sequence[MediaToEncode], most_patches: int) -> Iterator[Sequence[MediaToEncode]]:
+    """Yield groups of neighbouring images with at most `most_patches` patches in all."""
+    group: list[MediaToEncode] = []
+    patches = 0
+    for image in images:
+        count = len(image.item.patches)
+        if group and patches + count > most_patches:
+            yield group
+            group, patches = [], 0
+        group.append(image)
+        patches += count
+    if group:
+        yield group
+
+
+def write_encoder_inputs(buffers: EncoderBuffers, items: Sequence[MediaItem], vision: VisionSpec) -> EncoderInputs:
+    """Write `items`, at least one, one after the other into `buffers`, and return the views of their patches.
+
+    They are ready when `buffers.pad` has padded them.
+    """
+    arrays, side = buffers.arrays, isqrt(vision.num_positions)
+    starts = [0, *itertools.accumulate(len(item.patches) for item in items)]
+    for item, (begin, end) in zip(items, itertools.pairwise(starts), strict=True):
+        positions = patch_positions(item.grid, vision.merge_size)
+        arrays["patches"][begin:end] = item.patches
+        arrays["positions"][begin:end] = positions
+        arrays["taps"][begin:end], arrays["tap_weights"][begin:end] = interpolation_taps(positions, item.grid, side)
+    arrays["starts"][: len(starts)] = starts
+    return buffers.view(starts[-1])
+
+
+def patch_positions(grid: tuple[int, int], merge: int) -> np.ndarray:
+    """Return row and column of a grid's patches in merge order, [patches, 2] int64.
+
+    The patches of one token, a square of `merge` by `merge`, follow each other row by row; the squares come row by row
+    too.
+    """
+    height, width = grid
+    rows, columns = np.indices((height, width), dtype=np.int64)
+    squares = (height // merge, merge, width // merge, merge)
+    return np.stack([axis.reshape(squares).swapaxes(1, 2).ravel() for axis in (rows, columns)], axis=1)
+
+
+def interpolation_taps(positions: np.ndarray, grid: tuple[int, int], side: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the numbers [patches, 4] int64 and bilinear weights [patches, 4] float32 of each patch's embeddings.
+
+    They are the four learned embeddings, of `side` by `side`, that surround the patch when the grid is stretched over
+    all of them, corner on corner.
+    """
+    lasts = np.array([max(size - 1, 1) for size in grid], dtype=np.float32)
+    places = positions.astype(np.float32) * np.float32(side - 1) / lasts
+    low = np.floor(places).astype(np.int64)
+    part = places - low.astype(np.float32)
+    (row, column), (row_part, column_part) = low.T, part.T
+    below, right = np.minimum(row + 1, side - 1), np.minimum(column + 1, side - 1)
+    numbers = (row * side + column, row * side + right, below * side + column, below * side + right)
+    weights = (
+        (1 - row_part) * (1 - column_part),
+        (1 - row_part) * column_part,
+        row_part * (1 - column_part),
+        row_part * column_part,
+    )
+    return np.stack(numbers, axis=1), np.stack(weights, axis=1)

@@ -1,0 +1,315 @@
+"""Grammars: a guide compiled for one tokenizer, which decides the tokens that may come next.
+
+The library is imported when it is used.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+import numpy as np
+
+from ostinato.errors import RequestError
+from ostinato.sampling.guide import Guide, lark_grammar
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+
+T = TypeVar("T")
+
+STACK_BYTES = 2**28
+"""Stack on which a guide is compiled.
+
+Only the used part takes memory; a guide of the greatest length needs less than a quarter.
+"""
+_TRIED_TOKENS = 8
+_NUM_CACHED = 16
+_STACK_LOCK = threading.Lock()
+# Most tokens that a matcher takes in one step.
+_PIECE = 16
+_MAX_REASON = 500
+# The library's excerpt of the grammar's lines around an error.
+_EXCERPT = re.compile(r"\n\s*\d+ \| ")
+# The library's position of an error in a generated grammar.
+_PLACE = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")
+
+
+class TokenizerSource(Protocol):
+    """The parts of a tokenizer that a grammar needs."""
+
+    @property
+    def max_token_id(self) -> int: ...
+    def to_json(self) -> str | None: ...
+
+
+class Grammar:
+    """A compiled guide. It serves any number of outputs, of one engine."""
+
+    def __init__(self, guide: Guide, eos_token_ids: Collection[int], make: Callable[[], LLMatcher]) -> None:
+        """Compile the guide with `make`, and raise what that raises."""
+        self.guide = guide
+        self.eos_token_ids = frozenset(eos_token_ids)
+        self._make = make
+        self._first = _with_large_stack(make)
+
+    def start(self) -> LLMatcher:
+        """Return a matcher before the first token.
+
+        All matchers share the automaton that their tokens have built so far.
+        """
+        return self._first.deep_copy()
+
+    def restart(self) -> LLMatcher:
+        """Return a matcher with a new automaton, which later matchers share, after the last one grew too large."""
+        self._first = _with_large_stack(self._make)
+        return self.start()
+
+
+class GrammarCompiler:
+    """Compiler of guides for one tokenizer; it keeps the last few. Any thread may call it."""
+
+    def __init__(self, tokenizer: TokenizerSource, vocab_size: int, eos_token_ids: Collection[int]) -> None:
+        """Set up the compiler. `vocab_size` is the model's, which may be padded.
+
+        Those of `eos_token_ids` that the tokenizer knows end an output where its grammar may end.
+        """
+        self._source = tokenizer
+        self._vocab_size = vocab_size
+        self._eos_token_ids = eos_token_ids
+        self._tokenizer: LLTokenizer | None = None
+        self._kept: OrderedDict[Guide, Grammar] = OrderedDict()
+        self._lock = threading.Lock()
+        self._tokenizer_lock = threading.Lock()
+
+    def compile(self, guide: Guide) -> Grammar:
+        """Return the grammar of a guide. Compiling takes from a millisecond to about a second, without the GIL.
+
+        Raises RequestError, with the library's reason, if it cannot be compiled, or not for this tokenizer.
+        """
+        with self._lock:
+            if guide in self._kept:
+                self._kept.move_to_end(guide)
+                return self._kept[guide]
+        tokenizer = self.prepare()
+        grammar = Grammar(guide, tokenizer.eos_tokens, partial(_make_matcher, guide, tokenizer))
+        with self._lock:
+            self._kept[guide] = grammar
+            if len(self._kept) > _NUM_CACHED:
+                self._kept.popitem(last=False)
+        return grammar
+
+    def try_out(self, guide: Guide) -> None:
+        """Compile a guide and follow it for a few tokens, without keeping it. Raise RequestError if that is too much
+        for the library."""
+        tokenizer = self.prepare()
+        grammar = Grammar(guide, tokenizer.eos_tokens, partial(_make_matcher, guide, tokenizer))
+        output: list[int] = []
+        guidance, rng = GrammarState(grammar, output), random.Random(0)
+        while len(output) < _TRIED_TOKENS and (mask := guidance.allowed_mask()) is not None:
+            tokens = np.flatnonzero(np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little"))
+            token = int(tokens[rng.randrange(len(tokens))])
+            if token in grammar.eos_token_ids or guidance.ends_with((token,)):
+                break
+            output.append(token)
+        if guidance.error is not None:
+            raise RequestError(_refused(guidance.error))
+
+    def prepare(self) -> LLTokenizer:
+        """Return the tokenizer's tokens as a tree of bytes; made once, in up to some seconds for a large vocabulary."""
+        with self._tokenizer_lock:
+            if self._tokenizer is None:
+                self._tokenizer = _read_tokenizer(self._source, self._vocab_size, self._eos_token_ids)
+            return self._tokenizer
+
+
+def _read_tokenizer(source: TokenizerSource, vocab_size: int, eos_token_ids: Collection[int]) -> LLTokenizer:
+    from llguidance import LLTokenizer
+
+    text = source.to_json()
+    if text is None:
+        raise RequestError("this checkpoint has no tokenizer.json, so nothing can guide the text of its outputs")
+    ends = sorted(token for token in eos_token_ids if token <= source.max_token_id)
+    if not ends:
+        raise RequestError(
+            "this checkpoint names no end token that its tokenizer knows (eos_token_id in generation_config.json or "
+            "config.json), with which a guided output could end"
+        )
+    try:
+        return LLTokenizer(text, n_vocab=max(vocab_size, source.max_token_id + 1), eos_token=ends)
+    except ValueError as error:
+        raise RequestError(f"the tokenizer of this checkpoint cannot be used with a guide: {error}") from None
+
+
+def _make_matcher(guide: Guide, tokenizer: LLTokenizer) -> LLMatcher:
+    """Return a matcher before the first token. Raises RequestError if the guide cannot be compiled."""
+    from llguidance import LLMatcher
+
+    try:
+        matcher = LLMatcher(tokenizer, lark_grammar(guide), log_level=0, limits=_limits())
+    except ValueError as error:
+        raise RequestError(_refused(str(error))) from None
+    if not matcher.is_error():
+        # This finds grammars that no text follows, and its results serve every copy.
+        matcher.compute_bitmask()
+    if matcher.is_error():
+        reason = _reason(matcher)
+        raise RequestError(_refused(reason if guide.lark is not None else _PLACE.sub("", reason)))
+    if warnings := matcher.get_grammar_warnings():
+        raise RequestError(_refused("; ".join(warnings)))
+    return matcher
+
+
+def _with_large_stack(work: Callable[[], T]) -> T:
+    """Return the result of `work`, run in a thread with a large stack.
+
+    The library recurses as deep as references and rules lead, and a stack that is too small ends the process.
+    """
+    result: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(work())
+        except BaseException as error:
+            result.set_exception(error)
+
+    with _STACK_LOCK:
+        usual = threading.stack_size(STACK_BYTES)
+        try:
+            threading.Thread(target=run, name="compile a guide").start()
+        finally:
+            threading.stack_size(usual)
+    return result.result()
+
+
+def _refused(reason: str) -> str:
+    return f"the guide cannot be compiled: {reason}"
+
+
+def _reason(matcher: LLMatcher) -> str:
+    """Return the reason why a matcher has failed, in the library's words."""
+    said = _EXCERPT.split(matcher.get_error().replace("<non-verbose/>", ""))[0]
+    reason = " ".join(said.split())
+    if reason == "NoExtensionBias":
+        reason = "no text follows it"
+    return reason if len(reason) <= _MAX_REASON else f"{reason[:100]} ... {reason[-_MAX_REASON + 100 :]}"
+
+
+def _limits() -> LLParserLimits:
+    """Return the limits of one grammar: some 25 MB for its automaton, and some ten milliseconds for a token."""
+    from llguidance import LLParserLimits
+
+    return LLParserLimits(
+        max_lexer_states=20_000,
+        max_grammar_size=200_000,
+        step_lexer_fuel=200_000,
+        step_max_items=20_000,
+        verbose_errors=False,
+    )
+
+
+class GrammarState:
+    """Progress of one output within its grammar: a function of its tokens alone, updated at O(new tokens).
+
+    `ahead` are tokens guessed after the output. Queries with them change nothing for queries without.
+    """
+
+    def __init__(self, grammar: Grammar, output_token_ids: Sequence[int]) -> None:
+        """Start before the first token of `output_token_ids`, the request's list, which grows.
+
+        Its tokens are ones that `allowed_mask` allowed.
+        """
+        self._grammar = grammar
+        self._output = output_token_ids
+        self._matcher: LLMatcher | None = None
+        self._num_taken = 0
+        """Output tokens that the matcher has taken."""
+        self._beyond: tuple[int, ...] = ()
+        """Tokens after those of the output that the matcher has taken."""
+        self._allowed: dict[tuple[int, ...], bytes | None] = {}
+        """Results of `allowed_mask` after the first `_num_known` tokens of output, by the tokens ahead of these."""
+        self._num_known = 0
+        self.error: str | None = None
+        """Reason of the library, if the grammar became too much for it at this output."""
+
+    def allowed_mask(self, ahead: tuple[int, ...] = ()) -> bytes | None:
+        """Return the tokens that may follow, a bit each, lowest first: bit i % 8 of byte i // 8.
+
+        None if nothing may: the grammar has ended, or does not allow `ahead`, or is too much for the library. Each mask
+        is computed once, though a draft needs it when it is made and when it is verified.
+        """
+        if gained := tuple(self._output[self._num_known :]):
+            num = len(gained)
+            self._allowed = {key[num:]: mask for key, mask in self._allowed.items() if key[:num] == gained}
+            self._num_known += num
+        if ahead not in self._allowed:
+            self._allowed[ahead] = self._query(ahead, _mask)
+        return self._allowed[ahead]
+
+    def ends_with(self, ahead: tuple[int, ...]) -> bool:
+        """Return whether the grammar is complete with `ahead`, which it allows, so that nothing can follow.
+
+        False after an end token, which ends the output itself.
+        """
+        return ahead[-1] not in self._grammar.eos_token_ids and self._query(ahead, _is_stopped, certain=True) is True
+
+    def _query(self, ahead: tuple[int, ...], question: Callable[[LLMatcher], T], certain: bool = False) -> T | None:
+        """Return the matcher's answer after the output and `ahead`; None if the matcher does not accept them.
+
+        `certain`: `ahead` is known to be allowed.
+        """
+        if self.error is not None:
+            return None
+        reason = ""
+        # An automaton grows with all queries of the matchers that share it. If it grew too large, a new one that sees
+        # only this output may do.
+        for start in (self._grammar.start, self._grammar.restart):
+            if self._matcher is None:
+                self._matcher, self._num_taken, self._beyond = start(), 0, ()
+            matcher = self._matcher
+            there = self._move(matcher, ahead)
+            answer = question(matcher) if there else None
+            lost = self._num_taken < len(self._output) or (certain and not there)
+            if not (lost or matcher.is_error()):
+                return answer
+            reason, self._matcher = _reason(matcher), None
+        if not ahead or certain:  # else the output may never contain `ahead`
+            self.error = reason or "its automaton grows too large"
+        return None
+
+    def _move(self, matcher: LLMatcher, ahead: tuple[int, ...]) -> bool:
+        """Advance the matcher to the end of the output and `ahead`; return whether it accepts them."""
+        gained, beyond = tuple(self._output[self._num_taken :]), self._beyond
+        target = (*gained, *ahead)
+        common = 0
+        while common < min(len(beyond), len(target)) and beyond[common] == target[common]:
+            common += 1
+        if common < len(beyond):
+            matcher.rollback(len(beyond) - common)
+        taken = common
+        for place in range(common, len(target), _PIECE):
+            if place > common:
+                matcher.compute_bitmask()  # this begins a step, with new fuel
+            piece = list(target[place : place + _PIECE])
+            taken += (num := matcher.try_consume_tokens(piece))
+            if num < len(piece):
+                break
+        if taken >= len(gained):
+            self._num_taken += len(gained)
+            self._beyond = target[len(gained) : taken]
+        return taken == len(target)
+
+
+def _mask(matcher: LLMatcher) -> bytes | None:
+    return None if matcher.is_stopped() else matcher.compute_bitmask()
+
+
+def _is_stopped(matcher: LLMatcher) -> bool:
+    return matcher.is_stopped()

@@ -1,0 +1,136 @@
+"""Logits processing: from the model's logits to those that a token is sampled from.
+
+The order: logit bias, `min_tokens` (end tokens are ruled out), repetition penalty, frequency and presence penalty, the
+guide (what its grammar does not allow is ruled out); then, unless greedy, temperature, top-k, top-p, min-p. The first
+five are `process_logits`, the others `truncate_logits`. The guide is the last of the five, so that nothing lifts what it rules out,
+and before the others, so that these select among what it allows. If tokens tie at the threshold of top-k or top-p, all
+of them are kept, so that the result does not depend on any order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from ostinato.errors import Remedy, RequestError
+from ostinato.ops.reference import sample
+from ostinato.sampling.params import SamplingParams
+from ostinato.sampling.state import PendingToken
+
+_OFFSETS_OF_BYTES = torch.from_numpy(
+    np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), 0, -np.inf)
+).float()
+"""[256, 8]: for each byte's bits, lowest first, 0 if the bit is set and -inf otherwise."""
+
+
+def process_logits(logits: torch.Tensor, picks: Sequence[PendingToken]) -> None:
+    """Apply bias, `min_tokens`, penalties and guide of each pick, in place on `logits` [picks, vocab] float32."""
+    _add_bias(logits, picks)
+    _suppress_stop_tokens(logits, picks)
+    _apply_penalties(logits, picks)
+    _apply_grammar_masks(logits, picks)
+
+
+def truncate_logits(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
+    """Apply temperature, top-k, top-p and min-p: new logits [rows, vocab], the best of each row 0.
+
+    Logits of tokens that must not be sampled are -inf. A row whose best logit is not finite becomes NaN.
+    """
+    return sample.restrict(logits, torch.tensor([each.draw_settings for each in params], dtype=torch.float64))
+
+
+def guide_error(pick: PendingToken) -> RequestError | None:
+    """Return the reason why a pick's guide leaves no token to sample; None if it is not the guide."""
+    state, guidance = pick.state, pick.state.guidance
+    if guidance is None:
+        return None
+    mask = guidance.allowed_mask(pick.drafts)
+    if guidance.error is not None:
+        return RequestError(f"the guide cannot be followed any further: {guidance.error}")
+    allowed = np.unpackbits(np.frombuffer(mask or b"", dtype=np.uint8), bitorder="little")
+    if pick.suppresses_stops:
+        allowed[[token for token in state.suppressed_token_ids if token < len(allowed)]] = 0
+        if not allowed.any():
+            length, least = len(state.output_token_ids) + len(pick.drafts), state.params.min_tokens
+            message = f"the guide ends the output after {length} tokens, and min_tokens is {least}"
+            return RequestError(message, [Remedy("min_tokens", length)])
+    if not allowed.any():
+        return RequestError("the guide allows no token that the model has, and no end here")
+    return None
+
+
+def _flat(row: int, vocab_size: int, token_ids: Sequence[int] | np.ndarray) -> np.ndarray:
+    return row * vocab_size + np.asarray(token_ids, dtype=np.int64)
+
+
+def _add_bias(logits: torch.Tensor, picks: Sequence[PendingToken]) -> None:
+    biased = [(row, bias) for row, pick in enumerate(picks) if (bias := pick.state.params.logit_bias)]
+    if not biased:
+        return
+    places = np.concatenate([_flat(row, logits.shape[-1], list(bias)) for row, bias in biased])
+    values = torch.tensor([value for _, bias in biased for value in bias.values()], dtype=logits.dtype)
+    logits.view(-1)[torch.from_numpy(places).to(logits.device)] += values.to(logits.device)
+
+
+def _suppress_stop_tokens(logits: torch.Tensor, picks: Sequence[PendingToken]) -> None:
+    held = [
+        _flat(row, logits.shape[-1], pick.state.suppressed_token_ids)
+        for row, pick in enumerate(picks)
+        if pick.suppresses_stops
+    ]
+    if held:
+        logits.view(-1)[torch.from_numpy(np.concatenate(held)).to(logits.device)] = -math.inf
+
+
+def _apply_penalties(logits: torch.Tensor, picks: Sequence[PendingToken]) -> None:
+    """Apply the repetition penalty of CTRL (arXiv 1909.05858), and frequency and presence penalties as OpenAI's.
+
+    The repetition penalty multiplies negative logits.
+    """
+    rows = [row for row, pick in enumerate(picks) if pick.state.params.has_penalties]
+    if not rows:
+        return
+    seen = [picks[row].state.counts().seen(picks[row].drafts) for row in rows]
+    lengths = [len(token_ids) for token_ids, _ in seen]
+    places = np.concatenate([_flat(row, logits.shape[-1], ids) for row, (ids, _) in zip(rows, seen, strict=True)])
+    params = [picks[row].state.params for row in rows]
+    repetition, frequency, presence = (
+        _on(logits, np.repeat(np.asarray([getattr(p, name) for p in params], dtype=np.float32), lengths))
+        for name in ("repetition_penalty", "frequency_penalty", "presence_penalty")
+    )
+    counts = _on(logits, np.concatenate([output_counts for _, output_counts in seen]))
+    index = _on(logits, places)
+    flat = logits.view(-1)
+    values = flat[index]
+    values = torch.where(values > 0, values / repetition, values * repetition)
+    flat[index] = values - frequency * counts - presence * (counts > 0)
+
+
+def _apply_grammar_masks(logits: torch.Tensor, picks: Sequence[PendingToken]) -> None:
+    guided = [
+        (row, guidance.allowed_mask(pick.drafts)) for row, pick in enumerate(picks) if (guidance := pick.state.guidance)
+    ]
+    if not guided:
+        return
+    vocab_size = logits.shape[-1]
+    # Tokens of the model's vocabulary beyond a mask's end are ruled out, and all tokens if there is no mask.
+    allowed = np.zeros((len(guided), (vocab_size + 7) // 8), dtype=np.uint8)
+    for place, (_, mask) in enumerate(guided):
+        if mask is not None:
+            bits = np.frombuffer(mask, dtype=np.uint8)[: allowed.shape[1]]
+            allowed[place, : len(bits)] = bits
+    # Adding takes the same time for any mask, unlike filling, and values that are not finite do not vanish.
+    looked_up = torch.nn.functional.embedding(_on(logits, allowed).int(), _OFFSETS_OF_BYTES.to(logits.device))
+    offsets = looked_up.view(len(guided), -1)[:, :vocab_size]
+    if len(guided) == len(picks):
+        logits += offsets
+        return
+    for place, (row, _) in enumerate(guided):
+        logits[row] += offsets[place]
+
+
+def _on(logits: torch.Tensor, values: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(values).to(logits.device)

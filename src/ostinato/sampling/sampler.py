@@ -1,0 +1,338 @@
+"""Sampling of a step: the tokens of each row, verified drafts, and the requested log-probabilities.
+
+Log-probabilities of known tokens and of the most likely ones, from the model's raw logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from ostinato.errors import ModelError, Remedy, RequestError
+from ostinato.ops import noise
+from ostinato.plan.memory.activations import PROMPT_POSITIONS
+from ostinato.sampling.logits_processing import guide_error, process_logits
+from ostinato.sampling.state import PendingToken, SamplingState
+from ostinato.scheduler.batch import BatchRow, RowResult, TokenLogprobs
+
+# Number of logits that are normalised at a time, as their log-probabilities are a copy.
+_MAX_LOGITS_AT_ONCE = 2**22
+
+
+def score_tokens(
+    logits: torch.Tensor, logits_rows: Sequence[int], token_ids: Sequence[int], num_top: Sequence[int]
+) -> list[TokenLogprobs]:
+    """Score `token_ids[i]` by row `logits_rows[i]` of `logits` [positions, vocab], with the `num_top[i]` best tokens.
+
+    The best come first, of equal ones the lowest id; the rank is 1 plus the number of tokens that are more likely.
+    """
+    scored: list[TokenLogprobs] = []
+    slab = max(1, _MAX_LOGITS_AT_ONCE // logits.shape[-1])
+    for start in range(0, len(logits_rows), slab):
+        part = slice(start, start + slab)
+        rows = logits[torch.tensor(logits_rows[part], device=logits.device)]
+        scored += _score_slab(rows, token_ids[part], num_top[part])
+    return scored
+
+
+def _score_slab(logits: torch.Tensor, token_ids: Sequence[int], num_top: Sequence[int]) -> list[TokenLogprobs]:
+    logprobs = logits.log_softmax(dim=-1)
+    ids = torch.tensor(token_ids, device=logits.device)[:, None]
+    # The sum is in int32, as torch copies its input to the dtype of the sum.
+    ranks = ((logits > logits.gather(1, ids)).sum(dim=-1, dtype=torch.int32) + 1).tolist()
+    own = logprobs.gather(1, ids).squeeze(1).tolist()
+    vocab_size = logits.shape[-1]
+    # One more than asked for shows whether the last place is shared.
+    most = min(max(num_top) + 1, vocab_size) if max(num_top) > 0 else 0
+    best = logits.topk(most, dim=-1)
+    best_ids, best_logits = best.indices.tolist(), best.values.tolist()
+    best_logprobs = logprobs.gather(1, best.indices).tolist()
+    scored = []
+    for i, (token, wanted) in enumerate(zip(token_ids, num_top, strict=True)):
+        wanted = min(wanted, vocab_size)
+        if 0 < wanted < vocab_size and best_logits[i][wanted - 1] == best_logits[i][wanted]:
+            top = _top_with_ties(logits[i], logprobs[i], wanted, best_logits[i][wanted])
+        else:
+            order = sorted(range(wanted), key=lambda j: (-best_logits[i][j], best_ids[i][j]))
+            top = [(best_ids[i][j], best_logprobs[i][j]) for j in order]
+        scored.append(TokenLogprobs(token, own[i], ranks[i], tuple(top)))
+    return scored
+
+
+def _top_with_ties(
+    logits: torch.Tensor, logprobs: torch.Tensor, wanted: int, threshold: float
+) -> list[tuple[int, float]]:
+    """Return the best `wanted` tokens of one row if several tokens share the last place."""
+    ids = (logits >= threshold).nonzero().squeeze(1)
+    order = logits[ids].sort(descending=True, stable=True).indices[:wanted]
+    ids = ids[order]
+    return list(zip(ids.tolist(), logprobs[ids].tolist(), strict=True))
+
+
+Project = Callable[[list[int]], torch.Tensor]
+"""Function (places among the batch's positions with logits) -> their logits [places, vocab] float32."""
+SampleKernel = Callable[..., torch.Tensor]
+"""Type of the kernel `sample` (`ops/reference/sample.py`)."""
+
+
+class _SampledPosition(NamedTuple):
+    """One token of a row's output, if the drafts before it are right; its logits are at `place`."""
+
+    row_index: int
+    place: int
+    pick: PendingToken
+
+
+@dataclass(frozen=True, slots=True)
+class _ScoredPosition:
+    """One token of a prompt to be scored by the logits at `place`, those of the position before it."""
+
+    row_index: int
+    place: int
+    token_id: int
+    num_top: int
+
+
+@dataclass(frozen=True)
+class SampledTokens:
+    """Sampled tokens of a step.
+
+    `tokens` [rows] are on the model's device: the last of each row, or a negative number if it has none. `results`
+    reads them, which may wait for the device.
+    """
+
+    tokens: torch.Tensor
+    results: Callable[[], list[RowResult]]
+
+
+def sample_rows_async(
+    project: Project, rows: Sequence[BatchRow], *, draw: SampleKernel, device: torch.device
+) -> SampledTokens:
+    """Sample a step without drafts, as `sample` does, but read the results only when they are asked for.
+
+    If each row needs just one token, as in most steps, nothing waits for the device before that.
+    """
+    if not all(row.num_logits == 1 and row.sampling_state.only_samples for row in rows):
+        results = sample_rows(project, rows, draw=draw)
+        last = [each.token_ids[-1] if each.token_ids else -1 for each in results]
+        return SampledTokens(torch.tensor(last, dtype=torch.int32).to(device), lambda: results)
+    tokens = _sample_one_per_row(project, rows, draw)
+    if device.type == "cpu":
+        given = _single_token_results(rows, tokens.tolist())
+        return SampledTokens(tokens, lambda: given)
+    on_host = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
+    on_host.copy_(tokens, non_blocking=True)
+    copied = torch.cuda.Event()
+    copied.record()
+
+    def read() -> list[RowResult]:
+        copied.synchronize()
+        return _single_token_results(rows, on_host.tolist())
+
+    return SampledTokens(tokens, read)
+
+
+def sample_rows(
+    project: Project, rows: Sequence[BatchRow], drafts: Sequence[tuple[int, ...]] = (), *, draw: SampleKernel
+) -> list[RowResult]:
+    """Sample the next tokens of each row that `samples`, verify its drafts, and score what is asked for.
+
+    `drafts[i]` are the tokens proposed for `rows[i]`, none for a row that does not sample; `()` for no drafts at all.
+    Places count the positions with logits, rows in order: of each row the `num_logits - num_drafts` trailing ones of
+    its known tokens, then those of the drafts that it was really given, which may be fewer than `num_drafts`. The
+    payload of every row with logits is its SamplingState.
+
+    The place of the last known token and those of the drafts sample the tokens at `row.end`, `row.end + 1`, ..., each
+    with the noise of its position and with logits processed as if the output contained the drafts before it. A draft is
+    accepted if it is the token sampled at its position and all drafts before it are accepted. A row's result is its
+    accepted drafts and the token sampled after them: the tokens that one step each would have sampled, whatever the
+    drafts. Log-probabilities are those of the model itself, before any processing.
+
+    A row that has no finite best logit after its known tokens gets a ModelError, and nothing else, as its result, or a
+    RequestError if its guide leaves no token; the other rows are not disturbed. If that happens after a draft, the
+    row's tokens end there, and its next step reports the error.
+    """
+    if not any(drafts) and all(row.num_logits == 1 and row.sampling_state.only_samples for row in rows):
+        return _single_token_results(rows, _sample_one_per_row(project, rows, draw).tolist())
+    if drafts and all(row.num_logits == 1 + row.num_drafts and row.sampling_state.only_samples for row in rows):
+        return _verify_drafts(project, rows, drafts, draw)
+    drafts = drafts or [()] * len(rows)
+    due: list[_SampledPosition] = []
+    prompt_positions: list[_ScoredPosition] = []
+    place = 0
+    for index, row in enumerate(rows):
+        if not row.num_logits:
+            continue
+        if row.sampling_state.params.prompt_logprobs is not None:
+            prompt_positions += _known_tokens(index, row, place)
+        place += row.num_logits - row.num_drafts
+        if row.samples:
+            due.append(_SampledPosition(index, place - 1, PendingToken(row.sampling_state, row.end)))
+        for count in range(1, len(drafts[index]) + 1):
+            due.append(
+                _SampledPosition(index, place, PendingToken(row.sampling_state, row.end + count, drafts[index][:count]))
+            )
+            place += 1
+    tokens, logprobs = _sample_positions(project, due, draw)
+    of_prompt = _score_prompts(project, prompt_positions)
+    return [
+        RowResult(row.request_id, error=_no_token_error(row))
+        if tokens.get(index) == ()
+        else RowResult(
+            row.request_id,
+            tokens.get(index, ()),
+            logprobs.get(index),
+            tuple(of_prompt.get(index, ())),
+            num_drafts=len(drafts[index]),
+            grammar_ended=index in tokens and _ends(row.sampling_state, tokens[index]),
+        )
+        for index, row in enumerate(rows)
+    ]
+
+
+def select_tokens(logits: torch.Tensor, picks: Sequence[PendingToken], draw: SampleKernel) -> dict[int, int]:
+    """Sample a token for each of `picks` from its row of `logits` [picks, vocab], which stay unchanged.
+
+    Returns {index of the pick: token}. Logits are processed as the request asks, with the noise of its seed and
+    position. A pick's token depends on its own logits and itself alone: a proposer that samples a draft for the same
+    pick, from its own logits, therefore shares the noise with the target, and often the token. Picks without a finite
+    best logit are left out.
+    """
+    if not all(pick.state.needs_no_processing or pick.needs_no_processing for pick in picks):
+        logits = logits.clone()
+        process_logits(logits, picks)
+    tokens = _sample_logits(logits, [pick.state for pick in picks], [pick.position for pick in picks], draw)
+    return {place: token for place, token in enumerate(tokens.tolist()) if token >= 0}
+
+
+def _sample_logits(
+    logits: torch.Tensor, states: Sequence[SamplingState], positions: Sequence[int], draw: SampleKernel
+) -> torch.Tensor:
+    """Return the token of each row of `logits`, [rows] int32; -1 if no best logit is finite.
+
+    The logits need no more processing before temperature.
+    """
+    if all(state.is_greedy for state in states):
+        return draw(logits)
+    settings = torch.from_numpy(np.array([state.draw_settings for state in states], dtype=np.float64))
+    keys = noise.keys([(state.seed, position) for state, position in zip(states, positions, strict=True)])
+    return draw(logits, settings, keys)
+
+
+def _sample_one_per_row(project: Project, rows: Sequence[BatchRow], draw: SampleKernel) -> torch.Tensor:
+    """Return the tokens of rows that need one each, and whose requests want nothing else, as in most steps."""
+    logits = project(list(range(len(rows))))
+    return _sample_logits(
+        logits, [row.sampling_state for row in rows], [row.start + len(row.token_ids) for row in rows], draw
+    )
+
+
+def _single_token_results(rows: Sequence[BatchRow], tokens: Sequence[int]) -> list[RowResult]:
+    """Return the results of rows with one token each."""
+    return [
+        RowResult(row.request_id, (token,))
+        if token >= 0
+        else RowResult(row.request_id, error=_not_finite_error(row.request_id))
+        for row, token in zip(rows, tokens, strict=True)
+    ]
+
+
+def _verify_drafts(
+    project: Project, rows: Sequence[BatchRow], drafts: Sequence[tuple[int, ...]], draw: SampleKernel
+) -> list[RowResult]:
+    """Sample rows with drafts whose requests want nothing else.
+
+    A row's tokens are sampled after its known token and each draft, and kept as far as the drafts before them are
+    right.
+    """
+    due = [(row, count) for row, ahead in zip(rows, drafts, strict=True) for count in range(1 + len(ahead))]
+    logits = project(list(range(len(due))))
+    tokens = _sample_logits(
+        logits, [row.sampling_state for row, _ in due], [row.end + count for row, count in due], draw
+    ).tolist()
+    results = []
+    place = 0
+    for row, ahead in zip(rows, drafts, strict=True):
+        drawn = tokens[place : place + 1 + len(ahead)]
+        place += len(drawn)
+        count = 1 + next((i for i, draft in enumerate(ahead) if draft != drawn[i]), len(ahead))
+        if drawn[count - 1] < 0:
+            count -= 1  # after a draft, the next step reports the error
+        results.append(
+            RowResult(row.request_id, tuple(drawn[:count]), num_drafts=len(ahead))
+            if count
+            else RowResult(row.request_id, error=_not_finite_error(row.request_id))
+        )
+    return results
+
+
+def _sample_positions(
+    project: Project, due: Sequence[_SampledPosition], draw: SampleKernel
+) -> tuple[dict[int, tuple[int, ...]], dict[int, tuple[TokenLogprobs, ...]]]:
+    """Return the output tokens of each row, and their log-probabilities if asked for, by index of the row."""
+    if not due:
+        return {}, {}
+    logits = project([each.place for each in due])
+    chosen = select_tokens(logits, [each.pick for each in due], draw)
+    tokens: dict[int, tuple[int, ...]] = {each.row_index: () for each in due}
+    num_top: dict[int, int] = {}
+    for i, (row_index, _, pick) in enumerate(due):
+        # Other logits are of tokens that the row does not have.
+        if i in chosen and tokens[row_index] == pick.drafts:
+            tokens[row_index] += (chosen[i],)
+            if pick.state.params.logprobs is not None:
+                num_top[i] = pick.state.params.logprobs
+    if not num_top:
+        return tokens, {}
+    scored = score_tokens(logits, list(num_top), [chosen[i] for i in num_top], list(num_top.values()))
+    logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
+    for i, each in zip(num_top, scored, strict=True):
+        logprobs[due[i].row_index] = (*logprobs.get(due[i].row_index, ()), each)
+    return tokens, logprobs
+
+
+def _score_prompts(project: Project, known: list[_ScoredPosition]) -> dict[int, list[TokenLogprobs]]:
+    """Return the log-probabilities of known prompt tokens, by index of the row."""
+    of_prompt: dict[int, list[TokenLogprobs]] = {}
+    for start in range(0, len(known), PROMPT_POSITIONS):
+        slab = known[start : start + PROMPT_POSITIONS]
+        logits = project([each.place for each in slab])
+        scored = score_tokens(
+            logits, range(len(slab)), [each.token_id for each in slab], [each.num_top for each in slab]
+        )
+        for each, logprobs in zip(slab, scored, strict=True):
+            of_prompt.setdefault(each.row_index, []).append(logprobs)
+    return of_prompt
+
+
+def _known_tokens(row_index: int, row: BatchRow, first: int) -> list[_ScoredPosition]:
+    """Return the prompt tokens after the row's known tokens with logits; `first` is the place of the first of these."""
+    state: SamplingState = row.sampling_state
+    num_top = state.params.prompt_logprobs
+    assert num_top is not None, "somebody wants to know them"
+    next_position = row.end - (row.num_logits - row.num_drafts) + 1
+    following = state.prompt_token_ids[next_position : row.end + 1]
+    return [_ScoredPosition(row_index, first + i, token, num_top) for i, token in enumerate(following)]
+
+
+def _ends(state: SamplingState, tokens: tuple[int, ...]) -> bool:
+    """Return whether `tokens` complete the grammar of the request's guide."""
+    return state.guidance is not None and state.guidance.ends_with(tokens)
+
+
+def _no_token_error(row: BatchRow) -> RequestError | ModelError:
+    """Return the reason why no token can follow the known ones."""
+    reason = guide_error(PendingToken(row.sampling_state, row.end))
+    return _not_finite_error(row.request_id) if reason is None else reason
+
+
+def _not_finite_error(request_id: str) -> ModelError:
+    return ModelError(
+        f"the model gave logits that are not finite for request {request_id}; "
+        "its numbers overflow in this dtype, or its weights are damaged",
+        [Remedy("dtype", "float32")],
+    )

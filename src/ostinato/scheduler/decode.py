@@ -1,0 +1,146 @@
+"""Decode rows: the block of each request's next token, preemption, and the room for drafts.
+
+Overlap: the batch rows of the next step, scheduled before the tokens of the step in flight are known.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from ostinato.kv_cache.manager import CacheManager
+from ostinato.observe.counts import SchedulerCounts
+from ostinato.scheduler.batch import BatchRow
+from ostinato.scheduler.in_flight import InFlightStep, InFlightSteps
+from ostinato.scheduler.request import Request, is_decoding, make_next_step_row, make_row
+from ostinato.scheduler.request_queues import RequestQueues
+
+
+class DecodeScheduler:
+    """Allocator of the next blocks of decoding requests, in order of rank; it preempts from the other end."""
+
+    def __init__(
+        self, cache: CacheManager, queues: RequestQueues, flight: InFlightSteps, counters: SchedulerCounts
+    ) -> None:
+        self._cache, self._queues, self._flight, self._counters = cache, queues, flight, counters
+
+    def ready_requests(self, most: int) -> list[Request]:
+        """Return the first `most` requests that decode and have the block of their next token."""
+        found: list[Request] = []
+        index = 0
+        # Preemption shortens the list only after `index` or at it, so no request that has room loses it.
+        while index < len(self._queues.running) and len(found) < most:
+            request = self._queues.running[index]
+            index += 1
+            if is_decoding(request) and (
+                self._cache.grow(request.request_id, request.num_tokens) or self._preempt_for(request)
+            ):
+                found.append(request)
+        return found
+
+    def preempt(self, request: Request) -> None:
+        """Free a running request's memory; it waits, with its outputs, to compute all its tokens again."""
+        self._queues.requeue(request)
+        self._counters.preemptions += 1
+        self._counters.recomputed_tokens += request.num_computed_tokens
+        self._flight.free(request.request_id)
+        request.num_preemptions += 1
+        request.num_computed_tokens = 0
+        request.checkpoint_positions = None
+
+    def _preempt_for(self, request: Request) -> bool:
+        """Make room for the next token's block of `request`; return False if the request was preempted itself.
+
+        Blocks that are held for drafts alone are freed before.
+        """
+        cache, running = self._cache, self._queues.running
+        while not cache.grow(request.request_id, request.num_tokens):
+            if any(cache.shrink(each.request_id, each.num_tokens) for each in reversed(running)):
+                continue
+            victim = running[-1]
+            self.preempt(victim)
+            if victim is request:
+                return False
+        return True
+
+
+def make_decode_row(request: Request, cache: CacheManager, num_drafts: int, spare_slots: int) -> BatchRow | None:
+    """Return the row of a decoding request with up to `num_drafts` drafts; None if it must wait for a slot.
+
+    The request has the block of its token. No checkpoint takes one of the last `spare_slots` slots.
+    """
+    if not cache.allocate_write_slots(request.request_id, spare_slots):
+        return None
+    num_drafts = _max_drafts(request, cache, num_drafts) if num_drafts else 0
+    if cache.window_blocks is not None:
+        cache.allocate_window_blocks(request.request_id, request.num_tokens + num_drafts)
+    return make_row(request, cache.request_cache(request.request_id), 1, num_drafts)
+
+
+def _max_drafts(request: Request, cache: CacheManager, num_drafts: int) -> int:
+    """Return how many of `num_drafts` drafts a decoding request can have.
+
+    It gets none that its length would cut off anyway, and no more than it has write slots and can get blocks for. No
+    request is preempted for a draft.
+    """
+    count = min(num_drafts, request.max_num_tokens - request.num_tokens - 1)
+    holding = cache.request_cache(request.request_id)
+    if holding.write_slots:
+        count = min(count, len(holding.write_slots) - 1)
+    count = min(count, cache.max_growable_tokens(request.request_id) - request.num_tokens)
+    has_grown = cache.grow(request.request_id, request.num_tokens + count)
+    assert has_grown, "available blocks were counted above"
+    return count
+
+
+class OverlapBlocker(StrEnum):
+    """Reasons why a step is not scheduled before the one in flight is over."""
+
+    PROMPT = "prompt"
+    """A prompt is not computed to its end, or a running request is not in the step in flight."""
+    ADMISSION = "admission"
+    """A waiting request may find a batch row, tokens and memory in the next step."""
+    TOKEN = "token"
+    """Sampling a request's next token depends on the one before: a guide, penalties, `min_tokens`."""
+    MEMORY = "memory"
+    """A request finds no block for the next token, and none is preempted while a step writes to its memory."""
+
+
+def continuing_requests(
+    step: InFlightStep, queues: RequestQueues, max_num_seqs: int, has_refused: bool
+) -> list[tuple[int, Request]] | OverlapBlocker:
+    """Return the requests that continue after `step`, in order of rank, with the index of their row in it.
+
+    Return the cause instead if the next step has to wait for `step`. The next step has decode rows alone, of the
+    requests in `step`: each computes the token that `step` samples for it. Requests whose length `step` is known to
+    complete are left out. `is_head_blocked`: the first waiting request finds no memory unless another one ends.
+    """
+    if not all(row.samples for row in step.batch.rows):
+        return OverlapBlocker.PROMPT
+    place_of = {row.request_id: place for place, row in enumerate(step.batch.rows)}
+    found: list[tuple[int, Request]] = []
+    for request in queues.running:
+        place = place_of.get(request.request_id)
+        if place is None:
+            return OverlapBlocker.PROMPT
+        if request.num_tokens + 1 < request.max_num_tokens:
+            found.append((place, request))
+    if queues.waiting:
+        somebody_ends = len(found) < len(queues.running)
+        if somebody_ends or (len(queues.running) < max_num_seqs and not has_refused):
+            return OverlapBlocker.ADMISSION
+    if any(len(request.output_token_ids) < request.num_lookback_outputs for _, request in found):
+        return OverlapBlocker.TOKEN
+    return found
+
+
+def next_step_row(request: Request, cache: CacheManager, place: int, spare_slots: int) -> BatchRow:
+    """Return the row after row `place` of the step in flight. The request has the block of its token.
+
+    No checkpoint takes one of the last `spare_slots` slots.
+    """
+    id, placement = request.request_id, request.checkpoint_positions
+    keeps = request.block_hashes is not None and placement is not None and placement.mode != "none"
+    slots = cache.next_step_slots(id, request.num_tokens, keeps, spare_slots)
+    if cache.window_blocks is not None:
+        cache.allocate_window_blocks(id, request.num_tokens + 1)
+    return make_next_step_row(request, place, cache.request_cache(id), slots)

@@ -1,0 +1,305 @@
+"""Admission of waiting requests: prefix cache hit, memory check and cache report.
+
+Prefill rows: the number of prompt tokens that a step takes, and the slots and images that they need.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ostinato.kv_cache.cache_report import CacheReport, MissCause, explain_misses
+from ostinato.kv_cache.checkpoints import CheckpointPositions, PrefixCachePolicy, plan_checkpoints
+from ostinato.kv_cache.manager import CacheManager
+from ostinato.kv_cache.offload.save_restore import restore_from_files
+from ostinato.kv_cache.prefix_index import BlockHashes
+from ostinato.kv_cache.request_cache import KVSnapshot
+from ostinato.kv_cache.store import Match
+from ostinato.observe.counts import MigrationCounts, PrefixCounts, SchedulerCounts
+from ostinato.scheduler.batch import BatchRow, MediaUse
+from ostinato.scheduler.encoder_scheduler import EncoderScheduler
+from ostinato.scheduler.limits import SchedulerLimits
+from ostinato.scheduler.request import Request, is_decoding, make_row, num_prompt_logprobs_due
+from ostinato.scheduler.request_queues import RequestQueues
+
+
+@dataclass(frozen=True, slots=True)
+class _BlockedHead:
+    """Record that the first waiting request found too little memory with these free blocks, slots and window blocks.
+
+    It is remembered so that a long prompt that waits while others decode is not looked up in the index in each step.
+    """
+
+    request: Request
+    num_blocks: int
+    num_slots: int
+    num_panes: int
+
+    def still_holds(self, request: Request, num_blocks: int, num_slots: int, num_panes: int) -> bool:
+        """Return whether the same request would find no more memory now.
+
+        The caller accounts for what prompts of other requests have computed meanwhile, which this one may share.
+        """
+        is_no_more = num_blocks <= self.num_blocks and num_slots <= self.num_slots and num_panes <= self.num_panes
+        return self.request is request and is_no_more
+
+
+class Admission:
+    """Admission of waiting requests, in order of rank: it gives them memory and their prefix cache hit."""
+
+    def __init__(
+        self,
+        limits: SchedulerLimits,
+        cache: CacheManager,
+        policy: PrefixCachePolicy,
+        queues: RequestQueues,
+        media: EncoderScheduler | None,
+        counters: SchedulerCounts,
+    ) -> None:
+        self.prefix_counters = PrefixCounts(misses=dict.fromkeys((cause.value for cause in MissCause), 0))
+        self.moves = MigrationCounts()
+        self._limits = limits
+        self._cache = cache
+        self._policy = policy
+        self._queues = queues
+        self._media = media
+        self._counters = counters
+        self._refusal: _BlockedHead | None = None
+
+    def admit_next(self, budget: int, num_drafts: int) -> Request | None:
+        """Admit the first waiting request to a step with room for `budget` more tokens, and return it.
+
+        Return None if no request waits, or if it finds no batch row, too few tokens or no memory. At most something
+        idle was evicted for it then.
+        """
+        queues, cache, limits = self._queues, self._cache, self._limits
+        if not queues.waiting or budget <= 0 or len(queues.running) >= limits.max_num_seqs:
+            return None
+        request = queues.waiting[0]
+        spare_blocks, spare_panes, room = self._available()
+        if self._refusal is not None and self._refusal.still_holds(request, *room):
+            return None
+        match = match_prefix(request, cache, self._policy)
+        in_memory = match.hit
+        carried = _useful_snapshot(request, match)
+        if carried is not None:
+            match = _without_checkpoint(match, carried, cache.block_size)
+        elif cache.store.files is not None and request.block_hashes is not None:
+            match = _restore_from_files(request, match, cache, spare_blocks, spare_panes)
+        start = match.hit if carried is None else carried.num_tokens
+        remaining, is_cut = request.num_tokens - start, False
+        if remaining > budget and not limits.enable_chunked_prefill:
+            if remaining <= limits.max_num_batched_tokens:
+                return None
+            is_cut = True
+        # All but the last token is cached: this is a decode row at once, with as many tokens as the others.
+        if 0 < start == request.num_tokens - 1 and budget <= num_drafts:
+            return None
+        if self._media is not None and request.media:
+            # Its row must be able to begin, and without chunked prefill to end.
+            end = start + 1 if limits.enable_chunked_prefill or is_cut else request.num_tokens
+            if self._media.max_chunk_end(request, start, end) < end:
+                return None
+        placement = plan_request_checkpoints(request, match, cache, self._policy, start)
+        id, reads = request.request_id, carried is None
+        if not cache.admit(id, request.num_tokens, match, spare_blocks, spare_panes, uses_checkpoint=reads):
+            self._refusal = _BlockedHead(request, *room)
+            return None
+        queues.start_first()
+        self._refusal = None
+        self._counters.cut_recomputations += is_cut
+        request.num_computed_tokens, request.checkpoint_positions = start, placement
+        if carried is not None:
+            cache.import_kv(id, carried, request.block_hashes)
+            self.moves.carried_tokens += start
+            self.moves.carried_bytes += carried.num_bytes
+        elif request.num_imported_tokens:
+            self.moves.recomputed_tokens += max(0, request.num_imported_tokens - start)
+        request.kv_snapshot, request.num_imported_tokens = None, 0
+        if request.cache_report is None:
+            found = make_cache_report(request, match, placement, cache)
+            request.cache_report = found = replace(found, from_files=match.hit - in_memory)
+            self.prefix_counters.count(found.cached_tokens, found.misses, found.from_files)
+        elif carried is None:
+            self.prefix_counters.restored_tokens += match.hit
+        return request
+
+    def is_head_blocked(self) -> bool:
+        """Return whether the first waiting request has found too little memory, and would find no more now."""
+        refusal, waiting = self._refusal, self._queues.waiting
+        return refusal is not None and bool(waiting) and refusal.still_holds(waiting[0], *self._available()[2])
+
+    def retry_head(self) -> None:
+        """Forget the refusal after a prompt advanced, since the first waiting request may share its blocks."""
+        self._refusal = None
+
+    def _available(self) -> tuple[int, int, tuple[int, int, int]]:
+        """Return (spare blocks, spare window blocks, available memory).
+
+        Spare are those that must stay available, one for each running request that may need it, else it would soon
+        preempt the admitted request. Available are (blocks beyond the spare ones, slots, window blocks beyond the spare
+        ones).
+        """
+        cache, panes = self._cache, self._cache.window_blocks
+        growing = list(filter(self._may_need_blocks, self._queues.running))
+        spare_blocks, spare_panes, num_panes = len(growing), 0, 0
+        if panes is not None:
+            spare_panes = sum(panes.may_grow(cache.request_cache(each.request_id)) for each in growing)
+            num_panes = panes.num_unreserved - spare_panes
+        return (
+            spare_blocks,
+            spare_panes,
+            (cache.blocks.num_available - spare_blocks, cache.slots.num_available, num_panes),
+        )
+
+    def _may_need_blocks(self, request: Request) -> bool:
+        """Return whether a running request has too few blocks for its greatest length."""
+        return request.max_num_tokens - 1 > self._cache.request_cache(request.request_id).capacity
+
+
+def match_prefix(request: Request, cache: CacheManager, policy: PrefixCachePolicy) -> Match:
+    """Return the indexed part of the request's known tokens. The last of them is computed in any case.
+
+    A request that is owed log-probabilities of its prompt takes no more than those already delivered. A request that
+    computes all of its tokens takes nothing.
+    """
+    if not policy.prefix_caching:
+        return Match()
+    if request.block_hashes is None:
+        root = None if cache.store.files is None else cache.store.files.root
+        request.block_hashes = BlockHashes(cache.block_size, request.cache_salt, request.media, root=root)
+    request.block_hashes.extend(request.tokens, request.num_tokens)
+    return cache.store.match(request.block_hashes, _max_hit_tokens(request))
+
+
+def _restore_from_files(
+    request: Request, match: Match, cache: CacheManager, spare_blocks: int, spare_panes: int
+) -> Match:
+    """Return the match after reading the files that pay, if there is room for the request then."""
+    assert request.block_hashes is not None, "a request with a match has a chain"
+    if cache.window_blocks is not None and not cache.window_blocks.has_room(
+        -(-request.num_tokens // cache.block_size), spare_panes
+    ):
+        return match
+    num_blocks = cache.blocks_needed(request.num_tokens) - len(match.matched) + spare_blocks
+    num_slots = 1 + cache.state_slots.slots_per_request if cache.state_slots.slots_per_request else 0
+    return restore_from_files(cache.store, request.block_hashes, _max_hit_tokens(request), match, num_blocks, num_slots)
+
+
+def _max_hit_tokens(request: Request) -> int:
+    """Return how many of the request's tokens may come from the cache."""
+    limit = 0 if request.skips_prefix_cache else request.num_tokens - 1
+    if request.wants_prompt_logprobs and num_prompt_logprobs_due(request, 0, limit) > 0:
+        limit = min(limit, request.num_prompt_logprobs)
+    return limit
+
+
+def _useful_snapshot(request: Request, match: Match) -> KVSnapshot | None:
+    """Return the KV snapshot that came with the request, unless the index has as many tokens of it."""
+    carried = request.kv_snapshot
+    return carried if carried is not None and carried.num_tokens > match.hit else None
+
+
+def _without_checkpoint(match: Match, carried: KVSnapshot, block_size: int) -> Match:
+    """Return a match of the indexed blocks that equal full blocks of the KV snapshot. They need no checkpoint."""
+    path = match.matched[: carried.num_tokens // block_size]
+    return Match(path, path)
+
+
+def plan_request_checkpoints(
+    request: Request, match: Match, cache: CacheManager, policy: PrefixCachePolicy, start: int
+) -> CheckpointPositions:
+    """Choose the checkpoints of the request if it is admitted with this match and begins at `start`."""
+    evictable = cache.slots.num_available
+    return plan_checkpoints(policy, cache.block_size, request.num_tokens, start, match.num_matched, evictable)
+
+
+def make_cache_report(
+    request: Request, match: Match, placement: CheckpointPositions, cache: CacheManager
+) -> CacheReport:
+    """Return the report of the cache hit of a request that has not been admitted before."""
+    num_tokens = request.num_tokens
+    if request.block_hashes is None or request.wants_prompt_logprobs or request.skips_prefix_cache:
+        return CacheReport(match.hit, {MissCause.NOT_WANTED.value: num_tokens - match.hit})
+    misses = explain_misses(
+        num_tokens,
+        match.hit,
+        match.matched,
+        request.block_hashes,
+        cache.store.evicted_keys,
+        cache.store.damaged_keys,
+        match.hit_without_window,
+    )
+    has_interior = placement.mode != "none" and placement.max_interior > 0
+    return CacheReport(match.hit, misses, placement.spacing if has_interior else None)
+
+
+def update_reported_spacing(request: Request) -> None:
+    """Update the report after the checkpoint spacing has doubled, which a long output causes."""
+    told, placement = request.cache_report, request.checkpoint_positions
+    if told is None or placement is None or told.checkpoint_spacing is None:
+        return
+    if placement.spacing > told.checkpoint_spacing:
+        request.cache_report = replace(told, checkpoint_spacing=placement.spacing)
+
+
+class PrefillScheduler:
+    """Maker of the rows of running requests that compute a prompt, or known outputs after a preemption."""
+
+    def __init__(
+        self, limits: SchedulerLimits, cache: CacheManager, queues: RequestQueues, media: EncoderScheduler | None
+    ) -> None:
+        self._limits = limits
+        self._cache = cache
+        self._queues = queues
+        self._media = media
+
+    def next_row(self, request: Request, budget: int, num_drafts: int, spare_slots: int) -> BatchRow | None:
+        """Return the next row of `request`, of at most `budget` tokens; None if it must wait for slots or image cells.
+
+        No checkpoint takes one of the last `spare_slots` slots.
+        """
+        if not self._cache.allocate_write_slots(request.request_id, spare_slots):
+            return None
+        assert request.checkpoint_positions is not None, "a running request knows where its checkpoints go"
+        start = request.num_computed_tokens
+        end = request.checkpoint_positions.chunk_end(start, start + self._chunk_tokens(request, budget, num_drafts))
+        media: tuple[MediaUse, ...] = ()
+        if self._media is not None and request.media:
+            reach = self._media.max_chunk_end(request, start, end)
+            if reach == start:
+                return None
+            end = request.checkpoint_positions.chunk_end(start, reach)
+            media = self._media.pin_images(request, start, end)
+        positions = request.checkpoint_positions.positions_inside(start, end) if end - start > 1 else []
+        if positions:
+            self._cache.reserve_checkpoints(request.request_id, positions, spare_slots)
+        if self._cache.window_blocks is not None:
+            self._cache.allocate_window_blocks(request.request_id, end)
+        return make_row(request, self._cache.request_cache(request.request_id), end - start, media=media)
+
+    def _chunk_tokens(self, request: Request, budget: int, num_drafts: int) -> int:
+        """Return how many prompt tokens a step with room for `budget` more tokens should take at most.
+
+        The step has `num_drafts` drafts per decode row. A prompt that does not fit fills the step. It stops at a size
+        that has a graph if no request waits longer for that: it needs no more steps of such a size than of the full
+        one, and no other request has a prompt that could fill the step.
+        """
+        limits, remaining = self._limits, request.num_tokens - request.num_computed_tokens
+        if not limits.graph_tokens or remaining <= budget:
+            return min(budget, remaining)
+        room = budget - (limits.max_num_batched_tokens - limits.graph_tokens)
+        num_later = self._tokens_of_others(request, num_drafts)
+        if room <= 0 or num_later is None:
+            return budget
+        steps_later = -(-(remaining - budget) // limits.max_num_batched_tokens)
+        return room if remaining - room <= steps_later * (limits.graph_tokens - num_later) else budget
+
+    def _tokens_of_others(self, request: Request, num_drafts: int) -> int | None:
+        """Return the tokens of each later step that other requests take if all of them decode.
+
+        Return None if one of them has a prompt.
+        """
+        queues = self._queues
+        if queues.waiting or not all(other is request or is_decoding(other) for other in queues.running):
+            return None
+        return (len(queues.running) - 1) * (1 + num_drafts)

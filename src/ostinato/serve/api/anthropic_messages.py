@@ -1,0 +1,212 @@
+"""Content blocks of one message, and the events that report their growth, in Anthropic's form.
+
+`POST /v1/messages`: conversations answered, in Anthropic's form; and `/v1/messages/count_tokens`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+from pydantic_core import from_json
+
+from ostinato.engine.outputs import CompletionOutput
+from ostinato.serve.api.anthropic_request import CountTokensRequest, MessagesRequest
+from ostinato.serve.api.generation_run import GenerationRun, PreparedChat, compact, make_response, quoted, start_chat
+from ostinato.serve.body_workers.context import ServedModel
+from ostinato.serve.chat.answer_formats import AnswerDelta, ToolCallDelta
+from ostinato.serve.chat.chat_output import ChatOutput
+from ostinato.serve.http.lifecycle import Lifecycle
+from ostinato.serve.http.streaming import LastEvents
+
+_GROWS = {"text": ("text_delta", "text"), "thinking": ("thinking_delta", "thinking")}
+"""Type of a block -> that of its deltas, and the field that holds the text in both."""
+
+
+def event(kind: str, data: str = "") -> str:
+    """Return an event in wire form; `data` are JSON members with a leading comma."""
+    return f'event: {kind}\ndata: {{"type":"{kind}"{data}}}\n\n'
+
+
+class MessageBlocks:
+    """Builder of blocks from an answer's deltas: thinking, text and calls.
+
+    Each block is complete before the next begins.
+    """
+
+    def __init__(self) -> None:
+        self.blocks: list[dict[str, Any]] = []
+        """The complete blocks, and the one that grows, whose text is not in it yet."""
+        self._text: list[str] = []
+        self._is_open = False
+
+    def take(self, delta: AnswerDelta) -> str:
+        """Return the events of a delta."""
+        events = ""
+        if delta.reasoning:
+            events += self._grow("thinking", delta.reasoning)
+        if delta.content:
+            events += self._grow("text", delta.content)
+        for call in delta.tool_calls:
+            events += self._grow_call(call)
+        return events
+
+    def end(self) -> str:
+        """Return the events that end the last block."""
+        if not self._is_open:
+            return ""
+        block, text = self.blocks[-1], "".join(self._text)
+        if block["type"] == "tool_use":
+            block["input"] = _object(text)
+        else:
+            block[_GROWS[block["type"]][1]] = text
+        self._is_open = False
+        return event("content_block_stop", f',"index":{len(self.blocks) - 1}')
+
+    def _grow(self, kind: str, text: str) -> str:
+        events = ""
+        if not self._is_open or self.blocks[-1]["type"] != kind:
+            block = {"type": "text", "text": ""} if kind == "text" else _thinking()
+            events = self.end() + self._begin(block)
+        of_delta, name = _GROWS[kind]
+        return events + self._delta(of_delta, name, text)
+
+    def _grow_call(self, call: ToolCallDelta) -> str:
+        events = ""
+        if call.name is not None:
+            call_id = f"toolu_{(call.id or '').removeprefix('call_')}"
+            events = self.end() + self._begin({"type": "tool_use", "id": call_id, "name": call.name, "input": {}})
+        if call.arguments:
+            events += self._delta("input_json_delta", "partial_json", call.arguments)
+        return events
+
+    def _begin(self, block: dict[str, Any]) -> str:
+        self.blocks.append(block)
+        self._text, self._is_open = [], True
+        return event("content_block_start", f',"index":{len(self.blocks) - 1},"content_block":{compact(block)}')
+
+    def _delta(self, kind: str, name: str, text: str) -> str:
+        self._text.append(text)
+        delta = f'{{"type":"{kind}","{name}":{quoted(text)}}}'
+        return event("content_block_delta", f',"index":{len(self.blocks) - 1},"delta":{delta}')
+
+
+def _thinking() -> dict[str, Any]:
+    return {"type": "thinking", "thinking": "", "signature": ""}
+
+
+def _object(arguments: str) -> dict[str, Any]:
+    """Return the arguments of a call. If they were cut off, return those that are whole."""
+    try:
+        found = from_json(arguments or "{}", allow_partial="trailing-strings")
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def messages_router(lifecycle: Lifecycle, models: Callable[[], ServedModel]) -> APIRouter:
+    router = APIRouter()
+
+    @router.post("/v1/messages", response_model=None)
+    async def messages(body: MessagesRequest, request: Request) -> Response:
+        model = models()
+        prepared: PreparedChat = request.state.prepared
+        deadline = body.deadline(lifecycle.settings)
+        run = await start_chat(model.engine, model.compiler, prepared, body, deadline, request)
+        written = _Message(
+            run,
+            ChatOutput(model.text, prepared.form(model.text)),
+            prepared.params.max_tokens,
+            f"msg_{request.state.request_id}",
+            lifecycle.model_name,
+        )
+        return await make_response(request, run, body.stream, written.events, written.whole)
+
+    @router.post("/v1/messages/count_tokens", response_model=dict[str, int])
+    async def count_tokens(body: CountTokensRequest, request: Request) -> Response:  # noqa: ARG001
+        """Return the number of tokens in the prompt of these messages."""
+        return Response(request.state.prepared, media_type="application/json")
+
+    return router
+
+
+class _Message:
+    """One answer while it grows."""
+
+    def __init__(
+        self, run: GenerationRun, output: ChatOutput, max_tokens: int | None, message_id: str, model: str
+    ) -> None:
+        self._run, self._output, self._max_tokens = run, output, max_tokens
+        self._blocks = MessageBlocks()
+        self._head = {"id": message_id, "type": "message", "role": "assistant", "model": model}
+
+    async def events(self) -> AsyncGenerator[bytes]:
+        """Yield the events of a stream.
+
+        The first comes with the first token, since the number of cached tokens is not known earlier.
+        """
+        begun = False
+        async for _, delta in self._run.deltas():
+            events = ""
+            if not begun:
+                begun = True
+                opening = {**self._head, "content": [], **_ending(None, None), "usage": self._usage(0)}
+                events += event("message_start", f',"message":{compact(opening)}')
+            for sample in delta.samples:
+                events += self._blocks.take(self._output.take(sample))
+            if delta.output is not None and delta.output.error is None:
+                [whole] = delta.output.outputs
+                events += self._blocks.end()
+                self._count_reasoning(whole)
+                ending, usage = compact(self._ending(whole)), compact(self._usage())
+                events += event("message_delta", f',"delta":{ending},"usage":{usage}') + event("message_stop")
+            if self._run.has_ended:
+                yield LastEvents(events.encode())
+            elif events:
+                yield events.encode()
+
+    async def whole(self) -> str:
+        """Return the whole message as JSON."""
+        ending: dict[str, Any] = {}
+        async for _, delta in self._run.deltas():
+            if delta.output is not None:
+                [whole] = delta.output.outputs
+                self._blocks.take(self._output.take(whole))
+                self._blocks.end()
+                self._count_reasoning(whole)
+                ending = self._ending(whole)
+        return compact({**self._head, "content": self._blocks.blocks, **ending, "usage": self._usage()})
+
+    def _count_reasoning(self, output: CompletionOutput) -> None:
+        self._run.reasoning_tokens = self._output.reasoning_tokens(output.token_ids)
+
+    def _ending(self, output: CompletionOutput) -> dict[str, Any]:
+        """Return why the answer ended. The output must have been taken before."""
+        reason = self._output.finish_reason(output)
+        if reason == "tool_calls":
+            return _ending("tool_use", None)
+        if reason == "length":
+            is_asked = self._max_tokens is not None and len(output.token_ids) >= self._max_tokens
+            return _ending("max_tokens" if is_asked else "model_context_window_exceeded", None)
+        if isinstance(output.stop_reason, str):
+            return _ending("stop_sequence", output.stop_reason)
+        return _ending("end_turn", None)
+
+    def _usage(self, output_tokens: int | None = None) -> dict[str, Any]:
+        """Return Anthropic's usage; its `input_tokens` are those that the prefix cache did not have."""
+        usage = self._run.usage()
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
+        thinking = self._run.reasoning_tokens
+        return {
+            "input_tokens": usage["prompt_tokens"] - cached,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": cached,
+            "output_tokens": usage["completion_tokens"] if output_tokens is None else output_tokens,
+            "output_tokens_details": None if thinking is None else {"thinking_tokens": thinking},
+        }
+
+
+def _ending(reason: str | None, sequence: str | None) -> dict[str, Any]:
+    return {"stop_reason": reason, "stop_sequence": sequence}

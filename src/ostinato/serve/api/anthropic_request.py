@@ -1,0 +1,420 @@
+"""The content of Anthropic's messages: blocks, and the turns of a chat that they make.
+
+Conversion of tools from Anthropic's form to that of chat completions.
+
+The bodies of `/v1/messages` and `/v1/messages/count_tokens`, and the conversation in them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field
+
+from ostinato.sampling.params import SamplingParams
+from ostinato.serve.api.generation_fields import GenerationBody, check_model
+from ostinato.serve.api.generation_run import ConversationRequest, PreparedChat, prepare_chat
+from ostinato.serve.body_workers.context import RequestContext
+from ostinato.serve.chat.conversation import (
+    Conversation,
+    FunctionCall,
+    Message,
+    ToolCall,
+    check_counts,
+    checked_tools,
+    described,
+    one_for_template,
+    render,
+    template_kwargs,
+    token_ids_of,
+)
+from ostinato.serve.chat.guides import GuideRequest
+from ostinato.serve.chat.text_support import ModelText
+from ostinato.serve.http.api_errors import ApiError
+from ostinato.serve.http.json_bodies import Body, EchoedBody, Ignored, ListOf, unsupported_field
+
+Content = str | Sequence[dict[str, Any]]
+Role = Literal["system", "user", "assistant", "tool"]
+
+_KEYS = {
+    "text": ("text", "citations"),
+    "image": ("source",),
+    "tool_use": ("id", "name", "input"),
+    "tool_result": ("tool_use_id", "content", "is_error"),
+    "thinking": ("thinking", "signature"),
+}
+"""Type of block -> members that it may have besides cache_control."""
+_SOURCES = {"base64": ("media_type", "data"), "url": ("url",)}
+_OF_ROLE = {
+    "system": ("text",),
+    "user": ("text", "image", "tool_result"),
+    "assistant": ("text", "thinking", "tool_use"),
+    "tool": ("text", "image"),
+}
+
+
+@dataclass
+class MessageTurn:
+    """A message in the form for a chat template."""
+
+    role: Role
+    where: str
+    """Place in the body of the turn's first message."""
+    parts: list[tuple[dict[str, Any], str]] = field(default_factory=list)
+    """Parts of its content, in OpenAI's form, each with its place in the body."""
+    calls: list[ToolCall] = field(default_factory=list)
+    reasoning: str = ""
+    call_id: str | None = None
+    """Id of the call that a tool's answer belongs to."""
+
+    def message(self) -> Message:
+        """Return the turn in the form of chat completions."""
+        return Message(
+            role=self.role,
+            content=[part for part, _ in self.parts],
+            tool_calls=self.calls or None,
+            tool_call_id=self.call_id,
+            reasoning_content=self.reasoning or None,
+        )
+
+
+def turns_of(messages: Iterable[tuple[Role, Content, str]]) -> Iterator[MessageTurn]:
+    """Yield the turns of messages, which are (role, content, place).
+
+    Neighbours of one role are one turn; each tool_result is a separate turn. ApiError, which names the place, for what
+    cannot be taken.
+    """
+    turn: MessageTurn | None = None
+    for role, content, where in messages:
+        if turn is not None and turn.role != role:
+            yield turn
+            turn = None
+        if turn is None:
+            turn = MessageTurn(role, where)
+        has_begun = False
+        for block, place in _blocks(content, where, role):
+            if block["type"] == "tool_result":
+                if turn.parts:
+                    yield turn
+                yield _result(block, place)
+                turn = MessageTurn(role, where)
+            else:
+                _add(turn, block, place)
+            has_begun = True
+        if not has_begun:
+            raise ApiError(400, f"{where}.content is empty", param=f"{where}.content")
+        # Tool results are separate turns already.
+        if role == "user" and not turn.parts:
+            turn = None
+    if turn is not None:
+        yield turn
+
+
+def parts_in(content: Content | None) -> int:
+    """Count the blocks of a content, those in tool results included."""
+    if content is None or isinstance(content, str):
+        return 0
+    inner = (block.get("content") for block in content)
+    return len(content) + sum(len(each) for each in inner if isinstance(each, list))
+
+
+def text_in(content: Content, where: str) -> str:
+    """Return the text of a content that has nothing but text."""
+    return "\n".join(block["text"] for block, _ in _blocks(content, where, "system", inside=""))
+
+
+def _blocks(content: Content, where: str, role: Role, inside: str = ".content") -> Iterator[tuple[dict[str, Any], str]]:
+    """Yield (a block without nulls, its place), checked."""
+    if isinstance(content, str):
+        yield {"type": "text", "text": content}, f"{where}{inside}"
+        return
+    for number, given in enumerate(content):
+        place = f"{where}{inside}[{number}]"
+        if not isinstance(given, dict):
+            raise ApiError(400, f"{place} should be a block, an object with a type", param=place)
+        block = {name: value for name, value in given.items() if value is not None and name != "cache_control"}
+        kind, allowed = block.get("type"), _OF_ROLE[role]
+        if kind not in allowed:
+            of_tool = "a tool_result" if role == "tool" else f"{'an' if role == 'assistant' else 'a'} {role} message"
+            message = f"{place}.type should be {' or '.join(allowed)}: no other block is taken in {of_tool}"
+            raise ApiError(400, message, param=f"{place}.type")
+        for name in block:
+            if name != "type" and name not in _KEYS[kind]:
+                path = f"{place}.{name}"
+                raise ApiError(400, f"unknown parameter: {path}", param=path, code="unknown_parameter")
+        if kind == "text":
+            _needed(block, "text", str, place)
+        yield block, place
+
+
+def _needed(block: dict[str, Any], name: str, kind: type, place: str) -> Any:
+    value = block.get(name)
+    if not isinstance(value, kind):
+        what = "a string" if kind is str else "an object"
+        raise ApiError(400, f"{place}.{name} should be {what}", param=f"{place}.{name}")
+    return value
+
+
+def _add(turn: MessageTurn, block: dict[str, Any], place: str) -> None:
+    if block["type"] == "tool_use":
+        function = FunctionCall(name=_needed(block, "name", str, place), arguments=_needed(block, "input", dict, place))
+        turn.calls.append(ToolCall(id=_needed(block, "id", str, place), function=function))
+    elif block["type"] == "thinking":
+        turn.reasoning += _needed(block, "thinking", str, place)
+    else:
+        turn.parts.append((_part(block, place), place))
+
+
+def _part(block: dict[str, Any], place: str) -> dict[str, Any]:
+    if block["type"] == "text":
+        return {"type": "text", "text": block["text"]}
+    return {"type": "image_url", "image_url": {"url": _url(_needed(block, "source", dict, place), f"{place}.source")}}
+
+
+def _url(source: dict[str, Any], place: str) -> str:
+    kind = source.get("type")
+    names = _SOURCES.get(kind) if isinstance(kind, str) else None
+    if names is None:
+        message = f"{place}.type should be {' or '.join(_SOURCES)}: no other image is taken"
+        raise ApiError(400, message, param=f"{place}.type")
+    for name in source:
+        if name not in ("type", *names):
+            path = f"{place}.{name}"
+            raise ApiError(400, f"unknown parameter: {path}", param=path, code="unknown_parameter")
+    values = [_needed(source, name, str, place) for name in names]
+    return f"data:{values[0]};base64,{values[1]}" if kind == "base64" else values[0]
+
+
+def _result(block: dict[str, Any], place: str) -> MessageTurn:
+    turn = MessageTurn("tool", place, call_id=_needed(block, "tool_use_id", str, place))
+    content = block.get("content", "")
+    if not isinstance(content, str | list):
+        raise ApiError(400, f"{place}.content should be a string or blocks", param=f"{place}.content")
+    for inner, inner_place in _blocks(content, place, "tool"):
+        _add(turn, inner, inner_place)
+    return turn
+
+
+_TOOL = ("name", "description", "strict")
+_IGNORED = ("cache_control", "input_examples", "eager_input_streaming", "defer_loading", "allowed_callers")
+"""Members of a tool that are accepted and ignored."""
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+
+
+def nested_tools(tools: Sequence[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
+    """Return each tool as `{"type": "function", "function": ...}`.
+
+    ApiError, which names the field, for a tool of another kind.
+    """
+    return None if tools is None else [_nested(tool, f"tools[{place}]") for place, tool in enumerate(tools)]
+
+
+def _nested(tool: dict[str, Any], where: str) -> dict[str, Any]:
+    tool = {name: value for name, value in tool.items() if value is not None}
+    if tool.get("type", "custom") != "custom":
+        message = f"{where}.type should be custom: tools of Anthropic's own are not served; define it with a schema"
+        raise ApiError(400, message, param=f"{where}.type")
+    for name in tool:
+        if name not in (*_TOOL, *_IGNORED, "type", "input_schema"):
+            path = f"{where}.{name}"
+            raise ApiError(400, f"unknown parameter: {path}", param=path, code="unknown_parameter")
+    if not isinstance(tool.get("input_schema"), dict):
+        path = f"{where}.input_schema"
+        raise ApiError(400, f"{path} should be a JSON schema, an object", param=path)
+    function = {name: tool[name] for name in _TOOL if name in tool}
+    return {"type": "function", "function": {**function, "parameters": tool["input_schema"]}}
+
+
+def nested_choice(choice: dict[str, Any] | None) -> tuple[Any, bool]:
+    """Return the choice in the form of chat completions, and whether several tools may be called at once.
+
+    ApiError for a choice that is not valid.
+    """
+    if choice is None:
+        return None, True
+    choice = {name: value for name, value in choice.items() if value is not None}
+    alone = choice.pop("disable_parallel_tool_use", False)
+    match choice:
+        case {"type": "auto" | "any" | "none" as kind, **others} if not others and isinstance(alone, bool):
+            return _CHOICES[kind], not alone
+        case {"type": "tool", "name": str(name), **others} if not others and isinstance(alone, bool):
+            return {"type": "function", "function": {"name": name}}, not alone
+    message = (
+        'tool_choice should be {"type": "auto"}, {"type": "any"}, {"type": "tool", "name": ...} or {"type": "none"}, '
+        "and may have disable_parallel_tool_use, which is true or false"
+    )
+    raise ApiError(400, message, param="tool_choice")
+
+
+@contextmanager
+def map_error_fields() -> Iterator[None]:
+    """Make errors name the fields of Anthropic's form."""
+    try:
+        yield
+    except ApiError as error:
+        message = error.message.replace(".function.parameters", ".input_schema")
+        message = message.replace("tool_choice.function.name", "tool_choice.name").replace(".function.", ".")
+        message = message.replace('tool_choice "required" needs', 'tool_choice "any" needs')
+        raise ApiError(error.status, message, param=error.param, code=error.code) from None
+
+
+_MADE = "made[{}]"
+"""Placeholder in errors for the place of a message made of several, until `with_places` replaces it."""
+
+
+class InputMessage(EchoedBody):
+    role: Literal["user", "assistant", "system"]
+    content: str | ListOf[dict[str, Any]]
+    """Text, or blocks: text, image, tool_use, tool_result, thinking."""
+
+
+class Thinking(EchoedBody):
+    type: Literal["enabled", "adaptive", "disabled"]
+    """Value of the chat template's enable_thinking; `adaptive` leaves it unset."""
+    budget_tokens: Ignored = None
+    display: Ignored = None
+
+
+class OutputFormat(EchoedBody):
+    model_config = ConfigDict(serialize_by_alias=True)
+
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+    """The JSON schema of the answer's text."""
+
+
+class OutputConfig(EchoedBody):
+    effort: str | None = None
+    """A variable of the chat template, reasoning_effort."""
+    format: OutputFormat | None = None
+    """The form of the answer after any thinking."""
+
+
+class MessagesInput(Body):
+    """The fields that make a prompt."""
+
+    model: str | None = None
+    """The served model's name, or nothing."""
+    messages: ListOf[InputMessage] = Field(min_length=1)
+    """The conversation so far. If an assistant's message comes last, it is continued."""
+    system: str | ListOf[dict[str, Any]] | None = None
+    """A system message before them: text, or blocks of text."""
+    tools: ListOf[dict[str, Any]] | None = None
+    """Functions that the model may call, each with name, description and input_schema."""
+    tool_choice: dict[str, Any] | None = None
+    """Choice of the tools that the model may call, with an optional disable_parallel_tool_use.
+
+    The type is `auto`, `any` (the model must call one), `tool` with a name, or `none`.
+    """
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Further variables of the chat template."""
+    cache_control: Ignored = None
+    context_management: Ignored = None
+    diagnostics: Ignored = None
+    speed: Annotated[Literal["standard"] | None, unsupported_field("there is one speed", but="standard")] = None
+    mcp_servers: Annotated[None, unsupported_field("give the model tools, and call them yourself")] = None
+
+    def to_conversation(self, work: RequestContext) -> ConversationRequest:
+        """Return the conversation, and the kind of answer that it asks for. ApiError if something in it is wrong."""
+        text, settings = work.text, work.settings
+        parts = sum(parts_in(message.content) for message in self.messages) + parts_in(self.system)
+        check_counts(self.messages, self.tools, settings, num_parts=parts)
+        with map_error_fields():
+            choice, parallel = nested_choice(self.tool_choice)
+            tools = checked_tools(text, nested_tools(self.tools), choice)
+        kwargs = dict(self.chat_template_kwargs or {})
+        if self.thinking is not None and self.thinking.type != "adaptive":
+            kwargs.setdefault("enable_thinking", self.thinking.type == "enabled")
+        effort = None if self.output_config is None else self.output_config.effort
+        turns = list(self._turns())
+        continues = turns[-1].role == "assistant"
+        if continues and turns[-1].calls:
+            message = f"{turns[-1].where} calls a tool, and no tool_result follows"
+            raise ApiError(400, message, param=turns[-1].where)
+        conversation = Conversation(
+            _template_messages(turns, text),
+            described(tools.offered_tools),
+            template_kwargs(kwargs, effort),
+            not continues,
+            continues,
+            [_MADE.format(place) for place in range(len(turns))],
+        )
+        guide = self.guide_request() if isinstance(self, GenerationBody) else None
+        return ConversationRequest(conversation, tools.callable, tools.choice, parallel, guide, "messages")
+
+    def _turns(self) -> Iterator[MessageTurn]:
+        if self.system is not None:
+            yield MessageTurn(
+                "system", "system", parts=[({"type": "text", "text": text_in(self.system, "system")}, "system")]
+            )
+        yield from turns_of((each.role, each.content, f"messages[{i}]") for i, each in enumerate(self.messages))
+
+    def with_places(self, error: ApiError) -> ApiError:
+        """Return an error of a message that was made here, with the place of what the client sent."""
+        message, param = error.message, error.param or ""
+        for place, turn in reversed(list(enumerate(self._turns()))):
+            made = _MADE.format(place)
+            for number, (_, where) in reversed(list(enumerate(turn.parts))):
+                part = f"{made}.content[{number}]"
+                message, param = message.replace(part, where), param.replace(part, where)
+            message, param = message.replace(made, turn.where), param.replace(made, turn.where)
+        return ApiError(error.status, message, param=param or None, code=error.code, headers=error.headers)
+
+
+def _template_messages(turns: Sequence[MessageTurn], text: ModelText) -> list[dict[str, Any]]:
+    return [
+        one_for_template(turn.message(), _MADE.format(place), text.knows_developer) for place, turn in enumerate(turns)
+    ]
+
+
+class MessagesRequest(GenerationBody, MessagesInput):
+    max_tokens: int = Field(ge=1)
+    """Most tokens of output, thinking included."""
+    stop_sequences: ListOf[str] | None = None
+    """Texts that end the answer."""
+    stop: Annotated[None, unsupported_field("give stop_sequences")] = None  # type: ignore[assignment]
+    n: Annotated[None, unsupported_field("an answer is one message")] = None  # type: ignore[assignment]
+    stream_options: Annotated[None, unsupported_field("a stream always tells of its usage")] = None  # type: ignore[assignment]
+    metadata: Ignored = None
+    service_tier: Ignored = None
+    inference_geo: Ignored = None
+    container: Annotated[None, unsupported_field("nothing is run here")] = None
+
+    def prepare(self, work: RequestContext) -> PreparedChat:
+        self.check(work.settings, work.model_name)
+        try:
+            return prepare_chat(work, self.to_conversation(work), self, max_tokens=self.max_tokens, logprobs=None)
+        except ApiError as error:
+            raise self.with_places(error) from None
+
+    def stop_strings(self) -> tuple[str, Sequence[str]]:
+        return "stop_sequences", self.stop_sequences or ()
+
+    def sampling(self, defaults: SamplingParams, **more: Any) -> SamplingParams:
+        if self.stop_sequences is not None:
+            more["stop"] = self.stop_sequences
+        return super().sampling(defaults, **more)
+
+    def _format_request(self) -> GuideRequest | None:
+        asked = None if self.output_config is None else self.output_config.format
+        return None if asked is None else GuideRequest("output_config.format", "json_schema", asked.schema_)
+
+
+class CountTokensRequest(MessagesInput):
+    """Fields of `/v1/messages`, without those that only the answer depends on."""
+
+    def prepare(self, work: RequestContext) -> bytes:
+        """Return the answer's JSON."""
+        check_model(self.model, work.model_name)
+        try:
+            rendered = render(work, self.to_conversation(work).conversation)
+            count = len(token_ids_of(work, rendered, "messages"))
+        except ApiError as error:
+            raise self.with_places(error) from None
+        return json.dumps({"input_tokens": count}).encode()

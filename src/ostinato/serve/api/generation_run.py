@@ -1,0 +1,302 @@
+"""Common parts of all endpoints' answers: the request in the engine, its tokens, its JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from json.encoder import encode_basestring as quoted
+from typing import Any
+
+from fastapi import Request
+from fastapi.responses import Response
+
+from ostinato.engine.process.async_engine import AsyncEngine
+from ostinato.engine.process.output_deltas import OutputDelta
+from ostinato.engine.process.request_streams import RequestStream
+from ostinato.media.media_prompt import MediaPrompt
+from ostinato.observe.request_record import RequestRecord
+from ostinato.sampling.guide import Guide
+from ostinato.sampling.params import SamplingParams
+from ostinato.serve.api.generation_fields import GenerationBody
+from ostinato.serve.body_workers.context import RequestContext
+from ostinato.serve.chat.answer_formats import AnswerLayout
+from ostinato.serve.chat.conversation import Conversation, render, starts_in_reasoning, token_ids_of
+from ostinato.serve.chat.guides import GuideCompiler, GuidePlan, GuideRequest, answer_guide
+from ostinato.serve.chat.text_support import ModelText
+from ostinato.serve.chat.tools import Tool
+from ostinato.serve.http.streaming import ChunkedJson, EventStream, cancel_on_disconnect
+
+__all__ = [
+    "ChunkWriter",
+    "ConversationRequest",
+    "PreparedChat",
+    "GenerationRun",
+    "make_response",
+    "compact",
+    "head",
+    "prepare_chat",
+    "quoted",
+    "start_chat",
+    "whole_body",
+]
+
+
+class GenerationRun:
+    """One HTTP request in the engine: a stream per prompt, and counts of the tokens generated so far."""
+
+    def __init__(self) -> None:
+        self.streams: list[RequestStream] = []
+        self.completion_tokens = 0
+        self.reasoning_tokens: int | None = None
+        """Number of completion_tokens that are reasoning; None if the endpoint does not count reasoning separately."""
+        self._num_ended = 0
+
+    @classmethod
+    async def start(
+        cls,
+        engine: AsyncEngine,
+        prompts: Sequence[Sequence[int]],
+        params: SamplingParams,
+        body: GenerationBody,
+        deadline: float,
+        record: RequestRecord,
+        guide: Guide | None = None,
+        media: MediaPrompt | None = None,
+        client: str | None = None,
+    ) -> GenerationRun:
+        """Submit every prompt, as token ids. If one is refused, none runs, and its error is raised.
+
+        `deadline` is in seconds. `record` is that of the HTTP request. `media` belongs to the only prompt. `client` is
+        the client that sent it.
+        """
+        if guide is not None:
+            params = params.replace(guide=guide)
+        run = cls()
+        record.figures = run.figures
+        try:
+            for prompt in prompts:
+                stream = await engine.submit(
+                    prompt,
+                    params,
+                    priority=body.priority,
+                    cache_salt=body.cache_salt,
+                    media=media,
+                    deadline=deadline,
+                    client=client,
+                )
+                run.streams.append(stream)
+        except BaseException:
+            run.close()
+            raise
+        return run
+
+    async def deltas(self) -> AsyncIterator[tuple[int, OutputDelta]]:
+        """Yield (index of the prompt, output delta) as they come."""
+        if len(self.streams) == 1:
+            async for delta in self.streams[0]:
+                yield 0, self._counted(delta)
+            return
+        news: asyncio.Queue[tuple[int, OutputDelta] | BaseException | None] = asyncio.Queue(maxsize=len(self.streams))
+        tasks = [asyncio.create_task(_forward(place, stream, news)) for place, stream in enumerate(self.streams)]
+        try:
+            running = len(tasks)
+            while running:
+                item = await news.get()
+                if item is None:
+                    running -= 1
+                elif isinstance(item, BaseException):
+                    raise item
+                else:
+                    yield item[0], self._counted(item[1])
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    @property
+    def has_ended(self) -> bool:
+        """True if `deltas` has yielded everything, and no error follows."""
+        return self._num_ended == len(self.streams)
+
+    def close(self) -> None:
+        """Abort the streams that are not finished."""
+        for stream in self.streams:
+            stream.abort()
+
+    def usage(self, without_output: bool = False) -> dict[str, Any]:
+        """Return OpenAI's `usage`; `without_output` if the client asked for no output."""
+        completion_tokens = 0 if without_output else self.completion_tokens
+        prompt_tokens = sum(len(stream.prompt_token_ids) for stream in self.streams)
+        cached = sum(stream.num_cached_tokens or 0 for stream in self.streams)
+        details = {} if self.reasoning_tokens is None else {"reasoning_tokens": self.reasoning_tokens}
+        return {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": completion_tokens,
+            "total_tokens": prompt_tokens + completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": cached},
+            "completion_tokens_details": details or None,
+        }
+
+    def figures(self) -> dict[str, Any]:
+        """Return the request's measurements for log and trace; see `RequestRecord.figures`."""
+        streams = self.streams
+        if not streams:
+            return {}
+        times = [stream.times for stream in streams if stream.times is not None]
+        reasons = dict.fromkeys(reason for stream in streams for reason in stream.finish_reasons)
+        return {
+            "prompt_tokens": sum(len(stream.prompt_token_ids) for stream in streams),
+            "completion_tokens": sum(stream.num_output_tokens for stream in streams),
+            "cached_tokens": sum(stream.num_cached_tokens or 0 for stream in streams),
+            "scheduled": min((each.scheduled for each in times if each.scheduled is not None), default=None),
+            "first_token": min((each.first_token for each in times if each.first_token is not None), default=None),
+            "last_token": max((each.last_token for each in times if each.last_token is not None), default=None),
+            "finish": ",".join(reasons) or None,
+        }
+
+    def _counted(self, delta: OutputDelta) -> OutputDelta:
+        self.completion_tokens += sum(len(sample.token_ids) for sample in delta.samples)
+        self._num_ended += delta.output is not None and delta.output.error is None
+        return delta
+
+
+async def _forward(
+    place: int, stream: RequestStream, news: asyncio.Queue[tuple[int, OutputDelta] | BaseException | None]
+) -> None:
+    try:
+        async for delta in stream:
+            await news.put((place, delta))
+    except Exception as error:
+        await news.put(error)
+    else:
+        await news.put(None)
+
+
+@dataclass(frozen=True)
+class ConversationRequest:
+    """A conversation, and the kind of answer that it asks for."""
+
+    conversation: Conversation
+    tools: tuple[Tool, ...]
+    """The tools that the answer may call."""
+    tool_choice: Any
+    parallel: bool
+    """True if the answer may have several calls."""
+    guide: GuideRequest | None
+    param: str
+    """The field of the body that holds the conversation."""
+
+
+@dataclass(frozen=True)
+class PreparedChat:
+    """A conversation in the engine's form, and the parts that its answer may have."""
+
+    params: SamplingParams
+    token_ids: list[int]
+    media: MediaPrompt | None
+    tools: tuple[Tool, ...]
+    starts_in_reasoning: bool
+    parallel: bool
+    either: bool
+    guide: GuidePlan | None
+
+    def form(self, text: ModelText) -> AnswerLayout:
+        """Return the form that the answer may have."""
+        return AnswerLayout(text.formats, self.tools, self.starts_in_reasoning, self.parallel, self.either)
+
+
+def prepare_chat(
+    work: RequestContext,
+    asked: ConversationRequest,
+    body: GenerationBody,
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
+) -> PreparedChat:
+    """Prepare a conversation for the engine.
+
+    `logprobs`: number of the most likely tokens that are returned at each place; None: no log-probabilities.
+    """
+    text = work.text
+    more = {"max_tokens": max_tokens, **text.shows_tags(body.skip_special_tokens)}
+    if logprobs is not None:
+        more["logprobs"] = logprobs
+    params = body.sampling(work.default_params, **more)
+    rendered = render(work, asked.conversation, asked.param)
+    token_ids = token_ids_of(work, rendered, asked.param)
+    inside = starts_in_reasoning(text.formats, asked.conversation, rendered.text)
+    form = AnswerLayout(text.formats, asked.tools, inside, asked.parallel, either=asked.guide is not None)
+    guide = answer_guide(text, form, asked.guide, asked.tool_choice)
+    return PreparedChat(params, token_ids, rendered.media, asked.tools, inside, asked.parallel, form.either, guide)
+
+
+async def start_chat(
+    engine: AsyncEngine,
+    compiler: GuideCompiler,
+    prepared: PreparedChat,
+    body: GenerationBody,
+    deadline: float,
+    request: Request,
+) -> GenerationRun:
+    """Submit a conversation to the engine."""
+    record, client = request.state.record, request.state.client
+    engine.admission.check(prepared.params.n, client)
+    guide = await compiler.compiled(prepared.guide, client)
+    prompts, media = [prepared.token_ids], prepared.media
+    return await GenerationRun.start(engine, prompts, prepared.params, body, deadline, record, guide, media, client)
+
+
+async def make_response(
+    request: Request,
+    run: GenerationRun,
+    stream: bool | None,
+    events: Callable[[], AsyncIterator[bytes]],
+    whole: Callable[[], Coroutine[Any, Any, str | bytes | list[bytes]]],
+) -> Response:
+    """Return the response to `request`: events as they come, or the whole JSON, perhaps in pieces.
+
+    `run` ends with the response.
+    """
+    if stream:
+        return EventStream(events(), run.close)
+    try:
+        body = await cancel_on_disconnect(request, whole())
+        return ChunkedJson(body) if isinstance(body, list) else Response(body, media_type="application/json")
+    finally:
+        run.close()
+
+
+def head(prefix: str, kind: str, request_id: str, model: str) -> dict[str, Any]:
+    """Return the members that every part of an answer begins with."""
+    return {"id": f"{prefix}-{request_id}", "object": kind, "created": int(time.time()), "model": model}
+
+
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+
+
+def compact(value: Any) -> str:
+    """Return JSON without white space, in ASCII: text that a client sent may not be encodable."""
+    return _encode(value)
+
+
+class ChunkWriter:
+    """Writer of the events of one stream. Their common part is serialised once. `choices` are JSON texts."""
+
+    def __init__(self, head: Mapping[str, Any], include_usage: bool) -> None:
+        self._before = f'data: {compact(head)[:-1]},"choices":['
+        self._after = '],"usage":null}\n\n' if include_usage else "]}\n\n"
+
+    def event(self, choice: str) -> str:
+        return f"{self._before}{choice}{self._after}"
+
+    def usage(self, usage: Mapping[str, Any]) -> str:
+        """Return the last event, which has no choice."""
+        return f'{self._before}],"usage":{compact(usage)}}}\n\n'
+
+
+def whole_body(head: Mapping[str, Any], choices: Iterable[str], usage: Mapping[str, Any]) -> bytes:
+    """Return the body of an answer that is not streamed; `choices` are JSON texts."""
+    return f'{compact(head)[:-1]},"choices":[{",".join(choices)}],"usage":{compact(usage)}}}'.encode()

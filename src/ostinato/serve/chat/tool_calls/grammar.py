@@ -1,0 +1,278 @@
+"""Grammars of tool calls in a model's own form.
+
+Rules of a grammar of answers, in llguidance's dialect of Lark, while they are written.
+"""
+
+from __future__ import annotations
+
+import json
+import keyword
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from ostinato.errors import RequestError
+from ostinato.sampling.guide import Guide, lark_term
+from ostinato.serve.chat.answer_formats import ANALYSIS, ReasoningTags
+from ostinato.serve.chat.tool_calls.formats import (
+    ARGUMENTS,
+    CHANNEL,
+    HARMONY,
+    MESSAGE,
+    NAME,
+    START,
+    ChannelSyntax,
+    JsonSyntax,
+    NamedSyntax,
+    TagSyntax,
+    ToolCallFormat,
+)
+from ostinato.serve.chat.tools import Tool, allows, resolve
+
+
+class LarkGrammar:
+    """The rules of one grammar while they are written."""
+
+    def __init__(self, special_tags: Mapping[str, int]) -> None:
+        self.special_tags = special_tags
+        self.rules: list[str] = []
+
+    def text(self, start: str) -> str:
+        """Return the whole grammar."""
+        return "\n".join([f"start: {start}", *self.rules, ""])
+
+    def thoughts(self, tags: ReasoningTags | None, inside: bool) -> str:
+        """Return terms for reasoning before anything else: required if the answer begins `positions_inside` it, else optional."""
+        if tags is None:
+            return ""
+        if tags == ANALYSIS:
+            self.up_to("thoughts", tags.end, "/(?s:.*)/")
+            return f"({self.tags(tags.begin)} thoughts {self.tags(START + 'assistant')})? "
+        self.up_to("thoughts", tags.end, "/(?s:.*)/")
+        self.rules.append(r"GAP: /\n{1,2}/")
+        return "thoughts GAP? " if inside else f"({self.tag(tags.begin)} thoughts GAP?)? "
+
+    def value(self, guide: Guide, in_channel: bool = False) -> str:
+        """Return a term for a value of `guide`; `in_channel`: as the message of the channel `final`."""
+        self.rules.append(f"value: {lark_term(guide)}")
+        return f"{self.final()} value" if in_channel else "value"
+
+    def final(self) -> str:
+        """Return a term for the header of a message to the user."""
+        return self.tags(f"{CHANNEL}final{MESSAGE}")
+
+    def up_to(self, rule: str, tag: str, text: str) -> None:
+        """Add a rule for `text`, a terminal, up to and with the first `tag`."""
+        name = rule.upper()
+        if tag in self.special_tags:
+            self.rules += [f"{rule}: {name} {self.tag(tag)}", f"{name}: {text}"]
+        else:
+            self.rules += [f"{rule}[lazy]: {name}", f"{name}: ({text}) & /(?s:.*){regex(tag)}/"]
+
+    def tags(self, text: str) -> str:
+        """Return a text with tags in it, as terms."""
+        return " ".join(self.tag(part) for part in re.split(r"(<\|\w+\|>)", text) if part)
+
+    def tag(self, tag: str) -> str:
+        return f"<[{self.special_tags[tag]}]>" if tag in self.special_tags else json.dumps(tag)
+
+
+def regex(tag: str) -> str:
+    """Return a regular expression for a tag, to be put between slashes."""
+    return re.escape(tag).replace("/", r"\/")
+
+
+# JSON as chat templates print it. Models know this form, and it rules out endless white space.
+_SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
+
+class ToolGrammar(LarkGrammar):
+    """A grammar of tool calls in one form."""
+
+    def __init__(self, form: ToolCallFormat, special_tags: Mapping[str, int], tools: Sequence[Tool]) -> None:
+        """Begin a grammar of calls of `tools`."""
+        super().__init__(special_tags)
+        self._form = form
+        self._tools = tools
+
+    def text(self, start: str) -> str:
+        """Return the whole grammar. Its rule `call` is a call of one of the tools."""
+        for index, tool in enumerate(self._tools):
+            self.rules.append(f"call_{index}: {self._write_call(index, tool)}")
+        choices = " | ".join(f"call_{index}" for index in range(len(self._tools)))
+        self.rules.insert(0, f"call: {choices}")
+        return super().text(start)
+
+    def forced_calls(self, several: bool) -> str:
+        """Return a term for calls and nothing else."""
+        form = self._form
+        if form == HARMONY:
+            return "call"  # the end of a call is the end of the answer
+        block = f"{self._terms(form.begin)} {self._block(several)}".strip()
+        if several and form.begin and form.separator is None:
+            return f"{block} ({self._terms(form.block_gap)} {block})*"
+        return block
+
+    def calls_or_value(self, guide: Guide, several: bool) -> str:
+        """Return a term for calls and nothing else, or for a value of `guide` alone."""
+        return f"({self.forced_calls(several)} | {self.value(guide, in_channel=self._form == HARMONY)})"
+
+    def free_calls(self, reasoning: ReasoningTags | None, several: bool) -> str:
+        """Return a term for any text, in which each call that begins is well-formed."""
+        if self._form == HARMONY:
+            self.rules.append("REST: /(?s:.*)/")
+            return f"(call | {self.final()} REST)"
+        # Text that begins like reasoning would be a second way to read the same answer.
+        no_reasoning = f" & ~/{regex(reasoning.begin)}(?s:.*)/" if reasoning else ""
+        begin = self._form.begin
+        if not begin:
+            self.rules.append(rf"REST: /(?s:.*)/{no_reasoning} & ~/\s*\{{(?s:.*)/")
+            return f"({self._block(several)} | REST)"
+        self.up_to("opening", begin, f"/(?s:.*)/{no_reasoning}")
+        self.rules.append(f"REST: /(?s:.*)/{no_reasoning} & ~/(?s:.*){regex(begin)}(?s:.*)/")
+        return f"(opening {self._block(several)}){'*' if several else '?'} REST"
+
+    def _block(self, several: bool) -> str:
+        """Return a term for the text after the begin tag, up to and with the end tag."""
+        form = self._form
+        more = ""
+        if several and form.separator is not None:
+            separator = f"{form.separator} " if form.separator else form.gap
+            more = f"({json.dumps(separator)} call)*" if separator else "call*"
+        end = form.gap if form.end else ""
+        return self._terms(form.gap, form.open, "call", more, form.close, end, form.end, rules=("call", more))
+
+    def _terms(self, *texts: str, rules: Collection[str] = ()) -> str:
+        """Return texts one after the other, as terms; those among `rules` are terms already."""
+        return " ".join(text if text in rules else self.tag(text) for text in texts if text)
+
+    def _write_call(self, index: int, tool: Tool) -> str:
+        match self._form.syntax:
+            case JsonSyntax() as syntax:
+                return self._json_call(index, tool, syntax)
+            case NamedSyntax() as syntax:
+                return self._named_call(index, tool, syntax)
+            case TagSyntax() as syntax:
+                return self._tag_call(index, tool, syntax)
+            case ChannelSyntax():
+                header = f"{CHANNEL}commentary to=functions.{tool.name} <|constrain|>json{MESSAGE}"
+                return f"{self.tags(header)} {self._arguments(index, tool)}"
+            case _:
+                return self._python_call(index, tool)
+
+    def _arguments(self, index: int, tool: Tool) -> str:
+        self.rules.append(f"arguments_{index}: {_json_value(tool.parameters, tool.parameters)}")
+        return f"arguments_{index}"
+
+    def _json_call(self, index: int, tool: Tool, syntax: JsonSyntax) -> str:
+        head = f'"{tool.name}": '
+        if syntax.name is not None:
+            head = f'"{syntax.name}": "{tool.name}", "{syntax.arguments}": '
+        return f'{json.dumps("{" + head)} {self._arguments(index, tool)} "}}"'
+
+    def _named_call(self, index: int, tool: Tool, syntax: NamedSyntax) -> str:
+        terms = []
+        for part in syntax.parts:
+            if isinstance(part, str):
+                terms.append(self.tag(part))
+            elif part is NAME:
+                terms.append(json.dumps(tool.name))
+            elif part is ARGUMENTS:
+                terms.append(self._arguments(index, tool))
+            else:
+                terms.append(f"/{part.value}/")
+        return " ".join(terms)
+
+    def _tag_call(self, index: int, tool: Tool, syntax: TagSyntax) -> str:
+        line = "\n" if syntax.on_lines else ""
+        parts = [json.dumps(f"{syntax.function}{tool.name}{syntax.name_end}{line}")]
+        required = tool.parameters.get("required", ())
+        for number, (key, schema) in enumerate(tool.parameters.get("properties", {}).items()):
+            _check_writable(tool, key, "<>\r\n" + syntax.key_end[0][:1])
+            rule = f"parameter_{index}_{number}"
+            value = self._tag_value(f"value_{index}_{number}", tool, schema, syntax)
+            self.rules.append(f"{rule}: {self._key(key, syntax, line)} {value}")
+            parts.append(rule if key in required else f"{rule}?")
+        if syntax.function_end:
+            parts.append(json.dumps(syntax.function_end))
+        return " ".join(parts)
+
+    def _key(self, key: str, syntax: TagSyntax, line: str) -> str:
+        """Return a term for a key with its tags. Tags that are special tokens cannot be parts of a text."""
+        tags = (syntax.key, *syntax.key_end)
+        if not any(tag in self.special_tags for tag in tags):
+            return json.dumps(f"{syntax.key}{key}{''.join(syntax.key_end)}{line}")
+        return self._terms(syntax.key, key, *syntax.key_end, line)
+
+    def _tag_value(self, rule: str, tool: Tool, schema: Any, syntax: TagSyntax) -> str:
+        """Return a term for a value with its end tag."""
+        line = "\n" if syntax.on_lines else ""
+        end = json.dumps(f"{line}{syntax.value_end}{line}")
+        if syntax.value_end in self.special_tags:
+            end = self._terms(line, syntax.value_end, line)
+        if not allows(schema, "string", tool.parameters):
+            self.rules.append(f"{rule}: {_json_value(schema, tool.parameters)}")
+            return f"{rule} {end}"
+        texts = _enumerated(resolve(schema, tool.parameters))
+        if texts is None:
+            self._text_rules(syntax.value_end, line)
+            return "text"
+        for text in texts:
+            _check_writable(tool, text, syntax.value_end, whole=True)
+        return f"({' | '.join(json.dumps(text, ensure_ascii=False) for text in texts)}) {end}"
+
+    def _text_rules(self, value_end: str, line: str) -> None:
+        """Add rules for a value of any text but the tag that would end it for the parser."""
+        if value_end in self.special_tags:
+            rules = [f"text: TEXT {self._terms(value_end, line)}", f"TEXT: /(?s:.*)/ {json.dumps(line)}"]
+        else:
+            end = json.dumps(f"{line}{value_end}{line}")
+            rules = ["text[lazy]: TEXT", f"TEXT: (/(?s:.*)/ & ~/(?s:.*){regex(value_end)}(?s:.*)/) {end}"]
+        if rules[0] not in self.rules:
+            self.rules += rules
+
+    def _python_call(self, index: int, tool: Tool) -> str:
+        """Return a term for the arguments: each call has all required ones, and a comma before all but the first."""
+        required = tool.parameters.get("required", ())
+        properties = list(tool.parameters.get("properties", {}).items())
+        for number, (key, schema) in enumerate(properties):
+            _check_writable(tool, key, "" if key.isidentifier() and not keyword.iskeyword(key) else key)
+            value = f"value_{index}_{number}: {_json_value(schema, tool.parameters)}"
+            self.rules += [value, f"parameter_{index}_{number}: {json.dumps(key + '=')} value_{index}_{number}"]
+        for start in range(len(properties) + 1):
+            for is_first in (True, False):
+                choices = []
+                for number in range(start, len(properties)):
+                    comma = "" if is_first else '", " '
+                    choices.append(f"{comma}parameter_{index}_{number} more_{index}_{number + 1}")
+                    if properties[number][0] in required:
+                        break
+                else:
+                    choices.append('""')
+                name = f"first_{index}" if is_first else f"more_{index}_{start}"
+                if not is_first or start == 0:
+                    self.rules.append(f"{name}: {' | '.join(choices)}")
+        return f'{json.dumps(tool.name + "(")} first_{index} ")"'
+
+
+def _json_value(schema: Any, root: Mapping[str, Any]) -> str:
+    """Return llguidance's term for a JSON value of a schema whose references point into `root`."""
+    own = schema if isinstance(schema, Mapping) else {} if schema else {"not": {}}
+    shared = {key: root[key] for key in ("$defs", "definitions") if key in root}
+    return f"%json {json.dumps({**shared, **own, 'x-guidance': _SPACING}, ensure_ascii=False)}"
+
+
+def _enumerated(schema: Any) -> list[str] | None:
+    """Return all values of a schema that lists them, if they are strings, else None."""
+    if not isinstance(schema, Mapping):
+        return None
+    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    if isinstance(values, list) and values and all(isinstance(value, str) for value in values):
+        return values
+    return None
+
+
+def _check_writable(tool: Tool, text: str, forbidden: str, whole: bool = False) -> None:
+    found = forbidden in text if whole else not text or any(character in text for character in forbidden)
+    if found:
+        raise RequestError(f"tool {tool.name}: {text!r} cannot be written in this model's tool-call format; rename it")

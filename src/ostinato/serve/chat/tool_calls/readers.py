@@ -1,0 +1,431 @@
+"""Reader of a block of tool calls in an answer's text while it grows, whatever the form of its calls.
+
+Common parts of all readers of calls: the error for a text that is no call, and the end of a call.
+
+Readers of tool calls whose arguments are JSON.
+
+Reader of tool calls that are written as calls in Python.
+
+Reader of tool calls with tags around each argument.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Collection, Mapping
+from typing import Any, Protocol
+
+from ostinato.serve.chat.answer_formats import DeltaCollector
+from ostinato.serve.chat.incremental_text import EndOfText, JsonScan, NotJson, Reading, TextBuffer, load_json, members
+from ostinato.serve.chat.tool_calls.formats import (
+    ARGUMENTS,
+    NAME,
+    JsonSyntax,
+    NamedSyntax,
+    TagSyntax,
+    ToolCallFormat,
+    VariablePart,
+)
+from ostinato.serve.chat.tools import Tool, argument_json
+
+
+class ToolCallSyntaxError(Exception):
+    """Raised if the text does not follow the form at its position. Text that is read but not released is content."""
+
+
+def read_end(text: TextBuffer, *tags: str) -> Reading[None]:
+    """Read the tags that end a complete call. If the answer ends within them, they are dropped."""
+    try:
+        for tag in tags:
+            if not (yield from text.tag(tag)):
+                raise ToolCallSyntaxError
+    except EndOfText:
+        text.release_all()
+        raise
+    text.consume()
+
+
+class JsonCalls:
+    """Reader of calls `{"name": ..., "arguments": {...}}`.
+
+    With the members in this order, arguments are passed on as they come. In another order a call is passed on as a
+    whole at its end; so are arguments that are a JSON string of an object, which is unwrapped. Further members of a
+    call are ignored, and a missing brace at its end is forgiven.
+    """
+
+    def __init__(self, text: TextBuffer, collector: DeltaCollector, names: Collection[str], syntax: JsonSyntax) -> None:
+        self._text = text
+        self._collector = collector
+        self._names = names
+        self._syntax = syntax
+        self._header = _header(syntax)
+
+    def read_call(self) -> Reading[None]:
+        """Read a call; see `CallReader`."""
+        text = self._text
+        if (yield from text.next_character()) != "{":
+            raise ToolCallSyntaxError
+        start = scanned = text.position
+        scan = JsonScan()
+        while (header := self._header.match(text.text, start)) is None:
+            try:
+                end = scan.scan(text.text, scanned, depth=0)
+            except NotJson as error:
+                text.position = error.position
+                raise ToolCallSyntaxError from None
+            if end >= 0:
+                text.position = end
+                self._give_whole(text.text[start:end])
+                return
+            scanned = len(text.text)
+            yield from text.wait()
+        text.position = header.end()
+        self._begin(header[1])
+        yield from stream_object(text, self._collector, within="}")
+        yield from self._drop_rest()
+
+    def _begin(self, name: str) -> None:
+        if name not in self._names:
+            raise ToolCallSyntaxError
+        self._collector.begin_call(name)
+        self._text.consume()
+
+    def _give_whole(self, call: str) -> None:
+        try:
+            name, written = self._parts(members(call))
+            arguments = load_json(written)
+            if isinstance(arguments, str):
+                written, arguments = arguments, load_json(arguments)
+        except (KeyError, ValueError):
+            raise ToolCallSyntaxError from None
+        if not isinstance(name, str) or not isinstance(arguments, dict):
+            raise ToolCallSyntaxError
+        self._begin(name)
+        self._collector.add_arguments(written)
+
+    def _parts(self, found: dict[str, str]) -> tuple[object, str]:
+        """Return name and arguments, as they are written, of a call with these members."""
+        if self._syntax.name is None:
+            [(name, arguments)] = found.items()
+            return name, arguments
+        return load_json(found[self._syntax.name]), found[self._syntax.arguments]
+
+    def _drop_rest(self) -> Reading[None]:
+        """Drop the text after the arguments in the object around them."""
+        text, scan = self._text, JsonScan("}")
+        while True:
+            try:
+                end = scan.scan(text.text, 0, depth=0)
+            except NotJson as error:
+                text.consume(error.position)
+                return
+            if end >= 0:
+                text.consume(end)
+                return
+            text.release_all()
+            yield from text.wait()
+
+
+class NamedCalls:
+    """Reader of calls that are a name and an object of arguments, which are passed on as they come."""
+
+    def __init__(
+        self, text: TextBuffer, collector: DeltaCollector, names: Collection[str], syntax: NamedSyntax
+    ) -> None:
+        self._text = text
+        self._collector = collector
+        self._names = names
+        place = syntax.parts.index(ARGUMENTS)
+        self._before = [part for part in syntax.parts[:place] if not (isinstance(part, str) and part.isspace())]
+        self._after = [part for part in syntax.parts[place + 1 :] if isinstance(part, str) and not part.isspace()]
+
+    def read_call(self) -> Reading[None]:
+        """Read a call; see `CallReader`."""
+        text, name = self._text, ""
+        for part in self._before:
+            if isinstance(part, str):
+                if not (yield from text.tag(part)):
+                    raise ToolCallSyntaxError
+            elif part is NAME:
+                name = yield from self._run(part)
+            else:
+                yield from self._run(part)
+        if (yield from text.next_character()) != "{" or name not in self._names:
+            raise ToolCallSyntaxError
+        self._collector.begin_call(name)
+        text.consume()
+        yield from stream_object(text, self._collector)
+        yield from read_end(text, *self._after)
+
+    def _run(self, slot: VariablePart) -> Reading[str]:
+        """Return the longest text that fits a slot. Text after it must have come, to show where it ends."""
+        text = self._text
+        yield from text.next_character()
+        while True:
+            found = re.compile(slot.value).match(text.text, text.position)
+            if found is not None and found.end() < len(text.text):
+                text.position = found.end()
+                return found[0]
+            if found is None and len(text.text) - text.position >= _MAX_RUN:
+                raise ToolCallSyntaxError
+            if found is None and not re.fullmatch("[a-zA-Z0-9_-]*", text.text[text.position :]):
+                raise ToolCallSyntaxError
+            yield from text.wait()
+
+
+_MAX_RUN = 64
+
+
+def stream_object(text: TextBuffer, collector: DeltaCollector, within: str = "") -> Reading[None]:
+    """Pass the object that comes next on as arguments.
+
+    `within` closes the brackets around the object. NotACall at a character that is not allowed in it; the text before
+    that character has been passed on by then.
+    """
+    scan = JsonScan(within)
+    while True:
+        try:
+            end = scan.scan(text.text, 0, depth=len(within))
+        except NotJson as error:
+            collector.add_arguments(text.consume(error.position))
+            raise ToolCallSyntaxError from None
+        if end >= 0:
+            collector.add_arguments(text.consume(end))
+            return
+        collector.add_arguments(text.release_all())
+        yield from text.wait()
+
+
+def _header(syntax: JsonSyntax) -> re.Pattern[str]:
+    """Return a pattern for the beginning of a call whose arguments can be passed on while they come."""
+    if syntax.name is None:
+        return re.compile(r'\{\s*"([^"\\]*)"\s*:\s*(?=\{)')
+    name, arguments = json.dumps(syntax.name), json.dumps(syntax.arguments)
+    return re.compile(rf'\{{\s*{name}\s*:\s*"([^"\\]*)"\s*,\s*{arguments}\s*:\s*(?=\{{)')
+
+
+_NAME = re.compile(r"[a-zA-Z0-9_-]*")
+_PLAIN = re.compile(r"""[^'"()\[\]{}\\]*""")
+_JSON_NAMES = {"true": True, "false": False, "null": None}
+"""JSON's names of constants, which models write too, where Python has other names."""
+
+
+class PythonCalls:
+    """Reader of calls `NAME(KEY=VALUE, ...)` whose values are literals. A call is passed on at its end."""
+
+    def __init__(self, text: TextBuffer, collector: DeltaCollector, names: Collection[str]) -> None:
+        self._text = text
+        self._collector = collector
+        self._names = names
+
+    def read_call(self) -> Reading[None]:
+        """Read a call; see `CallReader`."""
+        text = self._text
+        yield from text.next_character()
+        start = text.position
+        while True:
+            run = _NAME.match(text.text, start)
+            assert run is not None
+            text.position = run.end()
+            if text.position < len(text.text):
+                break
+            yield from text.wait()
+        if run[0] not in self._names or text.text[text.position] != "(":
+            raise ToolCallSyntaxError
+        arguments = _arguments((yield from self._read_parentheses()))
+        self._collector.begin_call(run[0])
+        self._collector.add_arguments(arguments)
+        text.consume()
+
+    def _read_parentheses(self) -> Reading[str]:
+        """Return the text from one parenthesis to the one that closes it. Brackets in strings do not count."""
+        text, start = self._text, self._text.position
+        position, depth, quote = start, 0, ""
+        while True:
+            while position < len(text.text):
+                run = _PLAIN.match(text.text, position)
+                assert run is not None
+                position = run.end()
+                if position == len(text.text):
+                    break
+                character = text.text[position]
+                if character == "\\" and position + 1 == len(text.text):
+                    break
+                position += 2 if character == "\\" else 1
+                if quote:
+                    quote = "" if character == quote else quote
+                elif character in "'\"":
+                    quote = character
+                elif character in "([{":
+                    depth += 1
+                elif character in ")]}":
+                    depth -= 1
+                    if depth == 0:
+                        text.position = position
+                        return text.text[start:position]
+            yield from text.wait()
+
+
+def _arguments(parenthesised: str) -> str:
+    """Return the JSON text of arguments, which are given as `(KEY=VALUE, ...)`."""
+    try:
+        call = ast.parse(f"f{parenthesised}", mode="eval").body
+        if not isinstance(call, ast.Call) or call.args:
+            raise ToolCallSyntaxError
+        values = {_key(each): _value(each.value) for each in call.keywords}
+        return json.dumps(values, ensure_ascii=False, allow_nan=False)
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+        raise ToolCallSyntaxError from None
+
+
+def _key(keyword: ast.keyword) -> str:
+    if keyword.arg is None:
+        raise ToolCallSyntaxError
+    return keyword.arg
+
+
+def _value(node: ast.expr) -> Any:
+    """Return the value of a literal. ValueError for anything else."""
+    match node:
+        case ast.Name(id=name) if name in _JSON_NAMES:
+            return _JSON_NAMES[name]
+        case ast.List(elts=items) | ast.Tuple(elts=items):
+            return [_value(item) for item in items]
+        case ast.Dict(keys=keys, values=values):
+            return {_value(key): _value(value) for key, value in zip(keys, values, strict=True) if key is not None}
+        case _:
+            return ast.literal_eval(node)
+
+
+class TagCalls:
+    """Reader of calls such as `<function=NAME><parameter=KEY>VALUE</parameter>...</function>`.
+
+    Each argument is passed on when it is complete, the first one with the call's name. A value ends at the first of its
+    end tags, even inside other text.
+    """
+
+    def __init__(
+        self, text: TextBuffer, collector: DeltaCollector, tools: Mapping[str, Tool], syntax: TagSyntax
+    ) -> None:
+        self._text = text
+        self._collector = collector
+        self._tools = tools
+        self._syntax = syntax
+
+    def read_call(self) -> Reading[None]:
+        """Read a call; see `CallReader`."""
+        text, give, syntax = self._text, self._collector.add_arguments, self._syntax
+        if syntax.function and not (yield from text.tag(syntax.function)):
+            raise ToolCallSyntaxError
+        name = yield from self._read_name(syntax.name_end)
+        tool = self._tools.get(name)
+        if tool is None:
+            raise ToolCallSyntaxError
+        keys: set[str] = set()
+        while (yield from text.tag(syntax.key)):
+            key = yield from self._read_key()
+            if not key or key in keys:
+                raise ToolCallSyntaxError
+            value = yield from text.until(syntax.value_end)
+            if syntax.on_lines:
+                value = value.removeprefix("\n").removesuffix("\n")
+            if not keys:
+                self._collector.begin_call(name)
+            give("{" if not keys else ", ")
+            give(f"{json.dumps(key, ensure_ascii=False)}: {argument_json(value, tool.parameters, key)}")
+            keys.add(key)
+            text.consume()
+        if syntax.function_end and not (yield from text.tag(syntax.function_end)):
+            raise ToolCallSyntaxError
+        if not keys:
+            self._collector.begin_call(name)
+        give("}" if keys else "{}")
+        text.consume()
+
+    def _read_key(self) -> Reading[str]:
+        first, *more = self._syntax.key_end
+        key = yield from self._read_name(first)
+        for tag in more:
+            if not (yield from self._text.tag(tag)):
+                raise ToolCallSyntaxError
+        return key
+
+    def _read_name(self, end: str) -> Reading[str]:
+        """Read the text before `end`, on one line and without angle brackets, and `end` itself.
+
+        Without an `end`, read the text up to the end of the line or to the next tag, and strip it.
+        """
+        text = self._text
+        if not end:
+            yield from text.next_character()
+        start = text.position
+        names = re.compile(rf"[^<>\r\n{re.escape(end[:1])}]*")
+        while True:
+            run = names.match(text.text, text.position)
+            assert run is not None
+            text.position = run.end()
+            rest = text.text[text.position : text.position + max(1, len(end))]
+            if rest and not end:
+                return run.string[start : run.end()].strip()
+            if end and rest == end:
+                text.position += len(end)
+                return text.text[start : text.position - len(end)]
+            if not end.startswith(rest):
+                raise ToolCallSyntaxError
+            yield from text.wait()
+
+
+class CallReader(Protocol):
+    """Reader of one call of a syntax in a growing text; it passes the call to a DeltaCollector."""
+
+    def read_call(self) -> Reading[None]:
+        """Read a call, and release it once it is recognised. NotACall if the text does not follow the syntax."""
+
+
+class BlockReader:
+    """Reader of the blocks of one form."""
+
+    def __init__(
+        self, form: ToolCallFormat, text: TextBuffer, collector: DeltaCollector, tools: Mapping[str, Tool]
+    ) -> None:
+        self._form = form
+        self._text = text
+        self._call = _call_reader(form, text, collector, tools)
+
+    def read(self) -> Reading[None]:
+        """Read one block, from after its begin tag to after its end tag, and release it.
+
+        NotACall if the text does not follow the form.
+        """
+        form, text = self._form, self._text
+        if form.open and not (yield from text.tag(form.open)):
+            raise ToolCallSyntaxError
+        yield from self._call.read_call()
+        while form.separator is not None and (yield from self._goes_on(form.separator)):
+            yield from self._call.read_call()
+        yield from read_end(text, *(tag for tag in (form.close, form.end) if tag))
+
+    def _goes_on(self, separator: str) -> Reading[bool]:
+        """Read the separator, and return whether another call follows."""
+        if separator:
+            return (yield from self._text.tag(separator))
+        before = self._text.position
+        ends = yield from self._text.tag(self._form.end)
+        self._text.position = before
+        return not ends
+
+
+def _call_reader(
+    form: ToolCallFormat, text: TextBuffer, collector: DeltaCollector, tools: Mapping[str, Tool]
+) -> CallReader:
+    match form.syntax:
+        case JsonSyntax() as syntax:
+            return JsonCalls(text, collector, tools.keys(), syntax)
+        case NamedSyntax() as syntax:
+            return NamedCalls(text, collector, tools.keys(), syntax)
+        case TagSyntax() as syntax:
+            return TagCalls(text, collector, tools, syntax)
+        case _:
+            return PythonCalls(text, collector, tools.keys())

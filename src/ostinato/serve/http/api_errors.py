@@ -1,0 +1,157 @@
+"""Errors in the clients' form: OpenAI's, with a status; and their description in the OpenAPI document."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel
+from starlette.responses import Response
+
+from ostinato.engine.process.engine_errors import EngineFailed, EngineStopped, ReplicaLost
+from ostinato.engine.process.queue_limit import Overloaded
+from ostinato.engine.process.request_streams import DeadlineExceeded
+from ostinato.errors import OstinatoError, RequestError
+
+MAX_MESSAGE = 1000
+"""Largest number of characters of a message to a client."""
+
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "invalid_request_error",
+    405: "invalid_request_error",
+    408: "timeout_error",
+    413: "invalid_request_error",
+    415: "invalid_request_error",
+    421: "invalid_request_error",
+    429: "rate_limit_error",
+    431: "invalid_request_error",
+    503: "service_unavailable_error",
+    504: "timeout_error",
+}
+
+
+_ANTHROPIC_TYPES = {
+    **_TYPES,
+    404: "not_found_error",
+    413: "request_too_large",
+    503: "overloaded_error",
+}
+
+
+def is_anthropic(path: str) -> bool:
+    """Return whether the endpoint at `path` speaks Anthropic's form."""
+    return path == "/v1/messages" or path.startswith("/v1/messages/")
+
+
+class ApiError(Exception):
+    """Error that ends a request: an HTTP status, and the fields of OpenAI's error object."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        # A message may repeat what the client sent, which may be long.
+        self.message = message if len(message) <= MAX_MESSAGE else f"{message[:MAX_MESSAGE]} ..."
+        self.status, self.param, self.code = status, param and param[:MAX_MESSAGE], code
+        self.headers = dict(headers or {})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _error, (self.status, self.message, self.param, self.code, self.headers)
+
+    def body(self) -> dict[str, Any]:
+        """Return `{"error": {...}}`: the body of a response, or the data of an event in a stream."""
+        kind = _TYPES.get(self.status, "server_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    def response(self, path: str = "") -> Response:
+        """Return the whole response, in the form of the endpoint at `path`."""
+        return Response(self._json(path), self.status, headers=self.headers, media_type="application/json")
+
+    def event(self, path: str) -> bytes:
+        """Return the event that reports the error in a stream of the endpoint at `path`."""
+        name = "event: error\n" if is_anthropic(path) else ""
+        return f"{name}data: {self._json(path)}\n\n".encode()
+
+    def _json(self, path: str) -> str:
+        # ASCII, since the message may repeat text of the client that cannot be encoded.
+        return json.dumps(self._anthropic() if is_anthropic(path) else self.body())
+
+    def _anthropic(self) -> dict[str, Any]:
+        """Return the error in Anthropic's form, which has the field in its message."""
+        message = self.message
+        if self.param is not None and self.param not in message:
+            message = f"{self.param}: {message}"
+        return {"type": "error", "error": {"type": _ANTHROPIC_TYPES.get(self.status, "api_error"), "message": message}}
+
+
+def _error(status: int, message: str, param: str | None, code: str | None, headers: dict[str, str]) -> ApiError:
+    return ApiError(status, message, param=param, code=code, headers=headers)
+
+
+def as_api_error(error: BaseException) -> ApiError:
+    """Return an error as its client sees it.
+
+    Errors that the client did not cause are reported without details.
+    """
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, Overloaded):
+        headers = {"Retry-After": str(error.retry_after)}
+        return ApiError(429, error.message, code="queue_full", headers=headers)
+    if isinstance(error, DeadlineExceeded):
+        return ApiError(504, error.message, param="timeout", code="deadline_exceeded")
+    if isinstance(error, RequestError):
+        return ApiError(400, error.message, param=error.setting)
+    if isinstance(error, ReplicaLost):
+        return ApiError(503, str(error), code="replica_lost", headers={"Retry-After": "1"})
+    if isinstance(error, EngineStopped):
+        return ApiError(503, "the server is shutting down, and ended the request", code="draining")
+    if isinstance(error, EngineFailed):
+        return ApiError(503, "the engine has failed, and the server is shutting down", code="engine_failed")
+    # The error's text may name the server's files or other requests, so it goes only to the log.
+    code = type(error).__name__ if isinstance(error, OstinatoError) else "internal_error"
+    return ApiError(500, "the server failed to compute this request; its log says more", code=code)
+
+
+class ErrorDetail(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    """The field of the request that is wrong."""
+    code: str | None
+
+
+class ErrorBody(BaseModel):
+    error: ErrorDetail
+
+
+def _described(description: str, **more: Any) -> dict[str, Any]:
+    return {"model": ErrorBody, "description": description, **more}
+
+
+REPORT_ERRORS: dict[int | str, dict[str, Any]] = {
+    "4XX": _described("The request is wrong. The error says what, and names the field."),
+    401: _described("The Authorization header holds none of the server's keys."),
+    503: _described("The model is being loaded, or the server is shutting down."),
+}
+"""Errors of endpoints that only report."""
+
+_RETRY = {"Retry-After": {"description": "Seconds until there is likely to be room.", "schema": {"type": "integer"}}}
+
+MODEL_ERRORS: dict[int | str, dict[str, Any]] = {
+    **REPORT_ERRORS,
+    413: _described("The body is larger than max_body."),
+    429: _described("The queue is full.", headers=_RETRY),
+    500: _described("The server failed to compute the request."),
+    504: _described("The request did not end within its `timeout`, or the server's."),
+}
+"""Errors of endpoints that use the model."""

@@ -1,0 +1,185 @@
+"""JSON bodies of requests: their base class, and their validation. An unknown field is refused by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Self, TypeVar
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    FailFast,
+    Field,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    model_validator,
+)
+
+from ostinato.errors import os_error_text
+from ostinato.serve.http.api_errors import ApiError
+
+T = TypeVar("T")
+BodyT = TypeVar("BodyT", bound="Body")
+
+MAX_ERRORS = 100
+"""Errors above which a body is refused without naming any: each takes a kilobyte to describe."""
+
+
+class Body(BaseModel):
+    """A request's body."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
+    fields_after_prepare: ClassVar[frozenset[str]] = frozenset()
+    """Fields that the endpoint still needs when the request is prepared."""
+    generates: ClassVar[bool] = False
+    """True if the body asks for output, for which there may be no room."""
+
+    def prepare(self, work: Any) -> Any:
+        """Prepare the body for its endpoint with a `Work`, on the event loop or in a worker process.
+
+        ApiError or RequestError if something in it is wrong; TooHeavy if that takes too long on the loop.
+        """
+        raise NotImplementedError(f"{type(self).__name__} is no whole body")
+
+    def without_prepared_fields(self) -> Self:
+        """Return the body with only the fields in `kept`; the others are None."""
+        return self.model_copy(update=dict.fromkeys(type(self).model_fields.keys() - self.fields_after_prepare))
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _few_errors(cls, value: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
+        try:
+            return validate(value)
+        except ValidationError as error:
+            if error.error_count() <= MAX_ERRORS:
+                raise
+        raise ValueError(f"more than {MAX_ERRORS} things are wrong with it")
+
+
+class EchoedBody(Body):
+    """Object that clients send back as they received it.
+
+    Their classes know more fields than this server serves, and write those as null, so null counts as a field that is
+    left out.
+    """
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, value: Any) -> Any:
+        return {name: each for name, each in value.items() if each is not None} if isinstance(value, dict) else value
+
+
+def unsupported_field(instead: str, but: Any = None) -> BeforeValidator:
+    """Return a validator for a field of OpenAI's clients that this server does not serve.
+
+    Only null is accepted, and `but`, a value that asks for nothing.
+    """
+
+    def refuse(value: Any) -> Any:
+        if value is not None and not (type(value) is type(but) and value == but):
+            raise ValueError(f"not served; {instead}")
+        return value
+
+    return BeforeValidator(refuse)
+
+
+Ignored = Annotated[Any, Field(description="Accepted for OpenAI's clients; it changes nothing.")]
+
+
+class _FailFast(FailFast):
+    """Hashable subclass of pydantic's class, as a union needs."""
+
+    __hash__ = object.__hash__
+
+
+ListOf = Annotated[list[T], _FailFast()]
+"""A list whose validation stops at the first wrong item."""
+
+
+def check_type(content_type: str, sent: bytes) -> None:
+    """Raise ApiError unless there is a body, whose type is JSON, perhaps as UTF-8."""
+    if not sent:
+        raise ApiError(400, "the request has no body; it should be a JSON object")
+    if not json.detect_encoding(sent[:4]).startswith("utf-8"):
+        # Another encoding would also be counted wrongly (`work/shape.py`).
+        raise ApiError(400, "the body is not valid JSON: it is not text in UTF-8")
+    media_type = content_type.partition(";")[0].strip().lower()
+    if media_type != "application/json" and not media_type.endswith("+json"):
+        given = f"not {content_type}" if content_type else "and there is none"
+        message = f"the body should be JSON, sent with the header Content-Type: application/json, {given}"
+        raise ApiError(415, message, code="unsupported_media_type")
+
+
+def validated(kind: type[BodyT], sent: bytes) -> BodyT:
+    """Parse and validate the body that was sent. ApiError that describes the problem."""
+    try:
+        value = json.loads(sent)
+    except (ValueError, RecursionError) as error:
+        raise ApiError(400, f"the body is not valid JSON: {_why(error)}") from None
+    if not isinstance(value, dict):
+        raise ApiError(400, "the body should be a JSON object")
+    try:
+        return kind.model_validate(value)
+    except ValidationError as error:
+        raise _refusal(error.errors(include_url=False), value) from None
+
+
+def _why(error: ValueError | RecursionError) -> str:
+    """Return why `json.loads` failed."""
+    match error:
+        case json.JSONDecodeError():
+            return error.msg
+        case UnicodeDecodeError():
+            return os_error_text(error)
+        case RecursionError():
+            return "it is nested too deep"
+        case _:
+            return "a number in it has too many digits"
+
+
+def _refusal(errors: Sequence[Mapping[str, Any]], body: dict[str, Any]) -> ApiError:
+    """Return pydantic's problems with a body as the error of one field.
+
+    The deepest field is named: of a union's alternatives, validation of the intended one got furthest.
+    """
+    paths = [_path_in(body, detail["loc"], detail["type"]) for detail in errors]
+    path = max(paths, key=len)
+    found = [detail for detail, each in zip(errors, paths, strict=True) if each == path]
+    if not path:
+        of_name = found[0]["type"] == "string_unicode"
+        message = "the name of a field is not valid Unicode" if of_name else f"the body: {_message(found[0])}"
+        return ApiError(400, message)
+    param = path_text(path)
+    if found[0]["type"] == "extra_forbidden":
+        return ApiError(400, f"unknown parameter: {param}", param=param, code="unknown_parameter")
+    return ApiError(400, f"{param}: {', or: '.join(dict.fromkeys(map(_message, found)))}", param=param)
+
+
+def _message(detail: Mapping[str, Any]) -> str:
+    return str(detail["msg"]).removeprefix("Value error, ")
+
+
+def path_text(path: Sequence[str | int]) -> str:
+    """Return a path as text, such as `messages[0].role`."""
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
+    return text
+
+
+def _path_in(body: Any, where: Sequence[str | int], kind: str) -> list[str | int]:
+    """Return the part of an error's location that is in the body. The rest names types that pydantic tried."""
+    path: list[str | int] = []
+    value = body
+    for place, part in enumerate(where):
+        is_missing = kind == "missing" and place == len(where) - 1
+        if isinstance(value, dict) and isinstance(part, str) and (part in value or is_missing):
+            value = value.get(part)
+        elif isinstance(value, list) and isinstance(part, int) and part < len(value):
+            value = value[part]
+        else:
+            continue
+        path.append(part)
+    return path

@@ -1,0 +1,185 @@
+"""Interface of all proposers of drafts, and the parts that proposers with layers share.
+
+Drafts by a second, smaller model of the same vocabulary, whose layers use the same blocks and slots.
+
+Drafts by the model's own prediction head, several deep by feeding it its own hidden state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+
+from ostinato.models.base import CausalLM
+from ostinato.ops.reference.conv import first_inputs
+from ostinato.ops.step_inputs import LayerCache, StepInputs
+from ostinato.sampling.sampler import SampleKernel
+from ostinato.sampling.state import PendingToken
+from ostinato.scheduler.batch import Batch, BatchRow
+
+TokenSelector = Callable[[torch.Tensor, Sequence[PendingToken], SampleKernel], dict[int, int]]
+"""Function that samples tokens, with the signature of `sample.sampler.choose`."""
+
+RunDraftBatch = Callable[[Batch], torch.Tensor]
+"""Function that runs a batch through a drafter -> hidden states of its tokens, [tokens or more, hidden]."""
+
+
+class HeadStepRunner(Protocol):
+    """Runner of consecutive steps of one token per row, through layers that have no slots."""
+
+    def first(self, batch: Batch) -> torch.Tensor:
+        """Run the first step, of a batch; returns hidden states as `RunDraftBatch`."""
+        ...
+
+    def next(self, tokens: Sequence[int]) -> torch.Tensor:
+        """Run the next step of the same rows with these tokens; returns hidden states as `RunDraftBatch`."""
+        ...
+
+
+class Proposer(Protocol):
+    """Source of draft tokens: it guesses, at the start of a step, the tokens that the step will verify."""
+
+    def propose(self, batch: Batch) -> list[tuple[int, ...]]:
+        """Return the drafts of each row in the batch's order: up to `BatchRow.num_drafts`, none for a prefill row.
+
+        Called before every step of the model, even one without drafts: a proposer with layers writes their part of the
+        blocks and slots for the batch's tokens.
+        """
+        ...
+
+
+def single_token_row(row: BatchRow, token: int, depth: int) -> BatchRow:
+    """Return `row` for one token alone: its own at depth 0, else the draft `depth` positions after that.
+
+    The state moves from write slot to write slot, beginning at the read slot.
+    """
+    slots = (row.read_slot, *row.write_slots)
+    read, write = (slots[depth], slots[depth + 1]) if depth + 1 < len(slots) else (0, 0)
+    return row._replace(token_ids=(token,), start=row.start + depth, read_slot=read, write_slots=(write,), num_drafts=0)
+
+
+class DraftModelProposer:
+    """Proposer that runs the draft model on every token that the target computes, and k tokens ahead of it.
+
+    A step with k drafts takes 1 + k steps of one token each: the state after the last draft is needed too, in case all
+    are kept. So the draft model's part of a row's read slot and blocks always covers the same tokens as the target's.
+    """
+
+    def __init__(self, model: CausalLM, forward: RunDraftBatch, choose: TokenSelector) -> None:
+        """Propose drafts of `model`; `forward` runs it and `choose` samples its tokens."""
+        self._model = model
+        self._forward = forward
+        self._choose = choose
+
+    def propose(self, batch: Batch) -> list[tuple[int, ...]]:
+        drafts: list[list[int]] = [[] for _ in batch.rows]
+        if batch.num_drafts == 0:
+            self._forward(batch)
+            return [()] * len(batch.rows)
+        decode, prefill = batch.rows[: batch.num_decode_rows], batch.rows[batch.num_decode_rows :]
+        if prefill:
+            self._forward(Batch(prefill, 0))
+        for depth in range(1 + batch.num_drafts):
+            # A row takes one step more than it has drafts; after logits that are not finite it gets no more drafts.
+            now = [i for i, row in enumerate(decode) if depth <= row.num_drafts and len(drafts[i]) == depth]
+            if not now:
+                break
+            tokens = [drafts[i][-1] if depth else decode[i].token_ids[0] for i in now]
+            steps = tuple(single_token_row(decode[i], token, depth) for i, token in zip(now, tokens, strict=True))
+            hidden = self._forward(Batch(steps, len(steps)))
+            ahead = [place for place, i in enumerate(now) if depth < decode[i].num_drafts]
+            if not ahead:
+                continue
+            picks = [
+                PendingToken(decode[i].sampling_state, decode[i].end + depth, tuple(drafts[i]))
+                for i in map(now.__getitem__, ahead)
+            ]
+            chosen = self._choose(self._model.compute_logits(hidden[ahead]), picks, self._model.build.ops.sample)
+            for place, token in chosen.items():
+                drafts[now[ahead[place]]].append(token)
+        return [tuple(each) for each in drafts]
+
+
+class PredictionHeadForward:
+    """Forward pass of the head for one draft of each row, in the form that graphs capture.
+
+    The hidden states that it starts from are in a persistent buffer.
+    """
+
+    def __init__(self, model: CausalLM, memory: Sequence[LayerCache], max_rows: int) -> None:
+        """Allocate the buffer.
+
+        `memory` is that of the head's layers, followed by that of the model's last hidden states.
+        """
+        assert model.head is not None, "the model was built without a head"
+        self._model = model
+        self._head = model.head
+        self.memory = memory
+        embedding = model.embedding
+        # A quantised weight's rows may be packed blocks, so its shape is not the hidden size.
+        size = model.spec.hidden_size
+        self.hidden = torch.zeros(max_rows, size, dtype=embedding.dtype, device=embedding.weight.device)
+        """Hidden states to start from, [max_num_seqs, hidden]."""
+
+    def __call__(self, step: StepInputs) -> torch.Tensor:
+        """Return the head's hidden states, [rows, hidden]."""
+        embedded = self._model.embedding(step.token_ids)
+        return self._head(self.hidden[: step.token_ids.shape[0]], embedded, step, self.memory)
+
+
+class MtpProposer:
+    """Proposer that runs the prediction head for k steps of one token per row.
+
+    The first step starts from the model's last hidden state and token, each later one from the head's own. The head's
+    keys and values go into the cells that the step will write. Those of accepted drafts are written again from the
+    model's own hidden states, once the step has computed them (`PredictionHead.update_head_cache`).
+    """
+
+    def __init__(
+        self, model: CausalLM, head: PredictionHeadForward, steps: HeadStepRunner, choose: TokenSelector
+    ) -> None:
+        """Propose drafts of the model's `head`; `steps` runs it on the hidden states in its buffer."""
+        self._model = model
+        self._head = head
+        self._steps = steps
+        self._choose = choose
+
+    def propose(self, batch: Batch) -> list[tuple[int, ...]]:
+        found: list[tuple[int, ...]] = [()] * len(batch.rows)
+        if not batch.num_drafts:
+            return found
+        drafting = [i for i in range(batch.num_decode_rows) if batch.rows[i].num_drafts]
+        rows = [batch.rows[i] for i in drafting]
+        for i, drafts in zip(drafting, self._draft(rows) if rows else (), strict=True):
+            found[i] = drafts
+        return found
+
+    def _draft(self, rows: Sequence[BatchRow]) -> list[tuple[int, ...]]:
+        states = self._head.memory[-1].states["hidden"]
+        read_slots = torch.tensor([row.read_slot for row in rows], device=states.device)
+        hidden = first_inputs(states, read_slots)
+        drafts: list[tuple[int, ...]] = [()] * len(rows)
+        now = list(range(len(rows)))
+        for depth in range(max(row.num_drafts for row in rows)):
+            # A row whose logits were not finite gets no more drafts.
+            going = [place for place, i in enumerate(now) if len(drafts[i]) == depth < rows[i].num_drafts]
+            if not going:
+                break
+            is_same = len(going) == len(now)
+            if not is_same:
+                now, hidden = [now[place] for place in going], hidden[going]
+            self._head.hidden[: len(now)] = hidden
+            if depth and is_same:
+                hidden = self._steps.next([drafts[i][-1] for i in now])[: len(now)]
+            else:
+                steps = tuple(
+                    single_token_row(rows[i], drafts[i][-1] if depth else rows[i].token_ids[0], depth) for i in now
+                )
+                hidden = self._steps.first(Batch(steps, len(steps)))[: len(now)]
+            picks = [PendingToken(rows[i].sampling_state, rows[i].end + depth, drafts[i]) for i in now]
+            chosen = self._choose(self._model.compute_logits(hidden), picks, self._model.build.ops.sample)
+            for place, token in chosen.items():
+                drafts[now[place]] += (token,)
+        return drafts

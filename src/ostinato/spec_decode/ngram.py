@@ -1,0 +1,87 @@
+"""Drafts from the request's own tokens: the continuation of the last earlier occurrence of its latest n-gram."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ostinato.sampling.state import SamplingState
+from ostinato.scheduler.batch import Batch
+
+# Token ids are below 2**32.
+_TOKEN_BITS = 32
+
+
+class NgramProposer:
+    """Proposer that looks up a request's last tokens among its earlier tokens.
+
+    It takes the longest suffix, of `lookup_max` down to `lookup_min` tokens, that occurred before, and its last earlier
+    occurrence. It proposes the tokens that followed there. If these reach the end of the request's tokens, it continues
+    with the proposed ones, as if the text repeated itself.
+    """
+
+    def __init__(self, lookup_min: int, lookup_max: int) -> None:
+        assert 1 <= lookup_min <= lookup_max, "lengths to look up go from 1 or more to no less than that"
+        self.lookup_min = lookup_min
+        self.lookup_max = lookup_max
+        self._texts: dict[str, _NgramIndex] = {}
+
+    def propose(self, batch: Batch) -> list[tuple[int, ...]]:
+        """Return the drafts of each row in the batch's order: up to `BatchRow.num_drafts`, none for a prefill row.
+
+        The sampling state of a decode row is in its `sampling_state`. The cost is O(new tokens since the last call), which the
+        first time are all. The index of a request that is not decoded in this step is dropped.
+        """
+        drafts: list[tuple[int, ...]] = [()] * len(batch.rows)
+        texts: dict[str, _NgramIndex] = {}
+        for i, row in enumerate(batch.rows[: batch.num_decode_rows]):
+            state: SamplingState = row.sampling_state
+            text = self._texts.get(row.request_id)
+            if text is None or not text.is_of(state):
+                text = _NgramIndex(state, self.lookup_min, self.lookup_max)
+            texts[row.request_id] = text
+            if row.num_drafts:
+                drafts[i] = text.continuation(row.num_drafts)
+        self._texts = texts
+        return drafts
+
+
+class _NgramIndex:
+    """A request's prompt and output, and the last position where each of its n-grams ended, except at the very end."""
+
+    def __init__(self, state: SamplingState, lookup_min: int, lookup_max: int) -> None:
+        self._output = state.output_token_ids
+        self._lookup_min = lookup_min
+        self._lookup_max = lookup_max
+        self._tokens: list[int] = list(state.prompt_token_ids)
+        self._num_prompt = len(self._tokens)
+        self._num_indexed = 0
+        """Every n-gram that ends at this position or before it is in `_ends`."""
+        self._ends: dict[int, int] = {}
+        """Key of an n-gram -> the position after its last token."""
+
+    def is_of(self, state: SamplingState) -> bool:
+        """Return whether these are the tokens of this very request, not of another one with the same id."""
+        return self._output is state.output_token_ids
+
+    def continuation(self, most: int) -> tuple[int, ...]:
+        """Return up to `most` tokens to follow; none if the last n-gram is new."""
+        tokens = self._tokens
+        tokens += self._output[len(tokens) - self._num_prompt :]
+        for end in range(self._num_indexed + 1, len(tokens)):
+            for key in self._keys(end):
+                self._ends[key] = end
+        self._num_indexed = len(tokens) - 1
+        found = next((self._ends[key] for key in reversed(self._keys(len(tokens))) if key in self._ends), None)
+        if found is None:
+            return ()
+        following: Sequence[int] = tokens[found : found + most]
+        return tuple(following[i % len(following)] for i in range(most))
+
+    def _keys(self, end: int) -> list[int]:
+        """Return a number that encodes each n-gram ending at this position, the shortest first."""
+        key, keys = 1, []
+        for length in range(1, min(self._lookup_max, end) + 1):
+            key = key << _TOKEN_BITS | self._tokens[end - length]
+            if length >= self._lookup_min:
+                keys.append(key)
+        return keys

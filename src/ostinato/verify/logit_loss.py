@@ -1,0 +1,94 @@
+"""Cost of quantised weights, keys and values: a comparison of their logits with those without."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ostinato.config import EngineConfig
+from ostinato.engine.core import EngineCore
+from ostinato.errors import ConfigError, Remedy
+from ostinato.ops.quant.block_formats import BLOCK_FORMATS
+from ostinato.verify.engine_configs import plain_config, with_cache
+from ostinato.verify.reference_run import text_logits
+
+Text = tuple[Sequence[int], Sequence[int]]
+"""Token ids of a prompt and of what follows it."""
+
+
+@dataclass(frozen=True)
+class LogitLoss:
+    """Loss over the logits before each of `positions` tokens, which both models compute after the same tokens.
+
+    `mean_difference` and `largest_difference` are of absolute differences, as fractions of the largest absolute logit
+    of the position; `kl_divergence` is the mean KL divergence of the distributions, in nats; `same_greedy` is the
+    fraction of positions with the same best token.
+    """
+
+    positions: int
+    mean_difference: float
+    largest_difference: float
+    kl_divergence: float
+    same_greedy: float
+
+
+def exact_config(config: EngineConfig) -> EngineConfig:
+    """Return the settings of the model that is not quantised.
+
+    If only keys and values are quantised, the weights stay the same. ConfigError if nothing is quantised.
+    """
+    keeps_weights = config.quantization in ("auto", "none")
+    if keeps_weights and config.kv_cache_dtype == "auto":
+        message = (
+            f"logits are compared with those of the weights before they were quantised, or of keys and values that are "
+            f"not; quantization {config.quantization} quantises none, and kv_cache_dtype is auto"
+        )
+        remedies = [Remedy("quantization", "int8"), Remedy("quantization", "int4"), Remedy("kv_cache_dtype", "int8")]
+        raise ConfigError(message, remedies)
+    weights = config.quantization if keeps_weights else "none"
+    return config.with_settings(quantization=weights, kv_cache_dtype="auto")
+
+
+@torch.inference_mode()
+def compare_logits(engine: EngineCore, exact: EngineConfig, texts: Sequence[Text]) -> LogitLoss:
+    """Measure the loss of `engine`'s model on the second part of each text, computed in one step per text.
+
+    No request of the engine runs; its prefix cache is emptied. `exact` is as `exact_config` returns it. ConfigError if
+    the checkpoint itself is quantised, so that there are no other weights.
+    """
+    stored = engine.spec.stored_quantization
+    has_others = stored is None or engine.spec.quantization not in map(stored.quantization, ((), tuple(BLOCK_FORMATS)))
+    if exact.quantization == "none" and not has_others:
+        message = "the checkpoint holds quantised weights alone: there are no others to compare their logits with"
+        raise ConfigError(message)
+    engine.reset_prefix_cache()
+    longest = max(len(prompt) + len(answer) for prompt, answer in texts)
+    plain = plain_config(exact.with_settings(max_model_len=max(longest, 2)), longest)
+    reference = EngineCore(with_cache(plain, [None], 1))
+    rows = [_differences(engine, reference, *text) for text in texts if len(text[1])]
+    relative, largest, divergence, same = torch.cat(rows).unbind(-1)
+    return LogitLoss(
+        positions=len(relative),
+        mean_difference=relative.mean().item(),
+        largest_difference=largest.max().item(),
+        kl_divergence=divergence.mean().item(),
+        same_greedy=same.mean().item(),
+    )
+
+
+def _differences(
+    engine: EngineCore, reference: EngineCore, prompt: Sequence[int], answer: Sequence[int]
+) -> torch.Tensor:
+    """Compute mean and largest difference, KL divergence and agreement on the best token, for each token.
+
+    Returns [tokens of the answer, 4] float64.
+    """
+    text = [*prompt, *answer[:-1]]
+    given, exact = (text_logits(each, text, len(answer)).double() for each in (engine, reference))
+    apart = (given - exact).abs() / exact.abs().amax(-1, keepdim=True)
+    expected = exact.log_softmax(-1)
+    divergence = (expected.exp() * (expected - given.log_softmax(-1))).sum(-1)
+    same = (given.argmax(-1) == exact.argmax(-1)).double()
+    return torch.stack((apart.mean(-1), apart.amax(-1), divergence, same), dim=-1).cpu()

@@ -1,0 +1,195 @@
+"""Drafts for verification: some right, some wrong, so that every anchor occurs, however good a drafter is.
+
+The plain path: eager, no prefix cache, no drafts, whole prompts, one request at a time. It is the reference.
+
+The module also has what both sides of a comparison share: requests run to their end, with preemptions now and then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ostinato.config import EngineConfig
+from ostinato.engine.core import EngineCore
+from ostinato.ops import noise
+from ostinato.ops.quant.quantize import MAX_INT8
+from ostinato.ops.seeds import mix64
+from ostinato.plan.memory.cache_modes import INT8
+from ostinato.runner.inputs import logit_positions, make_step_inputs
+from ostinato.sampling.logits_processing import process_logits, truncate_logits
+from ostinato.sampling.params import SamplingParams
+from ostinato.sampling.state import PendingToken, SamplingState
+from ostinato.scheduler.batch import Batch, BatchRow
+from ostinato.verify.compare import TIE_EPS, Divergence, Scores, compare
+from ostinato.verify.test_prompts import Prompt
+
+FIRST_PREEMPTION, GAP = 3, 5
+"""Steps before all requests are preempted for the first time, and from there to the second.
+
+Gaps double, so that every request reaches its end.
+"""
+
+Request = tuple[Sequence[int], SamplingParams]
+
+
+def complete(engine: EngineCore, requests: Sequence[Request], preempts: bool = False) -> list[list[int]]:
+    """Run requests that come at once to their end, and return their tokens.
+
+    Raises the error that ended one of them, and AssertionError if memory is still in use afterwards.
+    """
+    ids = [engine.add_request(prompt, params) for prompt, params in requests]
+    tokens: dict[str, list[int]] = {}
+    step, next_preemption, gap = 0, FIRST_PREEMPTION, GAP
+    while engine.has_unfinished:
+        for output in engine.step():
+            if output.error is not None:
+                raise output.error
+            if output.finished:
+                tokens[output.request_id] = output.outputs[0].token_ids
+        step += 1
+        if preempts and step == next_preemption:
+            for request_id in ids:
+                engine.preempt(request_id)
+            next_preemption, gap = next_preemption + gap, 2 * gap
+    engine.scheduler.check_integrity()
+    usage = engine.scheduler.cache.usage()
+    assert usage.blocks_used == usage.panes_used == usage.slots_used == 0, "finished requests hold memory"
+    return [tokens[request_id] for request_id in ids]
+
+
+@dataclass(frozen=True)
+class ReferenceCase:
+    """A request, and its tokens by the plain path. `number` is that of its prompt."""
+
+    number: int
+    kind: str
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    tokens: tuple[int, ...]
+
+
+class PlainPath:
+    """An engine of the plain path. Its tokens come from one step each; its scores from the whole text in one step."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        """Start the engine; `config` is as `settings.plain_config` returns it."""
+        self.engine = EngineCore(config)
+
+    def cases(self, prompts: Sequence[Prompt], kind: str, params: SamplingParams) -> list[ReferenceCase]:
+        """Return one case for each prompt, in their order."""
+        cases: list[ReferenceCase] = []
+        for number, prompt in enumerate(prompts):
+            before = () if prompt.after is None else cases[prompt.after].prompt + cases[prompt.after].tokens
+            whole = tuple(prompt.whole(before, self.engine.plan.settings.block_size))
+            [tokens] = complete(self.engine, [(whole, params)])
+            cases.append(ReferenceCase(number, kind, whole, params, tuple(tokens)))
+        return cases
+
+    def scores(self, case: ReferenceCase, place: int) -> Scores:
+        """Return the scores of the token after the first `place` tokens of the case's output."""
+        [logits] = text_logits(self.engine, [*case.prompt, *case.tokens[:place]], 1)
+        return self._scores(case, place, logits)
+
+    def contradictions(self, case: ReferenceCase) -> list[Divergence]:
+        """Return where the tokens, computed in one step each, differ from those of the whole text in one step."""
+        count = len(case.tokens)
+        logits = text_logits(self.engine, [*case.prompt, *case.tokens[:-1]], count)
+        scores = [self._scores(case, place, logits[place]) for place in range(count)]
+        best = [each.best[0][0] for each in scores]
+        return compare(case.tokens, best, scores.__getitem__, lambda done: best[done:])
+
+    @torch.inference_mode()
+    def _scores(self, case: ReferenceCase, place: int, logits: torch.Tensor) -> Scores:
+        """Return the scores from `logits` [vocab], processed as for sampling the token at `place`."""
+        params = case.params
+        # The seed is the request's own, so its first sample has it unchanged.
+        state = SamplingState(params, case.prompt, list(case.tokens[:place]), seed=params.seed or 0)
+        pick = PendingToken(state, len(case.prompt) + place)
+        values = logits[None].clone()
+        process_logits(values, [pick])
+        largest = values.abs().max().item()
+        if not params.greedy:
+            values = truncate_logits(values, [params])
+            tokens = torch.arange(values.shape[1], dtype=torch.int32, device=values.device)
+            values += noise.gumbel(noise.keys([(state.seed, pick.position)], values.device)[:, None], tokens)
+            largest /= params.temperature
+        order = values[0].sort(descending=True, stable=True)  # the lowest of equal ones comes first, as in sampling
+        first, second = zip(order.indices[:2].tolist(), order.values[:2].tolist(), strict=True)
+        tolerance = TIE_EPS * self._eps() * largest
+        return Scores((first, second), tolerance, lambda token: values[0, token].item())
+
+    def _eps(self) -> float:
+        """Return eps of the activations' dtype, or of states', keys' and values' if that is coarser."""
+        settings = self.engine.plan.settings
+        kept = (settings.ssm_state_dtype,) if self.engine.spec.has_recurrence else ()
+        coarse = 1 / MAX_INT8 if settings.kv_cache_dtype == INT8 else 0.0
+        return max(coarse, *(torch.finfo(getattr(torch, dtype)).eps for dtype in (settings.dtype, *kept)))
+
+
+@torch.inference_mode()
+def text_logits(engine: EngineCore, text: Sequence[int], count: int) -> torch.Tensor:
+    """Compute the logits of the last `count` tokens of `text` in one step, without a graph.
+
+    Returns [count, vocab] float32. The engine has no request, and nothing is cached: all its memory is free.
+    """
+    runner, memory, block_size = engine.runner, engine.plan.memory, engine.plan.settings.block_size
+    num_blocks = -(-len(text) // block_size) if memory.num_blocks else 0
+    row = BatchRow(
+        request_id="",
+        token_ids=tuple(text),
+        start=0,
+        block_table=tuple(range(1, 1 + num_blocks)),
+        window_block_table=tuple(range(1, 1 + -(-len(text) // block_size))) if memory.num_window_blocks else (),
+        write_slots=(min(1, memory.num_slots),),
+        num_logits=count,
+    )
+    batch = Batch((row,), num_decode_rows=0)
+    step = make_step_inputs(batch, block_size, runner.device, takes_images=runner.takes_images)
+    hidden = runner.model(step, runner.layer_memory)
+    return runner.model.compute_logits(hidden[logit_positions(batch)])
+
+
+WRONG, RIGHT = 1, 2
+"""Numbers of positions, out of every five, whose draft is made wrong and made right."""
+
+
+class ReferenceDrafts:
+    """Steering that corrects and misleads drafts with the plain path's tokens.
+
+    The outcome for a draft depends on position and prefix alone, so it is the same whenever the prefix comes.
+    """
+
+    def __init__(self, vocab_size: int, cases: Sequence[ReferenceCase]) -> None:
+        self._vocab_size = vocab_size
+        self._tokens = {(case.params.greedy, case.prompt): case.tokens for case in cases}
+
+    def token(self, state: SamplingState, position: int, own: int) -> int:
+        right = self._right(state, position)
+        return self._steered(position, own, right[0] if right else None)
+
+    def drafts(self, row: BatchRow, own: tuple[int, ...]) -> Sequence[int]:
+        """Return steered drafts; if the row has room for more than `own`, right ones are sometimes added."""
+        right = self._right(row.sampling_state, row.end)
+        # Half of the rows whose drafter finds nothing get no draft.
+        count = max(len(own), len(right)) if mix64(row.end) % 2 else len(own)
+        steered = []
+        for place in range(min(count, row.num_drafts)):
+            known = right[place] if place < len(right) else None
+            found = own[place] if place < len(own) else right[place]
+            steered.append(self._steered(row.end + place, found, known))
+        return steered
+
+    def _steered(self, position: int, own: int, right: int | None) -> int:
+        """Return the draft for a position in place of `own`; `right` is the right token, if it is known."""
+        known = own if right is None else right
+        dice = mix64(position) % 5
+        changed = (known + 1) % self._vocab_size if dice < WRONG else known
+        return changed if dice < WRONG + RIGHT else own
+
+    def _right(self, state: SamplingState, position: int) -> tuple[int, ...]:
+        """Return the plain path's tokens from a position on, as far as they are known."""
+        prompt = tuple(state.prompt_token_ids)
+        return self._tokens.get((state.params.greedy, prompt), ())[position - len(prompt) :]
