@@ -16,7 +16,7 @@ import pytest
 
 from ostinato import EngineConfig
 from ostinato.bench import engine_driver, peers
-from ostinato.bench.gpu import parts, run_parts
+from ostinato.bench.gpu import parts
 from ostinato.bench.gpu.gpu_report import aims, decode_rows, make_report, overlap_rows, write_report
 from ostinato.bench.gpu.parts import BUDGET, CheckPart, full_scale, make_parts, overlap, toy_scale
 from ostinato.bench.gpu.run_parts import (
@@ -153,7 +153,7 @@ def test_a_process_that_takes_too_long_ends_with_all_that_it_started(tmp_path: P
 
 def test_parts_take_what_is_left_and_what_the_budget_does_not_hold_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr(run_parts.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("ostinato.bench.gpu.run_parts.time.monotonic", lambda: now[0])
     takes = {"a": 4.0, "b": 30.0, "c": 1.0}
     limits = {}
 

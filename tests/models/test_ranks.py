@@ -16,7 +16,8 @@ from ostinato.models.checkpoint import model_spec, read_config
 from ostinato.models.loader import build_model, load_weights
 from ostinato.models.weight_shards import tensor_shards
 from ostinato.models.weight_table import with_weight_table
-from ostinato.ops.dispatch import reference_module, select_ops
+from ostinato.ops.dispatch import reference_kernel, select_ops
+from ostinato.ops.reference.collectives import rms_norm_gathered
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.tensor_parallel import SINGLE_RANK, WIDTHS, Rank, shard, sharding_problems, vocabulary_part
 from ostinato.runner.inputs import make_step_inputs
@@ -119,11 +120,11 @@ def test_a_norm_whose_group_ranks_share_is_that_of_the_whole_group(norm_before_g
     generator = torch.Generator().manual_seed(0)
     x, gate = torch.randn(5, 24, generator=generator), torch.randn(5, 24, generator=generator)
     weight = torch.randn(24, generator=generator)
-    expected = reference_module("gated_rms_norm").reference(x, gate, weight, 1e-3, 24, norm_before_gate)
+    expected = reference_kernel("gated_rms_norm")(x, gate, weight, 1e-3, 24, norm_before_gate)
     meeting, parts = Threads(3), torch.arange(24).chunk(3)
-    norm = reference_module("rms_norm_of_ranks")
-    kernels = {name: reference_module(name).reference for name in ("rms_norm", "gated_rms_norm")}
-    of_ranks = partial(norm.by_kernels, **kernels) if is_by_kernels else norm.reference
+    norm = reference_kernel("sharded_rms_norm")
+    kernels = {name: reference_kernel(name) for name in ("rms_norm", "gated_rms_norm")}
+    of_ranks = partial(rms_norm_gathered, **kernels) if is_by_kernels else norm
 
     def part(number: int) -> torch.Tensor:
         own = parts[number]

@@ -119,11 +119,11 @@ class TestNative:
 
     def test_any_number_of_threads_gives_the_same_bits(self, isa: str) -> None:
         values = random((37, 384), seed=0)
-        quantize = quantize.native_quantize_int4(load_extension(isa))
+        kernel = quantize.native_quantize_int4(load_extension(isa))
         with threads(1):
-            alone = made(quantize, values, 128)
+            alone = made(kernel, values, 128)
         with threads(5):
-            together = made(quantize, values, 128)
+            together = made(kernel, values, 128)
         assert same_bits(alone, together)
 
 

@@ -13,7 +13,7 @@ import torch
 from ostinato.layers.allocation import WeightAllocator
 from ostinato.models.checkpoint import model_spec, read_config
 from ostinato.models.loader import build_model, load_weights
-from ostinato.ops.dispatch import Ops, load_extension, reference_module, select_ops
+from ostinato.ops.dispatch import Ops, load_extension, reference_kernel, select_ops
 from ostinato.ops.operations import OPERATIONS, Operations
 from ostinato.ops.step_inputs import LayerCache
 from ostinato.runner.inputs import make_step_inputs
@@ -26,7 +26,7 @@ from tests.support.vl_models import VL_RECIPES, encoder_inputs, random_items, vl
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_an_operation_has_a_file_of_its_name(name: str) -> None:
-    assert callable(reference_module(name).reference)
+    assert callable(reference_kernel(name))
 
 
 @pytest.mark.parametrize("isa", SETS)
@@ -46,9 +46,7 @@ def test_an_operation_is_its_row_in_the_table_and_its_kernel_in_an_object_of_cho
     ops = select_ops({})
     assert Operations.rms_norm is OPERATIONS["rms_norm"]
     x = torch.randn(3, 8)
-    assert torch.equal(
-        ops.rms_norm(x, torch.ones(8), 1e-6), reference_module("rms_norm").reference(x, torch.ones(8), 1e-6)
-    )
+    assert torch.equal(ops.rms_norm(x, torch.ones(8), 1e-6), reference_kernel("rms_norm")(x, torch.ones(8), 1e-6))
     with pytest.raises(AssertionError, match="without all kernels"):
         _ = Ops({}, ops.tap).rms_norm
 
@@ -80,7 +78,7 @@ def checked_ops() -> Ops:
 
         return call
 
-    return Ops({name: checked(name, reference_module(name).reference) for name in OPERATIONS}, select_ops({}).tap)
+    return Ops({name: checked(name, reference_kernel(name)) for name in OPERATIONS}, select_ops({}).tap)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -55,7 +55,7 @@ def test_a_row_of_a_gated_norm_over_ranks_has_the_same_bits_in_any_batch(norm_be
         def part(number: int) -> torch.Tensor:
             ops = select_ops({}, detect("cpu").native.isa, deterministic=True, ranks=meeting.of(number))
             own = channels[number]
-            return ops.rms_norm_of_ranks(x[rows, own], weight[own], 1e-5, 2, gate[rows, own], norm_before_gate)
+            return ops.sharded_rms_norm(x[rows, own], weight[own], 1e-5, 2, gate[rows, own], norm_before_gate)
 
         with ThreadPoolExecutor(2) as threads:
             return torch.cat(list(threads.map(part, range(2))), -1)

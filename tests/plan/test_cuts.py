@@ -79,7 +79,7 @@ def test_kernels_that_are_asked_for_are_those_of_all_but_what_ranks_give_each_ot
     asked = config("demo", tensor_parallel_size=2, kernels="native")
     chosen = make_plan(asked, load_spec(asked), device).kernels
     others = {op for op, choice in chosen.items() if choice.implementation != "native"}
-    assert {"all_reduce", "embedding_of_ranks"} <= others <= set(COLLECTIVE_OPS)
+    assert {"all_reduce", "sharded_embedding"} <= others <= set(COLLECTIVE_OPS)
     with pytest.raises(ConfigError, match="kernels triton"):
         make_plan(asked.with_settings(kernels="triton"), load_spec(asked), device)
 

@@ -73,7 +73,7 @@ def make_request(name: str, prompt: int = 3, max_tokens: int = 5, **fields: Any)
     """A request with a prompt of `prompt` tokens, which differ from those of other names."""
     tokens = tuple((sum(map(ord, name)) * 7 + index * 11) % VOCABULARY for index in range(prompt))
     if fields.get("wants_prompt_logprobs"):
-        fields["payload"] = tokens
+        fields["sampling_state"] = tokens
     return Request(name, tokens, fields.pop("stop", StopConditions(max_tokens)), **fields)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from ostinato.ops.dispatch import reference_module, triton_kernel
+from ostinato.ops.dispatch import reference_kernel, triton_kernel
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 """Where kernels run: on a GPU, or in the interpreter."""
@@ -39,7 +39,7 @@ def run_both(name: str, *args: Any, **kwargs: Any) -> tuple[Any, Any, list[torch
 
 
 def reference(name: str) -> Callable[..., torch.Tensor]:
-    function: Callable[..., torch.Tensor] = reference_module(name).reference
+    function: Callable[..., torch.Tensor] = reference_kernel(name)
     return function
 
 

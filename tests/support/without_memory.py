@@ -21,7 +21,7 @@ from ostinato.graphs.tensor_refs import tensors_in
 from ostinato.layers.allocation import WeightAllocator
 from ostinato.models.base import CausalLM
 from ostinato.models.loader import build_model
-from ostinato.ops.dispatch import CallHook, Ops, reference_module, triton_kernel
+from ostinato.ops.dispatch import CallHook, Ops, reference_kernel, triton_kernel
 from ostinato.ops.launch_tables.launch import Launch
 from ostinato.ops.operations import OPERATIONS
 from ostinato.ops.step_inputs import LayerCache
@@ -132,7 +132,7 @@ def meta_ops(kernels: Mapping[str, KernelChoice]) -> Ops:
     def made(name: str) -> Callable[..., torch.Tensor]:
         if name in kernels and kernels[name].implementation == "triton":
             return triton_kernel(name)
-        function: Callable[..., torch.Tensor] = reference_module(name).reference
+        function: Callable[..., torch.Tensor] = reference_kernel(name)
         return function
 
     return Ops({name: tap.wrap(name, made(name)) for name in OPERATIONS}, tap)

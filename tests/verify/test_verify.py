@@ -181,7 +181,7 @@ def test_a_mistake_is_found_and_told_with_its_place_and_the_plain_logits_there(
     assert any(cell[kind] == "different" for cell in broken for kind in ("greedy", "sampled"))
     for found in (found for cell in broken for found in cell["found"] if found["kind"] == "greedy"):
         (best, best_score), (_, second_score) = found["best"]
-        assert best == found["expected"] != found["came"]
+        assert best == found["expected"] != found["actual"]
         assert best_score == found["expected_score"] > found["came_score"]
         assert best_score - second_score > found["tolerance"] > 0
     assert "cell 1: different" in printed(report)
@@ -219,7 +219,7 @@ def test_a_plain_path_that_contradicts_the_whole_text_is_found(monkeypatch: pyte
     assert verdicts(report) == {"equal"}
     assert report["plain"]["verdict"] == "different"
     assert not has_passed(report)
-    assert all(found["came"] == found["best"][0][0] for found in report["plain"]["found"])
+    assert all(found["actual"] == found["best"][0][0] for found in report["plain"]["found"])
 
 
 def test_a_part_that_no_request_comes_by_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,7 +123,7 @@ def _place(where: str, found: Mapping[str, Any], report: Mapping[str, Any]) -> T
     prompt, verdict = report["prompts"][found["prompt"]], "tie" if found["is_tie"] else "different"
     what = "logits" if found["kind"] == "greedy" else "logits with noise"
     best = ", ".join(f"{token}: {score:.6g}" for token, score in found["best"])
-    came = "the output's end" if found["came"] is None else f"{found['came']}: {found['came_score']:.6g}"
+    came = "the output's end" if found["actual"] is None else f"{found['actual']}: {found['came_score']:.6g}"
     expected = "the output's end" if found["expected"] is None else str(found["expected"])
     asked = f"{found['kind']}, prompt {found['prompt']} ({prompt['about']}), token {found['place']}"
     scores = f"best two {what} {best}; a gap of {found['tolerance']:.2g} is a tie"

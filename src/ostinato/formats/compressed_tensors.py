@@ -80,7 +80,7 @@ def _integers(config: ConfigChecker, form: str, weights: Mapping[str, Any]) -> d
             f"the checkpoint is quantized with group_size = {size!r}; supported: multiples of {GROUP_MULTIPLE}"
         )
     return {
-        "numbers": "int4" if bits == 4 else "int8",
+        "storage": "int4" if bits == 4 else "int8",
         "group_size": size,
         "is_packed": form == "pack-quantized",
         "has_zeros": not is_symmetric,
@@ -101,7 +101,7 @@ def _floats(config: ConfigChecker, weights: Mapping[str, Any]) -> dict[str, Any]
         if not isinstance(given, list) or len(given) != 2 or not all(type(each) is int and each > 0 for each in given):
             raise config.unsupported("block_structure", given)
         block = (given[0], given[1])
-    return {"numbers": "float8", "is_packed": False, "block": block}
+    return {"storage": "float8", "is_packed": False, "block": block}
 
 
 def _ignored(config: ConfigChecker) -> tuple[str, ...]:

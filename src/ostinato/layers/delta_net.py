@@ -156,9 +156,9 @@ class GatedDeltaNet(DeltaMixer):
         of_values, of_heads = (values // turns,) * turns, (heads // turns,) * turns
         of_conv = (keys, keys, *of_values)
         segments = () if stored == "by_key_head" else (*of_conv, *of_values)
-        self.in_proj = PackedLinear(build, hidden_size, parts, interleaved=of_key_head[0], segments=segments)
+        self.in_proj = PackedLinear(build, hidden_size, parts, row_interleave=of_key_head[0], segments=segments)
         of_small = of_heads * 2 if spec.interleaved_key_heads else ()
-        self.in_proj_ba = PackedLinear(build, hidden_size, small, interleaved=of_key_head[1], segments=of_small)
+        self.in_proj_ba = PackedLinear(build, hidden_size, small, row_interleave=of_key_head[1], segments=of_small)
         self.conv1d = CausalConv(
             build, spec.conv_dim, spec.conv_kernel, bias=False, parts=convolutions, segments=of_conv
         )

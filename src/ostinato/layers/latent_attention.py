@@ -33,7 +33,7 @@ class HeadProjections(Module):
         self.stack = build.stack
         self.sizes, self.key_rows = sizes, num_heads * sizes.key
         rows = num_heads * (sizes.key + sizes.value)
-        turns = {"interleaved": (sizes.key, sizes.value), "turns_first": True}
+        turns = {"row_interleave": (sizes.key, sizes.value), "first_part_transposed": True}
         self.weight = self.declare(build, "weight", rows, sizes.rank, role="linear", **turns)
 
     def to_latents(self, q: torch.Tensor) -> torch.Tensor:

@@ -77,7 +77,7 @@ class Linear(QuantizableMatrix):
         self.op = build.ops.linear
         self.is_summed = cuts_inputs and build.rank.of > 1
         self.leads, self.all_reduce = build.rank.leads, build.ops.all_reduce
-        self.gather_inputs = build.ops.gather_inputs
+        self.gather_act_order = build.ops.gather_act_order
         self.bias = self._own_bias(build, out_size) if bias else None
         # Without a bias, multiplying the input equals multiplying the outputs, which costs nothing there.
         self.in_multiplier = in_multiplier if bias else 1.0
@@ -106,7 +106,7 @@ class Linear(QuantizableMatrix):
         quantization = self.quantization
         if self.order is not None:
             # Its groups have inputs of every rank, so they are gathered from all ranks in the groups' order.
-            x, quantization = self.gather_inputs(x, self.order), quantization[:-1]
+            x, quantization = self.gather_act_order(x, self.order), quantization[:-1]
         part = self.op(x, self.weight, bias, residual, activation, self.scale, out_dtype, *quantization)
         return self.all_reduce(part)
 
@@ -158,7 +158,7 @@ class Embedding(QuantizableMatrix):
         facts = {"can_be_quantised": is_tied, "is_lm_head": is_tied}
         self.part = vocabulary_part(vocab_size, build.rank)
         super().__init__(build, self.part.rows, hidden_size, role="embedding", **facts)
-        self.op, self.of_ranks = build.ops.embedding, build.ops.embedding_of_ranks
+        self.op, self.of_ranks = build.ops.embedding, build.ops.sharded_embedding
         self.is_shared = build.rank.of > 1
         self.multiplier = multiplier
         self.dtype = build.dtype

@@ -143,7 +143,7 @@ class Stack(QuantizableMatrix):
         whole_name: str,
         segments: tuple[int, ...],
     ) -> None:
-        facts: dict[str, Any] = {"names": names, "beside": beside, "in_size_beside": in_size_beside}
+        facts: dict[str, Any] = {"names": names, "quantized_with": beside, "in_size_beside": in_size_beside}
         facts["is_stack"] = is_stack
         facts |= {"whole_name": whole_name, "segments": segments}
         facts["can_be_quantised"] = True

@@ -24,7 +24,7 @@ class RMSNorm(Module):
         super().__init__()
         self.ranks = build.rank.of if spans_ranks else 1
         assert self.ranks == 1 or not plus_one, "no such norm has its weight less 1"
-        self.of_ranks = build.ops.rms_norm_of_ranks
+        self.of_ranks = build.ops.sharded_rms_norm
         self.op = build.ops.rms_norm
         self.weight = self.declare(build, "weight", size, role="norm", stored_minus_one=plus_one)
         self.eps = eps
@@ -79,7 +79,7 @@ class GatedRMSNorm(Module):
         """
         super().__init__()
         self.ranks = build.rank.of if spans_ranks and group_size is not None else 1
-        self.of_ranks = build.ops.rms_norm_of_ranks
+        self.of_ranks = build.ops.sharded_rms_norm
         self.op = build.ops.gated_rms_norm
         self.weight = None
         if group_size is not None:

@@ -75,7 +75,7 @@ def _head(sketch: Sketch, model: CausalLM, head: PredictionHead, spec: DrafterSp
     follows = step.calls[step.result + 1 :]
     ops = _names(CallTrace((*follows, *draft.calls))) - {
         "embedding",
-        "embedding_of_ranks",
+        "sharded_embedding",
     }  # These belong to the model.
     rows = zip(spec.layers, head.blocks, strict=True)
     return replace(

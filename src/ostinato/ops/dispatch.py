@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import torch
 
 from ostinato.ops.operations import COLLECTIVE_OPS, OPERATIONS, Operations, Result
-from ostinato.ops.reference.collectives import Collectives
+from ostinato.ops.reference.collectives import Collectives, rms_norm_gathered
 from ostinato.os_support import request_matrix_units
 
 Kernel = Callable[..., torch.Tensor]
@@ -157,12 +157,14 @@ def select_ops(
 
     def between(name: str) -> Kernel:
         assert ranks is not None, "several share the model"
-        if name != "rms_norm_of_ranks" or not deterministic:
-            return partial(reference_module(name).reference, ranks=ranks)
-        norms = {each: native_kernel(extension, each, deterministic=True) for each in ("rms_norm", "gated_rms_norm")}
-        return partial(reference_module(name).by_kernels, ranks=ranks, **norms)
+        if name != "sharded_rms_norm" or not deterministic:
+            return partial(reference_kernel(name), ranks=ranks)
+        norms: dict[str, Any] = {
+            each: native_kernel(extension, each, deterministic=True) for each in ("rms_norm", "gated_rms_norm")
+        }
+        return partial(rms_norm_gathered, ranks=ranks, **norms)
 
-    def made(name: str) -> Kernel:
+    def make_kernel(name: str) -> Kernel:
         if ranks is not None and name in COLLECTIVE_OPS:
             return between(name)
         if choices.get(name) == "native":
@@ -171,10 +173,9 @@ def select_ops(
         if choices.get(name) == "triton":
             return triton_kernel(name)
         assert name not in choices or not deterministic, "references do not keep the order of their sums"
-        reference: Kernel = reference_module(name).reference
-        return reference
+        return reference_kernel(name)
 
-    return Ops({name: tap.wrap(name, made(name)) for name in OPERATIONS}, tap)
+    return Ops({name: tap.wrap(name, make_kernel(name)) for name in OPERATIONS}, tap)
 
 
 def native_kernel(extension: Any, name: str, *, deterministic: bool = False) -> NativeKernel:
@@ -182,27 +183,27 @@ def native_kernel(extension: Any, name: str, *, deterministic: bool = False) -> 
     row = OPERATIONS[name]
     assert row.native is not None, f"{name} has no native kernel"
     options = dict.fromkeys(row.native.deterministic, deterministic)
-    return NativeKernel(extension, name, reference_module(name).reference, row.result, options)
+    return NativeKernel(extension, name, reference_kernel(name), row.result, options)
 
 
 def triton_kernel(name: str) -> Kernel:
-    """Return the operation's Triton kernel, which takes the arguments of its reference.
+    """Return the operation's Triton kernel, which takes what its reference takes.
 
-    It is the function of the operation's name in its file of `ops/triton/`. The file is imported in this function, so
-    Triton need not be installed if no Triton kernel is chosen.
+    The file is imported here: if no Triton kernel is chosen, Triton need not be installed.
     """
-    assert OPERATIONS[name].triton is not None, f"{name} has no Triton kernel"
-    folder = ".state" if OPERATIONS[name].part == "state" else ""
-    kernel: Kernel = getattr(importlib.import_module(f"ostinato.ops.triton{folder}.{name}"), name)
-    return kernel
-
-
-def reference_module(name: str) -> Any:
-    """Import and return the operation's module, which has its `reference`."""
     row = OPERATIONS[name]
-    folder = ".encoder" if row.caller == "encoder" else ".state" if row.part == "state" else ""
-    folder = ".ranks" if name in COLLECTIVE_OPS else folder
-    return importlib.import_module(f"ostinato.ops{folder}.{name}")
+    assert row.triton is not None, f"{name} has no Triton kernel"
+    return _function(f"ostinato.ops.triton.{row.triton_file or row.file}", name)
+
+
+def reference_kernel(name: str) -> Kernel:
+    """Return the operation's definition in torch."""
+    return _function(f"ostinato.ops.reference.{OPERATIONS[name].file}", name)
+
+
+def _function(module: str, name: str) -> Kernel:
+    function: Kernel = getattr(importlib.import_module(module), name)
+    return function
 
 
 def load_extension(isa: str) -> Any:

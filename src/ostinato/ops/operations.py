@@ -66,7 +66,7 @@ def embedding_shape(
     return (token_ids.shape[0], weight.shape[1]), weight.dtype if weight_scale is None else out_dtype
 
 
-def embedding_of_ranks_shape(token_ids: Any, weight: Any, multiplier: float, first: int, own: Any, *how: Any) -> Any:
+def sharded_embedding_shape(token_ids: Any, weight: Any, multiplier: float, first: int, own: Any, *how: Any) -> Any:
     return embedding_shape(token_ids, weight, multiplier, *how)
 
 
@@ -103,7 +103,7 @@ def rms_norm_shape(x: Any, weight: Any, *_: Any, **__: Any) -> Any:
     return x.shape, weight.dtype
 
 
-def rms_norm_of_ranks_shape(
+def sharded_rms_norm_shape(
     x: Any, weight: Any, eps: float, num_ranks: int, gate: Any = None, *_: Any, **__: Any
 ) -> Any:
     return x.shape, (weight if gate is None else gate).dtype
@@ -200,10 +200,17 @@ class Operation:
     """One operation: its implementations by name, and the facts that all of them share."""
 
     result: Result
+
+    file: str
+    """Family of the operation: the file of `ops/reference/` that defines it, and of `ops/triton/` with its kernel."""
+
     reference: Implementation = Implementation()
     native: Implementation | None = Implementation()
     triton: Implementation | None = None
     """Triton implementation. It never reads on the host, so every graph can hold it."""
+    triton_file: str | None = None
+    """File of the Triton kernel, if it is not `file`."""
+
     part: Part | None = None
     caller: Caller = "every step"
     in_prompts: str | None = None
@@ -237,9 +244,10 @@ class Operations:
     """Rows of all operations. The files of the operations say what each computes."""
 
     # Operations between ranks have no kernel; the process group computes them (`ops/reference/collectives.py`).
-    all_reduce = Operation(lambda x: x, Implementation(reads_on_host=True), native=None)
+    all_reduce = Operation(lambda x: x, "collectives", Implementation(reads_on_host=True), native=None)
     attention = Operation(
         like_first,
+        "attention",
         Implementation(reads_on_host=True, scratch=scratch.reference_attention),
         Implementation(
             scratch=scratch.native_attention,
@@ -252,17 +260,21 @@ class Operations:
         part="attention",
         work=kernel_cost.attention_cost,
     )
-    axial_angles = Operation(axial_angles_shape, triton=Implementation(launches=rotary_launches.rotary_angles_launches))
+    axial_angles = Operation(
+        axial_angles_shape, "rotary", triton=Implementation(launches=rotary_launches.rotary_angles_launches)
+    )
     causal_conv1d = Operation(
         like_first,
+        "conv",
         Implementation(reads_on_host=True),
         triton=Implementation(launches=state.causal_conv1d_launches, most={"taps of a convolution": state.MAX_TAPS}),
         part="state",
         work=kernel_cost.causal_conv1d_cost,
     )
-    concat = Operation(concat_shape, triton=Implementation(launches=pointwise.concat_launches))
+    concat = Operation(concat_shape, "pointwise", triton=Implementation(launches=pointwise.concat_launches))
     delta_scan = Operation(
         delta_rule_shape,
+        "delta",
         Implementation(reads_on_host=True, scratch=scratch.reference_delta_scan),
         # It works token by token, with the bits of delta_update, so it needs no deterministic option.
         Implementation(scratch=scratch.native_delta_scan),
@@ -273,6 +285,7 @@ class Operations:
     )
     delta_update = Operation(
         delta_rule_shape,
+        "delta",
         triton=Implementation(launches=state.delta_update_launches),
         part="state",
         in_prompts="delta_scan",
@@ -280,31 +293,53 @@ class Operations:
     )
     embedding = Operation(
         embedding_shape,
+        "pointwise",
         Implementation(block_formats=ALL_BLOCKS),
         Implementation(block_formats=NATIVE_BLOCKS),
         triton=Implementation(block_formats=TRITON_BLOCKS, launches=pointwise.embedding_launches),
+        triton_file="embedding",
     )
-    embedding_of_ranks = Operation(
-        embedding_of_ranks_shape, Implementation(reads_on_host=True, block_formats=ALL_BLOCKS), native=None
+    sharded_embedding = Operation(
+        sharded_embedding_shape,
+        "collectives",
+        Implementation(reads_on_host=True, block_formats=ALL_BLOCKS),
+        native=None,
     )
     encoder_attention = Operation(
         like_first,
+        "attention",
         native=Implementation(scratch=scratch.native_encoder_attention),
         triton=Implementation(launches=attention_launches.encoder_attention_launches),
         caller="encoder",
     )
-    gather_columns = Operation(gather_columns_shape, Implementation(reads_on_host=True), native=None)
-    gather_inputs = Operation(
-        like_first, Implementation(reads_on_host=True, scratch=scratch.reference_gather_inputs), native=None
+    gather_columns = Operation(gather_columns_shape, "collectives", Implementation(reads_on_host=True), native=None)
+    gather_act_order = Operation(
+        like_first,
+        "collectives",
+        Implementation(reads_on_host=True, scratch=scratch.reference_gather_act_order),
+        native=None,
     )
     gated_activation = Operation(
-        gated_activation_shape, triton=Implementation(launches=pointwise.gated_activation_launches)
+        gated_activation_shape,
+        "matmul",
+        triton=Implementation(launches=pointwise.gated_activation_launches),
+        triton_file="pointwise",
     )
-    gated_rms_norm = Operation(gated_rms_norm_shape, triton=Implementation(launches=pointwise.gated_rms_norm_launches))
-    inject_media = Operation(lambda x, *_, **__: x, triton=Implementation(launches=pointwise.inject_media_launches))
-    layer_norm = Operation(like_first, triton=Implementation(launches=pointwise.layer_norm_launches), caller="encoder")
+    gated_rms_norm = Operation(
+        gated_rms_norm_shape, "pointwise", triton=Implementation(launches=pointwise.gated_rms_norm_launches)
+    )
+    inject_media = Operation(
+        lambda x, *_, **__: x,
+        "pointwise",
+        triton=Implementation(launches=pointwise.inject_media_launches),
+        triton_file="embedding",
+    )
+    layer_norm = Operation(
+        like_first, "pointwise", triton=Implementation(launches=pointwise.layer_norm_launches), caller="encoder"
+    )
     linear = Operation(
         linear_shape,
+        "matmul",
         Implementation(block_formats=ALL_BLOCKS, scratch=scratch.reference_quantized),
         Implementation(
             block_formats=NATIVE_BLOCKS,
@@ -319,6 +354,7 @@ class Operations:
     )
     moe = Operation(
         like_first,
+        "matmul",
         Implementation(reads_on_host=True, block_formats=ALL_BLOCKS),
         Implementation(
             block_formats=NATIVE_BLOCKS,
@@ -331,23 +367,28 @@ class Operations:
         triton=Implementation(block_formats=TRITON_BLOCKS, launches=matmul.moe_launches),
         part="moe",
         work=kernel_cost.matmul_cost,
+        triton_file="moe",
     )
-    multiply = Operation(like_first, triton=Implementation(launches=pointwise.multiply_launches))
-    rms_norm = Operation(rms_norm_shape, triton=Implementation(launches=pointwise.rms_norm_launches))
-    rms_norm_of_ranks = Operation(rms_norm_of_ranks_shape, Implementation(reads_on_host=True), native=None)
-    rotary = Operation(rotary_shape, triton=Implementation(launches=rotary_launches.rotary_launches))
+    multiply = Operation(like_first, "pointwise", triton=Implementation(launches=pointwise.multiply_launches))
+    rms_norm = Operation(rms_norm_shape, "pointwise", triton=Implementation(launches=pointwise.rms_norm_launches))
+    sharded_rms_norm = Operation(sharded_rms_norm_shape, "collectives", Implementation(reads_on_host=True), native=None)
+    rotary = Operation(rotary_shape, "rotary", triton=Implementation(launches=rotary_launches.rotary_launches))
     rotary_angles = Operation(
-        rotary_angles_shape, triton=Implementation(launches=rotary_launches.rotary_angles_launches)
+        rotary_angles_shape, "rotary", triton=Implementation(launches=rotary_launches.rotary_angles_launches)
     )
-    rotate = Operation(like_first, triton=Implementation(launches=rotary_launches.rotate_launches), caller="encoder")
-    route = Operation(route_shape, triton=Implementation(launches=matmul.route_launches))
+    rotate = Operation(
+        like_first, "rotary", triton=Implementation(launches=rotary_launches.rotate_launches), caller="encoder"
+    )
+    route = Operation(route_shape, "matmul", triton=Implementation(launches=matmul.route_launches), triton_file="moe")
     sample = Operation(
         sample_shape,
+        "sample",
         native=Implementation(scratch=scratch.native_sample),
         triton=Implementation(launches=sample_launches.sample_launches),
     )
     selective_scan = Operation(
         like_first,
+        "selective",
         Implementation(reads_on_host=True, scratch=scratch.reference_selective_scan),
         triton=Implementation(launches=state.selective_scan_launches),
         part="state",
@@ -356,6 +397,7 @@ class Operations:
     )
     selective_update = Operation(
         like_first,
+        "selective",
         triton=Implementation(launches=state.selective_update_launches),
         part="state",
         in_prompts="selective_scan",
@@ -363,6 +405,7 @@ class Operations:
     )
     ssd_scan = Operation(
         like_first,
+        "ssd",
         Implementation(reads_on_host=True, scratch=scratch.reference_ssd_scan),
         Implementation(
             scratch=scratch.native_ssd_scan, deterministic=("recurrent",), matrix_units="products of bfloat16 inputs"
@@ -374,6 +417,7 @@ class Operations:
     )
     state_update = Operation(
         like_first,
+        "ssd",
         triton=Implementation(launches=state.state_update_launches),
         part="state",
         in_prompts="ssd_scan",
@@ -381,14 +425,17 @@ class Operations:
     )
     token_shift = Operation(
         like_first,
+        "conv",
         Implementation(reads_on_host=True),
         triton=Implementation(launches=state.causal_conv1d_launches),
         part="state",
     )
     weighted_embedding = Operation(
         weighted_embedding_shape,
+        "pointwise",
         triton=Implementation(launches=rotary_launches.weighted_embedding_launches),
         caller="encoder",
+        triton_file="embedding",
     )
 
 
@@ -396,7 +443,7 @@ OPERATIONS: dict[str, Operation] = {name: row for name, row in vars(Operations).
 """All operations by name."""
 
 
-COLLECTIVE_OPS = ("all_reduce", "embedding_of_ranks", "gather_columns", "gather_inputs", "rms_norm_of_ranks")
+COLLECTIVE_OPS = ("all_reduce", "sharded_embedding", "gather_columns", "gather_act_order", "sharded_rms_norm")
 """Operations in which ranks wait for each other."""
 
 

@@ -168,7 +168,7 @@ def reference_attention(*, tokens: int, kv_elements: int, kv_bytes: int, max_mod
     return Scratch(gathered + min(tokens, ATTENTION_SLAB, max_model_len) * max_model_len * (1 + FLOAT_BYTES))
 
 
-def reference_gather_inputs(*, tokens: int, elements: int) -> Scratch:
+def reference_gather_act_order(*, tokens: int, elements: int) -> Scratch:
     """Return the memory of all ranks' inputs, `elements` per token: as each rank sent them, and concatenated.
 
     They are counted in float32, whatever the dtype.

@@ -89,7 +89,7 @@ class StepInputs:
     """Positions [tokens, 3] of each token in time, height and width, for models with images."""
     media_cells: torch.Tensor | None = field(default=None, metadata=_of("token", "int64", of_images=True))
     """Encoder cache cell of each token, [tokens], 0 for tokens of text; for models with images."""
-    window_kv_cells: torch.Tensor | None = field(default=None, metadata=_of("token", "int64", of_panes=True))
+    window_kv_cells: torch.Tensor | None = field(default=None, metadata=_of("token", "int64", for_windows=True))
     """Cells [tokens] like `kv_cells`, in the window blocks of layers with a window."""
     row_starts: torch.Tensor = field(metadata=_of("row", "int32", ends=True))
     """First token of each row, and the end of the last one, [rows + 1]."""
@@ -103,7 +103,9 @@ class StepInputs:
     """Slots that each row writes, [rows, 1 + k]."""
     block_tables: torch.Tensor = field(metadata=_of("row", "int32", "blocks"))
     """Blocks of each row, [rows, max_blocks]."""
-    window_block_tables: torch.Tensor | None = field(default=None, metadata=_of("row", "int32", "panes", of_panes=True))
+    window_block_tables: torch.Tensor | None = field(
+        default=None, metadata=_of("row", "int32", "panes", for_windows=True)
+    )
     """Window blocks of each row, like `block_tables`, for layers with a window.
 
     A block is null if no token of the row sees any of its positions.

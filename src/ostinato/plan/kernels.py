@@ -47,7 +47,7 @@ def choose_kernels(
     """
     ops = dict.fromkeys((*model.ops, *(model.drafter.ops if model.drafter is not None else ()), "sample"))
     if model.gathers_inputs:
-        ops["gather_inputs"] = None
+        ops["gather_act_order"] = None
     formats = _block_formats(model)
     sizes = _limited_sizes(model)
     choices = {op: _choose(op, device, setting, deterministic, formats, sizes) for op in ops}

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ostinato.graphs.recorder import CallRecorder
-from ostinato.ops.dispatch import reference_module, select_ops, triton_kernel
+from ostinato.ops.dispatch import reference_kernel, select_ops, triton_kernel
 from ostinato.ops.launch_tables.launch import Launch, power_of_two
 from ostinato.ops.operations import OPERATIONS
 from tests.support.triton_kernels import require_triton
@@ -22,7 +22,7 @@ CHOSEN = [name for name, row in OPERATIONS.items() if row.triton is not None]
 
 @pytest.mark.parametrize("name", CHOSEN)
 def test_a_kernel_takes_what_its_reference_takes(name: str) -> None:
-    own, right = inspect.signature(triton_kernel(name)), inspect.signature(reference_module(name).reference)
+    own, right = inspect.signature(triton_kernel(name)), inspect.signature(reference_kernel(name))
     assert own == right
 
 

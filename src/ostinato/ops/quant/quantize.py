@@ -174,8 +174,8 @@ QUANTIZABLE_FORMATS = ("Q8_0", "int4_g32", "int4_g64", "int4_g128", "fp8_g32", "
 class WeightQuantizers:
     """Quantisation functions, torch's by default."""
 
-    int8: int8.Quantize = int8.quantize_int8_into
-    int4: int4.Quantize = int4.quantize_int4_into
+    int8: QuantizeInt8 = quantize_int8_into
+    int4: QuantizeInt4 = quantize_int4_into
 
     def quantize_blocks(self, values: torch.Tensor, weight: torch.Tensor, name: str) -> None:
         """Write `values` [rows, in] into `weight` in blocks of the format `name`, one of `QUANTIZABLE_FORMATS`.

@@ -2,13 +2,13 @@
 
 Connection of the ranks that share a model, as operations call it.
 
-embedding_of_ranks: the vectors of tokens, with a vocabulary that is sharded by rows.
+sharded_embedding: the vectors of tokens, with a vocabulary that is sharded by rows.
 
 gather_columns: sharded columns, gathered on the first rank.
 
-gather_inputs: a rank's inputs of a matmul whose groups of inputs are reordered.
+gather_act_order: a rank's inputs of a matmul whose groups of inputs are reordered.
 
-rms_norm_of_ranks: root-mean-square normalisation over sharded channels, with a gate or without.
+sharded_rms_norm: root-mean-square normalisation over sharded channels, with a gate or without.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def all_reduce(x: torch.Tensor, ranks: Collectives = NO_COLLECTIVES) -> torch.Te
     return ranks.all_reduce(x)
 
 
-def embedding_of_ranks(
+def sharded_embedding(
     token_ids: torch.Tensor,
     weight: torch.Tensor,
     multiplier: float,
@@ -107,7 +107,7 @@ def gather_columns(
     return whole
 
 
-def gather_inputs(x: torch.Tensor, order: torch.Tensor, ranks: Collectives = NO_COLLECTIVES) -> torch.Tensor:
+def gather_act_order(x: torch.Tensor, order: torch.Tensor, ranks: Collectives = NO_COLLECTIVES) -> torch.Tensor:
     """Gather all inputs and return those of `order` int32 [in / ranks].
 
     `x` [tokens, in / ranks] is a rank's inputs, which follow those of the ranks before it -> [tokens, in / ranks].
@@ -115,7 +115,7 @@ def gather_inputs(x: torch.Tensor, order: torch.Tensor, ranks: Collectives = NO_
     return torch.cat(ranks.all_gather(x), dim=1).index_select(1, order)
 
 
-def rms_norm_of_ranks(
+def sharded_rms_norm(
     x: torch.Tensor,
     weight: torch.Tensor,
     eps: float,
@@ -151,7 +151,7 @@ def rms_norm_gathered(
     rms_norm: Callable[..., torch.Tensor],
     gated_rms_norm: Callable[..., torch.Tensor],
 ) -> torch.Tensor:
-    """Compute `rms_norm_of_ranks` by kernels of the whole norm.
+    """Compute `sharded_rms_norm` by kernels of the whole norm.
 
     Each rank gathers all channels, and keeps its part of the result. That sends `size` numbers per token in place of
     one, and gives the kernels' bits, whatever else is in the batch: the order in which torch adds up squares, and its

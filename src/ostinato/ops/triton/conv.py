@@ -267,13 +267,13 @@ def convolve(
     decode, prefill, of_states = launches.causal_conv1d_launches(channels=channels, capability=common.capability(x))
     blocks = cdiv(channels, decode.blocks["CHANNELS"])
     taps = {"weight": weight, "bias": bias, "WIDTH": width, "SHIFTS": weight is None, "SILU": activation == "silu"}
-    common = {"x": x, "states": states, "channels": channels, "stride_x": x.stride(0)}
+    shared = {"x": x, "states": states, "channels": channels, "stride_x": x.stride(0)}
     tokens = write_slots.shape[1]
     common.run(
         conv_decode_kernel,
         (num_decode_rows, blocks),
         decode,
-        **common,
+        **shared,
         **taps,
         read_slots=read_slots,
         write_slots=write_slots,
@@ -290,7 +290,7 @@ def convolve(
         conv_prefill_kernel,
         (segments, blocks),
         prefill,
-        **common,
+        **shared,
         **taps,
         row_starts=starts,
         read_slots=reads,
@@ -302,7 +302,7 @@ def convolve(
         conv_states_kernel,
         (rows, blocks),
         of_states,
-        **common,
+        **shared,
         row_starts=starts,
         read_slots=reads,
         write_slots=writes,

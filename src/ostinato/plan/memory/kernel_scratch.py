@@ -159,7 +159,7 @@ def reference_scratch(
         note("linear", elements=max((each.num_elements for each in matrices), default=0))
     if gathering_ranks:
         widest = max((each.in_size for each in layer.linears), default=0)
-        note("gather_inputs", tokens=tokens, elements=gathering_ranks * widest)
+        note("gather_act_order", tokens=tokens, elements=gathering_ranks * widest)
     return max(each.shared for each in needed)
 
 
