@@ -562,19 +562,19 @@ MUTATIONS = (
         ("            os.ftruncate(file, size)\n", "            pass\n"),
     ),
     mutation(
-        "files: a pane of a leaf is lost",
+        "files: a window block of a leaf is lost",
         "kv_cache/store.py",
-        ("            self._save_pane(entry.window_block)\n", "            pass\n"),
+        ("            self._save_window_block(entry.window_block)\n", "            pass\n"),
     ),
     mutation(
-        "files: a pane that makes room is lost",
+        "files: a window block that makes room is lost",
         "kv_cache/store.py",
-        ("            self._save_pane(pane)\n", ""),
+        ("            self._save_window_block(window_block)\n", ""),
     ),
     mutation(
-        "files: panes inside a text are written",
+        "files: window blocks inside a text are written",
         "kv_cache/store.py",
-        ("self.files is not None and utility_tier(pane) > 0:", "self.files is not None:"),
+        ("self.files is not None and utility_tier(window_block) > 0:", "self.files is not None:"),
     ),
     mutation(
         "files: a state is written without its window",
@@ -587,22 +587,22 @@ MUTATIONS = (
         ("            return False\n        for each in window:", "            pass\n        for each in window:"),
     ),
     mutation(
-        "files: panes at the end are lost",
+        "files: window blocks at the end are lost",
         "kv_cache/offload/save_restore.py",
         ("            files.save_window_block(entry, entry.window_block.id)\n", "            pass\n"),
     ),
     mutation(
-        "files: panes of a hit are not looked for",
+        "files: window blocks of a hit are not looked for",
         "kv_cache/offload/save_restore.py",
         ("(lacking := self._last_lacking(target)) is not None", "(lacking := None) is not None"),
     ),
     mutation(
-        "files: panes in memory are not held while others are read",
+        "files: window blocks in memory are not held while others are read",
         "kv_cache/offload/save_restore.py",
-        ("        store.window_blocks.retain(panes)\n", "        window_blocks = []\n"),
+        ("        store.window_blocks.retain(window_blocks)\n", "        window_blocks = []\n"),
     ),
     mutation(
-        "files: a damaged pane is not told",
+        "files: a damaged window block is not told",
         "kv_cache/offload/save_restore.py",
         (
             "is None:\n                        store.damaged_keys.add(chain.keys[target - 1])",
@@ -610,9 +610,9 @@ MUTATIONS = (
         ),
     ),
     mutation(
-        "files: a pane that was read is not written to its memory",
+        "files: a window block that was read is not written to its memory",
         "kv_cache/offload/save_restore.py",
-        ("        files.memory.write_window_block(pane, contents)\n", ""),
+        ("        files.memory.write_window_block(window_block, contents)\n", ""),
     ),
     # Requests that move.
     mutation(
@@ -711,7 +711,7 @@ MUTATIONS = (
         ("self._turns.current if request.was_imported else self._turns", "self._turns"),
     ),
     mutation(
-        "move: panes that came are not written",
+        "move: window blocks that came are not written",
         "kv_cache/manager.py",
         (
             "                memory.write_window_block(holding.window_block_table[index], carried.window_blocks[index - holding.first_window_block])\n",
@@ -719,7 +719,7 @@ MUTATIONS = (
         ),
     ),
     mutation(
-        "move: panes that the index has are evicted for those that came",
+        "move: window blocks that the index has are evicted for those that came",
         "kv_cache/sliding_window.py",
         ("        self._store.window_blocks.retain(kept.values())\n", ""),
         (
@@ -728,21 +728,21 @@ MUTATIONS = (
         ),
     ),
     mutation(
-        "move: the index does not keep the panes of its blocks",
+        "move: the index does not keep the window blocks of its blocks",
         "kv_cache/sliding_window.py",
         ("                self._store.add_window_block(indexed[number], id)\n", "                pass\n"),
     ),
     mutation(
-        "move: panes of other blocks are carried",
+        "move: window blocks of other blocks are carried",
         "scheduler/kv_export.py",
         (
-            'copied("pane", holding.window_block_table, holding.first_window_block)',
-            'copied("pane", request_cache.window_block_table, 0)',
+            'copied("window_block", holding.window_block_table, holding.first_window_block)',
+            'copied("window_block", request_cache.window_block_table, 0)',
         ),
     ),
-    # Panes: what requests keep of layers with a window, and what of it is cached.
+    # Window blocks: what requests keep of layers with a window, and what of it is cached.
     mutation(
-        "panes: a request lets go of one that it still sees",
+        "window blocks: a request lets go of one that it still sees",
         "kv_cache/sliding_window.py",
         (
             "return max(0, position // self.block_size - self.blocks_per_window)",
@@ -750,7 +750,7 @@ MUTATIONS = (
         ),
     ),
     mutation(
-        "panes: the window before the last boundary is let go of",
+        "window blocks: the window before the last boundary is let go of",
         "kv_cache/sliding_window.py",
         (
             "return max(0, position // self.block_size - self.blocks_per_window)",
@@ -758,7 +758,7 @@ MUTATIONS = (
         ),
     ),
     mutation(
-        "panes: a request keeps all of them",
+        "window blocks: a request keeps all of them",
         "kv_cache/sliding_window.py",
         (
             "        first = min(self.rules.first_block(position), len(holding.window_block_table))\n",
@@ -766,32 +766,32 @@ MUTATIONS = (
         ),
     ),
     mutation(
-        "panes: those of drafts that were not kept are kept",
+        "window blocks: those of drafts that were not kept are kept",
         "kv_cache/sliding_window.py",
         ("        end = position // self.rules.block_size + 1\n", "        end = len(holding.window_block_table)\n"),
     ),
     mutation(
-        "panes: too few are promised to a request",
+        "window blocks: too few are promised to a request",
         "kv_cache/sliding_window.py",
         ("        return self.blocks_per_window + 2\n", "        return self.blocks_per_window + 1\n"),
     ),
     mutation(
-        "panes: none are set aside for the rows of a step",
+        "window blocks: none are set aside for the rows of a step",
         "kv_cache/sliding_window.py",
         ("        return (self.step_tokens - 1) // self.block_size\n", "        return 0\n"),
     ),
     mutation(
-        "panes: more are promised than there are",
+        "window blocks: more are promised than there are",
         "kv_cache/sliding_window.py",
         ("if self.num_unreserved < before and self.num_unreserved < spare:", "if False:"),
     ),
     mutation(
-        "panes: what was promised to a request that ends stays promised",
+        "window blocks: what was promised to a request that ends stays promised",
         "kv_cache/sliding_window.py",
         ("        self.reserve(holding, 0)\n", ""),
     ),
     mutation(
-        "panes: those of a request that ends leak",
+        "window blocks: those of a request that ends leak",
         "kv_cache/sliding_window.py",
         (
             "        self._store.release_window_blocks(holding.window_block_table[holding.first_window_block :])\n        holding.window_block_table,",
@@ -799,123 +799,126 @@ MUTATIONS = (
         ),
     ),
     mutation(
-        "panes: those that are hit are not referenced",
+        "window blocks: those that are hit are not referenced",
         "kv_cache/sliding_window.py",
         ("        self._store.window_blocks.retain(ids)\n", ""),
     ),
     mutation(
-        "panes: a hit is taken where one of its window is gone",
+        "window blocks: a hit is taken where one of its window is gone",
         "kv_cache/store.py",
-        ("depth = index if num_panes >= min(self.blocks_per_window, index) else depth", "depth = index"),
+        ("depth = index if num_window_blocks >= min(self.blocks_per_window, index) else depth", "depth = index"),
     ),
     mutation(
-        "panes: a hit is taken though a pane in the middle of its window is gone",
+        "window blocks: a hit is taken though a window block in the middle of its window is gone",
         "kv_cache/store.py",
         (
-            "num_panes = 0 if entry.window_block is None else num_panes + 1",
-            "num_panes += entry.window_block is not None",
+            "num_window_blocks = 0 if entry.window_block is None else num_window_blocks + 1",
+            "num_window_blocks += entry.window_block is not None",
         ),
     ),
     mutation(
-        "panes: a hit needs one more than its window has",
+        "window blocks: a hit needs one more than its window has",
         "kv_cache/store.py",
         (
-            "if num_panes >= min(self.blocks_per_window, index)",
-            "if num_panes >= min(self.blocks_per_window + 1, index)",
+            "if num_window_blocks >= min(self.blocks_per_window, index)",
+            "if num_window_blocks >= min(self.blocks_per_window + 1, index)",
         ),
     ),
     mutation(
-        "panes: a hit is taken where no checkpoint stands",
+        "window blocks: a hit is taken where no checkpoint stands",
         "kv_cache/store.py",
         ("            if entry.checkpoint is not None or not self.slots.count:\n", "            if True:\n"),
     ),
     mutation(
-        "panes: one that was computed is not entered",
+        "window blocks: one that was computed is not entered",
         "kv_cache/checkpoints.py",
         ("            _commit_window_block(store, holding, entry, index)\n", "            pass\n"),
     ),
     mutation(
-        "panes: one that was given up for an equal one leaks",
+        "window blocks: one that was given up for an equal one leaks",
         "kv_cache/checkpoints.py",
         ("    store.window_blocks.release((own,))\n", ""),
     ),
     mutation(
-        "panes: an equal one is not taken in place of one's own",
+        "window blocks: an equal one is not taken in place of one's own",
         "kv_cache/checkpoints.py",
         ("(*table[:index], entry.window_block.id, *table[index + 1 :])", "table"),
     ),
     mutation(
-        "panes: that of a block that leaves the index stays behind",
+        "window blocks: that of a block that leaves the index stays behind",
         "kv_cache/store.py",
         (
-            "        if entry.window_block is not None:\n            self._drop_pane(entry.window_block)\n",
+            "        if entry.window_block is not None:\n            self._drop_window_block(entry.window_block)\n",
             "        entry.window_block = None\n",
         ),
     ),
     mutation(
-        "panes: those in use are evicted",
+        "window blocks: those in use are evicted",
         "kv_cache/store.py",
-        ("(pane for pane in index.window_blocks if self.window_blocks.is_idle(pane.id))", "index.window_blocks"),
         (
-            "index.window_block_of(pane.id) is pane and self.window_blocks.is_idle(pane.id)",
+            "(window_block for window_block in index.window_blocks if self.window_blocks.is_idle(window_block.id))",
+            "index.window_blocks",
+        ),
+        (
+            "index.window_block_of(window_block.id) is window_block and self.window_blocks.is_idle(window_block.id)",
             "index.window_block_of(window_block.id) is window_block",
         ),
     ),
     mutation(
-        "panes: one that became idle waits until all have gone",
+        "window blocks: one that became idle waits until all have gone",
         "kv_cache/store.py",
-        ("                self._panes.push(pane)\n", "                pass\n"),
+        ("                self._window_blocks.push(window_block)\n", "                pass\n"),
     ),
     mutation(
-        "panes: those at the end of a text go first",
+        "window blocks: those at the end of a text go first",
         "kv_cache/manager.py",
         ("            self.store.touch_window(holding.last_entry)\n", ""),
     ),
     mutation(
-        "panes: a hit does not make them stay",
+        "window blocks: a hit does not make them stay",
         "kv_cache/manager.py",
         ("        self.store.touch_window(holding.last_entry, is_hit=True)\n", ""),
     ),
     mutation(
-        "panes: those where a text parts from another go first",
+        "window blocks: those where a text parts from another go first",
         "kv_cache/checkpoints.py",
         ("        for position in (placement.last, placement.branch):\n", "        for position in ():\n"),
     ),
     mutation(
-        "panes: a block at a text's end that lacks one does not go first",
+        "window blocks: a block at a text's end that lacks one does not go first",
         "kv_cache/eviction.py",
         ("        return Utility(tier=0, last_use=entry.last_use, efficiency=0.0)\n", "        pass\n"),
     ),
     mutation(
-        "panes: those of idle blocks stay when all is forgotten",
+        "window blocks: those of idle blocks stay when all is forgotten",
         "kv_cache/store.py",
         (
-            "for pane in [each for each in self.index.window_blocks if self.window_blocks.is_idle(each.id)]:",
+            "for window_block in [each for each in self.index.window_blocks if self.window_blocks.is_idle(each.id)]:",
             "for window_block in ():",
         ),
     ),
     mutation(
-        "panes: what lacks a window is told as without a checkpoint",
+        "window blocks: what lacks a window is told as without a checkpoint",
         "kv_cache/cache_report.py",
         ("        elif end <= reach:\n", "        elif False:\n"),
     ),
     mutation(
-        "panes: a draft is written beyond those that are promised",
+        "window blocks: a draft is written beyond those that are promised",
         "kv_cache/manager.py",
         ("            most.append(more)\n", "            pass\n"),
     ),
     mutation(
-        "panes: a request waits no more where there are none for it",
+        "window blocks: a request waits no more where there are none for it",
         "scheduler/prefill.py",
-        ("match, spare_blocks, spare_panes, uses_checkpoint", "match, spare_blocks, 0, uses_checkpoint"),
+        ("match, spare_blocks, spare_window_blocks, uses_checkpoint", "match, spare_blocks, 0, uses_checkpoint"),
     ),
     mutation(
-        "panes: one that lacks them is admitted only when it finds more blocks",
+        "window blocks: one that lacks them is admitted only when it finds more blocks",
         "scheduler/prefill.py",
-        (" and num_panes <= self.num_panes\n", "\n"),
+        (" and num_window_blocks <= self.num_window_blocks\n", "\n"),
     ),
     mutation(
-        "panes: those that no token sees are not let go of",
+        "window blocks: those that no token sees are not let go of",
         "scheduler/scheduler.py",
         ("        if cache.window_blocks is not None:\n", "        if False:\n"),
     ),

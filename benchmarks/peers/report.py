@@ -92,8 +92,8 @@ def _engine_report(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def step_bytes(needed: Mapping[str, Any], engine: str, size: str) -> float | None:
     """What a decode step of `size` rows must move at the least, in bytes, with the weights of `engine`.
 
-    `blocks_needed` is by dtype or kind of file, then by batch size. Every engine keeps states in float32, and keys and values
-    in 16 bits.
+    `blocks_needed` is by dtype or kind of file, then by batch size. Every engine keeps states in float32, and keys and
+    values in 16 bits.
     """
     suffix = engine.rpartition("-")[2]
     kind = suffix if suffix in ("int8", *GGUF_KINDS) else "bfloat16"

@@ -116,18 +116,18 @@ def test_the_plan_says_what_goes_to_files(capsys) -> None:
     assert (status, "at most 1 GiB in ~/.cache/ostinato/prefixes" in " ".join(out.split())) == (0, True)
 
 
-def test_the_plan_counts_the_panes_of_a_window(capsys) -> None:
+def test_the_plan_counts_the_window_blocks_of_a_window(capsys) -> None:
     plan = plan_of(name="gemma3_text", cache_offload="1GiB")
     assert plan.cache_files is not None
-    assert plan.cache_files.pane_bytes == plan.memory.window_block > 0
+    assert plan.cache_files.window_block_bytes == plan.memory.window_block > 0
     _, out, _ = run_cli(capsys, "plan", str(checkpoint("gemma3_text")), "--cache-offload", "1GiB")
     assert "for a block and" in " ".join(out.split())
-    assert "for a pane; read from" in " ".join(out.split())
+    assert "for a window block; read from" in " ".join(out.split())
     with pytest.raises(ConfigError, match="no room for two files"):
         plan_of(name="gemma3_text", cache_offload=2 * plan.memory.window_block - 1)
 
 
-def test_the_plan_reads_where_blocks_and_the_panes_of_one_window_take_less_time_than_computing(
+def test_the_plan_reads_where_blocks_and_the_window_blocks_of_one_window_take_less_time_than_computing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def pays_from() -> list[float]:
@@ -140,11 +140,11 @@ def test_the_plan_reads_where_blocks_and_the_panes_of_one_window_take_less_time_
             found.append(float("inf") if files.min_tokens_to_read is None else files.min_tokens_to_read)
         return found
 
-    with_panes = pays_from()
+    with_window_blocks = pays_from()
     monkeypatch.setattr("ostinato.kv_cache.sliding_window.SlidingWindowSpec.blocks_per_window", 0)
     without = pays_from()
-    assert with_panes != without
-    assert all(one >= other for one, other in zip(with_panes, without, strict=True))
+    assert with_window_blocks != without
+    assert all(one >= other for one, other in zip(with_window_blocks, without, strict=True))
 
 
 @pytest.mark.parametrize(

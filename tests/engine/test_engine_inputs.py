@@ -76,35 +76,40 @@ def test_the_inputs_of_a_decode_step_hold_nothing_of_an_earlier_one(steps: list[
         assert dtypes == (torch.int64, torch.int64, torch.int32, torch.int32)
 
 
-pane_tables = st.tuples(st.integers(0, 5), st.lists(st.integers(1, 99), max_size=4)).map(
+window_block_tables = st.tuples(st.integers(0, 5), st.lists(st.integers(1, 99), max_size=4)).map(
     lambda each: ((0,) * each[0] + tuple(each[1])) if each[1] else ()
 )
 
 
-@given(st.lists(st.lists(pane_tables, min_size=1, max_size=5), min_size=1, max_size=6))
-def test_pane_tables_are_written_with_what_is_null_before_their_windows(steps: list[list[tuple[int, ...]]]) -> None:
-    buffers = StepBuffers(5, 5, 9, 1, CPU, max_panes=9)
+@given(st.lists(st.lists(window_block_tables, min_size=1, max_size=5), min_size=1, max_size=6))
+def test_window_block_tables_are_written_with_what_is_null_before_their_windows(
+    steps: list[list[tuple[int, ...]]],
+) -> None:
+    buffers = StepBuffers(5, 5, 9, 1, CPU, max_window_blocks=9)
     for step in steps:
         buffers.write_window_tables(step)
-        found = buffers.arrays["pane_tables"]
+        found = buffers.arrays["window_block_tables"]
         assert found[: len(step)].tolist() == [[*table, *[0] * (9 - len(table))] for table in step]
 
 
-def test_a_layer_with_a_window_finds_its_keys_in_panes_and_another_in_blocks() -> None:
+def test_a_layer_with_a_window_finds_its_keys_in_window_blocks_and_another_in_blocks() -> None:
     rows = (
         BatchRow("a", (5,), 9, (3, 4, 5), window_block_table=(0, 7, 8)),
         BatchRow("b", (1, 2, 3), 2, (6, 2), window_block_table=(9, 1)),
     )
     drafted = (rows[0]._replace(num_drafts=2, write_slots=(0,)),)
-    for batch, drafts, blocks, panes in (
+    for batch, drafts, blocks, window_blocks in (
         (Batch(rows[:1], 1), (), [5 * 4 + 1], [8 * 4 + 1]),
         (Batch(rows, 1), (), [21, 26, 27, 8], [33, 38, 39, 4]),
         (Batch(drafted, 1, 2), ((1, 2),), [21, 22, 23], [33, 34, 35]),
         (Batch(drafted, 1, 2), ((1,),), [21, 22, 0], [33, 34, 0]),
     ):
-        buffers = StepBuffers(2, 6, 4, 3, CPU, max_panes=4)
+        buffers = StepBuffers(2, 6, 4, 3, CPU, max_window_blocks=4)
         inputs = write_step_inputs(buffers, batch, BLOCK_SIZE, drafts)
-        for window, cells, table in ((None, blocks, rows[0].block_table), (8, panes, rows[0].window_block_table)):
+        for window, cells, table in (
+            (None, blocks, rows[0].block_table),
+            (8, window_blocks, rows[0].window_block_table),
+        ):
             found, tables = inputs.kv_targets(window)
             assert found.tolist() == cells
             assert tables[0].tolist() == [*table, 0]

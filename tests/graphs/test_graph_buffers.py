@@ -52,11 +52,11 @@ def test_a_model_that_takes_images_has_two_more_buffers_which_are_padded_with_ze
     assert (plain.view(1, 12, 1, 0).rope_positions, plain.view(1, 12, 1, 0).media_cells) == (None, None)
 
 
-def test_a_model_with_panes_has_two_more_buffers_which_are_padded_as_those_of_blocks() -> None:
-    buffers, plain = StepBuffers(6, 12, 5, 3, CPU, max_panes=4), StepBuffers(6, 12, 5, 3, CPU)
+def test_a_model_with_window_blocks_has_two_more_buffers_which_are_padded_as_those_of_blocks() -> None:
+    buffers, plain = StepBuffers(6, 12, 5, 3, CPU, max_window_blocks=4), StepBuffers(6, 12, 5, 3, CPU)
     assert buffers.num_bytes - plain.num_bytes == 12 * 8 + 6 * 4 * 4
-    assert buffers.num_bytes == buffer_bytes(12, 6, 5, 3, max_panes=4)
-    buffers.arrays["pane_cells"][:] = 9
+    assert buffers.num_bytes == buffer_bytes(12, 6, 5, 3, max_window_blocks=4)
+    buffers.arrays["window_block_cells"][:] = 9
     buffers.write_window_tables([(0, 3, 4)] * 6)
     buffers.pad(2, 2, 4, 6)
     view = buffers.view(4, 6, 1, 4)
@@ -65,9 +65,9 @@ def test_a_model_with_panes_has_two_more_buffers_which_are_padded_as_those_of_bl
     assert view.window_kv_cells.tolist() == [9, 9, 0, 0, 0, 0]
     assert view.window_block_tables.tolist() == [[0, 3, 4, 0]] * 2 + [[0] * 4] * 2
     with buffers.cleared():
-        assert not buffers.arrays["pane_tables"].any()
+        assert not buffers.arrays["window_block_tables"].any()
     buffers.write_window_tables([(0, 3, 4)] * 6)
-    assert buffers.arrays["pane_tables"].tolist() == [[0, 3, 4, 0]] * 6
+    assert buffers.arrays["window_block_tables"].tolist() == [[0, 3, 4, 0]] * 6
 
 
 def test_padding_rows_are_null_rows_without_tokens() -> None:

@@ -30,17 +30,23 @@ KINDS = {
     "windows alone": (0, 0, 9),
     "windows and state": (9, 5, 9),
 }
-"""Blocks, slots and panes of caches that hold one text of 24 tokens and little more."""
+"""Blocks, slots and window blocks of caches that hold one text of 24 tokens and little more."""
 WINDOW = 6
-"""Of layers whose keys are in panes: a text needs the panes of two blocks to go on."""
+"""Of layers whose keys are in window blocks: a text needs the window blocks of two blocks to go on."""
 
 
 def crowded(
     kind: str, directory: ForgetfulDirectory, mode: StateCacheMode = "all", rate: float = 1e12
 ) -> tuple[Scheduler, FakeRunner]:
-    num_blocks, num_slots, num_panes = KINDS[kind]
+    num_blocks, num_slots, num_window_blocks = KINDS[kind]
     scheduler = make_caching_scheduler(
-        mode, num_blocks, num_slots, num_panes=num_panes, window=WINDOW, max_num_seqs=1, max_num_batched_tokens=8
+        mode,
+        num_blocks,
+        num_slots,
+        num_window_blocks=num_window_blocks,
+        window=WINDOW,
+        max_num_seqs=1,
+        max_num_batched_tokens=8,
     )
     runner = runner_for(scheduler)
     scheduler.cache.store.files = fake_tier(runner, directory, rate)
@@ -73,8 +79,8 @@ def test_all_that_can_be_hit_is_kept_at_the_end_and_another_engine_finds_it(kind
     tier = scheduler.cache.store.files
     save_to_files(scheduler.cache.store)
     assert scheduler.cache.store.files is None
-    num_blocks, num_slots, num_panes = (40 if each else 0 for each in KINDS[kind])
-    later = make_caching_scheduler("all", num_blocks, num_slots, num_panes=num_panes, window=WINDOW)
+    num_blocks, num_slots, num_window_blocks = (40 if each else 0 for each in KINDS[kind])
+    later = make_caching_scheduler("all", num_blocks, num_slots, num_window_blocks=num_window_blocks, window=WINDOW)
     its_runner = runner_for(later)
     later.cache.store.files = fake_tier(its_runner, directory)
     assert tier is not None
@@ -175,7 +181,7 @@ def test_behind_a_damaged_block_nothing_is_hit() -> None:
     assert report_of(later)[0] == 20
 
 
-def test_a_damaged_pane_is_a_miss_with_its_cause_and_is_computed_and_kept_again() -> None:
+def test_a_damaged_window_block_is_a_miss_with_its_cause_and_is_computed_and_kept_again() -> None:
     directory = Damaged()
     scheduler, runner = crowded("windows", directory)
     requests = turns(scheduler, runner, [1, 2, 3])
@@ -191,7 +197,7 @@ def test_a_damaged_pane_is_a_miss_with_its_cause_and_is_computed_and_kept_again(
     assert (report_of(later)[0], from_files(later)) == (20, 20)
 
 
-def test_of_panes_those_before_places_where_texts_go_on_are_kept_alone() -> None:
+def test_of_window_blocks_those_before_places_where_texts_go_on_are_kept_alone() -> None:
     directory = ForgetfulDirectory(one_in=0)
     scheduler, runner = crowded("windows", directory)
     requests = turns(scheduler, runner, [1, 2, 3])
@@ -207,17 +213,17 @@ def test_of_panes_those_before_places_where_texts_go_on_are_kept_alone() -> None
 def test_a_state_whose_window_is_gone_is_not_written() -> None:
     for lacks in (False, True):
         directory = ForgetfulDirectory(one_in=0)
-        scheduler = make_caching_scheduler("all", 40, 20, num_panes=40, window=WINDOW)
+        scheduler = make_caching_scheduler("all", 40, 20, num_window_blocks=40, window=WINDOW)
         runner = runner_for(scheduler)
         store = scheduler.cache.store
         serve(scheduler, runner, text(24, 1))
         store.files = fake_tier(runner, directory)
         [checkpoint] = [each for each in store.index.checkpoints if each.entry.end == 20]
-        pane = checkpoint.entry.window_block
-        assert pane is not None
+        window_block = checkpoint.entry.window_block
+        assert window_block is not None
         if lacks:
-            store.index.remove_window_block(pane)
-            store.window_blocks.unmark_cached(pane.id)
+            store.index.remove_window_block(window_block)
+            store.window_blocks.unmark_cached(window_block.id)
         name = checkpoint.entry.file_key = b"20"
         checkpoint.entry.parent.file_key = b"16"  # type: ignore[union-attr]
         store.evict_checkpoint(checkpoint)
@@ -225,7 +231,7 @@ def test_a_state_whose_window_is_gone_is_not_written() -> None:
         assert kept == [not lacks] * 3
 
 
-def test_panes_that_are_in_memory_are_not_read_and_stay_while_the_others_are() -> None:
+def test_window_blocks_that_are_in_memory_are_not_read_and_stay_while_the_others_are() -> None:
     directory = ForgetfulDirectory(one_in=0)
     scheduler, runner = crowded("windows", directory)
     [first] = turns(scheduler, runner, [1])

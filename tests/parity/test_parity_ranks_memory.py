@@ -1,4 +1,4 @@
-"""Ranks that keep their heads' keys and values in 8 bits, or in panes, give the tokens that one process does.
+"""Ranks that keep their heads' keys and values in 8 bits, or in window blocks, give the tokens that one process does.
 
 `make ranks` runs the tests marked `ranks` too.
 """
@@ -32,7 +32,8 @@ PLACES = {"none": {"graph_mode": "none"}, "graphs": {"graph_mode": "full_and_pie
 CHUNKS = {"max_num_batched_tokens": 61}
 
 INT8 = [("nemotron_h", 2), ("llama", 4), ("llama", 2), ("gemma3_text", 2), ("gemma3_text", 4), ("qwen3_5_text", 2)]
-"""A hybrid; a transformer whose two heads of keys are on two ranks each; one with panes; one with delta rules."""
+"""A hybrid; a transformer whose two heads of keys are on two ranks each; one with window blocks; one with delta rules.
+"""
 
 
 @pytest.mark.parametrize(
@@ -112,7 +113,7 @@ PANES: list[tuple[str, int, str]] = [
     ("name", "ranks", "speculative"),
     [pytest.param(*case, marks=() if case == PANES[0] else pytest.mark.ranks) for case in PANES],
 )
-def test_drafts_of_ranks_with_panes_change_nothing(name: str, ranks: int, speculative: str) -> None:
+def test_drafts_of_ranks_with_window_blocks_change_nothing(name: str, ranks: int, speculative: str) -> None:
     """In chunks, past every window, preempted, and from the prefix cache, greedy and sampled."""
     engine = drafting_engine(
         name, _of_checkpoints(speculative), tensor_parallel_size=ranks, **CHUNKS, **PLACES["graphs"]

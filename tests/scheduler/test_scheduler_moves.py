@@ -69,10 +69,10 @@ def run_program(seed: int) -> tuple[Harness, Harness]:
     kind, k, size = rng.choice([*KINDS, *WINDOWS]), rng.choice([0, 0, 1, 3]), rng.choice([2, 3, 4])
     state = rng.getstate()
     found = []
-    num_blocks, num_panes, window = rng.randint(6, 12), rng.randint(6, 12), rng.randint(1, 12)
+    num_blocks, num_window_blocks, window = rng.randint(6, 12), rng.randint(6, 12), rng.randint(1, 12)
     for _ in range(2):
         rng.setstate(state)  # of one plan
-        sizes = Sizes(num_blocks, rng.randint(3, 9), size, num_panes, window)
+        sizes = Sizes(num_blocks, rng.randint(3, 9), size, num_window_blocks, window)
         found.append(make_harness(limits, sizes, kind, k, rng.choice))
     one, other = joined(*found)
     for _ in range(110):
@@ -130,7 +130,7 @@ def test_full_blocks_that_came_are_hits_for_others_at_once_and_the_others_are_no
 
 
 @pytest.mark.parametrize("num_blocks", [20, 0])
-def test_panes_that_the_index_has_are_shared_and_the_others_are_written_and_kept(num_blocks: int) -> None:
+def test_window_blocks_that_the_index_has_are_shared_and_the_others_are_written_and_kept(num_blocks: int) -> None:
     def one() -> Harness:
         return Harness(LIMITS, Sizes(num_blocks, 0, 4, 20, 6), POLICY)
 
@@ -140,7 +140,10 @@ def test_panes_that_the_index_has_are_shared_and_the_others_are_written_and_kept
     store, memory, written = there.cache.store, there.cache.memory, list[int]()
     assert isinstance(memory, FakeMemory)
     write = memory.write_window_block
-    memory.write_window_block = lambda pane, contents: (written.append(pane), write(pane, contents))[1]  # type: ignore[method-assign]
+    memory.write_window_block = lambda window_block, contents: (
+        written.append(window_block),
+        write(window_block, contents),
+    )[1]  # type: ignore[method-assign]
     there.schedule()
     table = there.cache.request_cache(follower.request.request_id).window_block_table
     assert [bool(each) for each in table] == [False, True, True, True]

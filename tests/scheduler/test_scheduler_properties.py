@@ -83,7 +83,7 @@ class Program(RuleBasedStateMachine):
         ),
         num_blocks=st.integers(3, 14),
         num_slots=st.integers(2, 9),
-        num_panes=st.integers(3, 14),
+        num_window_blocks=st.integers(3, 14),
         window=st.integers(1, 12),
         block_size=st.sampled_from([1, 2, 4]),
         kind=st.sampled_from([*KINDS, *WINDOWS]),
@@ -95,7 +95,7 @@ class Program(RuleBasedStateMachine):
         limits: SchedulerLimits,
         num_blocks: int,
         num_slots: int,
-        num_panes: int,
+        num_window_blocks: int,
         window: int,
         block_size: int,
         kind: str,
@@ -106,7 +106,7 @@ class Program(RuleBasedStateMachine):
             return data.draw(st.sampled_from(values))
 
         self.harness = make_harness(
-            limits, Sizes(num_blocks, num_slots, block_size, num_panes, window), kind, k, choose
+            limits, Sizes(num_blocks, num_slots, block_size, num_window_blocks, window), kind, k, choose
         )
 
     @rule(wishes=st.lists(wishes, min_size=1, max_size=4))
@@ -187,8 +187,8 @@ def make_harness(
     requests without drafts; of the slots for drafts there are some for all requests, and some for one alone."""
     num_blocks = 0 if kind in ("state", "windows alone") else sizes.num_blocks
     num_slots = 0 if kind in ("attention", "windows", "windows alone") else sizes.num_slots
-    num_panes = sizes.num_panes if "windows" in kind else 0
-    # With a window of 1, panes alone tell a row nothing of the text before it.
+    num_window_blocks = sizes.num_window_blocks if "windows" in kind else 0
+    # With a window of 1, window blocks alone tell a row nothing of the text before it.
     window = max(2, sizes.window) if kind == "windows alone" else sizes.window
     if k > 0:
         least = limits.max_num_seqs * (1 + k) + sizes.block_size
@@ -202,10 +202,14 @@ def make_harness(
     policy = PrefixCachePolicy(is_on, choose(modes), spacing, branches=choose([True, True, False]))
     eviction: EvictionPolicy = choose(["marconi", "lru"])
     costs = EvictionCosts(
-        choose([1.0, 5.0]), choose([0.0, 0.1]), choose([1, 10]), choose([1, 100]), choose([1, 10]) if num_panes else 0
+        choose([1.0, 5.0]),
+        choose([0.0, 0.1]),
+        choose([1, 10]),
+        choose([1, 100]),
+        choose([1, 10]) if num_window_blocks else 0,
     )
     num_hashes = choose([None, None, None, None, 20, 3])
-    sizes = Sizes(num_blocks, num_slots, sizes.block_size, num_panes, window)
+    sizes = Sizes(num_blocks, num_slots, sizes.block_size, num_window_blocks, window)
     harness = make(limits, sizes, policy, eviction, costs, num_hashes, k, num_cells)
     if choose([False, True]):
         directory = ForgetfulDirectory(choose(range(8)))

@@ -13,8 +13,11 @@ from tests.support.scheduler_harness import Harness
 
 
 class AheadHarness(Harness):
-    """`update_head_cache` schedules the step behind the one in flight. That one may run before the first is updated (`early`), or
-    only then; either way it takes the tokens that the first one gave."""
+    """`update_head_cache` schedules the step behind the one in flight.
+
+    That one may run before the first is updated (`early`), or only then; either way it takes the tokens that the first
+    one gave.
+    """
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)

@@ -33,10 +33,10 @@ SECRET = "/a/secret/path"
 class Probe:
     """Numbers that a test and the process of its engine share. Made in the test, and called in the process.
 
-    `allowed_mask`: steps that may run since the start; the next one waits. `steps`: those that have begun. `pinned_by`: whether
-    one waits. `delay`: seconds before each. `fail_rows`, `nan_rows`: the next step of so many rows raises, or has NaN
-    in its last row's logits; -1 stands for any. `breaks`: the next step leaves the bookkeeping in disorder, and raises.
-    `clock_jumps`: the time of day jumps. `grammars_allowed`: whether guides are compiled now, else they wait;
+    `allowed_mask`: steps that may run since the start; the next one waits. `steps`: those that have begun. `pinned_by`:
+    whether one waits. `delay`: seconds before each. `fail_rows`, `nan_rows`: the next step of so many rows raises, or
+    has NaN in its last row's logits; -1 stands for any. `breaks`: the next step leaves the bookkeeping in disorder, and
+    raises. `clock_jumps`: the time of day jumps. `grammars_allowed`: whether guides are compiled now, else they wait;
     `compiling`, `most_compiling`: how many are, and were at a time.
     """
 

@@ -19,7 +19,7 @@ Keys = dict[tuple[int, int], tuple[int, int, int]]
 
 
 class FakeMemory:
-    """Blocks, panes and slots of a fake runner; their bytes are the number of a copy."""
+    """Blocks, window blocks and slots of a fake runner; their bytes are the number of a copy."""
 
     def __init__(self, runner: FakeRunner, copies: list[Any] | None = None) -> None:
         """`copies`: those of other runners too, whose bytes this one can read."""
@@ -35,11 +35,13 @@ class FakeMemory:
     def write_block(self, block: int, contents: memoryview) -> None:
         self._write(self._runner.keys, block, contents)
 
-    def read_window_block(self, pane: int, num_tokens: int | None = None, into: memoryview | None = None) -> memoryview:
-        return self._read(self._runner.pane_keys, pane, num_tokens, into)
+    def read_window_block(
+        self, window_block: int, num_tokens: int | None = None, into: memoryview | None = None
+    ) -> memoryview:
+        return self._read(self._runner.window_block_keys, window_block, num_tokens, into)
 
-    def write_window_block(self, pane: int, contents: memoryview) -> None:
-        self._write(self._runner.pane_keys, pane, contents)
+    def write_window_block(self, window_block: int, contents: memoryview) -> None:
+        self._write(self._runner.window_block_keys, window_block, contents)
 
     def read_slot(self, slot: int, into: memoryview | None = None) -> memoryview:
         return self._kept(self._runner.states[slot], into)

@@ -62,11 +62,11 @@ class FakeRunner:
     has_state: bool = True
     guess: Guess = any_guess
     window: int | None = None
-    """Positions that a token sees in layers whose keys are in panes; None: the model has none."""
+    """Positions that a token sees in layers whose keys are in window blocks; None: the model has none."""
     keys: dict[tuple[int, int], tuple[int, int, int]] = field(default_factory=dict)
     """(block, offset) -> (position, token, checksum of the tokens up to it)."""
-    pane_keys: dict[tuple[int, int], tuple[int, int, int]] = field(default_factory=dict)
-    """The same for (pane, offset)."""
+    window_block_keys: dict[tuple[int, int], tuple[int, int, int]] = field(default_factory=dict)
+    """The same for (window block, offset)."""
     cells: dict[int, int] = field(default_factory=dict)
     """Cell of the encoder cache -> part of an image."""
     states: dict[int, int] = field(default_factory=dict)
@@ -117,14 +117,14 @@ class FakeRunner:
         last = row.end + row.num_drafts - 1
         return row.block_table[row.start // self.block_size : last // self.block_size + 1]
 
-    def written_panes(self, row: BatchRow) -> tuple[int, ...]:
+    def written_window_blocks(self, row: BatchRow) -> tuple[int, ...]:
         if self.window is None:
             return ()
         last = row.end + row.num_drafts - 1
         return row.window_block_table[row.start // self.block_size : last // self.block_size + 1]
 
     def seen_before(self, row: BatchRow) -> range:
-        """Positions before a row whose keys in panes its tokens see."""
+        """Positions before a row whose keys in window blocks its tokens see."""
         return range(row.start if self.window is None else max(0, row.start - self.window + 1), row.start)
 
     def written_slots(self, row: BatchRow) -> tuple[int, ...]:
@@ -134,9 +134,11 @@ class FakeRunner:
         """Raise AssertionError if a step writes to what the index has."""
         blocks = {entry.block for entry in index}
         slots = {checkpoint.slot for checkpoint in index.checkpoints}
-        panes = {pane.id for pane in index.window_blocks}
+        window_blocks = {window_block.id for window_block in index.window_blocks}
         for row in batch.rows:
-            assert not panes & set(self.written_panes(row)), "a row writes to a pane that is in the index"
+            assert not window_blocks & set(self.written_window_blocks(row)), (
+                "a row writes to a window block that is in the index"
+            )
             assert not blocks & set(self.written_blocks(row)), "a row writes to a block that is in the index"
             assert not slots & set(self.written_slots(row)), "a row writes to a checkpoint"
 
@@ -149,8 +151,8 @@ class FakeRunner:
                 found = self.keys.get(self._place(row, position))
                 assert found == (position, token_id, seed), "a row reads a block of another text"
             if position in self.seen_before(row):
-                found = self.pane_keys.get(self._pane_place(row, position))
-                assert found == (position, token_id, seed), "a row reads a pane of another text"
+                found = self.window_block_keys.get(self._window_block_place(row, position))
+                assert found == (position, token_id, seed), "a row reads a window block of another text"
         if self.has_state:
             assert (row.read_slot == 0) == (row.start == 0), "only a row that begins reads the zero state"
             assert row.start == 0 or self.states.get(row.read_slot) == seed, "a row reads the state of another text"
@@ -172,8 +174,8 @@ class FakeRunner:
                     found = self.keys.get((entry.block, offset))
                     assert found == (start + offset, token_id, seed), "a block of the index holds another text"
                 if entry.window_block is not None:
-                    found = self.pane_keys.get((entry.window_block.id, offset))
-                    assert found == (start + offset, token_id, seed), "a pane of the index holds another text"
+                    found = self.window_block_keys.get((entry.window_block.id, offset))
+                    assert found == (start + offset, token_id, seed), "a window block of the index holds another text"
             sums[entry] = seed
             if entry.checkpoint is not None:
                 assert self.states.get(entry.checkpoint.slot) == seed, "a checkpoint holds the state of another text"
@@ -181,10 +183,10 @@ class FakeRunner:
     def _place(self, row: BatchRow, position: int) -> tuple[int, int]:
         return row.block_table[position // self.block_size], position % self.block_size
 
-    def _pane_place(self, row: BatchRow, position: int) -> tuple[int, int]:
-        pane = row.window_block_table[position // self.block_size]
-        assert pane > 0, "a row lacks a pane that it sees"
-        return pane, position % self.block_size
+    def _window_block_place(self, row: BatchRow, position: int) -> tuple[int, int]:
+        window_block = row.window_block_table[position // self.block_size]
+        assert window_block > 0, "a row lacks a window block that it sees"
+        return window_block, position % self.block_size
 
     def _check_writers(self, batch: Batch) -> None:
         """Rows have memory for all that they may write, and nobody else reads or writes it in this step."""
@@ -204,13 +206,15 @@ class FakeRunner:
             if self.window is not None:
                 first, end = (row.start - self.window + 1) // self.block_size, row.end + row.num_drafts
                 held = row.window_block_table[max(0, first) :]
-                assert len(row.window_block_table) * self.block_size >= end, "a row has too few panes"
-                assert 0 not in held, "a row has the null pane"
-                assert len(set(held)) == len(held), "a row has a pane twice"
-                used = {pane for other in others for pane in other.window_block_table}
-                assert not used & set(self.written_panes(row)), "a row writes to a pane that another row has"
+                assert len(row.window_block_table) * self.block_size >= end, "a row has too few window blocks"
+                assert 0 not in held, "a row has the null window block"
+                assert len(set(held)) == len(held), "a row has a window block twice"
+                used = {window_block for other in others for window_block in other.window_block_table}
+                assert not used & set(self.written_window_blocks(row)), (
+                    "a row writes to a window block that another row has"
+                )
             else:
-                assert not row.window_block_table, "a row has panes, and the model has no windows"
+                assert not row.window_block_table, "a row has window blocks, and the model has no windows"
             if self.has_state:
                 assert len(row.write_slots) == 1 + row.num_drafts, "a row has not one slot for each of its tokens"
                 written = self.written_slots(row)
@@ -254,15 +258,17 @@ class FakeRunner:
             sums.append(checksum([token_id for _, token_id, _ in found]))
             assert not found or found[-1][2] == sums[0], "the blocks of a row are not those of one text"
         if self.window is not None:
-            found = [self.pane_keys[self._pane_place(row, position)] for position in self.seen_before(row)]
+            found = [
+                self.window_block_keys[self._window_block_place(row, position)] for position in self.seen_before(row)
+            ]
             assert [position for position, _, _ in found] == list(self.seen_before(row)), (
-                "a pane holds another position"
+                "a window block holds another position"
             )
-            # With a window of 1, panes tell a row nothing of the text before it.
+            # With a window of 1, window blocks tell a row nothing of the text before it.
             sums += [found[-1][2]] if found else [0] if row.start == 0 else []
         if self.has_state:
             sums.append(0 if row.read_slot == 0 else self.states[row.read_slot])
-        assert len(set(sums)) == 1, "blocks, panes and slot tell of different tokens"
+        assert len(set(sums)) == 1, "blocks, window blocks and slot tell of different tokens"
         return sums[0]
 
     def _write(self, row: BatchRow, token_ids: Sequence[int], sums: Sequence[int]) -> None:
@@ -272,7 +278,7 @@ class FakeRunner:
                 self.keys[self._place(row, position)] = (position, token_id, seed)
         if self.window is not None:
             for position, (token_id, seed) in enumerate(zip(token_ids, sums, strict=True), start=row.start):
-                self.pane_keys[self._pane_place(row, position)] = (position, token_id, seed)
+                self.window_block_keys[self._window_block_place(row, position)] = (position, token_id, seed)
         if self.has_state:
             for position, slot in row.checkpoints:
                 self.states[slot] = sums[position - row.start - 1]
@@ -286,7 +292,7 @@ class FakeRunner:
                 self.keys[self._place(row, position)] = (-1, -1, -1)
         if self.window is not None:
             for position in range(row.start, row.end + row.num_drafts):
-                self.pane_keys[self._pane_place(row, position)] = (-1, -1, -1)
+                self.window_block_keys[self._window_block_place(row, position)] = (-1, -1, -1)
         for slot in self.written_slots(row):
             self.states[slot] = -1
         return RowResult(row.request_id, error=ValueError("the row broke down"))

@@ -47,14 +47,16 @@ def forced_logits(engine: EngineCore, texts: Sequence[Sequence[int]], lengths: S
     runner, memory = engine.runner, engine.plan.memory
     blocks = -(-max(map(len, texts)) // runner.block_size) if memory.num_blocks else 0
     assert blocks * len(texts) < max(memory.num_blocks, 1)
-    panes = -(-max(map(len, texts)) // runner.block_size) if memory.num_window_blocks else 0
-    assert panes * len(texts) < max(memory.num_window_blocks, 1)
+    window_blocks = -(-max(map(len, texts)) // runner.block_size) if memory.num_window_blocks else 0
+    assert window_blocks * len(texts) < max(memory.num_window_blocks, 1)
 
     def row(number: int, start: int, end: int) -> BatchRow:
         table = tuple(range(1 + number * blocks, 1 + (number + 1) * blocks))
         slot = 1 + number if memory.num_slots else 0
         row = BatchRow(str(number), tuple(texts[number][start:end]), start, table, slot if start else 0, (slot,))
-        return row._replace(window_block_table=tuple(range(1 + number * panes, 1 + (number + 1) * panes)))
+        return row._replace(
+            window_block_table=tuple(range(1 + number * window_blocks, 1 + (number + 1) * window_blocks))
+        )
 
     rows = range(len(texts))
     hidden = runner.forward(Batch(tuple(row(i, 0, lengths[i]) for i in rows), 0))

@@ -46,7 +46,7 @@ def lay(buffers: StepBuffers, step: StepInputs, rows: int, tokens: int) -> StepI
     """Writes a step whose tensors lie elsewhere, padded to `rows` rows and `tokens` tokens -> its view."""
     count, real_tokens = step.read_slots.shape[0], step.token_ids.shape[0]
     for name, array in buffers.arrays.items():
-        if name not in ("block_tables", "pane_tables"):
+        if name not in ("block_tables", "window_block_tables"):
             value = getattr(step, name).cpu()
             array[tuple(slice(size) for size in value.shape)] = value
     buffers.write_tables([tuple(table) for table in step.block_tables.tolist()])
@@ -98,7 +98,7 @@ class Steps:
         self.block_size = self.engine.plan.settings.block_size
         most = 128 // self.block_size
         self.buffers = StepBuffers(
-            8, 64, most, 1, CPU, max_panes=most if self.engine.plan.memory.num_window_blocks else 0
+            8, 64, most, 1, CPU, max_window_blocks=most if self.engine.plan.memory.num_window_blocks else 0
         )
         self.memory: Sequence[LayerCache] = self.runner.layer_memory
         persistent = persistent_storages(self.buffers, self.runner.model, self.memory)

@@ -129,8 +129,9 @@ def make_engine(name: str, **settings: Any) -> EngineCore:
 
 
 def shrink(engine: EngineCore, num_blocks: int, num_slots: int) -> None:
-    """Let an engine that has not begun use so few blocks and slots, the null ones not counted, and no more panes than
-    blocks."""
+    """Let an engine that has not begun use so few blocks and slots, the null ones not counted, and no more window
+    blocks than blocks.
+    """
     memory = engine.plan.memory
     memory = replace(
         memory,

@@ -28,8 +28,8 @@ def nobody_s(pool: IdPool) -> list[int]:
     return [0, *pool._free] if pool.count else []
 
 
-def has_panes(engine: EngineCore, number: int) -> bool:
-    """Whether the keys and values of a layer, by its number in the memory, are in panes."""
+def has_window_blocks(engine: EngineCore, number: int) -> bool:
+    """Whether the keys and values of a layer, by its number in the memory, are in window blocks."""
     layers = engine.spec.cached_layers
     attention = layers[number].attention if number < len(layers) else None
     return engine.plan.memory.sliding_window > 0 and attention is not None and attention.window is not None
@@ -41,8 +41,9 @@ def unread_slots(holding: RequestCache) -> list[int]:
 
 
 def poison(engine: EngineCore) -> None:
-    """NaN into null block, null pane and null slot, every free block, pane and slot, and what requests hold and have
-    not written: the ends of their tables, and write slots beside their state."""
+    """NaN into null block, null window block and null slot, every free block, window block and slot, and what requests
+    hold and have not written: the ends of their tables, and write slots beside their state.
+    """
     cache, block_size = engine.scheduler.cache, engine.runner.block_size
     free, slots = (nobody_s(cache.blocks), nobody_s(cache.store.window_blocks)), nobody_s(cache.slots)
     unwritten: tuple[list[int], list[int]] = ([], [])
@@ -54,7 +55,7 @@ def poison(engine: EngineCore) -> None:
                 cells.append(table[position // block_size] * block_size + position % block_size)
     poison_graphs(engine)
     for number, layer in enumerate(engine.runner.layer_memory):
-        blocks, cells = free[has_panes(engine, number)], unwritten[has_panes(engine, number)]
+        blocks, cells = free[has_window_blocks(engine, number)], unwritten[has_window_blocks(engine, number)]
         if layer.media is not None and engine.scheduler.encoder_cache is not None:
             layer.media[[0, *engine.scheduler.encoder_cache._free]] = NAN
         if layer.k_cache is not None and layer.v_cache is not None:
@@ -109,23 +110,26 @@ def poison_graphs(engine: EngineCore) -> None:
             "row_starts": numbers.clamp(max=buffers.tensors["token_ids"].numel()),
             "kv_lens": torch.full_like(numbers, 17),
             "block_tables": numbers % max(memory.num_blocks, 1),
-            "pane_cells": numbers
+            "window_block_cells": numbers
             * engine.runner.block_size
             % (max(memory.num_window_blocks, 1) * engine.runner.block_size),
-            "pane_tables": numbers % max(memory.num_window_blocks, 1),
+            "window_block_tables": numbers % max(memory.num_window_blocks, 1),
             "media_cells": numbers % (engine.plan.encoder.num_cells if engine.plan.encoder is not None else 1),
             "rope_positions": numbers,
         }
         for name, buffer in buffers.tensors.items():
-            if name in ("block_tables", "pane_tables"):  # columns that no step has used yet are 0 from the start
-                written = buffers.written_tables if name == "block_tables" else buffers.written_panes
+            if name in (
+                "block_tables",
+                "window_block_tables",
+            ):  # columns that no step has used yet are 0 from the start
+                written = buffers.written_tables if name == "block_tables" else buffers.written_window_blocks
                 buffer = buffer[:, : max(map(len, written))]
             values = stale.get(name, numbers % max(memory.num_slots, 1))
             buffer[:] = values[: buffer.numel()].view(buffer.shape)
             if name == "block_tables":
                 buffers.written_tables = [tuple(table) for table in buffer.tolist()]
-            if name == "pane_tables":
-                buffers.written_panes = [tuple(table) for table in buffer.tolist()]
+            if name == "window_block_tables":
+                buffers.written_window_blocks = [tuple(table) for table in buffer.tolist()]
 
 
 def watch_writes(engine: EngineCore) -> None:
@@ -134,7 +138,7 @@ def watch_writes(engine: EngineCore) -> None:
     run_batch, block_size = engine.runner.execute, engine.runner.block_size
 
     def watched(batch: Batch) -> StepResult:
-        cells, pane_cells = (
+        cells, window_block_cells = (
             [
                 table[position // block_size] * block_size + position % block_size
                 for row, table in zip(batch.rows, tables, strict=True)
@@ -145,20 +149,20 @@ def watch_writes(engine: EngineCore) -> None:
         )
         slots = [0, *(slot for row in batch.rows for slot in row.write_slots)]
         slots += [slot for row in batch.rows for _, slot in row.checkpoints]
-        before = others(engine, cells, pane_cells, slots)
+        before = others(engine, cells, window_block_cells, slots)
         result = run_batch(batch)
-        for kept, was in zip(others(engine, cells, pane_cells, slots), before, strict=True):
+        for kept, was in zip(others(engine, cells, window_block_cells, slots), before, strict=True):
             assert torch.equal(kept, was), "a step has written what is not its rows' to write"
         return result
 
     engine.runner.execute = watched  # type: ignore[method-assign]
 
 
-def others(engine: EngineCore, cells: list[int], pane_cells: list[int], slots: list[int]) -> list[torch.Tensor]:
-    """The bits of all cache memory but that of these cells, these slots, the null block and the null pane."""
+def others(engine: EngineCore, cells: list[int], window_block_cells: list[int], slots: list[int]) -> list[torch.Tensor]:
+    """The bits of all cache memory but that of these cells, these slots, the null block and the null window block."""
     bits = []
     for number, layer in enumerate(engine.runner.layer_memory):
-        own = pane_cells if has_panes(engine, number) else cells
+        own = window_block_cells if has_window_blocks(engine, number) else cells
         for kept, left_out in (
             *((kept.flatten(0, 1), [*range(engine.runner.block_size), *own]) for kept in layer.block_tensors.values()),
             *((states, slots) for states in layer.states.values()),
@@ -173,7 +177,7 @@ def spoil(engine: EngineCore, request_id: str) -> None:
     """NaN into the blocks and the slots that a request holds."""
     holding = engine.scheduler.cache.request_cache(request_id)
     for number, layer in enumerate(engine.runner.layer_memory):
-        table = holding.window_block_table if has_panes(engine, number) else holding.block_table
+        table = holding.window_block_table if has_window_blocks(engine, number) else holding.block_table
         if layer.k_cache is not None and layer.v_cache is not None:
             for kept in layer.block_tensors.values():
                 kept[list(table)] = poison_of(kept)
@@ -273,13 +277,17 @@ def assert_written(engine: EngineCore) -> None:
     """What the index holds is finite, but for what a head has of a text's first token."""
     index = engine.scheduler.cache.store.index
     blocks = [entry.block for entry in index]
-    panes = [entry.window_block.id if entry.window_block is not None else None for entry in index]
+    window_blocks = [entry.window_block.id if entry.window_block is not None else None for entry in index]
     first_keys = torch.tensor([[entry.parent is None and i == 0 for i in range(16)] for entry in index])
     slots = [checkpoint.slot for checkpoint in index.checkpoints]
     assert blocks
     for number, layer in enumerate(engine.runner.layer_memory):
         unread = first_keys & any(layer is each for each in head_memory(engine))
-        written = [pane for pane in panes if pane is not None] if has_panes(engine, number) else blocks
+        written = (
+            [window_block for window_block in window_blocks if window_block is not None]
+            if has_window_blocks(engine, number)
+            else blocks
+        )
         for kept in layer.block_tensors.values():
             of_written = kept[written]
             assert (of_written if written is not blocks else of_written[~unread]).isfinite().all()

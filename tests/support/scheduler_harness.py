@@ -67,9 +67,9 @@ class Sizes:
     num_blocks: int
     num_slots: int
     block_size: int
-    num_panes: int = 0
+    num_window_blocks: int = 0
     window: int = 1
-    """Of layers whose keys are in panes, if there are any."""
+    """Of layers whose keys are in window blocks, if there are any."""
 
 
 def expected_output(prompt: Sequence[int], stop: StopConditions, max_model_len: int) -> tuple[list[int], FinishReason]:
@@ -118,14 +118,19 @@ class Harness:
         block_size, self.has_attention, has_state = sizes.block_size, sizes.num_blocks > 0, sizes.num_slots > 0
         costs = costs or EvictionCosts()
         self.rules = (
-            SlidingWindowSpec(sizes.window, block_size, limits.max_num_batched_tokens) if sizes.num_panes else None
+            SlidingWindowSpec(sizes.window, block_size, limits.max_num_batched_tokens)
+            if sizes.num_window_blocks
+            else None
         )
         self.cache = CacheManager(
-            sizes.num_blocks, sizes.num_slots, block_size, 1 + k, eviction, costs, sizes.num_panes, self.rules
+            sizes.num_blocks, sizes.num_slots, block_size, 1 + k, eviction, costs, sizes.num_window_blocks, self.rules
         )
         self.capacity = (sizes.num_blocks - 1) * block_size if self.has_attention else 1000
-        if self.rules is not None and self.rules.blocks_per_request + self.rules.shared_blocks > sizes.num_panes - 1:
-            self.capacity = min(self.capacity, (sizes.num_panes - 1) * block_size)
+        if (
+            self.rules is not None
+            and self.rules.blocks_per_request + self.rules.shared_blocks > sizes.num_window_blocks - 1
+        ):
+            self.capacity = min(self.capacity, (sizes.num_window_blocks - 1) * block_size)
         self.encoder_cache = EncoderCache(num_cells) if num_cells else None
         self.scheduler = Scheduler(limits, self.cache, policy, lambda num_decoding: self.num_drafts, self.encoder_cache)
         window = None if self.rules is None else sizes.window
@@ -239,8 +244,8 @@ class Harness:
                     assert follower.prompt_logprobs == follower.prompt[1:]
         self._check_reports()
         usage = self.cache.usage()
-        assert (usage.blocks_used, usage.slots_used, usage.panes_used) == (0, 0, 0)
-        assert self.cache.store.window_blocks.num_free + usage.panes_cached == usage.panes_total
+        assert (usage.blocks_used, usage.slots_used, usage.window_blocks_used) == (0, 0, 0)
+        assert self.cache.store.window_blocks.num_free + usage.window_blocks_cached == usage.window_blocks_total
         assert self.cache.blocks.num_free + usage.blocks_cached == usage.blocks_total
         assert self.cache.slots.num_free + usage.slots_cached == usage.slots_total
         assert self.encoder_cache is None or not self.encoder_cache.request_ids()
@@ -250,10 +255,13 @@ class Harness:
         return xxh3_hash(before, content) % self.num_hashes
 
     def _indexed(self) -> tuple[set[int], set[int], set[int]]:
-        """The blocks, slots and panes of the index."""
+        """The blocks, slots and window blocks of the index."""
         index = self.cache.store.index
-        slots, panes = {checkpoint.slot for checkpoint in index.checkpoints}, {pane.id for pane in index.window_blocks}
-        return {entry.block for entry in index}, slots, panes
+        slots, window_blocks = (
+            {checkpoint.slot for checkpoint in index.checkpoints},
+            {window_block.id for window_block in index.window_blocks},
+        )
+        return {entry.block for entry in index}, slots, window_blocks
 
     def _take_batch(self) -> Batch:
         batch, self.batch = self.batch, None
@@ -324,7 +332,7 @@ class Harness:
         else:
             assert row.start == follower.num_computed
         self.runner.check_reads(row, known)
-        self._check_panes(row)
+        self._check_window_blocks(row)
         assert row.samples == (row.end == len(known))
         assert is_decode == (row.start > 0 and row.start == len(known) - 1)
         if not self.limits.enable_chunked_prefill and not row.samples:
@@ -344,11 +352,11 @@ class Harness:
         wanted = [span for span in as_tokens(known)[1] if span.start < row.end and span.end > row.start]
         assert [(use.start, use.end) for use in row.media] == [(span.start, span.end) for span in wanted]
 
-    def _check_panes(self, row: BatchRow) -> None:
-        """A request has no more panes than its window and the row's tokens need."""
+    def _check_window_blocks(self, row: BatchRow) -> None:
+        """A request has no more window blocks than its window and the row's tokens need."""
         if self.rules is not None:
             size, tokens = self.rules.block_size, len(row.token_ids) + row.num_drafts
-            held = sum(pane > 0 for pane in self.cache.request_cache(row.request_id).window_block_table)
+            held = sum(window_block > 0 for window_block in self.cache.request_cache(row.request_id).window_block_table)
             assert held <= -(-(self.rules.window - 1) // size) + -(-tokens // size) + 1
 
     def _check_drafts(self, row: BatchRow, request: Request) -> None:
@@ -359,13 +367,15 @@ class Harness:
             holding = self.cache.request_cache(row.request_id)
             lacks_blocks = self.has_attention and row.end + row.num_drafts == holding.capacity
             lacks_slots = self.runner.has_state and 1 + row.num_drafts == len(holding.write_slots)
-            panes = self.cache.window_blocks
-            lacks_panes = (
-                panes is not None and not panes.num_unreserved and row.end + row.num_drafts == holding.capacity
+            window_blocks = self.cache.window_blocks
+            lacks_window_blocks = (
+                window_blocks is not None
+                and not window_blocks.num_unreserved
+                and row.end + row.num_drafts == holding.capacity
             )
             assert (
                 (lacks_blocks and not self.cache.blocks.num_available)
-                or lacks_panes
+                or lacks_window_blocks
                 or (lacks_slots and not self.cache.slots.num_available)
             ), "a row has fewer drafts than there is room for"
 

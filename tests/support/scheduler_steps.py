@@ -34,16 +34,22 @@ def make_caching_scheduler(
     eviction: EvictionPolicy = "marconi",
     block_size: int = BLOCK,
     k: int = 0,
-    num_panes: int = 0,
+    num_window_blocks: int = 0,
     window: int = 1,
     **limits: Any,
 ) -> Scheduler:
     """A scheduler with a prefix cache, which gives every decode row `k` drafts. 0 blocks: a model without attention, or
-    with windows in all layers; 0 slots: one without state layers; 0 panes: one without windows."""
+    with windows in all layers; 0 slots: one without state layers; 0 window blocks: one without windows."""
     values = {"max_num_seqs": 8, "max_num_batched_tokens": 200, "max_model_len": 200, **limits}
-    rules = SlidingWindowSpec(window, block_size, values["max_num_batched_tokens"]) if num_panes else None
+    rules = SlidingWindowSpec(window, block_size, values["max_num_batched_tokens"]) if num_window_blocks else None
     cache = CacheManager(
-        num_blocks, num_slots, block_size, 1 + k, eviction=eviction, num_panes=num_panes, pane_rules=rules
+        num_blocks,
+        num_slots,
+        block_size,
+        1 + k,
+        eviction=eviction,
+        num_window_blocks=num_window_blocks,
+        window_block_rules=rules,
     )
     policy = PrefixCachePolicy(True, mode, spacing, branches)
     return Scheduler(SchedulerLimits(**values), cache, policy, choose_drafts=lambda num_decoding: k)

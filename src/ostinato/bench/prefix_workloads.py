@@ -1,7 +1,7 @@
 """Workloads of the prefix benchmark: requests whose prompts share prefixes, also through the model's own answers.
 
-A workload is a list of `PromptRequest`s, made from a seed. Their tokens are random, so two prompts share what the workload
-specifies and nothing else, and every round uses tokens that were never seen before.
+A workload is a list of `PromptRequest`s, made from a seed. Their tokens are random, so two prompts share what the
+workload specifies and nothing else, and every round uses tokens that were never seen before.
 """
 
 from __future__ import annotations

@@ -49,16 +49,16 @@ def make_decode_steps(runner: ModelRunner, sizes: Sequence[int], prompt_len: int
             f"{memory.num_blocks - 1}: ask for fewer rows, shorter prompts or more cache_memory"
         )
     rows, most = [], settings.max_num_batched_tokens
-    rules, panes = sliding_window_spec(memory, settings.block_size, most), 0
+    rules, window_blocks = sliding_window_spec(memory, settings.block_size, most), 0
     if rules is not None:
-        panes, needed = (memory.num_window_blocks - 1) // max(sizes), prompt_len // settings.block_size + 1
-        if panes < min(needed, rules.blocks_per_request):
+        window_blocks, needed = (memory.num_window_blocks - 1) // max(sizes), prompt_len // settings.block_size + 1
+        if window_blocks < min(needed, rules.blocks_per_request):
             raise CapacityError(
-                f"{max(sizes)} rows with a window of {rules.window} need {min(needed, rules.blocks_per_request)} panes each, and the "
+                f"{max(sizes)} rows with a window of {rules.window} need {min(needed, rules.blocks_per_request)} window blocks each, and the "
                 f"cache has {memory.num_window_blocks - 1}: ask for fewer rows or more cache_memory"
             )
-        if panes < needed:
-            most = min(most, (panes - rules.blocks_per_window - 1) * settings.block_size)
+        if window_blocks < needed:
+            most = min(most, (window_blocks - rules.blocks_per_window - 1) * settings.block_size)
     for number in range(max(sizes)):
         table = tuple(range(1 + number * blocks, 1 + (number + 1) * blocks))
         slot = 1 + number if memory.num_slots else 0
@@ -66,23 +66,29 @@ def make_decode_steps(runner: ModelRunner, sizes: Sequence[int], prompt_len: int
             count = min(most, prompt_len - start)
             tokens = tuple(rng.randrange(vocab_size) for _ in range(count))
             chunk = BatchRow(str(number), tokens, start, table, slot if start else 0, (slot,))
-            chunk = chunk._replace(window_block_table=_panes(rules, number, panes, start, start + count))
+            chunk = chunk._replace(
+                window_block_table=_window_blocks(rules, number, window_blocks, start, start + count)
+            )
             runner.forward(Batch((chunk,), num_decode_rows=0))
         last = BatchRow(str(number), (rng.randrange(vocab_size),), prompt_len, table, slot, (slot,))
-        rows.append(last._replace(window_block_table=_panes(rules, number, panes, prompt_len, prompt_len + 1)))
+        rows.append(
+            last._replace(window_block_table=_window_blocks(rules, number, window_blocks, prompt_len, prompt_len + 1))
+        )
     return {size: Batch(tuple(rows[:size]), size) for size in sizes}
 
 
-def _panes(rules: SlidingWindowSpec | None, number: int, panes: int, start: int, end: int) -> tuple[int, ...]:
+def _window_blocks(
+    rules: SlidingWindowSpec | None, number: int, window_blocks: int, start: int, end: int
+) -> tuple[int, ...]:
     """Return the window block table of row `number`, for tokens from `start` to before `end`.
 
-    The row has `panes` window blocks and uses them cyclically.
+    The row has `window_blocks` window blocks and uses them cyclically.
     """
     if rules is None:
         return ()
     first = rules.first_block(start)
     held = range(first, -(-end // rules.block_size))
-    return (0,) * first + tuple(1 + number * panes + block % panes for block in held)
+    return (0,) * first + tuple(1 + number * window_blocks + block % window_blocks for block in held)
 
 
 def prompt_step(runner: ModelRunner, num_tokens: int, vocab_size: int) -> Batch:

@@ -28,8 +28,8 @@ class RankProcessGroup:
     """Connection of one rank with the others (`ops.ranks.between.Ranks`): by gloo on CPUs, by NCCL on GPUs.
 
     A rank that has died is noticed at once, for its connection ends. NCCL needs a GPU for each rank, and has not been
-    run. With `has_act_order`, an element's sum is taken over the ranks in their order, in float32, and does not depend on
-    the rest of the tensor. A ring would begin with a different rank for each part of it.
+    run. With `has_act_order`, an element's sum is taken over the ranks in their order, in float32, and does not depend
+    on the rest of the tensor. A ring would begin with a different rank for each part of it.
     """
 
     def __init__(self, rank: Rank, meeting: Path, device: torch.device, in_order: bool = False) -> None:

@@ -75,11 +75,13 @@ class RankedCacheMemory:
     def write_block(self, block: int, contents: memoryview) -> None:
         self._write("block", block, contents, self._own.block_bytes)
 
-    def read_window_block(self, pane: int, num_tokens: int | None = None, into: memoryview | None = None) -> memoryview:
-        return self._read(ReadMemory("pane", pane, num_tokens), into)
+    def read_window_block(
+        self, window_block: int, num_tokens: int | None = None, into: memoryview | None = None
+    ) -> memoryview:
+        return self._read(ReadMemory("pane", window_block, num_tokens), into)
 
-    def write_window_block(self, pane: int, contents: memoryview) -> None:
-        self._write("pane", pane, contents, self._own.window_block_bytes)
+    def write_window_block(self, window_block: int, contents: memoryview) -> None:
+        self._write("pane", window_block, contents, self._own.window_block_bytes)
 
     def read_slot(self, slot: int, into: memoryview | None = None) -> memoryview:
         return self._read(ReadMemory("slot", slot), into)

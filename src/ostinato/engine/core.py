@@ -240,8 +240,8 @@ class EngineCore:
         as a rendered chat template. Requests share prefix cache entries only with requests of the same `cache_salt`.
         Waiting requests of different `client`s are scheduled by fair share. The guide of `params` is compiled here,
         unless `grammar` is what `compile_guide` made of it. With `pooling`, the output's `embedding` is made of the
-        prompt's hidden states, and its text means nothing; `params` should be `POOLING_PARAMS`. Raises RequestError, and
-        changes nothing, if the request can never be served.
+        prompt's hidden states, and its text means nothing; `params` should be `POOLING_PARAMS`. Raises RequestError,
+        and changes nothing, if the request can never be served.
         """
         check_salt(cache_salt)
         check_priority(priority, self.plan.settings.scheduling_policy)

@@ -99,14 +99,14 @@ class StepBuffers(Buffers):
         slots_per_request: int,
         device: torch.device,
         takes_images: bool = False,
-        max_panes: int = 0,
+        max_window_blocks: int = 0,
     ) -> None:
-        sizes = step_sizes(max_rows, max_tokens, max_blocks, slots_per_request, max_panes)
-        super().__init__(step_table(takes_images, max_panes > 0), sizes, device)
-        self.takes_images, self.has_window_blocks = takes_images, max_panes > 0
+        sizes = step_sizes(max_rows, max_tokens, max_blocks, slots_per_request, max_window_blocks)
+        super().__init__(step_table(takes_images, max_window_blocks > 0), sizes, device)
+        self.takes_images, self.has_window_blocks = takes_images, max_window_blocks > 0
         self.written_tables: list[Sequence[int]] = [()] * max_rows
         """Block tables that the rows hold now. Zeros follow them."""
-        self.written_panes: list[Sequence[int]] = [()] * max_rows
+        self.written_window_blocks: list[Sequence[int]] = [()] * max_rows
         """Tables of window blocks that the rows hold now, in a model that has some."""
         self._decode_views: dict[tuple[int, int], StepInputs] = {}
         self.incoming: torch.Tensor | None = None
@@ -142,7 +142,7 @@ class StepBuffers(Buffers):
 
     def write_window_tables(self, tables: Sequence[Sequence[int]]) -> None:
         """Write the table of window blocks of each row, as `write_tables` does."""
-        self._write_tables(self.arrays["pane_tables"], self.written_panes, tables)
+        self._write_tables(self.arrays["window_block_tables"], self.written_window_blocks, tables)
 
     @staticmethod
     def _write_tables(array: np.ndarray, written: list[Sequence[int]], tables: Sequence[Sequence[int]]) -> None:
@@ -165,12 +165,12 @@ class StepBuffers(Buffers):
         assert tokens <= to_tokens, "a step has more tokens than it is padded to"
         self._pad("token", tokens, to_tokens, 0)
         self._pad("row", rows, to_rows, tokens)
-        for written in (self.written_tables, self.written_panes):
+        for written in (self.written_tables, self.written_window_blocks):
             written[rows:to_rows] = [()] * (to_rows - rows)
         if self._memory is not self._host:
             # The tables come last and are by far the largest part, so only the rows in use are sent.
             begin = 0
-            for name in ("block_tables", "pane_tables") if self.has_window_blocks else ("block_tables",):
+            for name in ("block_tables", "window_block_tables") if self.has_window_blocks else ("block_tables",):
                 end = self._offsets[name] + to_rows * self.arrays[name].strides[0]
                 self._send(begin, end)
                 begin = self._offsets[name] + self.arrays[name].nbytes
@@ -190,16 +190,16 @@ class StepBuffers(Buffers):
         """Fill everything with padding: such a step reads and writes only the null block and the null slot."""
         super().clear()
         self.written_tables = [()] * len(self.written_tables)
-        self.written_panes = [()] * len(self.written_panes)
+        self.written_window_blocks = [()] * len(self.written_window_blocks)
 
     @contextmanager
     def cleared(self) -> Iterator[None]:
         """Fill everything with padding for the duration of the context, and restore the content afterwards."""
-        content, tables, panes = self._bytes.copy(), self.written_tables, self.written_panes
+        content, tables, window_blocks = self._bytes.copy(), self.written_tables, self.written_window_blocks
         self.clear()
         yield
         self._bytes[:] = content
-        self.written_tables, self.written_panes = tables, panes
+        self.written_tables, self.written_window_blocks = tables, window_blocks
 
 
 class EncoderBuffers(Buffers):

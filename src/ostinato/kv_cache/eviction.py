@@ -56,13 +56,13 @@ class Utility:
 
 
 def leaf_utility(
-    entry: IndexEntry, costs: EvictionCosts, has_state: bool, index: PrefixIndex, has_panes: bool = False
+    entry: IndexEntry, costs: EvictionCosts, has_state: bool, index: PrefixIndex, has_window_blocks: bool = False
 ) -> Utility:
     """Return the worth of a block that no indexed prefix extends.
 
     With state layers, only a checkpoint gives it worth; with windows, only a window block, which goes with it.
     """
-    if has_panes and entry.window_block is None:
+    if has_window_blocks and entry.window_block is None:
         return Utility(tier=0, last_use=entry.last_use, efficiency=0.0)
     if not has_state:
         size = entry.end - (0 if entry.parent is None else entry.parent.end)
@@ -86,13 +86,15 @@ def checkpoint_utility(checkpoint: Checkpoint, costs: EvictionCosts, index: Pref
     return Utility(utility_tier(checkpoint), checkpoint.last_use, saved / max(costs.slot_bytes, 1))
 
 
-def window_block_utility(pane: WindowBlock, costs: EvictionCosts, num_together: int) -> Utility:
+def window_block_utility(window_block: WindowBlock, costs: EvictionCosts, num_together: int) -> Utility:
     """Return the worth of a window block.
 
     A prefix is reusable only with all `num_together` blocks of its window, which jointly save the tokens before.
     """
-    saved = costs.flops(0, pane.entry.end)
-    return Utility(utility_tier(pane), pane.last_use, saved / max(costs.window_block_bytes * num_together, 1))
+    saved = costs.flops(0, window_block.entry.end)
+    return Utility(
+        utility_tier(window_block), window_block.last_use, saved / max(costs.window_block_bytes * num_together, 1)
+    )
 
 
 def utility_tier(kept: Checkpoint | WindowBlock) -> int:

@@ -1,6 +1,6 @@
 """Block tables of the requests, and their positions in the prefix index.
 
-Window blocks are in `panes.py`, slots for states in `state_slots.py`.
+Window blocks are in `window_blocks.py`, slots for states in `state_slots.py`.
 
 Invariants of a cache manager between two calls.
 """
@@ -21,7 +21,7 @@ from ostinato.kv_cache.store import CacheStore, Match
 
 
 def check_cache_integrity(
-    store: CacheStore, holdings: Mapping[str, RequestCache], slots_per_request: int, panes: WindowBlocks | None
+    store: CacheStore, holdings: Mapping[str, RequestCache], slots_per_request: int, window_blocks: WindowBlocks | None
 ) -> None:
     """Raise AssertionError unless references are exact and shared memory cannot be written.
 
@@ -42,8 +42,8 @@ def check_cache_integrity(
     pins = Counter(holding.last_entry for holding in holdings.values() if holding.last_entry is not None)
     for entry in store.index:
         assert entry.num_pins == pins[entry], "an entry has another number of pins than requests that stand there"
-    if panes is not None:
-        panes.check_integrity(tuple(holdings.values()))
+    if window_blocks is not None:
+        window_blocks.check_integrity(tuple(holdings.values()))
     for request_id, holding in holdings.items():
         _check_holding(store, request_id, holding, slots_per_request)
 
@@ -59,17 +59,21 @@ def _check_holding(store: CacheStore, request_id: str, holding: RequestCache, sl
             assert not blocks.is_cached(block), f"request {request_id} may write to block {block} of the index"
             assert blocks.references(block) == 1, f"block {block} has two writers"
     assert not any(holding.window_block_table[: holding.first_window_block]), (
-        f"request {request_id} has panes before its first"
+        f"request {request_id} has window blocks before its first"
     )
     for index, id in enumerate(
         holding.window_block_table[holding.first_window_block :], start=holding.first_window_block
     ):
         if index < len(path):
-            pane = path[-1 - index].window_block
-            assert (0 if pane is None else pane.id) == id, f"request {request_id} has panes beside the index"
+            window_block = path[-1 - index].window_block
+            assert (0 if window_block is None else window_block.id) == id, (
+                f"request {request_id} has window blocks beside the index"
+            )
             continue
-        assert not store.window_blocks.is_cached(id), f"request {request_id} may write to pane {id} of the index"
-        assert store.window_blocks.references(id) == 1, f"pane {id} has two writers"
+        assert not store.window_blocks.is_cached(id), (
+            f"request {request_id} may write to window block {id} of the index"
+        )
+        assert store.window_blocks.references(id) == 1, f"window block {id} has two writers"
     for slot in (*holding.write_slots, *holding.next_slots, *(slot for _, slot in holding.reserved_checkpoints)):
         assert not store.slots.is_cached(slot), f"request {request_id} may write to slot {slot} of the index"
         assert store.slots.references(slot) == 1, f"slot {slot} has two writers"
@@ -86,8 +90,8 @@ class CacheManager:
     """Manager of the requests' blocks and slots: it allocates and frees them, and commits computed blocks to the index.
 
     `num_blocks` and `num_slots` are the planned counts and include the null block and the null slot; 0 blocks is a
-    model without attention, 0 slots one without state layers, and then none are needed. With `num_panes`, the null one
-    among them, there are layers with windows, whose keys and values are in window blocks.
+    model without attention, 0 slots one without state layers, and then none are needed. With `num_window_blocks`, the
+    null one among them, there are layers with windows, whose keys and values are in window blocks.
     """
 
     def __init__(
@@ -98,15 +102,15 @@ class CacheManager:
         slots_per_request: int = 1,
         eviction: EvictionPolicy = "marconi",
         costs: EvictionCosts = _NO_COSTS,
-        num_panes: int = 0,
-        pane_rules: SlidingWindowSpec | None = None,
+        num_window_blocks: int = 0,
+        window_block_rules: SlidingWindowSpec | None = None,
     ) -> None:
         assert block_size > 0, f"a block cannot hold {block_size} tokens"
         assert slots_per_request > 0, f"a request cannot have {slots_per_request} slots"
         self.block_size = block_size
-        self.store = CacheStore(num_blocks, num_slots, eviction, costs, num_panes, pane_rules)
+        self.store = CacheStore(num_blocks, num_slots, eviction, costs, num_window_blocks, window_block_rules)
         self.blocks, self.slots = self.store.blocks, self.store.slots
-        self.window_blocks = None if pane_rules is None else WindowBlocks(pane_rules, self.store)
+        self.window_blocks = None if window_block_rules is None else WindowBlocks(window_block_rules, self.store)
         self.state_slots = StateSlots(self.store, slots_per_request if num_slots > 0 else 0)
         self.memory: CacheMemory | None = None
         """The memory of the blocks, window blocks and slots, for exported and imported KV; None without such KV."""
@@ -139,23 +143,23 @@ class CacheManager:
         num_tokens: int,
         match: Match | None = None,
         spare_blocks: int = 0,
-        spare_panes: int = 0,
+        spare_window_blocks: int = 0,
         *,
         uses_checkpoint: bool = True,
     ) -> bool:
         """Attach a new request to its hit, and allocate blocks for its first `num_tokens` tokens, and its slots.
 
         Returns False if that is not available: the request then holds nothing, and at most something idle was evicted
-        for it. Beyond the blocks, `spare_blocks` must stay available, and beyond its window blocks `spare_panes`.
-        Without `reads_checkpoint`, state and window blocks are imported (`take_in`), and it attaches blocks of the
-        index alone.
+        for it. Beyond the blocks, `spare_blocks` must stay available, and beyond its window blocks
+        `spare_window_blocks`. Without `reads_checkpoint`, state and window blocks are imported (`take_in`), and it
+        attaches blocks of the index alone.
         """
         match = match or Match()
         # The hit is referenced before anything is allocated, so that it is not evicted for that.
         holding = self._attach(match.path, uses_checkpoint)
         self._holdings[request_id] = holding
         if not self.state_slots.can_allocate(holding) or not self.grow(
-            request_id, num_tokens, spare_blocks, spare_panes
+            request_id, num_tokens, spare_blocks, spare_window_blocks
         ):
             self._free(self._holdings.pop(request_id))
             return False
@@ -173,8 +177,8 @@ class CacheManager:
     def import_kv(self, request_id: str, carried: KVSnapshot, chain: BlockHashes | None) -> None:
         """Write imported KV into the memory of a request that was just admitted for it, after the blocks of its hit.
 
-        No step may be in flight. With a `block_hashes`, full blocks are indexed at once: they were computed in steps that
-        succeeded, though not here.
+        No step may be in flight. With a `block_hashes`, full blocks are indexed at once: they were computed in steps
+        that succeeded, though not here.
         """
         holding, memory = self._holdings[request_id], self.memory
         assert memory is not None, "nothing is carried to where nothing can be written"
@@ -194,13 +198,13 @@ class CacheManager:
             commit_blocks(self.store, holding, chain, carried.num_tokens)
             self.store.trim()
 
-    def grow(self, request_id: str, num_tokens: int, spare_blocks: int = 0, spare_panes: int = 0) -> bool:
+    def grow(self, request_id: str, num_tokens: int, spare_blocks: int = 0, spare_window_blocks: int = 0) -> bool:
         """Allocate blocks for the request's first `num_tokens` tokens, and promise it window blocks for them.
 
         Returns False, and changes nothing, if not enough are free or evictable. If blocks have to be allocated,
-        `spare_blocks` must stay available beyond them, and if window blocks have to be promised, `spare_panes`. The
-        block table is extended at its end, and a batch row made earlier keeps the one it has. A call that needs no new
-        block costs one look-up.
+        `spare_blocks` must stay available beyond them, and if window blocks have to be promised, `spare_window_blocks`.
+        The block table is extended at its end, and a batch row made earlier keeps the one it has. A call that needs no
+        new block costs one look-up.
         """
         holding = self._holdings[request_id]
         if num_tokens <= holding.capacity:
@@ -209,7 +213,7 @@ class CacheManager:
         if missing > 0 and missing + spare_blocks > self.blocks.num_available:
             return False
         num_blocks = -(-num_tokens // self.block_size)
-        if self.window_blocks is not None and not self.window_blocks.reserve(holding, num_blocks, spare_panes):
+        if self.window_blocks is not None and not self.window_blocks.reserve(holding, num_blocks, spare_window_blocks):
             return False
         if missing > 0:
             holding.block_table += tuple(self.store.allocate_blocks(missing))
@@ -230,7 +234,7 @@ class CacheManager:
 
         The row's tokens end before position `end`.
         """
-        assert self.window_blocks is not None, "a model without windows has no panes"
+        assert self.window_blocks is not None, "a model without windows has no window blocks"
         self.window_blocks.allocate(self._holdings[request_id], end)
 
     def shrink(self, request_id: str, num_tokens: int) -> bool:
@@ -277,12 +281,14 @@ class CacheManager:
         self.state_slots.use_next_slots(self._holdings[request_id])
 
     def accept_state(self, request_id: str, num_accepted: int = 0) -> None:
-        """Note that a step of the request succeeded: its state is in write slot `anchor` now (`StateSlots.accept_state`)."""
+        """Note that a step of the request succeeded: its state is in write slot `anchor` now
+        (`StateSlots.accept_state`).
+        """
         self.state_slots.accept_state(self._holdings[request_id], num_accepted)
 
     def free_outside_window(self, request_id: str, num_computed: int) -> None:
         """Free the window blocks that no later token sees, after `num_computed` tokens are computed and committed."""
-        assert self.window_blocks is not None, "a model without windows has no panes"
+        assert self.window_blocks is not None, "a model without windows has no window blocks"
         self.window_blocks.free_outside_window(self._holdings[request_id], num_computed)
 
     def has_full_block(self, request_id: str, num_computed: int) -> bool:
@@ -301,9 +307,10 @@ class CacheManager:
     ) -> None:
         """Commit what a step computed to the index: full blocks, and the checkpoints that are due.
 
-        The first `num_computed` tokens of the request are computed, and `block_hashes` has their block hashes. `samples`: the
-        step reached the end of the known tokens, so that the output continues from the state now written. `anchor` is
-        that of `advance`: write slot i then holds the state at position `num_computed - anchor + i`.
+        The first `num_computed` tokens of the request are computed, and `block_hashes` has their block hashes.
+        `samples`: the step reached the end of the known tokens, so that the output continues from the state now
+        written. `anchor` is that of `advance`: write slot i then holds the state at position `num_computed - anchor +
+        i`.
         """
         commit(self.store, self._holdings[request_id], chain, num_computed, placement, samples, anchor)
 
@@ -324,7 +331,7 @@ class CacheManager:
         return set(self._holdings)
 
     def usage(self) -> CacheUsage:
-        blocks, slots, panes = self.blocks, self.slots, self.store.window_blocks
+        blocks, slots, window_blocks = self.blocks, self.slots, self.store.window_blocks
         return CacheUsage(
             blocks_used=blocks.num_used,
             blocks_cached=blocks.num_idle,
@@ -332,9 +339,9 @@ class CacheManager:
             slots_used=slots.num_used,
             slots_cached=slots.num_idle,
             slots_total=slots.capacity,
-            panes_used=panes.num_used,
-            panes_cached=panes.num_idle,
-            panes_total=panes.capacity,
+            window_blocks_used=window_blocks.num_used,
+            window_blocks_cached=window_blocks.num_idle,
+            window_blocks_total=window_blocks.capacity,
         )
 
     def check_integrity(self) -> None:

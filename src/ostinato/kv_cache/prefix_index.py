@@ -158,7 +158,9 @@ class IndexEntry:
     file_key: bytes = b""
     """Name by which its files are found; empty without a file tier."""
     previous_checkpoint: IndexEntry | None = None
-    """The nearest entry before it with a checkpoint, None being the root, as of the index's change `previous_checkpoint_version`."""
+    """The nearest entry before it with a checkpoint, None being the root, as of the index's change
+    `previous_checkpoint_version`.
+    """
     previous_checkpoint_version: int = -1
 
     @property
@@ -178,7 +180,7 @@ class PrefixIndex:
         self._entries: dict[int, IndexEntry] = {}
         self._leaves: dict[IndexEntry, None] = {}
         self._checkpoints: dict[int, Checkpoint] = {}
-        self._panes: dict[int, WindowBlock] = {}
+        self._window_blocks: dict[int, WindowBlock] = {}
         self._num_changes = 0
         """Checkpoints added and removed so far."""
 
@@ -215,11 +217,11 @@ class PrefixIndex:
 
     @property
     def window_blocks(self) -> Iterator[WindowBlock]:
-        return iter(self._panes.values())
+        return iter(self._window_blocks.values())
 
     def window_block_of(self, id: int) -> WindowBlock | None:
         """Return the window block with this id, or None if the index does not have it."""
-        return self._panes.get(id)
+        return self._window_blocks.get(id)
 
     def checkpoint_of(self, slot: int) -> Checkpoint | None:
         """Return the checkpoint in this slot, or None if it holds none."""
@@ -268,7 +270,7 @@ class PrefixIndex:
         """Remove an evictable entry without a checkpoint and without a window block."""
         assert entry.is_evictable, "an entry that is needed cannot be removed"
         assert entry.checkpoint is None, "a checkpoint is taken out before its entry"
-        assert entry.window_block is None, "a pane is taken out before its entry"
+        assert entry.window_block is None, "a window block is taken out before its entry"
         del self._entries[entry.key]
         del self._leaves[entry]
         parent = entry.parent
@@ -296,14 +298,14 @@ class PrefixIndex:
 
     def add_window_block(self, entry: IndexEntry, id: int, now: int) -> None:
         """Add a window block to an entry."""
-        assert entry.window_block is None, "an entry has one pane at most"
-        entry.window_block = self._panes[id] = WindowBlock(entry, id, now)
+        assert entry.window_block is None, "an entry has one window block at most"
+        entry.window_block = self._window_blocks[id] = WindowBlock(entry, id, now)
 
-    def remove_window_block(self, pane: WindowBlock) -> None:
+    def remove_window_block(self, window_block: WindowBlock) -> None:
         """Remove an entry's window block; its block stays."""
-        assert pane.entry.window_block is pane, "the pane is not in the index"
-        pane.entry.window_block = None
-        del self._panes[pane.id]
+        assert window_block.entry.window_block is window_block, "the window block is not in the index"
+        window_block.entry.window_block = None
+        del self._window_blocks[window_block.id]
 
     def previous_checkpoint_end(self, checkpoint: Checkpoint) -> int:
         """Return the position of the nearest checkpoint before this one; 0 if there is none.
@@ -346,11 +348,13 @@ class PrefixIndex:
                     "a base is out of date"
                 )
             if entry.window_block is not None:
-                assert entry.window_block.entry is entry, "a pane belongs to another entry"
-                assert self._panes.get(entry.window_block.id) is entry.window_block, "a pane cannot be found by its id"
+                assert entry.window_block.entry is entry, "a window block belongs to another entry"
+                assert self._window_blocks.get(entry.window_block.id) is entry.window_block, (
+                    "a window block cannot be found by its id"
+                )
         assert len(self._leaves) <= len(self._entries), "a leaf is not in the index"
         held = sum(entry.window_block is not None for entry in self)
-        assert held == len(self._panes), "a pane outlived its entry"
+        assert held == len(self._window_blocks), "a window block outlived its entry"
         held = sum(entry.checkpoint is not None for entry in self)
         assert held == len(self._checkpoints), "a checkpoint outlived its entry"
 

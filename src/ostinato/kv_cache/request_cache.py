@@ -69,9 +69,9 @@ class CacheUsage:
     slots_used: int
     slots_cached: int
     slots_total: int
-    panes_used: int = 0
-    panes_cached: int = 0
-    panes_total: int = 0
+    window_blocks_used: int = 0
+    window_blocks_cached: int = 0
+    window_blocks_total: int = 0
 
 
 class CacheMemory(Protocol):
@@ -88,9 +88,9 @@ class CacheMemory(Protocol):
     def read_block(self, block: int, num_tokens: int | None = None, into: memoryview | None = None) -> memoryview: ...
     def write_block(self, block: int, contents: memoryview) -> None: ...
     def read_window_block(
-        self, pane: int, num_tokens: int | None = None, into: memoryview | None = None
+        self, window_block: int, num_tokens: int | None = None, into: memoryview | None = None
     ) -> memoryview: ...
-    def write_window_block(self, pane: int, contents: memoryview) -> None: ...
+    def write_window_block(self, window_block: int, contents: memoryview) -> None: ...
     def read_slot(self, slot: int, into: memoryview | None = None) -> memoryview: ...
     def write_slot(self, slot: int, contents: memoryview) -> None: ...
 
@@ -103,7 +103,9 @@ class KVSnapshot:
     blocks: tuple[memoryview, ...]
     """Blocks of those tokens, in order; none in a model without attention, or with windows in all layers."""
     window_blocks: tuple[memoryview, ...]
-    """Window blocks of the last of those tokens, from `SlidingWindowSpec.first_block` on; none in a model without windows."""
+    """Window blocks of the last of those tokens, from `SlidingWindowSpec.first_block` on; none in a model without
+    windows.
+    """
     state: memoryview | None
     """State after the last of them; None in a model without state layers."""
 

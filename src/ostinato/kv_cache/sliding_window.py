@@ -1,4 +1,4 @@
-"""Window blocks of the requests (see `pane_rules.py`), and those that are promised to them.
+"""Window blocks of the requests (see `window_block_rules.py`), and those that are promised to them.
 
 A request allocates a window block when a batch row is made that writes to it. That one is available then was ensured
 earlier, when the request got memory for its tokens: so no request is preempted in the middle of a prompt.
@@ -130,8 +130,8 @@ class WindowBlocks:
         """Add references to the window blocks of a hit's window."""
         first = max(0, len(path) - self.rules.blocks_per_window)
         found = [entry.window_block for entry in path[first:]]
-        ids = tuple(pane.id for pane in found if pane is not None)
-        assert len(ids) == len(found), "a hit has all panes of its window"
+        ids = tuple(window_block.id for window_block in found if window_block is not None)
+        assert len(ids) == len(found), "a hit has all window blocks of its window"
         self._store.window_blocks.retain(ids)
         holding.window_block_table, holding.first_window_block = (0,) * first + ids, first
 
@@ -190,12 +190,12 @@ class WindowBlocks:
         """Raise AssertionError unless what is promised is what was counted, and enough for what is held."""
         own = self.rules.blocks_per_request
         assert self._own == sum(min(each.num_reserved_blocks, own) for each in holdings), (
-            "promised panes were miscounted"
+            "promised window blocks were miscounted"
         )
         beyond = sum(max(each.num_reserved_blocks - own, 0) for each in holdings)
-        assert self._beyond == beyond, "blocks beyond promised panes were miscounted"
-        assert self.num_unreserved >= 0, "more panes are promised than there are"
+        assert self._beyond == beyond, "blocks beyond promised window blocks were miscounted"
+        assert self.num_unreserved >= 0, "more window blocks are promised than there are"
         for each in holdings:
             assert len(each.window_block_table) <= each.num_reserved_blocks, (
-                "a request has panes that it was not promised"
+                "a request has window blocks that it was not promised"
             )

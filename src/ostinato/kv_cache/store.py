@@ -192,13 +192,13 @@ class CacheStore:
         num_slots: int,
         policy: EvictionPolicy,
         costs: EvictionCosts,
-        num_panes: int = 0,
-        pane_rules: SlidingWindowSpec | None = None,
+        num_window_blocks: int = 0,
+        window_block_rules: SlidingWindowSpec | None = None,
     ) -> None:
         self.blocks = IdPool("block", num_blocks)
         self.slots = IdPool("slot", num_slots)
-        self.window_blocks = IdPool("pane", num_panes)
-        self.blocks_per_window = 0 if pane_rules is None else pane_rules.blocks_per_window
+        self.window_blocks = IdPool("window block", num_window_blocks)
+        self.blocks_per_window = 0 if window_block_rules is None else window_block_rules.blocks_per_window
         """Window blocks that a request needs to continue at a block's first token."""
         self.index = PrefixIndex()
         self.evicted_keys = RecentKeys(MAX_EVICTED_KEYS)
@@ -221,11 +221,15 @@ class CacheStore:
             lambda checkpoint: checkpoint_utility(checkpoint, costs, index),
             lambda each: index.checkpoint_of(each.slot) is each and self.slots.is_idle(each.slot),
         )
-        self._panes: EvictionQueue[WindowBlock] = EvictionQueue(
+        self._window_blocks: EvictionQueue[WindowBlock] = EvictionQueue(
             policy,
-            lambda: (pane for pane in index.window_blocks if self.window_blocks.is_idle(pane.id)),
-            lambda pane: window_block_utility(pane, costs, max(self.blocks_per_window, 1)),
-            lambda pane: index.window_block_of(pane.id) is pane and self.window_blocks.is_idle(pane.id),
+            lambda: (
+                window_block for window_block in index.window_blocks if self.window_blocks.is_idle(window_block.id)
+            ),
+            lambda window_block: window_block_utility(window_block, costs, max(self.blocks_per_window, 1)),
+            lambda window_block: (
+                index.window_block_of(window_block.id) is window_block and self.window_blocks.is_idle(window_block.id)
+            ),
         )
 
     @property
@@ -241,12 +245,12 @@ class CacheStore:
             while self.slots.count and depth and matched[depth - 1].checkpoint is None:
                 depth -= 1
             return Match(matched[:depth], matched)
-        depth = reach = num_panes = 0
+        depth = reach = num_window_blocks = 0
         for index, entry in enumerate(matched, start=1):
-            num_panes = 0 if entry.window_block is None else num_panes + 1
+            num_window_blocks = 0 if entry.window_block is None else num_window_blocks + 1
             if entry.checkpoint is not None or not self.slots.count:
                 reach = entry.end
-                depth = index if num_panes >= min(self.blocks_per_window, index) else depth
+                depth = index if num_window_blocks >= min(self.blocks_per_window, index) else depth
         return Match(matched[:depth], matched, reach)
 
     def allocate_blocks(self, count: int) -> list[int]:
@@ -272,22 +276,22 @@ class CacheStore:
     def allocate_window_blocks(self, count: int) -> list[int]:
         """Allocate `count` window blocks, which were promised."""
         while self.window_blocks.num_free < count:
-            pane = self._panes.pop()
-            assert pane is not None, "no pane is free or evictable, though so many were promised"
-            self.counters.evicted_panes += 1
-            self._save_pane(pane)
-            self._drop_pane(pane)
+            window_block = self._window_blocks.pop()
+            assert window_block is not None, "no window block is free or evictable, though so many were promised"
+            self.counters.evicted_window_blocks += 1
+            self._save_window_block(window_block)
+            self._drop_window_block(window_block)
         taken = self.window_blocks.allocate(count)
-        assert taken is not None, "free panes were counted above"
+        assert taken is not None, "free window blocks were counted above"
         return taken
 
     def release_window_blocks(self, ids: Sequence[int]) -> None:
         """Free window blocks of a request. Those that only the index keeps may be evicted from now on."""
         self.window_blocks.release(ids)
         for id in ids:
-            pane = self.index.window_block_of(id)
-            if pane is not None and self.window_blocks.is_idle(id):
-                self._panes.push(pane)
+            window_block = self.index.window_block_of(id)
+            if window_block is not None and self.window_blocks.is_idle(id):
+                self._window_blocks.push(window_block)
 
     def add_window_block(self, entry: IndexEntry, id: int) -> None:
         """Keep window block `id`, which a request has written, for the entry, which has none."""
@@ -362,8 +366,8 @@ class CacheStore:
         """
         for checkpoint in [each for each in self.index.checkpoints if self.slots.is_idle(each.slot)]:
             self.drop_checkpoint(checkpoint)
-        for pane in [each for each in self.index.window_blocks if self.window_blocks.is_idle(each.id)]:
-            self._drop_pane(pane)
+        for window_block in [each for each in self.index.window_blocks if self.window_blocks.is_idle(each.id)]:
+            self._drop_window_block(window_block)
         leaves = list(self.index.leaves)
         while leaves:
             entry = leaves.pop()
@@ -395,10 +399,10 @@ class CacheStore:
         self.index.check_integrity()
         blocks = {entry.block for entry in self.index if entry.block}
         slots = {checkpoint.slot for checkpoint in self.index.checkpoints}
-        panes = {pane.id for pane in self.index.window_blocks}
+        window_blocks = {window_block.id for window_block in self.index.window_blocks}
         assert self.blocks.count or not blocks, "a model without attention has blocks in the index"
         assert not self.blocks.count or len(blocks) == len(self.index), "two entries have one block, or one has none"
-        for pool, ids in ((self.blocks, blocks), (self.slots, slots), (self.window_blocks, panes)):
+        for pool, ids in ((self.blocks, blocks), (self.slots, slots), (self.window_blocks, window_blocks)):
             kept = {id for id in range(pool.count) if pool.is_cached(id)}
             assert kept == ids, f"the index has other {pool.name}s than the pool keeps for it"
 
@@ -409,25 +413,25 @@ class CacheStore:
         if self.files is not None and entry.block:
             self.files.save_block(entry)
         if entry.window_block is not None:
-            self._save_pane(entry.window_block)
+            self._save_window_block(entry.window_block)
         self._remove(entry)
         self.evicted_keys.add(entry.key)
         self.counters.evicted_blocks += 1
         if entry.parent is not None and entry.parent.is_evictable:
             self._leaves.push(entry.parent)
 
-    def _save_pane(self, pane: WindowBlock) -> None:
+    def _save_window_block(self, window_block: WindowBlock) -> None:
         """Keep a window block in files if a prefix is known to end or continue so near behind it that it is needed."""
-        if self.files is not None and utility_tier(pane) > 0:
-            self.files.save_window_block(pane.entry, pane.id)
+        if self.files is not None and utility_tier(window_block) > 0:
+            self.files.save_window_block(window_block.entry, window_block.id)
 
-    def _drop_pane(self, pane: WindowBlock) -> None:
-        self.index.remove_window_block(pane)
-        self.window_blocks.unmark_cached(pane.id)
+    def _drop_window_block(self, window_block: WindowBlock) -> None:
+        self.index.remove_window_block(window_block)
+        self.window_blocks.unmark_cached(window_block.id)
 
     def _remove(self, entry: IndexEntry) -> None:
         if entry.window_block is not None:
-            self._drop_pane(entry.window_block)
+            self._drop_window_block(entry.window_block)
         self.index.remove(entry)
         if entry.block:
             self.blocks.unmark_cached(entry.block)

@@ -96,8 +96,8 @@ WeightTarget = torch.Tensor | QuantizedView | BlockView
 class WeightAllocator:
     """Kernels to call, and the device and dtype of weights.
 
-    With `defers_matrices`, matrices that may be quantised, or stored in blocks, get their memory from `allocate_matrices`,
-    or from the loader if they stay in their file's pages.
+    With `defers_matrices`, matrices that may be quantised, or stored in blocks, get their memory from
+    `allocate_matrices`, or from the loader if they stay in their file's pages.
     """
 
     ops: Ops

@@ -119,7 +119,10 @@ class Attention(Module):
         return self.o_proj(out.flatten(1), residual)
 
     def store(self, x: torch.Tensor, step: StepInputs, memory: LayerCache, angles: torch.Tensor | None = None) -> None:
-        """Write the keys and values of `x` [tokens, hidden] without attending. `rotary_angles_launches` are those of `forward`."""
+        """Write the keys and values of `x` [tokens, hidden] without attending.
+
+        `rotary_angles_launches` are those of `forward`.
+        """
         assert not self.qk_norm_whole, "no prediction head has norms of all heads together"
         parts = self.qkv.part(x, self.q_out_size, self.q_out_size + 2 * self.kv_size).split(self.kv_size, dim=-1)
         k, v = (part.unflatten(-1, (-1, self.spec.head_dim)) for part in parts)

@@ -49,8 +49,8 @@ def fetch(
 ) -> bytes:
     """Return the bytes at `url`.
 
-    RequestError if there are none, or if they are too large, too slow, or at an address that is not `allowed_mask`. Blocks
-    its thread, and may be called from one that runs an event loop.
+    RequestError if there are none, or if they are too large, too slow, or at an address that is not `allowed_mask`.
+    Blocks its thread, and may be called from one that runs an event loop.
     """
     # A separate thread: only an event loop can limit the total time.
     with ThreadPoolExecutor(1, "fetch-image") as executor:

@@ -76,8 +76,8 @@ def tensors_of_places(
 ) -> tuple[dict[str, GgufTensor], dict[str, GgufTarget], dict[str, TensorShard]]:
     """Return the tensor of each target, the targets, and the shares of sharded ones.
 
-    The share of experts is that of each expert's matrix. `shares` are those of `tensor_shards`. ModelError that lists all
-    tensors missing, left over or of the wrong shape, or tensors of types that are not supported.
+    The share of experts is that of each expert's matrix. `shares` are those of `tensor_shards`. ModelError that lists
+    all tensors missing, left over or of the wrong shape, or tensors of types that are not supported.
     """
     unknown = {each.type.name for each in header.tensors.values() if not each.type.is_supported}
     if unknown:

@@ -1,8 +1,8 @@
 """Counts of requests and steps. The engine and the scheduler increment their own.
 
 The other files of this package hold the counts of cached memory, drafts, images and answers, and the histograms. The
-steps of each graph are counted in `graphs/step_graphs.py`. `observe/metrics.py` names every count. It imports none of the
-packages that count: they pass their statistics to it.
+steps of each graph are counted in `graphs/step_graphs.py`. `observe/metrics.py` names every count. It imports none of
+the packages that count: they pass their statistics to it.
 
 Counts of cached memory: blocks, checkpoints, cache files and encoded images.
 
@@ -116,7 +116,7 @@ class StoreCounts:
     """Checkpoints not taken because no slot was free or evictable, or lost at once to their own request."""
     evicted_blocks: int = 0
     evicted_checkpoints: int = 0
-    evicted_panes: int = 0
+    evicted_window_blocks: int = 0
     shared_blocks: int = 0
     """Computed blocks that were replaced by an equal block in the index."""
 

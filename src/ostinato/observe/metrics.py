@@ -73,8 +73,8 @@ class _Collected:
 class _Spec:
     """One metric. `kind` is counter or gauge.
 
-    `source` is a path into `EngineCore.stats()`, such as `cache.blocks_used`. With a `label`, the path leads to a mapping
-    {value of the label: number}, or `source` is a mapping {value of the label: path}. Else it is a function.
+    `source` is a path into `EngineCore.stats()`, such as `cache.blocks_used`. With a `label`, the path leads to a
+    mapping {value of the label: number}, or `source` is a mapping {value of the label: path}. Else it is a function.
     """
 
     kind: str
@@ -98,7 +98,9 @@ def _at(stats: Mapping[str, Any], path: str) -> Any:
 
 def _cache_share(stats: Mapping[str, Any]) -> LabelledValues:
     usage = stats["cache"]
-    shares = [usage[f"{kind}_used"] / usage[f"{kind}_total"] for kind in ("blocks", "panes") if usage[f"{kind}_total"]]
+    shares = [
+        usage[f"{kind}_used"] / usage[f"{kind}_total"] for kind in ("blocks", "window_blocks") if usage[f"{kind}_total"]
+    ]
     return [({}, max(shares, default=0.0))]
 
 
@@ -189,10 +191,18 @@ _ENGINE = (
         "how",
     ),
     _Spec(
-        "gauge", "kv_cache_usage_perc", "Share of the blocks, or of the panes, that requests hold, 0 to 1", _cache_share
+        "gauge",
+        "kv_cache_usage_perc",
+        "Share of the blocks, or of the window blocks, that requests hold, 0 to 1",
+        _cache_share,
     ),
     _Spec("gauge", "cache_blocks", "Blocks: used by requests, cached for prefixes only, free", _cache_states("blocks")),
-    _Spec("gauge", "cache_panes", "Panes: used by requests, cached for prefixes only, free", _cache_states("panes")),
+    _Spec(
+        "gauge",
+        "cache_window_blocks",
+        "Window blocks: used by requests, cached for prefixes only, free",
+        _cache_states("window_blocks"),
+    ),
     _Spec("gauge", "cache_slots", "Slots: used by requests, cached for prefixes only, free", _cache_states("slots")),
     _Spec("counter", "prefix_cache_queries", "Prompt tokens looked up in the prefix cache", _looked_up),
     _Spec("counter", "prefix_cache_hits", "Prompt tokens found in the prefix cache", "prefix_cache.cached_tokens"),
@@ -220,7 +230,12 @@ _ENGINE = (
     _Spec("counter", "cache_file_bytes", "Bytes written to files of the prefix cache, and read", _file_bytes),
     _Spec("gauge", "cache_file_use_bytes", "Bytes that files of the prefix cache take", _file_use),
     _Spec("counter", "evicted_blocks", "Blocks that left the prefix index", "prefix_cache.evicted_blocks"),
-    _Spec("counter", "evicted_panes", "Panes that left the prefix index", "prefix_cache.evicted_panes"),
+    _Spec(
+        "counter",
+        "evicted_window_blocks",
+        "Window blocks that left the prefix index",
+        "prefix_cache.evicted_window_blocks",
+    ),
     _Spec("counter", "steps", "Steps by mode, eager ones with the reason", _steps),
     _Spec("counter", "unplanned_eager_steps", "Eager steps for which the plan has a graph", "graphs.unplanned"),
     _Spec("counter", "failed_steps", "Steps that raised an error", "failed_steps"),

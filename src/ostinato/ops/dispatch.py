@@ -79,8 +79,8 @@ class NativeKernel:
     ) -> None:
         """Make the kernel `name` of `extension` callable.
 
-        `result` is the rule for the tensor that the kernel writes (`ops/operations.py`); `options` are arguments passed in
-        each call.
+        `result` is the rule for the tensor that the kernel writes (`ops/operations.py`); `options` are arguments passed
+        in each call.
         """
         self.extension = extension
         self.name = name

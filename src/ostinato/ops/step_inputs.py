@@ -104,7 +104,7 @@ class StepInputs:
     block_tables: torch.Tensor = field(metadata=_of("row", "int32", "blocks"))
     """Blocks of each row, [rows, max_blocks]."""
     window_block_tables: torch.Tensor | None = field(
-        default=None, metadata=_of("row", "int32", "panes", for_windows=True)
+        default=None, metadata=_of("row", "int32", "window_blocks", for_windows=True)
     )
     """Window blocks of each row, like `block_tables`, for layers with a window.
 
@@ -204,22 +204,22 @@ class EncoderInputs:
 ENCODER_TABLE = _table(EncoderInputs)
 
 
-def step_table(takes_images: bool, has_panes: bool = False) -> Table:
+def step_table(takes_images: bool, has_window_blocks: bool = False) -> Table:
     """Return the inputs of a step, with those of models that take images or have window blocks only if asked for."""
     return {
         name: each
         for name, each in _table(StepInputs).items()
-        if (takes_images or not each.of_images) and (has_panes or not each.for_windows)
+        if (takes_images or not each.of_images) and (has_window_blocks or not each.for_windows)
     }
 
 
-def step_sizes(rows: int, tokens: int, blocks: int, slots: int, panes: int = 0) -> dict[str, int]:
+def step_sizes(rows: int, tokens: int, blocks: int, slots: int, window_blocks: int = 0) -> dict[str, int]:
     """Return the sizes of buffers for steps of `rows` rows and `tokens` tokens.
 
-    A row has `blocks` blocks, `panes` window blocks and `slots` write slots. A model without blocks has a column of
-    null blocks.
+    A row has `blocks` blocks, `window_blocks` window blocks and `slots` write slots. A model without blocks has a
+    column of null blocks.
     """
-    return {"row": rows, "token": tokens, "blocks": max(blocks, 1), "slots": slots, "panes": panes}
+    return {"row": rows, "token": tokens, "blocks": max(blocks, 1), "slots": slots, "window_blocks": window_blocks}
 
 
 def encoder_sizes(patches: int, images: int, patch_elements: int) -> dict[str, int]:

@@ -33,15 +33,15 @@ MAX_WAITING = 256 * 2**20
 class CacheFilesPlan:
     """Plan of the files for evicted blocks, window blocks and checkpoints: up to `limit` bytes in `directory`.
 
-    They are read back where that takes less time than computing at these rates. A cold prefix of `min_tokens_to_read` tokens or
-    more is read rather than computed (None: no prefix is).
+    They are read back where that takes less time than computing at these rates. A cold prefix of `min_tokens_to_read`
+    tokens or more is read rather than computed (None: no prefix is).
     """
 
     directory: str | None
     """Directory of the files. None: the user's own, `~/.cache/ostinato/prefixes`."""
     limit: int
     block_bytes: int
-    pane_bytes: int
+    window_block_bytes: int
     slot_bytes: int
     bytes_per_second: float
     flops_per_second: float
@@ -76,10 +76,10 @@ def plan_cache_files(
         reason = f"cache_dir is given; at most {format_bytes(limit)} of files are kept there"
         decisions.append(Decision("cache_offload", None, limit, reason))
     # A file has all ranks' shards of a block, a window block or a slot.
-    block_bytes, pane_bytes, slot_bytes = (
+    block_bytes, window_block_bytes, slot_bytes = (
         config.tensor_parallel_size * each for each in (memory.kv_block, memory.window_block, memory.state_slot)
     )
-    least = max(block_bytes, pane_bytes, slot_bytes)
+    least = max(block_bytes, window_block_bytes, slot_bytes)
     if limit < 2 * least:
         message = f"cache_offload {format_bytes(limit)} has no room for two files of {format_bytes(least)}"
         raise ConfigError(message, [Remedy("cache_offload", 64 * least)])
@@ -88,8 +88,8 @@ def plan_cache_files(
     size, rules = config.block_size, sliding_window_spec(memory, config.block_size, 1)
 
     def pays(blocks: int) -> bool:
-        panes = 0 if rules is None else min(blocks, rules.blocks_per_window)
-        num_bytes = blocks * block_bytes + panes * pane_bytes + slot_bytes
+        window_blocks = 0 if rules is None else min(blocks, rules.blocks_per_window)
+        num_bytes = blocks * block_bytes + window_blocks * window_block_bytes + slot_bytes
         return num_bytes / READ_RATE < flops.until(blocks * size) / rate
 
     most = fitted.limits.max_model_len // size
@@ -98,7 +98,7 @@ def plan_cache_files(
         directory=config.cache_dir,
         limit=limit,
         block_bytes=block_bytes,
-        pane_bytes=pane_bytes,
+        window_block_bytes=window_block_bytes,
         slot_bytes=slot_bytes,
         bytes_per_second=READ_RATE,
         flops_per_second=rate,

@@ -266,8 +266,8 @@ StoredDeltaNet = Literal["apart", "by_key_head", "beta_by_key_head", "one_by_one
 class GatedDeltaSpec:
     """Gated delta net of one layer: each head has a matrix from keys to values.
 
-    Adjacent heads share a key head; with `interleaved_key_heads`, head i has key head i % `num_key_heads`. A head has one
-    decay, or with `per_channel` one per channel of its keys (Kimi's).
+    Adjacent heads share a key head; with `interleaved_key_heads`, head i has key head i % `num_key_heads`. A head has
+    one decay, or with `per_channel` one per channel of its keys (Kimi's).
     """
 
     num_heads: int

@@ -85,8 +85,8 @@ class BlockQuantization:
     blocks fill its rows. Exceptions are the names in `ignore`, as in `Quantization`, matrices whose rows no blocks
     fill, and those with fewer than `least_rows` rows. The LM head has the format `head`, if that is given.
 
-    With `has_act_order` the elements of a row are sorted by their groups, and a matmul also reads the order of its inputs,
-    `ORDER_BYTES` for each. Experts are not in blocks then, as one input goes to several.
+    With `has_act_order` the elements of a row are sorted by their groups, and a matmul also reads the order of its
+    inputs, `ORDER_BYTES` for each. Experts are not in blocks then, as one input goes to several.
 
     `runs` are tensors that directly follow one another in the file, in the layout that kernels read: a weight whose
     tensors are a part of one run may be read from the mapped file (`is_mapped`).

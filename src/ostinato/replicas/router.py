@@ -226,8 +226,8 @@ class ReplicaRouter:
     ) -> ReplicaChoice | None:
         """Choose a replica for the request, and count the request as sent there.
 
-        None if no replica of `among` (None: of all) takes new requests. `block_hashes` holds the prompt's `num_tokens` tokens,
-        `num_outputs` are expected. Sessions of two salts differ.
+        None if no replica of `among` (None: of all) takes new requests. `block_hashes` holds the prompt's `num_tokens`
+        tokens, `num_outputs` are expected. Sessions of two salts differ.
         """
         assert request_id not in self._sent, f"request {request_id} has been sent already"
         # A hit ends before the last token.

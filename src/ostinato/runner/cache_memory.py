@@ -41,11 +41,11 @@ class LayerCacheMemory:
         if rows is None:
             is_on_host = all(part.device.type == "cpu" for each in memory for part in each.tensors.values())
             rows = HostRows if is_on_host else DeviceRows
-        self._blocks, self._panes, self._slots = (
+        self._blocks, self._window_blocks, self._slots = (
             rows(of(memory)) for of in (_block_tensors, _window_block_tensors, _slot_tensors)
         )
         self.block_bytes, self.window_block_bytes, self.slot_bytes = (
-            sum(each.sizes) for each in (self._blocks, self._panes, self._slots)
+            sum(each.sizes) for each in (self._blocks, self._window_blocks, self._slots)
         )
         self._block_size = block_size
 
@@ -55,11 +55,13 @@ class LayerCacheMemory:
     def write_block(self, block: int, contents: memoryview) -> None:
         self._blocks.write(block, contents)
 
-    def read_window_block(self, pane: int, num_tokens: int | None = None, into: memoryview | None = None) -> memoryview:
-        return self._read(self._panes, pane, into, num_tokens)
+    def read_window_block(
+        self, window_block: int, num_tokens: int | None = None, into: memoryview | None = None
+    ) -> memoryview:
+        return self._read(self._window_blocks, window_block, into, num_tokens)
 
-    def write_window_block(self, pane: int, contents: memoryview) -> None:
-        self._panes.write(pane, contents)
+    def write_window_block(self, window_block: int, contents: memoryview) -> None:
+        self._window_blocks.write(window_block, contents)
 
     def read_slot(self, slot: int, into: memoryview | None = None) -> memoryview:
         return self._read(self._slots, slot, into)

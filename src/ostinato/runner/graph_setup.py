@@ -56,7 +56,7 @@ def make_graphs(
         capture.tokens_per_row[-1],
         device,
         takes_images=model.spec.vision is not None,
-        max_panes=most if plan.memory.num_window_blocks else 0,
+        max_window_blocks=most if plan.memory.num_window_blocks else 0,
     )
 
     def persistent() -> Mapping[int, str]:

@@ -39,7 +39,9 @@ def write_step_inputs(buffers: StepBuffers, batch: Batch, block_size: int, draft
         arrays["positions"][:count] = starts
         arrays["kv_cells"][:count] = [_kv_cell(row.block_table, row.start, block_size) for row in rows]
         if buffers.has_window_blocks:
-            arrays["pane_cells"][:count] = [_kv_cell(row.window_block_table, row.start, block_size) for row in rows]
+            arrays["window_block_cells"][:count] = [
+                _kv_cell(row.window_block_table, row.start, block_size) for row in rows
+            ]
         arrays["row_starts"][: count + 1] = np.arange(count + 1)
         arrays["kv_lens"][:count] = [start + 1 for start in starts]
         arrays["write_slots"][:count, 0] = [row.write_slots[0] for row in rows]
@@ -103,7 +105,9 @@ def write_next_tokens(buffers: StepBuffers, rows: Sequence[BatchRow], tokens: Se
     at = list(zip(rows, positions.tolist(), strict=True))
     arrays["kv_cells"][:count] = [_kv_cell(row.block_table, position, block_size) for row, position in at]
     if buffers.has_window_blocks:
-        arrays["pane_cells"][:count] = [_kv_cell(row.window_block_table, position, block_size) for row, position in at]
+        arrays["window_block_cells"][:count] = [
+            _kv_cell(row.window_block_table, position, block_size) for row, position in at
+        ]
     if buffers.takes_images:
         arrays["rope_positions"][:count] += 1
 
@@ -115,8 +119,8 @@ def make_step_inputs(
     rows = batch.rows
     tokens = sum(len(row.token_ids) for row in rows) + batch.num_decode_rows * batch.num_drafts
     blocks = max((len(row.block_table) for row in rows), default=0)
-    panes = max((len(row.window_block_table) for row in rows), default=0)
-    buffers = StepBuffers(len(rows), tokens, blocks, 1 + batch.num_drafts, device, takes_images, panes)
+    window_blocks = max((len(row.window_block_table) for row in rows), default=0)
+    buffers = StepBuffers(len(rows), tokens, blocks, 1 + batch.num_drafts, device, takes_images, window_blocks)
     step = write_step_inputs(buffers, batch, block_size, drafts)
     buffers.pad(len(rows), step.num_tokens, len(rows), step.num_tokens)
     return step
@@ -188,7 +192,7 @@ def _padded(slots: tuple[int, ...], width: int) -> tuple[int, ...]:
 
 def _tables(buffers: StepBuffers) -> list[tuple[np.ndarray, np.ndarray]]:
     """Return (cells, tables) of blocks and, in a model with window blocks, of those."""
-    names = [("kv_cells", "block_tables"), ("pane_cells", "pane_tables")]
+    names = [("kv_cells", "block_tables"), ("window_block_cells", "window_block_tables")]
     return [(buffers.arrays[cells], buffers.arrays[tables]) for cells, tables in names[: 1 + buffers.has_window_blocks]]
 
 

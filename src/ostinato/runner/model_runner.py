@@ -76,7 +76,9 @@ class TensorParallel(Protocol):
         ...
 
     def logits(self, positions: Sequence[int], compute: Callable[[], T], /) -> T:
-        """Call `execute_model`, which computes the logits at these positions of the last step, while the other ranks do."""
+        """Call `execute_model`, which computes the logits at these positions of the last step, while the other ranks
+        do.
+        """
         ...
 
     def select_drafts(
@@ -186,7 +188,8 @@ class ModelRunner:
     def launch(self, batch: Batch, previous: SampledTokens | None = None) -> SampledTokens:
         """Launch a step without drafts, and do not wait for the device.
 
-        If the step overlaps with the step `previous_hidden`, the tokens sampled there are copied to their rows on the device.
+        If the step overlaps with the step `previous_hidden`, the tokens sampled there are copied to their rows on the
+        device.
         """
         assert self.drafter is None, "drafts are made of tokens that are known"
         incoming = None
@@ -370,12 +373,12 @@ def _allocate_layer(layer: LayerSpec, plan: Plan, device: torch.device, number: 
     settings, memory = plan.settings, plan.memory
     dtype = getattr(torch, settings.kv_cache_dtype)
     parts: dict[str, torch.Tensor] = {}
-    is_paned = False
+    in_window_blocks = False
     noise = number if settings.ssm_state_rounding == "stochastic" else None
     if layer.attention is not None:
         heads = (layer.attention.num_kv_heads, layer.attention.head_dim)
-        is_paned = memory.sliding_window > 0 and layer.attention.window is not None
-        shape = (memory.num_window_blocks if is_paned else memory.num_blocks, settings.block_size, *heads)
+        in_window_blocks = memory.sliding_window > 0 and layer.attention.window is not None
+        shape = (memory.num_window_blocks if in_window_blocks else memory.num_blocks, settings.block_size, *heads)
         for name in ("k",) if layer.attention.values_in_keys else ("k", "v"):
             parts[f"{name}_cache"] = huge_pages.empty(*shape, dtype=dtype, device=device, fills_slowly=True)
             if settings.kv_cache_dtype == INT8:
@@ -383,7 +386,7 @@ def _allocate_layer(layer: LayerSpec, plan: Plan, device: torch.device, number: 
                     *shape[:3], dtype=torch.float32, device=device, fills_slowly=True
                 )
     states = {} if layer.mixer is None else _allocate_states(layer.mixer.state, plan, device)
-    return LayerCache(**parts, states=states, in_window_blocks=is_paned, noise=noise)
+    return LayerCache(**parts, states=states, in_window_blocks=in_window_blocks, noise=noise)
 
 
 def _allocate_states(state: StateSpec, plan: Plan, device: torch.device) -> dict[str, torch.Tensor]:

@@ -2,9 +2,9 @@
 
 The order: logit bias, `min_tokens` (end tokens are ruled out), repetition penalty, frequency and presence penalty, the
 guide (what its grammar does not allow is ruled out); then, unless greedy, temperature, top-k, top-p, min-p. The first
-five are `process_logits`, the others `truncate_logits`. The guide is the last of the five, so that nothing lifts what it rules out,
-and before the others, so that these select among what it allows. If tokens tie at the threshold of top-k or top-p, all
-of them are kept, so that the result does not depend on any order.
+five are `process_logits`, the others `truncate_logits`. The guide is the last of the five, so that nothing lifts what
+it rules out, and before the others, so that these select among what it allows. If tokens tie at the threshold of top-k
+or top-p, all of them are kept, so that the result does not depend on any order.
 """
 
 from __future__ import annotations

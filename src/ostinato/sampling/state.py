@@ -68,16 +68,16 @@ class SamplingState:
         "_counts",
         "draw_settings",
         "guidance",
-        "suppressed_token_ids",
         "is_greedy",
         "needs_no_processing",
-        "only_samples",
         "num_lookback_outputs",
+        "only_samples",
         "output_token_ids",
         "params",
         "pooler",
         "prompt_token_ids",
         "seed",
+        "suppressed_token_ids",
     )
 
     def __init__(

@@ -7,7 +7,7 @@ from ostinato.kv_cache.request_cache import KVSnapshot
 from ostinato.scheduler.request import Request, RequestStatus
 
 CopiedBlocks = dict[tuple[str, int, int], memoryview]
-"""Copies that were made: ("block" or "pane", its id, its computed tokens) -> contents."""
+"""Copies that were made: ("block" or "window block", its id, its computed tokens) -> contents."""
 
 
 def export_kv(request: Request, cache: CacheManager, copies: CopiedBlocks) -> KVSnapshot | None:
@@ -36,11 +36,11 @@ def export_kv(request: Request, cache: CacheManager, copies: CopiedBlocks) -> KV
             found.append(copies[kind, id, count])
         return tuple(found)
 
-    blocks, panes = (
+    blocks, window_blocks = (
         copied("block", holding.block_table, 0),
         copied("pane", holding.window_block_table, holding.first_window_block),
     )
     if not cache.state_slots.slots_per_request:
-        return KVSnapshot(num_tokens, blocks, panes, None)
+        return KVSnapshot(num_tokens, blocks, window_blocks, None)
     assert holding.read_slot, "who has computed tokens has a state"
-    return KVSnapshot(num_tokens, blocks, panes, memory.read_slot(holding.read_slot))
+    return KVSnapshot(num_tokens, blocks, window_blocks, memory.read_slot(holding.read_slot))

@@ -32,14 +32,18 @@ class _BlockedHead:
     request: Request
     num_blocks: int
     num_slots: int
-    num_panes: int
+    num_window_blocks: int
 
-    def still_holds(self, request: Request, num_blocks: int, num_slots: int, num_panes: int) -> bool:
+    def still_holds(self, request: Request, num_blocks: int, num_slots: int, num_window_blocks: int) -> bool:
         """Return whether the same request would find no more memory now.
 
         The caller accounts for what prompts of other requests have computed meanwhile, which this one may share.
         """
-        is_no_more = num_blocks <= self.num_blocks and num_slots <= self.num_slots and num_panes <= self.num_panes
+        is_no_more = (
+            num_blocks <= self.num_blocks
+            and num_slots <= self.num_slots
+            and num_window_blocks <= self.num_window_blocks
+        )
         return self.request is request and is_no_more
 
 
@@ -75,7 +79,7 @@ class Admission:
         if not queues.waiting or budget <= 0 or len(queues.running) >= limits.max_num_seqs:
             return None
         request = queues.waiting[0]
-        spare_blocks, spare_panes, room = self._available()
+        spare_blocks, spare_window_blocks, room = self._available()
         if self._refusal is not None and self._refusal.still_holds(request, *room):
             return None
         match = match_prefix(request, cache, self._policy)
@@ -84,7 +88,7 @@ class Admission:
         if carried is not None:
             match = _without_checkpoint(match, carried, cache.block_size)
         elif cache.store.files is not None and request.block_hashes is not None:
-            match = _restore_from_files(request, match, cache, spare_blocks, spare_panes)
+            match = _restore_from_files(request, match, cache, spare_blocks, spare_window_blocks)
         start = match.hit if carried is None else carried.num_tokens
         remaining, is_cut = request.num_tokens - start, False
         if remaining > budget and not limits.enable_chunked_prefill:
@@ -101,7 +105,7 @@ class Admission:
                 return None
         placement = plan_request_checkpoints(request, match, cache, self._policy, start)
         id, reads = request.request_id, carried is None
-        if not cache.admit(id, request.num_tokens, match, spare_blocks, spare_panes, uses_checkpoint=reads):
+        if not cache.admit(id, request.num_tokens, match, spare_blocks, spare_window_blocks, uses_checkpoint=reads):
             self._refusal = _BlockedHead(request, *room)
             return None
         queues.start_first()
@@ -139,16 +143,16 @@ class Admission:
         preempt the admitted request. Available are (blocks beyond the spare ones, slots, window blocks beyond the spare
         ones).
         """
-        cache, panes = self._cache, self._cache.window_blocks
+        cache, window_blocks = self._cache, self._cache.window_blocks
         growing = list(filter(self._may_need_blocks, self._queues.running))
-        spare_blocks, spare_panes, num_panes = len(growing), 0, 0
-        if panes is not None:
-            spare_panes = sum(panes.may_grow(cache.request_cache(each.request_id)) for each in growing)
-            num_panes = panes.num_unreserved - spare_panes
+        spare_blocks, spare_window_blocks, num_window_blocks = len(growing), 0, 0
+        if window_blocks is not None:
+            spare_window_blocks = sum(window_blocks.may_grow(cache.request_cache(each.request_id)) for each in growing)
+            num_window_blocks = window_blocks.num_unreserved - spare_window_blocks
         return (
             spare_blocks,
-            spare_panes,
-            (cache.blocks.num_available - spare_blocks, cache.slots.num_available, num_panes),
+            spare_window_blocks,
+            (cache.blocks.num_available - spare_blocks, cache.slots.num_available, num_window_blocks),
         )
 
     def _may_need_blocks(self, request: Request) -> bool:
@@ -172,12 +176,12 @@ def match_prefix(request: Request, cache: CacheManager, policy: PrefixCachePolic
 
 
 def _restore_from_files(
-    request: Request, match: Match, cache: CacheManager, spare_blocks: int, spare_panes: int
+    request: Request, match: Match, cache: CacheManager, spare_blocks: int, spare_window_blocks: int
 ) -> Match:
     """Return the match after reading the files that pay, if there is room for the request then."""
     assert request.block_hashes is not None, "a request with a match has a chain"
     if cache.window_blocks is not None and not cache.window_blocks.has_room(
-        -(-request.num_tokens // cache.block_size), spare_panes
+        -(-request.num_tokens // cache.block_size), spare_window_blocks
     ):
         return match
     num_blocks = cache.blocks_needed(request.num_tokens) - len(match.matched) + spare_blocks

@@ -184,7 +184,8 @@ def make_row(
 ) -> BatchRow:
     """Return the row that computes the next `count` known tokens of `request` and `num_drafts` drafts after them.
 
-    The row uses the memory of `request_cache`, and may get fewer drafts. `media` are the images that its tokens belong to.
+    The row uses the memory of `request_cache`, and may get fewer drafts. `media` are the images that its tokens belong
+    to.
 
     Logits are needed where the row samples, which is after its last token and after each draft, and where prompt
     log-probabilities are owed: of all positions from the first one owed to the row's end.

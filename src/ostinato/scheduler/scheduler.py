@@ -80,14 +80,14 @@ class Scheduler:
 
     `add`, `abort` and `finish` may be called at any time, also while a step is in flight.
 
-    Order of service is `Request.service_order`. A step holds one token of every request that is decoding, with drafts after it,
-    then prompt chunks of running requests, then of waiting ones. On admission a request gets its prefix cache hit, and
-    blocks for all tokens that it knows, so only decoding makes it grow. If no block is available for that, the running
-    request that is last in rank is preempted, possibly the one that grows: it loses its memory and waits, with its
-    outputs, to compute all its tokens again. So the first in rank is never preempted for another, and alone it always
-    fits, because `add` refuses what does not: every step has a row, and a request waits for ever only for those that
-    rank before it. No running request is preempted for a waiting one, or for a draft. Cached entries make room for all.
-    A step's results are committed to the index in `update`, so only if the step succeeded.
+    Order of service is `Request.service_order`. A step holds one token of every request that is decoding, with drafts
+    after it, then prompt chunks of running requests, then of waiting ones. On admission a request gets its prefix cache
+    hit, and blocks for all tokens that it knows, so only decoding makes it grow. If no block is available for that, the
+    running request that is last in rank is preempted, possibly the one that grows: it loses its memory and waits, with
+    its outputs, to compute all its tokens again. So the first in rank is never preempted for another, and alone it
+    always fits, because `add` refuses what does not: every step has a row, and a request waits for ever only for those
+    that rank before it. No running request is preempted for a waiting one, or for a draft. Cached entries make room for
+    all. A step's results are committed to the index in `update`, so only if the step succeeded.
 
     Without chunked prefill a prompt waits until it fits into a step whole. The one exception is a preempted request
     whose prompt and outputs have outgrown `max_num_batched_tokens`, or one that has come from another engine so: it is
@@ -204,8 +204,8 @@ class Scheduler:
 
         It has a token of each request that continues. If the step in flight ends the request, its row is void.
 
-        Returns None if no request continues, or if the step has to wait, which is counted with its cause (`OverlapBlocker`).
-        No request is admitted or preempted here.
+        Returns None if no request continues, or if the step has to wait, which is counted with its cause
+        (`OverlapBlocker`). No request is admitted or preempted here.
         """
         assert len(self._flight) == 1, "a step ahead is behind the one step that is in flight"
         assert self._choose_drafts is None, "how many drafts are accepted is not known ahead"

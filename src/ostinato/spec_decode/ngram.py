@@ -28,8 +28,8 @@ class NgramProposer:
     def propose(self, batch: Batch) -> list[tuple[int, ...]]:
         """Return the drafts of each row in the batch's order: up to `BatchRow.num_drafts`, none for a prefill row.
 
-        The sampling state of a decode row is in its `sampling_state`. The cost is O(new tokens since the last call), which the
-        first time are all. The index of a request that is not decoded in this step is dropped.
+        The sampling state of a decode row is in its `sampling_state`. The cost is O(new tokens since the last call),
+        which the first time are all. The index of a request that is not decoded in this step is dropped.
         """
         drafts: list[tuple[int, ...]] = [()] * len(batch.rows)
         texts: dict[str, _NgramIndex] = {}

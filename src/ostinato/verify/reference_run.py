@@ -56,7 +56,7 @@ def complete(engine: EngineCore, requests: Sequence[Request], preempts: bool = F
             next_preemption, gap = next_preemption + gap, 2 * gap
     engine.scheduler.check_integrity()
     usage = engine.scheduler.cache.usage()
-    assert usage.blocks_used == usage.panes_used == usage.slots_used == 0, "finished requests hold memory"
+    assert usage.blocks_used == usage.window_blocks_used == usage.slots_used == 0, "finished requests hold memory"
     return [tokens[request_id] for request_id in ids]
 
 

@@ -163,19 +163,19 @@ def _attach_kv(request: Request, sample: SampleSnapshot, parts: Sequence[memoryv
         raise ValueError(f"{num_tokens} of {request.num_tokens} tokens are said to be computed")
     if memory is None or request.skips_prefix_cache:
         return
-    blocks, panes = (tuple(parts[_number(each)] for each in of) for of in (sample.blocks, sample.panes))
+    blocks, window_blocks = (tuple(parts[_number(each)] for each in of) for of in (sample.blocks, sample.panes))
     state = None if sample.state is None else parts[_number(sample.state)]
     if len(blocks) != cache.blocks_needed(num_tokens) or any(len(each) != memory.block_bytes for each in blocks):
         raise ValueError("its blocks are not those of its tokens")
-    if len(panes) != cache.window_blocks_needed(num_tokens) or any(
-        len(each) != memory.window_block_bytes for each in panes
+    if len(window_blocks) != cache.window_blocks_needed(num_tokens) or any(
+        len(each) != memory.window_block_bytes for each in window_blocks
     ):
-        raise ValueError("its panes are not those of its last tokens")
+        raise ValueError("its window blocks are not those of its last tokens")
     if (state is None) != (cache.state_slots.slots_per_request == 0) or (
         state is not None and len(state) != memory.slot_bytes
     ):
         raise ValueError("its state is not that of this model")
-    request.kv_snapshot = KVSnapshot(num_tokens, blocks, panes, state)
+    request.kv_snapshot = KVSnapshot(num_tokens, blocks, window_blocks, state)
 
 
 def _number(number: int) -> int:

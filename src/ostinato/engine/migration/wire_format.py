@@ -40,7 +40,10 @@ _CHECKED_FROM = len(MAGIC) + len(VERSION) + 16
 
 @dataclass(frozen=True)
 class SampleSnapshot:
-    """One of a request's outputs, and how far it was computed. `blocks`, `panes` and `state` are numbers of parts."""
+    """One of a request's outputs, and how far it was computed.
+
+    `blocks`, `window_blocks` and `state` are numbers of parts.
+    """
 
     token_ids: list[int]
     text: str

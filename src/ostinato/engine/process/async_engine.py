@@ -250,8 +250,8 @@ class AsyncEngine:
         """Refuse new requests and migrate all present ones.
 
         They go to another engine on this loop, whose output deltas their streams then receive; or, without one, to
-        wherever the readers of their streams bring `RequestStream.exported`. A request that the other engine refuses is kept
-        and computed to its end here. Returns when each request has ended, was moved or is kept; `resume` accepts
+        wherever the readers of their streams bring `RequestStream.exported`. A request that the other engine refuses is
+        kept and computed to its end here. Returns when each request has ended, was moved or is kept; `resume` accepts
         requests again.
         """
         self._draining = True

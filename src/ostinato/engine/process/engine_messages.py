@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 QueryKind = Literal["observe", "hits", "prefixes", "check", "close"]
 """Questions to the engine.
 
-`observe`: an Observation. `hits`: the block hashes at which a prompt may hit (`prefix_hit_keys`), or None if they have not
-changed since the last time. `prefixes`: a picture of the prefix index (`cache.picture`). `check`: for how many requests
-anything is kept; AssertionError if the bookkeeping is inconsistent. `close`: nothing, once the prefix cache is saved to
-files, if the plan says so.
+`observe`: an Observation. `hits`: the block hashes at which a prompt may hit (`prefix_hit_keys`), or None if they have
+not changed since the last time. `prefixes`: a picture of the prefix index (`cache.picture`). `check`: for how many
+requests anything is kept; AssertionError if the bookkeeping is inconsistent. `close`: nothing, once the prefix cache is
+saved to files, if the plan says so.
 """
 
 # Messages to the engine.

@@ -20,7 +20,10 @@ class FileRates:
 
 
 class FileTier:
-    """Files as a tier below the index. Entries are known by `IndexEntry.file_key`, a digest of all tokens up to them."""
+    """Files as a tier below the index.
+
+    Entries are known by `IndexEntry.file_key`, a digest of all tokens up to them.
+    """
 
     def __init__(self, directory: CacheDirectory, memory: CacheMemory, root: bytes, rates: FileRates) -> None:
         """Set up the tier. `root` is the name before a first block: of the model and of the layout of its memory."""
@@ -32,10 +35,12 @@ class FileTier:
         memory = self.memory
         self._save("block", entry, memory.block_bytes, lambda into: memory.read_block(entry.block, into=into))
 
-    def save_window_block(self, entry: IndexEntry, pane: int) -> None:
+    def save_window_block(self, entry: IndexEntry, window_block: int) -> None:
         """Keep an entry's window block, whose memory is reused after this."""
         memory = self.memory
-        self._save("pane", entry, memory.window_block_bytes, lambda into: memory.read_window_block(pane, into=into))
+        self._save(
+            "pane", entry, memory.window_block_bytes, lambda into: memory.read_window_block(window_block, into=into)
+        )
 
     def save_window(self, window: Iterable[IndexEntry]) -> bool:
         """Keep the window blocks of these entries.
@@ -55,10 +60,10 @@ class FileTier:
         memory = self.memory
         self._save("state", entry, memory.slot_bytes, lambda into: memory.read_slot(slot, into=into))
 
-    def bytes_of(self, entry: IndexEntry, with_pane: bool = True) -> int:
+    def bytes_of(self, entry: IndexEntry, with_window_block: bool = True) -> int:
         """Return the bytes of the files that keep an entry."""
         sizes = [self.memory.block_bytes] if entry.block else []
-        sizes += [self.memory.window_block_bytes] if entry.window_block is not None and with_pane else []
+        sizes += [self.memory.window_block_bytes] if entry.window_block is not None and with_window_block else []
         sizes += [self.memory.slot_bytes] if entry.checkpoint is not None else []
         return sum(file_bytes(len(entry.token_ids), size) for size in sizes)
 
@@ -75,7 +80,7 @@ class FileTier:
         """Return what `save_block` kept, or None if it is gone or damaged."""
         return self.directory.read("block", name, token_ids, self.memory.block_bytes)
 
-    def read_pane(self, name: bytes, token_ids: tuple[int, ...]) -> memoryview | None:
+    def read_window_block(self, name: bytes, token_ids: tuple[int, ...]) -> memoryview | None:
         return self.directory.read("pane", name, token_ids, self.memory.window_block_bytes)
 
     def read_state(self, name: bytes, token_ids: tuple[int, ...]) -> memoryview | None:

@@ -126,7 +126,7 @@ class _FileRestore:
         memory = files.memory
         num_bytes = max(0, target - self._depth) * memory.block_bytes
         num_bytes += memory.slot_bytes if self._lacks_state(target - 1) else 0
-        num_bytes += memory.window_block_bytes * sum(map(self._lacks_pane, self._window(target)))
+        num_bytes += memory.window_block_bytes * sum(map(self._lacks_window_block, self._window(target)))
         return target if files.is_worth_reading(num_bytes, store.costs.flops(hit * size, target * size)) else hit
 
     def read(self, target: int) -> bool:
@@ -145,8 +145,10 @@ class _FileRestore:
         path = list(self._match.matched[:depth])
         pinned = _EntryPin(path[-1] if path else None)
         # They are referenced before anything is allocated, so that they are not evicted for the others.
-        panes = [each.window_block.id for each in path[self._window(target).start :] if each.window_block is not None]
-        store.window_blocks.retain(panes)
+        window_blocks = [
+            each.window_block.id for each in path[self._window(target).start :] if each.window_block is not None
+        ]
+        store.window_blocks.retain(window_blocks)
         try:
             for index in range(depth, target):
                 entry = self._read_block(index, path[-1] if path else None)
@@ -156,10 +158,10 @@ class _FileRestore:
                 pinned.move(entry)
             for index in self._window(target):
                 if path[index].window_block is None:
-                    if (pane := self._read_pane(index, path[index])) is None:
+                    if (window_block := self._read_window_block(index, path[index])) is None:
                         store.damaged_keys.add(chain.keys[target - 1])
                         return True
-                    panes.append(pane)
+                    window_blocks.append(window_block)
             if state is not None:
                 [slot] = store.allocate_slots(1)
                 files.memory.write_slot(slot, state)
@@ -168,7 +170,7 @@ class _FileRestore:
             store.touch_window(path[-1])
         finally:
             pinned.move(None)
-            store.release_window_blocks(panes)
+            store.release_window_blocks(window_blocks)
         files.touch(chain.file_keys[:target])
         return True
 
@@ -187,7 +189,7 @@ class _FileRestore:
     def _has_state(self, index: int) -> bool:
         return not self._lacks_state(index) or self._files.has_state(self._chain.file_keys[index])
 
-    def _lacks_pane(self, index: int) -> bool:
+    def _lacks_window_block(self, index: int) -> bool:
         entry = self._in_memory(index)
         return entry is None or entry.window_block is None
 
@@ -197,7 +199,7 @@ class _FileRestore:
         gone = (
             i
             for i in reversed(self._window(target))
-            if self._lacks_pane(i) and not self._files.has_window_block(names[i])
+            if self._lacks_window_block(i) and not self._files.has_window_block(names[i])
         )
         return next(gone, None)
 
@@ -217,16 +219,16 @@ class _FileRestore:
         store.blocks.release((block,))
         return entry
 
-    def _read_pane(self, index: int, entry: IndexEntry) -> int | None:
+    def _read_window_block(self, index: int, entry: IndexEntry) -> int | None:
         """Commit a window block from its file, and reference it; return None if it is gone or damaged."""
         store, files, chain = self._store, self._files, self._chain
-        contents = files.read_pane(chain.file_keys[index], chain.token_ids[index])
+        contents = files.read_window_block(chain.file_keys[index], chain.token_ids[index])
         if contents is None:
             return None
-        [pane] = store.allocate_window_blocks(1)
-        files.memory.write_window_block(pane, contents)
-        store.add_window_block(entry, pane)
-        return pane
+        [window_block] = store.allocate_window_blocks(1)
+        files.memory.write_window_block(window_block, contents)
+        store.add_window_block(entry, window_block)
+        return window_block
 
 
 class _EntryPin:

@@ -1,8 +1,8 @@
 """Launches of Triton kernels as data: the plan shows them, a kernel's wrapper starts them, and a check compiles them.
 
-An operation's row (`ops/operations.py`) names a function of this folder: plain sizes and the GPU's compute capability (80,
-89, 90, 100, 120) -> its launches, in the order in which a call starts them. Nothing is tuned while the engine runs:
-kernels that write states in place cannot be tried twice.
+An operation's row (`ops/operations.py`) names a function of this folder: plain sizes and the GPU's compute capability
+(80, 89, 90, 100, 120) -> its launches, in the order in which a call starts them. Nothing is tuned while the engine
+runs: kernels that write states in place cannot be tried twice.
 
 Tiles over ragged rows (`ops/triton/common.py`).
 """

@@ -68,7 +68,9 @@ def _initial(conv_states: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
 
 
 def _last_inputs(before: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """Return the last `width - 1` inputs up to the end of `x` [tokens, channels], which follows those `previous_hidden` it."""
+    """Return the last `width - 1` inputs up to the end of `x` [tokens, channels], which follows those `previous_hidden`
+    it.
+    """
     kept = len(before)
     return x[len(x) - kept :] if len(x) >= kept else torch.cat((before[len(x) :], x))
 

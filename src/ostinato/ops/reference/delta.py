@@ -52,11 +52,11 @@ def delta_update(
 
     Row r's tokens are `r * n` to `r * n + n - 1`, n being `write_slots.shape[1]`. `q`, `k` [rows * n, key_heads,
     key_dim] as projected; `v` [rows * n, heads, value_dim], adjacent heads sharing a key head, or with
-    `interleaved_key_heads` head i having key head i % key_heads; `a` [rows * n, heads], or [rows * n, heads, key_dim] for a
-    decay per key channel, before bias and softplus; `b` [rows * n, heads] before the sigmoid; `A_log` [heads] float32;
-    `dt_bias` float32, in the shape of a token of `a`; `beta_scale` is 2 if a checkpoint lets beta reach 2, else 1.
-    `states` [slots, heads, key_dim, value_dim] float32; `read_slots` [rows], 0 being the zero state; `write_slots`
-    [rows, n], for the state after token i.
+    `interleaved_key_heads` head i having key head i % key_heads; `a` [rows * n, heads], or [rows * n, heads, key_dim]
+    for a decay per key channel, before bias and softplus; `b` [rows * n, heads] before the sigmoid; `A_log` [heads]
+    float32; `dt_bias` float32, in the shape of a token of `a`; `beta_scale` is 2 if a checkpoint lets beta reach 2,
+    else 1. `states` [slots, heads, key_dim, value_dim] float32; `read_slots` [rows], 0 being the zero state;
+    `write_slots` [rows, n], for the state after token i.
 
     -> [rows * n, heads, value_dim] in the dtype of `v`. All arithmetic is in float32, or in float64 if the states are.
     Padding rows read and write slot 0, which no request reads.

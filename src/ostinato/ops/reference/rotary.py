@@ -34,8 +34,8 @@ def axial_angles(
 def rotate(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
     """Rotate element i of every head of `x` with element `half + i` by the angle of frequency i.
 
-    `x` [tokens, heads, head_dim]; elements from `2 * half` on pass through. `rotary_angles_launches` [2, tokens, half] float32, as
-    returned by `rotary_angles` and `axial_angles`. -> like `x`.
+    `x` [tokens, heads, head_dim]; elements from `2 * half` on pass through. `rotary_angles_launches` [2, tokens, half]
+    float32, as returned by `rotary_angles` and `axial_angles`. -> like `x`.
     """
     half = angles.shape[-1]
     cos, sin = angles.unsqueeze(2)
@@ -61,13 +61,13 @@ def rotary(
     """Rotate queries and keys, and write keys and values to the cells `kv_cells` of the cache.
 
     `q` [tokens, heads, head_dim], with no heads if only keys and values count; `k`, `v` [tokens, kv_heads, head_dim];
-    `rotary_angles_launches` [2, tokens, half] float32, as returned by `rotary_angles`, or None for attention without positions. The
-    first `2 * half` elements of every head are rotated, the rest pass through; keys are multiplied by `key_multiplier`
-    before. `k_cache`, `v_cache` [blocks, block_size, kv_heads, head_dim]; `kv_cells` [tokens] int64: block id *
-    block_size + offset, 0 for padding. Without `v` and `v_cache` only keys are written, and values are a part of them.
-    With `k_scales`, `v_scales` [blocks, block_size, kv_heads] float32 the caches are int8, and each head of a token is
-    rounded like a row of weights (`ops/quant/quantize.py`), after its rotation. -> the rotated queries, in the dtype of `q`;
-    without angles `q` itself.
+    `rotary_angles_launches` [2, tokens, half] float32, as returned by `rotary_angles`, or None for attention without
+    positions. The first `2 * half` elements of every head are rotated, the rest pass through; keys are multiplied by
+    `key_multiplier` before. `k_cache`, `v_cache` [blocks, block_size, kv_heads, head_dim]; `kv_cells` [tokens] int64:
+    block id * block_size + offset, 0 for padding. Without `v` and `v_cache` only keys are written, and values are a
+    part of them. With `k_scales`, `v_scales` [blocks, block_size, kv_heads] float32 the caches are int8, and each head
+    of a token is rounded like a row of weights (`ops/quant/quantize.py`), after its rotation. -> the rotated queries,
+    in the dtype of `q`; without angles `q` itself.
     """
     if key_multiplier != 1.0:
         k = k * key_multiplier

@@ -46,8 +46,8 @@ def selective_update(
     arithmetic is in float32. Padding rows read and write slot 0, which no request reads.
 
     After each token a state is rounded to the dtype of `states`, and the next token begins with the rounded state. With
-    `noise`, the number of the layer, 16-bit states are rounded stochastically (`ops/reference/stochastic_rounding.py`): a row's first
-    token is at `start_positions` [rows].
+    `noise`, the number of the layer, 16-bit states are rounded stochastically (`ops/reference/stochastic_rounding.py`):
+    a row's first token is at `start_positions` [rows].
     """
     by_row = write_slots.shape
     step, rates = F.softplus(dt.float() + dt_bias), -A_log.exp()

@@ -49,8 +49,8 @@ def state_update(
     arithmetic is in float32. Padding rows read and write slot 0, which no request reads, and cost nothing on a CPU.
 
     After each token a state is rounded to the dtype of `ssm_states`, and the next token begins with the rounded state.
-    With `noise`, the number of the layer, 16-bit states are rounded stochastically (`ops/reference/stochastic_rounding.py`): a row's
-    first token is at `start_positions` [rows].
+    With `noise`, the number of the layer, 16-bit states are rounded stochastically
+    (`ops/reference/stochastic_rounding.py`): a row's first token is at `start_positions` [rows].
     """
     step = time_steps(dt, dt_bias, dt_limit)
     decay = torch.exp(step * -A_log.exp())

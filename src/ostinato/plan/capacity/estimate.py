@@ -71,8 +71,8 @@ class StepTimeTable:
     def seconds(self, rows: int, context: float, prompt_tokens: int = 0, before: float = 0) -> float:
         """Return the seconds of a step of `rows` decode rows and `prompt_tokens` tokens of prompts.
 
-        Each row has `context` tokens before it in the mean; `previous_hidden` tokens of the prompts were computed in earlier
-        steps. Either part may be missing, not both.
+        Each row has `context` tokens before it in the mean; `previous_hidden` tokens of the prompts were computed in
+        earlier steps. Either part may be missing, not both.
         """
         if not prompt_tokens:
             return sum(share * self._row_step(*shape).seconds for share, shape in _around(rows, context))

@@ -23,8 +23,8 @@ class KernelRate:
     """Measured rate of one kernel with `tokens` tokens, of decode rows or of one prompt.
 
     `storage` is the dtype of the stored data (`int8`: weights of 8 bits). The rates are the bytes and the operations of
-    its work (`ops/kernel_cost.py`) divided by the seconds it took. For a kernel that only passes over activations, bytes are
-    those of its result.
+    its work (`ops/kernel_cost.py`) divided by the seconds it took. For a kernel that only passes over activations,
+    bytes are those of its result.
     """
 
     operation: str

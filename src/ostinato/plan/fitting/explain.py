@@ -18,7 +18,7 @@ from ostinato.plan.memory.split import (
     cache_bytes_left,
     cache_need,
     expected_prefix,
-    panes_of,
+    window_blocks_of,
     prefixes_that_fit,
 )
 from ostinato.units import format_bytes
@@ -118,11 +118,11 @@ def explain(
         blocks = -(-limits.max_model_len // budget.block_size) + 1
         size = format_bytes(budget.kv_block)
         parts.append(f"{blocks} blocks of {size} for one request of max_model_len {limits.max_model_len}")
-    if budget.pane:
-        panes = panes_of(budget, 1, limits.max_model_len, limits.max_num_batched_tokens)
-        size = format_bytes(budget.pane)
+    if budget.window_block:
+        window_blocks = window_blocks_of(budget, 1, limits.max_model_len, limits.max_num_batched_tokens)
+        size = format_bytes(budget.window_block)
         parts.append(
-            f"{panes} panes of {size} for its window of {budget.pane_window} and a step of max_num_batched_tokens "
+            f"{window_blocks} window blocks of {size} for its window of {budget.window_block_window} and a step of max_num_batched_tokens "
             f"{limits.max_num_batched_tokens}"
         )
     what_for = " and ".join(parts)

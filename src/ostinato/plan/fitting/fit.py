@@ -1,7 +1,7 @@
 """Fitting: the limits and the memory split of a config on a device, or why none fits.
 
-`settle` resolves all that does not depend on memory. `shrink_to_fit` then searches limits that fit, and adds up the costs of
-each (`costs_of`). `fit` builds the outcome.
+`settle` resolves all that does not depend on memory. `shrink_to_fit` then searches limits that fit, and adds up the
+costs of each (`costs_of`). `fit` builds the outcome.
 
 Costs of limits: the bytes that they take besides weights, blocks and slots.
 
@@ -103,7 +103,7 @@ def graph_cost(settled: ResolvedConfig, limits: Limits, captured: LargestGraphs)
         captured,
         limits=limits,
         block_size=settled.config.block_size,
-        has_panes=settled.budget.pane_window > 0,
+        has_window_blocks=settled.budget.window_block_window > 0,
         capture=Capture(
             backend_of(settled.device.kind),
             frozenset(splits_of(settled.kernels)),

@@ -148,20 +148,20 @@ def _budget(
     if cache_size is None and device.kind == "cpu":
         cache_size = min(DEFAULT_CPU_CACHE, own_memory // 4)
     window = longest_window(model, max_model_len)
-    pane = window_block_bytes(model, config.block_size, kv_cache_dtype) if window else 0
+    window_block = window_block_bytes(model, config.block_size, kv_cache_dtype) if window else 0
     return MemoryBudget(
         available=int(own_memory * utilization(config, device)),
         weights=model.weight_bytes(dtype) + (model.drafter.weight_bytes(dtype) if model.drafter is not None else 0),
         cache_size=cache_size,
         cache_is_given=config.cache_memory is not None,
         block_size=config.block_size,
-        kv_block=kv_block_bytes(model, config.block_size, kv_cache_dtype) - pane,
+        kv_block=kv_block_bytes(model, config.block_size, kv_cache_dtype) - window_block,
         state_slot=state_slot_bytes(model, dtype, ssm_state_dtype),
         slots_per_request=slots_per_request(config.num_speculative_tokens),
         mapped_weights=model.mapped_bytes + (0 if model.drafter is None else model.drafter.mapped_bytes),
         # A model without state needs no checkpoints to hit.
         holds_prefixes=config.enable_prefix_caching and (mode != "none" or not model.keeps_state),
         expected_prefix_tokens=config.expected_prefix_tokens,
-        pane=pane,
-        pane_window=window,
+        window_block=window_block,
+        window_block_window=window,
     )

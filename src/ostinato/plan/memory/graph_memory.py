@@ -54,7 +54,7 @@ def graph_bytes(
     limits: Limits,
     block_size: int,
     capture: Capture,
-    has_panes: bool = False,
+    has_window_blocks: bool = False,
 ) -> int:
     """Return the bytes of all graphs, the drafter's included, with the buffers for any step within `limits`.
 
@@ -65,21 +65,28 @@ def graph_bytes(
         return 0
     # Drafts end at max_model_len as requests do, so no block table is longer for them.
     most = -(-limits.max_model_len // block_size)
-    max_blocks = most if any(not has_panes or layer.window is None for layer in model.attention_layers) else 0
-    max_panes = most if has_panes else 0
+    max_blocks = most if any(not has_window_blocks or layer.window is None for layer in model.attention_layers) else 0
+    max_window_blocks = most if has_window_blocks else 0
     tokens, takes_images = limits.max_num_batched_tokens, model.vision is not None
-    buffers = buffer_bytes(tokens, limits.max_num_seqs, max_blocks, largest.tokens_per_row, takes_images, max_panes)
+    buffers = buffer_bytes(
+        tokens, limits.max_num_seqs, max_blocks, largest.tokens_per_row, takes_images, max_window_blocks
+    )
     gathered_rows = limits.max_num_seqs if capture.gathers_states else 0
     arena = arena_bytes(model, dtype, largest, capture, gathered_rows)
-    return buffers + arena + drafter_graph_bytes(model, dtype, largest, limits, max_blocks, capture, max_panes)
+    return buffers + arena + drafter_graph_bytes(model, dtype, largest, limits, max_blocks, capture, max_window_blocks)
 
 
 def buffer_bytes(
-    tokens: int, rows: int, max_blocks: int, slots_per_request: int, takes_images: bool = False, max_panes: int = 0
+    tokens: int,
+    rows: int,
+    max_blocks: int,
+    slots_per_request: int,
+    takes_images: bool = False,
+    max_window_blocks: int = 0,
 ) -> int:
     """Return the bytes of the buffers that hold a step's inputs."""
-    sizes = step_sizes(rows, tokens, max_blocks, slots_per_request, max_panes)
-    return table_bytes(step_table(takes_images, max_panes > 0), sizes)
+    sizes = step_sizes(rows, tokens, max_blocks, slots_per_request, max_window_blocks)
+    return table_bytes(step_table(takes_images, max_window_blocks > 0), sizes)
 
 
 def arena_bytes(model: ModelSpec, dtype: str, largest: LargestGraphs, capture: Capture, gathered_rows: int = 0) -> int:
@@ -106,7 +113,7 @@ def drafter_graph_bytes(
     limits: Limits,
     max_blocks: int,
     capture: Capture,
-    max_panes: int = 0,
+    max_window_blocks: int = 0,
 ) -> int:
     """Return the bytes of the graphs that make drafts, with their own buffers.
 
@@ -121,7 +128,9 @@ def drafter_graph_bytes(
     if own.most_tokens == 0:
         return 0
     most_tokens = limits.max_num_seqs if is_head else limits.max_num_batched_tokens
-    buffers = buffer_bytes(most_tokens, limits.max_num_seqs, max_blocks, slots_per_request=1, max_panes=max_panes)
+    buffers = buffer_bytes(
+        most_tokens, limits.max_num_seqs, max_blocks, slots_per_request=1, max_window_blocks=max_window_blocks
+    )
     buffers += limits.max_num_seqs * drafter.hidden_elements * DTYPE_BYTES[dtype]
     if capture.backend == "tape":
         calls = drafter.calls if drafter.model is None else drafter.model.calls

@@ -24,8 +24,8 @@ def native_scratch(
 ) -> int:
     """Return an upper bound of the bytes that the kernels of `native` keep: shared by all threads, and per thread.
 
-    `head` are the input and output sizes of the LM head; `positions` are sampled. With `has_act_order`, inputs of matmuls
-    may have another order in their weights (act-order).
+    `head` are the input and output sizes of the LM head; `positions` are sampled. With `has_act_order`, inputs of
+    matmuls may have another order in their weights (act-order).
     """
     needed = [Scratch(0)]
 

@@ -25,26 +25,26 @@ from ostinato.units import format_bytes
 class BlockDemand:
     """Needs of requests.
 
-    `block` and `pane` are bytes of one block and one window block; `longest` and `expected` are the blocks of a request
-    of max_model_len tokens and of a prefix of the expected length; `rows` are those of a step.
+    `block` and `window_block` are bytes of one block and one window block; `longest` and `expected` are the blocks of a
+    request of max_model_len tokens and of a prefix of the expected length; `rows` are those of a step.
     """
 
     block: int
-    pane: int
+    window_block: int
     rules: SlidingWindowSpec
     rows: int
     longest: int
     expected: int
 
     @property
-    def prefix_panes(self) -> int:
+    def prefix_window_blocks(self) -> int:
         """Window blocks of a cached prefix."""
         return min(self.expected, self.rules.blocks_per_window)
 
-    def pane_share(self, num_blocks: int) -> float:
+    def window_block_share(self, num_blocks: int) -> float:
         """Return the share that window blocks have of the memory of a request of `num_blocks` blocks."""
-        panes = min(num_blocks, self.rules.blocks_per_request) * self.pane
-        return panes / (panes + num_blocks * self.block)
+        window_blocks = min(num_blocks, self.rules.blocks_per_request) * self.window_block
+        return window_blocks / (window_blocks + num_blocks * self.block)
 
 
 def split_tables(tables: BlockDemand, room: int, holds_prefixes: bool) -> tuple[int, int]:
@@ -57,15 +57,17 @@ def split_tables(tables: BlockDemand, room: int, holds_prefixes: bool) -> tuple[
     longest requests is s_short / (s_short + 1 - s_long). Without prefixes to hold there are no more window blocks than
     `rows` requests can use.
     """
-    rules, block, pane = tables.rules, tables.block, tables.pane
-    short, long = tables.pane_share(tables.expected), tables.pane_share(tables.longest)
-    wanted = int(room * (short / (short + 1 - long))) // pane
+    rules, block, window_block = tables.rules, tables.block, tables.window_block
+    short, long = tables.window_block_share(tables.expected), tables.window_block_share(tables.longest)
+    wanted = int(room * (short / (short + 1 - long))) // window_block
     most = wanted if holds_prefixes else rules.blocks_needed(tables.longest, tables.rows)
-    panes = max(rules.blocks_needed(tables.longest), min(wanted, most, (room - tables.longest * block) // pane))
-    return ((room - panes * pane) // block, panes) if block else (0, room // pane)
+    window_blocks = max(
+        rules.blocks_needed(tables.longest), min(wanted, most, (room - tables.longest * block) // window_block)
+    )
+    return ((room - window_blocks * window_block) // block, window_blocks) if block else (0, room // window_block)
 
 
-def prefixes_in(tables: BlockDemand, blocks: int, panes: int) -> int:
+def prefixes_in(tables: BlockDemand, blocks: int, window_blocks: int) -> int:
     """Return how many distinct prefixes fit in these blocks and window blocks in addition to running requests.
 
     Running requests have a prefix's length and fill all rows, but no more than half of each pool; one of max_model_len
@@ -75,11 +77,12 @@ def prefixes_in(tables: BlockDemand, blocks: int, panes: int) -> int:
     if tables.block:
         running = max(min(tables.rows * tables.expected, blocks // 2), tables.longest)
         found.append((blocks - running) // tables.expected)
-    if tables.prefix_panes:
+    if tables.prefix_window_blocks:
         used = max(
-            min(rules.blocks_needed(tables.expected, tables.rows), panes // 2), rules.blocks_needed(tables.longest)
+            min(rules.blocks_needed(tables.expected, tables.rows), window_blocks // 2),
+            rules.blocks_needed(tables.longest),
         )
-        found.append((panes - used) // tables.prefix_panes)
+        found.append((window_blocks - used) // tables.prefix_window_blocks)
     return max(0, min(found, default=0))
 
 
@@ -168,12 +171,16 @@ class MemoryBudget:
     expected_prefix_tokens: int | None = None
     mapped_weights: int = 0
     """The part of the weights that is mapped from files."""
-    pane: int = 0
-    pane_window: int = 0
+    window_block: int = 0
+    window_block_window: int = 0
 
-    def pane_rules(self, step_tokens: int) -> SlidingWindowSpec | None:
+    def window_block_rules(self, step_tokens: int) -> SlidingWindowSpec | None:
         """Return the rules for window blocks in steps of up to `step_tokens` tokens; None without window blocks."""
-        return SlidingWindowSpec(self.pane_window, self.block_size, step_tokens) if self.pane_window else None
+        return (
+            SlidingWindowSpec(self.window_block_window, self.block_size, step_tokens)
+            if self.window_block_window
+            else None
+        )
 
 
 def slots_per_request(num_speculative_tokens: int = 0) -> int:
@@ -205,13 +212,13 @@ def cache_need(budget: MemoryBudget, max_num_seqs: int, max_model_len: int, step
     tokens in steps of up to `step_tokens`, and the null ones.
     """
     slots, blocks = _slots(budget, max_num_seqs), _blocks(budget, 1, max_model_len)
-    panes = panes_of(budget, 1, max_model_len, step_tokens)
-    return slots * budget.state_slot + blocks * budget.kv_block + panes * budget.pane
+    window_blocks = window_blocks_of(budget, 1, max_model_len, step_tokens)
+    return slots * budget.state_slot + blocks * budget.kv_block + window_blocks * budget.window_block
 
 
-def panes_of(budget: MemoryBudget, requests: int, max_model_len: int, step_tokens: int) -> int:
+def window_blocks_of(budget: MemoryBudget, requests: int, max_model_len: int, step_tokens: int) -> int:
     """Return the window blocks of `requests` requests, with the null one; 0 if there are none."""
-    rules = budget.pane_rules(step_tokens)
+    rules = budget.window_block_rules(step_tokens)
     return 0 if rules is None else rules.blocks_needed(_blocks_of(max_model_len, budget.block_size), requests) + 1
 
 
@@ -254,20 +261,20 @@ def fit_memory(
     prefixes = min(possible, most)
     checkpoints = prefixes if budget.state_slot else 0
     num_slots = _slots(budget, max_num_seqs) + checkpoints
-    num_blocks = num_panes = 0
+    num_blocks = num_window_blocks = 0
     left = room - num_slots * budget.state_slot
     tables = _tables(budget, max_num_seqs, max_model_len, step_tokens)
     if tables is not None:
-        found = split_tables(tables, left - budget.kv_block - budget.pane, budget.holds_prefixes)
-        num_blocks, num_panes = found[0] + bool(budget.kv_block), found[1] + 1
+        found = split_tables(tables, left - budget.kv_block - budget.window_block, budget.holds_prefixes)
+        num_blocks, num_window_blocks = found[0] + bool(budget.kv_block), found[1] + 1
     elif budget.kv_block:
         num_blocks = left // budget.kv_block
     if possible > most or not budget.holds_prefixes:
         used = prefixes * _blocks_of(expected, budget.block_size)
         num_blocks = min(num_blocks, _blocks(budget, max_num_seqs, max_model_len) + used)
         if tables is not None:
-            most_panes = panes_of(budget, max_num_seqs, max_model_len, step_tokens)
-            num_panes = min(num_panes, most_panes + prefixes * tables.prefix_panes)
+            most_window_blocks = window_blocks_of(budget, max_num_seqs, max_model_len, step_tokens)
+            num_window_blocks = min(num_window_blocks, most_window_blocks + prefixes * tables.prefix_window_blocks)
     return MemoryPlan(
         weights=budget.weights,
         activations=activations,
@@ -283,11 +290,11 @@ def fit_memory(
         expected_prefix_tokens=expected if budget.holds_prefixes else None,
         prefix_tokens=prefixes * expected,
         mapped_weights=budget.mapped_weights,
-        cache=num_blocks * budget.kv_block + num_panes * budget.pane + num_slots * budget.state_slot,
+        cache=num_blocks * budget.kv_block + num_window_blocks * budget.window_block + num_slots * budget.state_slot,
         available=budget.available,
-        window_block=budget.pane,
-        num_window_blocks=num_panes,
-        sliding_window=budget.pane_window,
+        window_block=budget.window_block,
+        num_window_blocks=num_window_blocks,
+        sliding_window=budget.window_block_window,
     )
 
 
@@ -307,7 +314,7 @@ def prefixes_that_fit(
     """
     tables = _tables(budget, max_num_seqs, max_model_len, step_tokens)
     if tables is not None:
-        return _prefixes_with_panes(budget, tables, room - _slots(budget, max_num_seqs) * budget.state_slot)
+        return _prefixes_with_window_blocks(budget, tables, room - _slots(budget, max_num_seqs) * budget.state_slot)
     blocks = _blocks_of(expected_prefix(budget, max_model_len), budget.block_size)
     each = blocks * budget.kv_block + budget.state_slot
     rest = room - _slots(budget, max_num_seqs) * budget.state_slot - budget.kv_block
@@ -323,20 +330,20 @@ def max_prefixes(budget: MemoryBudget, expected: int) -> int:
 
 
 def _tables(budget: MemoryBudget, rows: int, max_model_len: int, step_tokens: int) -> BlockDemand | None:
-    rules = budget.pane_rules(step_tokens)
+    rules = budget.window_block_rules(step_tokens)
     if rules is None:
         return None
     expected = _blocks_of(expected_prefix(budget, max_model_len), budget.block_size)
     longest = _blocks_of(max_model_len, budget.block_size)
-    return BlockDemand(budget.kv_block, budget.pane, rules, rows, longest, expected)
+    return BlockDemand(budget.kv_block, budget.window_block, rules, rows, longest, expected)
 
 
-def _prefixes_with_panes(budget: MemoryBudget, tables: BlockDemand, room: int) -> int:
+def _prefixes_with_window_blocks(budget: MemoryBudget, tables: BlockDemand, room: int) -> int:
     """Return the prefixes that fit in `room` bytes for blocks, window blocks and checkpoints."""
 
     def beside(prefixes: int) -> int:
-        left = room - budget.kv_block - budget.pane - prefixes * budget.state_slot
-        least = tables.longest * budget.kv_block + tables.rules.blocks_needed(tables.longest) * budget.pane
+        left = room - budget.kv_block - budget.window_block - prefixes * budget.state_slot
+        least = tables.longest * budget.kv_block + tables.rules.blocks_needed(tables.longest) * budget.window_block
         return prefixes_in(tables, *split_tables(tables, left, budget.holds_prefixes)) if left >= least else -1
 
     if not budget.state_slot:
@@ -392,7 +399,7 @@ def window_decisions(
     fitting += [(memory.num_blocks - 1) // blocks] if memory.kv_block else []
     reason = (
         f"{count} of {len(layers)} attention layers read the last {' or '.join(map(str, sizes))} tokens alone, and a "
-        f"request keeps no more than {own} panes of theirs between its steps; one of max_model_len tokens takes "
+        f"request keeps no more than {own} window blocks of theirs between its steps; one of max_model_len tokens takes "
         f"{format_bytes(needed)} instead of {format_bytes(blocks * (memory.kv_block + memory.window_block))}, and "
         f"{min(fitting)} of that length fit at once"
     )

@@ -270,7 +270,7 @@ def _memory(plan: Plan) -> RenderableType:
     table.add_column(justify="right")
     table.add_column(overflow="fold")
     blocks = f"{memory.num_blocks:,} of {format_bytes(memory.kv_block)}"
-    panes = f"{memory.num_window_blocks:,} of {format_bytes(memory.window_block)}"
+    window_blocks = f"{memory.num_window_blocks:,} of {format_bytes(memory.window_block)}"
     slots = f"{memory.num_slots:,} of {format_bytes(memory.state_slot)}"
     drafter = 0 if plan.speculative is None else plan.speculative.weights
     for name, size, note in (
@@ -280,7 +280,11 @@ def _memory(plan: Plan) -> RenderableType:
         ("graphs", memory.graphs, "at most, with their buffers" if memory.graphs else ""),
         *_encoder_memory(memory),
         ("blocks", memory.num_blocks * memory.kv_block, blocks),
-        *([("panes", memory.num_window_blocks * memory.window_block, panes)] if memory.num_window_blocks else ()),
+        *(
+            [("window_blocks", memory.num_window_blocks * memory.window_block, window_blocks)]
+            if memory.num_window_blocks
+            else ()
+        ),
         ("slots", memory.num_slots * memory.state_slot, slots),
         ("together", memory.used, ""),
         ("available", memory.available, ""),
@@ -323,7 +327,11 @@ def _files(files: CacheFilesPlan) -> str:
     where = files.directory or "~/.cache/ostinato/prefixes"
     sizes = " and ".join(
         f"{format_bytes(size)} for {what}"
-        for what, size in (("a block", files.block_bytes), ("a pane", files.pane_bytes), ("a state", files.slot_bytes))
+        for what, size in (
+            ("a block", files.block_bytes),
+            ("a window block", files.window_block_bytes),
+            ("a state", files.slot_bytes),
+        )
         if size
     )
     when = (

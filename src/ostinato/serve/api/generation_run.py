@@ -32,11 +32,11 @@ from ostinato.serve.http.streaming import ChunkedJson, EventStream, cancel_on_di
 __all__ = [
     "ChunkWriter",
     "ConversationRequest",
-    "PreparedChat",
     "GenerationRun",
-    "make_response",
+    "PreparedChat",
     "compact",
     "head",
+    "make_response",
     "prepare_chat",
     "quoted",
     "start_chat",

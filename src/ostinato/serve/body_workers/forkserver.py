@@ -1,8 +1,8 @@
 """The process that workers are forked from: it has loaded all that they need, so that a new one costs milliseconds.
 
-`python -m ostinato.serve.body_workers.forkserver FD` serves the server at the other end of the socket FD. For each descriptor of a
-socket that comes, it forks a worker, which serves jobs from there until that socket is closed: also in the middle of a
-job.
+`python -m ostinato.serve.body_workers.forkserver FD` serves the server at the other end of the socket FD. For each
+descriptor of a socket that comes, it forks a worker, which serves jobs from there until that socket is closed: also in
+the middle of a job.
 """
 
 from __future__ import annotations

@@ -46,8 +46,9 @@ class JsonPostMiddleware:
     ) -> None:
         """Register the endpoints of `routers`, each an `async def endpoint(body, request) -> Response`.
 
-        Its body is a Body. It receives the rest of the body (`Body.without_prepared_fields`), and in `request.state.prepared` the result
-        of `Body.prepare` with `work`, which raises ApiError while there is no model.
+        Its body is a Body. It receives the rest of the body (`Body.without_prepared_fields`), and in
+        `request.state.prepared` the result of `Body.prepare` with `work`, which raises ApiError while there is no
+        model.
         """
         self._app, self._lifecycle, self._work = app, lifecycle, work
         self._endpoints: dict[str, tuple[type[Body], Endpoint]] = {}

@@ -42,7 +42,9 @@ class LarkGrammar:
         return "\n".join([f"start: {start}", *self.rules, ""])
 
     def thoughts(self, tags: ReasoningTags | None, inside: bool) -> str:
-        """Return terms for reasoning before anything else: required if the answer begins `positions_inside` it, else optional."""
+        """Return terms for reasoning before anything else: required if the answer begins `positions_inside` it, else
+        optional.
+        """
         if tags is None:
             return ""
         if tags == ANALYSIS:

@@ -105,13 +105,13 @@ export class Engine {
   }
 
   showCache(time, { cache, prefix_cache: prefixes }) {
-    byId("panes-figure").hidden = !cache.panes_total;
-    for (const kind of ["blocks", "panes", "slots"]) {
+    byId("window-blocks-figure").hidden = !cache.window_blocks_total;
+    for (const kind of ["blocks", "window-blocks", "slots"]) {
       const [used, cached, total] = ["used", "cached", "total"].map((state) => cache[`${kind}_${state}`]);
       fill(byId(kind), [["used", ratio(used, total)], ["cached", ratio(cached, total)]]);
       byId(`${kind}-text`).textContent = total ? `${count(used)} in use, ${count(cached)} kept, of ${count(total)}` : "none in this model";
     }
-    const of = ["slots", "blocks", "panes"].find((kind) => cache[`${kind}_total`]) ?? "blocks";
+    const of = ["slots", "blocks", "window-blocks"].find((kind) => cache[`${kind}_total`]) ?? "blocks";
     const total = cache[`${of}_total`];
     byId("cache-of").textContent = of;
     this.charts.cache.add(time, [ratio(cache[`${of}_used`], total), ratio(cache[`${of}_cached`], total)]);
