@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ostinato.kv_cache.index_snapshot import prefix_hit_keys
 from ostinato.kv_cache.prefix_index import BlockHashes
-from ostinato.replicas.index_sync import IndexChanges, IndexPublisher, PublishedIndex, prefix_hit_keys
+from ostinato.replicas.index_sync import IndexChanges, IndexPublisher, PublishedIndex
 from tests.support.scheduler_steps import BLOCK, make_caching_scheduler, runner_for, serve, text
 
 

@@ -9,9 +9,8 @@ import pytest
 
 from ostinato.config import EngineConfig
 from ostinato.engine.process.async_engine import AsyncEngine
-from ostinato.engine.process.engine_errors import EngineFailed, EngineStopped, StepFailed
+from ostinato.engine.process.engine_errors import DeadlineExceeded, EngineFailed, EngineStopped, StepFailed
 from ostinato.engine.process.output_deltas import MAX_DELAY_SECONDS, MAX_SERVER_SHARE, DeltaPacer
-from ostinato.engine.process.request_streams import DeadlineExceeded
 from ostinato.errors import RequestError
 from ostinato.sampling.params import SamplingParams
 from tests.support.engine_probe import SECRET, Probe, without_native_kernels

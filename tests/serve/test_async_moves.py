@@ -11,8 +11,8 @@ import pytest
 
 from ostinato.config import EngineConfig
 from ostinato.engine.process.async_engine import AsyncEngine
-from ostinato.engine.process.engine_errors import EngineDraining
-from ostinato.engine.process.request_streams import DeadlineExceeded, RequestStream
+from ostinato.engine.process.engine_errors import DeadlineExceeded, EngineDraining
+from ostinato.engine.process.request_streams import RequestStream
 from ostinato.errors import DamagedExport, ForeignExport
 from ostinato.sampling.guide import Guide
 from ostinato.sampling.params import SamplingParams

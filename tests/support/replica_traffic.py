@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from ostinato.kv_cache.eviction import EvictionCosts
+from ostinato.kv_cache.index_snapshot import prefix_hit_keys
 from ostinato.kv_cache.prefix_index import BlockHashes
-from ostinato.replicas.index_sync import IndexPublisher, prefix_hit_keys
+from ostinato.replicas.index_sync import IndexPublisher
 from ostinato.replicas.router import PromptTimes, ReplicaRouter
 from ostinato.scheduler.scheduler import Scheduler
 from tests.support.fake_runner import VOCABULARY, FakeRunner

@@ -19,12 +19,9 @@ import torch
 
 from ostinato.errors import CaptureError
 from ostinato.graphs.buffers import BufferAddresses, BufferedInputs
-from ostinato.graphs.recorder import CallRecorder, eager_part
+from ostinato.graphs.recorder import CallRecorder, ReplayFn, StepForward, eager_part
 from ostinato.graphs.tensor_refs import TensorRef, storage_pointer, tensor_ref
 from ostinato.ops.dispatch import CallHook, Kernel
-
-Forward = Callable[[Any], torch.Tensor]
-ReplayFn = Callable[[BufferedInputs], None]
 
 
 class Segment(Protocol):
@@ -89,7 +86,7 @@ class CudaBackend:
         self.num_bytes = 0
         """Bytes of the graphs' memory pool, without the CUDA driver's own memory per graph."""
 
-    def capture(self, forward: Forward, step: BufferedInputs, splits: Collection[str]) -> CudaGraph:
+    def capture(self, forward: StepForward, step: BufferedInputs, splits: Collection[str]) -> CudaGraph:
         """Run `forward(step)` to record it and to warm up, then capture it.
 
         CaptureError if it cannot be captured, or if a replay could not repeat it.
@@ -113,7 +110,7 @@ class CudaBackend:
             self.num_bytes += self._driver.reserved_bytes() - before
             return CudaGraph(segments.plays(step), _device_tensor(self._driver, result), step)
 
-    def _record(self, forward: Forward, step: BufferedInputs, splits: Collection[str]) -> Iterator[TensorRef]:
+    def _record(self, forward: StepForward, step: BufferedInputs, splits: Collection[str]) -> Iterator[TensorRef]:
         """Refuse what a replay could not repeat.
 
         Returns shapes and dtypes of the results of the parts left out, in order.

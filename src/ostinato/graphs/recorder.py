@@ -34,6 +34,12 @@ from ostinato.graphs.tensor_refs import (
 )
 from ostinato.ops.dispatch import Kernel, NativeKernel
 
+StepForward = Callable[[Any], torch.Tensor]
+"""The forward function of a step, as graphs capture it: the step's inputs -> hidden states."""
+
+ReplayFn = Callable[[BufferedInputs], None]
+"""Replay of one part of a captured step."""
+
 UNTAGGED_READS = frozenset({"is_nonzero", "tensor_split.tensor_indices_or_sections", "where.default"})
 """Operations that read values and that torch does not mark as such, by name or by name and overload."""
 CONVERSIONS = frozenset({"resolve_conj", "resolve_neg"})

@@ -12,6 +12,7 @@ import torch
 
 from ostinato.errors import ConfigError, Remedy
 from ostinato.graphs.buffers import StepBuffers, check_unmoved
+from ostinato.graphs.recorder import StepForward
 from ostinato.graphs.replay_check import compare_replay
 from ostinato.layers.module import Module
 from ostinato.ops.step_inputs import LayerCache, StepInputs
@@ -20,7 +21,6 @@ from ostinato.plan.graphs.coverage import PIECEWISE_MODES, StepMode, dispatch
 from ostinato.plan.traffic import Traffic
 from ostinato.units import format_bytes
 
-StepForward = Callable[[StepInputs], torch.Tensor]
 CaptureProgress = Callable[[str, int, int], None]
 """Progress callback: (what is being captured, graphs captured, graphs in all)."""
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ostinato.graphs.buffers import BufferAddresses, BufferedInputs
-from ostinato.graphs.recorder import CallRecorder, RecordedCall, eager_part
+from ostinato.graphs.recorder import CallRecorder, RecordedCall, ReplayFn, StepForward, eager_part
 from ostinato.graphs.tensor_refs import TensorRef, items_in, map_items, tensors_in
 from ostinato.ops.dispatch import CallHook, NativeKernel
 from ostinato.plan.graphs.arena import ALIGNMENT, Layout, pack_buffers
@@ -22,10 +22,8 @@ from ostinato.plan.graphs.arena import ALIGNMENT, Layout, pack_buffers
 HAS_OUT_VARIANT = frozenset({"add", "mul", "sub", "neg", "exp", "silu", "cat", "embedding", "cos", "sin"})
 """Operations that are replayed in their variant with an output; the results of others are copied to their place."""
 
-Play = Callable[[BufferedInputs], None]
 Profile = Callable[[BufferedInputs], list[tuple[str, float]]]
 """Function that runs calls -> (name, seconds) of each."""
-Forward = Callable[[Any], torch.Tensor]
 
 
 class Tape:
@@ -50,7 +48,7 @@ class Tape:
 
         Call it before the first replay, and again when the arena has grown.
         """
-        self._plays: list[Play] = []
+        self._plays: list[ReplayFn] = []
         self._profiles: list[Profile] = []
         self.programs: list[Any] = []
         for is_native, calls in groupby(self._calls, key=lambda call: isinstance(call.function, NativeKernel)):
@@ -100,7 +98,7 @@ class Tape:
         self._plays.append(lambda step: program.run(real(step)))
         self._profiles.append(lambda step: program.profile(real(step)))
 
-    def _play(self, call: RecordedCall, memory: torch.Tensor) -> Play:
+    def _play(self, call: RecordedCall, memory: torch.Tensor) -> ReplayFn:
         function = call.function
         args, kwargs, writes = bind((call.args, call.kwargs, call.writes), self._layout, memory)
         if call.kind == "split":
@@ -167,7 +165,7 @@ class TapeBackend:
         """Bytes of the graphs, without the persistent buffers."""
         return self.arena.size
 
-    def capture(self, forward: Forward, step: BufferedInputs, splits: Collection[str]) -> Tape:
+    def capture(self, forward: StepForward, step: BufferedInputs, splits: Collection[str]) -> Tape:
         """Run `forward(step)` once and record it. CaptureError if a replay could not repeat it."""
         recorder = CallRecorder(self._persistent, splits)
         self._tap.recorder = recorder
@@ -225,7 +223,7 @@ def _real_tokens(tokens: int, length: int) -> Callable[[BufferedInputs], int]:
     return lambda inputs: tokens
 
 
-def _timed(name: str, play: Play) -> Profile:
+def _timed(name: str, play: ReplayFn) -> Profile:
     def profile(step: BufferedInputs) -> list[tuple[str, float]]:
         begin = time.perf_counter()
         play(step)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import asdict, dataclass
+from heapq import nlargest
 from itertools import islice
 from typing import Any
 
@@ -14,6 +15,10 @@ MAX_SNAPSHOT_ENTRIES = 20_000
 """Entries that a picture looks at: it is made between two steps, which wait for it."""
 MAX_SNAPSHOT_LEAVES = 4096
 """Leaves among which the most recently used are looked for."""
+
+
+MAX_PUBLISHED_KEYS = 2**14
+"""Most block hashes that one replica reports; 8 bytes each in a message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,3 +88,20 @@ def _mark(entry: IndexEntry) -> IndexMark | None:
     if entry.checkpoint is not None:
         return IndexMark(entry.end, entry.checkpoint.hits, True)
     return IndexMark(entry.end, entry.hits, False) if entry.hits else None
+
+
+def prefix_hit_keys(index: PrefixIndex, has_state: bool, most: int = MAX_PUBLISHED_KEYS) -> frozenset[int]:
+    """Return the block hashes at which a prompt may hit the index.
+
+    These are the hashes with a checkpoint, or all without state layers. If there are more than `most`, those used last.
+    O(entries).
+    """
+    entries: list[IndexEntry] = [each.entry for each in index.checkpoints] if has_state else list(index)
+    if len(entries) > most:
+        entries = nlargest(most, entries, key=_last_use)
+    return frozenset([entry.key for entry in entries])
+
+
+def _last_use(entry: IndexEntry) -> tuple[int, int]:
+    """Return the sort key by last use. Of two entries that one request used, the longer prefix saves more."""
+    return max(entry.last_use, -1 if entry.checkpoint is None else entry.checkpoint.last_use), entry.end

@@ -108,7 +108,8 @@ class CacheManager:
         assert block_size > 0, f"a block cannot hold {block_size} tokens"
         assert slots_per_request > 0, f"a request cannot have {slots_per_request} slots"
         self.block_size = block_size
-        self.store = CacheStore(num_blocks, num_slots, eviction, costs, num_window_blocks, window_block_rules)
+        blocks_per_window = 0 if window_block_rules is None else window_block_rules.blocks_per_window
+        self.store = CacheStore(num_blocks, num_slots, eviction, costs, num_window_blocks, blocks_per_window)
         self.blocks, self.slots = self.store.blocks, self.store.slots
         self.window_blocks = None if window_block_rules is None else WindowBlocks(window_block_rules, self.store)
         self.state_slots = StateSlots(self.store, slots_per_request if num_slots > 0 else 0)

@@ -20,7 +20,6 @@ from ostinato.kv_cache.eviction import (
 )
 from ostinato.kv_cache.offload.file_tier import FileTier
 from ostinato.kv_cache.prefix_index import BlockHashes, Checkpoint, IndexEntry, PrefixIndex, WindowBlock
-from ostinato.kv_cache.sliding_window import SlidingWindowSpec
 from ostinato.observe.counts import StoreCounts
 
 
@@ -193,12 +192,12 @@ class CacheStore:
         policy: EvictionPolicy,
         costs: EvictionCosts,
         num_window_blocks: int = 0,
-        window_block_rules: SlidingWindowSpec | None = None,
+        blocks_per_window: int = 0,
     ) -> None:
         self.blocks = IdPool("block", num_blocks)
         self.slots = IdPool("slot", num_slots)
         self.window_blocks = IdPool("window block", num_window_blocks)
-        self.blocks_per_window = 0 if window_block_rules is None else window_block_rules.blocks_per_window
+        self.blocks_per_window = blocks_per_window
         """Window blocks that a request needs to continue at a block's first token."""
         self.index = PrefixIndex()
         self.evicted_keys = RecentKeys(MAX_EVICTED_KEYS)

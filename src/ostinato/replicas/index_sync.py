@@ -4,12 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from heapq import nlargest
-
-from ostinato.kv_cache.prefix_index import IndexEntry, PrefixIndex
-
-MAX_PUBLISHED_KEYS = 2**14
-"""Most block hashes that one replica reports; 8 bytes each in a message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,23 +17,6 @@ class IndexChanges:
     added: tuple[int, ...] = ()
     removed: tuple[int, ...] = ()
     is_whole: bool = False
-
-
-def prefix_hit_keys(index: PrefixIndex, has_state: bool, most: int = MAX_PUBLISHED_KEYS) -> frozenset[int]:
-    """Return the block hashes at which a prompt may hit the index.
-
-    These are the hashes with a checkpoint, or all without state layers. If there are more than `most`, those used last.
-    O(entries).
-    """
-    entries: list[IndexEntry] = [each.entry for each in index.checkpoints] if has_state else list(index)
-    if len(entries) > most:
-        entries = nlargest(most, entries, key=_last_use)
-    return frozenset([entry.key for entry in entries])
-
-
-def _last_use(entry: IndexEntry) -> tuple[int, int]:
-    """Return the sort key by last use. Of two entries that one request used, the longer prefix saves more."""
-    return max(entry.last_use, -1 if entry.checkpoint is None else entry.checkpoint.last_use), entry.end
 
 
 class IndexPublisher:

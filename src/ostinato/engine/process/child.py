@@ -43,9 +43,8 @@ from ostinato.engine.process.engine_messages import (
 )
 from ostinato.engine.process.engine_process import freeze_gc
 from ostinato.engine.process.output_deltas import DeltaBuffer, DeltaPacer, OutputDelta
-from ostinato.kv_cache.index_snapshot import snapshot_index
+from ostinato.kv_cache.index_snapshot import prefix_hit_keys, snapshot_index
 from ostinato.os_support import lack_of_address_space
-from ostinato.replicas.index_sync import prefix_hit_keys
 from ostinato.sampling.grammar import Grammar
 from ostinato.sampling.params import SamplingParams
 

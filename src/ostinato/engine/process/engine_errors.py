@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 
-from ostinato.errors import OstinatoError
+from ostinato.errors import OstinatoError, RequestError
 
 
 class EngineError(RuntimeError):
@@ -48,3 +48,18 @@ def step_error(error: Exception) -> Exception:
     if isinstance(error, OstinatoError):
         return error
     return StepFailed(f"the step that computed the request failed: {type(error).__name__}: {error}")
+
+
+class Overloaded(RequestError):
+    """Error for a full queue, or a client whose share of it is used up.
+
+    `retry_after` is the number of seconds after which there is likely to be room.
+    """
+
+    def __init__(self, message: str, retry_after: int) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class DeadlineExceeded(RequestError):
+    """Error for a request that was ended because its deadline passed."""

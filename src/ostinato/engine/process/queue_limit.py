@@ -7,23 +7,13 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 
+from ostinato.engine.process.engine_errors import Overloaded
 from ostinato.errors import RequestError
 from ostinato.scheduler.request_queues import weighted_share
 
 RATE_WINDOW_SECONDS = 60.0
 """Seconds over which the drain rate is measured."""
 MAX_RETRY_SECONDS = 600
-
-
-class Overloaded(RequestError):
-    """Error for a full queue, or a client whose share of it is used up.
-
-    `retry_after` is the number of seconds after which there is likely to be room.
-    """
-
-    def __init__(self, message: str, retry_after: int) -> None:
-        super().__init__(message)
-        self.retry_after = retry_after
 
 
 class QueueLimit:

@@ -13,16 +13,12 @@ from typing import Any
 
 from ostinato.engine.migration.wire_format import RequestSnapshot
 from ostinato.engine.outputs import RequestTimes
+from ostinato.engine.process.engine_errors import DeadlineExceeded
 from ostinato.engine.process.engine_messages import AbortRequest, DeltasHandled
 from ostinato.engine.process.output_deltas import OutputDelta, without_move
 from ostinato.engine.process.queue_limit import QueueLimit
-from ostinato.errors import RequestError
 from ostinato.scheduler.batch import TokenLogprobs
 from ostinato.scheduler.request import FinishReason
-
-
-class DeadlineExceeded(RequestError):
-    """Error for a request that was ended because its deadline passed."""
 
 
 class RequestStream:

@@ -18,8 +18,8 @@ from ostinato.plan.memory.split import (
     cache_bytes_left,
     cache_need,
     expected_prefix,
-    window_blocks_of,
     prefixes_that_fit,
+    window_blocks_of,
 )
 from ostinato.units import format_bytes
 

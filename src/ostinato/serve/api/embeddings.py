@@ -14,8 +14,8 @@ from fastapi.responses import Response
 from pydantic import Field
 
 from ostinato.engine.process.async_engine import AsyncEngine
-from ostinato.engine.process.queue_limit import Overloaded
-from ostinato.engine.process.request_streams import DeadlineExceeded, RequestStream
+from ostinato.engine.process.engine_errors import DeadlineExceeded, Overloaded
+from ostinato.engine.process.request_streams import RequestStream
 from ostinato.errors import ModelError
 from ostinato.models.pooling import PoolingKind
 from ostinato.sampling.pooler import POOLING_PARAMS, EmbeddingOptions

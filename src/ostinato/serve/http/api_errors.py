@@ -9,9 +9,7 @@ from typing import Any
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from ostinato.engine.process.engine_errors import EngineFailed, EngineStopped, ReplicaLost
-from ostinato.engine.process.queue_limit import Overloaded
-from ostinato.engine.process.request_streams import DeadlineExceeded
+from ostinato.engine.process.engine_errors import DeadlineExceeded, EngineFailed, EngineStopped, Overloaded, ReplicaLost
 from ostinato.errors import OstinatoError, RequestError
 
 MAX_MESSAGE = 1000
