@@ -16,7 +16,7 @@ import ostinato
 PACKAGE = Path(ostinato.__file__).parent
 
 ROOMS = [
-    "errors", "threads", "matrix_units", "units", "address_space", "plain_data", "field_help", "size_lists",
+    "_version", "errors", "threads", "matrix_units", "units", "address_space", "plain_data", "field_help", "size_lists",
     "setting_names", "speculative_setting", "config", "demo", "observe", "cache", "ops", "plan", "formats", "layers",
     "models", "media", "schedule", "replicas", "sample", "graphs", "speculate", "engine", "verify", "serve",
     "inspection", "bench", "cli", "__main__",

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from prometheus_client.core import Metric
 
-from ostinato import __version__
+from ostinato._version import __version__
 from ostinato.engine.process.async_engine import AsyncEngine
 from ostinato.engine.replicas.replicated_engine import ReplicatedEngine
 from ostinato.observe.answer_counts import AnswerCounts
