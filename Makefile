@@ -87,9 +87,11 @@ site: .venv/.installed-package
 	$(BIN)/python tools/site_pages.py build/pages
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-# The workflows by their schema, and which wheels the recipe would build.
+# The workflows and the forms of issues by their schemas, and which wheels the recipe would build.
 package-check: .venv/.installed-package
 	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-issue-forms \
+	  $(filter-out %/config.yml,$(wildcard .github/ISSUE_TEMPLATE/*.yml))
 	$(BIN)/cibuildwheel --platform linux --print-build-identifiers > build/wheels.txt
 
 # Minutes: both archives from a clean copy of the tree, and the wheel in an environment of its own, outside the tree.
@@ -125,7 +127,8 @@ BUILD_PACKAGES := $(if $(filter $(BIN)/python,$(PY)),.venv/.installed-build)
 # The kernels for this machine, into src/ostinato; after a change, what changed. `native` has also the stand-ins for other
 # machines, which tests need. Both share one build folder with the same settings, so that neither compiles anew.
 kernels: $(BUILD_PACKAGES)
-	@echo "Compiling the kernels for this machine: about four minutes on two cores, once. attention.cpp takes longest."
+	@test -e build/native/.ninja_log || \
+	  echo "Compiling the kernels for this machine: about four minutes on two cores, once. attention.cpp takes longest."
 	@$(call build_native,native,-D OSTINATO_INPLACE=ON,kernels)
 
 native: $(BUILD_PACKAGES)
