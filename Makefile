@@ -6,9 +6,14 @@ PY ?= $(BIN)/python
 # Programs of the machine are used where it has them.
 BUILD_TOOLS := scikit-build-core nanobind $(foreach tool,cmake ninja,$(if $(shell command -v $(tool)),,$(tool)))
 
-.PHONY: demo test test-long test-reference triton-check soak ranks docs-check lint style types site package-check wheel-test format native native-sanitize clean
+.PHONY: demo test test-long test-reference triton-check soak ranks docs-check lint style types docstrings site \
+  package-check wheel-test format kernels native native-sanitize clean
 
-demo: native
+# Packages are downloaded while kernels are compiled.
+BOTH := $(MAKE) --no-print-directory --jobs=2
+
+demo:
+	@$(BOTH) .venv/.installed kernels
 	$(BIN)/ostinato generate \
 	  "Ava has 17 apples and buys 25 more. She gives away 9. How many apples are left?" \
 	  "Tom collects 125 stamps. He loses 17 of them and then gets 48 more. How many stamps does he have now?" \
@@ -18,7 +23,8 @@ demo: native
 # from another.
 PYTEST := $(BIN)/python -m pytest -n logical --dist worksteal
 
-test: .venv/.installed-test native
+test:
+	@$(BOTH) .venv/.installed-test native
 	$(PYTEST)
 
 # What `make test` leaves out: recipes where it is not their turn (tests/support/turns.py), and what takes minutes.
@@ -64,7 +70,7 @@ ranks: .venv/.installed-test native
 docs-check: .venv/.installed-test native
 	DOCS_CHECK=1 $(BIN)/python -m pytest tests/test_docs_commands.py
 
-lint: style types site package-check
+lint: style types docstrings site package-check
 
 style: .venv/.installed-test
 	$(BIN)/ruff check .
@@ -73,14 +79,19 @@ style: .venv/.installed-test
 types: .venv/.installed-test
 	$(BIN)/mypy
 
+docstrings: | .venv/bin/python
+	$(BIN)/python tools/docstring_rule.py src/ostinato
+
 # The pages as a site, in build/site. A link that leads nowhere, or a page that is not in the navigation, ends it.
 site: .venv/.installed-package
 	$(BIN)/python tools/site_pages.py build/pages
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-# The workflows by their schema, and which wheels the recipe would build.
+# The workflows and the forms of issues by their schemas, and which wheels the recipe would build.
 package-check: .venv/.installed-package
 	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-issue-forms \
+	  $(filter-out %/config.yml,$(wildcard .github/ISSUE_TEMPLATE/*.yml))
 	$(BIN)/cibuildwheel --platform linux --print-build-identifiers > build/wheels.txt
 
 # Minutes: both archives from a clean copy of the tree, and the wheel in an environment of its own, outside the tree.
@@ -94,23 +105,34 @@ format: .venv/.installed-test
 # The instruction sets to build: the best that this machine runs, and what stands in for others in tests.
 ISA ?= native;stand_ins
 
-# Configures and builds in build/$(1), with the interpreter and the tools that $(PY) has. $(2): further options.
+# Configures and builds in build/$(1), with the interpreter and the tools that $(PY) has. $(2): further options; $(3): the
+# target. ninja counts its steps, and chooses their number by itself: without MAKEFLAGS it asks no make for turns.
 define build_native
-export PATH="$(dir $(abspath $(PY))):$$PATH" && \
+export PATH="$(dir $(abspath $(PY))):$$PATH" && unset MAKEFLAGS && \
 cmake -S . -B build/$(1) -G Ninja -D Python_EXECUTABLE="$$($(PY) -c 'import sys; print(sys.executable)')" \
   -D OSTINATO_ISA="$(ISA)" $(2) --log-level=NOTICE --no-warn-unused-cli && \
-cmake --build build/$(1) -- --quiet
+NINJA_STATUS="[kernels %f/%t, %es] " cmake --build build/$(1) --target $(3)
 endef
 
-# Without isolation: the build's tools come from .venv, at the versions of constraints.txt. $(1): what to install.
+# Without isolation: the build's tools come from .venv, at the versions of constraints.txt. Without kernels, which are
+# compiled once, by `kernels` or `native`. $(1): what to install.
 define install_editable
 $(BIN)/pip install --quiet --constraint constraints.txt --no-build-isolation \
-  --config-settings build-dir=build/native --config-settings cmake.define.OSTINATO_ISA=native --editable $(1)
+  --config-settings build-dir=build/editable --config-settings cmake.define.OSTINATO_ISA=none --editable $(1)
 endef
 
-# The kernels for this machine, into src/ostinato; after a change, what changed.
-native: $(if $(filter $(BIN)/python,$(PY)),.venv/.installed)
-	$(call build_native,native,-D OSTINATO_INPLACE=ON)
+# With PY of another tree, its packages are there.
+BUILD_PACKAGES := $(if $(filter $(BIN)/python,$(PY)),.venv/.installed-build)
+
+# The kernels for this machine, into src/ostinato; after a change, what changed. `native` has also the stand-ins for other
+# machines, which tests need. Both share one build folder with the same settings, so that neither compiles anew.
+kernels: $(BUILD_PACKAGES)
+	@test -e build/native/.ninja_log || \
+	  echo "Compiling the kernels for this machine: about four minutes on two cores, once. attention.cpp takes longest."
+	@$(call build_native,native,-D OSTINATO_INPLACE=ON,kernels)
+
+native: $(BUILD_PACKAGES)
+	@$(call build_native,native,-D OSTINATO_INPLACE=ON,all)
 
 # The same kernels under AddressSanitizer and UndefinedBehaviorSanitizer, in a package of their own that goes before src/.
 # Both runtimes and libstdc++ must be there before Python, in each worker: LD_PRELOAD. A finding ends its worker, which
@@ -123,7 +145,7 @@ PRELOADED = $(foreach lib,libasan.so libubsan.so libstdc++.so,$$($${CXX:-c++} -p
 ALL_REACHED = $(if $(filter file,$(origin SANITIZED_TESTS)),-p tests.support.reached)
 
 native-sanitize: $(if $(filter $(BIN)/python,$(PY)),.venv/.installed-test)
-	$(call build_native,sanitize,-D OSTINATO_SANITIZE=ON -D CMAKE_BUILD_TYPE=Debug)
+	$(call build_native,sanitize,-D OSTINATO_SANITIZE=ON -D CMAKE_BUILD_TYPE=Debug,all)
 	rm -rf $(SANITIZED) && mkdir -p $(SANITIZED)
 	cp -r src/ostinato $(SANITIZED) && rm -f $(SANITIZED)/ostinato/_native_*.so
 	cp build/sanitize/_native_*.so $(SANITIZED)/ostinato
@@ -136,20 +158,27 @@ clean:
 	rm -rf .venv build dist src/*.egg-info src/ostinato/_native_*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 .venv/bin/python:
-	$(PYTHON) -c 'import sys; sys.exit("Ostinato needs Python 3.11 or newer; set PYTHON" if sys.version_info < (3, 11) else 0)'
-	$(PYTHON) -m venv .venv
+	@echo "Making .venv"
+	@$(PYTHON) -c 'import sys; sys.exit("Ostinato needs Python 3.11 or newer; set PYTHON" if sys.version_info < (3, 11) else 0)'
+	@$(PYTHON) -m venv .venv
+
+.venv/.installed-build: pyproject.toml constraints.txt | .venv/bin/python
+	@echo "Installing what compiles: $(BUILD_TOOLS)"
+	@$(BIN)/pip install --quiet --constraint constraints.txt $(BUILD_TOOLS)
+	@touch $@
 
 # torch first, by its exact version, so that no other package chooses one.
-.venv/.installed: pyproject.toml constraints.txt | .venv/bin/python
-	@echo "Installing torch and other packages into .venv, and compiling the kernels: this takes minutes, once."
-	$(BIN)/pip install --quiet $(shell grep '^torch==' constraints.txt)
-	$(BIN)/pip install --quiet --constraint constraints.txt $(BUILD_TOOLS)
-	$(call install_editable,.)
-	touch $@
+.venv/.installed: pyproject.toml constraints.txt .venv/.installed-build
+	@echo "Installing packages, 1 of 2: torch, the largest"
+	@$(BIN)/pip install --quiet $(shell grep '^torch==' constraints.txt)
+	@echo "Installing packages, 2 of 2: those that Ostinato needs besides"
+	@$(call install_editable,.)
+	@touch $@
 
 .venv/.installed-test: pyproject.toml constraints.txt .venv/.installed
-	$(call install_editable,'.[test]')
-	touch $@
+	@echo "Installing the packages of the tests"
+	@$(call install_editable,'.[test]')
+	@touch $@
 
 # Apart, as these packages want other versions of some than constraints.txt has.
 build/clients/.installed: tests/serve/clients.txt

@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 from typer.main import get_command
 
+import ostinato
 from ostinato import EngineConfig, Guide, SamplingParams
 from ostinato.cli import other_engines
 from ostinato.cli.main import app
@@ -92,6 +93,11 @@ def test_every_page_is_in_the_sites_navigation() -> None:
     on_the_site = runpy.run_path(str(ROOT / "tools/site_pages.py"))["pages"]()
     assert sorted(named) == sorted(map(str, on_the_site))
     assert {page.relative_to(ROOT) for page in PAGES} <= set(on_the_site)
+
+
+def test_the_reference_has_the_names_that_the_package_exports() -> None:
+    named = re.findall(r"^::: ostinato\.(\w+)$", (ROOT / "docs/api.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert sorted(named) == sorted(ostinato.__all__)
 
 
 @every_page

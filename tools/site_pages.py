@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-ALONE = ("README.md", "CONTRIBUTING.md", "src/ostinato/demo/README.md", "benchmarks/README.md")
+ALONE = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "src/ostinato/demo/README.md", "benchmarks/README.md")
 BESIDE_PAGES = {".md", ".png", ".json", ".css"}
 
 

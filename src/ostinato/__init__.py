@@ -9,6 +9,8 @@ import gc
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from ostinato._version import __version__ as __version__
+
 if TYPE_CHECKING:
     from ostinato.config import EngineConfig
     from ostinato.engine.async_llm import AsyncLLM
@@ -52,8 +54,6 @@ __all__ = [
     "RequestOutput",
     "SamplingParams",
 ]
-
-__version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:

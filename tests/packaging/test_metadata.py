@@ -77,8 +77,15 @@ def test_its_metadata_tell_version_licence_and_extras(source_archive: Path) -> N
 def test_the_version_stands_once() -> None:
     assert "version" not in PROJECT
     assert PROJECT["dynamic"] == ["version"]
-    image = re.findall(r"image: ostinato:(\S+)", (ROOT / "deploy/kubernetes.yaml").read_text(encoding="utf-8"))
-    assert image == [ostinato.__version__]
+    files = [(ROOT / "deploy" / name).read_text(encoding="utf-8") for name in ("kubernetes.yaml", "kuberay.yaml")]
+    images = re.findall(r"image: ostinato(?:-ray)?:(\S+)", "\n".join(files))
+    assert set(images) == {ostinato.__version__}
+
+
+def test_the_changelog_begins_with_this_version() -> None:
+    first = re.search(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert first is not None
+    assert first[1] == ostinato.__version__
 
 
 def metadata(source_archive: Path) -> Message:

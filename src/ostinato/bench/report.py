@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ostinato import __version__
+from ostinato._version import __version__
 from ostinato.errors import ConfigError
 from ostinato.json_io import to_json_data
 from ostinato.plan.device.detect import detect

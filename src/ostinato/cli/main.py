@@ -21,7 +21,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from ostinato import __version__
+from ostinato._version import __version__
 from ostinato.cli.help import HELP_NAMES, HelpCommand, HelpGroup, UsageError
 from ostinato.errors import ConfigError, OstinatoError, Remedy
 from ostinato.os_support import address_space_hint, address_space_limit, lack_of_address_space, limit_spin_wait

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ostinato import __version__
+from ostinato._version import __version__
 
 if TYPE_CHECKING:
     from ostinato.plan.plan import Plan

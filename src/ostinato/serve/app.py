@@ -14,7 +14,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp
 
-from ostinato import __version__
+from ostinato._version import __version__
 from ostinato.errors import ConfigError
 from ostinato.observe.request_record import ResponseCounts
 from ostinato.observe.tracing import Tracing, make_tracing

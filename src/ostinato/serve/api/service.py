@@ -16,7 +16,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from prometheus_client.core import Metric
 
-from ostinato import __version__
+from ostinato._version import __version__
 from ostinato.demo.introduction import INTRODUCTIONS, Introduction
 from ostinato.engine.process.async_engine import AsyncEngine
 from ostinato.observe.histograms import EngineHistograms
