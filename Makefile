@@ -54,10 +54,11 @@ triton-check: .venv/.installed-test
 	PYTHONPATH=src $(PY) tools/check_triton.py $(if $(KERNEL),--kernel $(KERNEL)) benchmarks/models/*
 
 # What the tests of the server do in seconds, for minutes: 10,000 requests, and more of them made up from its schema; and
-# frameworks that are its clients.
+# frameworks that are its clients. Guides made up at random, by the ten thousand.
 soak: .venv/.installed-test build/clients/.installed native
 	SOAK_REQUESTS=10000 $(BIN)/python -m pytest -s tests/serve/test_serve_soak.py
 	$(BIN)/python -m pytest --hypothesis-profile=soak tests/serve/test_serve_connection_attacks.py
+	GUIDE_EXAMPLES=50000 $(BIN)/python -m pytest tests/sampling/test_guide_fuzz.py
 	SCHEMA_EXAMPLES=300 $(BIN)/python -m pytest tests/serve/test_serve_schema.py
 	$(BIN)/python -m pytest tests/serve/test_serve_evaluators.py
 	CLIENTS=$(CURDIR)/build/clients/bin/python $(BIN)/python -m pytest tests/serve/test_serve_clients.py

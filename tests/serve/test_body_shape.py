@@ -13,6 +13,7 @@ from ostinato.serve.body_workers.json_complexity import (
     shape_of,
 )
 from ostinato.serve.http.api_errors import ApiError
+from ostinato.serve.http.json_bodies import Body, validated
 from ostinato.serve.settings import ServeSettings
 
 VALUES = st.recursive(
@@ -66,3 +67,10 @@ def test_a_body_is_light_if_it_is_short_and_has_few_values():
     assert fits_event_loop(b'{"prompt":"x"}')
     assert not fits_event_loop(b" " * (json_complexity.LIGHT_BYTES + 1))
     assert not fits_event_loop(b"0," * json_complexity.LIGHT_VALUES)
+
+
+def test_a_body_with_more_errors_than_a_person_reads_is_refused_without_naming_them():
+    with pytest.raises(ApiError, match="more than 100 things are wrong with it") as caught:
+        validated(Body, json.dumps({f"field{i}": i for i in range(1000)}).encode())
+    assert caught.value.status == 400
+    assert len(caught.value.message) < 100

@@ -212,7 +212,8 @@ def test_bodies_that_are_read_in_a_worker_give_the_same_answers(served):
     for path, body, key in cases:
         small, large = ask(path, body, lambda answer, key=key: without_floats(answer[key]))
         assert small == large
-    assert served.lifecycle.workers.num_done == done + len(cases)
+    trials = sum("guided_regex" in body for _, body, _ in cases)
+    assert served.lifecycle.workers.num_done == done + len(cases) + trials
 
     def echoed(answer):
         kept = ("instructions", "tools", "metadata", "reasoning", "text", "max_output_tokens", "status")

@@ -127,7 +127,10 @@ class ServeSettings(BaseModel):
     request_timeout: float = Field(600.0, gt=0)
     """Seconds after which a request is ended; a request may ask for less with `timeout`."""
     body_workers: int = Field(2, ge=1)
-    """Processes that read large bodies and images, each for one request at a time. They start with the first one."""
+    """Processes that read large bodies and images, and try guides, each for one request at a time.
+
+    They start with the first one.
+    """
     worker_seconds: float = Field(20.0, gt=0)
     """Seconds that such a process may take to read one request."""
     worker_memory: int = Field(2**30, ge=2**26)

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 from ostinato.engine.process.engine_messages import MessageDecoder, encode_message
 from ostinato.errors import OstinatoError
+from ostinato.sampling.grammar import STACK_BYTES
 from ostinato.serve.body_workers.context import RequestContext, WorkerContext
 from ostinato.serve.body_workers.json_complexity import check_shape
 from ostinato.serve.http.api_errors import ApiError
@@ -121,7 +122,7 @@ def _pixels(work: RequestContext) -> int:
 
 
 def _limit_memory(more: int) -> None:
-    """Limit this process to `more` bytes of addresses above its present use."""
+    """Limit this process to `more` bytes of addresses above its present use, and a stack when it tries a guide."""
     try:
         with open("/proc/self/statm") as file:
             present = int(file.read().split()[0]) * resource.getpagesize()
@@ -129,7 +130,8 @@ def _limit_memory(more: int) -> None:
         return
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     limit = present + more
-    resource.setrlimit(resource.RLIMIT_AS, (limit if hard < 0 else min(limit, hard), hard))
+    largest = limit + STACK_BYTES if hard < 0 else min(limit + STACK_BYTES, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (min(limit, largest), largest))
 
 
 def _end_with_peer(connection: socket.socket, ends: bool) -> None:

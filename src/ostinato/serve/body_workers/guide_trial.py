@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import json
 import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
-from ostinato.sampling.grammar import STACK_BYTES
 from ostinato.sampling.guide import Guide
 from ostinato.serve.http.json_bodies import Body
 
@@ -21,20 +18,7 @@ class GuideTrial(Body):
 
     def prepare(self, work: Any) -> None:
         """Compile the guide and take its first tokens. RequestError if that cannot be done."""
-        with _room_for_a_stack():
-            work.grammars.try_out(Guide.model_construct(**json.loads(self.guide)))
-
-
-@contextmanager
-def _room_for_a_stack() -> Iterator[None]:
-    """Allow the addresses of the stack that a guide is compiled on, most of which stay unused."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    if soft < 0:
-        yield
-        return
-    more = soft + STACK_BYTES
-    resource.setrlimit(resource.RLIMIT_AS, (more if hard < 0 else min(more, hard), hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+        # The hard limit has room for the stack of the compiling thread, which stays mapped after the thread has ended.
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+        work.grammars.try_out(Guide.model_construct(**json.loads(self.guide)))

@@ -283,7 +283,8 @@ def _start_nursery(context: WorkerContext) -> tuple[subprocess.Popen[bytes], soc
     ours, theirs = socket.socketpair()
     # Forked processes have no use for threads, which a fork does not copy.
     single = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    environment = {**child_environment(), **single, "TOKENIZERS_PARALLELISM": "false"}
+    # The thread that tries a guide would get an arena of its own, whose addresses count as memory from then on.
+    environment = {**child_environment(), **single, "TOKENIZERS_PARALLELISM": "false", "MALLOC_ARENA_MAX": "1"}
     command = [sys.executable, "-P", "-m", "ostinato.serve.body_workers.forkserver", str(theirs.fileno())]
     with theirs:
         process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=environment)
