@@ -37,9 +37,9 @@ nb::object checked(PyObject* result) {
 }
 
 // Puts a tuple of integers into `to`. -> how many there are
-int read_tuple(const nb::object& tuple, std::int64_t (&to)[Tensor::MOST_DIMS]) {
+int read_tuple(const nb::object& tuple, std::int64_t (&to)[Tensor::MAX_DIMS]) {
     const Py_ssize_t size = PyTuple_GET_SIZE(tuple.ptr());
-    if (size > Tensor::MOST_DIMS) throw nb::type_error("a tensor has more dimensions than kernels know");
+    if (size > Tensor::MAX_DIMS) throw nb::type_error("a tensor has more dimensions than kernels know");
     for (Py_ssize_t i = 0; i < size; ++i) to[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(tuple.ptr(), i));
     return static_cast<int>(size);
 }

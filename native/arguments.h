@@ -22,12 +22,12 @@ namespace nb = nanobind;
 
 // Where a tensor lies: its address, and per dimension its size and its stride in elements.
 struct Tensor {
-    static constexpr int MOST_DIMS = 4;
+    static constexpr int MAX_DIMS = 4;
 
     std::byte* address = nullptr;
     DType dtype = FLOAT32;
     int dims = 0;
-    std::int64_t shape[MOST_DIMS] = {}, strides[MOST_DIMS] = {};
+    std::int64_t shape[MAX_DIMS] = {}, strides[MAX_DIMS] = {};
 
     template <typename T>
     T* at() const {
@@ -44,7 +44,7 @@ struct Tensor {
 };
 
 // What a tensor holds: a DType, or one of these.
-enum Element : int {
+enum ElementKind : int {
     ANY = -1,
     FLOATS = -2,   // a storage type (`with_dtype`)
     VALUES = -3,   // the storage type of the kernel: that of all its values, of which the first decides
@@ -73,26 +73,26 @@ using Vectors = Checked<ELEMENT, Layout::VECTORS>;
 
 // A tensor that may be None: then it has no address.
 template <typename T>
-struct Maybe : T {
+struct OptionalTensor : T {
     explicit operator bool() const { return this->address != nullptr; }
 };
 
 // What the result alone depends on, which Python makes.
-struct Unused {};
+struct IgnoredArgument {};
 
 template <typename T>
-struct IsMaybe : std::false_type {};
+struct IsOptionalTensor : std::false_type {};
 template <typename T>
-struct IsMaybe<Maybe<T>> : std::true_type {};
+struct IsOptionalTensor<OptionalTensor<T>> : std::true_type {};
 
 bool read_tensor(PyObject* value, Tensor& to);
 
 // Whether a Python object is such a value, which is put into `to`.
 template <typename T>
 bool from_python(PyObject* value, T& to) {
-    if constexpr (std::is_same_v<T, Unused>) {
+    if constexpr (std::is_same_v<T, IgnoredArgument>) {
         return true;
-    } else if constexpr (IsMaybe<T>::value) {
+    } else if constexpr (IsOptionalTensor<T>::value) {
         return value == Py_None || read_tensor(value, to);
     } else if constexpr (std::is_base_of_v<Tensor, T>) {
         return read_tensor(value, to);
@@ -127,11 +127,11 @@ class Reader {
     }
 
   private:
-    static constexpr int MOST = 32;
+    static constexpr int MAX_ARGUMENTS = 32;
 
     const char* kernel_;
     PyObject* given_;
-    std::array<PyObject*, MOST> taken_;
+    std::array<PyObject*, MAX_ARGUMENTS> taken_;
     int count_ = 0;
     int values_ = ANY;  // the dtype of the values
 

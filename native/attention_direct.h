@@ -10,22 +10,22 @@
 namespace ostinato {
 namespace attention {
 
-constexpr int FETCHES = 2;  // in a square of a panel
+constexpr int PREFETCHES = 2;  // in a square of a panel
 // Panels at a time, as measured with AVX2: what is added to a sum waits for what was added before, and other sums fill that
 // time.
 template <int ROWS>
 constexpr int PANELS_AT_ONCE = LANES != 8 ? 1 : ROWS == 1 ? 4 : 2;
 static_assert(LANES != 8 || PANELS % 4 == 0);
 #if defined(OSTINATO_FEW_VARIANTS)
-constexpr int DIRECT_ROWS = 3;
+constexpr int SMALL_Q_ROWS = 3;
 #else
-constexpr int DIRECT_ROWS = LANES == 16 ? 12 : 4;  // what the registers hold beside a panel's square
+constexpr int SMALL_Q_ROWS = LANES == 16 ? 12 : 4;  // what the registers hold beside a panel's square
 #endif
 
 // LANES words of a head from `word` on; beyond `head_dim`, which is a case of its own, they are 0.
 template <bool WHOLE, typename T, typename S>
 [[gnu::always_inline]] inline Float words_of(Head<T> head, const S* from, std::int64_t word) {
-    if constexpr (WHOLE) return Words<T>::load(from + word * Words<T>::ELEMENTS);
+    if constexpr (WHOLE) return LaneOperand<T>::load(from + word * LaneOperand<T>::ELEMENTS);
     return head.load_words(from, word);
 }
 
@@ -68,7 +68,7 @@ struct Square<true, bf16, bf16> {
 // of these keys is read before the keys behind them are: the lines of more keys than that hinder each other.
 template <bool WHOLE, typename T, int ROWS, typename S>
 [[gnu::noinline]] void score_panels(Head<T> head, const S* cache, const std::int64_t* offsets, std::int64_t begin,
-                                    std::int64_t end, const float* queries, float* scores, Fetch& fetch) {
+                                    std::int64_t end, const float* queries, float* scores, HeadPrefetch& fetch) {
     Float sums[PANELS_AT_ONCE<ROWS>][ROWS];
     const auto each = [&](auto&& body) __attribute__((always_inline)) {
         unrolled<PANELS_AT_ONCE<ROWS>>([&](auto p) __attribute__((always_inline)) {
@@ -76,15 +76,15 @@ template <bool WHOLE, typename T, int ROWS, typename S>
         });
     };
     each([&](Float& sum, const float* at) __attribute__((always_inline)) { sum = begin == 0 ? Float{} : load(at); });
-    Fetch fetching = fetch;
+    HeadPrefetch fetching = fetch;
     const std::int64_t words = head.padded_words();
     for (std::int64_t word = begin; word < end; word += LANES) {
         unrolled<PANELS_AT_ONCE<ROWS>>([&](auto p) __attribute__((always_inline)) {
             const Square<WHOLE, T, S> square(head, cache, offsets + p * LANES, word);
             unrolled<LANES>([&](auto i) __attribute__((always_inline)) {
-                if constexpr (i % (LANES / FETCHES) == 0) fetching.step();
+                if constexpr (i % (LANES / PREFETCHES) == 0) fetching.step();
                 unrolled<ROWS>([&](auto r) __attribute__((always_inline)) {
-                    Words<T>::multiply_add(sums[p][r], square[i], queries + r * words + word + i);
+                    LaneOperand<T>::multiply_add(sums[p][r], square[i], queries + r * words + word + i);
                 });
             });
         });
@@ -97,7 +97,7 @@ template <bool WHOLE, typename T, int ROWS, typename S>
 // dimensions.
 template <bool WHOLE, typename T, int BLOCKS, typename S>
 struct Values {
-    static constexpr int ELEMENTS = Words<T>::ELEMENTS;
+    static constexpr int ELEMENTS = LaneOperand<T>::ELEMENTS;
     Float words[BLOCKS][ELEMENTS];
 
     [[gnu::always_inline]] Values(Head<T> head, const S* cache, const std::int64_t* of, std::int64_t word) {
@@ -105,7 +105,7 @@ struct Values {
             unrolled<ELEMENTS>([&](auto e) __attribute__((always_inline)) {
                 words[b][e] = words_of<WHOLE>(head, cache + of[e], word + b * LANES);
             });
-            Words<T>::across_keys(words[b]);
+            LaneOperand<T>::across_keys(words[b]);
         });
     }
 
@@ -146,19 +146,19 @@ struct Values<true, bf16, 1, bf16> : Values<false, bf16, 1, bf16> {
 // sums [ROWS, padded_dim] = weights [ROWS, TILE words] x values, in words of BLOCKS times LANES from `word` on; `depth`
 // words of weights.
 template <bool WHOLE, typename T, int ROWS, int BLOCKS, typename S>
-[[gnu::noinline]] void weigh_words(Head<T> head, const S* cache, const std::int64_t* offsets, std::int64_t word,
-                                   std::int64_t depth, const float* weights, float* out, Fetch& fetch) {
-    constexpr int ELEMENTS = Words<T>::ELEMENTS;
+[[gnu::noinline]] void weighted_value_words(Head<T> head, const S* cache, const std::int64_t* offsets, std::int64_t word,
+                                   std::int64_t depth, const float* weights, float* out, HeadPrefetch& fetch) {
+    constexpr int ELEMENTS = LaneOperand<T>::ELEMENTS;
     using Some = Values<WHOLE, T, BLOCKS, S>;
     Float sums[ROWS][BLOCKS][ELEMENTS] = {};
-    Fetch fetching = fetch;
+    HeadPrefetch fetching = fetch;
     for (std::int64_t k = 0; k < depth; ++k) {
         fetching.step();
         const Some values(head, cache, offsets + k * ELEMENTS, word);
         unrolled<BLOCKS>([&](auto b) __attribute__((always_inline)) {
             unrolled<ROWS>([&](auto r) __attribute__((always_inline)) {
                 unrolled<ELEMENTS>([&](auto e) __attribute__((always_inline)) {
-                    Words<T>::multiply_add(sums[r][b][e], values.words[b][e], weights + r * TILE + k);
+                    LaneOperand<T>::multiply_add(sums[r][b][e], values.words[b][e], weights + r * TILE + k);
                 });
             });
         });
@@ -176,7 +176,7 @@ template <bool WHOLE, typename T, int ROWS, int BLOCKS, typename S>
 }
 
 // Calls `body` with the number of rows as a constant.
-template <int ROWS = DIRECT_ROWS, typename Body>
+template <int ROWS = SMALL_Q_ROWS, typename Body>
 void with_rows(std::int64_t rows, Body&& body) {
     if constexpr (ROWS > 1) {
         if (rows < ROWS) return with_rows<ROWS - 1>(rows, body);
@@ -186,11 +186,11 @@ void with_rows(std::int64_t rows, Body&& body) {
 
 // scores [rows, TILE] of `rows` up to DIRECT_ROWS.
 template <typename T, typename S>
-void score_direct(std::int64_t rows, Head<T> head, const S* cache, const Places& places, const float* queries,
-                  float* scores, Fetch& fetch) {
+void qk_scores(std::int64_t rows, Head<T> head, const S* cache, const KeyOffsets& places, const float* queries,
+                  float* scores, HeadPrefetch& fetch) {
     with_rows(rows, [&](auto constant) {
         constexpr int ROWS = constant.value;
-        const std::int64_t whole = head.dim / (LANES * Words<T>::ELEMENTS) * LANES, words = head.padded_words();
+        const std::int64_t whole = head.dim / (LANES * LaneOperand<T>::ELEMENTS) * LANES, words = head.padded_words();
         for (std::int64_t i = 0; i < places.end; i += PANELS_AT_ONCE<ROWS> * LANES) {
             const std::int64_t* of = places.offsets + i;
             if (whole > 0) score_panels<true, T, ROWS>(head, cache, of, 0, whole, queries, scores + i, fetch);
@@ -202,35 +202,35 @@ void score_direct(std::int64_t rows, Head<T> head, const S* cache, const Places&
 template <typename T>
 constexpr int blocks_of_words(int rows) {
     const int sums = LANES == 16 ? 24 : 10;
-    const int most = sums / (rows * Words<T>::ELEMENTS);
+    const int most = sums / (rows * LaneOperand<T>::ELEMENTS);
     return most >= 4 ? 4 : most >= 2 ? 2 : 1;
 }
 
 // How often the weights pass by the values.
 template <typename T>
 std::int64_t value_passes(std::int64_t rows, std::int64_t dim) {
-    const std::int64_t blocks = blocks_of_words<T>(static_cast<int>(rows)) * LANES * Words<T>::ELEMENTS;
+    const std::int64_t blocks = blocks_of_words<T>(static_cast<int>(rows)) * LANES * LaneOperand<T>::ELEMENTS;
     return (dim + blocks - 1) / blocks;
 }
 
 // sums [rows, padded_dim] from weights [rows, TILE], of which `depth` words are not 0.
 template <typename T, typename S>
-void weigh_direct(std::int64_t rows, Head<T> head, const S* cache, const Places& places, std::int64_t depth,
-                  const float* weights, float* sums, Fetch& fetch) {
+void weighted_values(std::int64_t rows, Head<T> head, const S* cache, const KeyOffsets& places, std::int64_t depth,
+                  const float* weights, float* sums, HeadPrefetch& fetch) {
     with_rows(rows, [&](auto constant) {
         constexpr int ROWS = constant.value, MOST = blocks_of_words<T>(ROWS);
         std::int64_t word = 0;
         const auto blocks = [&](auto count) {
             constexpr int COUNT = count.value;
-            for (; (word + COUNT * LANES) * Words<T>::ELEMENTS <= head.dim; word += COUNT * LANES) {
-                weigh_words<true, T, ROWS, COUNT>(head, cache, places.offsets, word, depth, weights, sums, fetch);
+            for (; (word + COUNT * LANES) * LaneOperand<T>::ELEMENTS <= head.dim; word += COUNT * LANES) {
+                weighted_value_words<true, T, ROWS, COUNT>(head, cache, places.offsets, word, depth, weights, sums, fetch);
             }
         };
         if constexpr (MOST >= 4) blocks(std::integral_constant<int, 4>{});
         if constexpr (MOST >= 2) blocks(std::integral_constant<int, 2>{});
         blocks(std::integral_constant<int, 1>{});
         if (word < head.padded_words()) {
-            weigh_words<false, T, ROWS, 1>(head, cache, places.offsets, word, depth, weights, sums, fetch);
+            weighted_value_words<false, T, ROWS, 1>(head, cache, places.offsets, word, depth, weights, sums, fetch);
         }
     });
 }

@@ -13,7 +13,7 @@
 #include "transpose.h"
 
 #if defined(OSTINATO_TILES) && defined(__AVX512BF16__)
-#define OSTINATO_MATRIX_ATTENTION
+#define OSTINATO_ATTENTION_AMX
 
 namespace ostinato {
 namespace attention {
@@ -40,7 +40,7 @@ struct BlockSums {
 // `end` on, a multiple of 32. -> the largest scores and the totals, of the weights as they were rounded; `scales` are as
 // for `softmax`.
 template <typename Scales>
-__attribute__((noinline)) void soften(float* scores, const std::int32_t* first, const std::int32_t* seen,
+__attribute__((noinline)) void softmax_tile(float* scores, const std::int32_t* first, const std::int32_t* seen,
                                       std::int64_t latest, std::int64_t even, std::int64_t end, float factor,
                                       const Scales& scales, float* softmax) {
     const Float none = splat(-std::numeric_limits<float>::infinity());
@@ -117,7 +117,7 @@ struct KeyTiles {
 // Scores of KEYS times 16 keys with QUERIES blocks, TILE * SIDE floats apart.
 template <int KEYS, int QUERIES>
 inline void score_tiles(const KeyTiles& keys, std::int64_t key, const bf16* queries, std::int64_t steps, float* scores,
-                        Fetch& fetch) {
+                        HeadPrefetch& fetch) {
     const bf16 *low = keys.first[key], *high = KEYS == 2 ? keys.first[key + 1] : nullptr;
     tiles::zero<0>();
     if constexpr (KEYS == 2) tiles::zero<2>();
@@ -148,7 +148,7 @@ inline void score_tiles(const KeyTiles& keys, std::int64_t key, const bf16* quer
 
 // sums [16 rows of each block, dim] = weights x values [steps][dim / 16 tiles].
 template <int QUERIES>
-inline void weigh_tiles(const float* weights, const float* values, std::int64_t steps, float* sums, std::int64_t dim) {
+inline void weighted_values_tile(const float* weights, const float* values, std::int64_t steps, float* sums, std::int64_t dim) {
     const std::int64_t columns = dim / SIDE, row_bytes = dim * std::int64_t{sizeof(float)};
     for (std::int64_t column = 0; column < columns; column += 2) {
         tiles::zero<0>();
@@ -178,14 +178,14 @@ inline void weigh_tiles(const float* weights, const float* values, std::int64_t 
 }
 
 // One thread's query rows, and a tile of keys and values at a time.
-class MatrixTile {
+class AmxTile {
   public:
     // In floats, for so many rows.
     static std::int64_t size(Head<bf16> head, std::int64_t rows) {
         return blocks_of(rows) * SIDE * (head.padded_words() + TILE) + 2 * TILE * head.padded_words();
     }
 
-    MatrixTile(Head<bf16> head, float* memory, std::int64_t rows)
+    AmxTile(Head<bf16> head, float* memory, std::int64_t rows)
         : head_(head), steps_(head.padded_words() / SIDE), keys_(memory),
           values_(keys_ + TILE * head.padded_words()), queries_(values_ + TILE * head.padded_words()),
           scores_(queries_ + blocks_of(rows) * SIDE * head.padded_words()) {}
@@ -210,7 +210,7 @@ class MatrixTile {
     // every 16 keys lie in order, `apart` elements from each other, they are read in place if rows are few; 0: they do
     // not.
     template <typename S, typename Scales, typename Seen>
-    void run(const S* k, const S* v, const Scales& scales, const Places& places, const Places* next, std::int64_t apart,
+    void run(const S* k, const S* v, const Scales& scales, const KeyOffsets& places, const KeyOffsets* next, std::int64_t apart,
              std::int64_t from, std::int64_t rows, float factor, Seen&& seen, BlockSums sums) {
         const std::int64_t begin = from / SIDE, end = blocks_of(rows), dim = head_.padded_dim();
         // The end of what blocks of rows see, or of what row i of one sees; there is no row behind the last.
@@ -219,7 +219,7 @@ class MatrixTile {
             return seen.first(std::min(rows - 1, block * SIDE + i));
         };
         const KeyTiles keys = tiles_of(k, places, end - begin <= 2 ? apart : 0);
-        Fetch next_keys(k, next, head_.dim, blocks_of(places.end) * steps_ * ((end - begin + 1) / 2));
+        HeadPrefetch next_keys(k, next, head_.dim, blocks_of(places.end) * steps_ * ((end - begin + 1) / 2));
         each_pair(begin, end, [&](auto blocks, std::int64_t block) {
             constexpr int BLOCKS = blocks.value;
             const auto* queries = reinterpret_cast<const bf16*>(queries_ + block * steps_ * SQUARE);
@@ -238,12 +238,12 @@ class MatrixTile {
                     begins[i] = static_cast<std::int32_t>(latest == places.first ? latest : first_of(each, i));
                     ends[i] = static_cast<std::int32_t>(least == places.end ? least : end_of(each, i));
                 }
-                soften(scores_of(each), begins, ends, latest, least, steps_of(most) * DEPTH, factor,
+                softmax_tile(scores_of(each), begins, ends, latest, least, steps_of(most) * DEPTH, factor,
                        scales, sums.softmax_of(each));
             }
         });
         const std::int64_t pairs = steps_of(places.end) * SIDE;
-        Fetch next_values(v, next, head_.dim, pairs);
+        HeadPrefetch next_values(v, next, head_.dim, pairs);
         for (std::int64_t pair = 0; pair < pairs; ++pair) {
             next_values.step();
             pack_pair(v, places.offsets + 2 * pair, pair);
@@ -251,7 +251,7 @@ class MatrixTile {
         each_pair(begin, end, [&](auto blocks, std::int64_t block) {
             constexpr int BLOCKS = blocks.value;
             const std::int64_t steps = steps_of(end_of(block, BLOCKS * SIDE - 1));
-            weigh_tiles<BLOCKS>(scores_of(block), values_, steps, sums.values + block * SIDE * dim, dim);
+            weighted_values_tile<BLOCKS>(scores_of(block), values_, steps, sums.values + block * SIDE * dim, dim);
         });
     }
 
@@ -296,21 +296,21 @@ class MatrixTile {
 
     // The keys where they lie, or, if they are no bfloat16 numbers or not `apart` from each other, copied.
     template <typename S>
-    KeyTiles tiles_of(const S* k, const Places& places, std::int64_t apart) {
+    KeyTiles tiles_of(const S* k, const KeyOffsets& places, std::int64_t apart) {
         if constexpr (std::is_same_v<S, bf16>) {
             if (apart > 0 && head_.dim % DEPTH == 0 && places.first == 0) return where_they_lie(k, places, apart);
         }
         return copied(k, places);
     }
 
-    KeyTiles where_they_lie(const bf16* k, const Places& places, std::int64_t apart) const {
+    KeyTiles where_they_lie(const bf16* k, const KeyOffsets& places, std::int64_t apart) const {
         KeyTiles keys{{}, apart * std::int64_t{sizeof(bf16)}, DEPTH};
         for (int i = 0; i < TILE / SIDE; ++i) keys.first[i] = k + places.offsets[i * SIDE];
         return keys;
     }
 
     template <typename S>
-    KeyTiles copied(const S* k, const Places& places) {
+    KeyTiles copied(const S* k, const KeyOffsets& places) {
         KeyTiles keys{{}, tiles::ROW_BYTES, tiles::ELEMENTS};
         for (std::int64_t i = 0; i < TILE / SIDE; ++i) {
             keys.first[i] = reinterpret_cast<const bf16*>(keys_ + i * steps_ * SQUARE);
@@ -331,7 +331,7 @@ class MatrixTile {
         for (std::int64_t step = 0; step < steps_; ++step, to += 2 * SQUARE) {
             Float words[2];
             for (int e = 0; e < 2; ++e) words[e] = head_.load_words(v + offsets[e], step * SIDE);
-            Words<bf16>::across_keys(words);
+            LaneOperand<bf16>::across_keys(words);
             store(to, words[0]);
             store(to + SQUARE, words[1]);
         }

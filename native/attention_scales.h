@@ -16,7 +16,7 @@ struct NoScales {
     static constexpr bool ARE_THERE = false;
 
     NoScales(const float* = nullptr, const float* = nullptr) {}
-    void take(const Places&) {}
+    void take(const KeyOffsets&) {}
     Float score(Float score, std::int64_t) const { return score; }
     Float score_of(Float score, std::int64_t) const { return score; }
 };
@@ -37,7 +37,7 @@ class TileScales {
         }
     }
 
-    void take(const Places& places) {
+    void take(const KeyOffsets& places) {
         for (int i = 0; i < TILE; ++i) keys_[i] = k_scales_[places.heads[i]];
         for (int i = 0; i < TILE; ++i) values_[i] = v_scales_[places.heads[i]];
     }

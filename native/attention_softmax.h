@@ -11,15 +11,13 @@ struct Softmax {
     float largest, total;
 };
 
-constexpr float LOG2_E = 1.44269504f;
-
 // Turns scores [TILE] of keys [first, end) into weights 2^(factor * score - largest) as words, which take no more room;
 // those of the other keys are 0. The total is of the weights as they were rounded. Where keys and values have `scales`,
 // scores are multiplied by those of the keys before, and weights by those of the values behind, the total without them.
 template <typename T, typename Scales = NoScales>
 __attribute__((noinline)) Softmax softmax(float* scores, std::int64_t first, std::int64_t end, float factor,
                                           const Scales& scales = {}) {
-    constexpr int ELEMENTS = Words<T>::ELEMENTS;
+    constexpr int ELEMENTS = LaneOperand<T>::ELEMENTS;
     const Float none = splat(-std::numeric_limits<float>::infinity());
     const auto hide = [&](std::int64_t vector) {
         Int key;
@@ -39,7 +37,7 @@ __attribute__((noinline)) Softmax softmax(float* scores, std::int64_t first, std
         }
         best = max(best, load(scores + i * LANES));
     }
-    const float most = largest(best);
+    const float most = reduce_max(best);
     Float total = {};
     for (std::int64_t i = 0; i < groups; ++i) {
         Float weights[ELEMENTS];
@@ -50,9 +48,9 @@ __attribute__((noinline)) Softmax softmax(float* scores, std::int64_t first, std
                 weights[j] = scales.weight(weights[j], i * ELEMENTS + j);
             }
             Float rounded = {};
-            Words<T>::store_weights(scores + i * LANES, weights, rounded);
+            LaneOperand<T>::store_weights(scores + i * LANES, weights, rounded);
         } else {
-            Words<T>::store_weights(scores + i * LANES, weights, total);
+            LaneOperand<T>::store_weights(scores + i * LANES, weights, total);
         }
     }
     for (std::int64_t i = groups; i < PANELS / ELEMENTS; ++i) store(scores + i * LANES, Float{});
@@ -78,15 +76,15 @@ __attribute__((noinline)) inline void merge(Softmax& row, float* sums, Softmax t
 // The quotient, where a zero has no sign: how a sum of zeros came by one must not show.
 template <typename T>
 __attribute__((noinline)) void finish(Softmax row, const float* sums, T* out, std::int64_t dim) {
-    constexpr int ELEMENTS = Words<T>::ELEMENTS;
+    constexpr int ELEMENTS = LaneOperand<T>::ELEMENTS;
     const float factor = 1.0f / row.total;
     for (std::int64_t i = 0; i < dim; i += ELEMENTS * LANES) {
         Float parts[ELEMENTS];
         for (int j = 0; j < ELEMENTS; ++j) parts[j] = load(sums + i + j * LANES);
-        Words<T>::in_order(parts);
+        LaneOperand<T>::in_order(parts);
         for (int j = 0; j < ELEMENTS; ++j) {
             const std::int64_t at = i + j * LANES;
-            if (at < dim) store_some(out + at, parts[j] * factor + 0.0f, dim - at);
+            if (at < dim) store_partial(out + at, parts[j] * factor + 0.0f, dim - at);
         }
     }
 }

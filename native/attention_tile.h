@@ -13,7 +13,7 @@ namespace attention {
 
 // Keys from `offsets` on -> `panel` [padded words, LANES]: per word, all LANES keys beside each other.
 template <typename T, typename S>
-void pack_keys(Head<T> head, const S* cache, const std::int64_t* offsets, float* panel, Fetch& fetch) {
+void pack_keys(Head<T> head, const S* cache, const std::int64_t* offsets, float* panel, HeadPrefetch& fetch) {
     for (std::int64_t word = 0; word < head.words(); word += LANES) {
         Float rows[LANES];
         for (int i = 0; i < LANES; ++i) rows[i] = head.load_words(cache + offsets[i], word);
@@ -26,11 +26,11 @@ void pack_keys(Head<T> head, const S* cache, const std::int64_t* offsets, float*
 // Values of as many keys as a word holds -> `packed` [padded_dim] words.
 template <typename T, typename S>
 void pack_values(Head<T> head, const S* cache, const std::int64_t* offsets, float* packed) {
-    constexpr int ELEMENTS = Words<T>::ELEMENTS;
+    constexpr int ELEMENTS = LaneOperand<T>::ELEMENTS;
     for (std::int64_t word = 0; word < head.words(); word += LANES) {
         Float values[ELEMENTS];
         for (int e = 0; e < ELEMENTS; ++e) values[e] = head.load_words(cache + offsets[e], word);
-        Words<T>::across_keys(values);
+        LaneOperand<T>::across_keys(values);
         for (int e = 0; e < ELEMENTS; ++e) store(packed + word * ELEMENTS + e * LANES, values[e]);
     }
 }
@@ -46,7 +46,7 @@ void product_block(const float* left, std::int64_t left_stride, const float* rig
         for (int j = 0; j < COLUMNS; ++j) vectors[j] = load(right + k * step + j * column);
         for (int i = 0; i < ROWS; ++i) {
             for (int j = 0; j < COLUMNS; ++j) {
-                Words<T>::multiply_add(sums[i][j], vectors[j], left + i * left_stride + k);
+                LaneOperand<T>::multiply_add(sums[i][j], vectors[j], left + i * left_stride + k);
             }
         }
     }

@@ -15,7 +15,7 @@ constexpr int TILE = ATTENTION_TILE;
 constexpr int PANELS = TILE / LANES;
 
 template <typename T>
-struct Words {
+struct LaneOperand {
     static constexpr int ELEMENTS = 1;
 
     template <typename S>
@@ -42,7 +42,7 @@ struct Words {
 
 #if defined(__AVX512BF16__)
 template <>
-struct Words<bf16> {
+struct LaneOperand<bf16> {
     static constexpr int ELEMENTS = 2;
 
     static Float load(const bf16* from) { return ostinato::load(reinterpret_cast<const float*>(from)); }
@@ -86,25 +86,25 @@ template <typename T>
 struct Head {
     std::int64_t dim;
 
-    std::int64_t words() const { return (dim + Words<T>::ELEMENTS - 1) / Words<T>::ELEMENTS; }
+    std::int64_t words() const { return (dim + LaneOperand<T>::ELEMENTS - 1) / LaneOperand<T>::ELEMENTS; }
     std::int64_t padded_words() const { return (words() + LANES - 1) / LANES * LANES; }
-    std::int64_t padded_dim() const { return padded_words() * Words<T>::ELEMENTS; }
+    std::int64_t padded_dim() const { return padded_words() * LaneOperand<T>::ELEMENTS; }
 
     // Words [begin, begin + LANES) of a head, stored as T or as integers.
     template <typename S>
     Float load_words(const S* head, std::int64_t begin) const {
-        constexpr int COUNT = LANES * Words<T>::ELEMENTS;
-        const std::int64_t first = begin * Words<T>::ELEMENTS;
-        if (dim - first >= COUNT) return Words<T>::load(head + first);
+        constexpr int COUNT = LANES * LaneOperand<T>::ELEMENTS;
+        const std::int64_t first = begin * LaneOperand<T>::ELEMENTS;
+        if (dim - first >= COUNT) return LaneOperand<T>::load(head + first);
         S elements[COUNT] = {};
         std::memcpy(elements, head + first, sizeof(S) * (dim - first));
-        return Words<T>::load(elements);
+        return LaneOperand<T>::load(elements);
     }
 };
 
 // Where the keys and values of a tile lie, in elements from the beginning of either cache: keys [first, end) of it, and
 // the nearest of these where there is none. A lane of a key that is not there is never used, or has a weight of 0.
-struct Places {
+struct KeyOffsets {
     std::int64_t first, end;
     std::int64_t offsets[TILE];
     std::int64_t heads[TILE];  // the same in heads of a token, where these have scales
@@ -117,10 +117,10 @@ constexpr bool LINE_BY_LINE = LANES == 8;
 // Fetches heads that are needed next, as many in each of so many `steps` between those of the present work: a block's
 // neighbours are not those of the text, so the hardware foresees little, and many lines at once would only wait for each
 // other.
-class Fetch {
+class HeadPrefetch {
   public:
     template <typename T>
-    Fetch(const T* cache, const Places* places, std::int64_t dim, std::int64_t steps)
+    HeadPrefetch(const T* cache, const KeyOffsets* places, std::int64_t dim, std::int64_t steps)
         : cache_(reinterpret_cast<const char*>(cache)), size_(sizeof(T)), bytes_(sizeof(T) * dim) {
         if (places == nullptr) return;
         next_ = places->offsets + places->first;

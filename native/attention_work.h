@@ -32,13 +32,13 @@ struct Step {
 };
 
 // Queries [begin, end) of the batch, the first at `position`, for one key head. A query row is one token's one head.
-struct Unit {
+struct WorkUnit {
     std::int64_t row, kv_head, begin, end, position, group;
     std::int64_t first_tile, end_tile;  // absolute: tile t holds keys [t * TILE, (t + 1) * TILE)
 
     std::int64_t query_rows() const { return (end - begin) * group; }
     std::int64_t keys() const { return position + end - begin; }
-    bool may_be_cut() const { return query_rows() <= CUT_ROWS; }
+    bool may_be_cut() const { return query_rows() <= MAX_SPLIT_ROWS; }
 
     // Keys are counted in parts of a tile; reading and packing them costs about as much as ROWS query rows.
     static constexpr std::int64_t PART = 16, ROWS = 8;
@@ -51,7 +51,7 @@ struct Unit {
 
 template <typename Body>
 void each_unit(const Step& step, Body&& body) {
-    const std::int64_t most = std::max<std::int64_t>(1, UNIT_ROWS / step.group());
+    const std::int64_t most = std::max<std::int64_t>(1, ATTENTION_UNIT_ROWS / step.group());
     for (std::int64_t row = 0; row < step.rows; ++row) {
         const Range queries = step.attending(row);
         const std::int64_t query_rows = (queries.end - queries.begin) * step.group();
@@ -62,7 +62,7 @@ void each_unit(const Step& step, Body&& body) {
                 const std::int64_t end = std::min(begin + most, queries.end);
                 const std::int64_t tiles = (end + to_position + TILE - 1) / TILE;
                 const std::int64_t position = begin + to_position;
-                body(Unit{row, kv_head, begin, end, position, step.group(), step.first_of(position) / TILE, tiles});
+                body(WorkUnit{row, kv_head, begin, end, position, step.group(), step.first_of(position) / TILE, tiles});
             }
         }
     }
@@ -74,7 +74,7 @@ struct Shares {
     int threads;
 
     // By the middle of what is done, `before` being what stands before the unit.
-    int thread_of(std::int64_t before, const Unit& unit, std::int64_t tile) const {
+    int thread_of(std::int64_t before, const WorkUnit& unit, std::int64_t tile) const {
         const bool cut = unit.may_be_cut();
         const std::int64_t begin = cut ? unit.cost_before(tile) : 0;
         const std::int64_t end = cut ? unit.cost_before(tile + 1) : unit.cost();
@@ -83,7 +83,7 @@ struct Shares {
     }
 
     // The tiles of `unit` from `tile` on that one thread does.
-    std::int64_t end_of_part(std::int64_t before, const Unit& unit, std::int64_t tile) const {
+    std::int64_t end_of_part(std::int64_t before, const WorkUnit& unit, std::int64_t tile) const {
         if (!unit.may_be_cut() || threads == 1) return unit.end_tile;
         const int thread = thread_of(before, unit, tile);
         while (++tile < unit.end_tile && thread_of(before, unit, tile) == thread) {

@@ -15,12 +15,12 @@ struct Module {
 };
 
 // Tokens from which on a call lets other Python threads run meanwhile.
-constexpr std::int64_t LONG_CALL = 512;
+constexpr std::int64_t GIL_RELEASE_TOKENS = 512;
 
 template <auto kernel>
 struct Bound;
 
-template <typename Args, void (*kernel)(const Team&, std::int64_t, const Args&)>
+template <typename Args, void (*kernel)(const ThreadGroup&, std::int64_t, const Args&)>
 struct Bound<kernel> {
     static Args read(const char* name, const nb::dict& given) {
         Reader reader(name, given.ptr());
@@ -31,9 +31,9 @@ struct Bound<kernel> {
     }
 
     static void run(std::int64_t tokens, const Args& args) {
-        const auto call = [&] { in_team([&](const Team& team) { kernel(team, tokens, args); }); };
+        const auto call = [&] { parallel_region([&](const ThreadGroup& threads) { kernel(threads, tokens, args); }); };
         // Among busy threads the interpreter's lock is had back only after a while, which a short call does not repay.
-        if (tokens < LONG_CALL) {
+        if (tokens < GIL_RELEASE_TOKENS) {
             call();
         } else {
             nb::gil_scoped_release released;
@@ -45,8 +45,8 @@ struct Bound<kernel> {
         module.functions.def(
             name, [name](std::int64_t tokens, const nb::dict& given) { run(tokens, read(name, given)); });
         module.program.def(name, [name](Program& program, std::int64_t tokens, const nb::dict& given) {
-            program.add(name, tokens, [args = read(name, given)](const Team& team, std::int64_t real) {
-                kernel(team, real, args);
+            program.add(name, tokens, [args = read(name, given)](const ThreadGroup& threads, std::int64_t real) {
+                kernel(threads, real, args);
             });
         });
     }

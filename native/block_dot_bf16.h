@@ -28,12 +28,12 @@ inline __m512bh integers_of(const std::uint8_t* block, int part, [[maybe_unused]
 
 // Its weights, each rounded once.
 template <typename F>
-inline __m512bh rounded_weights(const std::uint8_t* block, int part, const Scales<F>& scales, int of_group) {
+inline __m512bh rounded_weights(const std::uint8_t* block, int part, const BlockScalesBf16<F>& scales, int of_group) {
     if constexpr (F::BITS < 6) {
         return look_up<F>(block, part, table_of<F>(scales.scale(of_group), scales.minimum(of_group)));
     } else if constexpr (IS_FLOAT8<F>) {
         Float numbers[2];
-        load<PART>(F::numbers(block, part), numbers);
+        load<SUBBLOCK>(F::numbers(block, part), numbers);
         const Float scale = splat(scales.scale(of_group));
         return _mm512_cvtne2ps_pbh((__m512)(numbers[1] * scale), (__m512)(numbers[0] * scale));
     } else if constexpr (F::BITS == 8) {
@@ -54,35 +54,35 @@ inline __m512bh rounded_weights(const std::uint8_t* block, int part, const Scale
 }
 
 template <typename F, int TOKENS, bool ROUNDED = false>
-void dot_blocks(const Tokens<bf16>& tokens, const InBlocks* const* rows, const RowsToCome& next, std::int64_t count,
+void dot_blocks(const Tokens<bf16>& tokens, const BlockByte* const* rows, const RowPrefetch& next, std::int64_t count,
                 float* sums, int stride) {
     using D = Dot<bf16, bf16>;
-    constexpr int BLOCKS = Scales<F>::BLOCKS, PARTS = F::ELEMENTS / PART, TOGETHER = Places<F>::TOGETHER;
-    Float total[TOKENS][DOT_ROWS];
+    constexpr int BLOCKS = BlockScalesBf16<F>::BLOCKS, PARTS = F::ELEMENTS / SUBBLOCK, TOGETHER = NibblePlaces<F>::TOGETHER;
+    Float total[TOKENS][MR];
     clear(total);
-    const std::int64_t token_stride = tokens.stride ? tokens.stride : PART;
-    const std::int64_t step = tokens.stride ? PART : PART * TOKENS;
+    const std::int64_t token_stride = tokens.stride ? tokens.stride : SUBBLOCK;
+    const std::int64_t step = tokens.stride ? SUBBLOCK : SUBBLOCK * TOKENS;
     const bf16* x = tokens.x;
     const __m512bh ones = (__m512bh)_mm512_set1_epi16(0x3F80);
     for (std::int64_t b = 0; b < count; b += BLOCKS) {
-        const std::uint8_t* block[DOT_ROWS];
-        for (int r = 0; r < DOT_ROWS; ++r) block[r] = &rows[r][b * F::BYTES].byte;
+        const std::uint8_t* block[MR];
+        for (int r = 0; r < MR; ++r) block[r] = &rows[r][b * F::BYTES].byte;
         const int here = static_cast<int>(std::min<std::int64_t>(BLOCKS, count - b));
         next(b * F::BYTES, here * F::BYTES);
-        const Scales<F> scales[DOT_ROWS] = {{block[0], here}, {block[1], here}, {block[2], here}, {block[3], here}};
+        const BlockScalesBf16<F> scales[MR] = {{block[0], here}, {block[1], here}, {block[2], here}, {block[3], here}};
         for (int i = 0; i < here; ++i) {
-            Table tables[DOT_ROWS];
+            Table tables[MR];
             if constexpr (F::BITS < 8 && !ROUNDED) {
-                for (int r = 0; r < DOT_ROWS; ++r) tables[r] = table_of<F>(block[r]);
+                for (int r = 0; r < MR; ++r) tables[r] = table_of<F>(block[r]);
             }
 #pragma GCC unroll 1
             for (int first = 0; first < PARTS; first += TOGETHER)
 #pragma GCC unroll 4
             for (int part = first; part < first + TOGETHER; ++part, x += step) {
                 const int of_group = i * PARTS + part;
-                __m512bh w[DOT_ROWS];
+                __m512bh w[MR];
 #pragma GCC unroll 4
-                for (int r = 0; r < DOT_ROWS; ++r) {
+                for (int r = 0; r < MR; ++r) {
                     w[r] = ROUNDED ? rounded_weights<F>(block[r], part, scales[r], of_group)
                                    : integers_of<F>(block[r], part, tables[r]);
                 }
@@ -90,7 +90,7 @@ void dot_blocks(const Tokens<bf16>& tokens, const InBlocks* const* rows, const R
                 for (int t = 0; t < TOKENS; ++t) {
                     const __m512bh token = D::read(x + t * token_stride);
 #pragma GCC unroll 4
-                    for (int r = 0; r < DOT_ROWS; ++r) {
+                    for (int r = 0; r < MR; ++r) {
                         if constexpr (ROUNDED) {
                             total[t][r] = D::multiply_add(total[t][r], token, w[r]);
                         } else {
@@ -101,13 +101,13 @@ void dot_blocks(const Tokens<bf16>& tokens, const InBlocks* const* rows, const R
                     if constexpr (F::HAS_MINIMUM && !ROUNDED) {
                         const Float sum = D::multiply_add(Float{}, token, ones);
 #pragma GCC unroll 4
-                        for (int r = 0; r < DOT_ROWS; ++r) {
+                        for (int r = 0; r < MR; ++r) {
                             total[t][r] = fma(sum, splat(scales[r].minimum(of_group)), total[t][r]);
                         }
                     }
                 }
             }
-            for (int r = 0; r < DOT_ROWS; ++r) block[r] += F::BYTES;
+            for (int r = 0; r < MR; ++r) block[r] += F::BYTES;
         }
     }
 #pragma GCC unroll 6
@@ -116,15 +116,15 @@ void dot_blocks(const Tokens<bf16>& tokens, const InBlocks* const* rows, const R
 
 // A group of each of some rows, with its scales.
 template <typename F, int ROWS>
-struct GroupOfRows {
-    static constexpr int TOGETHER = Places<F>::TOGETHER, PARTS = F::ELEMENTS / PART, BLOCKS = Scales<F>::BLOCKS;
+struct SuperblockRows {
+    static constexpr int TOGETHER = NibblePlaces<F>::TOGETHER, PARTS = F::ELEMENTS / SUBBLOCK, BLOCKS = BlockScalesBf16<F>::BLOCKS;
     static constexpr int BYTES = BLOCKS * F::BYTES;
-    static_assert(BLOCKS * PARTS == GROUP_PARTS);
+    static_assert(BLOCKS * PARTS == SUBBLOCKS);
     const std::uint8_t* block[ROWS];
-    Scales<F> scales[ROWS];
+    BlockScalesBf16<F> scales[ROWS];
 
     // Of rows of which so many parts are left from it on.
-    [[gnu::always_inline]] void prepare(const InBlocks* const* rows, std::int64_t group, std::int64_t parts) {
+    [[gnu::always_inline]] void prepare(const BlockByte* const* rows, std::int64_t group, std::int64_t parts) {
         const int here = static_cast<int>(std::min<std::int64_t>(BLOCKS, parts / PARTS));
         for (int r = 0; r < ROWS; ++r) {
             block[r] = &rows[r][group * BYTES].byte;
@@ -143,17 +143,17 @@ struct GroupOfRows {
 // What rounds weights takes the units that multiply, and waits for all multiplications before it; those that need the
 // weights wait for it in turn. So weights are made a part ahead, and their scales a group.
 template <typename F, int TOKENS>
-void dot_wide_blocks(int some, const Tokens<bf16>& tokens, const InBlocks* const* rows, const RowsToCome& next,
+void dot_bf16_blocks_pairwise(int some, const Tokens<bf16>& tokens, const BlockByte* const* rows, const RowPrefetch& next,
                      std::int64_t count, float* sums, int stride) {
     using D = Dot<bf16, bf16>;
     constexpr int PAIR = 2;
-    using Group = GroupOfRows<F, PAIR>;
+    using Group = SuperblockRows<F, PAIR>;
     constexpr int TOGETHER = Group::TOGETHER;
-    const std::int64_t token_stride = tokens.stride ? tokens.stride : PART;
-    const std::int64_t step = tokens.stride ? PART : PART * some;
+    const std::int64_t token_stride = tokens.stride ? tokens.stride : SUBBLOCK;
+    const std::int64_t step = tokens.stride ? SUBBLOCK : SUBBLOCK * some;
     const std::int64_t last = (some - 1) * token_stride;
-    const std::int64_t row_parts = count * Group::PARTS, groups = (row_parts + GROUP_PARTS - 1) / GROUP_PARTS;
-    for (int first_row = 0; first_row < DOT_ROWS; first_row += PAIR) {
+    const std::int64_t row_parts = count * Group::PARTS, groups = (row_parts + SUBBLOCKS - 1) / SUBBLOCKS;
+    for (int first_row = 0; first_row < MR; first_row += PAIR) {
         Float total[TOKENS][PAIR] = {};
         const bf16* x = tokens.x;
         Group here, then;
@@ -161,11 +161,11 @@ void dot_wide_blocks(int some, const Tokens<bf16>& tokens, const InBlocks* const
         __m512bh w[PAIR];
         for (int r = 0; r < PAIR; ++r) w[r] = here.read(r, 0);
         for (std::int64_t group = 0; group < groups; ++group) {
-            const std::int64_t begin = group * GROUP_PARTS, group_then = std::min(group + 1, groups - 1);
-            const int parts = static_cast<int>(std::min<std::int64_t>(GROUP_PARTS, row_parts - begin));
+            const std::int64_t begin = group * SUBBLOCKS, group_then = std::min(group + 1, groups - 1);
+            const int parts = static_cast<int>(std::min<std::int64_t>(SUBBLOCKS, row_parts - begin));
             if (first_row == 0) next(begin / Group::PARTS * F::BYTES, parts / Group::PARTS * F::BYTES);
             // Behind the last it is prepared once more.
-            then.prepare(rows + first_row, group_then, row_parts - group_then * GROUP_PARTS);
+            then.prepare(rows + first_row, group_then, row_parts - group_then * SUBBLOCKS);
 #pragma GCC unroll 1
             for (int first = 0; first < parts; first += TOGETHER) {
                 const bool is_last = first + TOGETHER >= parts;
@@ -208,14 +208,14 @@ void dot_wide_blocks(int some, const Tokens<bf16>& tokens, const InBlocks* const
 // From how many tokens on rounding a format's weights costs less than scaling its sums, token by token. Results follow:
 // a number for all formats of so many bits, as docs/architecture/integer-products.md has it.
 template <typename F>
-constexpr int LEAST_ROUNDED = F::BITS == 6 ? 5 : 3;
+constexpr int MIN_BF16_TOKENS = F::BITS == 6 ? 5 : 3;
 
 template <typename F>
-void dot_rounded_blocks(int tokens, const Tokens<bf16>& x, const InBlocks* const* rows, const InBlocks* const* next,
+void dot_bf16_blocks(int tokens, const Tokens<bf16>& x, const BlockByte* const* rows, const BlockByte* const* next,
                         int prefetch, std::int64_t count, float* sums, int stride) {
-    const RowsToCome to_come{next, prefetch};
+    const RowPrefetch to_come{next, prefetch};
     const auto few = [&](auto some) {
-        if constexpr (some.value >= LEAST_ROUNDED<F>) {  // of more tokens, blocks have half of WIDE_TOKENS at least
+        if constexpr (some.value >= MIN_BF16_TOKENS<F>) {  // of more tokens, blocks have half of WIDE_TOKENS at least
             dot_blocks<F, some.value, true>(x, rows, to_come, count, sums, stride);
         }
     };
@@ -225,29 +225,29 @@ void dot_rounded_blocks(int tokens, const Tokens<bf16>& x, const InBlocks* const
         case 5: return few(std::integral_constant<int, 5>{});
         case 6: return few(std::integral_constant<int, 6>{});
         case 7:
-        case 8: return dot_wide_blocks<F, 8>(tokens, x, rows, to_come, count, sums, stride);
+        case 8: return dot_bf16_blocks_pairwise<F, 8>(tokens, x, rows, to_come, count, sums, stride);
         case 9:
-        case 10: return dot_wide_blocks<F, 10>(tokens, x, rows, to_come, count, sums, stride);
-        default: return dot_wide_blocks<F, 12>(tokens, x, rows, to_come, count, sums, stride);
+        case 10: return dot_bf16_blocks_pairwise<F, 10>(tokens, x, rows, to_come, count, sums, stride);
+        default: return dot_bf16_blocks_pairwise<F, 12>(tokens, x, rows, to_come, count, sums, stride);
     }
 }
 
 // to[i] = the weights `begin` to `end` of a row.
 template <typename F>
-void expand_to_bf16(const InBlocks* row, std::int64_t begin, std::int64_t end, bf16* to) {
-    constexpr int BLOCKS = Scales<F>::BLOCKS, PARTS = F::ELEMENTS / PART;
+void dequantize_blocks_to_bf16(const BlockByte* row, std::int64_t begin, std::int64_t end, bf16* to) {
+    constexpr int BLOCKS = BlockScalesBf16<F>::BLOCKS, PARTS = F::ELEMENTS / SUBBLOCK;
     const std::int64_t last = (end + F::ELEMENTS - 1) / F::ELEMENTS;
     for (std::int64_t b = begin / F::ELEMENTS; b < last; b += BLOCKS) {
         const std::uint8_t* block = &row[b * F::BYTES].byte;
         const int here = static_cast<int>(std::min<std::int64_t>(BLOCKS, last - b));
-        const Scales<F> scales(block, here);
+        const BlockScalesBf16<F> scales(block, here);
         for (int i = 0; i < here; ++i, block += F::BYTES) {
             for (int part = 0; part < PARTS; ++part) {
-                const std::int64_t at = (b + i) * F::ELEMENTS + part * PART;
+                const std::int64_t at = (b + i) * F::ELEMENTS + part * SUBBLOCK;
                 if (at < begin || at >= end) continue;
                 const __m512bh weights = rounded_weights<F>(block, part, scales, i * PARTS + part);
                 std::memcpy(to, &weights, sizeof(weights));
-                to += PART;
+                to += SUBBLOCK;
             }
         }
     }

@@ -77,19 +77,19 @@ inline __m512 six_bit_scales(const std::uint8_t* block) {
 // Formats of which a product in float32 takes the integers as they stand in the block: what these are less than zero is
 // a minimum then.
 template <typename F>
-inline constexpr bool IS_RAW = false;
+inline constexpr bool READS_UNSIGNED = false;
 #if defined(__AVX2__) && !defined(__AVX512F__)
-template <> inline constexpr bool IS_RAW<Q4_0> = true;
-template <> inline constexpr bool IS_RAW<Q4_1> = true;
-template <> inline constexpr bool IS_RAW<Q4_K> = true;
-template <int GROUP_SIZE> inline constexpr bool IS_RAW<Int4<GROUP_SIZE>> = true;
+template <> inline constexpr bool READS_UNSIGNED<Q4_0> = true;
+template <> inline constexpr bool READS_UNSIGNED<Q4_1> = true;
+template <> inline constexpr bool READS_UNSIGNED<Q4_K> = true;
+template <int GROUP_SIZE> inline constexpr bool READS_UNSIGNED<Int4<GROUP_SIZE>> = true;
 #endif
 
 #if defined(__AVX2__)
 // The words with a scale and a zero point of the blocks of a group, of which there are `blocks`.
 template <typename F>
 inline __m256i words_of(const std::uint8_t* block, int blocks) {
-    constexpr int BLOCKS = GROUP / F::ELEMENTS;
+    constexpr int BLOCKS = SUPERBLOCK / F::ELEMENTS;
     const auto words_from = [&](int b) {
         if constexpr (BLOCKS == 2) return first_two_words<F>(block, blocks - 1);
         return first_words<F>(block + b * F::BYTES, std::min(blocks - b, 4) - 1);
@@ -109,13 +109,13 @@ inline __m128i halves_of_four(const std::uint8_t* block) {
 
 // Of each `SCALED` elements of a group a scale, and a minimum where there are any; or of so many blocks of it.
 template <typename F>
-struct Factors {
-    static constexpr bool HAS_MINIMUM = F::HAS_MINIMUM || IS_RAW<F>;
-    static constexpr int BLOCKS = GROUP / F::ELEMENTS, EACH = F::ELEMENTS / F::SCALED, COUNT = BLOCKS * EACH;
+struct BlockScales {
+    static constexpr bool HAS_MINIMUM = F::HAS_MINIMUM || READS_UNSIGNED<F>;
+    static constexpr int BLOCKS = SUPERBLOCK / F::ELEMENTS, EACH = F::ELEMENTS / F::SCALED, COUNT = BLOCKS * EACH;
     static constexpr int ROOM = std::max(COUNT, 8);  // of a vector, which is read as a whole
     alignas(64) float scale[ROOM], minimum[HAS_MINIMUM ? ROOM : 1];
 
-    [[gnu::always_inline]] Factors(const std::uint8_t* block, int blocks) {
+    [[gnu::always_inline]] BlockScales(const std::uint8_t* block, int blocks) {
 #if defined(__AVX2__)
         if constexpr (std::is_same_v<F, IQ4_XS>) {
             _mm256_storeu_ps(scale, split_scales(block));
@@ -136,7 +136,7 @@ struct Factors {
         for (int b = 0; b < blocks; ++b, block += F::BYTES) {
             float* minima = minimum + (HAS_MINIMUM ? b * EACH : 0);
             F::scales(block, scale + b * EACH, minima);
-            if constexpr (!F::HAS_MINIMUM && IS_RAW<F>) *minima = static_cast<float>(F::least(block)) * scale[b];
+            if constexpr (!F::HAS_MINIMUM && READS_UNSIGNED<F>) *minima = static_cast<float>(F::least(block)) * scale[b];
         }
     }
 
@@ -162,7 +162,7 @@ struct Factors {
         } else {
             const __m256 scales = _mm256_cvtph_ps(first_halves<F>(block));
             _mm256_storeu_ps(scale, scales);
-            if constexpr (IS_RAW<F>) {
+            if constexpr (READS_UNSIGNED<F>) {
                 const __m256 least = _mm256_set1_ps(static_cast<float>(F::least(block)));
                 _mm256_storeu_ps(minimum, _mm256_mul_ps(scales, least));
             }

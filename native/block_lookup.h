@@ -99,54 +99,54 @@ inline __m512i halves_of_32(const std::uint8_t* from, bool upper) {
 // Where a format's integers are: `low` has the bits but the fifth of 32 words, or all six; of so many parts TOGETHER the
 // bytes are the same.
 template <typename F>
-struct Places {
+struct NibblePlaces {
     static constexpr int TOGETHER = 1;
 };
 
 template <typename F, int AT>
-struct InSixteen {
+struct NibblesOf16 {
     static constexpr int TOGETHER = 1;
     static __m512i low(const std::uint8_t* block, int part) { return halves_of_16(block + AT + 16 * part); }
 };
 
-template <> struct Places<Q4_0> : InSixteen<Q4_0, 2> {};
-template <> struct Places<Q4_1> : InSixteen<Q4_1, 4> {};
-template <> struct Places<IQ4_NL> : InSixteen<IQ4_NL, 2> {};
-template <> struct Places<IQ4_XS> : InSixteen<IQ4_XS, 8> {};
-template <int SIZE> struct Places<Int4<SIZE>> : InSixteen<Int4<SIZE>, 4> {};
+template <> struct NibblePlaces<Q4_0> : NibblesOf16<Q4_0, 2> {};
+template <> struct NibblePlaces<Q4_1> : NibblesOf16<Q4_1, 4> {};
+template <> struct NibblePlaces<IQ4_NL> : NibblesOf16<IQ4_NL, 2> {};
+template <> struct NibblePlaces<IQ4_XS> : NibblesOf16<IQ4_XS, 8> {};
+template <int SIZE> struct NibblePlaces<Int4<SIZE>> : NibblesOf16<Int4<SIZE>, 4> {};
 
-template <> struct Places<Q5_0> : InSixteen<Q5_0, 6> {
+template <> struct NibblePlaces<Q5_0> : NibblesOf16<Q5_0, 6> {
     static __mmask32 fifth(const std::uint8_t* block, int) { return word_at(block + 2); }
 };
 
-template <> struct Places<Q5_1> : InSixteen<Q5_1, 8> {
+template <> struct NibblePlaces<Q5_1> : NibblesOf16<Q5_1, 8> {
     static __mmask32 fifth(const std::uint8_t* block, int) { return word_at(block + 4); }
 };
 
-template <> struct Places<Q4_K> {
+template <> struct NibblePlaces<Q4_K> {
     static constexpr int TOGETHER = 2;
     static __m512i low(const std::uint8_t* block, int part) {
-        return halves_of_32(block + 16 + part / 2 * PART, part % 2);
+        return halves_of_32(block + 16 + part / 2 * SUBBLOCK, part % 2);
     }
 };
 
-template <> struct Places<Q5_K> {
+template <> struct NibblePlaces<Q5_K> {
     static constexpr int TOGETHER = 2;
     static __m512i low(const std::uint8_t* block, int part) {
-        return halves_of_32(block + 48 + part / 2 * PART, part % 2);
+        return halves_of_32(block + 48 + part / 2 * SUBBLOCK, part % 2);
     }
     static __mmask32 fifth(const std::uint8_t* block, int part) {
         return _mm256_test_epi8_mask(load_32(block + 16), _mm256_set1_epi8(static_cast<char>(1 << part)));
     }
 };
 
-template <> struct Places<Q6_K> {
+template <> struct NibblePlaces<Q6_K> {
     static constexpr int TOGETHER = 4;
     // All six bits.
     static __m512i low(const std::uint8_t* block, int part) {
         const int second = part / 4, quarter = part % 4;
-        const __m512i four = halves_of_32(block + second * 64 + quarter % 2 * PART, quarter / 2);
-        const __m512i two = _mm512_cvtepu8_epi16(load_32(block + 128 + second * PART));
+        const __m512i four = halves_of_32(block + second * 64 + quarter % 2 * SUBBLOCK, quarter / 2);
+        const __m512i two = _mm512_cvtepu8_epi16(load_32(block + 128 + second * SUBBLOCK));
         const __m512i above = quarter == 0   ? _mm512_slli_epi16(two, 4)
                               : quarter == 1 ? _mm512_slli_epi16(two, 2)
                               : quarter == 2 ? two
@@ -158,11 +158,11 @@ template <> struct Places<Q6_K> {
 // The numbers in `table` for the integers of a part.
 template <typename F>
 inline __m512bh look_up(const std::uint8_t* block, int part, const Table& table) {
-    __m512i index = Places<F>::low(block, part);
+    __m512i index = NibblePlaces<F>::low(block, part);
     if constexpr (F::BITS == 6) return (__m512bh)_mm512_permutex2var_epi16(table.low, index, table.high);
     if constexpr (F::BITS == 5) {
         index = _mm512_and_si512(index, _mm512_set1_epi16(15));
-        index = _mm512_mask_add_epi16(index, Places<F>::fifth(block, part), index, _mm512_set1_epi16(16));
+        index = _mm512_mask_add_epi16(index, NibblePlaces<F>::fifth(block, part), index, _mm512_set1_epi16(16));
     }
     return (__m512bh)_mm512_permutexvar_epi16(index, table.low);
 }

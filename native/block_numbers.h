@@ -11,7 +11,7 @@
 
 namespace ostinato {
 
-typedef std::int8_t Bytes __attribute__((vector_size(PART)));
+typedef std::int8_t Bytes32 __attribute__((vector_size(SUBBLOCK)));
 
 inline float half_at(const std::uint8_t* from) {
     half value;
@@ -25,54 +25,54 @@ inline std::uint32_t word_at(const std::uint8_t* from) {
     return value;
 }
 
-inline Bytes bytes_at(const std::uint8_t* from) {
-    Bytes value;
+inline Bytes32 bytes_at(const std::uint8_t* from) {
+    Bytes32 value;
     std::memcpy(&value, from, sizeof(value));
     return value;
 }
 
 // The same integer 32 times.
-inline Bytes bytes_of(int value) { return static_cast<std::int8_t>(value) - Bytes{}; }
+inline Bytes32 bytes_of(int value) { return static_cast<std::int8_t>(value) - Bytes32{}; }
 
 // The lower halves of 16 bytes, then the upper ones.
-inline Bytes halves_at(const std::uint8_t* from) {
+inline Bytes32 halves_at(const std::uint8_t* from) {
 #if defined(__AVX2__)
     const __m256i twice = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
     const __m256i moved = _mm256_srlv_epi64(twice, _mm256_setr_epi64x(0, 0, 4, 4));
-    return (Bytes)_mm256_and_si256(moved, _mm256_set1_epi8(15));
+    return (Bytes32)_mm256_and_si256(moved, _mm256_set1_epi8(15));
 #else
-    Bytes value;
-    for (int i = 0; i < PART / 2; ++i) {
+    Bytes32 value;
+    for (int i = 0; i < SUBBLOCK / 2; ++i) {
         value[i] = from[i] & 15;
-        value[i + PART / 2] = from[i] >> 4;
+        value[i + SUBBLOCK / 2] = from[i] >> 4;
     }
     return value;
 #endif
 }
 
 // Bits `shift` and more of each of 32 bytes, those of `mask`.
-inline Bytes bits_at(const std::uint8_t* from, int shift, int mask) {
-    const Bytes bytes = bytes_at(from);
+inline Bytes32 bits_at(const std::uint8_t* from, int shift, int mask) {
+    const Bytes32 bytes = bytes_at(from);
 #if defined(__AVX2__)
     const __m256i moved = _mm256_srl_epi16((__m256i)bytes, _mm_cvtsi32_si128(shift));
-    return (Bytes)_mm256_and_si256(moved, _mm256_set1_epi8(static_cast<char>(mask)));
+    return (Bytes32)_mm256_and_si256(moved, _mm256_set1_epi8(static_cast<char>(mask)));
 #else
-    typedef std::uint8_t Unsigned __attribute__((vector_size(PART)));
-    return (Bytes)((Unsigned)bytes >> shift & static_cast<std::uint8_t>(mask));
+    typedef std::uint8_t Unsigned __attribute__((vector_size(SUBBLOCK)));
+    return (Bytes32)((Unsigned)bytes >> shift & static_cast<std::uint8_t>(mask));
 #endif
 }
 
 // Bytes below 16, each 16 times as large.
-inline Bytes four_bits_up(Bytes bytes) {
+inline Bytes32 four_bits_up(Bytes32 bytes) {
 #if defined(__AVX2__)
-    return (Bytes)_mm256_slli_epi16((__m256i)bytes, 4);  // GCC would add each to itself four times
+    return (Bytes32)_mm256_slli_epi16((__m256i)bytes, 4);  // GCC would add each to itself four times
 #else
     return bytes << 4;
 #endif
 }
 
 // Bit i as byte i: 16 or 0.
-inline Bytes fifth_bits_at(const std::uint8_t* from) {
+inline Bytes32 fifth_bits_at(const std::uint8_t* from) {
     const std::uint32_t bits = word_at(from);
 #if defined(__AVX2__)
     const __m256i spread = _mm256_shuffle_epi8(
@@ -80,10 +80,10 @@ inline Bytes fifth_bits_at(const std::uint8_t* from) {
         _mm256_setr_epi8(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3));
     const __m256i own = _mm256_set1_epi64x(static_cast<long long>(0x8040201008040201ULL));
     const __m256i is_set = _mm256_cmpeq_epi8(_mm256_and_si256(spread, own), own);
-    return (Bytes)_mm256_and_si256(is_set, _mm256_set1_epi8(16));
+    return (Bytes32)_mm256_and_si256(is_set, _mm256_set1_epi8(16));
 #else
-    Bytes value;
-    for (int i = 0; i < PART; ++i) value[i] = (bits >> i & 1) << 4;
+    Bytes32 value;
+    for (int i = 0; i < SUBBLOCK; ++i) value[i] = (bits >> i & 1) << 4;
     return value;
 #endif
 }
@@ -92,13 +92,13 @@ inline Bytes fifth_bits_at(const std::uint8_t* from) {
 alignas(16) inline constexpr std::int8_t IQ4_VALUES[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
                                                            1,    13,   25,  38,  53,  69,  89,  113};
 
-inline Bytes iq4_values(Bytes index) {
+inline Bytes32 iq4_values(Bytes32 index) {
 #if defined(__AVX2__)
     const __m256i table = _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(IQ4_VALUES)));
-    return (Bytes)_mm256_shuffle_epi8(table, (__m256i)index);
+    return (Bytes32)_mm256_shuffle_epi8(table, (__m256i)index);
 #else
-    Bytes value;
-    for (int i = 0; i < PART; ++i) value[i] = IQ4_VALUES[index[i]];
+    Bytes32 value;
+    for (int i = 0; i < SUBBLOCK; ++i) value[i] = IQ4_VALUES[index[i]];
     return value;
 #endif
 }
@@ -106,7 +106,7 @@ inline Bytes iq4_values(Bytes index) {
 // InBlocks of 32 with one scale in float16, and some a minimum behind it.
 template <int BYTES_OF, bool MINIMUM, int BITS_OF, int LEAST = 0>
 struct Small {
-    static constexpr int ELEMENTS = PART, BYTES = BYTES_OF, SCALED = PART;
+    static constexpr int ELEMENTS = SUBBLOCK, BYTES = BYTES_OF, SCALED = SUBBLOCK;
     static constexpr bool HAS_MINIMUM = MINIMUM, HAS_ZERO = false;
     static constexpr int BITS = BITS_OF;
     static constexpr bool HALF_SCALED = true;
@@ -120,31 +120,31 @@ struct Small {
 
 struct Q4_0 : Small<18, false, 4, -8> {
     static const std::uint8_t* halves(const std::uint8_t* block, int) { return block + 2; }
-    static Bytes integers(const std::uint8_t* block, int) { return halves_at(block + 2) - bytes_of(8); }
+    static Bytes32 integers(const std::uint8_t* block, int) { return halves_at(block + 2) - bytes_of(8); }
 };
 
 struct Q4_1 : Small<20, true, 4> {
     static const std::uint8_t* halves(const std::uint8_t* block, int) { return block + 4; }
-    static Bytes integers(const std::uint8_t* block, int) { return halves_at(block + 4); }
+    static Bytes32 integers(const std::uint8_t* block, int) { return halves_at(block + 4); }
 };
 
 struct Q5_0 : Small<22, false, 5, -16> {
-    static Bytes integers(const std::uint8_t* block, int) {
+    static Bytes32 integers(const std::uint8_t* block, int) {
         return (halves_at(block + 6) | fifth_bits_at(block + 2)) - bytes_of(16);
     }
 };
 
 struct Q5_1 : Small<24, true, 5> {
-    static Bytes integers(const std::uint8_t* block, int) { return halves_at(block + 8) | fifth_bits_at(block + 4); }
+    static Bytes32 integers(const std::uint8_t* block, int) { return halves_at(block + 8) | fifth_bits_at(block + 4); }
 };
 
 struct Q8_0 : Small<34, false, 8> {
-    static Bytes integers(const std::uint8_t* block, int) { return bytes_at(block + 2); }
+    static Bytes32 integers(const std::uint8_t* block, int) { return bytes_at(block + 2); }
 };
 
 struct IQ4_NL : Small<18, false, 4> {
     static constexpr int value(int bits) { return IQ4_VALUES[bits]; }
-    static Bytes integers(const std::uint8_t* block, int) { return iq4_values(halves_at(block + 2)); }
+    static Bytes32 integers(const std::uint8_t* block, int) { return iq4_values(halves_at(block + 2)); }
 };
 
 #if defined(__AVX2__)
@@ -163,7 +163,7 @@ inline __m128i six_bit_integers(const std::uint8_t* block) {
 // InBlocks of 256 with a scale of scales and one of minima, and 6 bits for each of eight parts.
 template <int BYTES_OF, int BITS_OF>
 struct WithSixBits {
-    static constexpr int ELEMENTS = 256, BYTES = BYTES_OF, SCALED = PART;
+    static constexpr int ELEMENTS = 256, BYTES = BYTES_OF, SCALED = SUBBLOCK;
     static constexpr bool HAS_MINIMUM = true, HAS_ZERO = false, HALF_SCALED = false;
     static constexpr int BITS = BITS_OF;
     static constexpr int value(int bits) { return bits; }
@@ -196,14 +196,14 @@ struct WithSixBits {
 };
 
 struct Q4_K : WithSixBits<144, 4> {
-    static Bytes integers(const std::uint8_t* block, int part) {
-        return bits_at(block + 16 + part / 2 * PART, part % 2 * 4, 15);
+    static Bytes32 integers(const std::uint8_t* block, int part) {
+        return bits_at(block + 16 + part / 2 * SUBBLOCK, part % 2 * 4, 15);
     }
 };
 
 struct Q5_K : WithSixBits<176, 5> {
-    static Bytes integers(const std::uint8_t* block, int part) {
-        return bits_at(block + 48 + part / 2 * PART, part % 2 * 4, 15) | four_bits_up(bits_at(block + 16, part, 1));
+    static Bytes32 integers(const std::uint8_t* block, int part) {
+        return bits_at(block + 48 + part / 2 * SUBBLOCK, part % 2 * 4, 15) | four_bits_up(bits_at(block + 16, part, 1));
     }
 };
 
@@ -217,16 +217,16 @@ struct Q6_K {
         const auto* bytes = reinterpret_cast<const std::int8_t*>(block + 192);
         for (int i = 0; i < 16; i += LANES) store(scale + i, load(bytes + i) * d);
     }
-    static Bytes integers(const std::uint8_t* block, int part) {
+    static Bytes32 integers(const std::uint8_t* block, int part) {
         const int second = part / 4, quarter = part % 4;
-        const Bytes low = bits_at(block + second * 64 + quarter % 2 * PART, quarter / 2 * 4, 15);
-        const Bytes high = four_bits_up(bits_at(block + 128 + second * PART, quarter * 2, 3));
+        const Bytes32 low = bits_at(block + second * 64 + quarter % 2 * SUBBLOCK, quarter / 2 * 4, 15);
+        const Bytes32 high = four_bits_up(bits_at(block + 128 + second * SUBBLOCK, quarter * 2, 3));
         return (low | high) - bytes_of(32);
     }
 };
 
 struct IQ4_XS {
-    static constexpr int ELEMENTS = 256, BYTES = 136, SCALED = PART;
+    static constexpr int ELEMENTS = 256, BYTES = 136, SCALED = SUBBLOCK;
     static constexpr bool HAS_MINIMUM = false, HAS_ZERO = false, HALF_SCALED = false;
     static constexpr int BITS = 4;
     static constexpr int value(int bits) { return IQ4_VALUES[bits]; }
@@ -238,7 +238,7 @@ struct IQ4_XS {
             scale[i] = d * static_cast<float>((low | (high >> 2 * i & 3) << 4) - 32);
         }
     }
-    static Bytes integers(const std::uint8_t* block, int part) { return iq4_values(halves_at(block + 8 + 16 * part)); }
+    static Bytes32 integers(const std::uint8_t* block, int part) { return iq4_values(halves_at(block + 8 + 16 * part)); }
 };
 
 // Ours: 32 bits with a scale and a zero point, and parts of 16 bytes.
@@ -253,7 +253,7 @@ struct Int4 {
     }
     static int least(const std::uint8_t* block) { return -block[0]; }
     static const std::uint8_t* halves(const std::uint8_t* block, int part) { return block + 4 + 16 * part; }
-    static Bytes integers(const std::uint8_t* block, int part) {
+    static Bytes32 integers(const std::uint8_t* block, int part) {
         return halves_at(halves(block, part)) - bytes_of(block[0]);
     }
 };
@@ -268,7 +268,7 @@ struct Fp8 {
         *scale = bits_as<float>(word_at(block)) * FLOAT8_FACTOR;
     }
     static const float8* numbers(const std::uint8_t* block, int part) {
-        return reinterpret_cast<const float8*>(block + 4) + part * PART;
+        return reinterpret_cast<const float8*>(block + 4) + part * SUBBLOCK;
     }
 };
 

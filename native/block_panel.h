@@ -15,14 +15,14 @@ namespace ostinato {
 
 // Scales of eight rows, and what is added, for the elements of a block.
 template <typename F>
-struct PanelFactors {
+struct PanelScales {
     static constexpr int EACH = F::ELEMENTS / F::SCALED;
     static constexpr bool IN_WORD = F::HALF_SCALED || F::HAS_ZERO;  // at the beginning of a block
-    static constexpr bool HAS_MINIMUM = Factors<F>::HAS_MINIMUM;
+    static constexpr bool HAS_MINIMUM = BlockScales<F>::HAS_MINIMUM;
     Float scale[EACH], minimum[HAS_MINIMUM ? EACH : 1];
     __m256i zeros;  // of formats that have such, in 32 bits
 
-    [[gnu::always_inline]] explicit PanelFactors(const std::uint8_t* const (&block)[LANES]) {
+    [[gnu::always_inline]] explicit PanelScales(const std::uint8_t* const (&block)[LANES]) {
         if constexpr (IN_WORD) {
             of_words(block);
         } else if constexpr (EACH == 1) {
@@ -30,10 +30,10 @@ struct PanelFactors {
             for (int r = 0; r < LANES; ++r) F::scales(block[r], each + r, &unused);
             scale[0] = load(each);
         } else {
-            static_assert(Factors<F>::BLOCKS == 1);
+            static_assert(BlockScales<F>::BLOCKS == 1);
             Float of_rows[LANES][EACH / LANES], minima[LANES];
             for (int r = 0; r < LANES; ++r) {
-                const Factors<F> factors(block[r], 1);
+                const BlockScales<F> factors(block[r], 1);
                 for (int i = 0; i < EACH; i += LANES) of_rows[r][i / LANES] = load(factors.scale + i);
                 if constexpr (HAS_MINIMUM) minima[r] = load(factors.minimum);
             }
@@ -91,13 +91,13 @@ inline __m256i half_byte(__m256i fours) {
 
 // to[i * stride] = element i of part `part` of eight rows' blocks, for i < PART.
 template <typename F>
-[[gnu::always_inline]] inline void pack_part(const std::uint8_t* const (&block)[LANES], int part,
-                                             const PanelFactors<F>& factors, int stride, Float* to) {
-    const int at = part * PART / F::SCALED;
+[[gnu::always_inline]] inline void pack_subblock(const std::uint8_t* const (&block)[LANES], int part,
+                                             const PanelScales<F>& factors, int stride, Float* to) {
+    const int at = part * SUBBLOCK / F::SCALED;
     if constexpr (IS_FLOAT8<F>) {
-        Float numbers[LANES][PART / LANES];
-        for (int r = 0; r < LANES; ++r) load<PART>(F::numbers(block[r], part), numbers[r]);
-        for (int v = 0; v < PART / LANES; ++v) {
+        Float numbers[LANES][SUBBLOCK / LANES];
+        for (int r = 0; r < LANES; ++r) load<SUBBLOCK>(F::numbers(block[r], part), numbers[r]);
+        for (int v = 0; v < SUBBLOCK / LANES; ++v) {
             Float square[LANES];
             for (int r = 0; r < LANES; ++r) square[r] = numbers[r][v];
             transpose(square);
@@ -105,9 +105,9 @@ template <typename F>
         }
     } else if constexpr (std::is_same_v<F, Q4_K>) {
         const auto put = [&](auto low) __attribute__((always_inline)) {
-            for (int half = 0; half < PART; half += 16) {
+            for (int half = 0; half < SUBBLOCK; half += 16) {
                 __m256i fours[4];
-                read_units([&](int r) { return block[r] + 16 + part / 2 * PART + half; }, fours);
+                read_units([&](int r) { return block[r] + 16 + part / 2 * SUBBLOCK + half; }, fours);
                 unrolled<4>([&](auto u) __attribute__((always_inline)) {
                     unrolled<4>([&](auto i) __attribute__((always_inline)) {
                         to[(half + 4 * u + i) * stride] = factors.weights(half_byte<i, low>(fours[u]), at);
@@ -116,13 +116,13 @@ template <typename F>
             }
         };
         part % 2 ? put(std::false_type{}) : put(std::true_type{});
-    } else if constexpr (IS_RAW<F>) {
+    } else if constexpr (READS_UNSIGNED<F>) {
         __m256i fours[4];
         read_units([&](int r) { return F::halves(block[r], part); }, fours);
         unrolled<4>([&](auto u) __attribute__((always_inline)) {
             unrolled<4>([&](auto i) __attribute__((always_inline)) {
                 to[(4 * u + i) * stride] = factors.weights(half_byte<i, true>(fours[u]), at);
-                to[(PART / 2 + 4 * u + i) * stride] = factors.weights(half_byte<i, false>(fours[u]), at);
+                to[(SUBBLOCK / 2 + 4 * u + i) * stride] = factors.weights(half_byte<i, false>(fours[u]), at);
             });
         });
     } else {
@@ -132,7 +132,7 @@ template <typename F>
         unrolled<LANES>([&](auto u) __attribute__((always_inline)) {
             unrolled<4>([&](auto i) __attribute__((always_inline)) {
                 const __m256i integers = whole_byte<i>((__m256i)fours[u]);
-                to[(4 * u + i) * stride] = factors.weights(integers, at + 4 * u / std::min(F::SCALED, PART));
+                to[(4 * u + i) * stride] = factors.weights(integers, at + 4 * u / std::min(F::SCALED, SUBBLOCK));
             });
         });
     }
@@ -140,21 +140,21 @@ template <typename F>
 
 // panel[(i - begin) * stride] = elements i, `begin` to `end`, of eight rows: both are multiples of PART.
 template <typename F>
-void pack_blocks(const InBlocks* const* rows, std::int64_t begin, std::int64_t end, int stride, Float* panel) {
+void pack_blocks(const BlockByte* const* rows, std::int64_t begin, std::int64_t end, int stride, Float* panel) {
     for (std::int64_t i = begin; i < end;) {
         const std::uint8_t* block[LANES];
         for (int r = 0; r < LANES; ++r) block[r] = &rows[r][i / F::ELEMENTS * F::BYTES].byte;
-        const PanelFactors<F> factors(block);
-        const int first = static_cast<int>(i % F::ELEMENTS) / PART;
-        for (int part = first; part < F::ELEMENTS / PART && i < end; ++part, i += PART, panel += PART * stride) {
-            pack_part<F>(block, part, factors, stride, panel);
+        const PanelScales<F> factors(block);
+        const int first = static_cast<int>(i % F::ELEMENTS) / SUBBLOCK;
+        for (int part = first; part < F::ELEMENTS / SUBBLOCK && i < end; ++part, i += SUBBLOCK, panel += SUBBLOCK * stride) {
+            pack_subblock<F>(block, part, factors, stride, panel);
         }
     }
 }
 
 // Elements that are added up in integers: what a scale belongs to, and no more than have one scale of a token.
 template <typename F>
-constexpr int INTEGER_SUM = std::clamp(F::SCALED, 16, FIXED_SPAN);
+constexpr int I16_SUM = std::clamp(F::SCALED, 16, I16_SCALE_SPAN);
 
 // Of each byte in turns, the lower or the upper half of the first and the third, or of the second and the fourth.
 template <int SHIFT>
@@ -164,24 +164,24 @@ inline __m256i half_pairs(__m256i fours) {
 
 // to[pair * stride] = the pairs of part `part` of eight rows' blocks. `least`: what integers are less than they stand there.
 template <typename F>
-[[gnu::always_inline]] inline void pack_integer_part(const std::uint8_t* const (&block)[LANES], int part, __m256i least,
+[[gnu::always_inline]] inline void pack_subblock_i16(const std::uint8_t* const (&block)[LANES], int part, __m256i least,
                                                      int stride, __m256i* to) {
     // `at` is the number of a unit among those of a part.
     const auto put = [&](int at, __m256i first, __m256i second) __attribute__((always_inline)) {
-        constexpr bool LESS = IS_RAW<F> && !F::HAS_MINIMUM;
+        constexpr bool LESS = READS_UNSIGNED<F> && !F::HAS_MINIMUM;
         to[2 * at * stride] = LESS ? _mm256_sub_epi16(first, least) : first;
         to[(2 * at + 1) * stride] = LESS ? _mm256_sub_epi16(second, least) : second;
     };
     if constexpr (std::is_same_v<F, Q4_K>) {
         for (int half = 0; half < 2; ++half) {
             __m256i fours[4];
-            read_units([&](int r) { return block[r] + 16 + part / 2 * PART + half * 16; }, fours);
+            read_units([&](int r) { return block[r] + 16 + part / 2 * SUBBLOCK + half * 16; }, fours);
             for (int u = 0; u < 4; ++u) {
                 const __m256i halves = part % 2 ? _mm256_srli_epi32(fours[u], 4) : fours[u];
                 put(4 * half + u, half_pairs<0>(halves), half_pairs<8>(halves));
             }
         }
-    } else if constexpr (IS_RAW<F>) {
+    } else if constexpr (READS_UNSIGNED<F>) {
         __m256i fours[4];
         read_units([&](int r) { return F::halves(block[r], part); }, fours);
         unrolled<4>([&](auto u) __attribute__((always_inline)) {
@@ -201,26 +201,26 @@ template <typename F>
 // Elements `begin` to `end` of eight rows, both multiples of PART and of what is added up in integers, as pairs; with their
 // scales and minima.
 template <typename F>
-void pack_block_integers(const InBlocks* const* rows, std::int64_t begin, std::int64_t end, int stride, __m256i* to,
+void pack_blocks_i16(const BlockByte* const* rows, std::int64_t begin, std::int64_t end, int stride, __m256i* to,
                          Float* scales, Float* minima) {
-    constexpr int SUM = INTEGER_SUM<F>;
+    constexpr int SUM = I16_SUM<F>;
     for (std::int64_t i = begin; i < end;) {
         const std::uint8_t* block[LANES];
         for (int r = 0; r < LANES; ++r) block[r] = &rows[r][i / F::ELEMENTS * F::BYTES].byte;
-        const PanelFactors<F> factors(block);
+        const PanelScales<F> factors(block);
         __m256i least = _mm256_setzero_si256();
         if constexpr (F::HAS_ZERO) {
             least = _mm256_or_si256(factors.zeros, _mm256_slli_epi32(factors.zeros, 16));
-        } else if constexpr (IS_RAW<F> && !F::HAS_MINIMUM) {
+        } else if constexpr (READS_UNSIGNED<F> && !F::HAS_MINIMUM) {
             least = _mm256_set1_epi16(static_cast<short>(-F::least(block[0])));
         }
-        const int first = static_cast<int>(i % F::ELEMENTS) / PART;
-        for (int part = first; part < F::ELEMENTS / PART && i < end; ++part, i += PART, to += PART / 2 * stride) {
-            pack_integer_part<F>(block, part, least, stride, to);
+        const int first = static_cast<int>(i % F::ELEMENTS) / SUBBLOCK;
+        for (int part = first; part < F::ELEMENTS / SUBBLOCK && i < end; ++part, i += SUBBLOCK, to += SUBBLOCK / 2 * stride) {
+            pack_subblock_i16<F>(block, part, least, stride, to);
             const std::int64_t from = i - begin;
-            if constexpr (F::HAS_MINIMUM) minima[from / PART * stride] = factors.minimum[part * PART / F::SCALED];
-            for (int at = 0; at < PART && (from + at) % SUM == 0; at += SUM) {
-                scales[(from + at) / SUM * stride] = factors.scale[(part * PART + at) / F::SCALED];
+            if constexpr (F::HAS_MINIMUM) minima[from / SUBBLOCK * stride] = factors.minimum[part * SUBBLOCK / F::SCALED];
+            for (int at = 0; at < SUBBLOCK && (from + at) % SUM == 0; at += SUM) {
+                scales[(from + at) / SUM * stride] = factors.scale[(part * SUBBLOCK + at) / F::SCALED];
             }
         }
     }

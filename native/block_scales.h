@@ -9,13 +9,13 @@ namespace ostinato {
 // The scales of a group, or of so many blocks of it: sixteen, or eight and behind them as many minima or zero points. With
 // blocks of 32, scales and minima take turns.
 template <typename F>
-struct Scales {
-    static constexpr int BLOCKS = GROUP / F::ELEMENTS;
-    static constexpr bool IN_TURNS = F::HAS_MINIMUM && F::ELEMENTS == PART;
+struct BlockScalesBf16 {
+    static constexpr int BLOCKS = SUPERBLOCK / F::ELEMENTS;
+    static constexpr bool IN_TURNS = F::HAS_MINIMUM && F::ELEMENTS == SUBBLOCK;
     alignas(64) float numbers[16];
 
-    Scales() = default;
-    [[gnu::always_inline]] Scales(const std::uint8_t* block, int blocks) { make(block, blocks); }
+    BlockScalesBf16() = default;
+    [[gnu::always_inline]] BlockScalesBf16(const std::uint8_t* block, int blocks) { make(block, blocks); }
 
     [[gnu::always_inline]] void make(const std::uint8_t* block, int blocks) {
         if (blocks == BLOCKS) {
@@ -27,13 +27,13 @@ struct Scales {
 
     // Where a format has them, the zero point of a part instead.
     float minimum(int part) const {
-        return numbers[IN_TURNS ? 2 * part + 1 : 8 + (F::HAS_ZERO ? part * PART / F::SCALED : part)];
+        return numbers[IN_TURNS ? 2 * part + 1 : 8 + (F::HAS_ZERO ? part * SUBBLOCK / F::SCALED : part)];
     }
-    float scale(int part) const { return numbers[IN_TURNS ? 2 * part : part * PART / F::SCALED]; }
+    float scale(int part) const { return numbers[IN_TURNS ? 2 * part : part * SUBBLOCK / F::SCALED]; }
 
     // What the sums of pairs of a part's elements are multiplied with.
     Float of_pairs(int part) const {
-        if constexpr (F::SCALED == PART / 2) {
+        if constexpr (F::SCALED == SUBBLOCK / 2) {
             const __m512 first = _mm512_set1_ps(numbers[2 * part]), second = _mm512_set1_ps(numbers[2 * part + 1]);
             return (Float)_mm512_mask_blend_ps(0xFF00, first, second);
         } else {
@@ -43,11 +43,11 @@ struct Scales {
 
   private:
     [[gnu::always_inline]] void of_group(const std::uint8_t* block) {
-        if constexpr (F::ELEMENTS == GROUP && F::HAS_MINIMUM) {
+        if constexpr (F::ELEMENTS == SUPERBLOCK && F::HAS_MINIMUM) {
             _mm512_store_ps(numbers, six_bit_scales(block));
-        } else if constexpr (F::ELEMENTS == GROUP && F::SCALED == PART) {
+        } else if constexpr (F::ELEMENTS == SUPERBLOCK && F::SCALED == SUBBLOCK) {
             _mm256_store_ps(numbers, split_scales(block));
-        } else if constexpr (F::ELEMENTS == GROUP) {
+        } else if constexpr (F::ELEMENTS == SUPERBLOCK) {
             _mm512_store_ps(numbers, byte_scales(block));
         } else if constexpr (F::HAS_ZERO) {
             for (int b = 0; b < BLOCKS; b += 4) put_with_zeros(first_words<F>(block + b * F::BYTES, BLOCKS - 1), b);

@@ -18,28 +18,28 @@
 namespace ostinato {
 
 // What stands for the type of such weights: rows are so many of these.
-struct InBlocks {
+struct BlockByte {
     std::uint8_t byte;
 };
 
-constexpr int PART = 32;    // elements that are made numbers at a time; every format has a multiple of it in a block
-constexpr int GROUP = 256;  // elements whose scales are made ready together: all of a block, or those of several
-constexpr int GROUP_PARTS = GROUP / PART;
+constexpr int SUBBLOCK = 32;    // elements that are made numbers at a time; every format has a multiple of it in a block
+constexpr int SUPERBLOCK = 256;  // elements whose scales are made ready together: all of a block, or those of several
+constexpr int SUBBLOCKS = SUPERBLOCK / SUBBLOCK;
 
 // What products with tokens of storage type X call. A row has `count` blocks.
 template <typename X>
-struct BlockProducts {
+struct BlockOps {
     // sums[t * stride + r] = tokens[t] . rows[r] for up to AT_ONCE tokens and DOT_ROWS rows, while `prefetch` of the rows
     // `next` are fetched.
-    void (*dot)(int tokens, const Tokens<X>& x, const InBlocks* const* rows, const InBlocks* const* next, int prefetch,
+    void (*dot)(int tokens, const Tokens<X>& x, const BlockByte* const* rows, const BlockByte* const* next, int prefetch,
                 std::int64_t count, float* sums, int stride);
     // to[i] = the elements `begin` to `end` of a row, both multiples of PART.
-    void (*expand)(const InBlocks* row, std::int64_t begin, std::int64_t end, X* to);
+    void (*dequantize)(const BlockByte* row, std::int64_t begin, std::int64_t end, X* to);
 };
 
 // One line of each row that is to come, for every line of those that are multiplied.
-struct RowsToCome {
-    const InBlocks* const* rows;
+struct RowPrefetch {
+    const BlockByte* const* rows;
     int count;
 
     void operator()(std::int64_t from, std::int64_t bytes) const {
@@ -51,24 +51,24 @@ struct RowsToCome {
 
 // How the integers of a token lie (fixed.h). With AVX2 alone: in order; the second and the third 8 of each 32 have changed
 // places; or the second and the third of each 4. With AVX-512, as fixed_words.h has them.
-enum class FixedOrder { OWN, SPREAD, PAIRED, BLOCKS, HALVES, BYTES };
+enum class I16Order { LINEAR, INTERLEAVED_8, PAIRS_02_13, BLOCKS, HALVES, BYTES };
 
-constexpr int WIDE_TOKENS = 12;  // tokens of bfloat16 that are multiplied with rounded weights together, at the most
+constexpr int MAX_BF16_TOKENS = 12;  // tokens of bfloat16 that are multiplied with rounded weights together, at the most
 
 // Processors that multiply bfloat16 in vectors alone make rows bfloat16 as wide_rows.h has it.
 #if defined(__AVX512BF16__) && !defined(OSTINATO_TILES)
-#define OSTINATO_WIDE_ROWS
+#define OSTINATO_DEQUANT_BF16
 #endif
 
-constexpr int WIDE_STRIDE = WIDE_SPAN + PART;  // from row to row of a span: an odd number of cache lines
+constexpr int DEQUANT_STRIDE = DEQUANT_SPAN + SUBBLOCK;  // from row to row of a span: an odd number of cache lines
 
 // A few tokens times a span of DOT_ROWS rows that is bfloat16. Meanwhile a share of the groups of the span that comes next,
 // of these rows or of others, is made so, and what is further away is fetched.
-struct WideWork {
+struct DequantStep {
     Tokens<bf16> tokens;
     const bf16* rows;
     bf16* made;
-    const InBlocks *next[DOT_ROWS], *to_come[DOT_ROWS];
+    const BlockByte *next[MR], *to_come[MR];
     int parts, next_parts;
     int share, shares;
     bool is_first, is_last;  // of a row's spans
@@ -80,40 +80,40 @@ struct WideWork {
 struct BlockFormat {
     const char* name;
     std::int64_t elements, bytes;  // of a block
-    BlockProducts<float> with_floats;
-    BlockProducts<bf16> with_bf16;  // without AVX512-BF16, `dot` is null
+    BlockOps<float> with_f32;
+    BlockOps<bf16> with_bf16;  // without AVX512-BF16, `dot` is null
     // As `dot`, which multiplies exactly, with weights rounded to bfloat16: from so many tokens on, in blocks of 3 to
     // WIDE_TOKENS. Without AVX512-BF16 it is null.
-    decltype(with_bf16.dot) dot_rounded = nullptr;
-    int least_rounded = 0;
+    decltype(with_bf16.dot) dot_bf16 = nullptr;
+    int min_bf16_tokens = 0;
     // With rounded weights: 3 to DOT_TOKENS tokens. Without OSTINATO_WIDE_ROWS it is null.
-    void (*multiply_wide)(int tokens, const WideWork& work) = nullptr;
+    void (*dequant_dot)(int tokens, const DequantStep& work) = nullptr;
     // panel[(i - begin) * stride] = the elements i, `begin` to `end`, of LANES rows, both multiples of PART. With AVX2 alone,
     // else null.
-    void (*pack)(const InBlocks* const* rows, std::int64_t begin, std::int64_t end, int stride, Float* panel) = nullptr;
+    void (*pack)(const BlockByte* const* rows, std::int64_t begin, std::int64_t end, int stride, Float* panel) = nullptr;
     // Of tokens in 16-bit integers, with scales for each `fixed_span` elements. A span of 0: there is none.
-    BlockProducts<fixed> with_fixed = {};
-    int fixed_span = 0;
-    FixedOrder token_order = FixedOrder::OWN;
+    BlockOps<i16> with_i16 = {};
+    int i16_scale_span = 0;
+    I16Order i16_order = I16Order::LINEAR;
 #if defined(__AVX2__) && !defined(__AVX512F__)
     // As `pack`, integers in pairs as fixed_panel.h has them: of each `integer_sum` elements a scale, and of each part a
     // minimum where there are any.
-    void (*pack_integers)(const InBlocks* const* rows, std::int64_t begin, std::int64_t end, int stride, __m256i* to,
+    void (*pack_i16)(const BlockByte* const* rows, std::int64_t begin, std::int64_t end, int stride, __m256i* to,
                           Float* scales, Float* minima) = nullptr;
-    int integer_sum = 0;
+    int i16_sum = 0;
     bool has_minima = false;
 #endif
 
     std::int64_t row_bytes(std::int64_t in) const { return in / elements * bytes; }
 
     template <typename X>
-    const BlockProducts<X>& products() const {
+    const BlockOps<X>& products() const {
         if constexpr (std::is_same_v<X, bf16>) {
             return with_bf16;
-        } else if constexpr (std::is_same_v<X, fixed>) {
-            return with_fixed;
+        } else if constexpr (std::is_same_v<X, i16>) {
+            return with_i16;
         } else {
-            return with_floats;
+            return with_f32;
         }
     }
 };
@@ -145,7 +145,7 @@ inline bool from_python(PyObject* value, BlockParts& to) {
 // Bytes, or elements, from row to row of weights [rows, in].
 template <typename W>
 inline std::int64_t row_stride(const BlockFormat* format, std::int64_t in) {
-    if constexpr (std::is_same_v<W, InBlocks>) {
+    if constexpr (std::is_same_v<W, BlockByte>) {
         return format->row_bytes(in);
     } else {
         return in;

@@ -17,7 +17,7 @@ namespace ostinato {
 
 // Heads that a thread takes at once, which share B, C and the products of the two. Their states should fit its cache.
 constexpr int HEADS = SCAN_HEADS;
-constexpr int SPARE = HEADS;  // the number of one more state
+constexpr int CHECKPOINT_STATE = HEADS;  // the number of one more state
 
 struct Sizes {
     std::int64_t heads, head_dim, groups, state;
@@ -35,7 +35,7 @@ struct Sizes {
 };
 
 template <typename T>
-void widen(const T* from, float* to, std::int64_t count) {
+void copy_as_floats(const T* from, float* to, std::int64_t count) {
     std::int64_t i = 0;
     for (; i + LANES <= count; i += LANES) store(to + i, load(from + i));
     for (; i < count; ++i) to[i] = to_float(from[i]);
@@ -44,7 +44,7 @@ void widen(const T* from, float* to, std::int64_t count) {
 // The memory of one thread: a chunk of one row, and the states of some heads.
 class ChunkScan {
   public:
-    ChunkScan(const Sizes& sizes, const Team& team) : sizes_(sizes) {
+    ChunkScan(const Sizes& sizes, const ThreadGroup& threads) : sizes_(sizes) {
         const std::int64_t tokens = sizes.tokens(), token_columns = sizes.token_columns();
         const std::int64_t square = tokens * token_columns, by_column = tokens * sizes.columns();
         const std::int64_t parts[] = {(HEADS + 1) * sizes.state_elements(),
@@ -64,7 +64,7 @@ class ChunkScan {
                                       sizes.columns()};
         std::int64_t total = 0;
         for (const std::int64_t part : parts) total += Sizes::round_up(part, LANES);
-        float* next = team.own<float>(total);
+        float* next = threads.thread_scratch<float>(total);
         std::fill_n(next, total, 0.0f);
         float** const pointers[] = {&states_, &B_,    &C_, &scores_,    &added_, &weights_, &steps_,       &logs_,
                                     &until_,  &sums_, &x_, &remaining_, &y_,     &column_noise_, &channel_noise_};
@@ -79,12 +79,12 @@ class ChunkScan {
     void load_group(const T* B, std::int64_t B_stride, const T* C, std::int64_t C_stride, std::int64_t count) {
         const std::int64_t rows = sizes_.state, columns = sizes_.token_columns();
         count_ = count;
-        for (std::int64_t t = 0; t < count; ++t) widen(C + t * C_stride, C_ + t * C_row(), rows);
+        for (std::int64_t t = 0; t < count; ++t) copy_as_floats(C + t * C_stride, C_ + t * C_row(), rows);
         for (std::int64_t first = 0; first < columns; first += LANES) {
             for (std::int64_t n = 0; n < rows; n += LANES) {
                 Float square[LANES];
                 for (int i = 0; i < LANES; ++i) {
-                    square[i] = first + i < count ? load_some(B + (first + i) * B_stride + n, rows - n) : Float{};
+                    square[i] = first + i < count ? load_partial(B + (first + i) * B_stride + n, rows - n) : Float{};
                 }
                 transpose(square);
                 for (int i = 0; i < LANES && n + i < sizes_.state_rows(); ++i) {
@@ -137,7 +137,7 @@ class ChunkScan {
 
     template <typename T>
     void load_x(const T* x, std::int64_t stride) {
-        for (std::int64_t t = 0; t < count_; ++t) widen(x + t * stride, x_ + t * sizes_.columns(), sizes_.head_dim);
+        for (std::int64_t t = 0; t < count_; ++t) copy_as_floats(x + t * stride, x_ + t * sizes_.columns(), sizes_.head_dim);
         // What the last tile reads beyond the chunk's end is multiplied by zero.
         std::fill(x_ + count_ * sizes_.columns(), x_ + padded_count() * sizes_.columns(), 0.0f);
     }
@@ -154,16 +154,16 @@ class ChunkScan {
         for (std::int64_t t = 0; t < count_; ++t) {
             const float* const from = y_ + t * sizes_.columns();
             for (std::int64_t p = 0; p < sizes_.head_dim; p += LANES) {
-                store_some(y + t * stride + p, load(from + p), sizes_.head_dim - p);
+                store_partial(y + t * stride + p, load(from + p), sizes_.head_dim - p);
             }
         }
     }
 
     // The state after the first `count` tokens of the chunk goes to `SPARE`; that of the head stays.
-    void look_ahead(int head, bool has_state, std::int64_t count) {
+    void checkpoint_state(int head, bool has_state, std::int64_t count) {
         put_remaining(count);
         for_panels(sizes_.columns(), [&](auto vectors, std::int64_t column) {
-            put_state<vectors>(head, has_state, count, SPARE, column);
+            put_state<vectors>(head, has_state, count, CHECKPOINT_STATE, column);
         });
     }
 
@@ -173,7 +173,7 @@ class ChunkScan {
         for_squares(state_of(head), [&](float* to, std::int64_t stride, std::int64_t p, std::int64_t n) {
             Float square[LANES];
             for (int i = 0; i < LANES; ++i) {
-                square[i] = p + i < sizes_.head_dim ? load_some(slot + (p + i) * sizes_.state + n, sizes_.state - n)
+                square[i] = p + i < sizes_.head_dim ? load_partial(slot + (p + i) * sizes_.state + n, sizes_.state - n)
                                                     : Float{};
             }
             transpose(square);
@@ -202,7 +202,7 @@ class ChunkScan {
                 const UInt noise = UInt{} + bits_as<std::uint32_t>(column_noise_[n]);
                 for (int v = 0; v < vectors; ++v, at += LANES) {
                     const UInt of_channels = bits_as<UInt>(load(channel_noise_ + column + v * LANES));
-                    store(at, kept<S>(load(at), noise ^ of_channels).value());
+                    store(at, rounded_state<S>(load(at), noise ^ of_channels).value());
                 }
             }
         });
@@ -218,8 +218,8 @@ class ChunkScan {
             transpose(square);
             const UInt noise = bits_as<UInt>(load(column_noise_ + n));
             for (int i = 0; i < LANES && p + i < sizes_.head_dim; ++i) {
-                const Kept<S> vector = kept<S>(square[i], noise ^ bits_as<std::uint32_t>(channel_noise_[p + i]));
-                store_some(slot + (p + i) * sizes_.state + n, vector.value(), sizes_.state - n);
+                const RoundedState<S> vector = rounded_state<S>(square[i], noise ^ bits_as<std::uint32_t>(channel_noise_[p + i]));
+                store_partial(slot + (p + i) * sizes_.state + n, vector.value(), sizes_.state - n);
             }
         });
     }
@@ -245,8 +245,8 @@ class ChunkScan {
     float* channel_noise_;    // [columns] words
 
     template <typename S>
-    Kept<S> kept(Float value, UInt noise) const {
-        return has_noise_ ? Kept<S>(value, noise) : Kept<S>(value);
+    RoundedState<S> rounded_state(Float value, UInt noise) const {
+        return has_noise_ ? RoundedState<S>(value, noise) : RoundedState<S>(value);
     }
 
     std::int64_t C_row() const { return Sizes::round_up(sizes_.state, LANES); }

@@ -36,7 +36,7 @@ inline float product_of(const float* a, const float* b, std::int64_t size) {
 
 // `to` [padded(size)] = x scaled to the length `scale`.
 template <typename T>
-void put_unit(const T* x, std::int64_t size, float scale, float* to) {
+void l2_normalize(const T* x, std::int64_t size, float scale, float* to) {
     constexpr float EPS = 1e-6f;
     to_floats(x, to, size);
     const float factor = scale / std::sqrt(product_of(to, to, size) + EPS);
@@ -97,14 +97,14 @@ struct DeltaInputs : Arguments {
     void put_gates(std::int64_t first, std::int64_t count, std::int64_t head, float* decays, float* betas) const {
         for (std::int64_t i = 0; i < count; ++i) betas[i] = to_float(b.row<const T>(first + i)[head]);
         for (std::int64_t i = 0; i < count; i += LANES) {
-            const Float raw = load_some(betas + i, count - i);
-            store_some(betas + i, static_cast<float>(beta_scale) / (1.0f + exp(-raw)), count - i);
+            const Float raw = load_partial(betas + i, count - i);
+            store_partial(betas + i, static_cast<float>(beta_scale) / (1.0f + exp(-raw)), count - i);
         }
         if (has_decay_per_channel()) return;
         const Float rate = decay_rate(head), bias = splat(dt_bias.at<const float>()[head]);
         for (std::int64_t i = 0; i < count; ++i) decays[i] = to_float(a.row<const T>(first + i)[head]);
         for (std::int64_t i = 0; i < count; i += LANES) {
-            store_some(decays + i, decay_of(load_some(decays + i, count - i), bias, rate), count - i);
+            store_partial(decays + i, decay_of(load_partial(decays + i, count - i), bias, rate), count - i);
         }
     }
 
@@ -113,8 +113,8 @@ struct DeltaInputs : Arguments {
         const std::int64_t size = key_dim(), apart = padded(size), key_head = key_head_of(head);
         float *const key = memory, *const decayed_key = key + apart, *const query = decayed_key + apart;
         float *const decay = query + apart, *const value = decay + apart;
-        put_unit(k.row<const T>(token) + key_head * size, size, 1.0f, key);
-        put_unit(q.row<const T>(token) + key_head * size, size, 1.0f / std::sqrt(static_cast<float>(size)), query);
+        l2_normalize(k.row<const T>(token) + key_head * size, size, 1.0f, key);
+        l2_normalize(q.row<const T>(token) + key_head * size, size, 1.0f / std::sqrt(static_cast<float>(size)), query);
         to_floats(v.row<const T>(token) + head * value_dim(), value, value_dim());
         const float k_q = product_of(key, query, size);
         if (has_decay_per_channel()) {
@@ -122,7 +122,7 @@ struct DeltaInputs : Arguments {
             const T* const raw = a.row<const T>(token) + head * size;
             const float* const bias = dt_bias.at<const float>() + head * size;
             for (std::int64_t i = 0; i < size; i += LANES) {
-                store(decay + i, decay_of(load_some(raw + i, size - i), load_some(bias + i, size - i), rate));
+                store(decay + i, decay_of(load_partial(raw + i, size - i), load_partial(bias + i, size - i), rate));
             }
         } else {
             decay[0] = of_head;
@@ -142,16 +142,16 @@ struct Columns {
     std::int64_t width = LANES;
 
     Float at(const float* row, int v) const {
-        return v < V - 1 || width == LANES ? load(row + v * LANES) : load_first(row + v * LANES, width);
+        return v < V - 1 || width == LANES ? load(row + v * LANES) : load_masked(row + v * LANES, width);
     }
     void put(float* row, int v, Float value) const {
-        v < V - 1 || width == LANES ? store(row + v * LANES, value) : store_first(row + v * LANES, value, width);
+        v < V - 1 || width == LANES ? store(row + v * LANES, value) : store_masked(row + v * LANES, value, width);
     }
 };
 
 // What a token's key and query find in a state.
 template <int V>
-struct Found {
+struct StateReads {
     Float at_key[V], at_query[V];
 
     // Adds what they find in one row of it.
@@ -179,16 +179,16 @@ void apply(const DeltaToken& token, const Float* change, std::int64_t i, Float* 
 
 // What is found in some columns of a state, whose rows lie `stride` floats apart; null: zeros.
 template <int V>
-Found<V> look_up(const DeltaToken& token, std::int64_t key_dim, const float* from, std::int64_t stride,
+StateReads<V> read_state(const DeltaToken& token, std::int64_t key_dim, const float* from, std::int64_t stride,
                  Columns<V> columns) {
-    Found<V> found = {};
-    if (!from) return found;
+    StateReads<V> reads = {};
+    if (!from) return reads;
     for (std::int64_t i = 0; i < key_dim; ++i) {
         Float row[V];
         for (int v = 0; v < V; ++v) row[v] = columns.at(from + i * stride, v);
-        found.add(token, i, row);
+        reads.add(token, i, row);
     }
-    return found;
+    return reads;
 }
 
 }  // namespace ostinato

@@ -18,14 +18,14 @@ struct Dot {
     static constexpr int STEP = LANES;
     using Vector = Float;
     static Vector read(const float* from) { return load(from); }
-    static Vector read_first(const float* from, int count) { return load_first(from, count); }
+    static Vector read_first(const float* from, int count) { return load_masked(from, count); }
     template <typename T>
     static Vector read(const T* from) {
         return load(from);
     }
     template <typename T>
     static Vector read_first(const T* from, int count) {
-        return load_first(from, count);
+        return load_masked(from, count);
     }
     static Float multiply_add(Float to, Vector x, Vector w) { return to + x * w; }
 };
@@ -108,18 +108,18 @@ inline void sum8(const Float* first, const Float* second, float* first_sums, flo
 #endif
 }
 
-constexpr int DOT_ROWS = 4;
+constexpr int MR = 4;
 #if defined(__AVX512F__)
-constexpr int DOT_TOKENS = 6;  // 24 accumulators, 4 rows and a token: 29 of 32 registers
+constexpr int NR = 6;  // 24 accumulators, 4 rows and a token: 29 of 32 registers
 #elif defined(__AVX2__)
-constexpr int DOT_TOKENS = 4;  // 12 accumulators, 3 tokens and a row: 16 of 16 registers; of 4 tokens, 2 rows at a time
+constexpr int NR = 4;  // 12 accumulators, 3 tokens and a row: 16 of 16 registers; of 4 tokens, 2 rows at a time
 #else
-constexpr int DOT_TOKENS = 2;  // 8 accumulators, 4 rows and a token: 13 of 16 registers
+constexpr int NR = 2;  // 8 accumulators, 4 rows and a token: 13 of 16 registers
 #endif
 
 // Rows whose sums with so many tokens are in registers together.
 template <int TOKENS>
-constexpr int ROWS_AT_ONCE = LANES == 8 && TOKENS > 3 ? 2 : DOT_ROWS;
+constexpr int ROWS_IN_REGISTERS = LANES == 8 && TOKENS > 3 ? 2 : MR;
 
 // A few tokens as the inner loop reads them: `x` [steps][TOKENS][STEP], packed, or in place, `stride` elements apart.
 template <typename X>
@@ -212,7 +212,7 @@ __attribute__((always_inline)) inline void dot_few_rows(const Tokens<X>& tokens,
             }
         }
     }
-    if constexpr (ROWS == DOT_ROWS) {
+    if constexpr (ROWS == MR) {
 #pragma GCC unroll 3
         for (int t = 0; t + 1 < TOKENS; t += 2) {
             sum8(total[t], total[t + 1], sums + t * sums_stride, sums + (t + 1) * sums_stride);
@@ -236,8 +236,8 @@ __attribute__((always_inline)) inline void dot_few_rows(const Tokens<X>& tokens,
 template <int TOKENS, int PREFETCH, bool PACKED, typename X, typename W, typename N>
 inline void dot_block(const Tokens<X>& tokens, const W* const* w, const N* const* next, std::int64_t size,
                       const float* const* scales, std::int64_t group, float* sums, int sums_stride) {
-    constexpr int ROWS = ROWS_AT_ONCE<TOKENS>;
-    if constexpr (ROWS == DOT_ROWS) {
+    constexpr int ROWS = ROWS_IN_REGISTERS<TOKENS>;
+    if constexpr (ROWS == MR) {
         dot_few_rows<TOKENS, ROWS, PREFETCH, PACKED>(tokens, w, next, size, scales, group, sums, sums_stride);
     } else {
         constexpr int FIRST = (PREFETCH + 1) / 2;
@@ -248,16 +248,16 @@ inline void dot_block(const Tokens<X>& tokens, const W* const* w, const N* const
     }
 }
 
-struct InBlocks;  // weights in blocks, which have products of their own (blocks.h)
+struct BlockByte;  // weights in blocks, which have products of their own (blocks.h)
 
 // Tokens that are multiplied with rows of W at a time: with blocks and 16 registers fewer, as integers are in registers, too.
 template <typename W>
-constexpr int AT_ONCE = std::is_same_v<W, InBlocks> && LANES < 16 ? 2 : DOT_TOKENS;
+constexpr int MAX_DOT_TOKENS = std::is_same_v<W, BlockByte> && LANES < 16 ? 2 : NR;
 
 // From how many blocks of tokens on rows are first made the type that tokens are multiplied in, as measured: with vectors of
 // 4, where blocks are small, from the second; where that takes several instructions, from the third; elsewhere never.
 template <typename X, typename W>
-constexpr int WIDE_BLOCKS = std::is_same_v<X, W> || std::is_same_v<W, InBlocks> ? std::numeric_limits<int>::max()
+constexpr int MIN_BLOCKS_TO_WIDEN = std::is_same_v<X, W> || std::is_same_v<W, BlockByte> ? std::numeric_limits<int>::max()
                             : LANES < 8                  ? 2
                             : Dot<X, W>::STEP > LANES    ? 3
                                                          : std::numeric_limits<int>::max();
@@ -265,7 +265,7 @@ constexpr int WIDE_BLOCKS = std::is_same_v<X, W> || std::is_same_v<W, InBlocks> 
 // to[i] = from[i] as tokens of storage type X are multiplied with it, for `size` elements; zeros behind them, to a whole
 // step.
 template <typename X, typename W>
-inline void widen(const W* from, std::int64_t size, X* to) {
+inline void widen_row(const W* from, std::int64_t size, X* to) {
     using D = Dot<X, W>;
     for (std::int64_t i = 0; i < size; i += D::STEP) {
         const int rest = static_cast<int>(std::min<std::int64_t>(D::STEP, size - i));

@@ -64,7 +64,7 @@ inline float block_top(const float* row, std::int64_t begin, std::int64_t end) {
 #if defined(__AVX512F__)
     const float top = _mm512_reduce_max_ps((__m512)best);
 #else
-    const float top = largest(best);
+    const float top = reduce_max(best);
 #endif
     return lanes_of(odd) ? std::numeric_limits<float>::quiet_NaN() : top;
 }
@@ -88,7 +88,7 @@ inline double mass(const float* values, std::int64_t count) {
 // The value at which the weight of `values`, added from the greatest down, reaches `target`; -inf if it never does.
 // `weigh(values, count)` is their weight. All three arrays have room for `count` and are overwritten.
 template <typename Weigh>
-inline float where_reached(float* values, float* above, float* below, std::int64_t count, double target, Weigh&& weigh) {
+inline float quickselect_threshold(float* values, float* above, float* below, std::int64_t count, double target, Weigh&& weigh) {
     double reached = 0;
     float last = 0;
     bool is_above = false;
@@ -136,9 +136,9 @@ class Row {
         // The block of the best token first: what it reaches rules out most of the others.
         const std::int64_t first = std::max_element(tops_, tops_ + blocks()) - tops_;
         Best best{-INFINITE, -1};
-        race(first, best);
+        draw_block(first, best);
         for (std::int64_t b = 0; b < blocks(); ++b) {
-            if (b != first) race(b, best);
+            if (b != first) draw_block(b, best);
         }
         return best.token;
     }
@@ -154,7 +154,7 @@ class Row {
     // The tokens with values below the threshold are not drawn.
     void restrict_to_kept() {
         if (0 < settings_.top_k && settings_.top_k < vocab_) {
-            threshold_ = where_reached(values(), values() + vocab_, values() + 2 * vocab_, collect(least_of_top_k()),
+            threshold_ = quickselect_threshold(values(), values() + vocab_, values() + 2 * vocab_, collect(least_of_top_k()),
                                        static_cast<double>(settings_.top_k),
                                        [](const float*, std::int64_t count) { return static_cast<double>(count); });
         }
@@ -163,7 +163,7 @@ class Row {
             // Values below this have no more than the rest of the probability together; with room for rounding.
             const double least = std::log((1 - settings_.top_p) * whole / static_cast<double>(vocab_)) - 1e-3;
             const std::int64_t count = collect(std::max(threshold_, static_cast<float>(least)));
-            threshold_ = std::max(threshold_, where_reached(values(), values() + vocab_, values() + 2 * vocab_, count,
+            threshold_ = std::max(threshold_, quickselect_threshold(values(), values() + vocab_, values() + 2 * vocab_, count,
                                                             settings_.top_p * whole, mass));
         }
         if (settings_.min_p > 0) threshold_ = std::max(threshold_, static_cast<float>(std::log(settings_.min_p)));
@@ -213,7 +213,7 @@ class Row {
     }
 
     // Draws the noise of a block's tokens as far as they can be better than `best`, or as good and of a lower index.
-    void race(std::int64_t b, Best& best) const {
+    void draw_block(std::int64_t b, Best& best) const {
         const float top = tops_[b];
         if (top < threshold_) return;
         double most = most_bits(top, best.value);

@@ -7,7 +7,7 @@
 
 namespace ostinato {
 
-constexpr int EXPANDED = 64;  // integers that are made wide at a time
+constexpr int INT8_STEP = 64;  // integers that are made wide at a time
 
 #if defined(__AVX512VBMI__) && defined(__GFNI__)
 // The two bytes of |i| as bfloat16, for i below 128.
@@ -27,7 +27,7 @@ struct BytesOfIntegers {
 inline constexpr BytesOfIntegers BYTES_OF_INTEGERS;
 
 // first[32], second[32] = from[64]: eight instructions but for loads and stores, where arithmetic takes twice as many.
-inline void expand(__m512i from, bf16* first, bf16* second) {
+inline void int8_to_bf16(__m512i from, bf16* first, bf16* second) {
     const auto table = [](const std::array<std::uint8_t, 128>& of, __m512i index) {
         return _mm512_permutex2var_epi8(_mm512_load_si512(of.data()), index, _mm512_load_si512(of.data() + 64));
     };
@@ -43,26 +43,26 @@ inline void expand(__m512i from, bf16* first, bf16* second) {
     _mm512_storeu_si512(second, _mm512_unpackhi_epi8(low, high));
 }
 
-inline void expand(const std::int8_t* from, bf16* first, bf16* second) {
-    expand(_mm512_loadu_si512(from), first, second);
+inline void int8_to_bf16(const std::int8_t* from, bf16* first, bf16* second) {
+    int8_to_bf16(_mm512_loadu_si512(from), first, second);
 }
 
 // Of fewer than 64; behind them there are zeros.
-inline void expand_some(const std::int8_t* from, std::int64_t count, bf16* first, bf16* second) {
-    expand(_mm512_maskz_loadu_epi8((std::uint64_t{1} << count) - 1, from), first, second);
+inline void int8_to_bf16_partial(const std::int8_t* from, std::int64_t count, bf16* first, bf16* second) {
+    int8_to_bf16(_mm512_maskz_loadu_epi8((std::uint64_t{1} << count) - 1, from), first, second);
 }
 #else
-inline void expand(const std::int8_t* from, bf16* first, bf16* second) {
-    for (int i = 0; i < EXPANDED; i += LANES) {
-        bf16* to = i < EXPANDED / 2 ? first + i : second + (i - EXPANDED / 2);
+inline void int8_to_bf16(const std::int8_t* from, bf16* first, bf16* second) {
+    for (int i = 0; i < INT8_STEP; i += LANES) {
+        bf16* to = i < INT8_STEP / 2 ? first + i : second + (i - INT8_STEP / 2);
         store(to, load(from + i));
     }
 }
 
-inline void expand_some(const std::int8_t* from, std::int64_t count, bf16* first, bf16* second) {
-    std::int8_t some[EXPANDED] = {};
+inline void int8_to_bf16_partial(const std::int8_t* from, std::int64_t count, bf16* first, bf16* second) {
+    std::int8_t some[INT8_STEP] = {};
     std::memcpy(some, from, count);
-    expand(some, first, second);
+    int8_to_bf16(some, first, second);
 }
 #endif
 

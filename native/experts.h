@@ -9,10 +9,10 @@
 namespace ostinato {
 
 // Apart by an odd number of cache lines, so that tokens do not compete for places in the cache.
-inline std::int64_t spaced(std::int64_t size) { return (size + 63) / 64 * 64 + 32; }
+inline std::int64_t padded_stride(std::int64_t size) { return (size + 63) / 64 * 64 + 32; }
 
 // What tokens chose, by expert: `choices` [tokens, 2, top_k] are numbers of experts, and their weights.
-struct Chosen {
+struct ExpertAssignment {
     const float* choices;
     std::int64_t tokens, top_k, experts;
     std::int32_t* order;   // [tokens * top_k] places of (token, choice), by expert, then in their own order
@@ -63,27 +63,27 @@ struct Chosen {
 // A weight of all experts, [experts, rows, size], with `scales` [experts, rows], or [experts, rows, size / group] if `group`
 // is not 0, where it is quantised, or of a `format`.
 template <typename W>
-struct Stack {
+struct ExpertWeights {
     const W* first;
     const float* scales;
-    std::int64_t group, rows, size;
+    std::int64_t group, n, k;
     const BlockFormat* format = nullptr;
     bool fixed_order = false;
 
-    Rows<W> of(std::int64_t expert) const {
-        const W* weights = first + expert * rows * row_stride<W>(format, size);
-        if (format) return {weights, rows, size, nullptr, 0, format, fixed_order};
-        if (!scales || group == 0) return {weights, rows, size};
-        return {weights, rows, size, scales + expert * rows * ((size + group - 1) / group), group};
+    WeightView<W> of(std::int64_t expert) const {
+        const W* weights = first + expert * n * row_stride<W>(format, k);
+        if (format) return {weights, n, k, nullptr, 0, format, fixed_order};
+        if (!scales || group == 0) return {weights, n, k};
+        return {weights, n, k, scales + expert * n * ((k + group - 1) / group), group};
     }
 
     // Multiplies the sums of rows `begin` to `end` of an expert by their scales, if each row has one.
     void scale(std::int64_t expert, std::int64_t begin, std::int64_t end, std::int64_t tokens, float* sums,
                int stride) const {
         if (!scales || group != 0) return;
-        const float* from = scales + expert * rows;
+        const float* from = scales + expert * n;
         for (std::int64_t row = begin; row < end; row += LANES) {
-            const Float factor = load_some(from + row, end - row);
+            const Float factor = load_partial(from + row, end - row);
             for (std::int64_t t = 0; t < tokens; ++t) {
                 float* to = sums + t * stride + (row - begin);
                 store(to, load(to) * factor);
@@ -93,15 +93,15 @@ struct Stack {
 };
 
 template <typename T>
-void put(const float* sums, const T* residual, T* y, std::int64_t begin, std::int64_t end) {
+void store_with_residual(const float* sums, const T* residual, T* y, std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; i += LANES) {
         Float value = load(sums + i);
-        if (residual) value += load_some(residual + i, end - i);
-        store_some(y + i, value, end - i);
+        if (residual) value += load_partial(residual + i, end - i);
+        store_partial(y + i, value, end - i);
     }
 }
 
-struct Layer {
+struct MoeShape {
     std::int64_t experts, size, inner;
     Activation activation;
 };

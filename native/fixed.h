@@ -21,17 +21,17 @@
 #include "transpose.h"
 
 #if defined(__AVX2__)
-#define OSTINATO_FIXED
+#define OSTINATO_I16
 
 namespace ostinato {
 
 // Tokens [tokens][token_size]: of each, integers, padded with zeros to groups; then, of each 32 of them, scales; then sums.
-struct FixedLayout {
+struct I16TokenLayout {
     std::int64_t size, parts;
 
-    explicit FixedLayout(std::int64_t in) : size((in + FIXED_GROUP - 1) / FIXED_GROUP * FIXED_GROUP), parts(size / PART) {}
+    explicit I16TokenLayout(std::int64_t in) : size((in + I16_TOKEN_PADDING - 1) / I16_TOKEN_PADDING * I16_TOKEN_PADDING), parts(size / SUBBLOCK) {}
 
-    std::int64_t token_size() const { return size + 2 * parts * (sizeof(float) / sizeof(fixed)); }
+    std::int64_t token_size() const { return size + 2 * parts * (sizeof(float) / sizeof(i16)); }
     template <typename X>
     auto* scales(X* token) const {
         return reinterpret_cast<std::conditional_t<std::is_const_v<X>, const float, float>*>(token + size);
@@ -43,12 +43,12 @@ struct FixedLayout {
 };
 
 // What numbers become integers with, by the bits of the largest of them, without its sign.
-struct FixedScale {
+struct PowerOfTwoScale {
     static constexpr int LEAST = 41;  // the exponent of 2^-86
     bool finite;
     float scale, inverse;
 
-    explicit FixedScale(int largest) {
+    explicit PowerOfTwoScale(int largest) {
         const int exponent = std::max(largest >> 23, LEAST);
         finite = exponent != 255;
         scale = bits_as<float>((exponent - 14) << 23);
@@ -59,32 +59,32 @@ struct FixedScale {
 // The elements from `at` on, with zeros behind all `count` of them.
 template <typename T>
 inline Float load_padded(const T* x, std::int64_t at, std::int64_t count) {
-    return at < count ? load_some(x + at, count - at) : Float{};
+    return at < count ? load_partial(x + at, count - at) : Float{};
 }
 
 // Tokens that are multiplied with rows in blocks at once.
-constexpr int MOST_FIXED = LANES == 8 ? std::min(FIXED_AT_ONCE, FIXED_BLOCK_TOKENS) : FIXED_AT_ONCE;
+constexpr int MAX_I16_TOKENS = LANES == 8 ? std::min(I16_NR, MAX_I16_BLOCK_TOKENS_AVX2) : I16_NR;
 
 // Calls `body` with the number of tokens, up to TOKENS, as a constant.
-template <int TOKENS = FIXED_AT_ONCE, typename Body>
-inline void with_fixed_tokens(int tokens, Body&& body) {
+template <int TOKENS = I16_NR, typename Body>
+inline void with_i16_tokens(int tokens, Body&& body) {
     if constexpr (TOKENS > 0) {
         if (tokens == TOKENS) {
             body(std::integral_constant<int, TOKENS>{});
         } else {
-            with_fixed_tokens<TOKENS - 1>(tokens, body);
+            with_i16_tokens<TOKENS - 1>(tokens, body);
         }
     }
 }
 
 #if !defined(__AVX512F__)
 // Eight of a token's numbers as integers that multiply 1 / `inverse`.
-inline __m256i fixed_of(Float x, float inverse) { return _mm256_cvtps_epi32((__m256)(x * inverse)); }
+inline __m256i to_i16(Float x, float inverse) { return _mm256_cvtps_epi32((__m256)(x * inverse)); }
 
 // SPAN elements of a token, of which there are `count`. False: one of them is not finite.
-template <int SPAN, FixedOrder ORDER, typename T>
-inline bool make_fixed(const T* x, std::int64_t count, fixed* to, float* scales, float* sums) {
-    constexpr int VECTORS_OF = SPAN / LANES, PART_VECTORS = PART / LANES;
+template <int SPAN, I16Order ORDER, typename T>
+inline bool quantize_span_i16(const T* x, std::int64_t count, i16* to, float* scales, float* sums) {
+    constexpr int VECTORS_OF = SPAN / LANES, PART_VECTORS = SUBBLOCK / LANES;
     Float values[VECTORS_OF];
     __m256i most = _mm256_setzero_si256();
     for (int v = 0; v < VECTORS_OF; ++v) {
@@ -94,23 +94,23 @@ inline bool make_fixed(const T* x, std::int64_t count, fixed* to, float* scales,
     __m128i four = _mm_max_epi32(_mm256_castsi256_si128(most), _mm256_extracti128_si256(most, 1));
     four = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0x4E));
     four = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0xB1));
-    const FixedScale scaling(_mm_cvtsi128_si32(four));
+    const PowerOfTwoScale scaling(_mm_cvtsi128_si32(four));
     if (!scaling.finite) return false;
-    for (int part = 0; part < SPAN / PART; ++part) {
+    for (int part = 0; part < SPAN / SUBBLOCK; ++part) {
         __m256i sum = _mm256_setzero_si256();
         __m256i eights[PART_VECTORS];
         for (int v = 0; v < PART_VECTORS; ++v) {
-            eights[v] = fixed_of(values[part * PART_VECTORS + v], scaling.inverse);
+            eights[v] = to_i16(values[part * PART_VECTORS + v], scaling.inverse);
             sum = _mm256_add_epi32(sum, eights[v]);
         }
-        if constexpr (ORDER == FixedOrder::SPREAD) std::swap(eights[1], eights[2]);
+        if constexpr (ORDER == I16Order::INTERLEAVED_8) std::swap(eights[1], eights[2]);
         for (int v = 0; v < PART_VECTORS; v += 2) {
             __m256i in_order = _mm256_permute4x64_epi64(_mm256_packs_epi32(eights[v], eights[v + 1]), 0xD8);
-            if constexpr (ORDER == FixedOrder::PAIRED) {
+            if constexpr (ORDER == I16Order::PAIRS_02_13) {
                 constexpr int PAIRS = _MM_SHUFFLE(3, 1, 2, 0);
                 in_order = _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(in_order, PAIRS), PAIRS);
             }
-            _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + part * PART + v * LANES), in_order);
+            _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + part * SUBBLOCK + v * LANES), in_order);
         }
         scales[part] = scaling.scale;
         sums[part] = ostinato::sum((Float)_mm256_cvtepi32_ps(sum)) * scaling.scale;
@@ -119,70 +119,70 @@ inline bool make_fixed(const T* x, std::int64_t count, fixed* to, float* scales,
 }
 
 // A token of `in` elements, SPAN of which have one scale.
-template <int SPAN, FixedOrder ORDER, typename T>
-bool make_fixed_token(const T* x, std::int64_t in, fixed* token) {
-    const FixedLayout layout(in);
+template <int SPAN, I16Order ORDER, typename T>
+bool quantize_token_i16(const T* x, std::int64_t in, i16* token) {
+    const I16TokenLayout layout(in);
     for (std::int64_t at = 0; at < layout.size; at += SPAN) {
-        float *scales = layout.scales(token) + at / PART, *sums = layout.sums(token) + at / PART;
-        if (!make_fixed<SPAN, ORDER>(x + at, in - at, token + at, scales, sums)) return false;
+        float *scales = layout.scales(token) + at / SUBBLOCK, *sums = layout.sums(token) + at / SUBBLOCK;
+        if (!quantize_span_i16<SPAN, ORDER>(x + at, in - at, token + at, scales, sums)) return false;
     }
     return true;
 }
 
 template <typename T>
-inline bool make_fixed_token(int span, FixedOrder order, const T* x, std::int64_t in, fixed* token) {
-    if (span == FIXED_SPAN) return make_fixed_token<FIXED_SPAN, FixedOrder::OWN>(x, in, token);
-    return order == FixedOrder::SPREAD ? make_fixed_token<PART, FixedOrder::SPREAD>(x, in, token)
-                                       : make_fixed_token<PART, FixedOrder::OWN>(x, in, token);
+inline bool quantize_token_i16(int span, I16Order order, const T* x, std::int64_t in, i16* token) {
+    if (span == I16_SCALE_SPAN) return quantize_token_i16<I16_SCALE_SPAN, I16Order::LINEAR>(x, in, token);
+    return order == I16Order::INTERLEAVED_8 ? quantize_token_i16<SUBBLOCK, I16Order::INTERLEAVED_8>(x, in, token)
+                                       : quantize_token_i16<SUBBLOCK, I16Order::LINEAR>(x, in, token);
 }
 
-inline __m256i fixed_at(const fixed* from) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)); }
+inline __m256i load_i16(const i16* from) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)); }
 
-inline __m128i sixteen_bytes(const void* from) { return _mm_loadu_si128(static_cast<const __m128i*>(from)); }
+inline __m128i load_16_bytes(const void* from) { return _mm_loadu_si128(static_cast<const __m128i*>(from)); }
 
 // Compilers put additions off until all that is to be added is there, and run out of registers for it: here it is needed.
-inline void in_register(__m256i& value) { asm("" : "+x"(value)); }
+inline void keep_in_register(__m256i& value) { asm("" : "+x"(value)); }
 
 // Rows that a number of tokens is multiplied with at once: their sums stay in registers.
 template <int TOKENS>
-constexpr int FIXED_ROWS = TOKENS == 1 ? DOT_ROWS : 2;
+constexpr int I16_MR = TOKENS == 1 ? MR : 2;
 
 // sums[t * stride + r] = tokens[t] . rows[r] for 8-bit weights without their scales.
 template <int TOKENS>
-void dot_fixed(const Tokens<fixed>& tokens, const std::int8_t* const* rows, std::int64_t in, float* sums, int stride) {
-    constexpr int ROWS = FIXED_ROWS<TOKENS>;
-    const FixedLayout layout(in);
-    Float total[DOT_ROWS][TOKENS];
-    for (int r = 0; r < DOT_ROWS; ++r) {
+void dot_i16_i8(const Tokens<i16>& tokens, const std::int8_t* const* rows, std::int64_t in, float* sums, int stride) {
+    constexpr int ROWS = I16_MR<TOKENS>;
+    const I16TokenLayout layout(in);
+    Float total[MR][TOKENS];
+    for (int r = 0; r < MR; ++r) {
         for (int t = 0; t < TOKENS; ++t) total[r][t] = Float{};
     }
     // Of elements `begin` to `begin + FIXED_SPAN`, which stand at `from` in each of `some`.
     const auto multiply = [&](const std::int8_t* const* some, std::int64_t from, std::int64_t begin)
         __attribute__((always_inline)) {
-        const fixed* x = tokens.x + begin;
+        const i16* x = tokens.x + begin;
 #pragma GCC unroll 4
-        for (int first = 0; first < DOT_ROWS; first += ROWS) {
+        for (int first = 0; first < MR; first += ROWS) {
             __m256i part[ROWS][TOKENS];
 #pragma GCC unroll 4
             for (int r = 0; r < ROWS; ++r) {
 #pragma GCC unroll 8
                 for (int t = 0; t < TOKENS; ++t) part[r][t] = _mm256_setzero_si256();
             }
-            unrolled<FIXED_SPAN / 16>([&](auto i) __attribute__((always_inline)) {
+            unrolled<I16_SCALE_SPAN / 16>([&](auto i) __attribute__((always_inline)) {
 #pragma GCC unroll 4
                 for (int r = 0; r < ROWS; ++r) {
-                    const __m256i weights = _mm256_cvtepi8_epi16(sixteen_bytes(some[first + r] + from + i * 16));
+                    const __m256i weights = _mm256_cvtepi8_epi16(load_16_bytes(some[first + r] + from + i * 16));
 #pragma GCC unroll 8
                     for (int t = 0; t < TOKENS; ++t) {
-                        const __m256i products = _mm256_madd_epi16(weights, fixed_at(x + t * tokens.stride + i * 16));
+                        const __m256i products = _mm256_madd_epi16(weights, load_i16(x + t * tokens.stride + i * 16));
                         part[r][t] = _mm256_add_epi32(part[r][t], products);
-                        in_register(part[r][t]);
+                        keep_in_register(part[r][t]);
                     }
                 }
             });
 #pragma GCC unroll 8
             for (int t = 0; t < TOKENS; ++t) {
-                const Float scale = splat(layout.scales(tokens.x + t * tokens.stride)[begin / PART]);
+                const Float scale = splat(layout.scales(tokens.x + t * tokens.stride)[begin / SUBBLOCK]);
 #pragma GCC unroll 4
                 for (int r = 0; r < ROWS; ++r) {
                     total[first + r][t] = fma((Float)_mm256_cvtepi32_ps(part[r][t]), scale, total[first + r][t]);
@@ -191,25 +191,25 @@ void dot_fixed(const Tokens<fixed>& tokens, const std::int8_t* const* rows, std:
         }
     };
     std::int64_t begin = 0;
-    for (; begin + FIXED_SPAN <= in; begin += FIXED_SPAN) multiply(rows, begin, begin);
+    for (; begin + I16_SCALE_SPAN <= in; begin += I16_SCALE_SPAN) multiply(rows, begin, begin);
     if (begin < in) {
-        std::int8_t rest[DOT_ROWS][FIXED_SPAN] = {};
-        const std::int8_t* some[DOT_ROWS];
-        for (int r = 0; r < DOT_ROWS; ++r) {
+        std::int8_t rest[MR][I16_SCALE_SPAN] = {};
+        const std::int8_t* some[MR];
+        for (int r = 0; r < MR; ++r) {
             std::memcpy(rest[r], rows[r] + begin, in - begin);
             some[r] = rest[r];
         }
         multiply(some, 0, begin);
     }
     for (int t = 0; t < TOKENS; ++t) {
-        const Float of_rows[DOT_ROWS] = {total[0][t], total[1][t], total[2][t], total[3][t]};
+        const Float of_rows[MR] = {total[0][t], total[1][t], total[2][t], total[3][t]};
         sum4(of_rows, sums + t * stride);
     }
 }
 
-inline void dot_some_fixed(int tokens, const Tokens<fixed>& x, const std::int8_t* const* rows, std::int64_t in, float* sums,
+inline void dot_i16_i8_up_to(int tokens, const Tokens<i16>& x, const std::int8_t* const* rows, std::int64_t in, float* sums,
                            int stride) {
-    with_fixed_tokens(tokens, [&](auto some) { dot_fixed<some.value>(x, rows, in, sums, stride); });
+    with_i16_tokens(tokens, [&](auto some) { dot_i16_i8<some.value>(x, rows, in, sums, stride); });
 }
 #endif
 

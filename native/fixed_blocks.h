@@ -4,11 +4,11 @@
 
 #include "fixed_read.h"
 
-#if defined(OSTINATO_FIXED) && !defined(__AVX512F__)
+#if defined(OSTINATO_I16) && !defined(__AVX512F__)
 
 namespace ostinato {
 
-static_assert(GROUP == FIXED_GROUP);
+static_assert(SUPERBLOCK == I16_TOKEN_PADDING);
 
 inline Float placed(Float values, int a, int b, int c, int d) {
     return (Float)_mm256_permutevar8x32_ps((__m256)values, _mm256_setr_epi32(a, a, b, b, c, c, d, d));
@@ -18,14 +18,14 @@ inline Float placed(Float values, int a, int b, int c, int d) {
 template <typename F>
 inline Float of_parts(const float* each) {
     const Float all = load(each);
-    if constexpr (F::SCALED == 2 * PART) return placed(all, 0, 1, 2, 3);
-    if constexpr (F::SCALED == 4 * PART) return placed(all, 0, 0, 1, 1);
+    if constexpr (F::SCALED == 2 * SUBBLOCK) return placed(all, 0, 1, 2, 3);
+    if constexpr (F::SCALED == 4 * SUBBLOCK) return placed(all, 0, 0, 1, 1);
     return all;
 }
 
 // Scales of a part. With two of them, a half of a vector holds what belongs to each, as integers are spread.
 template <typename F>
-constexpr int FIXED_SCALES = F::SCALED < PART ? 2 : 1;
+constexpr int SCALES_PER_SUBBLOCK = F::SCALED < SUBBLOCK ? 2 : 1;
 
 template <int SCALES>
 inline Float scale_at(const float* scales, int part) {
@@ -35,46 +35,46 @@ inline Float scale_at(const float* scales, int part) {
 
 // Blocks of a group of each row, and what the sums of each part and token are multiplied with.
 template <typename F, int TOKENS>
-struct FixedGroup {
-    const std::uint8_t* block[DOT_ROWS];
-    alignas(32) float scales[DOT_ROWS][TOKENS][FIXED_SCALES<F> * GROUP / PART];
+struct I16Superblock {
+    const std::uint8_t* block[MR];
+    alignas(32) float scales[MR][TOKENS][SCALES_PER_SUBBLOCK<F> * SUPERBLOCK / SUBBLOCK];
 };
 
 template <typename F, int TOKENS>
-void dot_fixed_blocks(const Tokens<fixed>& tokens, const InBlocks* const* rows, const RowsToCome& next,
+void dot_i16_blocks(const Tokens<i16>& tokens, const BlockByte* const* rows, const RowPrefetch& next,
                       std::int64_t count, float* sums, int stride) {
-    constexpr int BLOCKS = Factors<F>::BLOCKS, PARTS = F::ELEMENTS / PART;
-    constexpr int TOGETHER = std::clamp(F::SCALED, PART, FIXED_SPAN) / PART;  // parts that are added up in integers
-    constexpr int READ = FixedRead<F>::TOGETHER, STEP = std::max(TOGETHER, READ);
-    constexpr int ROWS = FIXED_ROWS<TOKENS>, SCALES = FIXED_SCALES<F>;
-    constexpr bool HAS_MINIMUM = F::HAS_MINIMUM || F::HAS_ZERO, HAS_LEAST = FixedRead<F>::LEAST != 0;
-    const FixedLayout layout(count * F::ELEMENTS);
-    Float total[DOT_ROWS][TOKENS], low[DOT_ROWS][TOKENS];
-    for (int r = 0; r < DOT_ROWS; ++r) {
+    constexpr int BLOCKS = BlockScales<F>::BLOCKS, PARTS = F::ELEMENTS / SUBBLOCK;
+    constexpr int TOGETHER = std::clamp(F::SCALED, SUBBLOCK, I16_SCALE_SPAN) / SUBBLOCK;  // parts that are added up in integers
+    constexpr int READ = UnpackI16Avx2<F>::TOGETHER, STEP = std::max(TOGETHER, READ);
+    constexpr int ROWS = I16_MR<TOKENS>, SCALES = SCALES_PER_SUBBLOCK<F>;
+    constexpr bool HAS_MINIMUM = F::HAS_MINIMUM || F::HAS_ZERO, HAS_LEAST = UnpackI16Avx2<F>::LEAST != 0;
+    const I16TokenLayout layout(count * F::ELEMENTS);
+    Float total[MR][TOKENS], low[MR][TOKENS];
+    for (int r = 0; r < MR; ++r) {
         for (int t = 0; t < TOKENS; ++t) total[r][t] = low[r][t] = Float{};
     }
-    std::uint8_t rest[DOT_ROWS][BLOCKS * F::BYTES];  // of rows that are no whole groups: their last blocks, then zeros
-    FixedGroup<F, TOKENS> groups[2];
-    const auto prepare = [&](std::int64_t b, FixedGroup<F, TOKENS>& group) __attribute__((always_inline)) {
-        for (int r = 0; r < DOT_ROWS; ++r) group.block[r] = &rows[r][b * F::BYTES].byte;
+    std::uint8_t rest[MR][BLOCKS * F::BYTES];  // of rows that are no whole groups: their last blocks, then zeros
+    I16Superblock<F, TOKENS> groups[2];
+    const auto prepare = [&](std::int64_t b, I16Superblock<F, TOKENS>& group) __attribute__((always_inline)) {
+        for (int r = 0; r < MR; ++r) group.block[r] = &rows[r][b * F::BYTES].byte;
         if (count - b < BLOCKS) {
             std::memset(rest, 0, sizeof(rest));
-            for (int r = 0; r < DOT_ROWS; ++r) {
+            for (int r = 0; r < MR; ++r) {
                 std::memcpy(rest[r], group.block[r], (count - b) * F::BYTES);
                 group.block[r] = rest[r];
             }
         }
         const std::int64_t part = b * PARTS;
 #pragma GCC unroll 4
-        for (int r = 0; r < DOT_ROWS; ++r) {
-            const Factors<F> factors(group.block[r], BLOCKS);
+        for (int r = 0; r < MR; ++r) {
+            const BlockScales<F> factors(group.block[r], BLOCKS);
             const Float scale = of_parts<F>(factors.scale);
             Float minimum{};
             if constexpr (HAS_MINIMUM) minimum = of_parts<F>(factors.minimum);
             if constexpr (HAS_LEAST) minimum = scale;
             for (int t = 0; t < TOKENS; ++t) {
-                const fixed* token = tokens.x + t * tokens.stride;
-                const Float of_token = load(layout.scales(token) + part) * (1 / FixedRead<F>::UNIT);
+                const i16* token = tokens.x + t * tokens.stride;
+                const Float of_token = load(layout.scales(token) + part) * (1 / UnpackI16Avx2<F>::UNIT);
                 if constexpr (SCALES == 2) {
                     store(group.scales[r][t], scale * placed(of_token, 0, 1, 2, 3));
                     store(group.scales[r][t] + LANES, load(factors.scale + LANES) * placed(of_token, 4, 5, 6, 7));
@@ -86,22 +86,22 @@ void dot_fixed_blocks(const Tokens<fixed>& tokens, const InBlocks* const* rows, 
         }
     };
     prepare(0, groups[0]);
-    const fixed* x = tokens.x;
+    const i16* x = tokens.x;
     int now = 0;
-    for (std::int64_t b = 0; b < count; b += BLOCKS, x += GROUP, now ^= 1) {
+    for (std::int64_t b = 0; b < count; b += BLOCKS, x += SUPERBLOCK, now ^= 1) {
         // What comes next is prepared before it is needed: that takes many instructions which wait for each other.
         if (b + BLOCKS < count) prepare(b + BLOCKS, groups[now ^ 1]);
         next(b * F::BYTES, std::min<std::int64_t>(BLOCKS, count - b) * F::BYTES);
-        const FixedGroup<F, TOKENS>& group = groups[now];
+        const I16Superblock<F, TOKENS>& group = groups[now];
 #pragma GCC unroll 4
-        for (int first = 0; first < DOT_ROWS; first += ROWS) {
+        for (int first = 0; first < MR; first += ROWS) {
             Float sum[ROWS][TOKENS];
 #pragma GCC unroll 4
             for (int r = 0; r < ROWS; ++r) {
 #pragma GCC unroll 8
                 for (int t = 0; t < TOKENS; ++t) sum[r][t] = total[first + r][t];
             }
-            unrolled<GROUP / PART / STEP>([&](auto step) __attribute__((always_inline)) {
+            unrolled<SUPERBLOCK / SUBBLOCK / STEP>([&](auto step) __attribute__((always_inline)) {
                 constexpr int at = step * STEP;
                 __m256i products[ROWS][TOKENS];
                 unrolled<STEP / READ>([&](auto reading) __attribute__((always_inline)) {
@@ -110,18 +110,18 @@ void dot_fixed_blocks(const Tokens<fixed>& tokens, const InBlocks* const* rows, 
                     for (int r = 0; r < ROWS; ++r) {
                         __m256i integers[2 * READ];
                         const std::uint8_t* block = group.block[first + r] + of_group / PARTS * F::BYTES;
-                        FixedRead<F>::template read<of_group % PARTS>(block, integers);
+                        UnpackI16Avx2<F>::template read<of_group % PARTS>(block, integers);
 #pragma GCC unroll 2
                         for (int p = 0; p < READ; ++p) {
 #pragma GCC unroll 8
                             for (int t = 0; t < TOKENS; ++t) {
-                                const fixed* from = x + t * tokens.stride + (of_group + p) * PART;
-                                const __m256i low_half = _mm256_madd_epi16(integers[2 * p], fixed_at(from));
-                                const __m256i high_half = _mm256_madd_epi16(integers[2 * p + 1], fixed_at(from + 16));
+                                const i16* from = x + t * tokens.stride + (of_group + p) * SUBBLOCK;
+                                const __m256i low_half = _mm256_madd_epi16(integers[2 * p], load_i16(from));
+                                const __m256i high_half = _mm256_madd_epi16(integers[2 * p + 1], load_i16(from + 16));
                                 const __m256i both = _mm256_add_epi32(low_half, high_half);
                                 const bool begins = TOGETHER == 1 || i == 0;
                                 products[r][t] = begins ? both : _mm256_add_epi32(products[r][t], both);
-                                in_register(products[r][t]);
+                                keep_in_register(products[r][t]);
                                 if (TOGETHER == 1 || i == TOGETHER - 1) {
                                     const Float scale = scale_at<SCALES>(group.scales[first + r][t], of_group + p);
                                     sum[r][t] = fma((Float)_mm256_cvtepi32_ps(products[r][t]), scale, sum[r][t]);
@@ -139,11 +139,11 @@ void dot_fixed_blocks(const Tokens<fixed>& tokens, const InBlocks* const* rows, 
         }
     }
     for (int t = 0; t < TOKENS; ++t) {
-        Float of_rows[DOT_ROWS];
-        for (int r = 0; r < DOT_ROWS; ++r) {
+        Float of_rows[MR];
+        for (int r = 0; r < MR; ++r) {
             of_rows[r] = total[r][t];
             if constexpr (HAS_MINIMUM) of_rows[r] += low[r][t];
-            if constexpr (HAS_LEAST) of_rows[r] = fma(low[r][t], splat(FixedRead<F>::LEAST), of_rows[r]);
+            if constexpr (HAS_LEAST) of_rows[r] = fma(low[r][t], splat(UnpackI16Avx2<F>::LEAST), of_rows[r]);
         }
         sum4(of_rows, sums + t * stride);
     }

@@ -5,11 +5,11 @@
 
 #include "fixed_words.h"
 
-#if defined(OSTINATO_FIXED) && defined(__AVX512F__)
+#if defined(OSTINATO_I16) && defined(__AVX512F__)
 
 namespace ostinato {
 
-static_assert(GROUP == FIXED_GROUP);
+static_assert(SUPERBLOCK == I16_TOKEN_PADDING);
 
 inline __m512i add_products(__m512i to, __m512i a, __m512i b) {
 #if defined(__AVX512VNNI__)
@@ -22,21 +22,21 @@ inline __m512i add_products(__m512i to, __m512i a, __m512i b) {
 // The scales of a group's eight parts, with zeros behind, or of Q6_K, which has sixteen; and what is to be added for each
 // part, times the sum of its elements of a token.
 template <typename F>
-struct GroupScales {
-    static constexpr bool HAS_MINIMUM = F::HAS_MINIMUM || F::HAS_ZERO || Words<F>::LEAST != 0;
+struct I16SuperblockScales {
+    static constexpr bool HAS_MINIMUM = F::HAS_MINIMUM || F::HAS_ZERO || UnpackI16<F>::LEAST != 0;
     __m512 scale, minimum;
 
-    [[gnu::always_inline]] explicit GroupScales(const std::uint8_t* block) {
-        if constexpr (F::SCALED < PART) {
-            scale = _mm512_mul_ps(byte_scales(block), _mm512_set1_ps(1 / Words<F>::UNIT));
-        } else if constexpr (F::ELEMENTS == GROUP && F::HAS_MINIMUM) {
+    [[gnu::always_inline]] explicit I16SuperblockScales(const std::uint8_t* block) {
+        if constexpr (F::SCALED < SUBBLOCK) {
+            scale = _mm512_mul_ps(byte_scales(block), _mm512_set1_ps(1 / UnpackI16<F>::UNIT));
+        } else if constexpr (F::ELEMENTS == SUPERBLOCK && F::HAS_MINIMUM) {
             const __m512 both = six_bit_scales(block);
             scale = eight(_mm512_castps512_ps256(both));
             minimum = eight(_mm512_extractf32x8_ps(both, 1));
-        } else if constexpr (F::ELEMENTS == GROUP) {
+        } else if constexpr (F::ELEMENTS == SUPERBLOCK) {
             scale = eight(split_scales(block));
         } else if constexpr (F::HAS_ZERO) {
-            const __m256i words = words_of<F>(block, GROUP / F::ELEMENTS);
+            const __m256i words = words_of<F>(block, SUPERBLOCK / F::ELEMENTS);
             const __m256 scales = scales_of(words);
             scale = of_parts(scales);
             minimum = of_parts(minima_of(scales, zeros_of(words)));
@@ -51,7 +51,7 @@ struct GroupScales {
         } else {
             scale = eight(_mm256_cvtph_ps(first_halves<F>(block)));
         }
-        if constexpr (Words<F>::LEAST != 0) minimum = _mm512_mul_ps(scale, _mm512_set1_ps(Words<F>::LEAST));
+        if constexpr (UnpackI16<F>::LEAST != 0) minimum = _mm512_mul_ps(scale, _mm512_set1_ps(UnpackI16<F>::LEAST));
     }
 
   private:
@@ -59,7 +59,7 @@ struct GroupScales {
 
     // Of each block, for each of its parts.
     static __m512 of_parts(__m256 each) {
-        constexpr int PARTS = F::ELEMENTS / PART;
+        constexpr int PARTS = F::ELEMENTS / SUBBLOCK;
         if constexpr (PARTS == 1) return eight(each);
         const __m256i places = _mm256_srlv_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_set1_epi32(PARTS / 2));
         return eight(_mm256_permutevar8x32_ps(each, places));
@@ -70,47 +70,47 @@ struct GroupScales {
 template <typename F>
 inline __m512 of_token(const float* each) {
     const __m512 eight = _mm512_zextps256_ps512(_mm256_loadu_ps(each));
-    if constexpr (F::SCALED >= PART) return eight;
+    if constexpr (F::SCALED >= SUBBLOCK) return eight;
     return _mm512_permutexvar_ps(_mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7), eight);
 }
 
 // Which of a group's scales belongs to each sum of the first two vectors that Words<F> reads, or of the others.
 template <typename F>
 constexpr std::array<std::int32_t, 16> places_of_scales(int step, int second) {
-    constexpr FixedOrder ORDER = Words<F>::ORDER;
+    constexpr I16Order ORDER = UnpackI16<F>::ORDER;
     std::array<std::int32_t, 16> places{};
     for (int lane = 0; lane < 16; ++lane) {
-        const int of_step = ORDER == FixedOrder::BLOCKS   ? lane / 4
-                            : ORDER == FixedOrder::HALVES ? second + lane / 8 * 2
+        const int of_step = ORDER == I16Order::BLOCKS   ? lane / 4
+                            : ORDER == I16Order::HALVES ? second + lane / 8 * 2
                                                           : 2 * second + lane / 8;
-        const int part = STEP_PARTS * step + of_step;
-        places[lane] = F::SCALED < PART ? 2 * part + lane / 4 % 2 : part;
+        const int part = STEP_SUBBLOCKS * step + of_step;
+        places[lane] = F::SCALED < SUBBLOCK ? 2 * part + lane / 4 % 2 : part;
     }
     return places;
 }
 
 template <typename F, int TOKENS>
-void dot_fixed_blocks(const Tokens<fixed>& tokens, const InBlocks* const* rows, const RowsToCome& next,
+void dot_i16_blocks(const Tokens<i16>& tokens, const BlockByte* const* rows, const RowPrefetch& next,
                       std::int64_t count, float* sums, int stride) {
-    using Read = Words<F>;
-    constexpr int BLOCKS = GROUP / F::ELEMENTS, STEPS = GROUP / STEP_WORDS;
-    constexpr int SUMS = Read::ORDER == FixedOrder::BLOCKS ? 1 : 2;  // of a step: each belongs to parts of its own
-    const FixedLayout layout(count * F::ELEMENTS);
-    __m512 total[TOKENS][DOT_ROWS];
+    using Read = UnpackI16<F>;
+    constexpr int BLOCKS = SUPERBLOCK / F::ELEMENTS, STEPS = SUPERBLOCK / STEP_ELEMENTS;
+    constexpr int SUMS = Read::ORDER == I16Order::BLOCKS ? 1 : 2;  // of a step: each belongs to parts of its own
+    const I16TokenLayout layout(count * F::ELEMENTS);
+    __m512 total[TOKENS][MR];
 #pragma GCC unroll 4
     for (int t = 0; t < TOKENS; ++t) {
 #pragma GCC unroll 4
-        for (int r = 0; r < DOT_ROWS; ++r) total[t][r] = _mm512_setzero_ps();
+        for (int r = 0; r < MR; ++r) total[t][r] = _mm512_setzero_ps();
     }
     const auto multiply = [&](const std::uint8_t* block, std::int64_t part, __m512(&of_row)[TOKENS])
         __attribute__((always_inline)) {
-        const GroupScales<F> scales(block);
+        const I16SuperblockScales<F> scales(block);
         __m512 of_group[TOKENS];
 #pragma GCC unroll 4
         for (int t = 0; t < TOKENS; ++t) {
-            const fixed* token = tokens.x + t * tokens.stride;
+            const i16* token = tokens.x + t * tokens.stride;
             of_group[t] = _mm512_mul_ps(scales.scale, of_token<F>(layout.scales(token) + part));
-            if constexpr (GroupScales<F>::HAS_MINIMUM) {
+            if constexpr (I16SuperblockScales<F>::HAS_MINIMUM) {
                 of_row[t] = _mm512_fmadd_ps(scales.minimum, of_token<F>(layout.sums(token) + part), of_row[t]);
             }
         }
@@ -119,7 +119,7 @@ void dot_fixed_blocks(const Tokens<fixed>& tokens, const InBlocks* const* rows, 
             Read::template read<step>(block, integers);
 #pragma GCC unroll 4
             for (int t = 0; t < TOKENS; ++t) {
-                const fixed* x = tokens.x + t * tokens.stride + part * PART + step * STEP_WORDS;
+                const i16* x = tokens.x + t * tokens.stride + part * SUBBLOCK + step * STEP_ELEMENTS;
                 unrolled<SUMS>([&](auto second) __attribute__((always_inline)) {
                     static constexpr auto PLACES = places_of_scales<F>(step, second);
                     __m512i sum = _mm512_setzero_si512();
@@ -135,28 +135,28 @@ void dot_fixed_blocks(const Tokens<fixed>& tokens, const InBlocks* const* rows, 
     };
     const auto multiply_rows = [&](const std::uint8_t* const* block, std::int64_t b) __attribute__((always_inline)) {
 #pragma GCC unroll 4
-        for (int r = 0; r < DOT_ROWS; ++r) {
+        for (int r = 0; r < MR; ++r) {
             __m512 of_row[TOKENS];
 #pragma GCC unroll 4
             for (int t = 0; t < TOKENS; ++t) of_row[t] = total[t][r];
-            multiply(block[r], b * F::ELEMENTS / PART, of_row);
+            multiply(block[r], b * F::ELEMENTS / SUBBLOCK, of_row);
 #pragma GCC unroll 4
             for (int t = 0; t < TOKENS; ++t) total[t][r] = of_row[t];
         }
     };
     std::int64_t b = 0;
     for (; b + BLOCKS <= count; b += BLOCKS) {
-        const std::uint8_t* block[DOT_ROWS];
-        for (int r = 0; r < DOT_ROWS; ++r) block[r] = &rows[r][b * F::BYTES].byte;
+        const std::uint8_t* block[MR];
+        for (int r = 0; r < MR; ++r) block[r] = &rows[r][b * F::BYTES].byte;
         next(b * F::BYTES, BLOCKS * F::BYTES);
         multiply_rows(block, b);
     }
     if (BLOCKS > 1 && b < count) {
         next(b * F::BYTES, (count - b) * F::BYTES);
         // Of rows that are no whole groups: their last blocks, then zeros.
-        std::uint8_t rest[DOT_ROWS][BLOCKS * F::BYTES] = {};
-        const std::uint8_t* block[DOT_ROWS];
-        for (int r = 0; r < DOT_ROWS; ++r) {
+        std::uint8_t rest[MR][BLOCKS * F::BYTES] = {};
+        const std::uint8_t* block[MR];
+        for (int r = 0; r < MR; ++r) {
             std::memcpy(rest[r], &rows[r][b * F::BYTES].byte, (count - b) * F::BYTES);
             block[r] = rest[r];
         }
@@ -164,8 +164,8 @@ void dot_fixed_blocks(const Tokens<fixed>& tokens, const InBlocks* const* rows, 
     }
 #pragma GCC unroll 4
     for (int t = 0; t < TOKENS; ++t) {
-        Float of_rows[DOT_ROWS];
-        for (int r = 0; r < DOT_ROWS; ++r) of_rows[r] = (Float)total[t][r];
+        Float of_rows[MR];
+        for (int r = 0; r < MR; ++r) of_rows[r] = (Float)total[t][r];
         sum4(of_rows, sums + t * stride);
     }
 }

@@ -12,27 +12,27 @@
 #include "few.h"
 #include "narrow.h"
 
-#if defined(OSTINATO_NARROW)
+#if defined(OSTINATO_GEMM_AVX2)
 
-namespace ostinato::narrow {
+namespace ostinato::avx2 {
 
-constexpr int SPAN = FIXED_GROUP, SPAN_PARTS = SPAN / PART;  // inputs of a panel: those of a large block
+constexpr int SPAN = I16_TOKEN_PADDING, SPAN_PARTS = SPAN / SUBBLOCK;  // inputs of a panel: those of a large block
 
 // A span of a token; behind its end there are zeros.
-struct FixedToken {
-    fixed numbers[SPAN];
+struct I16TokenSpan {
+    i16 numbers[SPAN];
     float scales[SPAN_PARTS], sums[SPAN_PARTS];
 };
 
 // Compilers would mix what belongs to several pairs, and run out of registers: the next one begins when this is done.
-inline void at_once(__m256i& value) { asm volatile("" : "+x"(value)); }
+inline void order_after(__m256i& value) { asm volatile("" : "+x"(value)); }
 
 // sums[t][output] += what TOKENS tokens, a span of each, give with a panel of `size` inputs. SUM of them are added up in
 // integers. SCALED: weights have a scale for each; MINIMA: and a minimum for each part.
 template <int TOKENS, int SUM, bool SCALED, bool MINIMA, typename W>
-void multiply_integers(const FixedToken* x, const __m256i* panel, int size, const Float* scales, const Float* minima,
-                       float* sums, Fetch<W>& fetch) {
-    Fetch<W> fetching = fetch;
+void multiply_panel_i16(const I16TokenSpan* x, const __m256i* panel, int size, const Float* scales, const Float* minima,
+                       float* sums, LinePrefetch<W>& fetch) {
+    LinePrefetch<W> fetching = fetch;
     for (int begin = 0; begin < size; begin += SUM) {
         __m256i part[TOKENS][VECTORS];
 #pragma GCC unroll 6
@@ -40,20 +40,20 @@ void multiply_integers(const FixedToken* x, const __m256i* panel, int size, cons
 #pragma GCC unroll 2
             for (int v = 0; v < VECTORS; ++v) part[t][v] = _mm256_setzero_si256();
         }
-        const fixed* numbers = x->numbers + begin;
-        for (int i = 0; i < SUM; i += FETCH_STEP, numbers += FETCH_STEP, panel += FETCH_STEP / 2 * VECTORS) {
+        const i16* numbers = x->numbers + begin;
+        for (int i = 0; i < SUM; i += PREFETCH_STEP, numbers += PREFETCH_STEP, panel += PREFETCH_STEP / 2 * VECTORS) {
             fetching.step();
-            unrolled<FETCH_STEP / 2>([&](auto pair) __attribute__((always_inline)) {
+            unrolled<PREFETCH_STEP / 2>([&](auto pair) __attribute__((always_inline)) {
                 const __m256i* rows = panel + pair * VECTORS;
 #pragma GCC unroll 6
                 for (int t = 0; t < TOKENS; ++t) {
                     std::int32_t two;
-                    std::memcpy(&two, numbers + t * (sizeof(FixedToken) / sizeof(fixed)) + 2 * pair, sizeof(two));
+                    std::memcpy(&two, numbers + t * (sizeof(I16TokenSpan) / sizeof(i16)) + 2 * pair, sizeof(two));
                     const __m256i token = _mm256_set1_epi32(two);
 #pragma GCC unroll 2
                     for (int v = 0; v < VECTORS; ++v) {
                         part[t][v] = _mm256_add_epi32(part[t][v], _mm256_madd_epi16(rows[v], token));
-                        at_once(part[t][v]);
+                        order_after(part[t][v]);
                     }
                 }
             });
@@ -61,14 +61,14 @@ void multiply_integers(const FixedToken* x, const __m256i* panel, int size, cons
         asm volatile("" ::: "memory");  // sums stay in memory from one group to the next: registers are full
 #pragma GCC unroll 6
         for (int t = 0; t < TOKENS; ++t) {
-            const Float of_token = splat(x[t].scales[begin / PART]);
+            const Float of_token = splat(x[t].scales[begin / SUBBLOCK]);
 #pragma GCC unroll 2
             for (int v = 0; v < VECTORS; ++v) {
                 float* to = sums + (t * VECTORS + v) * LANES;
                 const auto integers = (Float)_mm256_cvtepi32_ps(part[t][v]);
                 Float sum = load(to);
                 if constexpr (MINIMA) {
-                    sum = fma(minima[begin / PART * VECTORS + v], splat(x[t].sums[begin / PART]), sum);
+                    sum = fma(minima[begin / SUBBLOCK * VECTORS + v], splat(x[t].sums[begin / SUBBLOCK]), sum);
                 }
                 if constexpr (SCALED) {
                     sum = fma(integers, of_token * scales[begin / SUM * VECTORS + v], sum);
@@ -82,19 +82,19 @@ void multiply_integers(const FixedToken* x, const __m256i* panel, int size, cons
     fetch = fetching;
 }
 
-template <int SUM, bool SCALED, bool MINIMA, int TOKENS = TOKENS_AT_ONCE, typename... Args>
-inline void multiply_integers_of(int tokens, Args&... args) {
+template <int SUM, bool SCALED, bool MINIMA, int TOKENS = MAX_PANEL_TOKENS, typename... Args>
+inline void multiply_tokens_i16(int tokens, Args&... args) {
     if constexpr (TOKENS > 0) {
         if (tokens == TOKENS) {
-            multiply_integers<TOKENS, SUM, SCALED, MINIMA>(args...);
+            multiply_panel_i16<TOKENS, SUM, SCALED, MINIMA>(args...);
         } else {
-            multiply_integers_of<SUM, SCALED, MINIMA, TOKENS - 1>(tokens, args...);
+            multiply_tokens_i16<SUM, SCALED, MINIMA, TOKENS - 1>(tokens, args...);
         }
     }
 }
 
 // to[pair * VECTORS] = inputs `begin` to `end` of eight rows of 8-bit weights, with zeros up to a multiple of FIXED_SPAN.
-inline void pack_integers(const std::int8_t* const* rows, std::int64_t begin, std::int64_t end, __m256i* to) {
+inline void pack_i16(const std::int8_t* const* rows, std::int64_t begin, std::int64_t end, __m256i* to) {
     const auto pack = [&](const std::int8_t* const* some, std::int64_t from) __attribute__((always_inline)) {
         __m256i fours[4];
         read_units([&](int r) { return some[r] + from; }, fours);
@@ -106,7 +106,7 @@ inline void pack_integers(const std::int8_t* const* rows, std::int64_t begin, st
     };
     std::int64_t i = begin;
     for (; i + STEP <= end; i += STEP) pack(rows, i);
-    for (; i < end || (i - begin) % FIXED_SPAN != 0; i += STEP) {
+    for (; i < end || (i - begin) % I16_SCALE_SPAN != 0; i += STEP) {
         std::int8_t rest[LANES][STEP] = {};
         const std::int8_t* of_rest[LANES];
         for (int r = 0; r < LANES; ++r) {
@@ -119,54 +119,54 @@ inline void pack_integers(const std::int8_t* const* rows, std::int64_t begin, st
 
 // As FloatPanel; tokens lie as [spans][tokens].
 template <typename W>
-class IntegerPanel {
+class I16Panel {
   public:
-    using Token = FixedToken;
+    using Token = I16TokenSpan;
     static constexpr int LEAST_SUM = 16;  // of Q6_K
     static constexpr std::int64_t INTEGERS = SPAN / 2 * VECTORS, SCALES = SPAN / LEAST_SUM * VECTORS;
     static constexpr std::int64_t SIZE = INTEGERS + SCALES + SPAN_PARTS * VECTORS;
 
-    IntegerPanel(const Weights<W>& w, const Token* x, std::int64_t tokens, Float* memory)
+    I16Panel(const WeightView<W>& w, const Token* x, std::int64_t tokens, Float* memory)
         : w_(w), x_(x), tokens_(tokens), integers_(reinterpret_cast<__m256i*>(memory)), scales_(memory + INTEGERS),
           minima_(scales_ + SCALES) {}
 
-    std::int64_t end_of(std::int64_t begin) const { return std::min<std::int64_t>(begin + SPAN, w_.in); }
+    std::int64_t end_of(std::int64_t begin) const { return std::min<std::int64_t>(begin + SPAN, w_.k); }
 
-    void pack(const PanelRows<W>& rows, std::int64_t begin, std::int64_t end) {
+    void pack(const PanelRowPointers<W>& rows, std::int64_t begin, std::int64_t end) {
         begin_ = begin;
         for (int v = 0; v < VECTORS; ++v) {
-            if constexpr (std::is_same_v<W, InBlocks>) {
-                w_.format->pack_integers(rows.row + v * LANES, begin, end, VECTORS, integers_ + v, scales_ + v, minima_ + v);
+            if constexpr (std::is_same_v<W, BlockByte>) {
+                w_.format->pack_i16(rows.row + v * LANES, begin, end, VECTORS, integers_ + v, scales_ + v, minima_ + v);
             } else {
-                pack_integers(rows.row + v * LANES, begin, end, integers_ + v);
+                pack_i16(rows.row + v * LANES, begin, end, integers_ + v);
             }
         }
         size_ = static_cast<int>(end - begin);
-        if constexpr (!std::is_same_v<W, InBlocks>) size_ = (size_ + FIXED_SPAN - 1) / FIXED_SPAN * FIXED_SPAN;
+        if constexpr (!std::is_same_v<W, BlockByte>) size_ = (size_ + I16_SCALE_SPAN - 1) / I16_SCALE_SPAN * I16_SCALE_SPAN;
     }
 
-    void multiply(std::int64_t first, int count, float* sums, Fetch<W>& fetch) const {
+    void multiply(std::int64_t first, int count, float* sums, LinePrefetch<W>& fetch) const {
         if (begin_ == 0) std::fill(sums, sums + count * OUTPUTS, 0.0F);
-        const FixedToken* x = x_ + begin_ / SPAN * tokens_ + first;
+        const I16TokenSpan* x = x_ + begin_ / SPAN * tokens_ + first;
         const __m256i* integers = integers_;
         const Float *scales = scales_, *minima = minima_;
         const int size = size_;
-        if constexpr (!std::is_same_v<W, InBlocks>) {
-            multiply_integers_of<FIXED_SPAN, false, false>(count, x, integers, size, scales, minima, sums, fetch);
+        if constexpr (!std::is_same_v<W, BlockByte>) {
+            multiply_tokens_i16<I16_SCALE_SPAN, false, false>(count, x, integers, size, scales, minima, sums, fetch);
         } else if (w_.format->has_minima) {
-            multiply_integers_of<PART, true, true>(count, x, integers, size, scales, minima, sums, fetch);
-        } else if (w_.format->integer_sum == LEAST_SUM) {
-            multiply_integers_of<LEAST_SUM, true, false>(count, x, integers, size, scales, minima, sums, fetch);
-        } else if (w_.format->integer_sum == PART) {
-            multiply_integers_of<PART, true, false>(count, x, integers, size, scales, minima, sums, fetch);
+            multiply_tokens_i16<SUBBLOCK, true, true>(count, x, integers, size, scales, minima, sums, fetch);
+        } else if (w_.format->i16_sum == LEAST_SUM) {
+            multiply_tokens_i16<LEAST_SUM, true, false>(count, x, integers, size, scales, minima, sums, fetch);
+        } else if (w_.format->i16_sum == SUBBLOCK) {
+            multiply_tokens_i16<SUBBLOCK, true, false>(count, x, integers, size, scales, minima, sums, fetch);
         } else {
-            multiply_integers_of<FIXED_SPAN, true, false>(count, x, integers, size, scales, minima, sums, fetch);
+            multiply_tokens_i16<I16_SCALE_SPAN, true, false>(count, x, integers, size, scales, minima, sums, fetch);
         }
     }
 
   private:
-    const Weights<W>& w_;
-    const FixedToken* x_;
+    const WeightView<W>& w_;
+    const I16TokenSpan* x_;
     std::int64_t tokens_;
     __m256i* integers_;
     Float *scales_, *minima_;
@@ -177,11 +177,11 @@ class IntegerPanel {
 // The spans of a token of `in` elements, `stride` apart; SCALED elements have one scale. False: one of its numbers is not
 // finite.
 template <int SCALED, typename T>
-bool make_fixed_spans(const T* x, std::int64_t in, std::int64_t stride, FixedToken* to) {
+bool quantize_spans_i16(const T* x, std::int64_t in, std::int64_t stride, I16TokenSpan* to) {
     for (std::int64_t begin = 0; begin < in; begin += SPAN, to += stride) {
         for (int i = 0; i < SPAN; i += SCALED) {
-            float *scales = to->scales + i / PART, *sums = to->sums + i / PART;
-            if (!make_fixed<SCALED, FixedOrder::PAIRED>(x + begin + i, in - begin - i, to->numbers + i, scales, sums)) {
+            float *scales = to->scales + i / SUBBLOCK, *sums = to->sums + i / SUBBLOCK;
+            if (!quantize_span_i16<SCALED, I16Order::PAIRS_02_13>(x + begin + i, in - begin - i, to->numbers + i, scales, sums)) {
                 return false;
             }
         }
@@ -192,22 +192,22 @@ bool make_fixed_spans(const T* x, std::int64_t in, std::int64_t stride, FixedTok
 // All outputs of some tokens, where weights have a product in integers. A token's bits do not depend on how many are
 // computed so; those with a number that is not finite are computed in float32.
 template <typename T, typename Y, typename W>
-void multiply_in_integers(const Team& team, std::int64_t tokens, const T* x, std::int64_t x_stride, const Weights<W>& w,
-                          const Output& o, Y* y) {
-    const std::int64_t spans = (w.in + SPAN - 1) / SPAN;
-    const Blocks groups(tokens, GROUP_TOKENS);
+void gemm_large_m_i16(const ThreadGroup& threads, std::int64_t tokens, const T* x, std::int64_t x_stride, const WeightView<W>& w,
+                          const Epilogue& o, Y* y) {
+    const std::int64_t spans = (w.k + SPAN - 1) / SPAN;
+    const EvenBlocks groups(tokens, MAX_GROUP_TOKENS);
     for (int group = 0; group < groups.count; ++group) {
         const std::int64_t first = groups.begin(group), count = groups.size(group);
-        FixedToken* made = team.shared<FixedToken>(spans * count);
-        const Range mine = team.split(count);
+        I16TokenSpan* made = threads.group_scratch<I16TokenSpan>(spans * count);
+        const Range mine = threads.split(count);
         for (std::int64_t t = mine.begin; t < mine.end; ++t) {
             const T* from = x + (first + t) * x_stride;
-            const bool finite = fixed_span(w) == PART ? make_fixed_spans<PART>(from, w.in, count, made + t)
-                                                      : make_fixed_spans<FIXED_SPAN>(from, w.in, count, made + t);
+            const bool finite = i16_scale_span(w) == SUBBLOCK ? quantize_spans_i16<SUBBLOCK>(from, w.k, count, made + t)
+                                                      : quantize_spans_i16<I16_SCALE_SPAN>(from, w.k, count, made + t);
             if (!finite) made[t].scales[0] = std::numeric_limits<float>::quiet_NaN();
         }
-        team.barrier();
-        std::bitset<GROUP_TOKENS> finite;
+        threads.barrier();
+        std::bitset<MAX_GROUP_TOKENS> finite;
         for (std::int64_t t = 0; t < count; ++t) finite[t] = !std::isnan(made[t].scales[0]);
         const auto each_run = [&](bool of, auto&& run) {
             for (std::int64_t begin = 0, end; begin < count; begin = end) {
@@ -216,12 +216,12 @@ void multiply_in_integers(const Team& team, std::int64_t tokens, const T* x, std
             }
         };
         each_run(true, [&](std::int64_t begin, std::int64_t some) {
-            multiply_group<IntegerPanel<W>, T>(team, first + begin, some, made + begin, count, w, o, y);
+            multiply_group<I16Panel<W>, T>(threads, first + begin, some, made + begin, count, w, o, y);
         });
         // What was made is gone then: they take its place.
         each_run(false, [&](std::int64_t begin, std::int64_t some) {
             const std::int64_t t = first + begin;
-            multiply(team, some, x + t * x_stride, x_stride, w, from_token<Y>(o, t), y + t * o.y_stride);
+            avx2::gemm_large_m(threads, some, x + t * x_stride, x_stride, w, from_token<Y>(o, t), y + t * o.y_stride);
         });
     }
 }

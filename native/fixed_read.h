@@ -9,11 +9,11 @@
 #include "block_factors.h"
 #include "fixed.h"
 
-#if defined(OSTINATO_FIXED) && !defined(__AVX512F__)
+#if defined(OSTINATO_I16) && !defined(__AVX512F__)
 
 namespace ostinato {
 
-inline __m256i thirty_two_bytes(const void* from) { return _mm256_loadu_si256(static_cast<const __m256i*>(from)); }
+inline __m256i load_32_bytes(const void* from) { return _mm256_loadu_si256(static_cast<const __m256i*>(from)); }
 
 // Bits of each byte that `mask` has once they are moved up by `by`, or down where it is negative.
 template <int BY>
@@ -30,8 +30,8 @@ inline void spread(__m256i bytes, __m256i* to) {
 
 // Of formats whose integers are bytes in a register first, tokens lie as `spread` has it.
 template <typename F>
-struct FixedRead {
-    static constexpr bool IS_SPREAD = true;
+struct UnpackI16Avx2 {
+    static constexpr bool IS_INTERLEAVED = true;
     static constexpr int TOGETHER = 1;  // parts that are read from the same bytes
     static constexpr int LEAST = 0;     // what is to be added to each integer
     static constexpr float UNIT = 1;    // what one is read as
@@ -44,51 +44,51 @@ struct FixedRead {
 
 // The lower halves of 16 bytes, then the upper ones.
 template <typename F, int LEAST_OF>
-struct FixedHalves {
-    static constexpr bool IS_SPREAD = false;
+struct UnpackNibblesAvx2 {
+    static constexpr bool IS_INTERLEAVED = false;
     static constexpr int TOGETHER = 1, LEAST = LEAST_OF;
     static constexpr float UNIT = 1;
 
     template <int PART_OF_BLOCK>
     static void read(const std::uint8_t* block, __m256i* to) {
-        const __m256i bytes = _mm256_cvtepu8_epi16(sixteen_bytes(F::halves(block, PART_OF_BLOCK)));
+        const __m256i bytes = _mm256_cvtepu8_epi16(load_16_bytes(F::halves(block, PART_OF_BLOCK)));
         to[0] = _mm256_and_si256(bytes, _mm256_set1_epi16(15));
         to[1] = _mm256_srli_epi16(bytes, 4);
     }
 };
 
-template <> struct FixedRead<Q4_0> : FixedHalves<Q4_0, -8> {};
-template <> struct FixedRead<Q4_1> : FixedHalves<Q4_1, 0> {};
-template <int SIZE> struct FixedRead<Int4<SIZE>> : FixedHalves<Int4<SIZE>, 0> {};
+template <> struct UnpackI16Avx2<Q4_0> : UnpackNibblesAvx2<Q4_0, -8> {};
+template <> struct UnpackI16Avx2<Q4_1> : UnpackNibblesAvx2<Q4_1, 0> {};
+template <int SIZE> struct UnpackI16Avx2<Int4<SIZE>> : UnpackNibblesAvx2<Int4<SIZE>, 0> {};
 
-template <> struct FixedRead<Q8_0> {
-    static constexpr bool IS_SPREAD = false;
+template <> struct UnpackI16Avx2<Q8_0> {
+    static constexpr bool IS_INTERLEAVED = false;
     static constexpr int TOGETHER = 1, LEAST = 0;
     static constexpr float UNIT = 1;
 
     template <int>
     static void read(const std::uint8_t* block, __m256i* to) {
-        to[0] = _mm256_cvtepi8_epi16(sixteen_bytes(block + 2));
-        to[1] = _mm256_cvtepi8_epi16(sixteen_bytes(block + 18));
+        to[0] = _mm256_cvtepi8_epi16(load_16_bytes(block + 2));
+        to[1] = _mm256_cvtepi8_epi16(load_16_bytes(block + 18));
     }
 };
 
-template <> struct FixedRead<Q4_K> {
-    static constexpr bool IS_SPREAD = false;
+template <> struct UnpackI16Avx2<Q4_K> {
+    static constexpr bool IS_INTERLEAVED = false;
     static constexpr int TOGETHER = 2, LEAST = 0;
     static constexpr float UNIT = 1;
 
     template <int PART_OF_BLOCK>
     static void read(const std::uint8_t* block, __m256i* to) {
         for (int half = 0; half < 2; ++half) {
-            const __m256i bytes = _mm256_cvtepu8_epi16(sixteen_bytes(block + 16 + PART_OF_BLOCK / 2 * PART + half * 16));
+            const __m256i bytes = _mm256_cvtepu8_epi16(load_16_bytes(block + 16 + PART_OF_BLOCK / 2 * SUBBLOCK + half * 16));
             to[half] = _mm256_and_si256(bytes, _mm256_set1_epi16(15));
             to[2 + half] = _mm256_srli_epi16(bytes, 4);
         }
     }
 };
 
-template <> struct FixedRead<Q5_0> : FixedRead<Q5_1> {
+template <> struct UnpackI16Avx2<Q5_0> : UnpackI16Avx2<Q5_1> {
     static constexpr int LEAST = -16;
 
     template <int>
@@ -97,24 +97,24 @@ template <> struct FixedRead<Q5_0> : FixedRead<Q5_1> {
     }
 };
 
-template <> struct FixedRead<Q5_K> : FixedRead<Q5_1> {
+template <> struct UnpackI16Avx2<Q5_K> : UnpackI16Avx2<Q5_1> {
     template <int P>
     static void read(const std::uint8_t* block, __m256i* to) {
-        const __m256i four = moved<P % 2 * -4>(thirty_two_bytes(block + 48 + P / 2 * PART), 0x0F);
-        spread(_mm256_or_si256(four, moved<4 - P>(thirty_two_bytes(block + 16), 0x10)), to);
+        const __m256i four = moved<P % 2 * -4>(load_32_bytes(block + 48 + P / 2 * SUBBLOCK), 0x0F);
+        spread(_mm256_or_si256(four, moved<4 - P>(load_32_bytes(block + 16), 0x10)), to);
     }
 };
 
 // Its 16 elements of a scale have no sums of their own. Its integers are read 256 times as large, above a byte of zeros,
 // which keeps their sign.
-template <> struct FixedRead<Q6_K> : FixedRead<Q5_1> {
+template <> struct UnpackI16Avx2<Q6_K> : UnpackI16Avx2<Q5_1> {
     static constexpr float UNIT = 256;
 
     template <int P>
     static void read(const std::uint8_t* block, __m256i* to) {
         constexpr int SECOND = P / 4, QUARTER = P % 4;
-        const __m256i four = moved<QUARTER / 2 * -4>(thirty_two_bytes(block + SECOND * 64 + QUARTER % 2 * PART), 0x0F);
-        const __m256i two = moved<4 - 2 * QUARTER>(thirty_two_bytes(block + 128 + SECOND * PART), 0x30);
+        const __m256i four = moved<QUARTER / 2 * -4>(load_32_bytes(block + SECOND * 64 + QUARTER % 2 * SUBBLOCK), 0x0F);
+        const __m256i two = moved<4 - 2 * QUARTER>(load_32_bytes(block + 128 + SECOND * SUBBLOCK), 0x30);
         const __m256i integers = _mm256_sub_epi8(_mm256_or_si256(four, two), _mm256_set1_epi8(32));
         to[0] = _mm256_unpacklo_epi8(_mm256_setzero_si256(), integers);
         to[1] = _mm256_unpackhi_epi8(_mm256_setzero_si256(), integers);
@@ -122,19 +122,19 @@ template <> struct FixedRead<Q6_K> : FixedRead<Q5_1> {
 };
 
 // Numbers of IQ4_NL and IQ4_XS, 128 larger.
-inline void spread_iq4(Bytes index, __m256i* to) {
-    const __m128i values = _mm_add_epi8(sixteen_bytes(IQ4_VALUES), _mm_set1_epi8(-128));
+inline void spread_iq4(Bytes32 index, __m256i* to) {
+    const __m128i values = _mm_add_epi8(load_16_bytes(IQ4_VALUES), _mm_set1_epi8(-128));
     spread(_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(values), (__m256i)index), to);
 }
 
-template <> struct FixedRead<IQ4_NL> : FixedRead<Q5_1> {
+template <> struct UnpackI16Avx2<IQ4_NL> : UnpackI16Avx2<Q5_1> {
     static constexpr int LEAST = -128;
 
     template <int>
     static void read(const std::uint8_t* block, __m256i* to) { spread_iq4(halves_at(block + 2), to); }
 };
 
-template <> struct FixedRead<IQ4_XS> : FixedRead<Q5_1> {
+template <> struct UnpackI16Avx2<IQ4_XS> : UnpackI16Avx2<Q5_1> {
     static constexpr int LEAST = -128;
 
     template <int P>

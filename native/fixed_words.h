@@ -12,27 +12,27 @@
 #include "block_factors.h"
 #include "fixed.h"
 
-#if defined(OSTINATO_FIXED) && defined(__AVX512F__)
+#if defined(OSTINATO_I16) && defined(__AVX512F__)
 
 namespace ostinato {
 
-constexpr int STEP_PARTS = 4, STEP_WORDS = STEP_PARTS * PART;  // of what is read at a time
+constexpr int STEP_SUBBLOCKS = 4, STEP_ELEMENTS = STEP_SUBBLOCKS * SUBBLOCK;  // of what is read at a time
 
 // Where eight words of a token stand among those of four parts: the even or the odd ones of a part's first or second half.
-constexpr int place_of(FixedOrder order, int part, bool odd, bool second) {
+constexpr int place_of(I16Order order, int part, bool odd, bool second) {
     switch (order) {
-        case FixedOrder::BLOCKS: return 4 * (2 * second + odd) + part;
-        case FixedOrder::HALVES: return 4 * (2 * (part % 2) + odd) + 2 * (part / 2) + second;
+        case I16Order::BLOCKS: return 4 * (2 * second + odd) + part;
+        case I16Order::HALVES: return 4 * (2 * (part % 2) + odd) + 2 * (part / 2) + second;
         default: return 4 * (2 * (part / 2) + odd) + 2 * (part % 2) + second;
     }
 }
 
 // A part of a token, of which there are `count` elements. False: one of them is not finite.
-template <FixedOrder ORDER, typename T>
-inline bool make_fixed_part(const T* x, std::int64_t count, int part, fixed* to, float* scale, float* sum) {
-    static constexpr std::array<std::uint16_t, PART> APART = [] {
-        std::array<std::uint16_t, PART> places{};
-        for (int i = 0; i < PART; ++i) places[i] = static_cast<std::uint16_t>(i % 8 * 2 + i / 8 % 2 * 16 + i / 16);
+template <I16Order ORDER, typename T>
+inline bool quantize_subblock_i16(const T* x, std::int64_t count, int part, i16* to, float* scale, float* sum) {
+    static constexpr std::array<std::uint16_t, SUBBLOCK> APART = [] {
+        std::array<std::uint16_t, SUBBLOCK> places{};
+        for (int i = 0; i < SUBBLOCK; ++i) places[i] = static_cast<std::uint16_t>(i % 8 * 2 + i / 8 % 2 * 16 + i / 16);
         return places;
     }();
     Float values[2];
@@ -40,7 +40,7 @@ inline bool make_fixed_part(const T* x, std::int64_t count, int part, fixed* to,
     const __m512i size = _mm512_set1_epi32(0x7FFFFFFF);
     const __m512i most = _mm512_max_epi32(_mm512_and_si512((__m512i)values[0], size),
                                           _mm512_and_si512((__m512i)values[1], size));
-    const FixedScale scaling(_mm512_reduce_max_epi32(most));
+    const PowerOfTwoScale scaling(_mm512_reduce_max_epi32(most));
     if (!scaling.finite) return false;
     const __m512i first = _mm512_cvtps_epi32((__m512)(values[0] * scaling.inverse));
     const __m512i second = _mm512_cvtps_epi32((__m512)(values[1] * scaling.inverse));
@@ -57,13 +57,13 @@ inline bool make_fixed_part(const T* x, std::int64_t count, int part, fixed* to,
     return true;
 }
 
-template <FixedOrder ORDER, typename T>
-bool make_fixed_token(const T* x, std::int64_t in, fixed* token) {
-    const FixedLayout layout(in);
+template <I16Order ORDER, typename T>
+bool quantize_token_i16(const T* x, std::int64_t in, i16* token) {
+    const I16TokenLayout layout(in);
     for (int number = 0; number < layout.parts; ++number) {
-        const std::int64_t at = std::int64_t{number} * PART;
-        fixed* step = token + at / STEP_WORDS * STEP_WORDS;
-        if (!make_fixed_part<ORDER>(x + at, in - at, number % STEP_PARTS, step, layout.scales(token) + number,
+        const std::int64_t at = std::int64_t{number} * SUBBLOCK;
+        i16* step = token + at / STEP_ELEMENTS * STEP_ELEMENTS;
+        if (!quantize_subblock_i16<ORDER>(x + at, in - at, number % STEP_SUBBLOCKS, step, layout.scales(token) + number,
                                     layout.sums(token) + number)) {
             return false;
         }
@@ -72,11 +72,11 @@ bool make_fixed_token(const T* x, std::int64_t in, fixed* token) {
 }
 
 template <typename T>
-inline bool make_fixed_token(int, FixedOrder order, const T* x, std::int64_t in, fixed* token) {
+inline bool quantize_token_i16(int, I16Order order, const T* x, std::int64_t in, i16* token) {
     switch (order) {
-        case FixedOrder::BLOCKS: return make_fixed_token<FixedOrder::BLOCKS>(x, in, token);
-        case FixedOrder::HALVES: return make_fixed_token<FixedOrder::HALVES>(x, in, token);
-        default: return make_fixed_token<FixedOrder::BYTES>(x, in, token);
+        case I16Order::BLOCKS: return quantize_token_i16<I16Order::BLOCKS>(x, in, token);
+        case I16Order::HALVES: return quantize_token_i16<I16Order::HALVES>(x, in, token);
+        default: return quantize_token_i16<I16Order::BYTES>(x, in, token);
     }
 }
 
@@ -86,7 +86,7 @@ inline __m512i words_down(__m512i words) { return _mm512_srli_epi16(words, BY); 
 inline __m512i low_words(__m512i words) { return _mm512_and_si512(words, _mm512_set1_epi16(15)); }
 inline __m512i low_bytes(__m512i bytes) { return _mm512_and_si512(bytes, _mm512_set1_epi8(15)); }
 inline __m512i high_bytes(__m512i bytes) { return low_bytes(words_down<4>(bytes)); }
-inline __m512i sixty_four_bytes(const void* from) { return _mm512_loadu_si512(from); }
+inline __m512i load_64_bytes(const void* from) { return _mm512_loadu_si512(from); }
 
 // Where `mask` has a bit, that of `b`, else that of `a`.
 template <int MASK>
@@ -108,8 +108,8 @@ inline __m512i words_of_four(const std::uint8_t* block) {
         }
         return places;
     }();
-    return _mm512_permutex2var_epi16(sixty_four_bytes(block), _mm512_loadu_si512(PLACES.data()),
-                                     sixty_four_bytes(block + LAST));
+    return _mm512_permutex2var_epi16(load_64_bytes(block), _mm512_loadu_si512(PLACES.data()),
+                                     load_64_bytes(block + LAST));
 }
 
 // The first words of a group's eight small blocks, then their second ones.
@@ -122,7 +122,7 @@ inline __m256i first_words_of_eight(const std::uint8_t* block) {
         return places;
     }();
     return _mm512_castsi512_si256(_mm512_permutex2var_epi16(
-        sixty_four_bytes(block), _mm512_loadu_si512(PLACES.data()), sixty_four_bytes(block + 4 * F::BYTES)));
+        load_64_bytes(block), _mm512_loadu_si512(PLACES.data()), load_64_bytes(block + 4 * F::BYTES)));
 }
 
 // Vectors of which each half is 32 bytes.
@@ -152,25 +152,25 @@ inline void halves_apart(__m512i bytes, __m512i* to) {
 // `read` makes vectors of the integers of four parts, from the STEP'th four of a group on, of which `block` is the first.
 // The first two belong to the same parts, and so do the others; with the order BLOCKS all do.
 template <typename F>
-struct Words;
+struct UnpackI16;
 
 // Where the 16 bytes of four parts are.
 template <typename F, int AT, int LEAST_OF>
-struct WordsOfHalves {
-    static constexpr FixedOrder ORDER = FixedOrder::BLOCKS;
+struct UnpackNibbles {
+    static constexpr I16Order ORDER = I16Order::BLOCKS;
     static constexpr int LEAST = LEAST_OF;
 
     template <int STEP>
     static __m512i bytes(const std::uint8_t* block) {
-        if constexpr (F::ELEMENTS == PART) {
-            return words_of_four<F, AT>(block + STEP * STEP_PARTS * F::BYTES);
-        } else if constexpr (F::ELEMENTS == 2 * PART) {
+        if constexpr (F::ELEMENTS == SUBBLOCK) {
+            return words_of_four<F, AT>(block + STEP * STEP_SUBBLOCKS * F::BYTES);
+        } else if constexpr (F::ELEMENTS == 2 * SUBBLOCK) {
             const std::uint8_t* first = block + 2 * STEP * F::BYTES + AT;
             return halves_from(first, first + F::BYTES);
-        } else if constexpr (F::ELEMENTS == STEP_WORDS) {
-            return sixty_four_bytes(block + STEP * F::BYTES + AT);
+        } else if constexpr (F::ELEMENTS == STEP_ELEMENTS) {
+            return load_64_bytes(block + STEP * F::BYTES + AT);
         } else {
-            return sixty_four_bytes(block + STEP * STEP_WORDS / 2 + AT);
+            return load_64_bytes(block + STEP * STEP_ELEMENTS / 2 + AT);
         }
     }
 
@@ -178,44 +178,44 @@ struct WordsOfHalves {
     static void read(const std::uint8_t* block, __m512i* to) { halves_apart(bytes<STEP>(block), to); }
 };
 
-template <> struct Words<Q4_0> : WordsOfHalves<Q4_0, 2, -8> {};
-template <> struct Words<Q4_1> : WordsOfHalves<Q4_1, 4, 0> {};
-template <int SIZE> struct Words<Int4<SIZE>> : WordsOfHalves<Int4<SIZE>, 4, 0> {};
+template <> struct UnpackI16<Q4_0> : UnpackNibbles<Q4_0, 2, -8> {};
+template <> struct UnpackI16<Q4_1> : UnpackNibbles<Q4_1, 4, 0> {};
+template <int SIZE> struct UnpackI16<Int4<SIZE>> : UnpackNibbles<Int4<SIZE>, 4, 0> {};
 
 // Numbers of IQ4_NL and IQ4_XS, 128 larger.
 template <typename F, int AT>
-struct WordsOfIq4 : WordsOfHalves<F, AT, -128> {
+struct UnpackIq4 : UnpackNibbles<F, AT, -128> {
     template <int STEP>
     static void read(const std::uint8_t* block, __m512i* to) {
         const __m128i values = _mm_loadu_si128(reinterpret_cast<const __m128i*>(IQ4_VALUES));
         const __m512i table = _mm512_broadcast_i32x4(_mm_add_epi8(values, _mm_set1_epi8(-128)));
-        const __m512i indices = WordsOfHalves<F, AT, -128>::template bytes<STEP>(block);
+        const __m512i indices = UnpackNibbles<F, AT, -128>::template bytes<STEP>(block);
         bytes_apart(_mm512_shuffle_epi8(table, low_bytes(indices)), to);
         bytes_apart(_mm512_shuffle_epi8(table, high_bytes(indices)), to + 2);
     }
 };
 
-template <> struct Words<IQ4_NL> : WordsOfIq4<IQ4_NL, 2> {};
-template <> struct Words<IQ4_XS> : WordsOfIq4<IQ4_XS, 8> {};
+template <> struct UnpackI16<IQ4_NL> : UnpackIq4<IQ4_NL, 2> {};
+template <> struct UnpackI16<IQ4_XS> : UnpackIq4<IQ4_XS, 8> {};
 
-template <> struct Words<Q4_K> {
-    static constexpr FixedOrder ORDER = FixedOrder::HALVES;
+template <> struct UnpackI16<Q4_K> {
+    static constexpr I16Order ORDER = I16Order::HALVES;
     static constexpr int LEAST = 0;
 
     template <int STEP>
     static void read(const std::uint8_t* block, __m512i* to) {
-        halves_apart(sixty_four_bytes(block + 16 + STEP * STEP_WORDS / 2), to);
+        halves_apart(load_64_bytes(block + 16 + STEP * STEP_ELEMENTS / 2), to);
     }
 };
 
-template <> struct Words<Q5_K> {
-    static constexpr FixedOrder ORDER = FixedOrder::HALVES;
+template <> struct UnpackI16<Q5_K> {
+    static constexpr I16Order ORDER = I16Order::HALVES;
     static constexpr int LEAST = 0;
 
     template <int STEP>
     static void read(const std::uint8_t* block, __m512i* to) {
-        constexpr int PART_OF = STEP * STEP_PARTS;
-        const __m512i four = sixty_four_bytes(block + 48 + STEP * STEP_WORDS / 2), fifth = in_both_halves(block + 16);
+        constexpr int PART_OF = STEP * STEP_SUBBLOCKS;
+        const __m512i four = load_64_bytes(block + 48 + STEP * STEP_ELEMENTS / 2), fifth = in_both_halves(block + 16);
         bytes_apart(with_fifth<PART_OF>(low_bytes(four), fifth), to);
         bytes_apart(with_fifth<PART_OF + 1>(high_bytes(four), fifth), to + 2);
     }
@@ -232,15 +232,15 @@ template <> struct Words<Q5_K> {
 };
 
 // Its integers are read with their sign, 256 times as large, above a byte of zeros: its scales' 16 elements have no sums.
-template <> struct Words<Q6_K> {
-    static constexpr FixedOrder ORDER = FixedOrder::BYTES;
+template <> struct UnpackI16<Q6_K> {
+    static constexpr I16Order ORDER = I16Order::BYTES;
     static constexpr int LEAST = 0;
     static constexpr float UNIT = 256;  // what an integer of 1 is read as
 
     template <int STEP>
     static void read(const std::uint8_t* block, __m512i* to) {
-        const __m512i four = sixty_four_bytes(block + STEP * STEP_WORDS / 2);
-        const __m512i two = in_both_halves(block + 128 + STEP * PART);
+        const __m512i four = load_64_bytes(block + STEP * STEP_ELEMENTS / 2);
+        const __m512i two = in_both_halves(block + 128 + STEP * SUBBLOCK);
         const __m512i up = _mm512_sllv_epi64(two, _mm512_setr_epi64(4, 4, 4, 4, 2, 2, 2, 2));
         const __m512i down = _mm512_srlv_epi64(two, _mm512_setr_epi64(0, 0, 0, 0, 2, 2, 2, 2));
         apart(merged<0x30>(low_bytes(four), up), to);
@@ -257,10 +257,10 @@ template <> struct Words<Q6_K> {
 
 // Their fifth bits are tested where they stand: those of each first, second half are one word of a block.
 template <typename F, int HALVES_AT, int FIFTH_AT, int LEAST_OF>
-struct WordsOfFive : WordsOfHalves<F, HALVES_AT, LEAST_OF> {
+struct UnpackFiveBits : UnpackNibbles<F, HALVES_AT, LEAST_OF> {
     template <int STEP>
     static void read(const std::uint8_t* block, __m512i* to) {
-        block += STEP * STEP_PARTS * F::BYTES;
+        block += STEP * STEP_SUBBLOCKS * F::BYTES;
         halves_apart(words_of_four<F, HALVES_AT>(block), to);
         const __m512i bits[] = {words_of_four<F, FIFTH_AT, true>(block), words_of_four<F, FIFTH_AT + 2, true>(block)};
         const __m512i even = _mm512_broadcast_i32x4(_mm_setr_epi16(1, 4, 16, 64, 256, 1024, 4096, 16384));
@@ -272,16 +272,16 @@ struct WordsOfFive : WordsOfHalves<F, HALVES_AT, LEAST_OF> {
     }
 };
 
-template <> struct Words<Q5_0> : WordsOfFive<Q5_0, 6, 2, -16> {};
-template <> struct Words<Q5_1> : WordsOfFive<Q5_1, 8, 4, 0> {};
+template <> struct UnpackI16<Q5_0> : UnpackFiveBits<Q5_0, 6, 2, -16> {};
+template <> struct UnpackI16<Q5_1> : UnpackFiveBits<Q5_1, 8, 4, 0> {};
 
-template <> struct Words<Q8_0> {
-    static constexpr FixedOrder ORDER = FixedOrder::BYTES;
+template <> struct UnpackI16<Q8_0> {
+    static constexpr I16Order ORDER = I16Order::BYTES;
     static constexpr int LEAST = -128;
 
     template <int STEP>
     static void read(const std::uint8_t* block, __m512i* to) {
-        block += STEP * STEP_PARTS * Q8_0::BYTES + 2;
+        block += STEP * STEP_SUBBLOCKS * Q8_0::BYTES + 2;
         for (int pair = 0; pair < 2; ++pair, block += 2 * Q8_0::BYTES) {
             const __m512i both = halves_from(block, block + Q8_0::BYTES);
             bytes_apart(_mm512_xor_si512(both, _mm512_set1_epi8(-128)), to + 2 * pair);

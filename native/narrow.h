@@ -10,26 +10,26 @@
 #include "transpose.h"
 
 #if defined(__AVX2__) && !defined(__AVX512F__)
-#define OSTINATO_NARROW
+#define OSTINATO_GEMM_AVX2
 
-namespace ostinato::narrow {
+namespace ostinato::avx2 {
 
-constexpr std::int64_t SHORT_ROW = 512;  // elements
+constexpr std::int64_t SHORT_K = 512;  // elements
 
 // From how many tokens on products of rows of `in` elements are computed so, as measured: with fewer, transposing the
 // weights takes longer than the sums across vectors that it saves, of which short rows have more. Rows in blocks are made
 // wide once here, and once for each two tokens elsewhere.
 template <typename W>
-constexpr std::int64_t least_tokens(std::int64_t in) {
-    if (std::is_same_v<W, InBlocks>) return 3;
-    return in < SHORT_ROW ? 8 : 10;
+constexpr std::int64_t min_m(std::int64_t in) {
+    if (std::is_same_v<W, BlockByte>) return 3;
+    return in < SHORT_K ? 8 : 10;
 }
 
 constexpr int STEP = 16;  // inputs that are transposed together
 
-constexpr int VECTORS = NARROW_VECTORS, OUTPUTS = VECTORS * LANES;  // of a panel
-constexpr int TOKENS_AT_ONCE = 6;  // 12 sums, a panel's vectors and a token: 15 of 16 registers
-static_assert(LANES == NARROW_LANES);
+constexpr int VECTORS = AVX2_PANEL_VECTORS, OUTPUTS = VECTORS * LANES;  // of a panel
+constexpr int MAX_PANEL_TOKENS = 6;  // 12 sums, a panel's vectors and a token: 15 of 16 registers
+static_assert(LANES == AVX2_LANES);
 
 // to[i * VECTORS] = input `begin + i` of 8 rows, for STEP inputs.
 inline void pack_step(const float* const* rows, std::int64_t begin, Float* to) {
@@ -102,7 +102,7 @@ inline void pack_panel(const W* const* rows, std::int64_t begin, std::int64_t en
 }
 
 // The same of rows in blocks.
-inline void pack_panel(const BlockFormat& format, const InBlocks* const* rows, std::int64_t begin, std::int64_t end,
+inline void pack_panel(const BlockFormat& format, const BlockByte* const* rows, std::int64_t begin, std::int64_t end,
                        Float* panel) {
     for (int v = 0; v < VECTORS; ++v) format.pack(rows + v * LANES, begin, end, VECTORS, panel + v);
 }
@@ -110,10 +110,10 @@ inline void pack_panel(const BlockFormat& format, const InBlocks* const* rows, s
 // Fetches what comes next, some lines at each step of the present work: many at once would wait for each other, and all
 // that comes behind them, too.
 template <typename W>
-class Fetch {
+class LinePrefetch {
   public:
     // Bytes `begin` to `end` of `count` rows, in so many `steps`.
-    Fetch(const W* const* rows, int count, std::int64_t begin, std::int64_t end, std::int64_t steps)
+    LinePrefetch(const W* const* rows, int count, std::int64_t begin, std::int64_t end, std::int64_t steps)
         : row_(rows), last_(rows + count), begin_(begin), end_(end), at_(begin) {
         const std::int64_t lines = count * ((end - begin + LINE - 1) / LINE);
         at_once_ = static_cast<int>((lines + steps - 1) / steps);
@@ -136,13 +136,13 @@ class Fetch {
     int at_once_;
 };
 
-constexpr int FETCH_STEP = 8;  // inputs
+constexpr int PREFETCH_STEP = 8;  // inputs
 
 // sums[t][output] += scale[output] * sum_i x[t][i] * panel[i][output] of TOKENS tokens, NARROW_SPAN apart; without scales
 // where there are none, and = in place of += in the first span.
 template <int TOKENS, typename W>
 inline void multiply_panel(const float* x, const Float* panel, std::int64_t size, const float* scales, bool first,
-                           float* sums, Fetch<W>& fetch) {
+                           float* sums, LinePrefetch<W>& fetch) {
     Float total[TOKENS][VECTORS] = {};
     const auto multiply = [&](std::int64_t i) __attribute__((always_inline)) {
         Float rows[VECTORS];
@@ -150,16 +150,16 @@ inline void multiply_panel(const float* x, const Float* panel, std::int64_t size
         for (int v = 0; v < VECTORS; ++v) rows[v] = panel[i * VECTORS + v];
 #pragma GCC unroll 6
         for (int t = 0; t < TOKENS; ++t) {
-            const Float token = splat(x[t * NARROW_SPAN + i]);
+            const Float token = splat(x[t * AVX2_PANEL_K + i]);
 #pragma GCC unroll 4
             for (int v = 0; v < VECTORS; ++v) total[t][v] = fma(token, rows[v], total[t][v]);
         }
     };
-    Fetch<W> fetching = fetch;
+    LinePrefetch<W> fetching = fetch;
     std::int64_t i = 0;
-    for (; i + FETCH_STEP <= size;) {
+    for (; i + PREFETCH_STEP <= size;) {
         fetching.step();
-        for (const std::int64_t end = i + FETCH_STEP; i < end; i += 2) {
+        for (const std::int64_t end = i + PREFETCH_STEP; i < end; i += 2) {
             multiply(i);
             multiply(i + 1);
         }
@@ -191,24 +191,24 @@ inline void multiply_tokens(int tokens, Args&... args) {
 
 // Rows of weights that are multiplied together: with a gated half, as many of each half.
 template <typename W>
-struct PanelRows {
+struct PanelRowPointers {
     std::int64_t first, count;  // outputs of the result
     std::int64_t number[OUTPUTS];  // behind the last row it is computed once more, and thrown away
     const W* row[OUTPUTS];
 
-    PanelRows(const Weights<W>& w, const Output& o, int width, std::int64_t panel)
+    PanelRowPointers(const WeightView<W>& w, const Epilogue& o, int width, std::int64_t panel)
         : first(panel * width), count(std::min<std::int64_t>(width, o.size - first)) {
         for (int r = 0; r < OUTPUTS; ++r) {
             const std::int64_t of_half = std::min(first + r % width, o.size - 1);
             number[r] = r < width ? of_half : o.size + of_half;
-            row[r] = w.rows + number[r] * w.stride();
+            row[r] = w.first + number[r] * w.stride();
         }
     }
 };
 
 template <typename W>
-inline std::int64_t bytes_of(const Weights<W>& w, std::int64_t inputs) {
-    if constexpr (std::is_same_v<W, InBlocks>) {
+inline std::int64_t row_bytes_of(const WeightView<W>& w, std::int64_t inputs) {
+    if constexpr (std::is_same_v<W, BlockByte>) {
         return inputs / w.format->elements * w.format->bytes;
     } else {
         return inputs * sizeof(W);
@@ -217,41 +217,41 @@ inline std::int64_t bytes_of(const Weights<W>& w, std::int64_t inputs) {
 
 // Tokens as [spans][tokens][NARROW_SPAN] floats, for all threads.
 template <typename T>
-const float* copy_tokens(const Team& team, std::int64_t tokens, const T* x, std::int64_t x_stride, std::int64_t in) {
-    const std::int64_t spans = (in + NARROW_SPAN - 1) / NARROW_SPAN;
-    float* copies = team.shared<float>(spans * tokens * NARROW_SPAN);
-    const Range mine = team.split(spans * tokens);
+const float* copy_tokens(const ThreadGroup& threads, std::int64_t tokens, const T* x, std::int64_t x_stride, std::int64_t in) {
+    const std::int64_t spans = (in + AVX2_PANEL_K - 1) / AVX2_PANEL_K;
+    float* copies = threads.group_scratch<float>(spans * tokens * AVX2_PANEL_K);
+    const Range mine = threads.split(spans * tokens);
     for (std::int64_t number = mine.begin; number < mine.end; ++number) {
-        const std::int64_t begin = number / tokens * NARROW_SPAN;
-        const std::int64_t size = std::min<std::int64_t>(NARROW_SPAN, in - begin);
+        const std::int64_t begin = number / tokens * AVX2_PANEL_K;
+        const std::int64_t size = std::min<std::int64_t>(AVX2_PANEL_K, in - begin);
         const T* from = x + number % tokens * x_stride + begin;
-        float* to = copies + number * NARROW_SPAN;
-        for (std::int64_t i = 0; i < size; i += LANES) store(to + i, load_some(from + i, size - i));
+        float* to = copies + number * AVX2_PANEL_K;
+        for (std::int64_t i = 0; i < size; i += LANES) store(to + i, load_partial(from + i, size - i));
     }
-    team.barrier();
+    threads.barrier();
     return copies;
 }
 
 // Tokens as floats, [spans][tokens][NARROW_SPAN], and a panel of floats that they are multiplied with.
 template <typename W>
-class FloatPanel {
+class F32Panel {
   public:
     using Token = float;
-    static constexpr std::int64_t SIZE = NARROW_SPAN * VECTORS;
+    static constexpr std::int64_t SIZE = AVX2_PANEL_K * VECTORS;
 
-    FloatPanel(const Weights<W>& w, const Token* x, std::int64_t tokens, Float* memory)
-        : w_(w), x_(x), tokens_(tokens), panel_(memory), groups_(w.scales ? (w.in + w.group - 1) / w.group : 0) {}
+    F32Panel(const WeightView<W>& w, const Token* x, std::int64_t tokens, Float* memory)
+        : w_(w), x_(x), tokens_(tokens), panel_(memory), groups_(w.scales ? (w.k + w.group - 1) / w.group : 0) {}
 
     // Of the inputs that are multiplied together from `begin` on.
     std::int64_t end_of(std::int64_t begin) const {
-        const std::int64_t end = std::min(begin / NARROW_SPAN * NARROW_SPAN + NARROW_SPAN, w_.in);
+        const std::int64_t end = std::min(begin / AVX2_PANEL_K * AVX2_PANEL_K + AVX2_PANEL_K, w_.k);
         return w_.scales ? std::min(end, (begin / w_.group + 1) * w_.group) : end;
     }
 
-    void pack(const PanelRows<W>& rows, std::int64_t begin, std::int64_t end) {
+    void pack(const PanelRowPointers<W>& rows, std::int64_t begin, std::int64_t end) {
         begin_ = begin;
         end_ = end;
-        if constexpr (std::is_same_v<W, InBlocks>) {
+        if constexpr (std::is_same_v<W, BlockByte>) {
             pack_panel(*w_.format, rows.row, begin, end, panel_);
         } else {
             pack_panel(rows.row, begin, end, panel_);
@@ -261,16 +261,16 @@ class FloatPanel {
     }
 
     // Adds the products of `count` tokens, from `first` on, with what is packed; with the first inputs, puts them.
-    void multiply(std::int64_t first, int count, float* sums, Fetch<W>& fetch) const {
-        const float* x = x_ + begin_ / NARROW_SPAN * NARROW_SPAN * tokens_ + begin_ % NARROW_SPAN + first * NARROW_SPAN;
+    void multiply(std::int64_t first, int count, float* sums, LinePrefetch<W>& fetch) const {
+        const float* x = x_ + begin_ / AVX2_PANEL_K * AVX2_PANEL_K * tokens_ + begin_ % AVX2_PANEL_K + first * AVX2_PANEL_K;
         const float* scales = w_.scales ? scales_ : nullptr;
         const std::int64_t size = end_ - begin_;
         const bool is_first = begin_ == 0;
-        multiply_tokens<TOKENS_AT_ONCE>(count, x, panel_, size, scales, is_first, sums, fetch);
+        multiply_tokens<MAX_PANEL_TOKENS>(count, x, panel_, size, scales, is_first, sums, fetch);
     }
 
   private:
-    const Weights<W>& w_;
+    const WeightView<W>& w_;
     const float* x_;
     std::int64_t tokens_;
     Float* panel_;
@@ -280,24 +280,24 @@ class FloatPanel {
 
 // This thread's outputs of the tokens from `first` on, which are those of `x`, of `all` that lie there.
 template <typename Panel, typename T, typename Y, typename W>
-void multiply_group(const Team& team, std::int64_t first, std::int64_t tokens, const typename Panel::Token* x,
-                    std::int64_t all, const Weights<W>& w, const Output& o, Y* y) {
+void multiply_group(const ThreadGroup& threads, std::int64_t first, std::int64_t tokens, const typename Panel::Token* x,
+                    std::int64_t all, const WeightView<W>& w, const Epilogue& o, Y* y) {
     const int width = has_gates(o.activation) ? OUTPUTS / 2 : OUTPUTS;
-    const Range panels = team.split((o.size + width - 1) / width);
-    const Blocks blocks(tokens, TOKENS_AT_ONCE);
-    Float* memory = team.own<Float>(Panel::SIZE + tokens * VECTORS);
+    const Range panels = threads.split((o.size + width - 1) / width);
+    const EvenBlocks blocks(tokens, MAX_PANEL_TOKENS);
+    Float* memory = threads.thread_scratch<Float>(Panel::SIZE + tokens * VECTORS);
     float* sums = reinterpret_cast<float*>(memory + Panel::SIZE);
     Panel panel(w, x, all, memory);
     for (std::int64_t number = panels.begin; number < panels.end; ++number) {
-        const PanelRows<W> rows(w, o, width, number), next_rows(w, o, width, number + 1);
-        for (std::int64_t begin = 0, end; begin < w.in; begin = end) {
+        const PanelRowPointers<W> rows(w, o, width, number), next_rows(w, o, width, number + 1);
+        for (std::int64_t begin = 0, end; begin < w.k; begin = end) {
             end = panel.end_of(begin);
             panel.pack(rows, begin, end);
-            const bool last = end == w.in;
+            const bool last = end == w.k;
             const W* const* next = last ? next_rows.row : rows.row;
             const std::int64_t next_begin = last ? 0 : end;
-            Fetch<W> fetch(next, OUTPUTS, bytes_of(w, next_begin), bytes_of(w, panel.end_of(next_begin)),
-                           blocks.count * std::max<std::int64_t>((end - begin) / FETCH_STEP, 1));
+            LinePrefetch<W> fetch(next, OUTPUTS, row_bytes_of(w, next_begin), row_bytes_of(w, panel.end_of(next_begin)),
+                           blocks.count * std::max<std::int64_t>((end - begin) / PREFETCH_STEP, 1));
             for (int block = 0; block < blocks.count; ++block) {
                 const std::int64_t t = blocks.begin(block);
                 panel.multiply(t, blocks.size(block), sums + t * OUTPUTS, fetch);
@@ -314,13 +314,13 @@ void multiply_group(const Team& team, std::int64_t first, std::int64_t tokens, c
 
 // All outputs of some tokens. A token's bits do not depend on how many are computed so.
 template <typename T, typename Y, typename W>
-void multiply(const Team& team, std::int64_t tokens, const T* x, std::int64_t x_stride, const Weights<W>& w,
-              const Output& o, Y* y) {
-    const Blocks groups(tokens, GROUP_TOKENS);
+void gemm_large_m(const ThreadGroup& threads, std::int64_t tokens, const T* x, std::int64_t x_stride, const WeightView<W>& w,
+              const Epilogue& o, Y* y) {
+    const EvenBlocks groups(tokens, MAX_GROUP_TOKENS);
     for (int group = 0; group < groups.count; ++group) {
         const std::int64_t first = groups.begin(group), count = groups.size(group);
-        const float* copies = copy_tokens(team, count, x + first * x_stride, x_stride, w.in);
-        multiply_group<FloatPanel<W>, T>(team, first, count, copies, count, w, o, y);
+        const float* copies = copy_tokens(threads, count, x + first * x_stride, x_stride, w.k);
+        multiply_group<F32Panel<W>, T>(threads, first, count, copies, count, w, o, y);
     }
 }
 

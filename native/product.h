@@ -16,27 +16,27 @@ namespace ostinato {
 // Tokens of storage type T as they are multiplied: bfloat16 where the target multiplies that, else float32.
 #if defined(__AVX512BF16__)
 template <typename T>
-using Operand = std::conditional_t<std::is_same_v<T, bf16>, bf16, float>;
+using LhsType = std::conditional_t<std::is_same_v<T, bf16>, bf16, float>;
 #else
 template <typename T>
-using Operand = float;
+using LhsType = float;
 #endif
 
 // Whether tokens of storage type T may be made 16-bit integers.
-#if defined(OSTINATO_FIXED)
+#if defined(OSTINATO_I16)
 template <typename T>
-constexpr bool MAY_BE_FIXED = !std::is_same_v<T, float>;
+constexpr bool LHS_CAN_BE_I16 = !std::is_same_v<T, float>;
 
 // So many of them, at the most, are made so and multiplied with such rows as they lie.
 template <typename T>
-inline int most_fixed(const BlockFormat& format) {
-    if (format.fixed_span == 0) return 0;
-    if (std::is_same_v<Operand<T>, bf16>) return format.least_rounded - 1;
-    return LANES == 8 ? FIXED_BLOCK_TOKENS : WIDE_FIXED_TOKENS;
+inline int max_i16_tokens(const BlockFormat& format) {
+    if (format.i16_scale_span == 0) return 0;
+    if (std::is_same_v<LhsType<T>, bf16>) return format.min_bf16_tokens - 1;
+    return LANES == 8 ? MAX_I16_BLOCK_TOKENS_AVX2 : MAX_I16_BLOCK_TOKENS_AVX512;
 }
 #else
 template <typename T>
-constexpr bool MAY_BE_FIXED = false;
+constexpr bool LHS_CAN_BE_I16 = false;
 #endif
 
 enum Activation : int { NONE, RELU2, SILU, SWIGLU, GEGLU, GELU, GELU_TANH };
@@ -70,7 +70,7 @@ inline Float activated(Activation activation, Float value, Float gated) {
     }
 }
 
-struct Output {
+struct Epilogue {
     const void* bias;        // [out] in T
     const float* scale;      // [out]
     const float* row_scale;  // [out], of quantised weights
@@ -83,31 +83,32 @@ struct Output {
 
 // The same for tokens from `token` on.
 template <typename Y>
-inline Output from_token(const Output& o, std::int64_t token) {
-    Output rest = o;
+inline Epilogue from_token(const Epilogue& o, std::int64_t token) {
+    Epilogue rest = o;
     if (o.residual) rest.residual = static_cast<const Y*>(o.residual) + token * o.residual_stride;
     return rest;
 }
 
-// Weights [out, in], with `scales` [out, in / group] where they are quantised in groups, or of a `format`.
+// Rows [n, k] of a weight, with `scales` [n, k / group] where they are quantised in groups, or of a `format`.
 template <typename W>
-struct Weights {
-    const W* rows;
-    std::int64_t in, out;
-    const float* scales;
-    std::int64_t group;
+struct WeightView {
+    const W* first;
+    std::int64_t n, k;
+    const float* scales = nullptr;
+    std::int64_t group = 0;
     const BlockFormat* format = nullptr;
     bool fixed_order = false;  // blocks are multiplied as they are for any number of tokens
 
-    std::int64_t stride() const { return row_stride<W>(format, in); }
+    std::int64_t stride() const { return row_stride<W>(format, k); }
+    const W* at(std::int64_t row) const { return first + row * stride(); }
 };
 
 // The first steps of the epilogue, for up to LANES outputs from `row` on.
 template <typename T>
-inline Float finish(Float value, const Output& o, std::int64_t row, int count) {
-    if (o.row_scale) value *= load_some(o.row_scale + row, count);
-    if (o.bias) value += load_some(static_cast<const T*>(o.bias) + row, count);
-    if (o.scale) value *= load_some(o.scale + row, count);
+inline Float finish(Float value, const Epilogue& o, std::int64_t row, int count) {
+    if (o.row_scale) value *= load_partial(o.row_scale + row, count);
+    if (o.bias) value += load_partial(static_cast<const T*>(o.bias) + row, count);
+    if (o.scale) value *= load_partial(o.scale + row, count);
     return value;
 }
 
@@ -115,7 +116,7 @@ inline Float finish(Float value, const Output& o, std::int64_t row, int count) {
 //
 // Sums are read in whole vectors.
 template <typename T, typename Y>
-inline void put_outputs(const float* sums, const float* gated, const Output& o, std::int64_t token, std::int64_t row,
+inline void put_outputs(const float* sums, const float* gated, const Epilogue& o, std::int64_t token, std::int64_t row,
                         int count, Y* y) {
     for (int i = 0; i < count; i += LANES) {
         const int here = count - i;
@@ -123,18 +124,18 @@ inline void put_outputs(const float* sums, const float* gated, const Output& o, 
             has_gates(o.activation) ? finish<T>(load(gated + i), o, o.size + row + i, here) : Float{};
         Float value = activated(o.activation, finish<T>(load(sums + i), o, row + i, here), second);
         if (o.residual) {
-            value += load_some(static_cast<const Y*>(o.residual) + token * o.residual_stride + row + i, here);
+            value += load_partial(static_cast<const Y*>(o.residual) + token * o.residual_stride + row + i, here);
         }
-        store_some(y + token * o.y_stride + row + i, value, here);
+        store_partial(y + token * o.y_stride + row + i, value, here);
     }
 }
 
 // Tokens in blocks of up to `most`, of sizes as equal as can be.
-struct Blocks {
+struct EvenBlocks {
     std::int64_t tokens;
     int count;
 
-    Blocks(std::int64_t tokens, int most) : tokens(tokens), count(static_cast<int>((tokens + most - 1) / most)) {}
+    EvenBlocks(std::int64_t tokens, int most) : tokens(tokens), count(static_cast<int>((tokens + most - 1) / most)) {}
 
     std::int64_t begin(int number) const { return tokens * number / count; }
     int size(int number) const { return static_cast<int>(begin(number + 1) - begin(number)); }
@@ -155,6 +156,6 @@ struct FullBlocks {
 
 // Those that rows of W are multiplied with. With 16 registers, 3 tokens fill them best, and 6 are two times 3, not 4 and 2.
 template <typename W>
-using TokenBlocks = std::conditional_t<LANES == 8 && !std::is_same_v<W, InBlocks>, Blocks, FullBlocks>;
+using TokenBlocks = std::conditional_t<LANES == 8 && !std::is_same_v<W, BlockByte>, EvenBlocks, FullBlocks>;
 
 }  // namespace ostinato

@@ -22,20 +22,20 @@ inline Scratch& shared_scratch() {
 // Calls `body(team)` on every thread. Kernels throw nothing but bad_alloc, which ends the process where there is more
 // than one thread. A process that was forked after a parallel region cannot open one: OpenMP's threads stay behind.
 template <typename Body>
-inline void in_team(Body&& body) {
+inline void parallel_region(Body&& body) {
     Scratch& scratch = shared_scratch();
-    const int threads = omp_get_max_threads();
-    if (threads == 1) {
-        body(Team(0, 1, scratch));
+    const int count = omp_get_max_threads();
+    if (count == 1) {
+        body(ThreadGroup(0, 1, scratch));
         return;
     }
-#pragma omp parallel num_threads(threads)
-    body(Team(omp_get_thread_num(), omp_get_num_threads(), scratch));
+#pragma omp parallel num_threads(count)
+    body(ThreadGroup(omp_get_thread_num(), omp_get_num_threads(), scratch));
 }
 
 class Program {
   public:
-    using Kernel = std::function<void(const Team&, std::int64_t)>;
+    using Kernel = std::function<void(const ThreadGroup&, std::int64_t)>;
 
     void add(std::string name, std::int64_t tokens, Kernel kernel) {
         calls_.push_back({std::move(name), tokens, std::move(kernel)});
@@ -45,10 +45,10 @@ class Program {
 
     // Makes all calls, each for at most `tokens` tokens: those behind them are padding.
     void run(std::int64_t tokens) const {
-        in_team([&](const Team& team) {
+        parallel_region([&](const ThreadGroup& threads) {
             for (const Call& call : calls_) {
-                call.kernel(team, std::min(call.tokens, tokens));
-                team.barrier();
+                call.kernel(threads, std::min(call.tokens, tokens));
+                threads.barrier();
             }
         });
     }
@@ -56,13 +56,13 @@ class Program {
     // As `run`, and (name, seconds) of every call.
     std::vector<std::pair<std::string, double>> profile(std::int64_t tokens) const {
         std::vector<std::pair<std::string, double>> times(calls_.size());
-        in_team([&](const Team& team) {
+        parallel_region([&](const ThreadGroup& threads) {
             // A call begins where the one before ended: a thread that is late for it finds the others' work done.
             auto begin = std::chrono::steady_clock::now();
             for (std::size_t i = 0; i < calls_.size(); ++i) {
-                calls_[i].kernel(team, std::min(calls_[i].tokens, tokens));
-                team.barrier();
-                if (team.rank == 0) {
+                calls_[i].kernel(threads, std::min(calls_[i].tokens, tokens));
+                threads.barrier();
+                if (threads.rank == 0) {
                     const auto end = std::chrono::steady_clock::now();
                     times[i] = {calls_[i].name, std::chrono::duration<double>(end - begin).count()};
                     begin = end;

@@ -12,7 +12,7 @@ template <typename T>
 inline float largest_magnitude(const T* values, std::int64_t count) {
     Int most{};
     for (std::int64_t i = 0; i < count; i += LANES) {
-        const Int bits = bits_as<Int>(load_some(values + i, count - i)) & 0x7FFFFFFF;
+        const Int bits = bits_as<Int>(load_partial(values + i, count - i)) & 0x7FFFFFFF;
         most = bits > most ? bits : most;
     }
     std::int32_t best = 0;
@@ -23,15 +23,14 @@ inline float largest_magnitude(const T* values, std::int64_t count) {
 // Writes the integers of `count` values. -> their scale
 template <typename T>
 inline float quantize_group(const T* values, std::int64_t count, std::int8_t* to) {
-    typedef std::int8_t Bytes __attribute__((vector_size(LANES)));
-    constexpr float LARGEST = 127.0f, ROUND = 12582912.0f;  // adding 1.5 * 2^23 rounds to the nearest integer
+    constexpr float LARGEST = 127.0f;
     const float scale = largest_magnitude(values, count) / LARGEST;
     const Float divisor = splat(scale > 0.0f ? scale : 1.0f), most = splat(LARGEST);
     for (std::int64_t i = 0; i < count; i += LANES) {
-        Float whole = load_some(values + i, count - i) / divisor;
+        Float whole = load_partial(values + i, count - i) / divisor;
         whole = max(whole < most ? whole : most, -most) + ROUND;
         // The integer stands in the lowest bits.
-        const Bytes bytes = __builtin_convertvector(bits_as<Int>(whole), Bytes);
+        const LaneBytes bytes = __builtin_convertvector(bits_as<Int>(whole), LaneBytes);
         if (count - i >= LANES) {
             std::memcpy(to + i, &bytes, LANES);
         } else {

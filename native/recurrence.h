@@ -21,7 +21,7 @@ template <typename T>
 void to_floats(const T* from, float* to, std::int64_t count) {
     const std::int64_t whole = count / LANES * LANES;
     for (std::int64_t i = 0; i < whole; i += LANES) store(to + i, load(from + i));
-    if (whole < count) store(to + whole, load_first(from + whole, static_cast<int>(count - whole)));
+    if (whole < count) store(to + whole, load_masked(from + whole, static_cast<int>(count - whole)));
 }
 
 // `to` [padded(count)] = step * x, which is what a token adds to a state per element of B.
@@ -38,8 +38,8 @@ void add_skip(const float* sums, float D, const T* x, T* out, std::int64_t count
     const int rest = static_cast<int>(count - whole);
     for (std::int64_t i = 0; i < whole; i += LANES) store(out + i, fma(splat(D), load(x + i), load(sums + i)));
     if (rest) {
-        const Float last = fma(splat(D), load_first(x + whole, rest), load_first(sums + whole, rest));
-        store_first(out + whole, last, rest);
+        const Float last = fma(splat(D), load_masked(x + whole, rest), load_masked(sums + whole, rest));
+        store_masked(out + whole, last, rest);
     }
 }
 
@@ -61,7 +61,7 @@ void step_sizes(const T* dt, const float* dt_bias, const float* A_log, std::int6
     const std::int64_t whole = heads / LANES * LANES;
     for (std::int64_t i = 0; i < whole; i += LANES) take(load(dt + i), load(dt_bias + i), load(A_log + i), i);
     if (const int rest = static_cast<int>(heads - whole)) {
-        const auto first = [&](auto* from) { return load_first(from + whole, rest); };
+        const auto first = [&](auto* from) { return load_masked(from + whole, rest); };
         take(first(dt), first(dt_bias), first(A_log), whole);
     }
 }
@@ -102,7 +102,7 @@ void update_channels(const HeadTokens& tokens, std::int64_t begin, std::int64_t 
             for (std::int64_t i = 0; i < size * std::int64_t{sizeof(S)}; i += 64) __builtin_prefetch(ahead + i);
         }
         for (int v = 0; v < whole; ++v) h[v] = from ? load(from + p * size + v * LANES) : Float{};
-        if (rest) h[whole] = from ? load_first(from + p * size + whole * LANES, rest) : Float{};
+        if (rest) h[whole] = from ? load_masked(from + p * size + whole * LANES, rest) : Float{};
         for (std::int64_t i = 0; i < tokens.count; ++i) {
             const Float decay = splat(tokens.decays[i * tokens.per_head]);
             const Float added = splat(tokens.added[i * tokens.per_channel + p]);
@@ -117,26 +117,26 @@ void update_channels(const HeadTokens& tokens, std::int64_t begin, std::int64_t 
 
             UInt channel = {};
             if constexpr (NOISY) channel += tokens.channel_noise[i * tokens.per_channel + p];
-            const auto kept = [&](int v) {
+            const auto rounded = [&](int v) {
                 if constexpr (NOISY) {
-                    return Kept<S>(h[v], load_words(tokens.column_noise + i * tokens.per_state + v * LANES) ^ channel);
+                    return RoundedState<S>(h[v], load_words(tokens.column_noise + i * tokens.per_state + v * LANES) ^ channel);
                 } else {
-                    return Kept<S>(h[v]);
+                    return RoundedState<S>(h[v]);
                 }
             };
             const bool goes_on = i + 1 < tokens.count;
             S* const target = to(i);
             S* const at = target ? target + p * size : nullptr;
-            const bool streams = target != from && reinterpret_cast<std::uintptr_t>(at) % sizeof(Kept<S>) == 0;
+            const bool streams = target != from && reinterpret_cast<std::uintptr_t>(at) % sizeof(RoundedState<S>) == 0;
             for (int v = 0; v < whole; ++v) {
-                const Kept<S> vector = kept(v);
+                const RoundedState<S> vector = rounded(v);
                 if (goes_on) h[v] = vector.value();
                 if (!target) continue;
                 streams ? vector.stream(at + v * LANES) : vector.store(at + v * LANES);
             }
             if (rest) {
-                h[whole] = kept(whole).value();
-                if (target) store_first(at + whole * LANES, h[whole], rest);
+                h[whole] = rounded(whole).value();
+                if (target) store_masked(at + whole * LANES, h[whole], rest);
             }
         }
     }

@@ -34,11 +34,11 @@ inline UInt load_words(const std::uint32_t* from) {
 
 // `value` in the bits of S, rounded up or down as `noise`, the exclusive or of the words of its column and channel, says.
 template <typename S>
-UShort rounded_bits(Float value, UInt noise) {
+U16Vec rounded_bits(Float value, UInt noise) {
     const UInt bits = bits_as<UInt>(value);
     if constexpr (std::is_same_v<S, bf16>) {
         // Without noise, a NaN of arithmetic stays one.
-        return __builtin_convertvector((bits + (value == value ? noise : UInt{})) >> 16, UShort);
+        return __builtin_convertvector((bits + (value == value ? noise : UInt{})) >> 16, U16Vec);
     } else {
         constexpr std::uint32_t REBIAS = (127 - 15) << 10, INFINITE = 0x7C00, NAN_BITS = 0x7E00;
         constexpr float LEAST_NORMAL = 0x1p-14f, UNITS = 0x1p37f;  // below the least normal one, units of 2^-24
@@ -50,17 +50,17 @@ UShort rounded_bits(Float value, UInt noise) {
         UInt rounded = ((small ? bits_as<UInt>(units) : rebiased) + noise) >> 13;
         rounded = rounded > INFINITE ? UInt{} + INFINITE : rounded;
         rounded = value != value ? UInt{} + NAN_BITS : rounded;
-        return __builtin_convertvector(rounded | ((bits >> 16) & 0x8000), UShort);
+        return __builtin_convertvector(rounded | ((bits >> 16) & 0x8000), U16Vec);
     }
 }
 
 // A vector of a state as S keeps it.
 template <typename S>
-struct Kept {
-    UShort bits;
+struct RoundedState {
+    U16Vec bits;
 
-    Kept(Float value, UInt noise) : bits(rounded_bits<S>(value, noise)) {}
-    explicit Kept(Float value) { ostinato::store(reinterpret_cast<S*>(&bits), value); }
+    RoundedState(Float value, UInt noise) : bits(rounded_bits<S>(value, noise)) {}
+    explicit RoundedState(Float value) { ostinato::store(reinterpret_cast<S*>(&bits), value); }
 
     Float value() const { return load(reinterpret_cast<const S*>(&bits)); }
     void store(S* to) const { std::memcpy(to, &bits, sizeof(bits)); }
@@ -68,11 +68,11 @@ struct Kept {
 };
 
 template <>
-struct Kept<float> {
+struct RoundedState<float> {
     Float bits;
 
-    Kept(Float value, UInt) : bits(value) {}
-    explicit Kept(Float value) : bits(value) {}
+    RoundedState(Float value, UInt) : bits(value) {}
+    explicit RoundedState(Float value) : bits(value) {}
 
     Float value() const { return bits; }
     void store(float* to) const { ostinato::store(to, bits); }

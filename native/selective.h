@@ -31,10 +31,9 @@ static_assert(CHANNEL_BLOCK % LANES == 0);
 
 // `rates` [count, padded(size)]: A = -exp(A_log) of `count` channels, for powers of two in place of e.
 inline void put_rates(const float* A_log, std::int64_t count, std::int64_t size, float* rates) {
-    constexpr float LOG2_E = 1.44269504f;
     for (std::int64_t c = 0; c < count; ++c) {
         for (std::int64_t i = 0; i < size; i += LANES) {
-            store(rates + c * padded(size) + i, -LOG2_E * exp2(LOG2_E * load_some(A_log + c * size + i, size - i)));
+            store(rates + c * padded(size) + i, -LOG2_E * exp2(LOG2_E * load_partial(A_log + c * size + i, size - i)));
         }
     }
 }
@@ -70,9 +69,9 @@ class SelectiveTokens {
                     const T* of_C) {
         for (std::int64_t c = 0; c < channels; c += LANES) {
             const std::int64_t rest = channels - c;
-            const Float step = softplus(load_some(dt + c, rest) + load_some(dt_bias + c, rest));
+            const Float step = softplus(load_partial(dt + c, rest) + load_partial(dt_bias + c, rest));
             store(steps + i * CHANNEL_BLOCK + c, step);
-            store(added + i * CHANNEL_BLOCK + c, step * load_some(x + c, rest));
+            store(added + i * CHANNEL_BLOCK + c, step * load_partial(x + c, rest));
         }
         to_floats(of_B, B + i * padded(size_), size_);
         to_floats(of_C, C + i * padded(size_), size_);
@@ -92,7 +91,7 @@ class SelectiveTokens {
         for (std::int64_t c = 0; c < channels; c += LANES) {
             const std::int64_t rest = channels - c;
             const Float sums = load(y + i * CHANNEL_BLOCK + c);
-            store_some(out + c, fma(load_some(D + c, rest), load_some(x + c, rest), sums), rest);
+            store_partial(out + c, fma(load_partial(D + c, rest), load_partial(x + c, rest), sums), rest);
         }
     }
 
@@ -122,21 +121,21 @@ template <int V, bool NOISY, bool AROUND, typename S>
         for (int v = 0; v < vectors; ++v) {
             const std::int64_t at = c * size + v * LANES, rest = V ? std::int64_t{LANES} : size - v * LANES;
             const Float decay = exp2(step * load(rates + c * stride + v * LANES));
-            const Float state = fma(added, load(B + v * LANES), load_some(from + at, rest) * decay);
+            const Float state = fma(added, load(B + v * LANES), load_partial(from + at, rest) * decay);
             sum = fma(state, load(C + v * LANES), sum);
-            const Kept<S> kept = [&] {
+            const RoundedState<S> rounded = [&] {
                 if constexpr (NOISY) {
-                    return Kept<S>(state, load_words(tokens.column_noise + i * stride + v * LANES) ^ noise);
+                    return RoundedState<S>(state, load_words(tokens.column_noise + i * stride + v * LANES) ^ noise);
                 } else {
-                    return Kept<S>(state);
+                    return RoundedState<S>(state);
                 }
             }();
             if (rest < LANES) {
-                store_first(to + at, kept.value(), static_cast<int>(rest));
+                store_masked(to + at, rounded.value(), static_cast<int>(rest));
             } else if constexpr (AROUND) {
-                kept.stream(to + at);
+                rounded.stream(to + at);
             } else {
-                kept.store(to + at);
+                rounded.store(to + at);
             }
         }
         sums[c] = sum;
@@ -164,7 +163,7 @@ void advance_channels(const SelectiveTokens& tokens, std::int64_t channels, std:
             S* const target = to(i);
             S* const at = target ? target + first * size : own;
             const bool around = V && streams && target && target != from && i + 1 == tokens.count &&
-                                reinterpret_cast<std::uintptr_t>(at) % sizeof(Kept<S>) == 0;
+                                reinterpret_cast<std::uintptr_t>(at) % sizeof(RoundedState<S>) == 0;
             const float* const own_rates = rates + first * padded(size);
             if (around) {
                 advance_group<V, NOISY, true>(tokens, i, first, count, size, own_rates, source, at);

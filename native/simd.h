@@ -29,7 +29,11 @@ static_assert(LANES <= VECTOR);
 typedef float Float __attribute__((vector_size(LANES * 4)));
 typedef std::int32_t Int __attribute__((vector_size(LANES * 4)));
 typedef std::uint32_t UInt __attribute__((vector_size(LANES * 4)));
-typedef std::uint16_t UShort __attribute__((vector_size(LANES * 2)));
+typedef std::uint16_t U16Vec __attribute__((vector_size(LANES * 2)));
+typedef std::int8_t LaneBytes __attribute__((vector_size(LANES)));
+
+constexpr float LOG2_E = 1.44269504f;
+constexpr float ROUND = 12582912.0f;  // 1.5 * 2^23: adding it rounds a float to the nearest integer
 
 struct bf16 {
     std::uint16_t bits;
@@ -40,7 +44,7 @@ struct half {
 };
 
 // An integer of what one scale belongs to (fixed.h).
-struct fixed {
+struct i16 {
     std::int16_t integer;
 };
 
@@ -115,7 +119,7 @@ inline Float load(const bf16* from) {
     const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
     return (Float)_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16);
 #else
-    UShort bits;
+    U16Vec bits;
     std::memcpy(&bits, from, sizeof(bits));
     return bits_as<Float>(__builtin_convertvector(bits, UInt) << 16);
 #endif
@@ -139,8 +143,7 @@ inline Float load(const std::int8_t* from) {
 #elif defined(__AVX2__)
     return (Float)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
 #else
-    typedef std::int8_t Bytes __attribute__((vector_size(LANES)));
-    Bytes bytes;
+    LaneBytes bytes;
     std::memcpy(&bytes, from, sizeof(bytes));
     return __builtin_convertvector(__builtin_convertvector(bytes, Int), Float);
 #endif
@@ -160,7 +163,7 @@ inline void store(bf16* to, Float value) {
     const __m128i low = _mm256_castsi256_si128((__m256i)wide), high = _mm256_extracti128_si256((__m256i)wide, 1);
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm_packus_epi32(low, high));
 #else
-    const UShort rounded = __builtin_convertvector(wide, UShort);
+    const U16Vec rounded = __builtin_convertvector(wide, U16Vec);
     std::memcpy(to, &rounded, sizeof(rounded));
 #endif
 #endif
@@ -189,7 +192,7 @@ inline void stream(float* to, Float value) {
 }
 
 template <typename T>
-inline void stream(T* to, UShort bits) {
+inline void stream(T* to, U16Vec bits) {
     static_assert(sizeof(T) == 2);
 #if defined(__AVX512F__)
     _mm256_stream_si256(reinterpret_cast<__m256i*>(to), (__m256i)bits);
@@ -208,14 +211,14 @@ inline void end_streams() {
 
 // The first `count` elements (fewer than LANES); the others are zero and nothing behind them is touched.
 template <typename T>
-inline Float load_first(const T* from, int count) {
+inline Float load_masked(const T* from, int count) {
     T elements[LANES] = {};
     std::memcpy(elements, from, sizeof(T) * count);
     return load(elements);
 }
 
 template <typename T>
-inline void store_first(T* to, Float value, int count) {
+inline void store_masked(T* to, Float value, int count) {
     T elements[LANES];
     store(elements, value);
     std::memcpy(to, elements, sizeof(T) * count);
@@ -223,13 +226,13 @@ inline void store_first(T* to, Float value, int count) {
 
 // The same of LANES or fewer elements, for what may be a last vector or not.
 template <typename T>
-inline Float load_some(const T* from, std::int64_t count) {
-    return count >= LANES ? load(from) : load_first(from, static_cast<int>(count));
+inline Float load_partial(const T* from, std::int64_t count) {
+    return count >= LANES ? load(from) : load_masked(from, static_cast<int>(count));
 }
 
 template <typename T>
-inline void store_some(T* to, Float value, std::int64_t count) {
-    count >= LANES ? store(to, value) : store_first(to, value, static_cast<int>(count));
+inline void store_partial(T* to, Float value, std::int64_t count) {
+    count >= LANES ? store(to, value) : store_masked(to, value, static_cast<int>(count));
 }
 
 inline Float max(Float a, Float b) { return a > b ? a : b; }
@@ -262,7 +265,7 @@ inline float sum(Float value) {
 #endif
 }
 
-inline float largest(Float value) {
+inline float reduce_max(Float value) {
 #if defined(__AVX512F__)
     return _mm512_reduce_max_ps((__m512)value);
 #else
@@ -275,9 +278,9 @@ inline float largest(Float value) {
 // e^x to 2 units in the last place: x = n log 2 + r with |r| <= log(2) / 2, e^r by its Taylor polynomial of degree 7,
 // and 2^n through the exponent bits. 0 where the result would be denormal, infinity above 88.37, NaN stays NaN.
 inline Float exp(Float x) {
-    constexpr float LEAST = -87.3f, MOST = 88.37f, ROUND = 12582912.0f;  // adding 1.5 * 2^23 rounds to an integer
+    constexpr float LEAST = -87.3f, MOST = 88.37f;
     const Float clamped = x < LEAST ? splat(LEAST) : (x > MOST ? splat(MOST) : x);
-    const Float shifted = clamped * 1.44269504f + ROUND;
+    const Float shifted = clamped * LOG2_E + ROUND;
     const Float n = shifted - ROUND;
     const Float r = (clamped - n * 0.693359375f) - n * -2.12194440e-4f;
     Float p = splat(1.0f / 5040);
@@ -298,7 +301,7 @@ inline Float exp(Float x) {
 
 // 2^r of each |r| <= 1/2, by the polynomial of degree 5 with p(0) = 1 whose largest relative error, 9e-8, is least.
 template <int N>
-inline void exp2_of_rest(const Float (&r)[N], Float (&power)[N]) {
+inline void exp2_fraction(const Float (&r)[N], Float (&power)[N]) {
     constexpr float FACTORS[] = {0.00967151273f, 0.0555073374f, 0.240222421f, 0.693146978f, 1.0f};
     for (int i = 0; i < N; ++i) power[i] = splat(0.00132647273f);
     for (const float factor : FACTORS) {
@@ -306,10 +309,10 @@ inline void exp2_of_rest(const Float (&r)[N], Float (&power)[N]) {
     }
 }
 
-inline Float exp2_of_rest(Float r) {
+inline Float exp2_fraction(Float r) {
     const Float one[] = {r};
     Float power[1];
-    exp2_of_rest(one, power);
+    exp2_fraction(one, power);
     return power[0];
 }
 
@@ -321,12 +324,11 @@ inline Float exp2(Float x) {
 #if defined(__AVX512F__)
     const Float n = (Float)_mm512_roundscale_ps((__m512)clamped, 0);
 #else
-    constexpr float ROUND = 12582912.0f;  // adding 1.5 * 2^23 rounds to an integer
     const Float shifted = clamped + ROUND;
     const Float n = shifted - ROUND;
 #endif
     const Float r = clamped - n;
-    const Float p = exp2_of_rest(r);
+    const Float p = exp2_fraction(r);
 #if defined(__AVX512F__)
     const Float result = (Float)_mm512_scalef_ps((__m512)p, (__m512)n);
 #else
@@ -368,7 +370,7 @@ template <int N>
 inline void silu(Float (&x)[N]) {
 #if defined(__AVX2__)
     // As exp2, without its limits: behind +-87 the quotient is 1, or 0.
-    constexpr float LIMIT = 87.0f, ROUND = 12582912.0f, LOG2_E = 1.44269504f, LOG2_E_REST = 1.92596299e-8f;
+    constexpr float LIMIT = 87.0f, LOG2_E_REST = 1.92596299e-8f;
     Float minus[N], shifted[N], r[N], power[N];
     for (int i = 0; i < N; ++i) {
 #if defined(__AVX512F__)
@@ -382,7 +384,7 @@ inline void silu(Float (&x)[N]) {
     for (int i = 0; i < N; ++i) shifted[i] = fma(minus[i], splat(LOG2_E), splat(ROUND));
     for (int i = 0; i < N; ++i) r[i] = fma(minus[i], splat(LOG2_E), ROUND - shifted[i]);
     for (int i = 0; i < N; ++i) r[i] = fma(minus[i], splat(LOG2_E_REST), r[i]);
-    exp2_of_rest(r, power);
+    exp2_fraction(r, power);
     // Only what `ROUND` has not in its low bits is left. Unsigned: of NaN it may overflow.
     for (int i = 0; i < N; ++i) power[i] = bits_as<Float>(bits_as<UInt>(power[i]) + (bits_as<UInt>(shifted[i]) << 23));
     for (int i = 0; i < N; ++i) {

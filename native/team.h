@@ -40,11 +40,11 @@ class Scratch {
 };
 
 // One thread's view of the threads that call a kernel at the same time: all of them call it with the same arguments.
-class Team {
+class ThreadGroup {
   public:
     const int rank, size;
 
-    Team(int rank, int size, Scratch& shared) : rank(rank), size(size), shared_(shared) {}
+    ThreadGroup(int rank, int size, Scratch& shared) : rank(rank), size(size), shared_(shared) {}
 
     // This thread's part of n things; parts begin at multiples of `grain`.
     Range split(std::int64_t n, std::int64_t grain = 1) const {
@@ -61,14 +61,14 @@ class Team {
 
     // Scratch of this thread alone; another call of the same T takes it back. Nothing is kept from kernel to kernel.
     template <typename T>
-    T* own(std::int64_t count) const {
+    T* thread_scratch(std::int64_t count) const {
         thread_local Scratch scratch;
         return reinterpret_cast<T*>(scratch.reserve(sizeof(T) * count));
     }
 
     // Scratch of all threads, apart from their own; another call, of whatever T, takes it back. Waits for all threads.
     template <typename T>
-    T* shared(std::int64_t count) const {
+    T* group_scratch(std::int64_t count) const {
         barrier();
         if (rank == 0) shared_.reserve(sizeof(T) * count);
         barrier();

@@ -17,7 +17,7 @@ constexpr int TILE_ROWS = 8;
 constexpr int TILE_VECTORS = 2;
 
 // A matrix [rows, columns] of factors that are taken one by one.
-struct Factors {
+struct TileFactors {
     const float* first;
     std::int64_t row_stride, column_stride;
 };
@@ -34,7 +34,7 @@ struct Tile {
     }
 
     // += factors [TILE_ROWS, count] @ values [count, VECTORS * LANES], in the order of `count`.
-    __attribute__((always_inline)) void add(Factors factors, const float* values, std::int64_t stride,
+    __attribute__((always_inline)) void add(TileFactors factors, const float* values, std::int64_t stride,
                                             std::int64_t count) {
         for (std::int64_t k = 0; k < count; ++k) {
             Float row[VECTORS];

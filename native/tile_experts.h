@@ -15,11 +15,11 @@ namespace tiles {
 
 // Rows of an expert's weight: `half[i]` and the 15 behind it, those before `end[i]`.
 template <typename W>
-Rows<W> expert_rows(const Stack<W>& stack, std::int64_t expert, const std::int64_t (&half)[2], const std::int64_t (&end)[2]) {
-    const ostinato::Rows<W> all = stack.of(expert);
-    const std::int64_t groups = all.scales ? (all.size + all.group - 1) / all.group : 0;
-    Rows<W> rows;
-    rows.in = all.size;
+TileRows<W> expert_rows(const ExpertWeights<W>& stack, std::int64_t expert, const std::int64_t (&half)[2], const std::int64_t (&end)[2]) {
+    const WeightView<W> all = stack.of(expert);
+    const std::int64_t groups = all.scales ? (all.k + all.group - 1) / all.group : 0;
+    TileRows<W> rows;
+    rows.in = all.k;
     rows.group = all.scales ? all.group : 0;
     rows.format = all.format;
     for (int r = 0; r < ROWS; ++r) {
@@ -44,7 +44,7 @@ inline void store_pairs(Float first, Float second, bf16* to) {
 
 // The choices of each expert in blocks of 16, one expert after the other, `most` blocks at a time.
 struct ExpertBlocks {
-    const Chosen& chosen;
+    const ExpertAssignment& chosen;
     std::int64_t most;
 
     std::int64_t count() const {
@@ -86,31 +86,31 @@ void each_panel(const ExpertBlocks& blocks, const Packed& packed, Range mine, st
 }
 
 template <typename W>
-void run_experts(const Team& team, std::int64_t tokens, const bf16* x, std::int64_t x_stride, const float* choices,
-                 std::int64_t top_k, const Layer& layer, const Stack<W>& up, const Stack<W>& down, const bf16* residual,
+void run_experts(const ThreadGroup& threads, std::int64_t tokens, const bf16* x, std::int64_t x_stride, const float* choices,
+                 std::int64_t top_k, const MoeShape& layer, const ExpertWeights<W>& up, const ExpertWeights<W>& down, const bf16* residual,
                  std::int64_t residual_stride, bf16* y, std::int64_t y_stride) {
     const std::int64_t size = layer.size, inner = layer.inner, places = tokens * top_k;
-    const std::int64_t size_stride = spaced(size), size_steps = steps_of(size), inner_steps = steps_of(inner);
+    const std::int64_t size_stride = padded_stride(size), size_steps = steps_of(size), inner_steps = steps_of(inner);
     const bool gated = has_gates(layer.activation);
 
     // The order of the choices, and behind it what a product needs.
     const std::int64_t numbers = (places + layer.experts + 1 + LANES - 1) / LANES * LANES;
     const std::int64_t most = std::min(blocks_of(places), blocks_in_cache(std::max(size_steps, inner_steps)));
-    float* own = team.own<float>(numbers + Work::size(most));
+    float* own = threads.thread_scratch<float>(numbers + Work::size(most));
     auto* order = reinterpret_cast<std::int32_t*>(own);
-    Chosen chosen{choices, tokens, top_k, layer.experts, order, order + places};
+    ExpertAssignment chosen{choices, tokens, top_k, layer.experts, order, order + places};
     chosen.sort();
     const Work work(own + numbers);
     const ExpertBlocks blocks{chosen, most};
     const std::int64_t count = blocks.count();
 
     const std::int64_t packed_bytes = count * (size_steps + inner_steps) * ELEMENTS * sizeof(bf16);
-    std::byte* shared = team.shared<std::byte>(packed_bytes + tokens * size_stride * sizeof(float));
+    std::byte* shared = threads.group_scratch<std::byte>(packed_bytes + tokens * size_stride * sizeof(float));
     const Packed inputs{reinterpret_cast<bf16*>(shared), count, size_steps};
     const Packed inners{inputs.tile(count, 0), count, inner_steps};
     float* totals = reinterpret_cast<float*>(shared + packed_bytes);
 
-    const Range packed = team.split(count);
+    const Range packed = threads.split(count);
     blocks.each([&](std::int64_t, std::int64_t, std::int64_t block, std::int64_t begin, std::int64_t of_expert) {
         for (std::int64_t i = 0; i < of_expert; i += SIDE, ++block) {
             if (block < packed.begin || block >= packed.end) continue;
@@ -120,16 +120,16 @@ void run_experts(const Team& team, std::int64_t tokens, const bf16* x, std::int6
             std::memset(inners.tile(block, inner_steps - 1), 0, ELEMENTS * sizeof(bf16));
         }
     });
-    team.barrier();
+    threads.barrier();
 
     const Scope scope;
     const std::int64_t up_width = gated ? SIDE : ROWS;
     const auto up_rows = [&](std::int64_t expert, std::int64_t row) {
         return expert_rows(up, expert, {row, row + (gated ? inner : SIDE)}, {inner, gated ? 2 * inner : inner});
     };
-    each_panel(blocks, inputs, team.split(inner, up_width), up_width, work, up_rows,
+    each_panel(blocks, inputs, threads.split(inner, up_width), up_width, work, up_rows,
                [&](std::int64_t expert, std::int64_t block, std::int64_t, std::int64_t of_choices, std::int64_t row) {
-                   const float* scales = up.group == 0 && up.scales ? up.scales + expert * up.rows : nullptr;
+                   const float* scales = up.group == 0 && up.scales ? up.scales + expert * up.n : nullptr;
                    const auto sum = [&](std::int64_t b, std::int64_t r, std::int64_t number) {
                        const Float value = ostinato::load(work.row(b, static_cast<int>(r)));
                        return scales ? value * scales[number] : value;
@@ -146,9 +146,9 @@ void run_experts(const Team& team, std::int64_t tokens, const bf16* x, std::int6
                        }
                    }
                });
-    team.barrier();
+    threads.barrier();
 
-    const Range mine = team.split(size, ROWS);
+    const Range mine = threads.split(size, ROWS);
     for (std::int64_t t = 0; t < tokens; ++t) {
         std::fill(totals + t * size_stride + mine.begin, totals + t * size_stride + mine.end, 0.0f);
     }
@@ -157,7 +157,7 @@ void run_experts(const Team& team, std::int64_t tokens, const bf16* x, std::int6
     };
     each_panel(blocks, inners, mine, ROWS, work, down_rows,
                [&](std::int64_t expert, std::int64_t, std::int64_t begin, std::int64_t of_choices, std::int64_t row) {
-                   const float* scales = down.group == 0 && down.scales ? down.scales + expert * down.rows : nullptr;
+                   const float* scales = down.group == 0 && down.scales ? down.scales + expert * down.n : nullptr;
                    for (std::int64_t b = 0; b < blocks_of(of_choices); ++b) {
                        for (std::int64_t half = 0; half < ROWS && row + half < size; half += SIDE) {
                            Float square[SIDE];
@@ -177,7 +177,7 @@ void run_experts(const Team& team, std::int64_t tokens, const bf16* x, std::int6
                });
     for (std::int64_t t = 0; t < tokens; ++t) {
         const bf16* added = residual ? residual + t * residual_stride : nullptr;
-        put(totals + t * size_stride, added, y + t * y_stride, mine.begin, mine.end);
+        store_with_residual(totals + t * size_stride, added, y + t * y_stride, mine.begin, mine.end);
     }
 }
 

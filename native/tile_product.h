@@ -62,7 +62,7 @@ void pack_block(const Packed& packed, std::int64_t block, std::int64_t tokens, s
 
 // Rows of weights that are multiplied together, in two halves, null where there is none, and the scales of their groups.
 template <typename W>
-struct Rows {
+struct TileRows {
     const W* row[ROWS] = {};
     const float* scales[ROWS] = {};
     std::int64_t in, group;  // a group has a multiple of 32 inputs; 0: there are no scales
@@ -71,7 +71,7 @@ struct Rows {
     std::int64_t stride() const { return row_stride<W>(format, in); }
 
     // Whether tiles can be read where the weights lie. Each half's rows follow each other.
-    bool lie_as_tiles() const {
+    bool can_read_in_place() const {
         return std::is_same_v<W, bf16> && group == 0 && in % DEPTH == 0 && row[SIDE - 1] && row[ROWS - 1];
     }
 
@@ -79,14 +79,14 @@ struct Rows {
     void pack(std::int64_t begin, std::int64_t end, bf16* panel) const {
         for (int r = 0; r < ROWS; ++r) {
             bf16* to = panel + r * DEPTH;
-            if (row[r] && std::is_same_v<W, InBlocks>) {
-                if constexpr (std::is_same_v<W, InBlocks>) {
+            if (row[r] && std::is_same_v<W, BlockByte>) {
+                if constexpr (std::is_same_v<W, BlockByte>) {
                     for (std::int64_t i = begin; i < end; i += DEPTH, to += ROWS * DEPTH) {
-                        format->with_bf16.expand(row[r], i, i + DEPTH, to);
+                        format->with_bf16.dequantize(row[r], i, i + DEPTH, to);
                     }
                 }
             } else if (row[r]) {
-                if constexpr (!std::is_same_v<W, InBlocks>) pack_row(row[r] + begin, end - begin, to);
+                if constexpr (!std::is_same_v<W, BlockByte>) pack_row(row[r] + begin, end - begin, to);
             } else {
                 for (std::int64_t i = 0; i < end - begin; i += DEPTH) std::memset(to + i * ROWS, 0, ROW_BYTES);
             }
@@ -107,19 +107,19 @@ struct Rows {
                 std::memcpy(to, from + i, sizeof(bf16) * (count - i));
             }
         } else {
-            for (; i + EXPANDED <= count; i += EXPANDED, to += 2 * STEP) expand(from + i, to, to + STEP);
+            for (; i + INT8_STEP <= count; i += INT8_STEP, to += 2 * STEP) int8_to_bf16(from + i, to, to + STEP);
             bf16 unused[DEPTH];
-            if (i < count) expand_some(from + i, count - i, to, i + DEPTH < count ? to + STEP : unused);
+            if (i < count) int8_to_bf16_partial(from + i, count - i, to, i + DEPTH < count ? to + STEP : unused);
         }
     }
 };
 
 // Rows that come next, on their way to the L2: one line after the other as they lie in memory, a share at each call. Memory
 // gives most to few long streams, and rows of weights are many short ones.
-class Fetch {
+class StreamPrefetch {
   public:
     template <typename W>
-    Fetch(const Rows<W>& rows, std::int64_t calls) {
+    StreamPrefetch(const TileRows<W>& rows, std::int64_t calls) {
         std::int64_t lines = 0;
         for (int half = 0; half < 2; ++half) {
             int count = 0;
@@ -148,7 +148,7 @@ class Fetch {
 };
 
 // The first operands of some steps: two tiles each.
-struct Operands {
+struct WeightTiles {
     const bf16 *low, *high;
     std::int64_t row_bytes, step;  // bytes from row to row, elements from step to step
 };
@@ -156,7 +156,7 @@ struct Operands {
 // sums [blocks of tokens][2][16 rows, 16 tokens] of one or two blocks, over `count` steps, added to what is there or not.
 // `at_step(i)` is called before each step.
 template <int BLOCKS, typename AtStep>
-inline void multiply_blocks(const Operands& weights, const Packed& tokens, std::int64_t block, std::int64_t step,
+inline void multiply_blocks(const WeightTiles& weights, const Packed& tokens, std::int64_t block, std::int64_t step,
                             std::int64_t count, bool adds, float* sums, AtStep&& at_step) {
     constexpr std::int64_t SUMS = SIDE * SIDE;
     const auto each = [&](auto&& body) {
@@ -185,7 +185,7 @@ struct Work {
     bf16* panel;
     float *part, *sums;
 
-    static constexpr std::int64_t PANEL = ROWS * TILE_SPAN / 2, PART = 2 * ROWS * SIDE;
+    static constexpr std::int64_t PANEL = ROWS * AMX_PANEL_K / 2, PART = 2 * ROWS * SIDE;
 
     // In floats, for so many blocks of tokens.
     static std::int64_t size(std::int64_t blocks) { return PANEL + PART + blocks * ROWS * SIDE; }
@@ -208,12 +208,12 @@ inline void with_blocks(const Packed& tokens, std::int64_t block, Body&& body) {
 
 // work.sums [blocks][32 rows][16 tokens] = rows x tokens. Meanwhile the rows that come next are fetched.
 template <typename W>
-void multiply_rows(const Rows<W>& rows, const Rows<W>& next, const Packed& tokens, const Work& work) {
+void multiply_rows(const TileRows<W>& rows, const TileRows<W>& next, const Packed& tokens, const Work& work) {
     if constexpr (std::is_same_v<W, bf16>) {
         // Tiles that are read more often are copied: rows may lie where they push each other out of the L1.
-        if (tokens.blocks <= 2 && rows.lie_as_tiles()) {
-            const Operands all{rows.row[0], rows.row[SIDE], rows.in * std::int64_t{sizeof(bf16)}, DEPTH};
-            Fetch fetch(next, tokens.steps);
+        if (tokens.blocks <= 2 && rows.can_read_in_place()) {
+            const WeightTiles all{rows.row[0], rows.row[SIDE], rows.in * std::int64_t{sizeof(bf16)}, DEPTH};
+            StreamPrefetch fetch(next, tokens.steps);
             with_blocks(tokens, 0, [&](auto blocks) {
                 multiply_blocks<blocks.value>(all, tokens, 0, 0, tokens.steps, false, work.sums,
                                               [&](std::int64_t) { fetch(); });
@@ -221,11 +221,11 @@ void multiply_rows(const Rows<W>& rows, const Rows<W>& next, const Packed& token
             return;
         }
     }
-    const std::int64_t span = rows.group ? std::min<std::int64_t>(rows.group, TILE_SPAN) : TILE_SPAN;
+    const std::int64_t span = rows.group ? std::min<std::int64_t>(rows.group, AMX_PANEL_K) : AMX_PANEL_K;
     const std::int64_t pairs = (tokens.blocks + 1) / 2;
-    Fetch fetch(next, tokens.steps * pairs);
+    StreamPrefetch fetch(next, tokens.steps * pairs);
     const auto then = [&](std::int64_t) { fetch(); };
-    const Operands panel{work.panel, work.panel + ELEMENTS, ROW_BYTES, 2 * ELEMENTS};
+    const WeightTiles panel{work.panel, work.panel + ELEMENTS, ROW_BYTES, 2 * ELEMENTS};
     std::int64_t end;
     for (std::int64_t begin = 0; begin < rows.in; begin = end) {
         const std::int64_t of_group = rows.group ? begin / rows.group : 0;
@@ -256,13 +256,13 @@ void multiply_rows(const Rows<W>& rows, const Rows<W>& next, const Packed& token
 
 // Outputs of some rows of a linear: 32, or 16 with their gates' rows before them.
 template <typename W>
-struct OutputRows : Rows<W> {
+struct OutputRows : TileRows<W> {
     std::int64_t first, count;
 
-    OutputRows(const Weights<W>& w, const Output& o, std::int64_t number) {
+    OutputRows(const WeightView<W>& w, const Epilogue& o, std::int64_t number) {
         const bool gated = has_gates(o.activation);
-        const std::int64_t width = gated ? SIDE : ROWS, groups = w.scales ? (w.in + w.group - 1) / w.group : 0;
-        this->in = w.in;
+        const std::int64_t width = gated ? SIDE : ROWS, groups = w.scales ? (w.k + w.group - 1) / w.group : 0;
+        this->in = w.k;
         this->group = w.scales ? w.group : 0;
         this->format = w.format;
         first = number * width;
@@ -271,7 +271,7 @@ struct OutputRows : Rows<W> {
             const std::int64_t within = gated ? r % SIDE : r;
             if (within >= count) continue;
             const std::int64_t row = first + within + (gated && r >= SIDE ? o.size : 0);
-            this->row[r] = w.rows + row * w.stride();
+            this->row[r] = w.first + row * w.stride();
             if (w.scales) this->scales[r] = w.scales + row * groups;
         }
     }
@@ -280,9 +280,9 @@ struct OutputRows : Rows<W> {
 // What becomes of sums [32 rows][16 tokens]: `count` outputs of each token from `first` on. Whole vectors of outputs have
 // their factors in registers.
 template <typename Y>
-class TileOutput {
+class TileEpilogue {
   public:
-    TileOutput(const Output& o, std::int64_t first, int count)
+    TileEpilogue(const Epilogue& o, std::int64_t first, int count)
         : o_(o), first_(first), count_(count), width_(has_gates(o.activation) ? SIDE : ROWS),
           is_plain_(count == width_ && !o.row_scale && !o.bias && !o.scale) {}
 
@@ -321,7 +321,7 @@ class TileOutput {
         ostinato::store(y + token * o_.y_stride + row, value);
     }
 
-    const Output& o_;
+    const Epilogue& o_;
     std::int64_t first_;
     int count_, width_;
     bool is_plain_;
@@ -329,18 +329,18 @@ class TileOutput {
 
 // Outputs of the tokens `first` to `first + tokens`.
 template <typename Y, typename W>
-void multiply_group(const Team& team, std::int64_t first, std::int64_t tokens, const Packed& packed, const Weights<W>& w,
-                    const Output& o, Y* y) {
+void multiply_group(const ThreadGroup& threads, std::int64_t first, std::int64_t tokens, const Packed& packed, const WeightView<W>& w,
+                    const Epilogue& o, Y* y) {
     const std::int64_t width = has_gates(o.activation) ? SIDE : ROWS;
-    const Range mine = team.split((o.size + width - 1) / width);
+    const Range mine = threads.split((o.size + width - 1) / width);
     if (mine.begin == mine.end) return;
-    const Work work(team.own<float>(Work::size(packed.blocks)));
+    const Work work(threads.thread_scratch<float>(Work::size(packed.blocks)));
     const Scope scope;
     OutputRows<W> rows(w, o, mine.begin);
     for (std::int64_t number = mine.begin; number < mine.end; ++number) {
         const OutputRows<W> next(w, o, number + 1);
         multiply_rows(rows, next, packed, work);
-        const TileOutput<Y> output(o, rows.first, static_cast<int>(rows.count));
+        const TileEpilogue<Y> output(o, rows.first, static_cast<int>(rows.count));
         for (std::int64_t block = 0; block < packed.blocks; ++block) {
             output.put(work.row(block, 0), first + block * SIDE, std::min<std::int64_t>(SIDE, tokens - block * SIDE), y);
         }
@@ -350,15 +350,15 @@ void multiply_group(const Team& team, std::int64_t first, std::int64_t tokens, c
 
 // All outputs of any number of tokens, in groups that stay in an L2 cache.
 template <typename Y, typename W>
-void multiply(const Team& team, std::int64_t tokens, const bf16* x, std::int64_t x_stride, const Weights<W>& w,
-              const Output& o, Y* y) {
-    const std::int64_t steps = steps_of(w.in), blocks = blocks_of(tokens);
+void gemm_large_m(const ThreadGroup& threads, std::int64_t tokens, const bf16* x, std::int64_t x_stride, const WeightView<W>& w,
+              const Epilogue& o, Y* y) {
+    const std::int64_t steps = steps_of(w.k), blocks = blocks_of(tokens);
     const std::int64_t most = blocks_in_cache(steps), groups = (blocks + most - 1) / most;
     for (std::int64_t number = 0; number < groups; ++number) {
         const std::int64_t begin = blocks * number / groups, end = blocks * (number + 1) / groups;
         const std::int64_t first = begin * SIDE, count = std::min(tokens, end * SIDE) - first;
-        const Packed packed{team.shared<bf16>((end - begin) * steps * ELEMENTS), end - begin, steps};
-        const Range mine = team.split(packed.blocks * steps);
+        const Packed packed{threads.group_scratch<bf16>((end - begin) * steps * ELEMENTS), end - begin, steps};
+        const Range mine = threads.split(packed.blocks * steps);
         for (std::int64_t i = mine.begin; i < mine.end; ++i) {
             const std::int64_t block = i / steps, step = i % steps;
             const bf16* from[SIDE];
@@ -366,10 +366,10 @@ void multiply(const Team& team, std::int64_t tokens, const bf16* x, std::int64_t
                 const std::int64_t token = block * SIDE + t;
                 from[t] = token < count ? x + (first + token) * x_stride : nullptr;
             }
-            pack_tile(from, step * DEPTH, w.in - step * DEPTH, packed.tile(block, step));
+            pack_tile(from, step * DEPTH, w.k - step * DEPTH, packed.tile(block, step));
         }
-        team.barrier();
-        multiply_group(team, first, count, packed, w, o, y);
+        threads.barrier();
+        multiply_group(threads, first, count, packed, w, o, y);
     }
 }
 

@@ -17,14 +17,14 @@ namespace ostinato {
 
 class TileScan : public ChunkScan {
   public:
-    TileScan(const Sizes& sizes, const Team& team) : ChunkScan(sizes, team) {
+    TileScan(const Sizes& sizes, const ThreadGroup& threads) : ChunkScan(sizes, threads) {
         const std::int64_t rows = sizes.state_rows(), columns = sizes.columns();
         const std::int64_t parts[] = {2 * SQUARE,   2 * SQUARE,   2 * SQUARE,      DEPTH * rows,
                                       DEPTH * rows, DEPTH * rows, DEPTH * columns, PARTS * DEPTH * columns,
                                       2 * SQUARE};
         std::int64_t total = 0;
         for (const std::int64_t part : parts) total += part;
-        bf16* next = team.own<bf16>(total);
+        bf16* next = threads.thread_scratch<bf16>(total);
         std::fill_n(next, total, bf16{});
         bf16* pointers[std::size(parts)];
         for (std::size_t i = 0; i < std::size(parts); next += parts[i++]) pointers[i] = next;
@@ -75,8 +75,8 @@ class TileScan : public ChunkScan {
         for (std::int64_t t = 0; t < DEPTH; t += 2) {
             for (std::int64_t p = 0; p < head_dim; p += SIDE) {
                 const bf16* const at = x + t * stride + p;
-                const Float even = t < count_ ? load_some(at, head_dim - p) : Float{};
-                const Float odd = t + 1 < count_ ? load_some(at + stride, head_dim - p) : Float{};
+                const Float even = t < count_ ? load_partial(at, head_dim - p) : Float{};
+                const Float odd = t + 1 < count_ ? load_partial(at + stride, head_dim - p) : Float{};
                 put_pair(even, odd, x_pairs_ + p * DEPTH + t * SIDE);
             }
         }
@@ -91,10 +91,10 @@ class TileScan : public ChunkScan {
         });
     }
 
-    void look_ahead(int head, bool has_state, std::int64_t count) {
+    void checkpoint_state(int head, bool has_state, std::int64_t count) {
         put_added(count);
         for_panels(sizes_.columns(), [&](auto vectors, std::int64_t column) {
-            put_state<vectors>(head, has_state, count, SPARE, column);
+            put_state<vectors>(head, has_state, count, CHECKPOINT_STATE, column);
         });
     }
 
@@ -261,7 +261,7 @@ class TileScan : public ChunkScan {
             for (std::int64_t p = 0; p < STRIDE && column + p < sizes_.head_dim; p += LANES) {
                 Float sum = load(sums_of_x_ + t * STRIDE + p);
                 if (has_state) sum = fma(splat(until_[t]), load(sums_of_state_ + t * STRIDE + p), sum);
-                store_some(y + t * y_stride + p, sum, sizes_.head_dim - column - p);
+                store_partial(y + t * y_stride + p, sum, sizes_.head_dim - column - p);
             }
         }
     }

@@ -4,24 +4,24 @@
 
 #include "blocks.h"
 
-#if defined(OSTINATO_WIDE_ROWS)
+#if defined(OSTINATO_DEQUANT_BF16)
 namespace ostinato {
 
-static_assert(DOT_TOKENS == 6);
+static_assert(NR == 6);
 
 // total[t][r] += x[t] . w[r] for a part of DOT_ROWS rows and TOKENS tokens.
 template <int TOKENS>
-__attribute__((always_inline)) inline void multiply_wide_part(const Tokens<bf16>& tokens, const bf16* w,
-                                                         Float (&total)[TOKENS][DOT_ROWS]) {
+__attribute__((always_inline)) inline void dot_subblock(const Tokens<bf16>& tokens, const bf16* w,
+                                                         Float (&total)[TOKENS][MR]) {
     using D = Dot<bf16, bf16>;
-    __m512bh rows[DOT_ROWS];
+    __m512bh rows[MR];
 #pragma GCC unroll 4
-    for (int r = 0; r < DOT_ROWS; ++r) rows[r] = D::read(w + r * WIDE_STRIDE);
+    for (int r = 0; r < MR; ++r) rows[r] = D::read(w + r * DEQUANT_STRIDE);
 #pragma GCC unroll 6
     for (int t = 0; t < TOKENS; ++t) {
         const __m512bh token = D::read(tokens.x + t * tokens.stride);
 #pragma GCC unroll 4
-        for (int r = 0; r < DOT_ROWS; ++r) total[t][r] = D::multiply_add(total[t][r], token, rows[r]);
+        for (int r = 0; r < MR; ++r) total[t][r] = D::multiply_add(total[t][r], token, rows[r]);
     }
 }
 
@@ -30,80 +30,80 @@ __attribute__((always_inline)) inline void multiply_wide_part(const Tokens<bf16>
 
 // Makes a part of DOT_ROWS rows.
 template <typename Source>
-__attribute__((always_inline)) inline void make_part(const Source& source, int part, bf16* to) {
+__attribute__((always_inline)) inline void dequantize_subblock(const Source& source, int part, bf16* to) {
 #pragma GCC unroll 4
-    for (int r = 0; r < DOT_ROWS; ++r) {
+    for (int r = 0; r < MR; ++r) {
         const __m512bh made = source.read(r, part);
-        std::memcpy(to + r * WIDE_STRIDE, &made, sizeof(made));
+        std::memcpy(to + r * DEQUANT_STRIDE, &made, sizeof(made));
     }
 }
 
 template <typename Source>
-void make_group(const WideWork& work, int group) {
-    const int parts = std::min(GROUP_PARTS, work.next_parts - group * GROUP_PARTS);
+void dequantize_superblock(const DequantStep& work, int group) {
+    const int parts = std::min(SUBBLOCKS, work.next_parts - group * SUBBLOCKS);
     Source source;
     source.prepare(work.next, group, parts);
-    for (int r = 0; r < DOT_ROWS; ++r) {
+    for (int r = 0; r < MR; ++r) {
         for (int at = 0; at < Source::BYTES; at += 64) {
             __builtin_prefetch(work.to_come[r] + group * Source::BYTES + at, 0, 2);
         }
     }
-    for (int part = 0; part < parts; ++part) make_part(source, part, work.made + (group * GROUP_PARTS + part) * PART);
+    for (int part = 0; part < parts; ++part) dequantize_subblock(source, part, work.made + (group * SUBBLOCKS + part) * SUBBLOCK);
 }
 
 template <typename Source, int TOKENS>
-void multiply_wide(const WideWork& work) {
+void dequant_dot(const DequantStep& work) {
     constexpr int TOGETHER = Source::TOGETHER, HALF = Source::BYTES / 2;
-    Tokens<bf16> tokens{work.tokens.x, work.tokens.stride ? work.tokens.stride : PART};
-    const std::int64_t step = work.tokens.stride ? PART : PART * TOKENS;
+    Tokens<bf16> tokens{work.tokens.x, work.tokens.stride ? work.tokens.stride : SUBBLOCK};
+    const std::int64_t step = work.tokens.stride ? SUBBLOCK : SUBBLOCK * TOKENS;
     const int parts = work.parts, next_parts = work.next_parts;
     const bf16* w = work.rows;
-    Float total[TOKENS][DOT_ROWS];
+    Float total[TOKENS][MR];
     if (work.is_first) {
         clear(total);
     } else {
 #pragma GCC unroll 6
         for (int t = 0; t < TOKENS; ++t) {
 #pragma GCC unroll 4
-            for (int r = 0; r < DOT_ROWS; ++r) total[t][r] = work.totals[t * DOT_ROWS + r];
+            for (int r = 0; r < MR; ++r) total[t][r] = work.totals[t * MR + r];
         }
     }
     int group = 0, until_mine = work.share;
-    for (int begin = 0; begin < parts; begin += GROUP_PARTS, ++group, --until_mine) {
-        const int end = std::min(begin + GROUP_PARTS, parts);
+    for (int begin = 0; begin < parts; begin += SUBBLOCKS, ++group, --until_mine) {
+        const int end = std::min(begin + SUBBLOCKS, parts);
         const bool is_mine = until_mine == 0 && begin < next_parts;
         if (until_mine == 0) until_mine = work.shares;
-        if (is_mine && begin + GROUP_PARTS <= std::min(parts, next_parts)) {
+        if (is_mine && begin + SUBBLOCKS <= std::min(parts, next_parts)) {
             Source source;
-            source.prepare(work.next, group, GROUP_PARTS);
-            bf16* to = work.made + begin * PART;
+            source.prepare(work.next, group, SUBBLOCKS);
+            bf16* to = work.made + begin * SUBBLOCK;
             const std::int64_t fetched = group * std::int64_t{Source::BYTES};
 #pragma GCC unroll 1
-            for (int first = 0; first < GROUP_PARTS; first += TOGETHER) {
+            for (int first = 0; first < SUBBLOCKS; first += TOGETHER) {
 #pragma GCC unroll 4
-                for (int i = 0; i < TOGETHER; ++i, tokens.x += step, w += PART, to += PART) {
+                for (int i = 0; i < TOGETHER; ++i, tokens.x += step, w += SUBBLOCK, to += SUBBLOCK) {
                     // Some at a time: many at once are not all fetched.
-                    static_assert(GROUP_PARTS == 2 * DOT_ROWS);
-                    const InBlocks* come = work.to_come[(first + i) / 2] + fetched + (first + i) % 2 * HALF;
+                    static_assert(SUBBLOCKS == 2 * MR);
+                    const BlockByte* come = work.to_come[(first + i) / 2] + fetched + (first + i) % 2 * HALF;
                     for (int at = 0; at < HALF; at += 64) __builtin_prefetch(come + at, 0, 2);
-                    make_part(source, first + i, to);
-                    multiply_wide_part(tokens, w, total);
+                    dequantize_subblock(source, first + i, to);
+                    dot_subblock(tokens, w, total);
                 }
             }
             continue;
         }
-        if (is_mine) make_group<Source>(work, group);
+        if (is_mine) dequantize_superblock<Source>(work, group);
 #pragma GCC unroll 1
-        for (int part = begin; part < end; ++part, tokens.x += step, w += PART) multiply_wide_part(tokens, w, total);
+        for (int part = begin; part < end; ++part, tokens.x += step, w += SUBBLOCK) dot_subblock(tokens, w, total);
     }
     if (work.share + 1 == work.shares) {
-        for (; group * GROUP_PARTS < next_parts; ++group) make_group<Source>(work, group);
+        for (; group * SUBBLOCKS < next_parts; ++group) dequantize_superblock<Source>(work, group);
     }
     if (!work.is_last) {
 #pragma GCC unroll 6
         for (int t = 0; t < TOKENS; ++t) {
 #pragma GCC unroll 4
-            for (int r = 0; r < DOT_ROWS; ++r) work.totals[t * DOT_ROWS + r] = total[t][r];
+            for (int r = 0; r < MR; ++r) work.totals[t * MR + r] = total[t][r];
         }
         return;
     }
@@ -116,12 +116,12 @@ void multiply_wide(const WideWork& work) {
 }
 
 template <typename Source>
-void multiply_wide(int tokens, const WideWork& work) {
+void dequant_dot(int tokens, const DequantStep& work) {
     switch (tokens) {
-        case 3: return multiply_wide<Source, 3>(work);
-        case 4: return multiply_wide<Source, 4>(work);
-        case 5: return multiply_wide<Source, 5>(work);
-        default: return multiply_wide<Source, 6>(work);
+        case 3: return dequant_dot<Source, 3>(work);
+        case 4: return dequant_dot<Source, 4>(work);
+        case 5: return dequant_dot<Source, 5>(work);
+        default: return dequant_dot<Source, 6>(work);
     }
 }
 

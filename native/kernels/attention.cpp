@@ -26,7 +26,7 @@ constexpr int AHEAD = 2;  // pieces from the one whose keys and values are fetch
 
 // A tile of a unit, and what is to be done with what it gives.
 struct Piece {
-    Unit unit;
+    WorkUnit unit;
     std::int64_t tile;
     bool begins, ends;
     Sums kept;  // where it goes if another thread began the unit
@@ -34,7 +34,7 @@ struct Piece {
 
 // What is read and written: T, and keys and values that are stored as S.
 template <typename T, typename S>
-struct Operands {
+struct PagedOperands {
     Step step;
     Head<T> head;
     const T* q;
@@ -45,17 +45,17 @@ struct Operands {
     float scale;
 
     // Of query row i of a unit.
-    const T* query(const Unit& unit, std::int64_t i) const {
+    const T* query(const WorkUnit& unit, std::int64_t i) const {
         return q + (unit.begin + i / unit.group) * q_stride + (unit.kv_head * unit.group + i % unit.group) * head.dim;
     }
 
-    T* result(const Unit& unit, std::int64_t i) const {
+    T* result(const WorkUnit& unit, std::int64_t i) const {
         const std::int64_t token = unit.begin + i / unit.group, index = unit.kv_head * unit.group + i % unit.group;
         return out + (token * step.heads + index) * head.dim;
     }
 
     // The query rows that see anything of a tile: of a unit's first tile, all but those whose windows begin behind it.
-    Range rows(const Unit& unit, std::int64_t tile) const {
+    Range rows(const WorkUnit& unit, std::int64_t tile) const {
         const std::int64_t key = std::max(step.first_key, tile * TILE);
         const std::int64_t begin = std::max<std::int64_t>(0, key - unit.position);
         const std::int64_t end = std::min(unit.end - unit.begin, (tile + 1) * TILE - unit.position + step.window - 1);
@@ -67,7 +67,7 @@ struct Operands {
 
     ScalesOf<S> scales() const { return {k_scales, v_scales}; }
 
-    void locate(const Piece& piece, Places& places) const {
+    void locate(const Piece& piece, KeyOffsets& places) const {
         const std::int64_t base = piece.tile * TILE;
         places.first = std::max<std::int64_t>(0, step.first_of(piece.unit.position) - base);
         places.end = std::min<std::int64_t>(TILE, piece.unit.keys() - base);
@@ -89,7 +89,7 @@ struct Operands {
     }
 
     // Where there is no key, the nearest stands.
-    static void fill_up(const Places& places, std::int64_t (&of)[TILE]) {
+    static void fill_up(const KeyOffsets& places, std::int64_t (&of)[TILE]) {
         for (std::int64_t i = 0; i < places.first; ++i) of[i] = of[places.first];
         for (std::int64_t i = places.end; i < TILE; ++i) of[i] = of[places.end - 1];
     }
@@ -97,10 +97,10 @@ struct Operands {
 
 // Which of the keys of a tile query row i of a unit sees: those from `first(i)` to before `(i)`.
 struct Seen {
-    const Unit& unit;
+    const WorkUnit& unit;
     std::int64_t base, begin, end, window;
 
-    Seen(const Unit& unit, std::int64_t tile, const Places& places, const Step& step)
+    Seen(const WorkUnit& unit, std::int64_t tile, const KeyOffsets& places, const Step& step)
         : unit(unit), base(tile * TILE), begin(places.first), end(places.end), window(step.window) {}
     std::int64_t operator()(std::int64_t i) const { return std::min(end, position(i) + 1 - base); }
     std::int64_t first(std::int64_t i) const { return std::max(begin, position(i) - window + 1 - base); }
@@ -110,15 +110,15 @@ struct Seen {
 };
 
 template <typename T, typename S>
-class Worker {
+class PagedWorker {
   public:
     Sums running, tile_sums;
 
-    Worker(const Team& team, const Operands<T, S>& operands, std::int64_t rows)
+    PagedWorker(const ThreadGroup& threads, const PagedOperands<T, S>& operands, std::int64_t rows)
         : operands_(operands), head(operands.head), scales_(operands.scales()) {
         const std::int64_t words = head.padded_words(), dim = head.padded_dim();
-        const std::int64_t value_words = TILE / Words<T>::ELEMENTS * dim;
-        float* next = team.own<float>(rows * (words + TILE + 2 * dim + 4) + TILE * words + value_words);
+        const std::int64_t value_words = TILE / LaneOperand<T>::ELEMENTS * dim;
+        float* next = threads.thread_scratch<float>(rows * (words + TILE + 2 * dim + 4) + TILE * words + value_words);
         const auto take = [&](std::int64_t count) {
             float* taken = next;
             next += count;
@@ -134,7 +134,7 @@ class Worker {
         tile_sums.softmax = reinterpret_cast<Softmax*>(take(rows * 2));
     }
 
-    void begin(const Unit& unit) {
+    void begin(const WorkUnit& unit) {
         const std::int64_t words = head.padded_words();
         for (std::int64_t i = 0; i < unit.query_rows(); ++i) {
             const T* from = operands_.query(unit, i);
@@ -143,7 +143,7 @@ class Worker {
     }
 
     // What the tile gives to the unit's query rows goes to `sums`; those that see nothing of it are left out.
-    void tile(const Unit& unit, std::int64_t tile, Sums sums, const Places& places, const Places* next) {
+    void tile(const WorkUnit& unit, std::int64_t tile, Sums sums, const KeyOffsets& places, const KeyOffsets* next) {
         const Range rows = operands_.rows(unit, tile);
         const Seen seen(unit, tile, places, operands_.step);
         scales_.take(places);
@@ -151,16 +151,16 @@ class Worker {
             const float factor = operands_.scale * LOG2_E;
             sums.softmax[i] = softmax<T>(scores_ + i * TILE, seen.first(i), seen(i), factor, scales_);
         };
-        if (rows.end - rows.begin <= DIRECT_ROWS) {
+        if (rows.end - rows.begin <= SMALL_Q_ROWS) {
             direct(rows.begin, rows.end - rows.begin,
-                   (seen(rows.end - 1) + Words<T>::ELEMENTS - 1) / Words<T>::ELEMENTS, sums, places, next, weigh);
+                   (seen(rows.end - 1) + LaneOperand<T>::ELEMENTS - 1) / LaneOperand<T>::ELEMENTS, sums, places, next, weigh);
         } else {
             packed(rows.begin, rows.end, seen, sums, places, next, weigh);
         }
     }
 
     // Has the rows that see nothing of a unit's first tile begin with no weight.
-    void clear(const Unit& unit) {
+    void clear(const WorkUnit& unit) {
         const std::int64_t dim = head.padded_dim();
         for (std::int64_t i = operands_.rows(unit, unit.first_tile).end; i < unit.query_rows(); ++i) {
             running.softmax[i] = {-std::numeric_limits<float>::infinity(), 0.0f};
@@ -168,7 +168,7 @@ class Worker {
         }
     }
 
-    void add(const Unit& unit, std::int64_t tile, Sums sums) {
+    void add(const WorkUnit& unit, std::int64_t tile, Sums sums) {
         const std::int64_t dim = head.padded_dim();
         const Range rows = operands_.rows(unit, tile);
         for (std::int64_t i = rows.begin; i < rows.end; ++i) {
@@ -176,37 +176,37 @@ class Worker {
         }
     }
 
-    void end(const Unit& unit) {
+    void end(const WorkUnit& unit) {
         for (std::int64_t i = 0; i < unit.query_rows(); ++i) {
             finish(running.softmax[i], running.values + i * head.padded_dim(), operands_.result(unit, i), head.dim);
         }
     }
 
   private:
-    const Operands<T, S>& operands_;
+    const PagedOperands<T, S>& operands_;
     const Head<T>& head;
     ScalesOf<S> scales_;
     float *keys_, *values_, *queries_, *scores_;
 
     // Query rows [from, from + rows) of a tile, whose keys' and values' lines are read once; `depth` words of weights.
     template <typename Weigh>
-    void direct(std::int64_t from, std::int64_t rows, std::int64_t depth, Sums sums, const Places& places,
-                const Places* next, Weigh&& weigh) {
+    void direct(std::int64_t from, std::int64_t rows, std::int64_t depth, Sums sums, const KeyOffsets& places,
+                const KeyOffsets* next, Weigh&& weigh) {
         const std::int64_t words = head.padded_words() / LANES, panels = (places.end + LANES - 1) / LANES;
-        Fetch next_keys(operands_.k_cache, next, head.dim, panels * words * FETCHES);
-        score_direct<T>(rows, head, operands_.k_cache, places, queries_ + from * head.padded_words(),
+        HeadPrefetch next_keys(operands_.k_cache, next, head.dim, panels * words * PREFETCHES);
+        qk_scores<T>(rows, head, operands_.k_cache, places, queries_ + from * head.padded_words(),
                         scores_ + from * TILE, next_keys);
         for (std::int64_t i = from; i < from + rows; ++i) weigh(i);
         const std::int64_t steps = LINE_BY_LINE ? depth * value_passes<T>(rows, head.dim) : depth;
-        Fetch next_values(operands_.v_cache, next, head.dim, steps);
-        weigh_direct<T>(rows, head, operands_.v_cache, places, depth, scores_ + from * TILE,
+        HeadPrefetch next_values(operands_.v_cache, next, head.dim, steps);
+        weighted_values<T>(rows, head, operands_.v_cache, places, depth, scores_ + from * TILE,
                         sums.values + from * head.padded_dim(), next_values);
     }
 
     template <typename Seen, typename Weigh>
-    void packed(std::int64_t from, std::int64_t rows, Seen&& seen, Sums sums, const Places& places, const Places* next,
+    void packed(std::int64_t from, std::int64_t rows, Seen&& seen, Sums sums, const KeyOffsets& places, const KeyOffsets* next,
                 Weigh&& weigh) {
-        constexpr int ELEMENTS = Words<T>::ELEMENTS;
+        constexpr int ELEMENTS = LaneOperand<T>::ELEMENTS;
         const std::int64_t words = head.padded_words(), dim = head.padded_dim();
         pack(places, next);
         for (std::int64_t column = 0; column * LANES < places.end; column += BLOCK_COLUMNS) {
@@ -229,12 +229,12 @@ class Worker {
         }
     }
 
-    void pack(const Places& places, const Places* next) {
-        constexpr int ELEMENTS = Words<T>::ELEMENTS;
+    void pack(const KeyOffsets& places, const KeyOffsets* next) {
+        constexpr int ELEMENTS = LaneOperand<T>::ELEMENTS;
         const std::int64_t panels = (places.end + LANES - 1) / LANES, words = head.padded_words() / LANES;
         const std::int64_t groups = (places.end + ELEMENTS - 1) / ELEMENTS;
-        Fetch values(operands_.v_cache, &places, head.dim, panels * words);
-        Fetch keys(operands_.k_cache, next, head.dim, groups);
+        HeadPrefetch values(operands_.v_cache, &places, head.dim, panels * words);
+        HeadPrefetch keys(operands_.k_cache, next, head.dim, groups);
         for (std::int64_t i = 0; i < places.end; i += LANES) {
             pack_keys(head, operands_.k_cache, places.offsets + i, keys_ + i * head.padded_words(), values);
         }
@@ -245,17 +245,17 @@ class Worker {
     }
 };
 
-#if defined(OSTINATO_MATRIX_ATTENTION)
+#if defined(OSTINATO_ATTENTION_AMX)
 // The same on matrix units.
 template <typename S>
-class MatrixWorker {
+class PagedWorkerAmx {
   public:
     Sums running, tile_sums;
 
-    MatrixWorker(const Team& team, const Operands<bf16, S>& operands, std::int64_t rows)
-        : operands_(operands), scales_(operands.scales()), memory_(team.own<float>(size(operands.head, rows))),
+    PagedWorkerAmx(const ThreadGroup& threads, const PagedOperands<bf16, S>& operands, std::int64_t rows)
+        : operands_(operands), scales_(operands.scales()), memory_(threads.thread_scratch<float>(size(operands.head, rows))),
           tile_(operands.head, memory_, rows) {
-        float* next = memory_ + MatrixTile::size(operands.head, rows);
+        float* next = memory_ + AmxTile::size(operands.head, rows);
         for (Sums* sums : {&running, &tile_sums}) {
             const std::int64_t padded_rows = blocks_of(rows) * SIDE;
             sums->values = next;
@@ -264,11 +264,11 @@ class MatrixWorker {
         }
     }
 
-    void begin(const Unit& unit) {
+    void begin(const WorkUnit& unit) {
         tile_.take_queries(unit.query_rows(), [&](std::int64_t i) { return operands_.query(unit, i); });
     }
 
-    void tile(const Unit& unit, std::int64_t tile, Sums sums, const Places& places, const Places* next) {
+    void tile(const WorkUnit& unit, std::int64_t tile, Sums sums, const KeyOffsets& places, const KeyOffsets* next) {
         const std::int64_t apart = operands_.step.block_size % SIDE == 0 ? operands_.key_stride() : 0;
         const Range rows = operands_.rows(unit, tile);
         scales_.take(places);
@@ -276,30 +276,30 @@ class MatrixWorker {
                   operands_.scale * LOG2_E, Seen(unit, tile, places, operands_.step), blocks(sums));
     }
 
-    void clear(const Unit& unit) {
+    void clear(const WorkUnit& unit) {
         for (std::int64_t i = operands_.rows(unit, unit.first_tile).end; i < unit.query_rows(); ++i) {
             tile_.clear(blocks(running), i);
         }
     }
 
-    void add(const Unit& unit, std::int64_t tile, Sums sums) {
+    void add(const WorkUnit& unit, std::int64_t tile, Sums sums) {
         const Range rows = operands_.rows(unit, tile);
         tile_.add(blocks(running), blocks(sums), rows.begin, rows.end);
     }
 
-    void end(const Unit& unit) {
+    void end(const WorkUnit& unit) {
         for (std::int64_t i = 0; i < unit.query_rows(); ++i) tile_.end(blocks(running), i, operands_.result(unit, i));
     }
 
   private:
-    const Operands<bf16, S>& operands_;
+    const PagedOperands<bf16, S>& operands_;
     ScalesOf<S> scales_;
     float* memory_;
-    MatrixTile tile_;
+    AmxTile tile_;
     const tiles::Scope scope_;
 
     static std::int64_t size(Head<bf16> head, std::int64_t rows) {
-        return MatrixTile::size(head, rows) + 2 * blocks_of(rows) * SIDE * (head.padded_dim() + 2);
+        return AmxTile::size(head, rows) + 2 * blocks_of(rows) * SIDE * (head.padded_dim() + 2);
     }
 
     static BlockSums blocks(Sums sums) { return {reinterpret_cast<float*>(sums.softmax), sums.values}; }
@@ -308,7 +308,7 @@ class MatrixWorker {
 
 // Does a piece; `next`, if there is one, is where the piece after it lies.
 template <typename W>
-void run_piece(W& worker, const Piece& piece, const Places& places, const Places* next) {
+void run_piece(W& worker, const Piece& piece, const KeyOffsets& places, const KeyOffsets* next) {
     if (piece.begins) worker.begin(piece.unit);
     const bool first = piece.tile == piece.unit.first_tile;
     const Sums to = piece.kept.values ? piece.kept : first ? worker.running : worker.tile_sums;
@@ -321,8 +321,8 @@ void run_piece(W& worker, const Piece& piece, const Places& places, const Places
 
 // Zeros for the tokens that attend to nothing.
 template <typename T>
-void clear_others(const Team& team, const Step& step, T* out, std::int64_t size) {
-    const Range mine = team.split(step.tokens);
+void clear_others(const ThreadGroup& threads, const Step& step, T* out, std::int64_t size) {
+    const Range mine = threads.split(step.tokens);
     std::int64_t token = mine.begin;
     const auto clear_until = [&](std::int64_t end) {
         if (end > token) std::memset(out + token * size, 0, sizeof(T) * (end - token) * size);
@@ -338,11 +338,11 @@ void clear_others(const Team& team, const Step& step, T* out, std::int64_t size)
 
 // The rows whose turn it is. -> whether threads shared memory, which some may still read.
 template <typename W, typename T, typename S>
-bool attend(const Team& team, const Operands<T, S>& operands) {
+bool attend(const ThreadGroup& threads, const PagedOperands<T, S>& operands) {
     const Step& step = operands.step;
-    Shares shares{0, team.size};
+    Shares shares{0, threads.size};
     std::int64_t most_rows = 0;
-    each_unit(step, [&](const Unit& unit) {
+    each_unit(step, [&](const WorkUnit& unit) {
         shares.total += unit.cost();
         most_rows = std::max(most_rows, unit.query_rows());
     });
@@ -351,8 +351,8 @@ bool attend(const Team& team, const Operands<T, S>& operands) {
     const auto padded = [](std::int64_t rows) { return (rows + VECTOR - 1) / VECTOR * VECTOR; };
     // A thread keeps the tiles of at most one unit that another thread began.
     std::int64_t kept_tiles = 0, kept_rows = 0, before = 0;
-    if (team.size > 1) {
-        each_unit(step, [&](const Unit& unit) {
+    if (threads.size > 1) {
+        each_unit(step, [&](const WorkUnit& unit) {
             if (shares.end_of_part(before, unit, unit.first_tile) < unit.end_tile) {
                 kept_tiles = std::max(kept_tiles, unit.end_tile - unit.first_tile);
                 kept_rows = std::max(kept_rows, padded(unit.query_rows()));
@@ -360,37 +360,37 @@ bool attend(const Team& team, const Operands<T, S>& operands) {
             before += unit.cost();
         });
     }
-    W worker(team, operands, most_rows);
+    W worker(threads, operands, most_rows);
     const std::int64_t dim = operands.head.padded_dim(), kept_size = kept_rows * (dim + 2);
-    float* kept = kept_tiles > 0 ? team.shared<float>(team.size * kept_tiles * kept_size) : nullptr;
+    float* kept = kept_tiles > 0 ? threads.group_scratch<float>(threads.size * kept_tiles * kept_size) : nullptr;
     const auto kept_sums = [&](int thread, std::int64_t index) {
         float* values = kept + (thread * kept_tiles + index) * kept_size;
         return Sums{reinterpret_cast<Softmax*>(values + kept_rows * dim), values};
     };
 
-    Unit open{};
+    WorkUnit open{};
     std::int64_t open_before = -1, open_tile = 0;
     // A piece waits until those are known whose keys and values are fetched meanwhile.
     Piece pieces[AHEAD + 1];
-    Places places[AHEAD + 1];
+    KeyOffsets places[AHEAD + 1];
     std::int64_t known = 0, done = 0;
     const auto run_next = [&] {
         constexpr std::int64_t COUNT = AHEAD + 1;
-        const Places* ahead = done + AHEAD < known ? &places[(done + AHEAD) % COUNT] : nullptr;
+        const KeyOffsets* ahead = done + AHEAD < known ? &places[(done + AHEAD) % COUNT] : nullptr;
         run_piece(worker, pieces[done % COUNT], places[done % COUNT], ahead);
         ++done;
     };
     before = 0;
-    each_unit(step, [&](const Unit& unit) {
+    each_unit(step, [&](const WorkUnit& unit) {
         for (std::int64_t tile = unit.first_tile; tile < unit.end_tile;) {
             const std::int64_t begin = tile;
             tile = shares.end_of_part(before, unit, begin);
-            if (shares.thread_of(before, unit, begin) != team.rank) continue;
+            if (shares.thread_of(before, unit, begin) != threads.rank) continue;
             const bool mine = begin == unit.first_tile;
             if (mine && tile < unit.end_tile) open = unit, open_before = before, open_tile = tile;
             for (std::int64_t i = begin; i < tile; ++i, ++known) {
                 if (known - done == AHEAD + 1) run_next();
-                const Sums kept_here = mine ? Sums{} : kept_sums(team.rank, i - begin);
+                const Sums kept_here = mine ? Sums{} : kept_sums(threads.rank, i - begin);
                 Piece& piece = pieces[known % (AHEAD + 1)];
                 piece = Piece{unit, i, i == begin, i + 1 == unit.end_tile, kept_here};
                 operands.locate(piece, places[known % (AHEAD + 1)]);
@@ -400,7 +400,7 @@ bool attend(const Team& team, const Operands<T, S>& operands) {
     });
     while (done < known) run_next();
     if (kept_tiles == 0) return false;
-    team.barrier();
+    threads.barrier();
     if (open_before < 0) return true;
     while (open_tile < open.end_tile) {
         const std::int64_t begin = open_tile;
@@ -425,8 +425,8 @@ struct Attention : Arguments {
     FIELD(float, scale);
     FIELD(std::int64_t, first_key);
     FIELD(std::optional<std::int64_t>, window);
-    FIELD(Maybe<Array<FLOAT32>>, k_scales);  // [blocks, block_size, kv_heads], as v_scales
-    FIELD(Maybe<Array<FLOAT32>>, v_scales);
+    FIELD(OptionalTensor<Array<FLOAT32>>, k_scales);  // [blocks, block_size, kv_heads], as v_scales
+    FIELD(OptionalTensor<Array<FLOAT32>>, v_scales);
     FIELD(bool, fixed_order);
     FIELD(Array<VALUES>, out);  // [tokens, heads, head_dim]
 
@@ -440,8 +440,8 @@ constexpr std::int64_t NO_WINDOW = std::int64_t{1} << 40;  // more positions tha
 
 // In a fixed order a token's bits do not depend on how many tokens its row has; else matrix units take rows of many.
 template <typename T, typename S>
-void attend_to(const Team& team, const Step& step, const Attention& in) {
-    Operands<T, S> operands{step,
+void attend_to(const ThreadGroup& threads, const Step& step, const Attention& in) {
+    PagedOperands<T, S> operands{step,
                             {in.q.shape[2]},
                             in.q.at<const T>(),
                             in.q.strides[0],
@@ -451,21 +451,21 @@ void attend_to(const Team& team, const Step& step, const Attention& in) {
                             in.v_scales.at<const float>(),
                             in.out.at<T>(),
                             in.scale};
-    clear_others(team, step, operands.out, step.heads * operands.head.dim);
-#if defined(OSTINATO_MATRIX_ATTENTION)
+    clear_others(threads, step, operands.out, step.heads * operands.head.dim);
+#if defined(OSTINATO_ATTENTION_AMX)
     if constexpr (std::is_same_v<T, bf16>) {
         if (!in.fixed_order) {
-            operands.step.least = LEAST_TILE_QUERIES;
-            if (attend<MatrixWorker<S>>(team, operands)) team.barrier();
+            operands.step.least = MIN_AMX_QUERIES;
+            if (attend<PagedWorkerAmx<S>>(threads, operands)) threads.barrier();
             operands.step.least = 1;
-            operands.step.most = LEAST_TILE_QUERIES - 1;
+            operands.step.most = MIN_AMX_QUERIES - 1;
         }
     }
 #endif
-    attend<Worker<T, S>>(team, operands);
+    attend<PagedWorker<T, S>>(threads, operands);
 }
 
-void attention(const Team& team, std::int64_t tokens, const Attention& in) {
+void attention(const ThreadGroup& threads, std::int64_t tokens, const Attention& in) {
     const auto integers = [](const Tensor& tensor) { return tensor.at<const std::int32_t>(); };
     const Step step{tokens,
                     in.kv_lens.shape[0],
@@ -484,9 +484,9 @@ void attention(const Team& team, std::int64_t tokens, const Attention& in) {
     with_dtype(in.q.dtype, [&](auto type) {
         using T = decltype(type);
         if (in.k_scales) {
-            attend_to<T, std::int8_t>(team, step, in);
+            attend_to<T, std::int8_t>(threads, step, in);
         } else {
-            attend_to<T, T>(team, step, in);
+            attend_to<T, T>(threads, step, in);
         }
     });
 }

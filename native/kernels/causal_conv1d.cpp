@@ -14,7 +14,7 @@ namespace {
 constexpr std::int64_t GRAIN = 64;
 
 // Tokens that are computed together: each input is made wide once for all of them that it is an input of.
-constexpr int AT_ONCE = 4;
+constexpr int TOKENS_PER_STEP = 4;
 
 // y[t][c] = silu(bias[c] + sum_j weight[j, c] * inputs[t + j][c]), or with NONE the sum alone, for TOKENS tokens and
 // `count` channels; the sum is in the order of j. `weight` [width, stride] and `bias` as floats. W is the width, or 0
@@ -48,24 +48,24 @@ void convolve(const T* const* inputs, const float* weight, std::int64_t stride, 
         at_channel(c, [](const T* from) { return load(from); }, [](T* to, Float value) { store(to, value); });
     }
     if (rest == 0) return;
-    at_channel(whole, [&](const T* from) { return load_first(from, rest); },
-               [&](T* to, Float value) { store_first(to, value, rest); });
+    at_channel(whole, [&](const T* from) { return load_masked(from, rest); },
+               [&](T* to, Float value) { store_masked(to, value, rest); });
 }
 
 struct CausalConv1d : StepRows {
     FIELD(Strided<VALUES>, x);  // [tokens, channels]
     FIELD(Array<VALUES>, weight);  // [width, channels]
-    FIELD(Maybe<Array<VALUES>>, bias);  // [channels]
+    FIELD(OptionalTensor<Array<VALUES>>, bias);  // [channels]
     FIELD(Strided<VALUES>, conv_states);  // [slots, width - 1, channels]
     FIELD(Activation, activation);  // SILU or NONE
     FIELD(Array<VALUES>, out);  // [tokens, channels]
 };
 
 // Threads share the channels.
-void causal_conv1d(const Team& team, std::int64_t tokens, const CausalConv1d& in) {
+void causal_conv1d(const ThreadGroup& threads, std::int64_t tokens, const CausalConv1d& in) {
     const std::int64_t channels = in.x.shape[1];
     const int width = static_cast<int>(in.weight.shape[0]);
-    const Range mine = team.split(channels, GRAIN);
+    const Range mine = threads.split(channels, GRAIN);
     const std::int64_t count = mine.end - mine.begin;
     if (count == 0) return;
     const std::int64_t stride = (count + LANES - 1) / LANES * LANES;
@@ -74,7 +74,7 @@ void causal_conv1d(const Team& team, std::int64_t tokens, const CausalConv1d& in
     with_dtype(in.x.dtype, [&](auto type) {
         using T = decltype(type);
         const std::int64_t floats = (width + 1) * stride;
-        float* weights = team.own<float>(floats + kept * stride + (kept + AT_ONCE) * 2);
+        float* weights = threads.thread_scratch<float>(floats + kept * stride + (kept + TOKENS_PER_STEP) * 2);
         float* biases = weights + width * stride;
         T* before = reinterpret_cast<T*>(weights + floats);
         const T** inputs = reinterpret_cast<const T**>(weights + floats + kept * stride);
@@ -128,7 +128,7 @@ void causal_conv1d(const Team& team, std::int64_t tokens, const CausalConv1d& in
             };
             const std::int64_t length = row.end - row.begin;
             std::int64_t t = 0;
-            for (; t + AT_ONCE <= length; t += AT_ONCE) run(std::integral_constant<int, AT_ONCE>{}, t);
+            for (; t + TOKENS_PER_STEP <= length; t += TOKENS_PER_STEP) run(std::integral_constant<int, TOKENS_PER_STEP>{}, t);
             for (; t < length; ++t) run(std::integral_constant<int, 1>{}, t);
             in.each_written(row, [&](std::int64_t done, std::int64_t slot) {
                 T* to = in.conv_states.row<T>(slot) + mine.begin;

@@ -17,11 +17,11 @@ struct Concat : Arguments {
     }
 };
 
-void concat(const Team& team, std::int64_t tokens, const Concat& in) {
+void concat(const ThreadGroup& threads, std::int64_t tokens, const Concat& in) {
     const std::int64_t bytes = in.out.element_bytes();
     const std::int64_t first_size = in.first.shape[1] * bytes, second_size = in.second.shape[1] * bytes;
     const auto row = [&](const Tensor& of, std::int64_t t) { return of.address + t * of.strides[0] * bytes; };
-    const Range mine = team.split(tokens);
+    const Range mine = threads.split(tokens);
     for (std::int64_t t = mine.begin; t < mine.end; ++t) {
         std::byte* to = row(in.out, t);
         std::memcpy(to, row(in.first, t), first_size);

@@ -28,28 +28,28 @@ constexpr int V = DELTA_COLUMNS / LANES;
 template <bool PER_CHANNEL, typename T>
 void scan_columns(const DeltaToken* tokens, std::int64_t count, std::int64_t key_dim, std::int64_t first, float* state,
                   T* out, std::int64_t apart, std::int64_t width) {
-    Found<V> found = look_up<V>(tokens[0], key_dim, state, DELTA_COLUMNS, Columns<V>{});
+    StateReads<V> reads = read_state<V>(tokens[0], key_dim, state, DELTA_COLUMNS, Columns<V>{});
     for (std::int64_t t = 0; t < count; ++t) {
-        found.finish(tokens[t], first);
+        reads.finish(tokens[t], first);
         for (int v = 0; v * LANES < width; ++v) {
-            store_some(out + t * apart + v * LANES, found.at_query[v], width - v * LANES);
+            store_partial(out + t * apart + v * LANES, reads.at_query[v], width - v * LANES);
         }
         const auto apply_to_rows = [&](auto&& use) {
             for (std::int64_t i = 0; i < key_dim; ++i) {
                 Float row[V];
                 for (int v = 0; v < V; ++v) row[v] = load(state + i * DELTA_COLUMNS + v * LANES);
-                apply<V, PER_CHANNEL>(tokens[t], found.at_key, i, row);
+                apply<V, PER_CHANNEL>(tokens[t], reads.at_key, i, row);
                 for (int v = 0; v < V; ++v) store(state + i * DELTA_COLUMNS + v * LANES, row[v]);
                 use(i, row);
             }
         };
-        Found<V> next = {};
+        StateReads<V> next = {};
         if (t + 1 < count) {
             apply_to_rows([&](std::int64_t i, const Float* row) { next.add(tokens[t + 1], i, row); });
         } else {
             apply_to_rows([](std::int64_t, const Float*) {});
         }
-        found = next;
+        reads = next;
     }
 }
 
@@ -117,20 +117,20 @@ void scan_row(const DeltaScan& in, std::int64_t row, std::int64_t begin, std::in
     if (write) columns.store_to(in.head_state(write, head));
 }
 
-void delta_scan(const Team& team, std::int64_t tokens, const DeltaScan& in) {
+void delta_scan(const ThreadGroup& threads, std::int64_t tokens, const DeltaScan& in) {
     const std::int64_t heads = in.heads(), key_dim = in.key_dim(), value_dim = in.value_dim();
     const std::int64_t rows = in.read_slots.shape[0], blocks = (value_dim + DELTA_COLUMNS - 1) / DELTA_COLUMNS;
     const FlushDenormals flush;
     // A column's bits do not depend on the others, so there are fewer at once if there would be too few parts.
     std::int64_t at_once = blocks;
-    while (at_once > 1 && rows * heads * ((blocks + at_once - 1) / at_once) < 4 * team.size) --at_once;
+    while (at_once > 1 && rows * heads * ((blocks + at_once - 1) / at_once) < 4 * threads.size) --at_once;
     const std::int64_t in_head = (blocks + at_once - 1) / at_once;
     const std::int64_t of_tokens = DELTA_SPAN * in.token_floats();
-    float* const memory = team.own<float>(of_tokens + blocks * key_dim * DELTA_COLUMNS);
+    float* const memory = threads.thread_scratch<float>(of_tokens + blocks * key_dim * DELTA_COLUMNS);
 
     const auto starts = in.row_starts.at<const std::int32_t>();
     const auto length_of = [&](std::int64_t row) { return std::min<std::int64_t>(tokens, starts[row + 1]) - starts[row]; };
-    each_own_part(team, rows, length_of, heads * in_head, [&](std::int64_t row, std::int64_t part) {
+    each_own_part(threads, rows, length_of, heads * in_head, [&](std::int64_t row, std::int64_t part) {
         const std::int64_t first = part % in_head * at_once * DELTA_COLUMNS, begin = starts[row];
         const std::int64_t end = std::min(value_dim, first + at_once * DELTA_COLUMNS);
         const HeadColumns columns{part / in_head, first, end, key_dim, value_dim, memory + of_tokens};

@@ -30,9 +30,9 @@ template <int V, bool PER_CHANNEL>
 void update_columns(const DeltaToken& token, std::int64_t key_dim, std::int64_t value_dim, std::int64_t first,
                     Columns<V> columns, const float* from, float* to, bool streams, const float* next, float* out) {
     if (from) from += first;
-    Found<V> found = look_up<V>(token, key_dim, from, value_dim, columns);
-    found.finish(token, first);
-    for (int v = 0; v < V; ++v) store(out + first + v * LANES, found.at_query[v]);
+    StateReads<V> reads = read_state<V>(token, key_dim, from, value_dim, columns);
+    reads.finish(token, first);
+    for (int v = 0; v < V; ++v) store(out + first + v * LANES, reads.at_query[v]);
     if (!to) return;
     to += first;
     const bool is_aligned = columns.width == LANES && value_dim % LANES == 0 &&
@@ -44,7 +44,7 @@ void update_columns(const DeltaToken& token, std::int64_t key_dim, std::int64_t 
         }
         Float row[V];
         for (int v = 0; v < V; ++v) row[v] = from ? columns.at(from + i * value_dim, v) : Float{};
-        apply<V, PER_CHANNEL>(token, found.at_key, i, row);
+        apply<V, PER_CHANNEL>(token, reads.at_key, i, row);
         for (int v = 0; v < V; ++v) {
             if (streams && is_aligned) {
                 stream(to + i * value_dim + v * LANES, row[v]);
@@ -71,11 +71,11 @@ void update_head(const DeltaToken& token, std::int64_t key_dim, std::int64_t val
 }
 
 // Row r has the tokens r * per_row to r * per_row + per_row - 1. Threads share the heads of all rows.
-void delta_update(const Team& team, std::int64_t tokens, const DeltaUpdate& in) {
+void delta_update(const ThreadGroup& threads, std::int64_t tokens, const DeltaUpdate& in) {
     const std::int64_t heads = in.heads(), key_dim = in.key_dim(), value_dim = in.value_dim();
     const std::int64_t per_row = in.write_slots.shape[1], elements = key_dim * value_dim;
     const FlushDenormals flush;  // a state that nothing is added to decays for ever
-    float* const memory = team.own<float>(in.token_floats() + value_dim + LANES + elements);
+    float* const memory = threads.thread_scratch<float>(in.token_floats() + value_dim + LANES + elements);
     float* const sums = memory + in.token_floats();
     float* const unkept = sums + value_dim + LANES;  // a state that no slot takes, but the next token
 
@@ -84,7 +84,7 @@ void delta_update(const Team& team, std::int64_t tokens, const DeltaUpdate& in) 
         return slot ? in.head_state(slot, unit % heads) : nullptr;
     };
 
-    const Range mine = team.split(tokens / per_row * heads);
+    const Range mine = threads.split(tokens / per_row * heads);
     for (std::int64_t unit = mine.begin; unit < mine.end; ++unit) {
         const std::int64_t row = unit / heads, head = unit % heads, first = row * per_row;
         const float* from = state_before(unit);
@@ -110,7 +110,7 @@ void delta_update(const Team& team, std::int64_t tokens, const DeltaUpdate& in) 
                     update_head<false>(token, key_dim, value_dim, from, to, streams, next, sums);
                 }
                 for (std::int64_t at = 0; at < value_dim; at += LANES) {
-                    store_some(out + at, load(sums + at), value_dim - at);
+                    store_partial(out + at, load(sums + at), value_dim - at);
                 }
                 from = to;
             }

@@ -9,7 +9,7 @@ namespace {
 
 // Elements `begin` to `begin + count` of a row of 8-bit weights; the row's scales are one, or one per `group` elements.
 template <typename T>
-void expand(const std::int8_t* row, const float* scales, std::int64_t group, std::int64_t begin, std::int64_t count,
+void dequantize_int8(const std::int8_t* row, const float* scales, std::int64_t group, std::int64_t begin, std::int64_t count,
             float multiplier, T* to) {
     for (std::int64_t j = 0; j < count; j += LANES) {
         const float scale = scales[group ? (begin + j) / group : 0] * multiplier;
@@ -17,7 +17,7 @@ void expand(const std::int8_t* row, const float* scales, std::int64_t group, std
         if (rest >= LANES) {
             store(to + j, load(row + begin + j) * scale);
         } else {
-            store_first(to + j, load_first(row + begin + j, rest) * scale, rest);
+            store_masked(to + j, load_masked(row + begin + j, rest) * scale, rest);
         }
     }
 }
@@ -27,9 +27,9 @@ struct Embedding : Arguments {
     FIELD(Array<INT64>, token_ids);
     FIELD(Strided<WEIGHTS>, weight);  // [vocab, hidden]
     FIELD(float, multiplier);
-    FIELD(Maybe<Array<FLOAT32>>, weight_scale);  // [vocab], or one for each group of a row
+    FIELD(OptionalTensor<Array<FLOAT32>>, weight_scale);  // [vocab], or one for each group of a row
     FIELD(std::optional<std::int64_t>, group_size);  // elements, a multiple of LANES
-    FIELD(Unused, out_dtype);
+    FIELD(IgnoredArgument, out_dtype);
     FIELD(BlockParts, blocks);  // where weights are bytes: one format
 
     void check(const Reader& reader) const {
@@ -39,13 +39,13 @@ struct Embedding : Arguments {
 };
 
 // Rows of `weight` times `multiplier`.
-void embedding(const Team& team, std::int64_t tokens, const Embedding& in) {
+void embedding(const ThreadGroup& threads, std::int64_t tokens, const Embedding& in) {
     const std::int64_t hidden = in.out.shape[1], group = in.group_size.value_or(0);
     const float* scales = in.weight_scale.at<const float>();
     // Threads share the elements, not the tokens: one token alone is worth sharing too.
     constexpr std::int64_t GRAIN = 512;
     const std::int64_t parts = (hidden + GRAIN - 1) / GRAIN;
-    const Range mine = team.split(tokens * parts);
+    const Range mine = threads.split(tokens * parts);
     with_dtype(in.out.dtype, [&](auto type) {
         using T = decltype(type);
         for (std::int64_t i = mine.begin; i < mine.end; ++i) {
@@ -55,14 +55,14 @@ void embedding(const Team& team, std::int64_t tokens, const Embedding& in) {
             T* to = in.out.at<T>() + token * hidden + begin;
             if (!in.blocks.empty()) {
                 float wide[GRAIN];
-                in.blocks[0].format->with_floats.expand(in.weight.row<const InBlocks>(row), begin, begin + count, wide);
+                in.blocks[0].format->with_f32.dequantize(in.weight.row<const BlockByte>(row), begin, begin + count, wide);
                 for (std::int64_t j = 0; j < count; j += LANES) store(to + j, load(wide + j) * in.multiplier);
                 continue;
             }
             if (scales) {
                 const std::int64_t groups = group ? (hidden + group - 1) / group : 1;
                 const auto* integers = in.weight.row<const std::int8_t>(row);
-                expand(integers, scales + row * groups, group, begin, count, in.multiplier, to);
+                dequantize_int8(integers, scales + row * groups, group, begin, count, in.multiplier, to);
                 continue;
             }
             const T* from = in.weight.row<const T>(row) + begin;
@@ -73,7 +73,7 @@ void embedding(const Team& team, std::int64_t tokens, const Embedding& in) {
             std::int64_t j = 0;
             for (; j + LANES <= count; j += LANES) store(to + j, load(from + j) * in.multiplier);
             const int rest = static_cast<int>(count - j);
-            if (rest) store_first(to + j, load_first(from + j, rest) * in.multiplier, rest);
+            if (rest) store_masked(to + j, load_masked(from + j, rest) * in.multiplier, rest);
         }
     });
 }
@@ -86,9 +86,9 @@ struct WeightedEmbedding : Arguments {
 };
 
 // Weighted sums of rows of `table`.
-void weighted_embedding(const Team& team, std::int64_t tokens, const WeightedEmbedding& in) {
+void weighted_embedding(const ThreadGroup& threads, std::int64_t tokens, const WeightedEmbedding& in) {
     const std::int64_t count = in.ids.shape[1], hidden = in.table.shape[1];
-    const Range mine = team.split(tokens);
+    const Range mine = threads.split(tokens);
     with_dtype(in.table.dtype, [&](auto type) {
         using T = decltype(type);
         for (std::int64_t token = mine.begin; token < mine.end; ++token) {
@@ -97,9 +97,9 @@ void weighted_embedding(const Team& team, std::int64_t tokens, const WeightedEmb
                 for (std::int64_t i = 0; i < count; ++i) {
                     const T* row = in.table.row<const T>(in.ids.row<const std::int64_t>(token)[i]);
                     const Float weight = splat(in.weights.row<const float>(token)[i]);
-                    total = fma(load_some(row + j, hidden - j), weight, total);
+                    total = fma(load_partial(row + j, hidden - j), weight, total);
                 }
-                store_some(in.out.at<T>() + token * hidden + j, total, hidden - j);
+                store_partial(in.out.at<T>() + token * hidden + j, total, hidden - j);
             }
         }
     });
@@ -116,9 +116,9 @@ struct InjectMedia : Arguments {
 
 // Row `row` of the token's cell takes the place of its vector, or with `add` is added to it. Tokens with cell 0 keep
 // theirs.
-void inject_media(const Team& team, std::int64_t tokens, const InjectMedia& in) {
+void inject_media(const ThreadGroup& threads, std::int64_t tokens, const InjectMedia& in) {
     const std::int64_t hidden = in.x.shape[1];
-    const Range mine = team.split(tokens);
+    const Range mine = threads.split(tokens);
     with_dtype(in.x.dtype, [&](auto type) {
         using T = decltype(type);
         for (std::int64_t token = mine.begin; token < mine.end; ++token) {
@@ -131,7 +131,7 @@ void inject_media(const Team& team, std::int64_t tokens, const InjectMedia& in) 
                 continue;
             }
             for (std::int64_t j = 0; j < hidden; j += LANES) {
-                store_some(to + j, load_some(to + j, hidden - j) + load_some(from + j, hidden - j), hidden - j);
+                store_partial(to + j, load_partial(to + j, hidden - j) + load_partial(from + j, hidden - j), hidden - j);
             }
         }
     });

@@ -11,13 +11,13 @@ namespace ostinato {
 namespace attention {
 namespace {
 
-constexpr std::int64_t MOST_ROWS = UNIT_ROWS;  // of a unit
+constexpr std::int64_t MOST_ROWS = ATTENTION_UNIT_ROWS;  // of a unit
 constexpr std::int64_t LEAST_ROWS = 48;
 constexpr std::int64_t UNITS = 4;  // for each thread, that they end at about the same time
 
 // What is read, [patches, heads, head_dim] each, and written.
 template <typename T>
-struct Operands {
+struct EncoderOperands {
     const Tensor &q, &k, &v;
     T* out;
     std::int64_t heads;
@@ -35,7 +35,7 @@ struct Segments {
 };
 
 // The queries [begin, end) of one head, among the keys of their segment.
-struct Unit {
+struct EncoderUnit {
     Range segment;
     std::int64_t head, begin, end;
 
@@ -48,20 +48,20 @@ void each_unit(const Segments& segments, std::int64_t heads, std::int64_t most_r
         const Range segment = segments.at(i);
         for (std::int64_t head = 0; head < heads; ++head) {
             for (std::int64_t begin = segment.begin; begin < segment.end; begin += most_rows) {
-                body(Unit{segment, head, begin, std::min(begin + most_rows, segment.end)});
+                body(EncoderUnit{segment, head, begin, std::min(begin + most_rows, segment.end)});
             }
         }
     }
 }
 
 template <typename T>
-class Worker {
+class EncoderWorker {
   public:
-    Worker(const Team& team, const Operands<T>& operands, std::int64_t head_dim, float scale)
+    EncoderWorker(const ThreadGroup& threads, const EncoderOperands<T>& operands, std::int64_t head_dim, float scale)
         : operands_(operands), head_{head_dim}, factor_(scale * LOG2_E) {
         const std::int64_t words = head_.padded_words(), dim = head_.padded_dim();
-        const std::int64_t value_words = TILE / Words<T>::ELEMENTS * dim;
-        float* next = team.own<float>(MOST_ROWS * (words + TILE + 2 * dim + 2) + TILE * words + value_words);
+        const std::int64_t value_words = TILE / LaneOperand<T>::ELEMENTS * dim;
+        float* next = threads.thread_scratch<float>(MOST_ROWS * (words + TILE + 2 * dim + 2) + TILE * words + value_words);
         const auto take = [&](std::int64_t count) {
             float* taken = next;
             next += count;
@@ -76,7 +76,7 @@ class Worker {
         softmax_ = reinterpret_cast<Softmax*>(take(MOST_ROWS * 2));
     }
 
-    void run(const Unit& unit) {
+    void run(const EncoderUnit& unit) {
         const std::int64_t words = head_.padded_words(), dim = head_.padded_dim(), rows = unit.end - unit.begin;
         const std::int64_t within = unit.head * head_.dim;
         for (std::int64_t i = 0; i < rows; ++i) {
@@ -94,7 +94,7 @@ class Worker {
     }
 
   private:
-    const Operands<T>& operands_;
+    const EncoderOperands<T>& operands_;
     const Head<T> head_;
     const float factor_;
     float *keys_, *values_, *queries_, *scores_, *sums_, *tile_sums_;
@@ -102,7 +102,7 @@ class Worker {
 
     // Adds what `count` keys from `begin` on give to `rows` queries.
     void tile(std::int64_t begin, std::int64_t count, std::int64_t within, std::int64_t rows, bool first) {
-        constexpr int ELEMENTS = Words<T>::ELEMENTS;
+        constexpr int ELEMENTS = LaneOperand<T>::ELEMENTS;
         const std::int64_t words = head_.padded_words(), dim = head_.padded_dim();
         pack(begin, count, within);
         const std::int64_t panels = (count + LANES - 1) / LANES, depth = (count + ELEMENTS - 1) / ELEMENTS;
@@ -145,23 +145,23 @@ class Worker {
             values[i] = token * operands_.v.strides[0] + within;
         }
         const T *k = operands_.k.template at<const T>(), *v = operands_.v.template at<const T>();
-        Fetch nothing(k, nullptr, head_.dim, 1);
+        HeadPrefetch nothing(k, nullptr, head_.dim, 1);
         for (std::int64_t i = 0; i < count; i += LANES) {
             pack_keys(head_, k, keys + i, keys_ + i * head_.padded_words(), nothing);
         }
-        for (std::int64_t i = 0; i < count; i += Words<T>::ELEMENTS) {
-            pack_values(head_, v, values + i, values_ + i / Words<T>::ELEMENTS * head_.padded_dim());
+        for (std::int64_t i = 0; i < count; i += LaneOperand<T>::ELEMENTS) {
+            pack_values(head_, v, values + i, values_ + i / LaneOperand<T>::ELEMENTS * head_.padded_dim());
         }
     }
 };
 
 template <typename T>
-void attend(const Team& team, const Segments& segments, const Operands<T>& operands, std::int64_t head_dim,
+void attend(const ThreadGroup& threads, const Segments& segments, const EncoderOperands<T>& operands, std::int64_t head_dim,
             float scale) {
     // Zeros for tokens before the first segment and behind the last.
     const std::int64_t size = operands.heads * head_dim;
     const auto clear = [&](std::int64_t begin, std::int64_t end) {
-        const Range mine = team.split(end - begin);
+        const Range mine = threads.split(end - begin);
         if (mine.begin == mine.end) return;  // without patches there is no output either
         std::memset(operands.out + (begin + mine.begin) * size, 0, sizeof(T) * (mine.end - mine.begin) * size);
     };
@@ -172,17 +172,17 @@ void attend(const Team& team, const Segments& segments, const Operands<T>& opera
     std::int64_t most_rows = MOST_ROWS, units = 0, total = 0;
     for (;; most_rows /= 2) {
         units = total = 0;
-        each_unit(segments, operands.heads, most_rows, [&](const Unit& unit) {
+        each_unit(segments, operands.heads, most_rows, [&](const EncoderUnit& unit) {
             ++units;
             total += unit.cost();
         });
-        if (units >= UNITS * team.size || most_rows / 2 < LEAST_ROWS) break;
+        if (units >= UNITS * threads.size || most_rows / 2 < LEAST_ROWS) break;
     }
-    Worker<T> worker(team, operands, head_dim, scale);
+    EncoderWorker<T> worker(threads, operands, head_dim, scale);
     std::int64_t before = 0;
-    each_unit(segments, operands.heads, most_rows, [&](const Unit& unit) {
+    each_unit(segments, operands.heads, most_rows, [&](const EncoderUnit& unit) {
         // By the middle of the unit's cost.
-        if ((2 * before + unit.cost()) * team.size / (2 * total) == team.rank) worker.run(unit);
+        if ((2 * before + unit.cost()) * threads.size / (2 * total) == threads.rank) worker.run(unit);
         before += unit.cost();
     });
 }
@@ -195,12 +195,12 @@ struct EncoderAttention : Arguments {
     FIELD(Array<VALUES>, out);  // [tokens, heads, head_dim]
 };
 
-void encoder_attention(const Team& team, std::int64_t tokens, const EncoderAttention& in) {
+void encoder_attention(const ThreadGroup& threads, std::int64_t tokens, const EncoderAttention& in) {
     const Segments segments{tokens, in.starts.shape[0] - 1, in.starts.at<const std::int32_t>()};
     const auto scale = static_cast<float>(std::pow(static_cast<double>(in.q.shape[2]), -0.5));
     with_dtype(in.q.dtype, [&](auto type) {
         using T = decltype(type);
-        attend(team, segments, Operands<T>{in.q, in.k, in.v, in.out.at<T>(), in.q.shape[1]}, in.q.shape[2], scale);
+        attend(threads, segments, EncoderOperands<T>{in.q, in.k, in.v, in.out.at<T>(), in.q.shape[1]}, in.q.shape[2], scale);
     });
 }
 

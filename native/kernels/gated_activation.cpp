@@ -18,9 +18,9 @@ struct GatedActivation : Arguments {
     }
 };
 
-void gated_activation(const Team& team, std::int64_t tokens, const GatedActivation& in) {
+void gated_activation(const ThreadGroup& threads, std::int64_t tokens, const GatedActivation& in) {
     const std::int64_t size = in.out.shape[1];
-    const Range mine = team.split(tokens);
+    const Range mine = threads.split(tokens);
     with_dtype(in.x.dtype, [&](auto type) {
         using T = decltype(type);
         for (std::int64_t t = mine.begin; t < mine.end; ++t) {
@@ -28,8 +28,8 @@ void gated_activation(const Team& team, std::int64_t tokens, const GatedActivati
             T* to = in.out.at<T>() + t * size;
             for (std::int64_t i = 0; i < size; i += LANES) {
                 const std::int64_t count = std::min<std::int64_t>(LANES, size - i);
-                const Float gate = activated(in.activation, load_some(gates + i, count), Float{});
-                store_some(to + i, gate * load_some(values + i, count), count);
+                const Float gate = activated(in.activation, load_partial(gates + i, count), Float{});
+                store_partial(to + i, gate * load_partial(values + i, count), count);
             }
         }
     });

@@ -20,15 +20,15 @@ namespace {
 struct Linear : Arguments {
     FIELD(Strided<VALUES>, x);  // [tokens, in]
     FIELD(Array<WEIGHTS>, weight);  // [out, in], or bytes
-    FIELD(Maybe<Array<VALUES>>, bias);  // [out]
-    FIELD(Maybe<Strided<FLOATS>>, residual);  // as the result
+    FIELD(OptionalTensor<Array<VALUES>>, bias);  // [out]
+    FIELD(OptionalTensor<Strided<FLOATS>>, residual);  // as the result
     FIELD(Activation, activation);
-    FIELD(Maybe<Array<FLOAT32>>, scale);  // [out]
-    FIELD(Unused, out_dtype);
-    FIELD(Maybe<Array<FLOAT32>>, weight_scale);  // of 8-bit weights: [out], or [out, in / group_size] if that is given
+    FIELD(OptionalTensor<Array<FLOAT32>>, scale);  // [out]
+    FIELD(IgnoredArgument, out_dtype);
+    FIELD(OptionalTensor<Array<FLOAT32>>, weight_scale);  // of 8-bit weights: [out], or [out, in / group_size] if that is given
     FIELD(std::optional<std::int64_t>, group_size);
     FIELD(BlockParts, blocks);  // where weights are bytes
-    FIELD(Maybe<Array<INT32>>, order);  // [in] which input each element of a row belongs to; without it, its own
+    FIELD(OptionalTensor<Array<INT32>>, order);  // [in] which input each element of a row belongs to; without it, its own
     FIELD(bool, fixed_order);
     FIELD(Strided<FLOATS>, out);  // [tokens, out], or [tokens, out / 2] if gated
 
@@ -58,10 +58,10 @@ struct Ordered {
 
 // Tokens with their inputs in `order`. Each thread makes them for itself: that takes less time than to wait for others.
 template <typename T>
-const T* in_order(const Team& team, std::int64_t tokens, const T* x, std::int64_t stride, const Tensor& order) {
+const T* in_order(const ThreadGroup& threads, std::int64_t tokens, const T* x, std::int64_t stride, const Tensor& order) {
     const std::int64_t size = order.shape[0];
     const auto* from = order.at<const std::int32_t>();
-    T* ordered = &team.own<Ordered<T>>(tokens * size)->value;
+    T* ordered = &threads.thread_scratch<Ordered<T>>(tokens * size)->value;
     for (std::int64_t t = 0; t < tokens; ++t) {
         for (std::int64_t i = 0; i < size; ++i) ordered[t * size + i] = x[t * stride + from[i]];
     }
@@ -69,7 +69,7 @@ const T* in_order(const Team& team, std::int64_t tokens, const T* x, std::int64_
 }
 
 // The outputs of the tokens `begin` to `begin + tokens`.
-void multiply_some(const Team& team, std::int64_t begin, std::int64_t tokens, const Linear& in) {
+void multiply_some(const ThreadGroup& threads, std::int64_t begin, std::int64_t tokens, const Linear& in) {
     const std::int64_t in_size = in.x.shape[1];
     const std::int64_t group = in.group_size.value_or(0);
     with_dtype(in.x.dtype, [&](auto type) {
@@ -77,13 +77,13 @@ void multiply_some(const Team& team, std::int64_t begin, std::int64_t tokens, co
         const T* x = in.x.row<const T>(begin);
         std::int64_t x_stride = in.x.strides[0];
         if (in.order) {
-            x = in_order(team, tokens, x, x_stride, in.order);
+            x = in_order(threads, tokens, x, x_stride, in.order);
             x_stride = in_size;
         }
         // The outputs of `out_size` rows of weights, from output `first` on.
         const auto run = [&](auto* weights, std::int64_t first, std::int64_t out_size, const BlockFormat* format) {
             using W = std::remove_const_t<std::remove_pointer_t<decltype(weights)>>;
-            Output o{behind(in.bias, first), static_cast<const float*>(behind(in.scale, first)), nullptr,
+            Epilogue o{behind(in.bias, first), static_cast<const float*>(behind(in.scale, first)), nullptr,
                      behind(in.residual, begin * in.residual.strides[0] + first), in.residual.strides[0],
                      in.out.strides[0],
                      has_gates(in.activation) ? out_size / 2 : out_size, in.activation};
@@ -92,51 +92,51 @@ void multiply_some(const Team& team, std::int64_t begin, std::int64_t tokens, co
                 o.row_scale = scales;
                 scales = nullptr;
             }
-            const Weights<W> all{weights, in_size, out_size, scales, group, format, in.fixed_order};
+            const WeightView<W> all{weights, out_size, in_size, scales, group, format, in.fixed_order};
             const auto compute = [&](auto* start) {
                 auto* to = start + begin * in.out.strides[0] + first;
 #if defined(OSTINATO_TILES)
                 if constexpr (std::is_same_v<T, bf16>) {
-                    if (!in.fixed_order && tokens >= LEAST_TILE_TOKENS) {
-                        tiles::multiply(team, tokens, x, x_stride, all, o, to);
+                    if (!in.fixed_order && tokens >= MIN_AMX_TOKENS) {
+                        tiles::gemm_large_m(threads, tokens, x, x_stride, all, o, to);
                         return;
                     }
                 }
 #endif
-#if defined(OSTINATO_FIXED)
-                if constexpr (MAY_BE_FIXED<T> && HAS_FIXED<W>) {
-                    if (tokens <= most_fixed<T>(all)) {
-                        multiply_fixed(team, tokens, x, x_stride, all, o, to);
+#if defined(OSTINATO_I16)
+                if constexpr (LHS_CAN_BE_I16<T> && HAS_I16<W>) {
+                    if (tokens <= max_i16_tokens<T>(all)) {
+                        gemv_i16(threads, tokens, x, x_stride, all, o, to);
                         return;
                     }
-#if defined(OSTINATO_NARROW)
-                    if (fixed_span(all) != 0) {
-                        narrow::multiply_in_integers(team, tokens, x, x_stride, all, o, to);
+#if defined(OSTINATO_GEMM_AVX2)
+                    if (i16_scale_span(all) != 0) {
+                        avx2::gemm_large_m_i16(threads, tokens, x, x_stride, all, o, to);
                         return;
                     }
 #endif
                 }
 #endif
-#if defined(OSTINATO_WIDE_ROWS)
+#if defined(OSTINATO_DEQUANT_BF16)
                 if constexpr (std::is_same_v<T, bf16> && !std::is_same_v<W, bf16>) {
-                    if (takes_wide_rows(tokens, all)) {
-                        multiply_wide_rows(team, tokens, x, x_stride, all, o, to);
+                    if (accepts_dequant_bf16(tokens, all)) {
+                        gemm_mid_m_dequant_bf16(threads, tokens, x, x_stride, all, o, to);
                         return;
                     }
                 }
 #endif
-#if defined(OSTINATO_NARROW)
-                if (!in.fixed_order && tokens >= narrow::least_tokens<W>(in_size)) {
-                    narrow::multiply(team, tokens, x, x_stride, all, o, to);
+#if defined(OSTINATO_GEMM_AVX2)
+                if (!in.fixed_order && tokens >= avx2::min_m<W>(in_size)) {
+                    avx2::gemm_large_m(threads, tokens, x, x_stride, all, o, to);
                     return;
                 }
 #else
-                if (!in.fixed_order && tokens >= MANY<Operand<T>, W>) {
-                    multiply_many(team, tokens, x, x_stride, all, o, to);
+                if (!in.fixed_order && tokens >= LARGE_M<LhsType<T>, W>) {
+                    gemm_large_m(threads, tokens, x, x_stride, all, o, to);
                     return;
                 }
 #endif
-                multiply_few(team, tokens, x, x_stride, all, o, to);
+                gemm_small_m(threads, tokens, x, x_stride, all, o, to);
             };
             if (in.out.dtype == FLOAT32) {
                 compute(in.out.at<float>());
@@ -149,7 +149,7 @@ void multiply_some(const Team& team, std::int64_t begin, std::int64_t tokens, co
         } else if (in.blocks.empty()) {
             run(in.weight.at<const T>(), 0, in.weight.shape[0], nullptr);
         }
-        const auto* bytes = in.weight.at<const InBlocks>();
+        const auto* bytes = in.weight.at<const BlockByte>();
         std::int64_t first = 0;
         for (const BlockPart& part : in.blocks) {
             run(bytes, first, part.rows, part.format);
@@ -160,9 +160,9 @@ void multiply_some(const Team& team, std::int64_t begin, std::int64_t tokens, co
 }
 
 // In `fixed_order` a token's bits do not depend on how many tokens are computed with it.
-void linear(const Team& team, std::int64_t tokens, const Linear& in) {
-    const std::int64_t at_once = in.order ? GROUP_TOKENS : tokens;
-    for (std::int64_t t = 0; t < tokens; t += at_once) multiply_some(team, t, std::min(at_once, tokens - t), in);
+void linear(const ThreadGroup& threads, std::int64_t tokens, const Linear& in) {
+    const std::int64_t at_once = in.order ? MAX_GROUP_TOKENS : tokens;
+    for (std::int64_t t = 0; t < tokens; t += at_once) multiply_some(threads, t, std::min(at_once, tokens - t), in);
 }
 
 KERNEL(linear);

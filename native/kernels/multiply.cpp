@@ -18,9 +18,9 @@ struct Multiply : Arguments {
     }
 };
 
-void multiply(const Team& team, std::int64_t tokens, const Multiply& in) {
+void multiply(const ThreadGroup& threads, std::int64_t tokens, const Multiply& in) {
     const std::int64_t size = in.out.shape[1], whole = size / LANES * LANES;
-    const Range mine = team.split(tokens);
+    const Range mine = threads.split(tokens);
     with_dtype(in.out.dtype, [&](auto type) {
         using T = decltype(type);
         for (std::int64_t t = mine.begin; t < mine.end; ++t) {
@@ -28,7 +28,7 @@ void multiply(const Team& team, std::int64_t tokens, const Multiply& in) {
             T* to = in.out.at<T>() + t * size;
             for (std::int64_t i = 0; i < whole; i += LANES) store(to + i, load(first + i) * load(second + i));
             const std::int64_t rest = size - whole;
-            if (rest) store_some(to + whole, load_some(first + whole, rest) * load_some(second + whole, rest), rest);
+            if (rest) store_partial(to + whole, load_partial(first + whole, rest) * load_partial(second + whole, rest), rest);
         }
     });
 }

@@ -32,7 +32,7 @@ void norm_row(const X* x, const T* weight, const T* residual, T* y, std::int64_t
         squares[0] += v * v;
     }
     if (rest) {
-        const Float v = load_first(x + whole, rest);
+        const Float v = load_masked(x + whole, rest);
         squares[1] += v * v;
     }
     const float mean = sum((squares[0] + squares[1]) + (squares[2] + squares[3])) / static_cast<float>(size);
@@ -42,8 +42,8 @@ void norm_row(const X* x, const T* weight, const T* residual, T* y, std::int64_t
         store(y + i, residual ? normed + load(residual + i) : normed);
     }
     if (rest) {
-        const Float normed = load_first(x + whole, rest) * factor * (load_first(weight + whole, rest) + offset);
-        store_first(y + whole, residual ? normed + load_first(residual + whole, rest) : normed, rest);
+        const Float normed = load_masked(x + whole, rest) * factor * (load_masked(weight + whole, rest) + offset);
+        store_masked(y + whole, residual ? normed + load_masked(residual + whole, rest) : normed, rest);
     }
 }
 
@@ -52,15 +52,15 @@ struct RmsNorm : Arguments {
     FIELD(Array<VALUES>, weight);  // [size]
     FIELD(float, eps);
     FIELD(float, offset);
-    FIELD(Maybe<Array<VALUES>>, residual);  // as x
+    FIELD(OptionalTensor<Array<VALUES>>, residual);  // as x
     FIELD(Array<VALUES>, out);  // as x
 };
 
-void rms_norm(const Team& team, std::int64_t tokens, const RmsNorm& in) {
+void rms_norm(const ThreadGroup& threads, std::int64_t tokens, const RmsNorm& in) {
     const bool has_heads = in.x.dims == 3;
     const std::int64_t heads = has_heads ? in.x.shape[1] : 1, size = in.weight.shape[0];
     const std::int64_t head_stride = has_heads ? in.x.strides[1] : 0;
-    const Range mine = team.split(tokens * heads);
+    const Range mine = threads.split(tokens * heads);
     with_dtype(in.x.dtype, [&](auto type) {
         using T = decltype(type);
         for (std::int64_t i = mine.begin; i < mine.end; ++i) {
@@ -83,16 +83,16 @@ void layer_norm_row(const T* x, const T* weight, const T* bias, T* y, std::int64
         return sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
     };
     const float count = static_cast<float>(size);
-    const float mean = sum_of([&](std::int64_t i, int n) { return load_some(x + i, n); }) / count;
+    const float mean = sum_of([&](std::int64_t i, int n) { return load_partial(x + i, n); }) / count;
     const float squares = sum_of([&](std::int64_t i, int n) {
-        Float apart = load_some(x + i, n) - mean;
+        Float apart = load_partial(x + i, n) - mean;
         for (int j = n; j < LANES; ++j) apart[j] = 0.0f;
         return apart * apart;
     });
     const float factor = 1.0f / std::sqrt(squares / count + eps);
     by_vectors(size, [&](std::int64_t i, int n) {
-        const Float normed = (load_some(x + i, n) - mean) * factor;
-        store_some(y + i, normed * load_some(weight + i, n) + load_some(bias + i, n), n);
+        const Float normed = (load_partial(x + i, n) - mean) * factor;
+        store_partial(y + i, normed * load_partial(weight + i, n) + load_partial(bias + i, n), n);
     });
 }
 
@@ -104,9 +104,9 @@ struct LayerNorm : Arguments {
     FIELD(Array<VALUES>, out);  // [tokens, size]
 };
 
-void layer_norm(const Team& team, std::int64_t tokens, const LayerNorm& in) {
+void layer_norm(const ThreadGroup& threads, std::int64_t tokens, const LayerNorm& in) {
     const std::int64_t size = in.x.shape[1];
-    const Range mine = team.split(tokens);
+    const Range mine = threads.split(tokens);
     with_dtype(in.x.dtype, [&](auto type) {
         using T = decltype(type);
         for (std::int64_t i = mine.begin; i < mine.end; ++i) {
@@ -118,7 +118,7 @@ void layer_norm(const Team& team, std::int64_t tokens, const LayerNorm& in) {
 
 // What a gate multiplies by: silu(gate), or its sigmoid.
 template <bool IS_SIGMOID>
-Float let_through(Float gate) {
+Float apply_gate(Float gate) {
     if constexpr (IS_SIGMOID) return 1.0f / (1.0f + exp(-gate));
     else return silu(gate);
 }
@@ -126,7 +126,7 @@ Float let_through(Float gate) {
 template <bool IS_SIGMOID, typename T>
 void gate_row(const T* x, const T* gate, T* y, std::int64_t size) {
     by_vectors(size, [&](std::int64_t i, int n) {
-        store_some(y + i, load_some(x + i, n) * let_through<IS_SIGMOID>(load_some(gate + i, n)), n);
+        store_partial(y + i, load_partial(x + i, n) * apply_gate<IS_SIGMOID>(load_partial(gate + i, n)), n);
     });
 }
 
@@ -136,25 +136,25 @@ void gated_norm_row(const T* x, const T* gate, const T* weight, T* y, std::int64
                     bool norm_before_gate, float* values) {
     Float squares[4] = {};
     by_vectors(size, [&](std::int64_t i, int n) {
-        const Float gated = let_through<IS_SIGMOID>(load_some(gate + i, n));
-        const Float v = norm_before_gate ? load_some(x + i, n) : load_some(x + i, n) * gated;
-        store_some(values + i, norm_before_gate ? gated : v, n);
+        const Float gated = apply_gate<IS_SIGMOID>(load_partial(gate + i, n));
+        const Float v = norm_before_gate ? load_partial(x + i, n) : load_partial(x + i, n) * gated;
+        store_partial(values + i, norm_before_gate ? gated : v, n);
         Float& sum_of = squares[i / LANES % 4];
         sum_of = fma(v, v, sum_of);
     });
     const float mean = sum((squares[0] + squares[1]) + (squares[2] + squares[3])) / static_cast<float>(size);
     const float factor = 1.0f / std::sqrt(mean + eps);
     by_vectors(size, [&](std::int64_t i, int n) {
-        const Float v = load_some(values + i, n);
-        const Float normed = (norm_before_gate ? load_some(x + i, n) : v) * factor * load_some(weight + i, n);
-        store_some(y + i, norm_before_gate ? normed * v : normed, n);
+        const Float v = load_partial(values + i, n);
+        const Float normed = (norm_before_gate ? load_partial(x + i, n) : v) * factor * load_partial(weight + i, n);
+        store_partial(y + i, norm_before_gate ? normed * v : normed, n);
     });
 }
 
 struct GatedRmsNorm : Arguments {
     FIELD(Strided<VALUES>, x);  // [tokens, size], as gate
     FIELD(Strided<VALUES>, gate);
-    FIELD(Maybe<Array<VALUES>>, weight);  // [size], or [group_size] for all groups; without there is no norm
+    FIELD(OptionalTensor<Array<VALUES>>, weight);  // [size], or [group_size] for all groups; without there is no norm
     FIELD(float, eps);
     FIELD(std::optional<std::int64_t>, group_size);
     FIELD(bool, norm_before_gate);
@@ -163,10 +163,10 @@ struct GatedRmsNorm : Arguments {
 };
 
 template <bool IS_SIGMOID>
-void gated_norm(const Team& team, std::int64_t tokens, const GatedRmsNorm& in) {
+void gated_norm(const ThreadGroup& threads, std::int64_t tokens, const GatedRmsNorm& in) {
     const std::int64_t size = in.x.shape[1], group_size = in.group_size.value_or(size), groups = size / group_size;
-    const Range mine = team.split(tokens * groups);
-    float* values = team.own<float>(group_size);
+    const Range mine = threads.split(tokens * groups);
+    float* values = threads.thread_scratch<float>(group_size);
     with_dtype(in.x.dtype, [&](auto type) {
         using T = decltype(type);
         for (std::int64_t i = mine.begin; i < mine.end; ++i) {
@@ -184,8 +184,8 @@ void gated_norm(const Team& team, std::int64_t tokens, const GatedRmsNorm& in) {
     });
 }
 
-void gated_rms_norm(const Team& team, std::int64_t tokens, const GatedRmsNorm& in) {
-    in.gate_is_sigmoid ? gated_norm<true>(team, tokens, in) : gated_norm<false>(team, tokens, in);
+void gated_rms_norm(const ThreadGroup& threads, std::int64_t tokens, const GatedRmsNorm& in) {
+    in.gate_is_sigmoid ? gated_norm<true>(threads, tokens, in) : gated_norm<false>(threads, tokens, in);
 }
 
 KERNEL(gated_rms_norm);

@@ -13,11 +13,11 @@ struct ReadMemory : Arguments {
 
 // Of all of `from` as integers, one [LANES] of sums for each of `parts` parts. Parts are shared by the threads, and read in
 // several streams each, as one does not keep a core's line buffers busy.
-void read_memory(const Team& team, std::int64_t parts, const ReadMemory& in) {
+void read_memory(const ThreadGroup& threads, std::int64_t parts, const ReadMemory& in) {
     constexpr std::int64_t STREAMS = 4, STEP = 4 * LANES;
     const std::int64_t bytes = in.from.shape[0] * in.from.element_bytes();
     const std::int64_t words = bytes / 4 / parts / STREAMS / STEP * STEP;  // of one stream
-    const Range mine = team.split(parts);
+    const Range mine = threads.split(parts);
     for (std::int64_t part = mine.begin; part < mine.end; ++part) {
         const std::int32_t* begin = in.from.at<const std::int32_t>() + part * STREAMS * words;
         Int sums[STREAMS][4] = {};

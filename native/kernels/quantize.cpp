@@ -13,10 +13,10 @@ struct Quantize : Arguments {
     FIELD(std::optional<std::int64_t>, group_size);
 };
 
-void quantize(const Team& team, std::int64_t rows, const Quantize& in) {
+void quantize(const ThreadGroup& threads, std::int64_t rows, const Quantize& in) {
     const std::int64_t size = in.weight.shape[1], group = in.group_size.value_or(std::max<std::int64_t>(1, size));
     const std::int64_t groups = (size + group - 1) / group;
-    const Range mine = team.split(rows);
+    const Range mine = threads.split(rows);
     with_dtype(in.values.dtype, [&](auto type) {
         using T = decltype(type);
         for (std::int64_t row = mine.begin; row < mine.end; ++row) {

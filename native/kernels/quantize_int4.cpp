@@ -8,11 +8,9 @@
 namespace ostinato {
 namespace {
 
-typedef std::int8_t Bytes __attribute__((vector_size(LANES)));
 
 constexpr float LARGEST = 15.0f;
 constexpr std::int64_t HALF = 16;
-constexpr float ROUND = 12582912.0f;  // adding 1.5 * 2^23 rounds to the nearest integer, which stands in the lowest bits
 
 struct QuantizeInt4 : Arguments {
     FIELD(Strided<VALUES>, values);  // [rows, in]
@@ -88,15 +86,15 @@ void write(const Float* values, std::int64_t count, const Group& group, std::int
     };
     for (std::int64_t part = 0; part < count; part += 2 * HALF) {
         for (std::int64_t i = part; i < part + HALF; i += LANES, to += LANES) {
-            const Bytes bytes = __builtin_convertvector(integers(i) | integers(i + HALF) << 4, Bytes);
+            const LaneBytes bytes = __builtin_convertvector(integers(i) | integers(i + HALF) << 4, LaneBytes);
             std::memcpy(to, &bytes, LANES);
         }
     }
 }
 
-void quantize_int4(const Team& team, std::int64_t rows, const QuantizeInt4& in) {
+void quantize_int4(const ThreadGroup& threads, std::int64_t rows, const QuantizeInt4& in) {
     const std::int64_t size = in.values.shape[1], group = in.group_size;
-    const Range mine = team.split(rows);
+    const Range mine = threads.split(rows);
     std::vector<Float> values(group / LANES);
     with_dtype(in.values.dtype, [&](auto type) {
         using T = decltype(type);

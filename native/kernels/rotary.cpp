@@ -21,9 +21,9 @@ inline void put_angle(float angle, float scaling, const Tensor& out, std::int64_
     out.row<float>(1)[i] = std::sin(angle) * scaling;
 }
 
-void rotary_angles(const Team& team, std::int64_t tokens, const RotaryAngles& in) {
+void rotary_angles(const ThreadGroup& threads, std::int64_t tokens, const RotaryAngles& in) {
     const std::int64_t half_size = in.frequencies.shape[0];
-    const Range mine = team.split(tokens * half_size);
+    const Range mine = threads.split(tokens * half_size);
     for (std::int64_t i = mine.begin; i < mine.end; ++i) {
         const float position = static_cast<float>(in.positions.at<const std::int64_t>()[i / half_size]);
         put_angle(position * in.frequencies.at<const float>()[i % half_size], in.scaling, in.out, i);
@@ -39,9 +39,9 @@ struct AxialAngles : Arguments {
 };
 
 // As rotary_angles, where angle i is that of position `axes[i]` of the token's.
-void axial_angles(const Team& team, std::int64_t tokens, const AxialAngles& in) {
+void axial_angles(const ThreadGroup& threads, std::int64_t tokens, const AxialAngles& in) {
     const std::int64_t half_size = in.frequencies.shape[0];
-    const Range mine = team.split(tokens * half_size);
+    const Range mine = threads.split(tokens * half_size);
     for (std::int64_t i = mine.begin; i < mine.end; ++i) {
         const std::int64_t number = i % half_size, axis = in.axes.at<const std::int64_t>()[number];
         const auto position = static_cast<float>(in.positions.row<const std::int64_t>(i / half_size)[axis]);
@@ -56,7 +56,7 @@ struct Scaled {
     float multiplier;
 
     Float operator()(std::int64_t i, int count) const {
-        const Float value = count == LANES ? load(head + i) : load_first(head + i, count);
+        const Float value = count == LANES ? load(head + i) : load_masked(head + i, count);
         if (multiplier == 1.0f) return value;
         T rounded[LANES];
         store(rounded, value * multiplier);
@@ -76,14 +76,14 @@ void rotate_head(Scaled<T> from, T* to, const float* cosines, const float* sines
             store(to + i, first * cosine - second * sine);
             store(to + half_size + i, second * cosine + first * sine);
         } else {
-            const Float cosine = load_first(cosines + i, count), sine = load_first(sines + i, count);
-            store_first(to + i, first * cosine - second * sine, count);
-            store_first(to + half_size + i, second * cosine + first * sine, count);
+            const Float cosine = load_masked(cosines + i, count), sine = load_masked(sines + i, count);
+            store_masked(to + i, first * cosine - second * sine, count);
+            store_masked(to + half_size + i, second * cosine + first * sine, count);
         }
     }
     for (std::int64_t i = 2 * half_size; i < head_dim; i += LANES) {
         const int count = static_cast<int>(std::min<std::int64_t>(LANES, head_dim - i));
-        store_first(to + i, from(i, count), count);
+        store_masked(to + i, from(i, count), count);
     }
 }
 
@@ -99,14 +99,14 @@ struct Angles {
 struct Rotary : Arguments {
     FIELD(Strided<VALUES>, q);  // [tokens, heads, head_dim]
     FIELD(Strided<VALUES>, k);  // [tokens, kv_heads, head_dim], as v
-    FIELD(Maybe<Strided<VALUES>>, v);  // without, as v_cache, keys alone are written
-    FIELD(Maybe<Strided<FLOAT32>>, angles);  // [2, tokens, half]; without nothing is rotated
+    FIELD(OptionalTensor<Strided<VALUES>>, v);  // without, as v_cache, keys alone are written
+    FIELD(OptionalTensor<Strided<FLOAT32>>, angles);  // [2, tokens, half]; without nothing is rotated
     FIELD(float, key_multiplier);
     FIELD(Array<WEIGHTS>, k_cache);  // [blocks, block_size, kv_heads, head_dim], as v_cache; int8 with scales
-    FIELD(Maybe<Array<WEIGHTS>>, v_cache);
+    FIELD(OptionalTensor<Array<WEIGHTS>>, v_cache);
     FIELD(Array<INT64>, kv_cells);  // [tokens]
-    FIELD(Maybe<Array<FLOAT32>>, k_scales);  // [blocks, block_size, kv_heads], as v_scales
-    FIELD(Maybe<Array<FLOAT32>>, v_scales);
+    FIELD(OptionalTensor<Array<FLOAT32>>, k_scales);  // [blocks, block_size, kv_heads], as v_scales
+    FIELD(OptionalTensor<Array<FLOAT32>>, v_scales);
     FIELD(Strided<VALUES>, out);  // as q; q itself where nothing is rotated
 
     void check(const Reader& reader) const {
@@ -127,13 +127,13 @@ void keep(const T* from, const Tensor& cache, const Tensor& scales, std::int64_t
 }
 
 // `out` gets the rotated q; the tokens' cells of the caches get k, multiplied and rotated, and v.
-void rotary(const Team& team, std::int64_t tokens, const Rotary& in) {
+void rotary(const ThreadGroup& threads, std::int64_t tokens, const Rotary& in) {
     const std::int64_t heads = in.angles ? in.q.shape[1] : 0, kv_heads = in.k.shape[1], head_dim = in.k.shape[2];
     const std::int64_t half_size = in.angles.shape[2], parts = heads + (in.v ? 2 : 1) * kv_heads;
-    const Range mine = team.split(tokens * parts);
+    const Range mine = threads.split(tokens * parts);
     with_dtype(in.k.dtype, [&](auto type) {
         using T = decltype(type);
-        T* rotated = in.k_scales ? team.own<T>(head_dim) : nullptr;
+        T* rotated = in.k_scales ? threads.thread_scratch<T>(head_dim) : nullptr;
         for (std::int64_t i = mine.begin; i < mine.end; ++i) {
             const std::int64_t token = i / parts, part = i % parts;
             const Angles angles(in.angles, token);
@@ -163,9 +163,9 @@ struct Rotate : Arguments {
     FIELD(Array<VALUES>, out);  // as x
 };
 
-void rotate(const Team& team, std::int64_t tokens, const Rotate& in) {
+void rotate(const ThreadGroup& threads, std::int64_t tokens, const Rotate& in) {
     const std::int64_t heads = in.x.shape[1], head_dim = in.x.shape[2];
-    const Range mine = team.split(tokens * heads);
+    const Range mine = threads.split(tokens * heads);
     with_dtype(in.x.dtype, [&](auto type) {
         using T = decltype(type);
         for (std::int64_t i = mine.begin; i < mine.end; ++i) {

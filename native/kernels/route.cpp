@@ -12,7 +12,7 @@ constexpr float NEVER = -std::numeric_limits<float>::infinity();
 inline std::int64_t best_of(const float* values, std::int64_t count) {
     Float most = splat(NEVER);
     for (std::int64_t i = 0; i < count; i += LANES) most = max(load(values + i), most);
-    const float best = largest(most);
+    const float best = reduce_max(most);
     std::int64_t place = 0;
     while (place < count - 1 && values[place] != best) ++place;
     return place;
@@ -63,7 +63,7 @@ inline float sum_of_powers(const float* values, std::int64_t count, float best) 
 struct Route : Arguments {
     FIELD(Strided<VALUES>, x);  // [tokens, size]
     FIELD(Array<VALUES>, weight);  // [experts, size]
-    FIELD(Maybe<Array<FLOAT32>>, correction_bias);  // [experts]; without, a softmax of scores, not sigmoids
+    FIELD(OptionalTensor<Array<FLOAT32>>, correction_bias);  // [experts]; without, a softmax of scores, not sigmoids
     FIELD(std::int64_t, top_k);
     FIELD(std::int64_t, num_groups);
     FIELD(std::int64_t, top_groups);
@@ -74,15 +74,15 @@ struct Route : Arguments {
     FIELD(Array<FLOAT32>, out);  // [tokens, 2, top_k] float32: numbers of experts, and weights
 };
 
-void route(const Team& team, std::int64_t tokens, const Route& in) {
+void route(const ThreadGroup& threads, std::int64_t tokens, const Route& in) {
     const std::int64_t experts = in.weight.shape[0], size = in.weight.shape[1], top_k = in.top_k, groups = in.num_groups;
     const float* bias = in.correction_bias.at<const float>();
     const std::int64_t stride = (experts + LANES - 1) / LANES * LANES + LANES;
-    float* scores = team.shared<float>(tokens * stride);
+    float* scores = threads.group_scratch<float>(tokens * stride);
     with_dtype(in.x.dtype, [&](auto type) {
         using T = decltype(type);
-        const Rows<T> rows{in.weight.at<const T>(), experts, size};
-        const Range mine = team.split(experts, DOT_ROWS);
+        const WeightView<T> rows{in.weight.at<const T>(), experts, size};
+        const Range mine = threads.split(experts, MR);
         const std::int64_t most = tokens_in_cache<T>(size);
         for (std::int64_t first = 0; first < tokens && mine.begin < mine.end; first += most) {
             dot_rows(rows, mine.begin, mine.end, rows.at(mine.begin), std::min(most, tokens - first),
@@ -90,10 +90,10 @@ void route(const Team& team, std::int64_t tokens, const Route& in) {
                      static_cast<int>(stride));
         }
     });
-    team.barrier();
+    threads.barrier();
 
-    float* choice = team.own<float>(stride + groups + LANES);
-    const Range mine = team.split(tokens);
+    float* choice = threads.thread_scratch<float>(stride + groups + LANES);
+    const Range mine = threads.split(tokens);
     for (std::int64_t t = mine.begin; t < mine.end; ++t) {
         float* of_token = scores + t * stride;
         float* places = in.out.row<float>(t);
@@ -104,7 +104,7 @@ void route(const Team& team, std::int64_t tokens, const Route& in) {
             if (bias) {
                 value = 1.0f / (1.0f + exp(-value));
                 store(of_token + i, value);
-                value += load_first(bias + i, count);
+                value += load_masked(bias + i, count);
             }
             // What is no number is chosen last, so that also then experts are chosen that there are.
             store(choice + i, value == value ? value : splat(std::numeric_limits<float>::lowest()));

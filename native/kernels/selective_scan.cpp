@@ -37,7 +37,7 @@ constexpr std::int64_t SPAN = 16;  // tokens whose inputs are made ready at a ti
 
 // Channels `first` to `first + count - 1` along a row up to token `end`.
 template <typename T, typename S>
-void scan_block(const Team& team, const SelectiveScan& in, std::int64_t row, std::int64_t end, std::int64_t first,
+void scan_block(const ThreadGroup& threads, const SelectiveScan& in, std::int64_t row, std::int64_t end, std::int64_t first,
                 std::int64_t count) {
     const std::int64_t size = in.B.shape[1], channels = in.x.shape[1], stride = padded(size);
     const std::int64_t begin = in.row_starts.at<const std::int32_t>()[row];
@@ -45,7 +45,7 @@ void scan_block(const Team& team, const SelectiveScan& in, std::int64_t row, std
     const std::int32_t read = in.read_slots.at<const std::int32_t>()[row];
     const std::int32_t write = *in.write_slots.row<const std::int32_t>(row);
     const std::int64_t floats = (2 * CHANNEL_BLOCK + LANES) * stride + SelectiveTokens::floats(SPAN, size);
-    float* const rates = team.own<float>(floats);
+    float* const rates = threads.thread_scratch<float>(floats);
     S* const own = reinterpret_cast<S*>(rates + CHANNEL_BLOCK * stride);
     S* const between = own + LANES * stride;  // the states between spans
     SelectiveTokens tokens(rates + (2 * CHANNEL_BLOCK + LANES) * stride, SPAN, size);
@@ -83,11 +83,11 @@ void scan_block(const Team& team, const SelectiveScan& in, std::int64_t row, std
     }
 }
 
-void selective_scan(const Team& team, std::int64_t tokens, const SelectiveScan& in) {
+void selective_scan(const ThreadGroup& threads, std::int64_t tokens, const SelectiveScan& in) {
     const std::int64_t channels = in.x.shape[1], rows = in.read_slots.shape[0];
     // Channels are computed alone, so there are fewer at once if there would be too few parts.
     std::int64_t block = CHANNEL_BLOCK;
-    while (block > LANES && rows * ((channels + block - 1) / block) < 4 * team.size) block /= 2;
+    while (block > LANES && rows * ((channels + block - 1) / block) < 4 * threads.size) block /= 2;
     const auto starts = in.row_starts.at<const std::int32_t>();
     const auto length_of = [&](std::int64_t row) { return std::min<std::int64_t>(tokens, starts[row + 1]) - starts[row]; };
     const FlushDenormals flush;
@@ -95,9 +95,9 @@ void selective_scan(const Team& team, std::int64_t tokens, const SelectiveScan& 
         with_dtype(in.states.dtype, [&](auto state_type) {
             using T = decltype(type);
             using S = decltype(state_type);
-            each_own_part(team, rows, length_of, (channels + block - 1) / block, [&](std::int64_t row, std::int64_t part) {
+            each_own_part(threads, rows, length_of, (channels + block - 1) / block, [&](std::int64_t row, std::int64_t part) {
                 const std::int64_t first = part * block, count = std::min(block, channels - first);
-                scan_block<T, S>(team, in, row, starts[row] + length_of(row), first, count);
+                scan_block<T, S>(threads, in, row, starts[row] + length_of(row), first, count);
             });
         });
     });

@@ -21,7 +21,7 @@ struct SelectiveUpdate : Arguments {
     FIELD(Strided<FLOATS>, states);  // [slots, channels, size]
     FIELD(Array<INT32>, read_slots);  // [rows]
     FIELD(Strided<INT32>, write_slots);  // [rows, per_row]
-    FIELD(Maybe<Array<INT32>>, start_positions);  // [rows]; not without noise
+    FIELD(OptionalTensor<Array<INT32>>, start_positions);  // [rows]; not without noise
     FIELD(std::optional<std::int64_t>, noise);  // of this layer, for stochastic rounding
     FIELD(Array<VALUES>, out);  // as x
 
@@ -31,17 +31,17 @@ struct SelectiveUpdate : Arguments {
 // Row r has the tokens r * per_row to r * per_row + per_row - 1. Threads share blocks of channels of all rows. A thread
 // takes a block through all rows before the next, so that it makes the block's rates once.
 template <typename T, typename S>
-void update(const Team& team, std::int64_t rows, const SelectiveUpdate& in) {
+void update(const ThreadGroup& threads, std::int64_t rows, const SelectiveUpdate& in) {
     const std::int64_t channels = in.x.shape[1], size = in.B.shape[1], per_row = in.write_slots.shape[1];
     const std::int64_t blocks = (channels + CHANNEL_BLOCK - 1) / CHANNEL_BLOCK, stride = padded(size);
-    float* const rates = team.own<float>((CHANNEL_BLOCK + LANES) * stride + SelectiveTokens::floats(per_row, size));
+    float* const rates = threads.thread_scratch<float>((CHANNEL_BLOCK + LANES) * stride + SelectiveTokens::floats(per_row, size));
     S* const own = reinterpret_cast<S*>(rates + CHANNEL_BLOCK * stride);
     SelectiveTokens tokens(rates + (CHANNEL_BLOCK + LANES) * stride, per_row, size);
     tokens.count = per_row;
     tokens.is_noisy = in.noise && sizeof(S) == 2;
 
     const auto read_slot = [&](std::int64_t row) { return in.read_slots.at<const std::int32_t>()[row]; };
-    const Range mine = team.split(blocks * rows);
+    const Range mine = threads.split(blocks * rows);
     for (std::int64_t unit = mine.begin; unit < mine.end; ++unit) {
         const std::int64_t row = unit % rows, first = unit / rows * CHANNEL_BLOCK;
         const std::int64_t count = std::min(CHANNEL_BLOCK, channels - first);
@@ -85,11 +85,11 @@ void update(const Team& team, std::int64_t rows, const SelectiveUpdate& in) {
     }
 }
 
-void selective_update(const Team& team, std::int64_t tokens, const SelectiveUpdate& in) {
+void selective_update(const ThreadGroup& threads, std::int64_t tokens, const SelectiveUpdate& in) {
     const FlushDenormals flush;  // a state that nothing is added to decays for ever
     with_dtype(in.x.dtype, [&](auto type) {
         with_dtype(in.states.dtype, [&](auto state_type) {
-            update<decltype(type), decltype(state_type)>(team, tokens / in.write_slots.shape[1], in);
+            update<decltype(type), decltype(state_type)>(threads, tokens / in.write_slots.shape[1], in);
         });
     });
     end_streams();

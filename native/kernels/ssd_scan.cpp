@@ -82,9 +82,9 @@ void scan_row(Scan& scan, const SsdScan& in, const Sizes& sizes, std::int64_t ro
             for (const Checkpoint& taken : in.checkpoints) {
                 const std::int64_t offset = begin + taken.offset - token;
                 if (taken.row != row || offset <= 0 || offset >= stop - token) continue;
-                scan.look_ahead(i, has_state, offset);
+                scan.checkpoint_state(i, has_state, offset);
                 scan.template load_noise<S>(position + taken.offset - 1, in.noise, head);
-                scan.store_state(SPARE, slot(taken.slot, i));
+                scan.store_state(CHECKPOINT_STATE, slot(taken.slot, i));
             }
             scan.advance(i, has_state, in.D.at<const float>()[head], y, sizes.heads * sizes.head_dim);
             const std::int64_t after = position + stop - begin;
@@ -103,7 +103,7 @@ void scan_row(Scan& scan, const SsdScan& in, const Sizes& sizes, std::int64_t ro
 // Heads `first` to `first + count - 1`, of one group, along a row, token by token as decoding does it: with the same
 // inner functions, so with the same bits.
 template <typename T, typename S>
-void recur_row(const Team& team, const SsdScan& in, const Sizes& sizes, std::int64_t row, std::int64_t end,
+void recur_row(const ThreadGroup& threads, const SsdScan& in, const Sizes& sizes, std::int64_t row, std::int64_t end,
                std::int64_t first, int count) {
     constexpr std::int64_t SPAN = 16;  // tokens that a state's channel takes while it is in registers
     const std::int64_t begin = in.row_starts.at<const std::int32_t>()[row];
@@ -111,7 +111,7 @@ void recur_row(const Team& team, const SsdScan& in, const Sizes& sizes, std::int
     const std::int32_t write = *in.write_slots.row<const std::int32_t>(row);
     const std::int64_t group = first / (sizes.heads / sizes.groups), elements = sizes.head_dim * sizes.state;
     const std::int64_t per_head = padded(count), per_state = padded(sizes.state), per_channel = padded(sizes.head_dim);
-    float* const steps = team.own<float>(SPAN * (2 * per_head + 3 * (per_state + per_channel)) + per_state);
+    float* const steps = threads.thread_scratch<float>(SPAN * (2 * per_head + 3 * (per_state + per_channel)) + per_state);
     float* const decays = steps + SPAN * per_head;
     float* const B = decays + SPAN * per_head;
     float* const C = B + SPAN * per_state;
@@ -180,22 +180,22 @@ std::int64_t chunk_length(std::int64_t chunk_size, std::int64_t most) {
 // Calls body(row, its end, first head, number of heads) for this thread's parts of the work: each is some heads of one group along
 // a row. A head's bits do not depend on the others, so there are fewer at once if there would be too few parts.
 template <typename Body>
-void each_part(const Team& team, std::int64_t tokens, const SsdScan& in, Body&& body) {
+void each_part(const ThreadGroup& threads, std::int64_t tokens, const SsdScan& in, Body&& body) {
     const std::int64_t groups = in.B.shape[1], per_group = in.x.shape[1] / groups, rows = in.read_slots.shape[0];
     std::int64_t at_once = std::min<std::int64_t>(per_group, HEADS);
-    while (at_once > 1 && rows * groups * ((per_group + at_once - 1) / at_once) < 4 * team.size) --at_once;
+    while (at_once > 1 && rows * groups * ((per_group + at_once - 1) / at_once) < 4 * threads.size) --at_once;
     const std::int64_t in_group = (per_group + at_once - 1) / at_once, parts = groups * in_group;
 
     const auto starts = in.row_starts.at<const std::int32_t>();
     const auto length_of = [&](std::int64_t row) { return std::min<std::int64_t>(tokens, starts[row + 1]) - starts[row]; };
-    each_own_part(team, rows, length_of, parts, [&](std::int64_t row, std::int64_t part) {
+    each_own_part(threads, rows, length_of, parts, [&](std::int64_t row, std::int64_t part) {
         const std::int64_t at = part % in_group * at_once;
         body(row, starts[row] + length_of(row), part / in_group * per_group + at,
              static_cast<int>(std::min(at_once, per_group - at)));
     });
 }
 
-void ssd_scan(const Team& team, std::int64_t tokens, const SsdScan& in) {
+void ssd_scan(const ThreadGroup& threads, std::int64_t tokens, const SsdScan& in) {
     Sizes sizes{in.x.shape[1], in.x.shape[2], in.B.shape[1], in.B.shape[2], chunk_length(in.chunk_size, SCAN_CHUNK)};
     const FlushDenormals flush;
     with_dtype(in.x.dtype, [&](auto type) {
@@ -203,13 +203,13 @@ void ssd_scan(const Team& team, std::int64_t tokens, const SsdScan& in) {
             using T = decltype(type);
             using S = decltype(state_type);
             if (in.recurrent) {
-                each_part(team, tokens, in, [&](std::int64_t row, std::int64_t end, std::int64_t first, int count) {
-                    recur_row<T, S>(team, in, sizes, row, end, first, count);
+                each_part(threads, tokens, in, [&](std::int64_t row, std::int64_t end, std::int64_t first, int count) {
+                    recur_row<T, S>(threads, in, sizes, row, end, first, count);
                 });
                 return;
             }
             const auto run = [&](auto&& scan) {
-                each_part(team, tokens, in, [&](std::int64_t row, std::int64_t end, std::int64_t first, int count) {
+                each_part(threads, tokens, in, [&](std::int64_t row, std::int64_t end, std::int64_t first, int count) {
                     scan_row<T, S>(scan, in, sizes, row, end, first, count);
                 });
             };
@@ -219,11 +219,11 @@ void ssd_scan(const Team& team, std::int64_t tokens, const SsdScan& in) {
                 // States of 16 bits are rounded after each chunk, in the same places on every processor.
                 if (sizeof(S) == 4) sizes.chunk = chunk_length(in.chunk_size, TILED_SCAN_CHUNK);
                 const tiles::Scope scope;
-                run(TileScan(sizes, team));
+                run(TileScan(sizes, threads));
                 return;
             }
 #endif
-            run(ChunkScan(sizes, team));
+            run(ChunkScan(sizes, threads));
         });
     });
     end_streams();

@@ -22,7 +22,7 @@ struct StateUpdate : Arguments {
     FIELD(Strided<FLOATS>, ssm_states);  // [slots, heads, head_dim, size]
     FIELD(Array<INT32>, read_slots);  // [rows]
     FIELD(Strided<INT32>, write_slots);  // [rows, per_row]
-    FIELD(Maybe<Array<INT32>>, start_positions);  // [rows]; not without noise
+    FIELD(OptionalTensor<Array<INT32>>, start_positions);  // [rows]; not without noise
     FIELD(std::optional<std::int64_t>, noise);  // of this layer, for stochastic rounding
     FIELD(Array<VALUES>, out);  // as x
 
@@ -30,12 +30,12 @@ struct StateUpdate : Arguments {
 };
 
 // Row r has the tokens r * per_row to r * per_row + per_row - 1. Threads share the channels of all rows.
-void state_update(const Team& team, std::int64_t tokens, const StateUpdate& in) {
+void state_update(const ThreadGroup& threads, std::int64_t tokens, const StateUpdate& in) {
     const std::int64_t heads = in.x.shape[1], head_dim = in.x.shape[2], groups = in.B.shape[1], size = in.B.shape[2];
     const std::int64_t per_row = in.write_slots.shape[1];
     const FlushDenormals flush;  // a state that nothing is added to decays for ever
     const std::int64_t per_head = padded(heads), per_state = padded(size), per_channel = padded(head_dim);
-    float* steps = team.own<float>(per_row * (2 * per_head + 3 * (per_state + per_channel)) + per_state);
+    float* steps = threads.thread_scratch<float>(per_row * (2 * per_head + 3 * (per_state + per_channel)) + per_state);
     float* decays = steps + per_row * per_head;
     float* B_floats = decays + per_row * per_head;
     float* C_floats = B_floats + per_row * per_state;
@@ -45,7 +45,7 @@ void state_update(const Team& team, std::int64_t tokens, const StateUpdate& in) 
     std::uint32_t* column_noise = reinterpret_cast<std::uint32_t*>(h) + per_state;
     std::uint32_t* channel_noise = column_noise + per_row * per_state;
 
-    const Range mine = team.split(tokens / per_row * heads * head_dim);
+    const Range mine = threads.split(tokens / per_row * heads * head_dim);
     std::int64_t last_row = -1, last_group = -1;
     for (std::int64_t next, channel = mine.begin; channel < mine.end; channel = next) {
         const std::int64_t row = channel / (heads * head_dim), head = channel / head_dim % heads;

@@ -15,8 +15,8 @@ struct TileProduct : Arguments {
 };
 
 // out += left x right, by one instruction.
-void tile_product(const Team& team, std::int64_t, const TileProduct& in) {
-    if (team.rank != 0) return;
+void tile_product(const ThreadGroup& threads, std::int64_t, const TileProduct& in) {
+    if (threads.rank != 0) return;
     const tiles::Scope scope;
     tiles::load<0>(in.out.at<const float>(), tiles::ROW_BYTES);
     tiles::load<4>(in.left.at<const bf16>(), tiles::ROW_BYTES);
@@ -32,8 +32,8 @@ struct TilePalettes : Arguments {
 };
 
 // The palette that each thread has configured, 0 where it has released its tiles.
-void tile_palettes(const Team& team, std::int64_t, const TilePalettes& in) {
-    if (team.rank < in.out.shape[0]) in.out.at<std::int32_t>()[team.rank] = tiles::palette();
+void tile_palettes(const ThreadGroup& threads, std::int64_t, const TilePalettes& in) {
+    if (threads.rank < in.out.shape[0]) in.out.at<std::int32_t>()[threads.rank] = tiles::palette();
 }
 
 KERNEL(tile_palettes);

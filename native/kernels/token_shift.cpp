@@ -14,9 +14,9 @@ struct TokenShift : StepRows {
 };
 
 // Threads share the channels.
-void token_shift(const Team& team, std::int64_t tokens, const TokenShift& in) {
+void token_shift(const ThreadGroup& threads, std::int64_t tokens, const TokenShift& in) {
     const std::int64_t channels = in.x.shape[1];
-    const Range mine = team.split(channels, 64);
+    const Range mine = threads.split(channels, 64);
     const std::int64_t count = mine.end - mine.begin;
     with_dtype(in.x.dtype, [&](auto type) {
         using T = decltype(type);

@@ -11,7 +11,7 @@ from ostinato.ops import int8
 from ostinato.ops.activations import ACTIVATIONS
 from ostinato.ops.blocks import dequantize as in_blocks
 from ostinato.ops.blocks.formats import Blocks
-from ostinato.ops.sizes import EXPANDED_ELEMENTS
+from ostinato.ops.sizes import DEQUANT_SLAB
 
 
 def reference(
@@ -63,7 +63,7 @@ def _quantized_product(
 ) -> torch.Tensor:
     """x W^T + bias in the dtype of `x`."""
     wide = torch.promote_types(x.dtype, torch.float32)
-    rows = max(1, EXPANDED_ELEMENTS // weight.shape[1])
+    rows = max(1, DEQUANT_SLAB // weight.shape[1])
     parts = zip(weight.split(rows), weight_scale.to(wide).split(rows), strict=True)
     return _product(x, (int8.dequantize(slab, scale, group_size) for slab, scale in parts), bias)
 
