@@ -253,9 +253,8 @@ def test_the_bits_of_a_token_in_integers_are_its_own_whatever_stands_beside_it(
     call = partial(kernel, weight=weight, blocks=blocks)
     with threads(2):
         together = call(x)
-    least = (
-        MAX_I16_BLOCK_TOKENS_AVX2 + 1 if multiplies_all_in_integers(isa) and tokens > MAX_I16_BLOCK_TOKENS_AVX2 else 1
-    )
+    max_few = MAX_I16_BLOCK_TOKENS_AVX2
+    least = max_few + 1 if multiplies_all_in_integers(isa) and tokens > max_few else 1
     chosen = data.draw(st.permutations(range(tokens)))[: data.draw(st.integers(least, tokens))]
     with threads(1):
         assert same_bits(call(x[chosen]), together[chosen])

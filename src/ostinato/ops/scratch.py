@@ -81,9 +81,8 @@ def native_linear(*, tokens: int, in_size: int, in_order: bool) -> Scratch:
         panel,
         packed * 2 * EPILOGUE_ROWS + TILE_WORK,
     )
-    own += min(
-        tokens, max(MAX_I16_INT8_TOKENS, MAX_I16_BLOCK_TOKENS_AVX2, MAX_I16_BLOCK_TOKENS_AVX512)
-    ) * _fixed_floats(in_size)
+    max_i16_tokens = max(MAX_I16_INT8_TOKENS, MAX_I16_BLOCK_TOKENS_AVX2, MAX_I16_BLOCK_TOKENS_AVX512)
+    own += min(tokens, max_i16_tokens) * _fixed_floats(in_size)
     own += min(tokens, MAX_GROUP_TOKENS) * padded(in_size) if in_order else 0
     spans = max(padded(in_size, AVX2_PANEL_K), _fixed_floats(in_size))
     return Scratch(max(FLOAT * at_once * spans, 2 * packed * inputs), FLOAT * own)
