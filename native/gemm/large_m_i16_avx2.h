@@ -1,0 +1,231 @@
+// Products of more than a few tokens in 16-bit integers (fixed.h), for AVX2 alone: as narrow.h has them, with panels of
+// integers. One instruction multiplies two inputs of eight rows, where float32 takes two; and nothing that is packed has
+// to be made a float.
+//
+// A panel holds pairs of inputs: the first and the third of each four, then the second and the fourth, so that bytes become
+// 16 bits with a shift or a mask. Tokens lie in the same order. What one scale of weights and one of a token belongs to is
+// added up in integers, and then in float32, in ascending order.
+#pragma once
+
+#include <bitset>
+
+#include "gemm/large_m_avx2.h"
+#include "gemm/small_m.h"
+
+#if defined(OSTINATO_GEMM_AVX2)
+
+namespace ostinato::avx2 {
+
+constexpr int SPAN = I16_TOKEN_PADDING, SPAN_SUBBLOCKS = SPAN / SUBBLOCK;  // inputs of a panel: those of a large block
+
+// A span of a token; behind its end there are zeros.
+struct I16TokenSpan {
+    i16 numbers[SPAN];
+    float scales[SPAN_SUBBLOCKS], sums[SPAN_SUBBLOCKS];
+};
+
+// Compilers would mix what belongs to several pairs, and run out of registers: the next one begins when this is done.
+inline void order_after(__m256i& value) { asm volatile("" : "+x"(value)); }
+
+// sums[t][output] += what TOKENS tokens, a span of each, give with a panel of `size` inputs. SUM of them are added up in
+// integers. SCALED: weights have a scale for each; MINIMA: and a minimum for each part.
+template <int TOKENS, int SUM, bool SCALED, bool MINIMA, typename W>
+void multiply_panel_i16(const I16TokenSpan* x, const __m256i* panel, int size, const Float* scales, const Float* minima,
+                       float* sums, LinePrefetch<W>& fetch) {
+    LinePrefetch<W> fetching = fetch;
+    for (int begin = 0; begin < size; begin += SUM) {
+        __m256i part[TOKENS][VECTORS];
+#pragma GCC unroll 6
+        for (int t = 0; t < TOKENS; ++t) {
+#pragma GCC unroll 2
+            for (int v = 0; v < VECTORS; ++v) part[t][v] = _mm256_setzero_si256();
+        }
+        const i16* numbers = x->numbers + begin;
+        for (int i = 0; i < SUM; i += PREFETCH_STEP, numbers += PREFETCH_STEP, panel += PREFETCH_STEP / 2 * VECTORS) {
+            fetching.step();
+            unrolled<PREFETCH_STEP / 2>([&](auto pair) __attribute__((always_inline)) {
+                const __m256i* rows = panel + pair * VECTORS;
+#pragma GCC unroll 6
+                for (int t = 0; t < TOKENS; ++t) {
+                    std::int32_t two;
+                    std::memcpy(&two, numbers + t * (sizeof(I16TokenSpan) / sizeof(i16)) + 2 * pair, sizeof(two));
+                    const __m256i token = _mm256_set1_epi32(two);
+#pragma GCC unroll 2
+                    for (int v = 0; v < VECTORS; ++v) {
+                        part[t][v] = _mm256_add_epi32(part[t][v], _mm256_madd_epi16(rows[v], token));
+                        order_after(part[t][v]);
+                    }
+                }
+            });
+        }
+        asm volatile("" ::: "memory");  // sums stay in memory from one group to the next: registers are full
+#pragma GCC unroll 6
+        for (int t = 0; t < TOKENS; ++t) {
+            const Float of_token = splat(x[t].scales[begin / SUBBLOCK]);
+#pragma GCC unroll 2
+            for (int v = 0; v < VECTORS; ++v) {
+                float* to = sums + (t * VECTORS + v) * LANES;
+                const auto integers = (Float)_mm256_cvtepi32_ps(part[t][v]);
+                Float sum = load(to);
+                if constexpr (MINIMA) {
+                    sum = fma(minima[begin / SUBBLOCK * VECTORS + v], splat(x[t].sums[begin / SUBBLOCK]), sum);
+                }
+                if constexpr (SCALED) {
+                    sum = fma(integers, of_token * scales[begin / SUM * VECTORS + v], sum);
+                } else {
+                    sum = fma(integers, of_token, sum);
+                }
+                store(to, sum);
+            }
+        }
+    }
+    fetch = fetching;
+}
+
+template <int SUM, bool SCALED, bool MINIMA, int TOKENS = MAX_PANEL_TOKENS, typename... Args>
+inline void multiply_tokens_i16(int tokens, Args&... args) {
+    if constexpr (TOKENS > 0) {
+        if (tokens == TOKENS) {
+            multiply_panel_i16<TOKENS, SUM, SCALED, MINIMA>(args...);
+        } else {
+            multiply_tokens_i16<SUM, SCALED, MINIMA, TOKENS - 1>(tokens, args...);
+        }
+    }
+}
+
+// to[pair * VECTORS] = inputs `begin` to `end` of eight rows of 8-bit weights, with zeros up to a multiple of FIXED_SPAN.
+inline void pack_i16(const std::int8_t* const* rows, std::int64_t begin, std::int64_t end, __m256i* to) {
+    const auto pack = [&](const std::int8_t* const* some, std::int64_t from) __attribute__((always_inline)) {
+        __m256i fours[4];
+        read_units([&](int r) { return some[r] + from; }, fours);
+        unrolled<4>([&](auto u) __attribute__((always_inline)) {
+            to[2 * u * VECTORS] = even_bytes(fours[u]);
+            to[(2 * u + 1) * VECTORS] = odd_bytes(fours[u]);
+        });
+        to += STEP / 2 * VECTORS;
+    };
+    std::int64_t i = begin;
+    for (; i + STEP <= end; i += STEP) pack(rows, i);
+    for (; i < end || (i - begin) % I16_SCALE_SPAN != 0; i += STEP) {
+        std::int8_t rest[LANES][STEP] = {};
+        const std::int8_t* of_rest[LANES];
+        for (int r = 0; r < LANES; ++r) {
+            of_rest[r] = rest[r];
+            if (i < end) std::memcpy(rest[r], rows[r] + i, end - i);
+        }
+        pack(of_rest, 0);
+    }
+}
+
+// As FloatPanel; tokens lie as [spans][tokens].
+template <typename W>
+class I16Panel {
+  public:
+    using Token = I16TokenSpan;
+    static constexpr int LEAST_SUM = 16;  // of Q6_K
+    static constexpr std::int64_t INTEGERS = SPAN / 2 * VECTORS, SCALES = SPAN / LEAST_SUM * VECTORS;
+    static constexpr std::int64_t SIZE = INTEGERS + SCALES + SPAN_SUBBLOCKS * VECTORS;
+
+    I16Panel(const WeightView<W>& w, const Token* x, std::int64_t tokens, Float* memory)
+        : w_(w), x_(x), tokens_(tokens), integers_(reinterpret_cast<__m256i*>(memory)), scales_(memory + INTEGERS),
+          minima_(scales_ + SCALES) {}
+
+    std::int64_t end_of(std::int64_t begin) const { return std::min<std::int64_t>(begin + SPAN, w_.k); }
+
+    void pack(const PanelRowPointers<W>& rows, std::int64_t begin, std::int64_t end) {
+        begin_ = begin;
+        for (int v = 0; v < VECTORS; ++v) {
+            if constexpr (std::is_same_v<W, BlockByte>) {
+                w_.format->pack_i16(rows.row + v * LANES, begin, end, VECTORS, integers_ + v, scales_ + v, minima_ + v);
+            } else {
+                pack_i16(rows.row + v * LANES, begin, end, integers_ + v);
+            }
+        }
+        size_ = static_cast<int>(end - begin);
+        if constexpr (!std::is_same_v<W, BlockByte>) size_ = (size_ + I16_SCALE_SPAN - 1) / I16_SCALE_SPAN * I16_SCALE_SPAN;
+    }
+
+    void multiply(std::int64_t first, int count, float* sums, LinePrefetch<W>& fetch) const {
+        if (begin_ == 0) std::fill(sums, sums + count * OUTPUTS, 0.0F);
+        const I16TokenSpan* x = x_ + begin_ / SPAN * tokens_ + first;
+        const __m256i* integers = integers_;
+        const Float *scales = scales_, *minima = minima_;
+        const int size = size_;
+        if constexpr (!std::is_same_v<W, BlockByte>) {
+            multiply_tokens_i16<I16_SCALE_SPAN, false, false>(count, x, integers, size, scales, minima, sums, fetch);
+        } else if (w_.format->has_minima) {
+            multiply_tokens_i16<SUBBLOCK, true, true>(count, x, integers, size, scales, minima, sums, fetch);
+        } else if (w_.format->i16_sum == LEAST_SUM) {
+            multiply_tokens_i16<LEAST_SUM, true, false>(count, x, integers, size, scales, minima, sums, fetch);
+        } else if (w_.format->i16_sum == SUBBLOCK) {
+            multiply_tokens_i16<SUBBLOCK, true, false>(count, x, integers, size, scales, minima, sums, fetch);
+        } else {
+            multiply_tokens_i16<I16_SCALE_SPAN, true, false>(count, x, integers, size, scales, minima, sums, fetch);
+        }
+    }
+
+  private:
+    const WeightView<W>& w_;
+    const I16TokenSpan* x_;
+    std::int64_t tokens_;
+    __m256i* integers_;
+    Float *scales_, *minima_;
+    std::int64_t begin_ = 0;
+    int size_ = 0;
+};
+
+// The spans of a token of `in` elements, `stride` apart; SCALED elements have one scale. False: one of its numbers is not
+// finite.
+template <int SCALED, typename T>
+bool quantize_spans_i16(const T* x, std::int64_t in, std::int64_t stride, I16TokenSpan* to) {
+    for (std::int64_t begin = 0; begin < in; begin += SPAN, to += stride) {
+        for (int i = 0; i < SPAN; i += SCALED) {
+            float *scales = to->scales + i / SUBBLOCK, *sums = to->sums + i / SUBBLOCK;
+            if (!quantize_span_i16<SCALED, I16Order::PAIRS_02_13>(x + begin + i, in - begin - i, to->numbers + i, scales, sums)) {
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
+// All outputs of some tokens, where weights have a product in integers. A token's bits do not depend on how many are
+// computed so; those with a number that is not finite are computed in float32.
+template <typename T, typename Y, typename W>
+void gemm_large_m_i16(const ThreadGroup& threads, std::int64_t tokens, const T* x, std::int64_t x_stride, const WeightView<W>& w,
+                          const Epilogue& o, Y* y) {
+    const std::int64_t spans = (w.k + SPAN - 1) / SPAN;
+    const EvenBlocks groups(tokens, MAX_GROUP_TOKENS);
+    for (int group = 0; group < groups.count; ++group) {
+        const std::int64_t first = groups.begin(group), count = groups.size(group);
+        I16TokenSpan* made = threads.group_scratch<I16TokenSpan>(spans * count);
+        const Range mine = threads.split(count);
+        for (std::int64_t t = mine.begin; t < mine.end; ++t) {
+            const T* from = x + (first + t) * x_stride;
+            const bool finite = i16_scale_span(w) == SUBBLOCK ? quantize_spans_i16<SUBBLOCK>(from, w.k, count, made + t)
+                                                      : quantize_spans_i16<I16_SCALE_SPAN>(from, w.k, count, made + t);
+            if (!finite) made[t].scales[0] = std::numeric_limits<float>::quiet_NaN();
+        }
+        threads.barrier();
+        std::bitset<MAX_GROUP_TOKENS> finite;
+        for (std::int64_t t = 0; t < count; ++t) finite[t] = !std::isnan(made[t].scales[0]);
+        const auto each_run = [&](bool of, auto&& run) {
+            for (std::int64_t begin = 0, end; begin < count; begin = end) {
+                for (end = begin; end < count && finite[end] == finite[begin];) ++end;
+                if (finite[begin] == of) run(begin, end - begin);
+            }
+        };
+        each_run(true, [&](std::int64_t begin, std::int64_t some) {
+            multiply_group<I16Panel<W>, T>(threads, first + begin, some, made + begin, count, w, o, y);
+        });
+        // What was made is gone then: they take its place.
+        each_run(false, [&](std::int64_t begin, std::int64_t some) {
+            const std::int64_t t = first + begin;
+            avx2::gemm_large_m(threads, some, x + t * x_stride, x_stride, w, from_token<Y>(o, t), y + t * o.y_stride);
+        });
+    }
+}
+
+}  // namespace ostinato::narrow
+
+#endif
