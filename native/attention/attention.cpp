@@ -1,9 +1,10 @@
 // Causal attention over paged keys and values, for rows of one token and of hundreds alike.
 //
-// A token's result depends on nothing but its query, its row's keys and values and its position: a softmax per tile of
-// keys at absolute positions, the tiles' results added in order. So it makes no difference whether one thread adds them
-// as it goes, or several threads keep theirs for one that adds them all. Matrix units add in another order than vectors:
-// there it also depends on whether the row's tokens are few or many, unless a fixed order is asked for.
+// A token's result depends only on its query, its row's keys and values, and its position. Keys are taken in tiles at
+// absolute positions: each tile has a softmax, and the tiles' results are added in order. So it makes no difference
+// whether one thread adds them as it goes, or several threads keep theirs for one that adds them all. Matrix units add
+// in another order than vectors: with them a result also depends on whether the row has few or many tokens, unless a
+// fixed order is asked for.
 
 #include "attention/attention_amx.h"
 #include "attention/packed.h"
@@ -16,23 +17,23 @@ namespace ostinato {
 namespace attention {
 namespace {
 
-// Rows of weighted sums, as they are during the work.
+// Running weighted sums of some query rows.
 struct Sums {
     Softmax* softmax;
     float* values;  // [rows, padded_dim]
 };
 
-constexpr int AHEAD = 2;  // pieces from the one whose keys and values are fetched to the present one
+constexpr int AHEAD = 2;  // pieces between the present one and the one whose keys and values are prefetched
 
-// A tile of a unit, and what is to be done with what it gives.
+// A tile of a unit, and where its result goes.
 struct Piece {
     WorkUnit unit;
     std::int64_t tile;
     bool begins, ends;
-    Sums kept;  // where it goes if another thread began the unit
+    Sums kept;  // where the result goes if another thread began the unit
 };
 
-// What is read and written: T, and keys and values that are stored as S.
+// Inputs and outputs of the kernel: values of T, keys and values stored as S.
 template <typename T, typename S>
 struct PagedOperands {
     Step step;
@@ -40,11 +41,11 @@ struct PagedOperands {
     const T* q;
     std::int64_t q_stride;
     const S *k_cache, *v_cache;
-    const float *k_scales, *v_scales;  // of integers
+    const float *k_scales, *v_scales;  // null unless S is int8
     T* out;
     float scale;
 
-    // Of query row i of a unit.
+    // Return query row i of a unit.
     const T* query(const WorkUnit& unit, std::int64_t i) const {
         return q + (unit.begin + i / unit.group) * q_stride + (unit.kv_head * unit.group + i % unit.group) * head.dim;
     }
@@ -54,7 +55,8 @@ struct PagedOperands {
         return out + (token * step.heads + index) * head.dim;
     }
 
-    // The query rows that see anything of a tile: of a unit's first tile, all but those whose windows begin behind it.
+    // Return the query rows that see at least one key of a tile. Of a unit's first tile, rows whose windows begin
+    // behind it are left out.
     Range rows(const WorkUnit& unit, std::int64_t tile) const {
         const std::int64_t key = std::max(step.first_key, tile * TILE);
         const std::int64_t begin = std::max<std::int64_t>(0, key - unit.position);
@@ -62,7 +64,7 @@ struct PagedOperands {
         return {begin * unit.group, end * unit.group};
     }
 
-    // From one key to the next, within a block.
+    // Return the elements from one key to the next within a block.
     std::int64_t key_stride() const { return step.kv_heads * head.dim; }
 
     ScalesOf<S> scales() const { return {k_scales, v_scales}; }
@@ -88,14 +90,14 @@ struct PagedOperands {
         if constexpr (ScalesOf<S>::ARE_THERE) fill_up(places, places.heads);
     }
 
-    // Where there is no key, the nearest stands.
+    // Fill the lanes that have no key with the nearest key's offset.
     static void fill_up(const KeyOffsets& places, std::int64_t (&of)[TILE]) {
         for (std::int64_t i = 0; i < places.first; ++i) of[i] = of[places.first];
         for (std::int64_t i = places.end; i < TILE; ++i) of[i] = of[places.end - 1];
     }
 };
 
-// Which of the keys of a tile query row i of a unit sees: those from `first(i)` to before `(i)`.
+// Keys of a tile that each query row of a unit sees: row i sees those from `first(i)` up to, but not including, `(i)`.
 struct Seen {
     const WorkUnit& unit;
     std::int64_t base, begin, end, window;
@@ -142,7 +144,8 @@ class PagedWorker {
         }
     }
 
-    // What the tile gives to the unit's query rows goes to `sums`; those that see nothing of it are left out.
+    // Compute the tile's contribution to the unit's query rows into `sums`, for the rows that see at least one of its
+    // keys.
     void tile(const WorkUnit& unit, std::int64_t tile, Sums sums, const KeyOffsets& places, const KeyOffsets* next) {
         const Range rows = operands_.rows(unit, tile);
         const Seen seen(unit, tile, places, operands_.step);
@@ -159,7 +162,7 @@ class PagedWorker {
         }
     }
 
-    // Has the rows that see nothing of a unit's first tile begin with no weight.
+    // Give the rows that see no key of a unit's first tile an empty softmax.
     void clear(const WorkUnit& unit) {
         const std::int64_t dim = head.padded_dim();
         for (std::int64_t i = operands_.rows(unit, unit.first_tile).end; i < unit.query_rows(); ++i) {
@@ -188,7 +191,8 @@ class PagedWorker {
     ScalesOf<S> scales_;
     float *keys_, *values_, *queries_, *scores_;
 
-    // Query rows [from, from + rows) of a tile, whose keys' and values' lines are read once; `depth` words of weights.
+    // Compute query rows [from, from + rows) of a tile with keys and values in place; each of their lines is read once.
+    // `depth` is the number of words of weights that are not 0.
     template <typename Weigh>
     void direct(std::int64_t from, std::int64_t rows, std::int64_t depth, Sums sums, const KeyOffsets& places,
                 const KeyOffsets* next, Weigh&& weigh) {
@@ -246,7 +250,7 @@ class PagedWorker {
 };
 
 #if defined(OSTINATO_ATTENTION_AMX)
-// The same on matrix units.
+// The same worker on matrix units.
 template <typename S>
 class PagedWorkerAmx {
   public:
@@ -306,7 +310,7 @@ class PagedWorkerAmx {
 };
 #endif
 
-// Does a piece; `next`, if there is one, is where the piece after it lies.
+// Compute a piece. `next` has the keys to prefetch, or is null.
 template <typename W>
 void run_piece(W& worker, const Piece& piece, const KeyOffsets& places, const KeyOffsets* next) {
     if (piece.begins) worker.begin(piece.unit);
@@ -319,7 +323,7 @@ void run_piece(W& worker, const Piece& piece, const KeyOffsets& places, const Ke
     if (piece.ends) worker.end(piece.unit);
 }
 
-// Zeros for the tokens that attend to nothing.
+// Write zeros for the tokens that attend to no key.
 template <typename T>
 void clear_others(const ThreadGroup& threads, const Step& step, T* out, std::int64_t size) {
     const Range mine = threads.split(step.tokens);
@@ -336,7 +340,8 @@ void clear_others(const ThreadGroup& threads, const Step& step, T* out, std::int
     clear_until(mine.end);
 }
 
-// The rows whose turn it is. -> whether threads shared memory, which some may still read.
+// Compute the rows whose number of queries lies within the step's limits. -> whether threads shared memory that some
+// may still read
 template <typename W, typename T, typename S>
 bool attend(const ThreadGroup& threads, const PagedOperands<T, S>& operands) {
     const Step& step = operands.step;
@@ -347,7 +352,7 @@ bool attend(const ThreadGroup& threads, const PagedOperands<T, S>& operands) {
         most_rows = std::max(most_rows, unit.query_rows());
     });
     if (shares.total == 0) return false;
-    // Whole blocks of rows, for whoever takes them so.
+    // Matrix units take rows in whole blocks.
     const auto padded = [](std::int64_t rows) { return (rows + VECTOR - 1) / VECTOR * VECTOR; };
     // A thread keeps the tiles of at most one unit that another thread began.
     std::int64_t kept_tiles = 0, kept_rows = 0, before = 0;
@@ -370,7 +375,7 @@ bool attend(const ThreadGroup& threads, const PagedOperands<T, S>& operands) {
 
     WorkUnit open{};
     std::int64_t open_before = -1, open_tile = 0;
-    // A piece waits until those are known whose keys and values are fetched meanwhile.
+    // A piece waits until the piece whose keys and values are prefetched meanwhile is known.
     Piece pieces[AHEAD + 1];
     KeyOffsets places[AHEAD + 1];
     std::int64_t known = 0, done = 0;
@@ -436,9 +441,10 @@ struct Attention : Arguments {
     }
 };
 
-constexpr std::int64_t NO_WINDOW = std::int64_t{1} << 40;  // more positions than there are
+constexpr std::int64_t NO_WINDOW = std::int64_t{1} << 40;  // more positions than any model has
 
-// In a fixed order a token's bits do not depend on how many tokens its row has; else matrix units take rows of many.
+// Run attention for one pair of types. In a fixed order a token's bits do not depend on how many tokens its row has;
+// otherwise rows of many queries go to matrix units.
 template <typename T, typename S>
 void attend_to(const ThreadGroup& threads, const Step& step, const Attention& in) {
     PagedOperands<T, S> operands{step,

@@ -1,11 +1,11 @@
-// A tile of keys and values against query rows on matrix units, one row or hundreds alike.
+// Attention of a tile of keys and values on matrix units, for one query row or hundreds alike.
 //
-// Sixteen query rows are a block. Scores are keys times queries, [keys, 16 query rows]: keys are first operands as they
-// lie, and a softmax goes down its column, 16 of them at a time. Their weights, transposed, are first operands of the
+// Sixteen query rows are a block. Scores are keys times queries, [keys, 16 query rows]. Keys are left operands in
+// place, and a softmax goes down a column, for 16 columns at a time. The weights, transposed, are left operands of the
 // values, whose keys are interleaved in pairs.
 //
-// What a query row gets does not depend on which others are there: an element of a tile's product is a sum of its own,
-// in one order. Keys that a row does not see have a weight of 0, and adding 0 times a finite value changes no sum.
+// A query row's result does not depend on the other rows: an element of a tile's product is a sum of its own, in one
+// order. Keys that a row does not see have a weight of 0, and adding 0 times a finite value changes no sum.
 #pragma once
 
 #include "attention/softmax.h"
@@ -20,14 +20,14 @@ namespace attention {
 
 constexpr int SIDE = tiles::SIDE;
 constexpr int DEPTH = tiles::DEPTH;
-constexpr std::int64_t SQUARE = SIDE * SIDE;  // words of a tile
+constexpr std::int64_t SQUARE = SIDE * SIDE;  // 32-bit words of a tile
 static_assert(TILE % DEPTH == 0);
 
 inline std::int64_t blocks_of(std::int64_t rows) { return (rows + SIDE - 1) / SIDE; }
 
 inline std::int64_t steps_of(std::int64_t keys) { return (keys + DEPTH - 1) / DEPTH; }
 
-// Weighted sums of some blocks: of each the largest scores and the totals of 16 rows; and values [rows, padded_dim].
+// Weighted sums of some blocks. Each block has the maxima and totals of its 16 rows, and values [rows, padded_dim].
 struct BlockSums {
     float *softmax, *values;
 
@@ -35,10 +35,10 @@ struct BlockSums {
     float* softmax_of(std::int64_t block) const { return softmax + block * 2 * SIDE; }
 };
 
-// Turns scores [TILE, 16] into weights as bf16 in tiles [TILE / 32][16 rows, 32 keys], which take half the room. Row i
-// sees the keys [first[i], seen[i]); `latest` is the greatest of `first`, `even` the least of `seen`. None is seen from
-// `end` on, a multiple of 32. -> the largest scores and the totals, of the weights as they were rounded; `scales` are as
-// for `softmax`.
+// Turn scores [TILE, 16] into weights as bf16 in tiles [TILE / 32][16 rows, 32 keys], which take half the memory. Row i
+// sees the keys [first[i], seen[i]); `latest` is the maximum of `first`, `even` the minimum of `seen`. No row sees a
+// key from `end` on, a multiple of 32. Write the maxima and the totals to `softmax`; totals are of the rounded weights.
+// `scales` are as in `softmax`.
 template <typename Scales>
 __attribute__((noinline)) void softmax_tile(float* scores, const std::int32_t* first, const std::int32_t* seen,
                                       std::int64_t latest, std::int64_t even, std::int64_t end, float factor,
@@ -47,7 +47,7 @@ __attribute__((noinline)) void softmax_tile(float* scores, const std::int32_t* f
     Int begins, ends;
     std::memcpy(&begins, first, sizeof(begins));
     std::memcpy(&ends, seen, sizeof(ends));
-    constexpr int APART = 4;  // maxima at a time, since one waits for the one before
+    constexpr int APART = 4;  // independent maxima, so that none waits for the one before
     Float best[APART] = {none, none, none, none};
     for (std::int64_t step = 0; step < end; step += APART) {
         const bool whole = step >= latest && step + APART <= even;
@@ -88,7 +88,7 @@ __attribute__((noinline)) void softmax_tile(float* scores, const std::int32_t* f
     store(softmax + SIDE, total);
 }
 
-// As `merge`, for rows [from, end) of a block; the others are left as they are.
+// Merge rows [from, end) of a block as `merge` does, and leave the others unchanged.
 __attribute__((noinline)) inline void merge_block(float* softmax, float* sums, const float* tile_softmax,
                                                   const float* tile_sums, std::int64_t from, std::int64_t end,
                                                   std::int64_t dim) {
@@ -108,13 +108,13 @@ __attribute__((noinline)) inline void merge_block(float* softmax, float* sums, c
     }
 }
 
-// The keys of a tile as first operands: for each 16 of them so many steps of 32 dimensions.
+// Keys of a tile as left operands: each 16 of them in steps of 32 dimensions.
 struct KeyTiles {
     const bf16* first[TILE / SIDE];
     std::int64_t row_bytes, step;  // bytes from key to key, elements from step to step
 };
 
-// Scores of KEYS times 16 keys with QUERIES blocks, TILE * SIDE floats apart.
+// Compute the scores of KEYS times 16 keys with QUERIES blocks of query rows, TILE * SIDE floats apart.
 template <int KEYS, int QUERIES>
 inline void score_tiles(const KeyTiles& keys, std::int64_t key, const bf16* queries, std::int64_t steps, float* scores,
                         HeadPrefetch& fetch) {
@@ -177,10 +177,10 @@ inline void weighted_values_tile(const float* weights, const float* values, std:
     }
 }
 
-// One thread's query rows, and a tile of keys and values at a time.
+// One thread's query rows, for one tile of keys and values after the other.
 class AmxTile {
   public:
-    // In floats, for so many rows.
+    // Return the floats that `rows` query rows take.
     static std::int64_t size(Head<bf16> head, std::int64_t rows) {
         return blocks_of(rows) * SIDE * (head.padded_words() + TILE) + 2 * TILE * head.padded_words();
     }
@@ -190,7 +190,7 @@ class AmxTile {
           values_(keys_ + TILE * head.padded_words()), queries_(values_ + TILE * head.padded_words()),
           scores_(queries_ + blocks_of(rows) * SIDE * head.padded_words()) {}
 
-    // `query(i)` is row i's.
+    // Pack the queries; `query(i)` returns row i.
     template <typename Query>
     void take_queries(std::int64_t rows, Query&& query) {
         for (std::int64_t block = 0; block < blocks_of(rows); ++block) {
@@ -205,15 +205,14 @@ class AmxTile {
         }
     }
 
-    // What the tile gives to rows [from, rows) goes to `sums`; `seen(i)` is the end of the keys that row i sees, and
-    // `seen.first(i)` their beginning. Where
-    // every 16 keys lie in order, `apart` elements from each other, they are read in place if rows are few; 0: they do
+    // Compute the tile's contribution to rows [from, rows) into `sums`. Row i sees the keys from `seen.first(i)` up to
+    // `seen(i)`. If every 16 keys lie `apart` elements from each other, they are read in place for few rows; 0: they do
     // not.
     template <typename S, typename Scales, typename Seen>
     void run(const S* k, const S* v, const Scales& scales, const KeyOffsets& places, const KeyOffsets* next, std::int64_t apart,
              std::int64_t from, std::int64_t rows, float factor, Seen&& seen, BlockSums sums) {
         const std::int64_t begin = from / SIDE, end = blocks_of(rows), dim = head_.padded_dim();
-        // The end of what blocks of rows see, or of what row i of one sees; there is no row behind the last.
+        // The end of the keys that a block's row i sees. Behind the last row, the last one counts.
         const auto end_of = [&](std::int64_t block, int i) { return seen(std::min(rows - 1, block * SIDE + i)); };
         const auto first_of = [&](std::int64_t block, int i) {
             return seen.first(std::min(rows - 1, block * SIDE + i));
@@ -255,7 +254,7 @@ class AmxTile {
         });
     }
 
-    // Adds what a tile gave to rows [from, rows) to their sums.
+    // Add a tile's result to the sums of rows [from, rows).
     void add(BlockSums sums, BlockSums of_tile, std::int64_t from, std::int64_t rows) const {
         const std::int64_t dim = head_.padded_dim();
         for (std::int64_t block = from / SIDE; block < blocks_of(rows); ++block) {
@@ -266,7 +265,7 @@ class AmxTile {
         }
     }
 
-    // Has row i begin with no weight.
+    // Give row i an empty softmax.
     void clear(BlockSums sums, std::int64_t i) const {
         float* softmax = sums.softmax_of(i / SIDE) + i % SIDE;
         softmax[0] = -std::numeric_limits<float>::infinity();
@@ -274,7 +273,7 @@ class AmxTile {
         std::memset(sums.values + i * head_.padded_dim(), 0, sizeof(float) * head_.padded_dim());
     }
 
-    // The result of row i.
+    // Write the result of row i.
     void end(BlockSums sums, std::int64_t i, bf16* out) const {
         const float* softmax = sums.softmax_of(i / SIDE) + i % SIDE;
         finish(Softmax{softmax[0], softmax[SIDE]}, sums.values + i * head_.padded_dim(), out, head_.dim);
@@ -287,14 +286,14 @@ class AmxTile {
 
     float* scores_of(std::int64_t block) const { return scores_ + block * TILE * SIDE; }
 
-    // Blocks two by two, the last maybe alone.
+    // Call `body` for pairs of blocks, and for the last block alone if their number is odd.
     template <typename Body>
     static void each_pair(std::int64_t begin, std::int64_t end, Body&& body) {
         for (; begin + 2 <= end; begin += 2) body(std::integral_constant<int, 2>{}, begin);
         if (begin < end) body(std::integral_constant<int, 1>{}, begin);
     }
 
-    // The keys where they lie, or, if they are no bfloat16 numbers or not `apart` from each other, copied.
+    // Return the keys as operands: in place, or copied if they are not bfloat16 or not `apart` from each other.
     template <typename S>
     KeyTiles tiles_of(const S* k, const KeyOffsets& places, std::int64_t apart) {
         if constexpr (std::is_same_v<S, bf16>) {
@@ -324,7 +323,7 @@ class AmxTile {
         return keys;
     }
 
-    // Two keys' values -> a row of each tile of their step.
+    // Pack the values of two keys into a row of each tile of their step.
     template <typename S>
     void pack_pair(const S* v, const std::int64_t* offsets, std::int64_t pair) {
         float* to = values_ + pair / SIDE * 2 * steps_ * SQUARE + pair % SIDE * SIDE;

@@ -1,7 +1,7 @@
-// Attention within segments, where every token sees all others of its own: that of a vision encoder.
+// Attention within segments, for a vision encoder: a token sees all tokens of its segment.
 //
-// As in causal attention a token's result depends on nothing but its query and its segment's keys and values: a softmax
-// per tile of keys, counted from the segment's first, the tiles' results added in order.
+// As in causal attention, a token's result depends only on its query and its segment's keys and values. Keys are taken
+// in tiles from the segment's first key on, and the tiles' results are added in order.
 
 #include "attention/packed.h"
 #include "attention/softmax.h"
@@ -11,11 +11,11 @@ namespace ostinato {
 namespace attention {
 namespace {
 
-constexpr std::int64_t MOST_ROWS = ATTENTION_UNIT_ROWS;  // of a unit
+constexpr std::int64_t MOST_ROWS = ATTENTION_UNIT_ROWS;  // query rows of a unit
 constexpr std::int64_t LEAST_ROWS = 48;
-constexpr std::int64_t UNITS = 4;  // for each thread, that they end at about the same time
+constexpr std::int64_t UNITS = 4;  // per thread, so that threads end at about the same time
 
-// What is read, [patches, heads, head_dim] each, and written.
+// Inputs [patches, heads, head_dim], and the output.
 template <typename T>
 struct EncoderOperands {
     const Tensor &q, &k, &v;
@@ -23,7 +23,7 @@ struct EncoderOperands {
     std::int64_t heads;
 };
 
-// The segments as the kernel reads them when it runs.
+// The segments, read when the kernel runs.
 struct Segments {
     std::int64_t tokens, count;
     const std::int32_t* starts;
@@ -34,7 +34,7 @@ struct Segments {
     }
 };
 
-// The queries [begin, end) of one head, among the keys of their segment.
+// Queries [begin, end) of one head, and the segment that their keys are in.
 struct EncoderUnit {
     Range segment;
     std::int64_t head, begin, end;
@@ -100,7 +100,7 @@ class EncoderWorker {
     float *keys_, *values_, *queries_, *scores_, *sums_, *tile_sums_;
     Softmax* softmax_;
 
-    // Adds what `count` keys from `begin` on give to `rows` queries.
+    // Add the contribution of `count` keys from `begin` on to `rows` queries.
     void tile(std::int64_t begin, std::int64_t count, std::int64_t within, std::int64_t rows, bool first) {
         constexpr int ELEMENTS = LaneOperand<T>::ELEMENTS;
         const std::int64_t words = head_.padded_words(), dim = head_.padded_dim();
@@ -125,7 +125,8 @@ class EncoderWorker {
         }
     }
 
-    // Columns outside, so that those of a block stay in the first cache for all rows.
+    // Call `body` for each block of registers. Columns are the outer loop, so that a block's columns stay in the L1
+    // cache for all rows.
     template <typename Body>
     void each_block(std::int64_t rows, std::int64_t columns, Body&& body) {
         for (std::int64_t column = 0; column < columns; column += BLOCK_COLUMNS) {
@@ -136,7 +137,7 @@ class EncoderWorker {
         }
     }
 
-    // Lanes behind the last key hold that once more: their scores are not used, their weights are 0.
+    // Pack keys and values. Lanes behind the last key repeat it: their scores are not used, and their weights are 0.
     void pack(std::int64_t begin, std::int64_t count, std::int64_t within) {
         std::int64_t keys[TILE], values[TILE];
         for (std::int64_t i = 0; i < TILE; ++i) {
@@ -158,7 +159,7 @@ class EncoderWorker {
 template <typename T>
 void attend(const ThreadGroup& threads, const Segments& segments, const EncoderOperands<T>& operands, std::int64_t head_dim,
             float scale) {
-    // Zeros for tokens before the first segment and behind the last.
+    // Tokens before the first segment and behind the last get zeros.
     const std::int64_t size = operands.heads * head_dim;
     const auto clear = [&](std::int64_t begin, std::int64_t end) {
         const Range mine = threads.split(end - begin);
@@ -181,7 +182,7 @@ void attend(const ThreadGroup& threads, const Segments& segments, const EncoderO
     EncoderWorker<T> worker(threads, operands, head_dim, scale);
     std::int64_t before = 0;
     each_unit(segments, operands.heads, most_rows, [&](const EncoderUnit& unit) {
-        // By the middle of the unit's cost.
+        // The thread in whose share the middle of the unit's cost lies computes it.
         if ((2 * before + unit.cost()) * threads.size / (2 * total) == threads.rank) worker.run(unit);
         before += unit.cost();
     });

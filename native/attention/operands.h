@@ -1,7 +1,7 @@
-// What attention multiplies: heads of queries, keys and values as words, and weights as words.
+// Operands of attention: heads of queries, keys and values as words, and weights as words.
 //
-// A word is what one lane multiplies at once: an element as a float, or, where the CPU adds products of pairs of bf16,
-// two elements. Words are 32 bits wide and travel in vectors of floats.
+// A word is what one lane multiplies at once: one element as a float, or two elements where the CPU adds products of
+// pairs of bf16. Words have 32 bits and are held in vectors of floats.
 #pragma once
 
 #include <algorithm>
@@ -27,16 +27,16 @@ struct LaneOperand {
         sum = fma(vector, splat(*scalar), sum);
     }
 
-    // Stores LANES words of weights and adds what they have become by rounding to `total`.
+    // Store LANES words of weights, and add the rounded weights to `total`.
     static void store_weights(float* words, const Float (&weights)[1], Float& total) {
         store(words, weights[0]);
         total += weights[0];
     }
 
-    // LANES words of each of ELEMENTS keys -> so many vectors, where a word is all keys' elements of one dimension.
+    // Rearrange LANES words of each of ELEMENTS keys so that a word holds all these keys' elements of one dimension.
     static void across_keys(Float (&)[1]) {}
 
-    // Sums over such words -> the dimensions in order.
+    // Put sums over such words into the order of the dimensions.
     static void in_order(Float (&)[1]) {}
 };
 
@@ -47,7 +47,7 @@ struct LaneOperand<bf16> {
 
     static Float load(const bf16* from) { return ostinato::load(reinterpret_cast<const float*>(from)); }
 
-    // Integers are bfloat16 numbers, too.
+    // int8 values are exact in bfloat16.
     static Float load(const std::int8_t* from) {
         const Float first = ostinato::load(from), second = ostinato::load(from + LANES);
         return (Float)(__m512bh)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
@@ -66,7 +66,7 @@ struct LaneOperand<bf16> {
         total = (Float)_mm512_dpbf16_ps((__m512)total, rounded, ones);
     }
 
-    // Within each 128 bits: the first vector takes dimensions 0 to 3 of 8, the second the others.
+    // Within each 128 bits, the first vector takes dimensions 0 to 3 of 8, the second the others.
     static void across_keys(Float (&words)[2]) {
         const auto first = (__m512i)words[0], second = (__m512i)words[1];
         words[0] = (Float)_mm512_unpacklo_epi16(first, second);
@@ -81,7 +81,7 @@ struct LaneOperand<bf16> {
 };
 #endif
 
-// Sizes of one head, in words and vectors; what is beyond head_dim is 0.
+// Sizes of one head in words and vectors; elements beyond head_dim are 0.
 template <typename T>
 struct Head {
     std::int64_t dim;
@@ -90,7 +90,7 @@ struct Head {
     std::int64_t padded_words() const { return (words() + LANES - 1) / LANES * LANES; }
     std::int64_t padded_dim() const { return padded_words() * LaneOperand<T>::ELEMENTS; }
 
-    // Words [begin, begin + LANES) of a head, stored as T or as integers.
+    // Load words [begin, begin + LANES) of a head that is stored as T or as int8.
     template <typename S>
     Float load_words(const S* head, std::int64_t begin) const {
         constexpr int COUNT = LANES * LaneOperand<T>::ELEMENTS;
@@ -102,21 +102,20 @@ struct Head {
     }
 };
 
-// Where the keys and values of a tile lie, in elements from the beginning of either cache: keys [first, end) of it, and
-// the nearest of these where there is none. A lane of a key that is not there is never used, or has a weight of 0.
+// Offsets of a tile's keys and values in elements from the start of either cache, for keys [first, end). Lanes without
+// a key have the offset of the nearest; they are never used, or have a weight of 0.
 struct KeyOffsets {
     std::int64_t first, end;
     std::int64_t offsets[TILE];
-    std::int64_t heads[TILE];  // the same in heads of a token, where these have scales
+    std::int64_t heads[TILE];  // the same in heads of a token, for the scales
 };
 
-// Whether heads are fetched line by line, evenly over all of the present work, as measured with AVX2 on Zen 3: there the four
-// lines of a head at a time, all of them in the first quarter of the work, made what was needed meanwhile wait.
+// True if heads are prefetched line by line, evenly over the present work, as measured with AVX2 on Zen 3. There, all
+// four lines of a head at once, in the first quarter of the work, delayed loads that were needed meanwhile.
 constexpr bool LINE_BY_LINE = LANES == 8;
 
-// Fetches heads that are needed next, as many in each of so many `steps` between those of the present work: a block's
-// neighbours are not those of the text, so the hardware foresees little, and many lines at once would only wait for each
-// other.
+// Prefetch of the heads that are needed next, spread evenly over `steps` of the present work. Blocks are scattered in
+// memory, so the hardware predicts little; many lines at once would only wait for each other.
 class HeadPrefetch {
   public:
     template <typename T>

@@ -1,8 +1,8 @@
-// A tile of keys and values against many query rows: both are packed, then multiplied like matrices.
+// Attention of a tile of keys and values with many query rows: both are packed, then multiplied as matrices.
 //
-// What a query row gets from a tile does not depend on which other rows are there: every score is one sum over head_dim
-// in order, every weighted value one sum over the tile's keys in order, however many rows and columns a block of
-// registers holds. Keys that a row does not see have a weight of 0, and adding 0 times a finite value changes no sum.
+// A query row's result from a tile does not depend on the other rows: every score is one sum over head_dim in order,
+// and every weighted value one sum over the tile's keys in order, whatever the block of registers. Keys that a row does
+// not see have a weight of 0, and adding 0 times a finite value changes no sum.
 #pragma once
 
 #include "attention/operands.h"
@@ -11,7 +11,7 @@
 namespace ostinato {
 namespace attention {
 
-// Keys from `offsets` on -> `panel` [padded words, LANES]: per word, all LANES keys beside each other.
+// Pack LANES keys from `offsets` on into `panel` [padded words, LANES]: word by word, with the keys beside each other.
 template <typename T, typename S>
 void pack_keys(Head<T> head, const S* cache, const std::int64_t* offsets, float* panel, HeadPrefetch& fetch) {
     for (std::int64_t word = 0; word < head.words(); word += LANES) {
@@ -23,7 +23,7 @@ void pack_keys(Head<T> head, const S* cache, const std::int64_t* offsets, float*
     }
 }
 
-// Values of as many keys as a word holds -> `packed` [padded_dim] words.
+// Pack the values of the keys that share a word into `packed` [padded_dim] words.
 template <typename T, typename S>
 void pack_values(Head<T> head, const S* cache, const std::int64_t* offsets, float* packed) {
     constexpr int ELEMENTS = LaneOperand<T>::ELEMENTS;
@@ -35,8 +35,8 @@ void pack_values(Head<T> head, const S* cache, const std::int64_t* offsets, floa
     }
 }
 
-// One block of registers of `out` [ROWS, COLUMNS * LANES] = left [ROWS, depth] x right. Element k of a column of
-// vectors stands at `right + k * step`, the next column `column` words further.
+// Compute a block of registers: `out` [ROWS, COLUMNS * LANES] = left [ROWS, depth] x right. Element k of a column of
+// vectors is at `right + k * step`, the next column `column` words further.
 template <typename T, int ROWS, int COLUMNS>
 void product_block(const float* left, std::int64_t left_stride, const float* right, std::int64_t step,
                    std::int64_t column, std::int64_t depth, float* out, std::int64_t out_stride) {
@@ -56,7 +56,7 @@ void product_block(const float* left, std::int64_t left_stride, const float* rig
 }
 
 constexpr int BLOCK_ROWS = 6;
-constexpr int BLOCK_COLUMNS = LANES == 8 ? 2 : 4;  // what fits into the registers
+constexpr int BLOCK_COLUMNS = LANES == 8 ? 2 : 4;  // limited by the registers
 
 template <typename T, int COLUMNS, int ROWS = BLOCK_ROWS, typename... Args>
 void product_rows(std::int64_t rows, const Args&... args) {
@@ -66,7 +66,7 @@ void product_rows(std::int64_t rows, const Args&... args) {
     product_block<T, ROWS, COLUMNS>(args...);
 }
 
-// As `product_block`, for `rows` up to BLOCK_ROWS and any number of columns of vectors from `begin` to `end`.
+// Compute `product_block` for `rows` up to BLOCK_ROWS and the columns of vectors from `begin` to `end`.
 template <typename T>
 void product(std::int64_t rows, std::int64_t begin, std::int64_t end, const float* left, std::int64_t left_stride,
              const float* right, std::int64_t step, std::int64_t column, std::int64_t depth, float* out,

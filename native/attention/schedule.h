@@ -1,4 +1,5 @@
-// How the work of attention is shared: units of one row, one key head and some queries, cut at tiles.
+// Division of attention's work among threads: units of one row, one key head and some queries, which may be split at
+// tiles.
 #pragma once
 
 #include "attention/operands.h"
@@ -7,22 +8,22 @@
 namespace ostinato {
 namespace attention {
 
-// The step as the kernel reads it when it runs.
+// The step's inputs, read when the kernel runs.
 struct Step {
-    std::int64_t tokens;  // of the batch, without padding at its end
+    std::int64_t tokens;  // without padding at the end of the batch
     std::int64_t rows;
     const std::int32_t *row_starts, *start_positions, *kv_lens, *block_tables;
     std::int64_t max_blocks, block_size;
     std::int64_t heads, kv_heads;
-    std::int64_t first_key, window;  // positions that a token sees, its own the last
-    std::int64_t least, most;  // query rows of a row that has a turn, for each key head
+    std::int64_t first_key, window;  // `window`: positions that a token sees, including its own
+    std::int64_t least, most;  // query rows per key head; other rows are left out
 
     std::int64_t group() const { return heads / kv_heads; }
 
-    // The first key that the token at `position` sees.
+    // Return the first key that the token at `position` sees.
     std::int64_t first_of(std::int64_t position) const { return std::max(first_key, position - window + 1); }
 
-    // The tokens of a row that attend to anything.
+    // Return the tokens of a row that attend to at least one key.
     Range attending(std::int64_t row) const {
         const std::int64_t begin = row_starts[row], position = start_positions[row];
         const std::int64_t end = std::min<std::int64_t>({row_starts[row + 1], tokens, begin + kv_lens[row] - position});
@@ -31,7 +32,7 @@ struct Step {
     }
 };
 
-// Queries [begin, end) of the batch, the first at `position`, for one key head. A query row is one token's one head.
+// Queries [begin, end) of the batch for one key head; the first is at `position`. A query row is one head of one token.
 struct WorkUnit {
     std::int64_t row, kv_head, begin, end, position, group;
     std::int64_t first_tile, end_tile;  // absolute: tile t holds keys [t * TILE, (t + 1) * TILE)
@@ -40,7 +41,7 @@ struct WorkUnit {
     std::int64_t keys() const { return position + end - begin; }
     bool may_be_cut() const { return query_rows() <= MAX_SPLIT_ROWS; }
 
-    // Keys are counted in parts of a tile; reading and packing them costs about as much as ROWS query rows.
+    // Keys are counted in units of 16; reading and packing a tile costs about as much as ROWS query rows.
     static constexpr std::int64_t PART = 16, ROWS = 8;
     std::int64_t cost_before(std::int64_t tile) const {
         const std::int64_t end = std::min(tile * TILE, keys());
@@ -68,12 +69,13 @@ void each_unit(const Step& step, Body&& body) {
     }
 }
 
-// Which thread does which tile. All threads come to the same answer, and no result depends on it.
+// Assignment of tiles to threads. All threads compute the same assignment, and no result depends on it.
 struct Shares {
     std::int64_t total;
     int threads;
 
-    // By the middle of what is done, `before` being what stands before the unit.
+    // Return the thread in whose share of the cost the middle of the tile lies. `before` is the cost of the units
+    // before this one.
     int thread_of(std::int64_t before, const WorkUnit& unit, std::int64_t tile) const {
         const bool cut = unit.may_be_cut();
         const std::int64_t begin = cut ? unit.cost_before(tile) : 0;
@@ -82,7 +84,7 @@ struct Shares {
         return static_cast<int>(std::min<std::int64_t>(threads - 1, thread));
     }
 
-    // The tiles of `unit` from `tile` on that one thread does.
+    // Return the end of the tiles, from `tile` on, that the same thread computes.
     std::int64_t end_of_part(std::int64_t before, const WorkUnit& unit, std::int64_t tile) const {
         if (!unit.may_be_cut() || threads == 1) return unit.end_tile;
         const int thread = thread_of(before, unit, tile);

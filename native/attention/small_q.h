@@ -1,7 +1,7 @@
-// A tile of keys and values against few query rows: both are read once, from where they lie.
+// Attention of a tile of keys and values with few query rows: keys and values are read once, in place.
 //
-// The sums are those of attention_tile.h, in the same order, so that a query gets the same bits either way: the keys of
-// a panel are transposed in registers, and all sums over keys are in registers too.
+// The sums are those of attention/packed.h, in the same order, so a query gets the same bits either way. The keys of a
+// panel are transposed in registers, and all sums over keys are in registers too.
 #pragma once
 
 #include "attention/operands.h"
@@ -10,26 +10,25 @@
 namespace ostinato {
 namespace attention {
 
-constexpr int PREFETCHES = 2;  // in a square of a panel
-// Panels at a time, as measured with AVX2: what is added to a sum waits for what was added before, and other sums fill that
-// time.
+constexpr int PREFETCHES = 2;  // per square of a panel
+// Panels computed at a time, as measured with AVX2: independent sums hide the latency of additions.
 template <int ROWS>
 constexpr int PANELS_AT_ONCE = LANES != 8 ? 1 : ROWS == 1 ? 4 : 2;
 static_assert(LANES != 8 || PANELS % 4 == 0);
 #if defined(OSTINATO_FEW_VARIANTS)
 constexpr int SMALL_Q_ROWS = 3;
 #else
-constexpr int SMALL_Q_ROWS = LANES == 16 ? 12 : 4;  // what the registers hold beside a panel's square
+constexpr int SMALL_Q_ROWS = LANES == 16 ? 12 : 4;  // limited by the registers beside a panel's square
 #endif
 
-// LANES words of a head from `word` on; beyond `head_dim`, which is a case of its own, they are 0.
+// Load LANES words of a head from `word` on. Words beyond `head_dim`, which only occur if not WHOLE, are 0.
 template <bool WHOLE, typename T, typename S>
 [[gnu::always_inline]] inline Float words_of(Head<T> head, const S* from, std::int64_t word) {
     if constexpr (WHOLE) return LaneOperand<T>::load(from + word * LaneOperand<T>::ELEMENTS);
     return head.load_words(from, word);
 }
 
-// LANES words of each of LANES heads from `word` on, turned: vector i holds word i of each head.
+// LANES words of each of LANES heads from `word` on, transposed: vector i holds word i of each head.
 template <bool WHOLE, typename T, typename S>
 struct Square {
     Float words[LANES];
@@ -48,7 +47,7 @@ struct Square {
 };
 
 #if defined(__AVX2__) && !defined(__AVX512F__)
-// The same of bfloat16 numbers, which are turned as pairs and made wide after that.
+// The same for bfloat16: pairs are transposed, then converted to floats.
 template <>
 struct Square<true, bf16, bf16> {
     __m256i pairs[LANES / 2];
@@ -64,8 +63,8 @@ struct Square<true, bf16, bf16> {
 };
 #endif
 
-// scores [ROWS, TILE] of PANELS_AT_ONCE panels of keys, from words [begin, end), added to those of the words before. All
-// of these keys is read before the keys behind them are: the lines of more keys than that hinder each other.
+// Compute scores [ROWS, TILE] of PANELS_AT_ONCE panels of keys over the words [begin, end), and add them to those of
+// the words before. All these words are read before the next keys: the lines of more keys would evict each other.
 template <bool WHOLE, typename T, int ROWS, typename S>
 [[gnu::noinline]] void score_panels(Head<T> head, const S* cache, const std::int64_t* offsets, std::int64_t begin,
                                     std::int64_t end, const float* queries, float* scores, HeadPrefetch& fetch) {
@@ -93,8 +92,8 @@ template <bool WHOLE, typename T, int ROWS, typename S>
     each([&](Float sum, float* at) __attribute__((always_inline)) { store(at, sum); });
 }
 
-// BLOCKS times LANES words of ELEMENTS keys' values, in an order that suits the vectors, and sums over them in that of the
-// dimensions.
+// BLOCKS times LANES words of ELEMENTS keys' values, in an order that suits the vectors; `in_order` puts sums over them
+// into the order of the dimensions.
 template <bool WHOLE, typename T, int BLOCKS, typename S>
 struct Values {
     static constexpr int ELEMENTS = LaneOperand<T>::ELEMENTS;
@@ -113,7 +112,7 @@ struct Values {
 };
 
 #if defined(__AVX2__) && !defined(__AVX512F__)
-// Of bfloat16 numbers: the first of pairs, then the second.
+// The same for bfloat16: the first element of each pair, then the second.
 template <int BLOCKS>
 struct Values<true, bf16, BLOCKS, bf16> {
     Float words[BLOCKS][1];
@@ -143,8 +142,8 @@ struct Values<true, bf16, 1, bf16> : Values<false, bf16, 1, bf16> {
 };
 #endif
 
-// sums [ROWS, padded_dim] = weights [ROWS, TILE words] x values, in words of BLOCKS times LANES from `word` on; `depth`
-// words of weights.
+// sums [ROWS, padded_dim] = weights [ROWS, TILE words] x values, for BLOCKS times LANES words from `word` on and
+// `depth` words of weights.
 template <bool WHOLE, typename T, int ROWS, int BLOCKS, typename S>
 [[gnu::noinline]] void weighted_value_words(Head<T> head, const S* cache, const std::int64_t* offsets, std::int64_t word,
                                    std::int64_t depth, const float* weights, float* out, HeadPrefetch& fetch) {
@@ -175,7 +174,7 @@ template <bool WHOLE, typename T, int ROWS, int BLOCKS, typename S>
     });
 }
 
-// Calls `body` with the number of rows as a constant.
+// Call `body` with the number of rows as a constant.
 template <int ROWS = SMALL_Q_ROWS, typename Body>
 void with_rows(std::int64_t rows, Body&& body) {
     if constexpr (ROWS > 1) {
@@ -184,7 +183,7 @@ void with_rows(std::int64_t rows, Body&& body) {
     body(std::integral_constant<int, ROWS>{});
 }
 
-// scores [rows, TILE] of `rows` up to DIRECT_ROWS.
+// Compute the scores Q x K [rows, TILE] of up to SMALL_Q_ROWS rows.
 template <typename T, typename S>
 void qk_scores(std::int64_t rows, Head<T> head, const S* cache, const KeyOffsets& places, const float* queries,
                   float* scores, HeadPrefetch& fetch) {
@@ -206,14 +205,14 @@ constexpr int blocks_of_words(int rows) {
     return most >= 4 ? 4 : most >= 2 ? 2 : 1;
 }
 
-// How often the weights pass by the values.
+// Return the number of passes of the weights over the values.
 template <typename T>
 std::int64_t value_passes(std::int64_t rows, std::int64_t dim) {
     const std::int64_t blocks = blocks_of_words<T>(static_cast<int>(rows)) * LANES * LaneOperand<T>::ELEMENTS;
     return (dim + blocks - 1) / blocks;
 }
 
-// sums [rows, padded_dim] from weights [rows, TILE], of which `depth` words are not 0.
+// Compute P x V: sums [rows, padded_dim] from weights [rows, TILE], of which `depth` words are not 0.
 template <typename T, typename S>
 void weighted_values(std::int64_t rows, Head<T> head, const S* cache, const KeyOffsets& places, std::int64_t depth,
                   const float* weights, float* sums, HeadPrefetch& fetch) {

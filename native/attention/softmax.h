@@ -1,4 +1,7 @@
-// The softmax of attention: weights of one tile, and sums of several tiles added up.
+// Softmax of attention: weights of one tile, sums of several tiles added, and scales of int8 keys and values.
+//
+// int8 keys and values are multiplied as integers. A key's scale multiplies its score, and a value's scale its weight:
+// the result is the same as with scaled keys and values, and takes one multiplication in place of head_dim.
 #pragma once
 
 #include <type_traits>
@@ -8,7 +11,7 @@
 namespace ostinato {
 namespace attention {
 
-// Of keys and values that have none.
+// Stand-in for the scales of keys and values that have none.
 struct NoScales {
     static constexpr bool ARE_THERE = false;
 
@@ -18,14 +21,14 @@ struct NoScales {
     Float score_of(Float score, std::int64_t) const { return score; }
 };
 
-// Those of a tile's keys and values, from those of the caches by the number of a token's head.
+// Scales of a tile's keys and values, gathered from the caches by the index of a token's head.
 class TileScales {
   public:
     static constexpr bool ARE_THERE = true;
 
     TileScales(const float* k_scales, const float* v_scales) : k_scales_(k_scales), v_scales_(v_scales) {}
 
-    // Fetches those of the heads [begin, end).
+    // Prefetch the scales of the heads [begin, end).
     void fetch(std::int64_t begin, std::int64_t end) const {
         constexpr std::int64_t LINE = 64 / sizeof(float);
         for (std::int64_t head = begin; head < end; head += LINE) {
@@ -39,11 +42,11 @@ class TileScales {
         for (int i = 0; i < TILE; ++i) values_[i] = v_scales_[places.heads[i]];
     }
 
-    // Scores or weights of LANES keys.
+    // Scale the scores or weights of LANES keys.
     Float score(Float score, std::int64_t vector) const { return score * load(keys_ + vector * LANES); }
     Float weight(Float weight, std::int64_t vector) const { return weight * load(values_ + vector * LANES); }
 
-    // Of one key, in every lane.
+    // Scale the scores or weights of one key, in every lane.
     Float score_of(Float score, std::int64_t key) const { return score * splat(keys_[key]); }
     Float weight_of(Float weight, std::int64_t key) const { return weight * splat(values_[key]); }
 
@@ -52,18 +55,18 @@ class TileScales {
     float keys_[TILE], values_[TILE];
 };
 
-// Of caches that hold S.
+// Scales of caches that hold S.
 template <typename S>
 using ScalesOf = std::conditional_t<std::is_same_v<S, std::int8_t>, TileScales, NoScales>;
 
-// Of one query row: the largest score, and the sum of the weights relative to it. Scores are in powers of 2.
+// Softmax state of one query row: the maximum score, and the sum of the weights relative to it. Scores are powers of 2.
 struct Softmax {
     float largest, total;
 };
 
-// Turns scores [TILE] of keys [first, end) into weights 2^(factor * score - largest) as words, which take no more room;
-// those of the other keys are 0. The total is of the weights as they were rounded. Where keys and values have `scales`,
-// scores are multiplied by those of the keys before, and weights by those of the values behind, the total without them.
+// Turn scores [TILE] of keys [first, end) into weights 2^(factor * score - largest), as words, which take no more
+// memory; the other keys get 0. The total is of the rounded weights. With `scales`, scores are multiplied by the keys'
+// scales before the softmax, and weights by the values' scales after it, without changing the total.
 template <typename T, typename Scales = NoScales>
 __attribute__((noinline)) Softmax softmax(float* scores, std::int64_t first, std::int64_t end, float factor,
                                           const Scales& scales = {}) {
@@ -107,8 +110,8 @@ __attribute__((noinline)) Softmax softmax(float* scores, std::int64_t first, std
     return {most, sum(total)};
 }
 
-// Adds a tile's part to a row's, both being weighted sums [padded_dim] whose weights are relative to their own largest
-// score (Milakov and Gimelshein 2018, eq. 4).
+// Add a tile's weighted sums [padded_dim] to a row's. The weights of each are relative to its own maximum (Milakov and
+// Gimelshein 2018, eq. 4).
 __attribute__((noinline)) inline void merge(Softmax& row, float* sums, Softmax tile, const float* tile_sums,
                                             std::int64_t padded_dim) {
     const float most = row.largest > tile.largest ? row.largest : tile.largest;
@@ -123,7 +126,7 @@ __attribute__((noinline)) inline void merge(Softmax& row, float* sums, Softmax t
     }
 }
 
-// The quotient, where a zero has no sign: how a sum of zeros came by one must not show.
+// Write the quotient. Adding 0 removes the sign of a zero, which depends on how the sum was formed.
 template <typename T>
 __attribute__((noinline)) void finish(Softmax row, const float* sums, T* out, std::int64_t dim) {
     constexpr int ELEMENTS = LaneOperand<T>::ELEMENTS;

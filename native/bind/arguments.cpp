@@ -1,4 +1,4 @@
-// How arguments are read from Python objects.
+// Reading of kernel arguments from Python objects.
 
 #include "bind/arguments.h"
 
@@ -7,7 +7,7 @@
 namespace ostinato {
 namespace {
 
-// What is asked of torch. Both are kept as long as the process lives.
+// Types and attribute names of torch, kept for the life of the process.
 struct Torch {
     PyTypeObject* tensor;
     std::array<PyObject*, 8> dtypes;  // by DType
@@ -36,7 +36,7 @@ nb::object checked(PyObject* result) {
     return nb::steal(result);
 }
 
-// Puts a tuple of integers into `to`. -> how many there are
+// Read a tuple of integers into `to`. -> their number
 int read_tuple(const nb::object& tuple, std::int64_t (&to)[Tensor::MAX_DIMS]) {
     const Py_ssize_t size = PyTuple_GET_SIZE(tuple.ptr());
     if (size > Tensor::MAX_DIMS) throw nb::type_error("a tensor has more dimensions than kernels know");

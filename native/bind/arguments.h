@@ -1,4 +1,4 @@
-// A kernel's arguments by name. A struct says each argument's name, type and layout, once; Python hands over a dict of
+// Kernel arguments by name. A struct declares each argument's name, type and layout once; Python passes a dict with
 // these names.
 #pragma once
 
@@ -20,7 +20,7 @@ namespace ostinato {
 
 namespace nb = nanobind;
 
-// Where a tensor lies: its address, and per dimension its size and its stride in elements.
+// Location of a tensor: its address, and per dimension its size and stride in elements.
 struct Tensor {
     static constexpr int MAX_DIMS = 4;
 
@@ -34,7 +34,7 @@ struct Tensor {
         return reinterpret_cast<T*>(address);
     }
 
-    // What begins at index `i` of the first dimension.
+    // Return the address of index `i` of the first dimension.
     template <typename T>
     T* row(std::int64_t i) const {
         return at<T>() + i * strides[0];
@@ -43,19 +43,19 @@ struct Tensor {
     std::int64_t element_bytes() const;
 };
 
-// What a tensor holds: a DType, or one of these.
+// Allowed element types of a tensor: a DType, or one of these.
 enum ElementKind : int {
     ANY = -1,
-    FLOATS = -2,   // a storage type (`with_dtype`)
-    VALUES = -3,   // the storage type of the kernel: that of all its values, of which the first decides
-    WEIGHTS = -4,  // as its values, or 8-bit integers, or bytes of blocks
+    FLOATS = -2,   // any storage type (`with_dtype`)
+    VALUES = -3,   // the kernel's storage type: that of its first VALUES tensor
+    WEIGHTS = -4,  // as VALUES, or int8, or bytes of blocks
 };
 
-// How it lies.
+// Allowed strides of a tensor.
 enum class Layout {
     CONTIGUOUS,
-    ROWS,     // with any stride in its first dimension, and contiguous behind it
-    VECTORS,  // with any strides but for its last dimension, which is contiguous
+    ROWS,     // any stride in the first dimension, contiguous behind it
+    VECTORS,  // any strides but in the last dimension, which is contiguous
 };
 
 template <int ELEMENT, Layout LAYOUT>
@@ -71,13 +71,13 @@ using Strided = Checked<ELEMENT, Layout::ROWS>;
 template <int ELEMENT>
 using Vectors = Checked<ELEMENT, Layout::VECTORS>;
 
-// A tensor that may be None: then it has no address.
+// A tensor or None, which has no address.
 template <typename T>
 struct OptionalTensor : T {
     explicit operator bool() const { return this->address != nullptr; }
 };
 
-// What the result alone depends on, which Python makes.
+// An argument that only Python reads, to make the result.
 struct IgnoredArgument {};
 
 template <typename T>
@@ -87,7 +87,7 @@ struct IsOptionalTensor<OptionalTensor<T>> : std::true_type {};
 
 bool read_tensor(PyObject* value, Tensor& to);
 
-// Whether a Python object is such a value, which is put into `to`.
+// Read a Python object into `to`. -> false if it has another type
 template <typename T>
 bool from_python(PyObject* value, T& to) {
     if constexpr (std::is_same_v<T, IgnoredArgument>) {
@@ -101,12 +101,13 @@ bool from_python(PyObject* value, T& to) {
     }
 }
 
-// The dict that a kernel was called with.
+// Reader of the dict that a kernel was called with.
 class Reader {
   public:
     Reader(const char* kernel, PyObject* given) : kernel_(kernel), given_(given) {}
 
-    // The value of that name. TypeError if it is missing, or no T; AssertionError if a tensor holds or lies otherwise.
+    // Return the argument `name`. Raise TypeError if it is missing or no T, and AssertionError if a tensor has another
+    // type or layout.
     template <typename T>
     T take(PyObject* name) {
         PyObject* value = take_object(name);
@@ -118,10 +119,10 @@ class Reader {
         return taken;
     }
 
-    // AssertionError with `why` if it is not so: a mistake in a layer, not in what a user asked.
+    // Raise AssertionError with `why` unless `is_so`: the mistake is in a layer, not in a user's request.
     void expect(bool is_so, const std::string& why) const;
 
-    // TypeError if there is a name that was not taken.
+    // Raise TypeError if the dict has a name that was not taken.
     void finish() const {
         if (PyDict_GET_SIZE(given_) != count_) refuse_unknown();
     }
@@ -133,7 +134,7 @@ class Reader {
     PyObject* given_;
     std::array<PyObject*, MAX_ARGUMENTS> taken_;
     int count_ = 0;
-    int values_ = ANY;  // the dtype of the values
+    int values_ = ANY;  // dtype of the VALUES tensors
 
     PyObject* take_object(PyObject* name);
     void check(PyObject* name, const Tensor& tensor, int element, Layout layout);
@@ -141,23 +142,23 @@ class Reader {
     [[noreturn]] void refuse_unknown() const;
 };
 
-// Says of a cache of keys or values that it holds integers if it has scales, else what the kernel computes in.
+// Check that a cache of keys or values is int8 if it has scales, and else has the kernel's dtype.
 inline void check_cache(const Reader& reader, const Tensor& cache, const Tensor& scales, DType dtype) {
     const bool has_scales = scales.address != nullptr;
     reader.expect(cache.dtype == (has_scales ? INT8 : dtype), "a cache is int8 if it has scales, and only then");
 }
 
-// What structs of arguments begin with.
+// Base of argument structs.
 struct Arguments {
     Reader* reader;
 
     Arguments(Reader& reader) : reader(&reader) {}  // NOLINT: a struct of arguments is made of a reader
 
-    // Says what must hold of several arguments together.
+    // Check conditions on several arguments together.
     void check(const Reader&) const {}
 };
 
-// A member of such a struct, taken from the reader when the struct is made.
+// Declare a member of an argument struct, which is taken from the reader when the struct is made.
 #define FIELD(TYPE, NAME)                                                \
     TYPE NAME = reader->take<TYPE>([] {                                  \
         static PyObject* const name = PyUnicode_InternFromString(#NAME); \

@@ -1,5 +1,5 @@
-// Binds a kernel twice: as a function that runs it now, and as a method of Program that notes it. Both get the number of
-// tokens first, since a replay leaves padding at the end out, and then a dict of the kernel's arguments.
+// Binding of kernels, each twice: as a function that runs it now, and as a method of Program that records it. Both take
+// the number of tokens first, since a replay leaves out padding at the end, and then a dict of arguments.
 #pragma once
 
 #include <vector>
@@ -14,7 +14,7 @@ struct Module {
     nb::class_<Program>& program;
 };
 
-// Tokens from which on a call lets other Python threads run meanwhile.
+// Tokens from which on a call releases the GIL.
 constexpr std::int64_t GIL_RELEASE_TOKENS = 512;
 
 template <auto kernel>
@@ -32,7 +32,7 @@ struct Bound<kernel> {
 
     static void run(std::int64_t tokens, const Args& args) {
         const auto call = [&] { parallel_region([&](const ThreadGroup& threads) { kernel(threads, tokens, args); }); };
-        // Among busy threads the interpreter's lock is had back only after a while, which a short call does not repay.
+        // Re-acquiring the GIL is slow under contention, so short calls keep it.
         if (tokens < GIL_RELEASE_TOKENS) {
             call();
         } else {
@@ -52,13 +52,13 @@ struct Bound<kernel> {
     }
 };
 
-// All kernels: what binds each of them.
+// Return the registered binding functions of all kernels.
 inline std::vector<void (*)(Module&)>& bindings() {
     static std::vector<void (*)(Module&)> all;
     return all;
 }
 
-// Binds `NAME(team, tokens, arguments)`, the arguments being a struct of fields (arguments.h).
+// Bind `NAME(threads, tokens, arguments)`; the arguments are a struct of fields (bind/arguments.h).
 #define KERNEL(NAME)                                                                      \
     [[maybe_unused]] const bool NAME##_is_bound = [] {                                    \
         bindings().push_back([](Module& module) { Bound<NAME>::define(module, #NAME); }); \

@@ -15,8 +15,8 @@
 NB_MODULE(OSTINATO_MODULE, m) {
     using namespace ostinato;
 #ifdef NDEBUG
-    // What an interpreter has not freed when it ends, an engine in a thread's or a traceback's frame, is no concern of
-    // whoever reads its last lines.
+    // Objects that an interpreter has not freed at exit, such as an engine in a thread's or a traceback's frame, are no
+    // leak worth a warning.
     nb::set_leak_warnings(false);
 #endif
 #if defined(OSTINATO_TILES)
@@ -25,14 +25,14 @@ NB_MODULE(OSTINATO_MODULE, m) {
     m.attr("tiles") = nb::none();
 #endif
     m.def("explain_bus_error", &explain_bus_error, nb::arg("message"),
-          "From now on a SIGBUS of this process writes `message` to stderr, and then ends it as it would have.");
+          "Have a SIGBUS of this process write `message` to stderr before it ends the process as it would have.");
     nb::class_<Program> program(m, "Program");
     program.def(nb::init<>())
         .def("__len__", &Program::size)
         .def("run", &Program::run, nb::arg("tokens"), nb::call_guard<nb::gil_scoped_release>(),
-             "Runs all calls, each for at most so many tokens.")
+             "Run all calls, each for at most `tokens` tokens.")
         .def("profile", &Program::profile, nb::arg("tokens"), nb::call_guard<nb::gil_scoped_release>(),
-             "Runs all calls -> [(name, seconds)], one entry per call.");
+             "Run all calls and return [(name, seconds)], one entry per call.");
     Module module{m, program};
     for (const auto bind : bindings()) bind(module);
 }

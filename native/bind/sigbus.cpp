@@ -1,5 +1,5 @@
-// What to say where a mapped file cannot be read any more, since it was shortened: the system sends SIGBUS then, and no
-// Python runs in its handler.
+// Explanation of a SIGBUS: the system sends it if a mapped file was shortened and cannot be read any more. No Python
+// can run in its handler.
 
 #include "bind/sigbus.h"
 
@@ -21,7 +21,7 @@ volatile std::size_t length = 0;
 struct sigaction before;
 bool is_set = false;
 
-// Says it, and leaves the rest to whoever was to handle the signal before.
+// Write the message to stderr, restore the previous handler and raise the signal again.
 void tell(int signal) {
     std::size_t at = 0;
     while (at < length) {

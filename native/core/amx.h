@@ -1,7 +1,7 @@
-// The registers of matrix units (AMX): tiles of 16 rows of 64 bytes, and the one instruction on them that kernels use.
+// Matrix units (AMX): tile registers of 16 rows of 64 bytes, and the one product instruction that kernels use.
 //
-// There are two implementations: the processor's, and one in plain C++ that gives the same bits, for tests on processors
-// without matrix units.
+// There are two implementations: the processor's, and one in plain C++ that gives the same bits, for tests on
+// processors without matrix units.
 #pragma once
 
 #if defined(__AMX_BF16__)
@@ -27,7 +27,7 @@ constexpr int ELEMENTS = SIDE * DEPTH;  // bfloat16 of a tile
 constexpr int ROW_BYTES = 64;
 static_assert(LANES == SIDE, "a row of a tile is a vector");
 
-// How the tiles are shaped, as the processor reads it (Intel's manual, LDTILECFG).
+// Tile shapes, as the processor reads them (Intel's manual, LDTILECFG).
 struct alignas(64) Shapes {
     std::uint8_t palette = 1, start_row = 0, reserved[14] = {};
     std::uint16_t row_bytes[16] = {};
@@ -42,8 +42,8 @@ struct alignas(64) Shapes {
 };
 
 #if defined(__AMX_BF16__)
-// The compiler's macros paste a tile's number into an instruction, so it must be written out. They also do not say that
-// memory is read: what was written before must be there.
+// The compiler's macros paste a tile's number into an instruction, so it must be a literal. They also do not tell the
+// compiler that memory is read, so earlier writes must be complete.
 #define OSTINATO_WITH_TILE(CALL)                  \
     if constexpr (TILE == 0) { CALL(0); }         \
     else if constexpr (TILE == 1) { CALL(1); }    \
@@ -61,7 +61,7 @@ inline void zero() {
 #undef OSTINATO_ZERO
 }
 
-// Rows that lie `stride` bytes apart.
+// Load a tile from rows that lie `stride` bytes apart.
 template <int TILE>
 inline void load(const void* from, std::int64_t stride) {
     asm volatile("" ::: "memory");
@@ -78,7 +78,8 @@ inline void store(void* to, std::int64_t stride) {
 }
 #undef OSTINATO_WITH_TILE
 
-// Tiles 0 to 3 are sums, 4 and 5 first operands, 6 and 7 second operands: tile 2 i + j += tile 4 + i times tile 6 + j.
+// Multiply: tile 2 i + j += tile 4 + i times tile 6 + j. Tiles 0 to 3 are sums, 4 and 5 left operands, 6 and 7 right
+// operands.
 template <int I, int J>
 inline void multiply_add() {
     if constexpr (I == 0 && J == 0) {
@@ -92,7 +93,8 @@ inline void multiply_add() {
     }
 }
 
-// Of the shapes the compiler's functions name the first bytes alone: all of them must be in memory.
+// Configure the tiles. The compiler's function names only the first bytes of the shapes, and all of them must be in
+// memory.
 inline void configure(const Shapes& shapes) {
     asm volatile("" ::"r"(&shapes) : "memory");
     _tile_loadconfig(&shapes);
@@ -100,7 +102,7 @@ inline void configure(const Shapes& shapes) {
 
 inline void release() { _tile_release(); }
 
-// The palette in use, 0 where tiles are released.
+// Return the palette in use, 0 if tiles are released.
 inline int palette() {
     Shapes shapes;
     _tile_storeconfig(&shapes);
@@ -137,7 +139,8 @@ inline void release() { emulated::state().release(); }
 inline int palette() { return emulated::state().palette(); }
 #endif
 
-// While it lives, this thread has tiles. None stay behind: a thread that holds some is slower to put aside.
+// Guard that configures tiles for this thread and releases them at its end: context switches are slower for a thread
+// that holds tiles.
 class Scope {
   public:
     Scope() { configure(Shapes{}); }

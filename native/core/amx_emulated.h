@@ -1,6 +1,7 @@
-// Tiles in plain C++: the operations of Intel's manual (LDTILECFG, TILEZERO, TILELOADD, TILESTORED, TDPBF16PS), bit for bit.
+// Tiles in plain C++: the operations of Intel's manual (LDTILECFG, TILEZERO, TILELOADD, TILESTORED, TDPBF16PS), bit for
+// bit.
 //
-// What the processor answers with an exception ends the process.
+// Where the processor raises an exception, the process ends.
 #pragma once
 
 #include <algorithm>
@@ -52,8 +53,9 @@ class State {
         }
     }
 
-    // TDPBF16PS: the first and the second elements of pairs are added up apart, each with one rounding, from zero on;
-    // then both sums, and the result to what is there. Denormals, read or written, are zero.
+    // Compute TDPBF16PS: sum the products of the first and of the second elements of pairs separately, each step with
+    // one rounding, starting at zero. Then add both sums, and the result to the tile. Denormals, read or written, are
+    // zero.
     void multiply_add(int to, int left, int right) {
         check(to), check(left), check(right);
         const int pairs = row_bytes_[left] / 4;

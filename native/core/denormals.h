@@ -1,4 +1,4 @@
-// Denormal numbers, with which some processors calculate a hundred times slower.
+// Flushing of denormal numbers, with which some processors calculate a hundred times slower.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace ostinato {
 
-// While it lives, this thread takes denormal numbers for zero.
+// Guard that makes this thread treat denormal numbers as zero.
 class FlushDenormals {
   public:
     FlushDenormals() : before_(read()) { write(before_ | FLAGS); }

@@ -1,4 +1,4 @@
-// Kernels with their arguments, to be run one after the other in one parallel region: what a tape replays.
+// Recorded kernel calls that run one after the other in one parallel region: what a tape replays.
 #pragma once
 
 #include <chrono>
@@ -19,8 +19,9 @@ inline Scratch& shared_scratch() {
     return scratch;
 }
 
-// Calls `body(team)` on every thread. Kernels throw nothing but bad_alloc, which ends the process where there is more
-// than one thread. A process that was forked after a parallel region cannot open one: OpenMP's threads stay behind.
+// Call `body(threads)` on every thread of an OpenMP region. Kernels throw only bad_alloc, which ends the process if
+// there is more than one thread. A process that was forked after a parallel region cannot open one: OpenMP's threads do
+// not survive a fork.
 template <typename Body>
 inline void parallel_region(Body&& body) {
     Scratch& scratch = shared_scratch();
@@ -43,7 +44,7 @@ class Program {
 
     std::size_t size() const { return calls_.size(); }
 
-    // Makes all calls, each for at most `tokens` tokens: those behind them are padding.
+    // Run all calls, each for at most `tokens` tokens; tokens behind them are padding.
     void run(std::int64_t tokens) const {
         parallel_region([&](const ThreadGroup& threads) {
             for (const Call& call : calls_) {
@@ -53,11 +54,11 @@ class Program {
         });
     }
 
-    // As `run`, and (name, seconds) of every call.
+    // Run all calls and return (name, seconds) of each.
     std::vector<std::pair<std::string, double>> profile(std::int64_t tokens) const {
         std::vector<std::pair<std::string, double>> times(calls_.size());
         parallel_region([&](const ThreadGroup& threads) {
-            // A call begins where the one before ended: a thread that is late for it finds the others' work done.
+            // A call begins where the one before ended, so a thread's late start counts for its call.
             auto begin = std::chrono::steady_clock::now();
             for (std::size_t i = 0; i < calls_.size(); ++i) {
                 calls_[i].kernel(threads, std::min(calls_[i].tokens, tokens));

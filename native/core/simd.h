@@ -1,7 +1,7 @@
-// Vectors of floats for whatever the target has, and the storage types that kernels load and store.
+// Vectors of floats for any target, and the storage types that kernels load and store.
 //
-// All arithmetic is in float32. Everything is written with the compiler's vector extension; intrinsics stand only where
-// it has no word for an instruction.
+// All arithmetic is in float32. The code uses the compiler's vector extension, and intrinsics only for instructions
+// that it cannot express.
 #pragma once
 
 #include <cmath>
@@ -33,7 +33,8 @@ typedef std::uint16_t U16Vec __attribute__((vector_size(LANES * 2)));
 typedef std::int8_t LaneBytes __attribute__((vector_size(LANES)));
 
 constexpr float LOG2_E = 1.44269504f;
-constexpr float ROUND = 12582912.0f;  // 1.5 * 2^23: adding it rounds a float to the nearest integer
+// 1.5 * 2^23: adding it rounds a float to the nearest integer, which is then in the lowest bits.
+constexpr float ROUND = 12582912.0f;
 
 struct bf16 {
     std::uint16_t bits;
@@ -43,7 +44,7 @@ struct half {
     std::uint16_t bits;
 };
 
-// An integer of what one scale belongs to (fixed.h).
+// One integer of a block-fixed-point token (quant/quantize_tokens_i16.h).
 struct i16 {
     std::int16_t integer;
 };
@@ -78,7 +79,7 @@ inline float to_float(half value) {
 #endif
 }
 
-// The value of a storage type that is nearest to a float, of two the even one; NaN stays NaN.
+// Return the nearest value of a storage type, ties to even; NaN stays NaN.
 template <typename T>
 inline T from_float(float value);
 
@@ -112,10 +113,10 @@ inline Float load(const float* from) {
 }
 
 inline Float load(const bf16* from) {
-#if defined(__AVX512F__)  // one instruction, of which the compiler's own conversion makes four
+#if defined(__AVX512F__)  // one instruction; the compiler's own conversion takes four
     const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
     return (Float)_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16);
-#elif defined(__AVX2__)  // two instructions, of which it makes six
+#elif defined(__AVX2__)  // two instructions; the compiler's own conversion takes six
     const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
     return (Float)_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16);
 #else
@@ -159,7 +160,7 @@ inline void store(bf16* to, Float value) {
     const UInt bits = bits_as<UInt>(value);
     const UInt nearest = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
     const UInt wide = value != value ? (bits >> 16) | 0x40 : nearest;
-#if defined(__AVX2__) && !defined(__AVX512F__)  // the compiler's own conversion does more than that
+#if defined(__AVX2__) && !defined(__AVX512F__)  // the compiler's own conversion takes more
     const __m128i low = _mm256_castsi256_si128((__m256i)wide), high = _mm256_extracti128_si256((__m256i)wide, 1);
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm_packus_epi32(low, high));
 #else
@@ -179,7 +180,7 @@ inline void store(half* to, Float value) {
 #endif
 }
 
-// As store, around the caches, at an address that is a multiple of the vector's size: for memory that was not read. Other
+// Store past the caches to an address that is a multiple of the vector's size, for memory that was not read. Other
 // threads see it after `end_streams`.
 inline void stream(float* to, Float value) {
 #if defined(__AVX512F__)
@@ -209,7 +210,7 @@ inline void end_streams() {
 #endif
 }
 
-// The first `count` elements (fewer than LANES); the others are zero and nothing behind them is touched.
+// Load `count` elements, fewer than LANES. The others are zero, and no memory behind the elements is read.
 template <typename T>
 inline Float load_masked(const T* from, int count) {
     T elements[LANES] = {};
@@ -224,7 +225,7 @@ inline void store_masked(T* to, Float value, int count) {
     std::memcpy(to, elements, sizeof(T) * count);
 }
 
-// The same of LANES or fewer elements, for what may be a last vector or not.
+// Load up to LANES elements.
 template <typename T>
 inline Float load_partial(const T* from, std::int64_t count) {
     return count >= LANES ? load(from) : load_masked(from, static_cast<int>(count));
@@ -237,8 +238,8 @@ inline void store_partial(T* to, Float value, std::int64_t count) {
 
 inline Float max(Float a, Float b) { return a > b ? a : b; }
 
-// a * b + c, rounded once, for sums that must have the same bits wherever they are compiled: what the compiler fuses by
-// itself may differ from one place to the next.
+// Return a * b + c with one rounding, for sums that must have the same bits wherever they are compiled: the compiler
+// may fuse differently from place to place.
 inline Float fma(Float a, Float b, Float c) {
 #if defined(__AVX512F__)
     return (Float)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
@@ -275,8 +276,9 @@ inline float reduce_max(Float value) {
 #endif
 }
 
-// e^x to 2 units in the last place: x = n log 2 + r with |r| <= log(2) / 2, e^r by its Taylor polynomial of degree 7,
-// and 2^n through the exponent bits. 0 where the result would be denormal, infinity above 88.37, NaN stays NaN.
+// Return e^x to 2 units in the last place: x = n log 2 + r with |r| <= log(2) / 2, e^r by its Taylor polynomial of
+// degree 7, and 2^n through the exponent bits. The result is 0 where it would be denormal, and infinity above 88.37;
+// NaN stays NaN.
 inline Float exp(Float x) {
     constexpr float LEAST = -87.3f, MOST = 88.37f;
     const Float clamped = x < LEAST ? splat(LEAST) : (x > MOST ? splat(MOST) : x);
@@ -291,7 +293,7 @@ inline Float exp(Float x) {
     p = p * r + 0.5f;
     p = p * r + 1.0f;
     p = p * r + 1.0f;
-    // n + 127 as an integer stands in the low bits of `shifted`.
+    // The low bits of `shifted` hold n as an integer.
     const Int exponent = (bits_as<Int>(shifted) - bits_as<std::int32_t>(ROUND) + 127) << 23;
     Float result = p * bits_as<Float>(exponent);
     result = x < LEAST ? Float{} : result;
@@ -299,7 +301,8 @@ inline Float exp(Float x) {
     return x != x ? x : result;
 }
 
-// 2^r of each |r| <= 1/2, by the polynomial of degree 5 with p(0) = 1 whose largest relative error, 9e-8, is least.
+// Compute 2^r for each |r| <= 1/2, by the polynomial of degree 5 with p(0) = 1 and the least maximum relative error,
+// 9e-8.
 template <int N>
 inline void exp2_fraction(const Float (&r)[N], Float (&power)[N]) {
     constexpr float FACTORS[] = {0.00967151273f, 0.0555073374f, 0.240222421f, 0.693146978f, 1.0f};
@@ -316,11 +319,11 @@ inline Float exp2_fraction(Float r) {
     return power[0];
 }
 
-// 2^x to 2 units in the last place for x up to 127: x = n + r with |r| <= 1/2. 0 where the result would be denormal, NaN
-// stays NaN.
+// Return 2^x to 2 units in the last place for x up to 127: x = n + r with |r| <= 1/2. The result is 0 where it would be
+// denormal; NaN stays NaN.
 inline Float exp2(Float x) {
     constexpr float LEAST = -126.0f;
-    const Float clamped = x < LEAST ? splat(LEAST) : x;  // minus infinity has no rest
+    const Float clamped = x < LEAST ? splat(LEAST) : x;  // minus infinity has no fraction
 #if defined(__AVX512F__)
     const Float n = (Float)_mm512_roundscale_ps((__m512)clamped, 0);
 #else
@@ -332,15 +335,15 @@ inline Float exp2(Float x) {
 #if defined(__AVX512F__)
     const Float result = (Float)_mm512_scalef_ps((__m512)p, (__m512)n);
 #else
-    // Unsigned: of NaN, whose sum is thrown away, it may overflow.
+    // Unsigned, since it may overflow for NaN, whose result is not used.
     const UInt exponent = (bits_as<UInt>(shifted) - bits_as<std::uint32_t>(ROUND)) << 23;
     const Float result = x != x ? x : bits_as<Float>(bits_as<UInt>(p) + exponent);
 #endif
     return x < LEAST ? Float{} : result;
 }
 
-// log(1 + u) for u >= 0, to a few units in the last place, also of a tiny u. With 1 + u = 2^n m and m near 1:
-// n log 2 + 2 artanh((m - 1) / (m + 1)) by its series, and what 1 + u lost in rounding, over 1 + u.
+// Return log(1 + u) for u >= 0, to a few units in the last place, also for a tiny u. With 1 + u = 2^n m and m near 1,
+// it is n log 2 + 2 artanh((m - 1) / (m + 1)) by its series, plus the rounding error of 1 + u divided by 1 + u.
 inline Float log1p(Float u) {
     constexpr std::int32_t SQRT_HALF = 0x3F3504F3;  // the bits of sqrt(0.5)
     const Float whole = 1.0f + u;
@@ -358,18 +361,18 @@ inline Float log1p(Float u) {
     return fma(exponent, splat(0.693359375f), logarithm);
 }
 
-// log(1 + e^x), which is x where torch says so too.
+// Return log(1 + e^x), which is x from 20 on, as in torch.
 inline Float softplus(Float x) {
     const Float small = log1p(exp(x > 20.0f ? Float{} : x));
     return x > 20.0f ? x : small;
 }
 
-// x / (1 + e^-x) of each, to a few units in the last place. Several are taken step by step together: each step waits for
-// the one before it, and a processor looks ahead over a few values at most.
+// Compute x / (1 + e^-x) for each, to a few units in the last place. Several values are computed step by step together,
+// since each step depends on the one before and a processor looks ahead over few values.
 template <int N>
 inline void silu(Float (&x)[N]) {
 #if defined(__AVX2__)
-    // As exp2, without its limits: behind +-87 the quotient is 1, or 0.
+    // As exp2, but clamped: beyond +-87 the quotient is 1 or 0.
     constexpr float LIMIT = 87.0f, LOG2_E_REST = 1.92596299e-8f;
     Float minus[N], shifted[N], r[N], power[N];
     for (int i = 0; i < N; ++i) {
@@ -385,12 +388,11 @@ inline void silu(Float (&x)[N]) {
     for (int i = 0; i < N; ++i) r[i] = fma(minus[i], splat(LOG2_E), ROUND - shifted[i]);
     for (int i = 0; i < N; ++i) r[i] = fma(minus[i], splat(LOG2_E_REST), r[i]);
     exp2_fraction(r, power);
-    // Only what `ROUND` has not in its low bits is left. Unsigned: of NaN it may overflow.
+    // The addition cancels all but the low bits of `ROUND`. Unsigned, since it may overflow for NaN.
     for (int i = 0; i < N; ++i) power[i] = bits_as<Float>(bits_as<UInt>(power[i]) + (bits_as<UInt>(shifted[i]) << 23));
     for (int i = 0; i < N; ++i) {
 #if defined(__AVX512F__)
-        // The reciprocal is an estimate of 14 bits and one step of Newton's, since dividing takes longer than all the
-        // rest.
+        // A reciprocal estimate of 14 bits and one Newton step: a division would take longer than all other steps.
         const __m512 divisor = (__m512)(1.0f + power[i]), estimate = _mm512_rcp14_ps(divisor);
         const __m512 rest = _mm512_fnmadd_ps(divisor, estimate, _mm512_set1_ps(2.0f));
         const __mmask16 counts = _mm512_cmp_ps_mask((__m512)x[i], _mm512_set1_ps(-LIMIT), _CMP_NLT_UQ);
@@ -410,9 +412,9 @@ inline Float silu(Float x) {
     return one[0];
 }
 
-// x times the normal distribution's integral up to x, to 1e-6 of it. That integral is half of erfc(-x / sqrt(2)), and
-// erfc(z) = e^(-z^2) p(t) / (1 + 2 z) for z >= 0, t = (z - 2) / (z + 2), with the polynomial of degree 9 that is best up
-// to z = 10; behind that it is 0.
+// Return x times the normal distribution function of x, to a relative error of 1e-6. That function is half of erfc(-x /
+// sqrt(2)), and erfc(z) = e^(-z^2) p(t) / (1 + 2 z) for z >= 0 and t = (z - 2) / (z + 2), with the best polynomial of
+// degree 9 up to z = 10; beyond, it is 0.
 inline Float gelu(Float x) {
     Float z = max(x, -x) * 0.707106781f;
     z = z > 10.0f ? splat(10.0f) : z;
@@ -431,7 +433,7 @@ inline Float gelu(Float x) {
     return x * (x < 0.0f ? half : 1.0f - half);
 }
 
-// Its approximation 0.5 x (1 + tanh(y)), y = sqrt(2 / pi) (x + 0.044715 x^3), which is x / (1 + e^(-2 y)).
+// Return the approximation 0.5 x (1 + tanh(y)) of gelu, y = sqrt(2 / pi) (x + 0.044715 x^3), as x / (1 + e^(-2 y)).
 inline Float gelu_tanh(Float x) {
     const Float y = 1.59576912f * x * (1.0f + 0.044715f * x * x);
     return x / (1.0f + exp(-y));
@@ -441,13 +443,13 @@ inline float exp(float x) { return exp(splat(x))[0]; }
 
 inline float silu(float x) { return x / (1.0f + std::exp(-x)); }
 
-// log(1 + e^x), which is x where torch says so too.
+// Return log(1 + e^x), which is x from 20 on, as in torch.
 inline float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
 
-// What tensors hold. The first three are storage types of what is computed in float32.
+// Element types of tensors. The first three are storage types of values that are computed in float32.
 enum DType : int { FLOAT32, BFLOAT16, FLOAT16, INT8, INT32, INT64, FLOAT64, UINT8 };
 
-// Calls `body` with a value of the storage type that `dtype` names.
+// Call `body` with a value of the storage type that `dtype` names.
 template <typename Body>
 inline void with_dtype(DType dtype, Body&& body) {
     if (dtype == FLOAT32) {

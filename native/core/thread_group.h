@@ -1,4 +1,4 @@
-// The threads that run a kernel together.
+// The thread group that runs a kernel, with its scratch memory.
 #pragma once
 
 #include <algorithm>
@@ -13,10 +13,10 @@ struct Range {
     std::int64_t begin, end;
 };
 
-// Memory that lives from one kernel to the next and only grows; where EXACT_SCRATCH is defined, each kernel's is new.
+// Memory that is kept from kernel to kernel and only grows. With OSTINATO_EXACT_SCRATCH each kernel's is new.
 class Scratch {
   public:
-    // At least so many bytes; 0 gives what there is.
+    // Return at least `bytes` bytes; 0 returns the memory as it is.
     std::byte* reserve(std::size_t bytes) {
 #if defined(OSTINATO_EXACT_SCRATCH)
         const bool fits = bytes == 0;
@@ -39,34 +39,35 @@ class Scratch {
     std::size_t size_ = 0;
 };
 
-// One thread's view of the threads that call a kernel at the same time: all of them call it with the same arguments.
+// One thread's view of the threads that run a kernel together: all of them call it with the same arguments.
 class ThreadGroup {
   public:
     const int rank, size;
 
     ThreadGroup(int rank, int size, Scratch& shared) : rank(rank), size(size), shared_(shared) {}
 
-    // This thread's part of n things; parts begin at multiples of `grain`.
+    // Return this thread's part of n items; parts begin at multiples of `grain`.
     Range split(std::int64_t n, std::int64_t grain = 1) const {
         const std::int64_t grains = (n + grain - 1) / grain;
         return {std::min(n, grains * rank / size * grain), std::min(n, grains * (rank + 1) / size * grain)};
     }
 
-    // Waits until all threads are here. What they wrote before can be read afterwards.
+    // Wait until all threads are here. Afterwards each can read what the others wrote before.
     void barrier() const {
         if (size > 1) {
 #pragma omp barrier
         }
     }
 
-    // Scratch of this thread alone; another call of the same T takes it back. Nothing is kept from kernel to kernel.
+    // Return scratch memory of this thread alone. Another call with the same T reuses it, and no kernel keeps it.
     template <typename T>
     T* thread_scratch(std::int64_t count) const {
         thread_local Scratch scratch;
         return reinterpret_cast<T*>(scratch.reserve(sizeof(T) * count));
     }
 
-    // Scratch of all threads, apart from their own; another call, of whatever T, takes it back. Waits for all threads.
+    // Return scratch memory of all threads, apart from their own. Another call, with any T, reuses it. Waits for all
+    // threads.
     template <typename T>
     T* group_scratch(std::int64_t count) const {
         barrier();

@@ -1,4 +1,4 @@
-// Transposes of a few vectors.
+// Transposes of a few vectors in registers.
 #pragma once
 
 #include <type_traits>
@@ -7,7 +7,7 @@
 
 namespace ostinato {
 
-// The low or the high halves of two vectors, element by element in turns.
+// Interleave the low or the high halves of two vectors.
 inline Float interleave_low(Float a, Float b) {
 #if defined(__AVX512F__)
     const __m512i order = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
@@ -30,7 +30,7 @@ inline Float interleave_high(Float a, Float b) {
 #endif
 }
 
-// Calls `body` with each of the integers below COUNT as a constant: arrays that it indexes so can be registers.
+// Call `body` with each integer below COUNT as a constant, so that arrays that it indexes can be registers.
 template <int COUNT, int I = 0, typename Body>
 [[gnu::always_inline]] inline void unrolled(Body&& body) {
     if constexpr (I < COUNT) {
@@ -39,8 +39,8 @@ template <int COUNT, int I = 0, typename Body>
     }
 }
 
-// Vectors that hold [LANES][COUNT] become [COUNT][LANES]: log2(LANES) times, the first half of them is interleaved with
-// the second. With COUNT = LANES, element i of vector j becomes element j of vector i.
+// Transpose vectors that hold [LANES][COUNT] to [COUNT][LANES]: log2(LANES) times, interleave the first half of them
+// with the second. With COUNT = LANES, element i of vector j becomes element j of vector i.
 template <int COUNT>
 [[gnu::always_inline]] inline void transpose(Float (&rows)[COUNT]) {
     for (int width = 1; width < LANES; width *= 2) {
@@ -54,8 +54,8 @@ template <int COUNT>
 }
 
 #if defined(__AVX512F__)
-// The same of a square: single elements, then pairs, change places within 128 bits, where
-// that costs least, then the 128 bits do.
+// Transpose a square: single elements, then pairs, change places within 128 bits, where that costs least, then the 128
+// bits do.
 [[gnu::always_inline]] inline void transpose(Float (&rows)[LANES]) {
     __m512d pairs[LANES], fours[LANES];
     __m512 halves[LANES];
@@ -79,7 +79,7 @@ template <int COUNT>
     });
 }
 #elif defined(__AVX2__)
-// The same of a square: single elements, then pairs, change places within 128 bits, where that costs least, then the 128
+// Transpose a square: single elements, then pairs, change places within 128 bits, where that costs least, then the 128
 // bits do.
 [[gnu::always_inline]] inline void transpose(Float (&rows)[LANES]) {
     __m256d pairs[LANES];
@@ -99,8 +99,8 @@ template <int COUNT>
     });
 }
 
-// Of 8 rows, 4 times 32 bits from `at(row)` on, transposed: vector u holds what is u-th of each row. Half as many vectors
-// change places as where each of them is made wide before.
+// Transpose 8 rows of 4 times 32 bits from `at(row)` on: vector u holds word u of each row. Packed elements take half
+// as many moves as elements that are converted first.
 template <typename At>
 [[gnu::always_inline]] inline void read_units(At&& at, __m256i (&units)[4]) {
     const auto both = [&](int r) __attribute__((always_inline)) {
@@ -117,12 +117,12 @@ template <typename At>
     units[3] = _mm256_unpackhi_epi64(ab_high, cd_high);
 }
 
-// Of each 16 bits, the first or the second byte, with its sign.
+// Sign-extend the first or the second byte of each 16 bits.
 inline __m256i even_bytes(__m256i bytes) { return _mm256_srai_epi16(_mm256_slli_epi16(bytes, 8), 8); }
 
 inline __m256i odd_bytes(__m256i bytes) { return _mm256_srai_epi16(bytes, 8); }
 
-// Of pairs of bfloat16 numbers the first and the second ones.
+// Convert the first or the second element of bfloat16 pairs to floats.
 inline Float first_of_pairs(__m256i pairs) { return (Float)_mm256_slli_epi32(pairs, 16); }
 
 inline Float second_of_pairs(__m256i pairs) {

@@ -1,4 +1,4 @@
-// Kernels for benchmarks and tests: one that only reads memory, and single instructions on tiles of matrix units.
+// Kernels for benchmarks and tests: a kernel that only reads memory, and single instructions on tiles.
 
 #include "bind/kernel_binding.h"
 #include "core/amx.h"
@@ -12,12 +12,12 @@ struct ReadMemory : Arguments {
     FIELD(Array<INT32>, sums);  // [parts * LANES]
 };
 
-// Of all of `from` as integers, one [LANES] of sums for each of `parts` parts. Parts are shared by the threads, and read in
-// several streams each, as one does not keep a core's line buffers busy.
+// Sum all of `from` as integers, into [LANES] sums for each of `parts` parts. Threads share the parts, and read each in
+// several streams: one stream does not keep a core's line buffers busy.
 void read_memory(const ThreadGroup& threads, std::int64_t parts, const ReadMemory& in) {
     constexpr std::int64_t STREAMS = 4, STEP = 4 * LANES;
     const std::int64_t bytes = in.from.shape[0] * in.from.element_bytes();
-    const std::int64_t words = bytes / 4 / parts / STREAMS / STEP * STEP;  // of one stream
+    const std::int64_t words = bytes / 4 / parts / STREAMS / STEP * STEP;  // per stream
     const Range mine = threads.split(parts);
     for (std::int64_t part = mine.begin; part < mine.end; ++part) {
         const std::int32_t* begin = in.from.at<const std::int32_t>() + part * STREAMS * words;
@@ -48,7 +48,7 @@ struct TileProduct : Arguments {
     FIELD(Array<FLOAT32>, out);  // [16, 16]
 };
 
-// out += left x right, by one instruction.
+// Compute out += left x right, with one instruction.
 void tile_product(const ThreadGroup& threads, std::int64_t, const TileProduct& in) {
     if (threads.rank != 0) return;
     const tiles::Scope scope;
@@ -65,7 +65,7 @@ struct TilePalettes : Arguments {
     FIELD(Array<INT32>, out);  // [threads]
 };
 
-// The palette that each thread has configured, 0 where it has released its tiles.
+// Write the palette that each thread has configured, 0 if its tiles are released.
 void tile_palettes(const ThreadGroup& threads, std::int64_t, const TilePalettes& in) {
     if (threads.rank < in.out.shape[0]) in.out.at<std::int32_t>()[threads.rank] = tiles::palette();
 }

@@ -1,4 +1,4 @@
-// The vectors of tokens, and what takes their place.
+// Embeddings of tokens, and media embeddings that replace them.
 
 #include "bind/kernel_binding.h"
 #include "core/simd.h"
@@ -7,7 +7,7 @@
 namespace ostinato {
 namespace {
 
-// Elements `begin` to `begin + count` of a row of 8-bit weights; the row's scales are one, or one per `group` elements.
+// Dequantize elements `begin` to `begin + count` of a row of int8 weights with one scale, or one per `group` elements.
 template <typename T>
 void dequantize_int8(const std::int8_t* row, const float* scales, std::int64_t group, std::int64_t begin, std::int64_t count,
             float multiplier, T* to) {
@@ -27,10 +27,10 @@ struct Embedding : Arguments {
     FIELD(Array<INT64>, token_ids);
     FIELD(Strided<WEIGHTS>, weight);  // [vocab, hidden]
     FIELD(float, multiplier);
-    FIELD(OptionalTensor<Array<FLOAT32>>, weight_scale);  // [vocab], or one for each group of a row
+    FIELD(OptionalTensor<Array<FLOAT32>>, weight_scale);  // [vocab], or one per group of a row
     FIELD(std::optional<std::int64_t>, group_size);  // elements, a multiple of LANES
     FIELD(IgnoredArgument, out_dtype);
-    FIELD(BlockParts, blocks);  // where weights are bytes: one format
+    FIELD(BlockParts, blocks);  // one format, if weights are bytes
 
     void check(const Reader& reader) const {
         reader.expect((weight.dtype == INT8) == bool(weight_scale), "8-bit weights have scales, and no others");
@@ -38,11 +38,11 @@ struct Embedding : Arguments {
     }
 };
 
-// Rows of `weight` times `multiplier`.
+// Write rows of `weight` times `multiplier`.
 void embedding(const ThreadGroup& threads, std::int64_t tokens, const Embedding& in) {
     const std::int64_t hidden = in.out.shape[1], group = in.group_size.value_or(0);
     const float* scales = in.weight_scale.at<const float>();
-    // Threads share the elements, not the tokens: one token alone is worth sharing too.
+    // Threads share the elements, not the tokens: a single token is worth sharing too.
     constexpr std::int64_t GRAIN = 512;
     const std::int64_t parts = (hidden + GRAIN - 1) / GRAIN;
     const Range mine = threads.split(tokens * parts);
@@ -85,7 +85,7 @@ struct WeightedEmbedding : Arguments {
     FIELD(Array<VALUES>, out);  // [tokens, hidden]
 };
 
-// Weighted sums of rows of `table`.
+// Write weighted sums of rows of `table`.
 void weighted_embedding(const ThreadGroup& threads, std::int64_t tokens, const WeightedEmbedding& in) {
     const std::int64_t count = in.ids.shape[1], hidden = in.table.shape[1];
     const Range mine = threads.split(tokens);
@@ -114,8 +114,8 @@ struct InjectMedia : Arguments {
     FIELD(Array<VALUES>, out);  // x itself
 };
 
-// Row `row` of the token's cell takes the place of its vector, or with `add` is added to it. Tokens with cell 0 keep
-// theirs.
+// Replace each token's vector by row `row` of its cell, or with `add` add that row to it. Tokens with cell 0 keep their
+// vector.
 void inject_media(const ThreadGroup& threads, std::int64_t tokens, const InjectMedia& in) {
     const std::int64_t hidden = in.x.shape[1];
     const Range mine = threads.split(tokens);

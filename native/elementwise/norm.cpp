@@ -6,7 +6,7 @@
 namespace ostinato {
 namespace {
 
-// Calls body(begin, count) for the vectors of `size` elements, of which the last may have fewer than LANES.
+// Call body(begin, count) for the vectors of `size` elements; the last may have fewer than LANES.
 template <typename Body>
 void by_vectors(std::int64_t size, Body&& body) {
     const std::int64_t whole = size / LANES * LANES;
@@ -116,7 +116,7 @@ void layer_norm(const ThreadGroup& threads, std::int64_t tokens, const LayerNorm
     });
 }
 
-// What a gate multiplies by: silu(gate), or its sigmoid.
+// Return the factor of a gate: silu(gate), or its sigmoid.
 template <bool IS_SIGMOID>
 Float apply_gate(Float gate) {
     if constexpr (IS_SIGMOID) return 1.0f / (1.0f + exp(-gate));
@@ -130,7 +130,7 @@ void gate_row(const T* x, const T* gate, T* y, std::int64_t size) {
     });
 }
 
-// norm_row(x * let_through(gate)), or norm_row(x) * let_through(gate). `values` [size] is to work in.
+// Compute norm_row(x * apply_gate(gate)), or norm_row(x) * apply_gate(gate). `values` [size] is scratch memory.
 template <bool IS_SIGMOID, typename T>
 void gated_norm_row(const T* x, const T* gate, const T* weight, T* y, std::int64_t size, float eps,
                     bool norm_before_gate, float* values) {
@@ -154,7 +154,8 @@ void gated_norm_row(const T* x, const T* gate, const T* weight, T* y, std::int64
 struct GatedRmsNorm : Arguments {
     FIELD(Strided<VALUES>, x);  // [tokens, size], as gate
     FIELD(Strided<VALUES>, gate);
-    FIELD(OptionalTensor<Array<VALUES>>, weight);  // [size], or [group_size] for all groups; without there is no norm
+    // [size], or [group_size] for all groups; without it there is no norm.
+    FIELD(OptionalTensor<Array<VALUES>>, weight);
     FIELD(float, eps);
     FIELD(std::optional<std::int64_t>, group_size);
     FIELD(bool, norm_before_gate);

@@ -13,7 +13,7 @@ struct RotaryAngles : Arguments {
     FIELD(Strided<FLOAT32>, out);  // [2, captured tokens, half]
 };
 
-// Angle `i` of the tokens' angles: its cosine and sine, both times `scaling`, go to `out`.
+// Write the cosine and sine of angle `i`, times `scaling`, to `out`.
 //
 // The C library's functions reduce their argument exactly, so a position of a million costs no accuracy.
 inline void put_angle(float angle, float scaling, const Tensor& out, std::int64_t i) {
@@ -38,7 +38,7 @@ struct AxialAngles : Arguments {
     FIELD(Strided<FLOAT32>, out);  // [2, captured tokens, half]
 };
 
-// As rotary_angles, where angle i is that of position `axes[i]` of the token's.
+// Compute the same as rotary_angles, with position `axes[i]` of the token for angle i.
 void axial_angles(const ThreadGroup& threads, std::int64_t tokens, const AxialAngles& in) {
     const std::int64_t half_size = in.frequencies.shape[0];
     const Range mine = threads.split(tokens * half_size);
@@ -49,7 +49,7 @@ void axial_angles(const ThreadGroup& threads, std::int64_t tokens, const AxialAn
     }
 }
 
-// One head [head_dim]: what a product with `multiplier` gives in the storage type, as float.
+// One head [head_dim] times `multiplier`, rounded to the storage type and read as floats.
 template <typename T>
 struct Scaled {
     const T* head;
@@ -64,7 +64,7 @@ struct Scaled {
     }
 };
 
-// Rotates element i of `from` with element half + i by angle i; what lies behind the two halves passes through.
+// Rotate element i of `from` with element half + i by angle i, and copy the elements behind the two halves.
 template <typename T>
 void rotate_head(Scaled<T> from, T* to, const float* cosines, const float* sines, std::int64_t half_size,
                  std::int64_t head_dim) {
@@ -87,7 +87,7 @@ void rotate_head(Scaled<T> from, T* to, const float* cosines, const float* sines
     }
 }
 
-// The cosines and the sines of a token's angles.
+// Cosines and sines of a token's angles.
 struct Angles {
     const float *cosines, *sines;
 
@@ -99,8 +99,8 @@ struct Angles {
 struct Rotary : Arguments {
     FIELD(Strided<VALUES>, q);  // [tokens, heads, head_dim]
     FIELD(Strided<VALUES>, k);  // [tokens, kv_heads, head_dim], as v
-    FIELD(OptionalTensor<Strided<VALUES>>, v);  // without, as v_cache, keys alone are written
-    FIELD(OptionalTensor<Strided<FLOAT32>>, angles);  // [2, tokens, half]; without nothing is rotated
+    FIELD(OptionalTensor<Strided<VALUES>>, v);  // without it, as without v_cache, only keys are written
+    FIELD(OptionalTensor<Strided<FLOAT32>>, angles);  // [2, tokens, half]; without it nothing is rotated
     FIELD(float, key_multiplier);
     FIELD(Array<WEIGHTS>, k_cache);  // [blocks, block_size, kv_heads, head_dim], as v_cache; int8 with scales
     FIELD(OptionalTensor<Array<WEIGHTS>>, v_cache);
@@ -116,7 +116,7 @@ struct Rotary : Arguments {
     }
 };
 
-// Keeps `size` values of a head, the head-th of a cache: as they are, or as integers if it has scales.
+// Store `size` values of head `head` of a cache: unchanged, or quantised to int8 if the cache has scales.
 template <typename T>
 void keep(const T* from, const Tensor& cache, const Tensor& scales, std::int64_t head, std::int64_t size) {
     if (scales.address != nullptr) {
@@ -126,7 +126,7 @@ void keep(const T* from, const Tensor& cache, const Tensor& scales, std::int64_t
     }
 }
 
-// `out` gets the rotated q; the tokens' cells of the caches get k, multiplied and rotated, and v.
+// Write the rotated q to `out`, and to the tokens' cells of the caches k, multiplied and rotated, and v.
 void rotary(const ThreadGroup& threads, std::int64_t tokens, const Rotary& in) {
     const std::int64_t heads = in.angles ? in.q.shape[1] : 0, kv_heads = in.k.shape[1], head_dim = in.k.shape[2];
     const std::int64_t half_size = in.angles.shape[2], parts = heads + (in.v ? 2 : 1) * kv_heads;

@@ -1,5 +1,5 @@
-// Weights in blocks: what a kernel is told of a format (ops/blocks/formats.py has their names and sizes), and where each
-// one's own functions are.
+// Operations on weights in blocks: the dot products and dequantizers of each format. ops/blocks/formats.py has the
+// names and sizes of the formats.
 #pragma once
 
 #include <cstdint>
@@ -18,18 +18,18 @@
 
 namespace ostinato {
 
-// What products with tokens of storage type X call. A row has `count` blocks.
+// Dot and dequantize for tokens of storage type X. A row has `count` blocks.
 template <typename X>
 struct BlockOps {
-    // sums[t * stride + r] = tokens[t] . rows[r] for up to AT_ONCE tokens and DOT_ROWS rows, while `prefetch` of the rows
-    // `next` are fetched.
+    // sums[t * stride + r] = tokens[t] . rows[r] for up to MAX_DOT_TOKENS tokens and MR rows, while the first
+    // `prefetch` of the rows `next` are prefetched.
     void (*dot)(int tokens, const Tokens<X>& x, const BlockByte* const* rows, const BlockByte* const* next, int prefetch,
                 std::int64_t count, float* sums, int stride);
-    // to[i] = the elements `begin` to `end` of a row, both multiples of PART.
+    // to[i] = elements `begin` to `end` of a row, both multiples of SUBBLOCK.
     void (*dequantize)(const BlockByte* row, std::int64_t begin, std::int64_t end, X* to);
 };
 
-// One line of each row that is to come, for every line of those that are multiplied.
+// Rows to prefetch: one line of each for every line of the rows that are multiplied.
 struct RowPrefetch {
     const BlockByte* const* rows;
     int count;
@@ -41,17 +41,18 @@ struct RowPrefetch {
     }
 };
 
-constexpr int MAX_BF16_TOKENS = 12;  // tokens of bfloat16 that are multiplied with rounded weights together, at the most
+constexpr int MAX_BF16_TOKENS = 12;  // the most tokens that one call of `dot_bf16` takes
 
-// Processors that multiply bfloat16 in vectors alone make rows bfloat16 as wide_rows.h has it.
+// Processors with bfloat16 products in vectors but no matrix units use gemm/mid_m_dequant_bf16.h.
 #if defined(__AVX512BF16__) && !defined(OSTINATO_TILES)
 #define OSTINATO_DEQUANT_BF16
 #endif
 
-constexpr int DEQUANT_STRIDE = DEQUANT_SPAN + SUBBLOCK;  // from row to row of a span: an odd number of cache lines
+// Elements from row to row of a span: an odd number of cache lines.
+constexpr int DEQUANT_STRIDE = DEQUANT_SPAN + SUBBLOCK;
 
-// A few tokens times a span of DOT_ROWS rows that is bfloat16. Meanwhile a share of the groups of the span that comes next,
-// of these rows or of others, is made so, and what is further away is fetched.
+// Arguments of dequant_dot: a few tokens times a span of MR rows in bfloat16. Meanwhile this call dequantizes its share
+// of the superblocks of the next span, of these rows or of others, and prefetches the rows behind that.
 struct DequantStep {
     Tokens<bf16> tokens;
     const bf16* rows;
@@ -59,9 +60,9 @@ struct DequantStep {
     const BlockByte *next[MR], *to_come[MR];
     int subblocks, next_subblocks;
     int share, shares;
-    bool is_first, is_last;  // of a row's spans
-    Float* totals;           // [tokens][DOT_ROWS] from span to span
-    float* sums;             // [tokens][DOT_ROWS], `sums_stride` from token to token, of the last
+    bool is_first, is_last;  // first or last span of a row
+    Float* totals;           // [tokens][MR], carried from span to span
+    float* sums;             // [tokens][MR], `sums_stride` from token to token, written by the last span
     int sums_stride;
 };
 
@@ -69,23 +70,24 @@ struct BlockFormat {
     const char* name;
     std::int64_t elements, bytes;  // of a block
     BlockOps<float> with_f32;
-    BlockOps<bf16> with_bf16;  // without AVX512-BF16, `dot` is null
-    // As `dot`, which multiplies exactly, with weights rounded to bfloat16: from so many tokens on, in blocks of 3 to
-    // WIDE_TOKENS. Without AVX512-BF16 it is null.
+    BlockOps<bf16> with_bf16;  // `dot` is null without AVX512-BF16
+    // The dot product with weights rounded to bfloat16, where `dot` is exact: for `min_bf16_tokens` tokens or more, 3
+    // to MAX_BF16_TOKENS at a time. Null without AVX512-BF16.
     decltype(with_bf16.dot) dot_bf16 = nullptr;
     int min_bf16_tokens = 0;
-    // With rounded weights: 3 to DOT_TOKENS tokens. Without OSTINATO_WIDE_ROWS it is null.
+    // The dot product with rounded weights of 3 to NR tokens, which also dequantizes. Null without
+    // OSTINATO_DEQUANT_BF16.
     void (*dequant_dot)(int tokens, const DequantStep& work) = nullptr;
-    // panel[(i - begin) * stride] = the elements i, `begin` to `end`, of LANES rows, both multiples of PART. With AVX2 alone,
-    // else null.
+    // panel[(i - begin) * stride] = elements `begin` to `end` of LANES rows, both multiples of SUBBLOCK. Null but with
+    // AVX2 alone.
     void (*pack)(const BlockByte* const* rows, std::int64_t begin, std::int64_t end, int stride, Float* panel) = nullptr;
-    // Of tokens in 16-bit integers, with scales for each `fixed_span` elements. A span of 0: there is none.
+    // Operations on i16 tokens with one scale per `i16_scale_span` elements; 0: the format has none.
     BlockOps<i16> with_i16 = {};
     int i16_scale_span = 0;
     I16Order i16_order = I16Order::LINEAR;
 #if defined(__AVX2__) && !defined(__AVX512F__)
-    // As `pack`, integers in pairs as fixed_panel.h has them: of each `integer_sum` elements a scale, and of each part a
-    // minimum where there are any.
+    // As `pack`, with integers in pairs for gemm/large_m_i16_avx2.h: a scale per `i16_sum` elements, and a minimum per
+    // subblock if the format has minima.
     void (*pack_i16)(const BlockByte* const* rows, std::int64_t begin, std::int64_t end, int stride, __m256i* to,
                           Float* scales, Float* minima) = nullptr;
     int i16_sum = 0;
@@ -106,16 +108,16 @@ struct BlockFormat {
     }
 };
 
-// The format of that name, null if there is none.
+// Return the format `name`, or null.
 const BlockFormat* block_format(const std::string& name);
 
-// Rows of a matrix that have one format.
+// Consecutive rows of a matrix that have one format.
 struct BlockPart {
     const BlockFormat* format;
     std::int64_t rows;
 };
 
-// All rows, one part behind the other; none where weights do not lie in blocks.
+// All rows of a matrix in parts; empty if its weights are not in blocks.
 using BlockParts = std::vector<BlockPart>;
 
 inline bool from_python(PyObject* value, BlockParts& to) {
@@ -130,7 +132,7 @@ inline bool from_python(PyObject* value, BlockParts& to) {
     return true;
 }
 
-// Bytes, or elements, from row to row of weights [rows, in].
+// Return the bytes, or elements, from row to row of weights [n, k].
 template <typename W>
 inline std::int64_t row_stride(const BlockFormat* format, std::int64_t in) {
     if constexpr (std::is_same_v<W, BlockByte>) {

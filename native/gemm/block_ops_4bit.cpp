@@ -1,11 +1,11 @@
-// The formats of weights in blocks, by name: here, those of 4 bits.
+// Block formats by name, and the operations of those with 4 bits.
 
 #include "gemm/ukernels/dot_f32_block.h"
 
 namespace ostinato {
 
-const BlockFormat* float8_block_format(const std::string& name);  // block_formats_float8.cpp
-const BlockFormat* large_block_format(const std::string& name);   // block_formats_large.cpp
+const BlockFormat* float8_block_format(const std::string& name);  // block_ops_float8.cpp
+const BlockFormat* large_block_format(const std::string& name);   // block_ops_5_to_8bit.cpp
 
 const BlockFormat* block_format(const std::string& name) {
     static const BlockFormat FORMATS[] = {

@@ -1,4 +1,4 @@
-// The formats of weights in blocks with more bits, or whose scales are in parts; apart, since they take long to compile.
+// Operations of block formats with 5 to 8 bits, and of IQ4_XS: a file of its own, since they take long to compile.
 
 #include "gemm/ukernels/dot_f32_block.h"
 

@@ -1,4 +1,4 @@
-// The formats of weights in blocks of float8.
+// Operations of block formats of float8.
 
 #include "gemm/ukernels/dot_f32_block.h"
 

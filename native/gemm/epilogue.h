@@ -1,5 +1,4 @@
-// A matrix product with weights [out, in] as all ways of computing it have it: its operands, and what becomes of its sums
-// on their way out: scales, bias, activation and residual.
+// Epilogue of a matrix product: scales, bias, activation and residual.
 #pragma once
 
 #include <utility>
@@ -11,7 +10,7 @@ namespace ostinato {
 
 enum Activation : int { NONE, RELU2, SILU, SWIGLU, GEGLU, GELU, GELU_TANH };
 
-// By its name in ops/activations.py, None where there is none.
+// Read an activation by its name in ops/activations.py; None is NONE.
 inline bool from_python(PyObject* value, Activation& to) {
     static const std::pair<const char*, Activation> NAMES[] = {
         {"relu2", RELU2}, {"silu", SILU}, {"swiglu", SWIGLU}, {"geglu", GEGLU}, {"gelu", GELU},
@@ -24,10 +23,10 @@ inline bool from_python(PyObject* value, Activation& to) {
     return to != NONE;
 }
 
-// Whether half of the outputs are the gates of the others.
+// Return whether half of the outputs are gates of the other half.
 inline bool has_gates(Activation activation) { return activation == SWIGLU || activation == GEGLU; }
 
-// `gated` counts where there are gates.
+// Apply the activation to `value`, and multiply by `gated` if the activation has gates.
 inline Float activated(Activation activation, Float value, Float gated) {
     switch (activation) {
         case SWIGLU: return silu(value) * gated;
@@ -43,15 +42,15 @@ inline Float activated(Activation activation, Float value, Float gated) {
 struct Epilogue {
     const void* bias;        // [out] in T
     const float* scale;      // [out]
-    const float* row_scale;  // [out], of quantised weights
-    const void* residual;    // [tokens, result] in Y
+    const float* row_scale;  // [out], the scales of quantised weights
+    const void* residual;    // [tokens, outputs] in Y
     std::int64_t residual_stride;
     std::int64_t y_stride;
     std::int64_t size;  // outputs per token, after the activation
     Activation activation;
 };
 
-// The same for tokens from `token` on.
+// Return the epilogue for tokens from `token` on.
 template <typename Y>
 inline Epilogue from_token(const Epilogue& o, std::int64_t token) {
     Epilogue rest = o;
@@ -59,7 +58,7 @@ inline Epilogue from_token(const Epilogue& o, std::int64_t token) {
     return rest;
 }
 
-// The first steps of the epilogue, for up to LANES outputs from `row` on.
+// Apply scales and bias to up to LANES outputs from `row` on.
 template <typename T>
 inline Float finish(Float value, const Epilogue& o, std::int64_t row, int count) {
     if (o.row_scale) value *= load_partial(o.row_scale + row, count);
@@ -68,7 +67,7 @@ inline Float finish(Float value, const Epilogue& o, std::int64_t row, int count)
     return value;
 }
 
-// One token's outputs, `count` from `row` on, of their `sums`; `gated` are those of the half that is gated.
+// Write one token's outputs, `count` from `row` on, from their `sums`; `gated` are the sums of the gated half.
 //
 // Sums are read in whole vectors.
 template <typename T, typename Y>

@@ -1,4 +1,4 @@
-// The experts of a layer: what tokens chose, and where the weights lie.
+// Routing of tokens to experts: the tokens' choices sorted by expert, and what all drivers of experts share.
 #pragma once
 
 #include <algorithm>
@@ -7,15 +7,15 @@
 
 namespace ostinato {
 
-// Apart by an odd number of cache lines, so that tokens do not compete for places in the cache.
+// Return a stride of an odd number of cache lines, so that tokens do not compete for places in the cache.
 inline std::int64_t padded_stride(std::int64_t size) { return (size + 63) / 64 * 64 + 32; }
 
-// What tokens chose, by expert: `choices` [tokens, 2, top_k] are numbers of experts, and their weights.
+// Choices of all tokens, sorted by expert. `choices` [tokens, 2, top_k] has indices of experts, then weights.
 struct ExpertAssignment {
     const float* choices;
     std::int64_t tokens, top_k, experts;
-    std::int32_t* order;   // [tokens * top_k] places of (token, choice), by expert, then in their own order
-    std::int32_t* starts;  // [experts + 1] where each expert's begin in `order`
+    std::int32_t* order;   // [tokens * top_k] indices of (token, choice), by expert, then in their own order
+    std::int32_t* starts;  // [experts + 1] index in `order` where each expert's choices begin
 
     std::int64_t token(std::int64_t at) const { return order[at] / top_k; }
     int expert(std::int64_t place) const { return static_cast<int>(of(place)[0]); }
@@ -31,14 +31,14 @@ struct ExpertAssignment {
         starts[0] = 0;
     }
 
-    // Choices of the expert that most chose.
+    // Return the number of choices of the most chosen expert.
     std::int64_t most() const {
         std::int64_t most = 0;
         for (std::int64_t e = 0; e < experts; ++e) most = std::max<std::int64_t>(most, starts[e + 1] - starts[e]);
         return most;
     }
 
-    // Calls body(expert, next, begin, end) for each expert that was chosen, in ascending order; `next` is the one after it.
+    // Call body(expert, next, begin, end) for each chosen expert in ascending order; `next` is the one after it.
     template <typename Body>
     void each(Body&& body) const {
         std::int64_t e = after(-1);

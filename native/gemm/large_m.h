@@ -1,9 +1,9 @@
-// Matrix products of many tokens: vectors hold outputs, not inputs, so that nothing is summed across a vector.
+// Blocked GEMM for many tokens: vectors hold outputs, not inputs, so that nothing is summed across a vector.
 //
-// For that, a thread copies weights into a panel of its own: PANEL_OUTPUTS outputs by a span of inputs, transposed. The
-// panel stays in the L1 while all tokens pass by; what they add up to is kept from span to span. A unit is 32 bits of a
-// token or a row: one float, or a pair of bfloat16 that one instruction multiplies and adds. narrow.h has these products
-// for AVX2, whose registers are fewer.
+// A thread packs weights into a panel of its own: PANEL_OUTPUTS outputs by a span of inputs, transposed. The panel
+// stays in the L1 cache while all tokens are multiplied with it; their sums are kept from span to span. A unit is 32
+// bits of a token or a row: one float, or a pair of bfloat16 that one instruction multiplies and adds.
+// gemm/large_m_avx2.h has these products for AVX2, which has fewer registers.
 #pragma once
 
 #include "core/thread_group.h"
@@ -21,16 +21,17 @@ constexpr int PANEL_TOKENS = 6;
 template <typename X, typename W>
 constexpr int K_UNIT = Dot<X, W>::STEP / LANES;
 
-// From how many tokens on transposing the weights pays, as measured: with few, it costs as much as the sums across
-// vectors that it saves. Earlier for weights of 8 bits, which are made wide once here, not once per block of tokens; later
-// where pairs are multiplied, as that is over sooner. (Weights of 8 bits and blocks mostly go to wide_rows.h before.)
+// Tokens from which on packing the weights pays, as measured: with fewer tokens it costs as much as the sums across
+// vectors that it saves. The bound is lower for int8 weights, which are converted once here, not once per block of
+// tokens; it is higher where pairs are multiplied, as that takes less time. (int8 weights and blocks mostly go to
+// gemm/mid_m_dequant_bf16.h before.)
 template <typename X, typename W>
 constexpr std::int64_t LARGE_M = std::is_same_v<W, std::int8_t>                        ? 24
                               : K_UNIT<X, W> == 2                                ? MIN_PANEL_TOKENS
                               : std::is_same_v<W, BlockByte>                    ? 20
                                                                                : 48;
 
-// panel[unit][vector] = the units of inputs `begin` to `end` of PANEL_OUTPUTS rows; behind them there are zeros.
+// panel[unit][vector] = the units of inputs `begin` to `end` of PANEL_OUTPUTS rows, with zeros behind them.
 template <typename X, typename W>
 inline void pack_panel(const W* const* rows, std::int64_t begin, std::int64_t end, Float* panel) {
     using D = Dot<X, W>;
@@ -50,7 +51,7 @@ inline void pack_panel(const W* const* rows, std::int64_t begin, std::int64_t en
     }
 }
 
-// The same of rows in blocks, which are made plain numbers first, some at a time.
+// Pack rows in blocks, which are dequantized a superblock at a time.
 template <typename X>
 inline void pack_panel_blocks(const BlockFormat& format, const BlockByte* const* rows, std::int64_t begin, std::int64_t end,
                         Float* panel) {
@@ -71,8 +72,8 @@ inline void pack_panel_blocks(const BlockFormat& format, const BlockByte* const*
     }
 }
 
-// sums[t][output] += scale[output] * sum_i x[t][i] * w[output][i] for TOKENS tokens and the units of a panel; without
-// scales where there are none, and = in place of += in the first span.
+// sums[t][output] += scale[output] * sum_i x[t][i] * w[output][i] for TOKENS tokens and the units of a panel. Scales
+// are optional; the first span assigns instead of adding.
 template <int TOKENS, typename X, typename W>
 inline void multiply_panel(const X* x, std::int64_t stride, const Float* panel, std::int64_t units, const float* scales,
                            bool first, float* sums) {
@@ -102,14 +103,14 @@ inline void multiply_panel(const X* x, std::int64_t stride, const Float* panel, 
     }
 }
 
-// Outputs of the result that a panel gives.
+// Return the outputs that a panel computes, after the activation.
 inline int panel_width(const Epilogue& o) { return has_gates(o.activation) ? PANEL_OUTPUTS / 2 : PANEL_OUTPUTS; }
 
-// Rows of weights that are multiplied together: with a gated half, as many of each half.
+// Row pointers of a panel. With gates, half of its rows are gates of the other half.
 template <typename W>
 struct PanelRowPointers {
-    std::int64_t first, count;  // outputs of the result
-    std::int64_t number[PANEL_OUTPUTS];  // behind the last row it is computed once more, and thrown away
+    std::int64_t first, count;  // outputs after the activation
+    std::int64_t number[PANEL_OUTPUTS];  // behind the last row, the last row again, whose result is not used
     const W* row[PANEL_OUTPUTS];
 
     PanelRowPointers(const WeightView<W>& w, const Epilogue& o, std::int64_t panel) {
@@ -124,7 +125,7 @@ struct PanelRowPointers {
     }
 };
 
-// Fetches a part of what comes next, for the `block`th of `blocks`: inputs `begin` to `end` of some rows.
+// Prefetch the `block`th of `blocks` parts of the next span: inputs `begin` to `end` of some rows.
 template <typename W>
 inline void prefetch_rows(const WeightView<W>& w, const PanelRowPointers<W>& rows, std::int64_t begin, std::int64_t end, int block,
                        int blocks) {
@@ -138,7 +139,7 @@ inline void prefetch_rows(const WeightView<W>& w, const PanelRowPointers<W>& row
     }
 }
 
-// Outputs of tokens `first` to `first + tokens`; `x` are these tokens, a whole number of units each.
+// Compute the outputs of tokens `first` to `first + tokens`; `x` has these tokens, each a whole number of units.
 template <typename T, typename Y, typename X, typename W>
 void multiply_group(const ThreadGroup& threads, std::int64_t first, std::int64_t tokens, const X* x, std::int64_t x_stride,
                     const WeightView<W>& w, const Epilogue& o, Y* y) {
@@ -147,7 +148,7 @@ void multiply_group(const ThreadGroup& threads, std::int64_t first, std::int64_t
     const std::int64_t groups = w.scales ? (w.k + w.group - 1) / w.group : 0;
     const int width = panel_width(o);
     const Range panels = threads.split((o.size + width - 1) / width);
-    const EvenBlocks blocks(tokens, PANEL_TOKENS);  // of 5 and 6 tokens, if there are 20 or more
+    const EvenBlocks blocks(tokens, PANEL_TOKENS);  // 5 and 6 tokens, if there are 20 or more
     const std::int64_t panel_size = (span + STEP - 1) / STEP * LANES * PANEL_VECTORS;
     Float* panel = threads.thread_scratch<Float>(panel_size + tokens * PANEL_VECTORS);
     float* sums = reinterpret_cast<float*>(panel + panel_size);
@@ -191,7 +192,7 @@ void multiply_group(const ThreadGroup& threads, std::int64_t first, std::int64_t
     }
 }
 
-// Tokens as they are multiplied, `stride` elements apart and padded with zeros, for all threads.
+// Copy tokens in the type that is multiplied, `stride` elements apart and padded with zeros, for all threads.
 template <typename X, typename T>
 inline const X* copy_tokens(const ThreadGroup& threads, std::int64_t tokens, const T* x, std::int64_t x_stride, std::int64_t in,
                             std::int64_t stride) {
@@ -213,7 +214,7 @@ inline const X* copy_tokens(const ThreadGroup& threads, std::int64_t tokens, con
     return copies;
 }
 
-// All outputs of at least MANY tokens.
+// Compute all outputs of LARGE_M tokens or more.
 template <typename T, typename Y, typename W>
 void gemm_large_m(const ThreadGroup& threads, std::int64_t tokens, const T* x, std::int64_t x_stride, const WeightView<W>& w,
                    const Epilogue& o, Y* y) {

@@ -1,10 +1,10 @@
-// Matrix products on matrix units: the sums of 32 rows of weights with all tokens.
+// GEMM on matrix units: the sums of 32 rows of weights with all tokens.
 //
-// Weights are first operands: 16 rows of [out, in] by 32 inputs, as they lie, are a tile. Tokens are second operands, packed
-// in pairs of inputs. Sums [16 rows, 16 tokens] go on from tile to tile along the inputs, in ascending order: a token's
-// bits depend on its own inputs alone, however many tokens there are and whoever multiplies them.
+// Weights are left operands: 16 rows of [n, k] by 32 inputs, in place, are a tile. Tokens are right operands, packed in
+// pairs of inputs. Sums [16 rows, 16 tokens] are carried from tile to tile along the inputs, in ascending order: a
+// token's bits depend only on its own inputs, not on the number of tokens or threads.
 //
-// Behind the last input both operands are zero. Behind the last row and the last token what is computed is thrown away.
+// Both operands are zero behind the last input. Results behind the last row and the last token are not used.
 #pragma once
 
 #include "core/amx.h"
@@ -22,18 +22,18 @@
 namespace ostinato {
 namespace tiles {
 
-constexpr int ROWS = 2 * SIDE;  // of weights that are multiplied together
+constexpr int ROWS = 2 * SIDE;  // weight rows multiplied together
 
 inline std::int64_t steps_of(std::int64_t in) { return (in + DEPTH - 1) / DEPTH; }
 
 inline std::int64_t blocks_of(std::int64_t tokens) { return (tokens + SIDE - 1) / SIDE; }
 
-// Blocks of tokens that are multiplied with rows of weights while they stay in an L2 cache.
+// Return the blocks of tokens that stay in an L2 cache while rows of weights are multiplied with them.
 inline std::int64_t blocks_in_cache(std::int64_t steps) {
     return std::max<std::int64_t>(2, TILE_GROUP_BYTES / (steps * ELEMENTS * std::int64_t{sizeof(bf16)}));
 }
 
-// Tokens as second operands: a tile [16 pairs of inputs, 16 tokens, 2] for each block of tokens and step of inputs.
+// Tokens as right operands: a tile [16 pairs of inputs, 16 tokens, 2] for each block of tokens and step of inputs.
 struct Packed {
     bf16* first;
     std::int64_t blocks, steps;
@@ -41,7 +41,7 @@ struct Packed {
     bf16* tile(std::int64_t block, std::int64_t step) const { return first + (block * steps + step) * ELEMENTS; }
 };
 
-// One tile of them: `from[t]` is token t, null where there is none, and `count` of its inputs from `begin` on are taken.
+// Pack one tile of tokens: `count` inputs from `begin` on; `from[t]` is token t, or null.
 inline void pack_tile(const bf16* const* from, std::int64_t begin, std::int64_t count, bf16* to) {
     Float square[SIDE];
     for (int t = 0; t < SIDE; ++t) {
@@ -53,7 +53,7 @@ inline void pack_tile(const bf16* const* from, std::int64_t begin, std::int64_t 
     std::memcpy(to, square, sizeof(square));
 }
 
-// A block of them; `token(t)` says where token t of the block lies.
+// Pack a block of tokens; `token(t)` returns the address of token t of the block.
 template <typename Token>
 void pack_block(const Packed& packed, std::int64_t block, std::int64_t tokens, std::int64_t in, Token&& token) {
     const bf16* from[SIDE];
@@ -63,22 +63,22 @@ void pack_block(const Packed& packed, std::int64_t block, std::int64_t tokens, s
     }
 }
 
-// Rows of weights that are multiplied together, in two halves, null where there is none, and the scales of their groups.
+// Weight rows multiplied together, in two halves, with the scales of their groups; null behind the last row.
 template <typename W>
 struct TileRows {
     const W* row[ROWS] = {};
     const float* scales[ROWS] = {};
-    std::int64_t in, group;  // a group has a multiple of 32 inputs; 0: there are no scales
+    std::int64_t in, group;  // a group has a multiple of 32 inputs; 0: no scales
     const BlockFormat* format = nullptr;
 
     std::int64_t stride() const { return row_stride<W>(format, in); }
 
-    // Whether tiles can be read where the weights lie. Each half's rows follow each other.
+    // Return whether tiles can be loaded from the weights in place. The rows of each half are consecutive.
     bool can_read_in_place() const {
         return std::is_same_v<W, bf16> && group == 0 && in % DEPTH == 0 && row[SIDE - 1] && row[ROWS - 1];
     }
 
-    // Inputs `begin` to `end` as tiles [steps][2][16 rows, 32 inputs].
+    // Pack inputs `begin` to `end` as tiles [steps][2][16 rows, 32 inputs].
     void pack(std::int64_t begin, std::int64_t end, bf16* panel) const {
         for (int r = 0; r < ROWS; ++r) {
             bf16* to = panel + r * DEPTH;
@@ -97,9 +97,9 @@ struct TileRows {
     }
 
   private:
-    // `to`: the first tile's row. What lies behind a row's last input is zero.
+    // Pack one row; `to` is its place in the first tile. It gets zeros behind its last input.
     static void pack_row(const W* from, std::int64_t count, bf16* to) {
-        constexpr std::int64_t STEP = ROWS * DEPTH;  // to the next tile's row
+        constexpr std::int64_t STEP = ROWS * DEPTH;  // to the same row of the next tile
         std::int64_t i = 0;
         if constexpr (std::is_same_v<W, bf16>) {
             for (; i + DEPTH <= count; i += DEPTH, to += STEP) {  // one load and one store: `memcpy` of a known size
@@ -117,8 +117,8 @@ struct TileRows {
     }
 };
 
-// Rows that come next, on their way to the L2: one line after the other as they lie in memory, a share at each call. Memory
-// gives most to few long streams, and rows of weights are many short ones.
+// Prefetch of the next rows into the L2 cache: line by line in memory order, a share at each call. Few long streams get
+// the most bandwidth, and rows of weights would be many short ones.
 class StreamPrefetch {
   public:
     template <typename W>
@@ -150,14 +150,14 @@ class StreamPrefetch {
     std::int64_t left_[2], share_;
 };
 
-// The first operands of some steps: two tiles each.
+// Left operands of some steps: two tiles each.
 struct WeightTiles {
     const bf16 *low, *high;
     std::int64_t row_bytes, step;  // bytes from row to row, elements from step to step
 };
 
-// sums [blocks of tokens][2][16 rows, 16 tokens] of one or two blocks, over `count` steps, added to what is there or not.
-// `at_step(i)` is called before each step.
+// Compute sums [blocks of tokens][2][16 rows, 16 tokens] of one or two blocks over `count` steps, added to the present
+// sums or not. `at_step(i)` is called before each step.
 template <int BLOCKS, typename AtStep>
 inline void multiply_blocks(const WeightTiles& weights, const Packed& tokens, std::int64_t block, std::int64_t step,
                             std::int64_t count, bool adds, float* sums, AtStep&& at_step) {
@@ -183,23 +183,23 @@ inline void multiply_blocks(const WeightTiles& weights, const Packed& tokens, st
     each([&](auto tile, int at) { store<tile.value>(sums + at * SUMS, ROW_BYTES); });
 }
 
-// Memory of one thread, at `first`: a panel of weights, what a span gives, and the sums of all tokens.
+// Scratch memory of one thread: a panel of weights, the products of a span, and the sums of all tokens.
 struct Work {
     bf16* panel;
     float *part, *sums;
 
     static constexpr std::int64_t PANEL = ROWS * AMX_PANEL_K / 2, PART = 2 * ROWS * SIDE;
 
-    // In floats, for so many blocks of tokens.
+    // Return the floats for `blocks` blocks of tokens.
     static std::int64_t size(std::int64_t blocks) { return PANEL + PART + blocks * ROWS * SIDE; }
 
     explicit Work(float* first) : panel(reinterpret_cast<bf16*>(first)), part(first + PANEL), sums(part + PART) {}
 
-    // The sums of a row of weights with the tokens of a block.
+    // Return the sums of a row of weights with the tokens of a block.
     float* row(std::int64_t block, int row) const { return sums + (block * ROWS + row) * SIDE; }
 };
 
-// Calls `body` with the number of blocks that are multiplied together from `block` on.
+// Call `body` with the number of blocks that are multiplied together from `block` on.
 template <typename Body>
 inline void with_blocks(const Packed& tokens, std::int64_t block, Body&& body) {
     if (block + 1 < tokens.blocks) {
@@ -209,11 +209,11 @@ inline void with_blocks(const Packed& tokens, std::int64_t block, Body&& body) {
     }
 }
 
-// work.sums [blocks][32 rows][16 tokens] = rows x tokens. Meanwhile the rows that come next are fetched.
+// work.sums [blocks][32 rows][16 tokens] = rows x tokens. Meanwhile the next rows are prefetched.
 template <typename W>
 void multiply_rows(const TileRows<W>& rows, const TileRows<W>& next, const Packed& tokens, const Work& work) {
     if constexpr (std::is_same_v<W, bf16>) {
-        // Tiles that are read more often are copied: rows may lie where they push each other out of the L1.
+        // Tiles that are loaded more often are copied: rows in place may evict each other from the L1 cache.
         if (tokens.blocks <= 2 && rows.can_read_in_place()) {
             const WeightTiles all{rows.row[0], rows.row[SIDE], rows.in * std::int64_t{sizeof(bf16)}, DEPTH};
             StreamPrefetch fetch(next, tokens.steps);
@@ -243,7 +243,7 @@ void multiply_rows(const TileRows<W>& rows, const TileRows<W>& next, const Packe
                     multiply_blocks<blocks.value>(panel, tokens, block, step, count, begin > 0, sums, then);
                     return;
                 }
-                // What a span gives, times the scale of its group, is added in float32.
+                // The products of a span, times the scale of its group, are added in float32.
                 multiply_blocks<blocks.value>(panel, tokens, block, step, count, false, work.part, then);
                 for (int i = 0; i < blocks.value * ROWS; ++i) {
                     const float* scales = rows.scales[i % ROWS];
@@ -257,7 +257,7 @@ void multiply_rows(const TileRows<W>& rows, const TileRows<W>& next, const Packe
     }
 }
 
-// Outputs of some rows of a linear: 32, or 16 with their gates' rows before them.
+// Rows of some outputs of a linear: 32, or 16 with the rows that they gate.
 template <typename W>
 struct OutputRows : TileRows<W> {
     std::int64_t first, count;
@@ -280,8 +280,8 @@ struct OutputRows : TileRows<W> {
     }
 };
 
-// What becomes of sums [32 rows][16 tokens]: `count` outputs of each token from `first` on. Whole vectors of outputs have
-// their factors in registers.
+// Epilogue of sums [32 rows][16 tokens]: `count` outputs of each token from `first` on. Whole vectors of outputs
+// without scales and bias stay in registers.
 template <typename Y>
 class TileEpilogue {
   public:
@@ -330,7 +330,7 @@ class TileEpilogue {
     bool is_plain_;
 };
 
-// Outputs of the tokens `first` to `first + tokens`.
+// Compute the outputs of tokens `first` to `first + tokens`.
 template <typename Y, typename W>
 void multiply_group(const ThreadGroup& threads, std::int64_t first, std::int64_t tokens, const Packed& packed, const WeightView<W>& w,
                     const Epilogue& o, Y* y) {
@@ -351,7 +351,7 @@ void multiply_group(const ThreadGroup& threads, std::int64_t first, std::int64_t
     }
 }
 
-// All outputs of any number of tokens, in groups that stay in an L2 cache.
+// Compute all outputs of any number of tokens, in groups that stay in an L2 cache.
 template <typename Y, typename W>
 void gemm_large_m(const ThreadGroup& threads, std::int64_t tokens, const bf16* x, std::int64_t x_stride, const WeightView<W>& w,
               const Epilogue& o, Y* y) {

@@ -1,9 +1,8 @@
-// Matrix products of more than a few tokens where vectors hold 8 floats and there are 16 of them (AVX2): vectors hold
-// outputs, as in many.h.
+// Blocked GEMM for AVX2, with 8 floats per vector and 16 registers: vectors hold outputs, as in gemm/large_m.h.
 //
-// A span of some rows is made wide and transposed into a panel, once, in the L1, which two threads may share. All tokens pass
-// by. Weights are transposed while they are pairs of bfloat16 or four integers in 32 bits, so that a transpose moves 2 or 4
-// inputs at once.
+// A span of some rows is converted to floats and transposed into a panel, once, in the L1 cache, which two threads may
+// share. All tokens are multiplied with it. Weights are transposed as pairs of bfloat16 or fours of int8 in 32 bits, so
+// that a transpose moves 2 or 4 inputs at once.
 #pragma once
 
 #include "core/thread_group.h"
@@ -17,20 +16,20 @@
 
 namespace ostinato::avx2 {
 
-constexpr std::int64_t SHORT_K = 512;  // elements
+constexpr std::int64_t SHORT_K = 512;  // inputs
 
-// From how many tokens on products of rows of `in` elements are computed so, as measured: with fewer, transposing the
-// weights takes longer than the sums across vectors that it saves, of which short rows have more. Rows in blocks are made
-// wide once here, and once for each two tokens elsewhere.
+// Return the tokens from which on this GEMM is faster for rows of `k` inputs, as measured: with fewer tokens, packing
+// the weights takes longer than the sums across vectors that it saves; short rows have more of these. Blocks are
+// dequantized once here, and once per two tokens elsewhere.
 template <typename W>
 constexpr std::int64_t min_m(std::int64_t in) {
     if (std::is_same_v<W, BlockByte>) return 3;
     return in < SHORT_K ? 8 : 10;
 }
 
-constexpr int STEP = 16;  // inputs that are transposed together
+constexpr int STEP = 16;  // inputs transposed together
 
-constexpr int VECTORS = AVX2_PANEL_VECTORS, OUTPUTS = VECTORS * LANES;  // of a panel
+constexpr int VECTORS = AVX2_PANEL_VECTORS, OUTPUTS = VECTORS * LANES;  // per panel
 constexpr int MAX_PANEL_TOKENS = 6;  // 12 sums, a panel's vectors and a token: 15 of 16 registers
 static_assert(LANES == AVX2_LANES);
 
@@ -74,7 +73,7 @@ inline void pack_step(const std::int8_t* const* rows, std::int64_t begin, Float*
     }
 }
 
-// The same of numbers that are made wide one row after the other.
+// Pack other types, which are converted row by row.
 template <typename W>
 inline void pack_step(const W* const* rows, std::int64_t begin, Float* to) {
     float wide[LANES][STEP];
@@ -86,7 +85,7 @@ inline void pack_step(const W* const* rows, std::int64_t begin, Float* to) {
     pack_step(wide_rows, 0, to);
 }
 
-// panel[i][vector] = inputs `begin` to `end` of OUTPUTS rows. Up to STEP - 1 inputs more are written.
+// panel[i][vector] = inputs `begin` to `end` of OUTPUTS rows. Up to STEP - 1 more inputs are written.
 template <typename W>
 inline void pack_panel(const W* const* rows, std::int64_t begin, std::int64_t end, Float* panel) {
     for (int v = 0; v < VECTORS; ++v) {
@@ -104,18 +103,18 @@ inline void pack_panel(const W* const* rows, std::int64_t begin, std::int64_t en
     }
 }
 
-// The same of rows in blocks.
+// Pack rows in blocks.
 inline void pack_panel(const BlockFormat& format, const BlockByte* const* rows, std::int64_t begin, std::int64_t end,
                        Float* panel) {
     for (int v = 0; v < VECTORS; ++v) format.pack(rows + v * LANES, begin, end, VECTORS, panel + v);
 }
 
-// Fetches what comes next, some lines at each step of the present work: many at once would wait for each other, and all
-// that comes behind them, too.
+// Prefetch of the next span, some lines at each step of the present work: many at once would wait for each other, and
+// delay later loads.
 template <typename W>
 class LinePrefetch {
   public:
-    // Bytes `begin` to `end` of `count` rows, in so many `steps`.
+    // Prefetch bytes `begin` to `end` of `count` rows, over `steps` steps.
     LinePrefetch(const W* const* rows, int count, std::int64_t begin, std::int64_t end, std::int64_t steps)
         : row_(rows), last_(rows + count), begin_(begin), end_(end), at_(begin) {
         const std::int64_t lines = count * ((end - begin + LINE - 1) / LINE);
@@ -141,8 +140,8 @@ class LinePrefetch {
 
 constexpr int PREFETCH_STEP = 8;  // inputs
 
-// sums[t][output] += scale[output] * sum_i x[t][i] * panel[i][output] of TOKENS tokens, NARROW_SPAN apart; without scales
-// where there are none, and = in place of += in the first span.
+// sums[t][output] += scale[output] * sum_i x[t][i] * panel[i][output] for TOKENS tokens, AVX2_PANEL_K apart. Scales are
+// optional; the first span assigns instead of adding.
 template <int TOKENS, typename W>
 inline void multiply_panel(const float* x, const Float* panel, std::int64_t size, const float* scales, bool first,
                            float* sums, LinePrefetch<W>& fetch) {
@@ -174,7 +173,7 @@ inline void multiply_panel(const float* x, const Float* panel, std::int64_t size
 #pragma GCC unroll 4
         for (int v = 0; v < VECTORS; ++v) {
             float* to = sums + (t * VECTORS + v) * LANES;
-            // Fused explicitly: what the compiler fuses by itself may differ from one shape to the next.
+            // Fused explicitly: the compiler may fuse differently from shape to shape.
             const Float before = first ? Float{} : load(to);
             store(to, scales ? fma(total[t][v], load(scales + v * LANES), before) : before + total[t][v]);
         }
@@ -192,11 +191,11 @@ inline void multiply_tokens(int tokens, Args&... args) {
     }
 }
 
-// Rows of weights that are multiplied together: with a gated half, as many of each half.
+// Row pointers of a panel. With gates, half of its rows are gates of the other half.
 template <typename W>
 struct PanelRowPointers {
-    std::int64_t first, count;  // outputs of the result
-    std::int64_t number[OUTPUTS];  // behind the last row it is computed once more, and thrown away
+    std::int64_t first, count;  // outputs after the activation
+    std::int64_t number[OUTPUTS];  // behind the last row, the last row again, whose result is not used
     const W* row[OUTPUTS];
 
     PanelRowPointers(const WeightView<W>& w, const Epilogue& o, int width, std::int64_t panel)
@@ -218,7 +217,7 @@ inline std::int64_t row_bytes_of(const WeightView<W>& w, std::int64_t inputs) {
     }
 }
 
-// Tokens as [spans][tokens][NARROW_SPAN] floats, for all threads.
+// Copy tokens as [spans][tokens][AVX2_PANEL_K] floats, for all threads.
 template <typename T>
 const float* copy_tokens(const ThreadGroup& threads, std::int64_t tokens, const T* x, std::int64_t x_stride, std::int64_t in) {
     const std::int64_t spans = (in + AVX2_PANEL_K - 1) / AVX2_PANEL_K;
@@ -235,7 +234,7 @@ const float* copy_tokens(const ThreadGroup& threads, std::int64_t tokens, const 
     return copies;
 }
 
-// Tokens as floats, [spans][tokens][NARROW_SPAN], and a panel of floats that they are multiplied with.
+// Panel of floats, and the tokens [spans][tokens][AVX2_PANEL_K] that are multiplied with it.
 template <typename W>
 class F32Panel {
   public:
@@ -245,7 +244,7 @@ class F32Panel {
     F32Panel(const WeightView<W>& w, const Token* x, std::int64_t tokens, Float* memory)
         : w_(w), x_(x), tokens_(tokens), panel_(memory), groups_(w.scales ? (w.k + w.group - 1) / w.group : 0) {}
 
-    // Of the inputs that are multiplied together from `begin` on.
+    // Return the end of the inputs that are multiplied together from `begin` on.
     std::int64_t end_of(std::int64_t begin) const {
         const std::int64_t end = std::min(begin / AVX2_PANEL_K * AVX2_PANEL_K + AVX2_PANEL_K, w_.k);
         return w_.scales ? std::min(end, (begin / w_.group + 1) * w_.group) : end;
@@ -263,7 +262,7 @@ class F32Panel {
         for (int r = 0; r < OUTPUTS; ++r) scales_[r] = w_.scales[rows.number[r] * groups_ + begin / w_.group];
     }
 
-    // Adds the products of `count` tokens, from `first` on, with what is packed; with the first inputs, puts them.
+    // Add the products of `count` tokens from `first` on with the panel. The first inputs assign instead of adding.
     void multiply(std::int64_t first, int count, float* sums, LinePrefetch<W>& fetch) const {
         const float* x = x_ + begin_ / AVX2_PANEL_K * AVX2_PANEL_K * tokens_ + begin_ % AVX2_PANEL_K + first * AVX2_PANEL_K;
         const float* scales = w_.scales ? scales_ : nullptr;
@@ -281,7 +280,7 @@ class F32Panel {
     float scales_[OUTPUTS];
 };
 
-// This thread's outputs of the tokens from `first` on, which are those of `x`, of `all` that lie there.
+// Compute this thread's outputs of the tokens from `first` on, which are at `x`, among `all` tokens there.
 template <typename Panel, typename T, typename Y, typename W>
 void multiply_group(const ThreadGroup& threads, std::int64_t first, std::int64_t tokens, const typename Panel::Token* x,
                     std::int64_t all, const WeightView<W>& w, const Epilogue& o, Y* y) {
@@ -315,7 +314,7 @@ void multiply_group(const ThreadGroup& threads, std::int64_t first, std::int64_t
     }
 }
 
-// All outputs of some tokens. A token's bits do not depend on how many are computed so.
+// Compute all outputs of some tokens. A token's bits do not depend on how many tokens are computed so.
 template <typename T, typename Y, typename W>
 void gemm_large_m(const ThreadGroup& threads, std::int64_t tokens, const T* x, std::int64_t x_stride, const WeightView<W>& w,
               const Epilogue& o, Y* y) {
@@ -327,6 +326,6 @@ void gemm_large_m(const ThreadGroup& threads, std::int64_t tokens, const T* x, s
     }
 }
 
-}  // namespace ostinato::narrow
+}  // namespace ostinato::avx2
 
 #endif

@@ -1,10 +1,10 @@
-// Products of more than a few tokens in 16-bit integers (fixed.h), for AVX2 alone: as narrow.h has them, with panels of
-// integers. One instruction multiplies two inputs of eight rows, where float32 takes two; and nothing that is packed has
-// to be made a float.
+// Blocked GEMM in 16-bit integers (quant/quantize_tokens_i16.h) for AVX2: as gemm/large_m_avx2.h, with panels of
+// integers. One instruction multiplies two inputs of eight rows, where float32 takes two, and packed weights need no
+// conversion to floats.
 //
-// A panel holds pairs of inputs: the first and the third of each four, then the second and the fourth, so that bytes become
-// 16 bits with a shift or a mask. Tokens lie in the same order. What one scale of weights and one of a token belongs to is
-// added up in integers, and then in float32, in ascending order.
+// A panel holds pairs of inputs: the first and the third of each four, then the second and the fourth, so that a shift
+// or a mask makes bytes 16 bits wide. Tokens have the same order. Products that share a scale of weights and a scale of
+// a token are added in integers, then in float32, in ascending order.
 #pragma once
 
 #include <bitset>
@@ -16,19 +16,19 @@
 
 namespace ostinato::avx2 {
 
-constexpr int SPAN = I16_TOKEN_PADDING, SPAN_SUBBLOCKS = SPAN / SUBBLOCK;  // inputs of a panel: those of a large block
+constexpr int SPAN = I16_TOKEN_PADDING, SPAN_SUBBLOCKS = SPAN / SUBBLOCK;  // inputs of a panel: a superblock
 
-// A span of a token; behind its end there are zeros.
+// A span of a token, with zeros behind its end.
 struct I16TokenSpan {
     i16 numbers[SPAN];
     float scales[SPAN_SUBBLOCKS], sums[SPAN_SUBBLOCKS];
 };
 
-// Compilers would mix what belongs to several pairs, and run out of registers: the next one begins when this is done.
+// Keep the order of instructions. Otherwise compilers interleave several pairs, and run out of registers.
 inline void order_after(__m256i& value) { asm volatile("" : "+x"(value)); }
 
-// sums[t][output] += what TOKENS tokens, a span of each, give with a panel of `size` inputs. SUM of them are added up in
-// integers. SCALED: weights have a scale for each; MINIMA: and a minimum for each part.
+// sums[t][output] += the products of TOKENS tokens, a span of each, with a panel of `size` inputs. SUM inputs are added
+// in integers. SCALED: weights have a scale for each SUM; MINIMA: and a minimum for each subblock.
 template <int TOKENS, int SUM, bool SCALED, bool MINIMA, typename W>
 void multiply_panel_i16(const I16TokenSpan* x, const __m256i* panel, int size, const Float* scales, const Float* minima,
                        float* sums, LinePrefetch<W>& fetch) {
@@ -58,7 +58,7 @@ void multiply_panel_i16(const I16TokenSpan* x, const __m256i* panel, int size, c
                 }
             });
         }
-        asm volatile("" ::: "memory");  // sums stay in memory from one group to the next: registers are full
+        asm volatile("" ::: "memory");  // the sums stay in memory between SUM inputs, since the registers are full
 #pragma GCC unroll 6
         for (int t = 0; t < TOKENS; ++t) {
             const Float of_token = splat(x[t].scales[begin / SUBBLOCK]);
@@ -93,7 +93,8 @@ inline void multiply_tokens_i16(int tokens, Args&... args) {
     }
 }
 
-// to[pair * VECTORS] = inputs `begin` to `end` of eight rows of 8-bit weights, with zeros up to a multiple of FIXED_SPAN.
+// to[pair * VECTORS] = inputs `begin` to `end` of eight rows of int8 weights, with zeros up to a multiple of
+// I16_SCALE_SPAN.
 inline void pack_i16(const std::int8_t* const* rows, std::int64_t begin, std::int64_t end, __m256i* to) {
     const auto pack = [&](const std::int8_t* const* some, std::int64_t from) __attribute__((always_inline)) {
         __m256i fours[4];
@@ -117,12 +118,12 @@ inline void pack_i16(const std::int8_t* const* rows, std::int64_t begin, std::in
     }
 }
 
-// As FloatPanel; tokens lie as [spans][tokens].
+// Panel of 16-bit integers, as F32Panel; tokens are [spans][tokens].
 template <typename W>
 class I16Panel {
   public:
     using Token = I16TokenSpan;
-    static constexpr int LEAST_SUM = 16;  // of Q6_K
+    static constexpr int LEAST_SUM = 16;  // the least `i16_sum` of a format, that of Q6_K
     static constexpr std::int64_t INTEGERS = SPAN / 2 * VECTORS, SCALES = SPAN / LEAST_SUM * VECTORS;
     static constexpr std::int64_t SIZE = INTEGERS + SCALES + SPAN_SUBBLOCKS * VECTORS;
 
@@ -174,8 +175,8 @@ class I16Panel {
     int size_ = 0;
 };
 
-// The spans of a token of `in` elements, `stride` apart; SCALED elements have one scale. False: one of its numbers is not
-// finite.
+// Quantize a token of `in` elements to spans, `stride` apart; SCALED elements share a scale. -> false if an element is
+// not finite
 template <int SCALED, typename T>
 bool quantize_spans_i16(const T* x, std::int64_t in, std::int64_t stride, I16TokenSpan* to) {
     for (std::int64_t begin = 0; begin < in; begin += SPAN, to += stride) {
@@ -189,8 +190,8 @@ bool quantize_spans_i16(const T* x, std::int64_t in, std::int64_t stride, I16Tok
     return true;
 }
 
-// All outputs of some tokens, where weights have a product in integers. A token's bits do not depend on how many are
-// computed so; those with a number that is not finite are computed in float32.
+// Compute all outputs of some tokens, for weights that have a product in integers. A token's bits do not depend on how
+// many tokens are computed so. Tokens with an element that is not finite are computed in float32.
 template <typename T, typename Y, typename W>
 void gemm_large_m_i16(const ThreadGroup& threads, std::int64_t tokens, const T* x, std::int64_t x_stride, const WeightView<W>& w,
                           const Epilogue& o, Y* y) {
@@ -218,7 +219,7 @@ void gemm_large_m_i16(const ThreadGroup& threads, std::int64_t tokens, const T* 
         each_run(true, [&](std::int64_t begin, std::int64_t some) {
             multiply_group<I16Panel<W>, T>(threads, first + begin, some, made + begin, count, w, o, y);
         });
-        // What was made is gone then: they take its place.
+        // These overwrite the quantised tokens.
         each_run(false, [&](std::int64_t begin, std::int64_t some) {
             const std::int64_t t = first + begin;
             avx2::gemm_large_m(threads, some, x + t * x_stride, x_stride, w, from_token<Y>(o, t), y + t * o.y_stride);
@@ -226,6 +227,6 @@ void gemm_large_m_i16(const ThreadGroup& threads, std::int64_t tokens, const T* 
     }
 }
 
-}  // namespace ostinato::narrow
+}  // namespace ostinato::avx2
 
 #endif

@@ -1,4 +1,4 @@
-// The tokens of a product: the type that they are multiplied in, and the blocks that they are taken in.
+// Left-hand side of a product: the type that tokens are multiplied in, and their division into blocks.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 
 namespace ostinato {
 
-// Tokens of storage type T as they are multiplied: bfloat16 where the target multiplies that, else float32.
+// Type in which tokens of storage type T are multiplied: bfloat16 where the target has its products, else float32.
 #if defined(__AVX512BF16__)
 template <typename T>
 using LhsType = std::conditional_t<std::is_same_v<T, bf16>, bf16, float>;
@@ -18,12 +18,12 @@ template <typename T>
 using LhsType = float;
 #endif
 
-// Whether tokens of storage type T may be made 16-bit integers.
+// True if tokens of storage type T may be quantised to 16-bit integers.
 #if defined(OSTINATO_I16)
 template <typename T>
 constexpr bool LHS_CAN_BE_I16 = !std::is_same_v<T, float>;
 
-// So many of them, at the most, are made so and multiplied with such rows as they lie.
+// Return the most tokens that are quantised to integers and multiplied with rows of `format` in place.
 template <typename T>
 inline int max_i16_tokens(const BlockFormat& format) {
     if (format.i16_scale_span == 0) return 0;
@@ -35,7 +35,7 @@ template <typename T>
 constexpr bool LHS_CAN_BE_I16 = false;
 #endif
 
-// Tokens in blocks of up to `most`, of sizes as equal as can be.
+// Tokens in blocks of up to `most`, as equal as possible.
 struct EvenBlocks {
     std::int64_t tokens;
     int count;
@@ -46,7 +46,7 @@ struct EvenBlocks {
     int size(int number) const { return static_cast<int>(begin(number + 1) - begin(number)); }
 };
 
-// Tokens in blocks of `most` and what is left of them: the larger a block, the less of its time goes into sums across
+// Tokens in blocks of `most`, and one block with the rest: a larger block spends less of its time on sums across
 // vectors.
 struct FullBlocks {
     std::int64_t tokens;
@@ -59,7 +59,7 @@ struct FullBlocks {
     int size(int number) const { return static_cast<int>(std::min<std::int64_t>(most, tokens - begin(number))); }
 };
 
-// Those that rows of W are multiplied with. With 16 registers, 3 tokens fill them best, and 6 are two times 3, not 4 and 2.
+// Blocks of tokens for rows of W. With 16 registers, 3 tokens fill them best, and 6 are two blocks of 3, not 4 and 2.
 template <typename W>
 using TokenBlocks = std::conditional_t<LANES == 8 && !std::is_same_v<W, BlockByte>, EvenBlocks, FullBlocks>;
 

@@ -1,10 +1,18 @@
-// linear: y = x W^T + b, with scale, activation and residual on the way out.
+// linear: y = x W^T + b, with scale, activation and residual in the epilogue.
 //
-// Many tokens are computed as many.h says (with AVX2 alone, as narrow.h and fixed_panel.h do), or on matrix units as
-// tile_product.h does; few, or all in a fixed order, as few.h does; some dozens with narrower weights, where bfloat16 is
-// multiplied, as wide_rows.h does. Rows in blocks of different formats are products one
-// after the other, each into its part of the outputs. Weights whose inputs have another order are multiplied with tokens
-// that were brought into it, some at a time.
+// The first path that accepts a product computes it, in this order. In a fixed order only the last one does.
+//
+// 1. gemm/large_m_amx.h, with matrix units: MIN_AMX_TOKENS or more bfloat16 tokens.
+// 2. gemm/small_m.h, `gemv_i16`: up to `max_i16_tokens` tokens in bfloat16 or float16, quantised to 16-bit integers,
+//    with rows in blocks (not float8), or with AVX2 alone also with int8 rows that have one scale.
+// 3. gemm/large_m_i16_avx2.h, with AVX2 alone: more tokens of the same kind with the same weights.
+// 4. gemm/mid_m_dequant_bf16.h, with AVX512-BF16 but no matrix units: MIN_DEQUANT_TOKENS to MIN_PANEL_TOKENS - 1
+//    bfloat16 tokens with int8 rows that have one scale and whole subblocks, or with rows in blocks.
+// 5. gemm/large_m_avx2.h with AVX2 alone, from `avx2::min_m` tokens on; elsewhere gemm/large_m.h, from LARGE_M on.
+// 6. gemm/small_m.h, `gemm_small_m`: all other products.
+//
+// Rows in blocks of different formats are one product each, into their parts of the outputs. If the weights' inputs
+// have another order, tokens are permuted first, MAX_GROUP_TOKENS at a time.
 
 #include "bind/kernel_binding.h"
 #include "gemm/large_m.h"
@@ -21,14 +29,15 @@ struct Linear : Arguments {
     FIELD(Strided<VALUES>, x);  // [tokens, in]
     FIELD(Array<WEIGHTS>, weight);  // [out, in], or bytes
     FIELD(OptionalTensor<Array<VALUES>>, bias);  // [out]
-    FIELD(OptionalTensor<Strided<FLOATS>>, residual);  // as the result
+    FIELD(OptionalTensor<Strided<FLOATS>>, residual);  // as `out`
     FIELD(Activation, activation);
     FIELD(OptionalTensor<Array<FLOAT32>>, scale);  // [out]
     FIELD(IgnoredArgument, out_dtype);
-    FIELD(OptionalTensor<Array<FLOAT32>>, weight_scale);  // of 8-bit weights: [out], or [out, in / group_size] if that is given
+    FIELD(OptionalTensor<Array<FLOAT32>>, weight_scale);  // of int8 weights: [out], or [out, in / group_size]
     FIELD(std::optional<std::int64_t>, group_size);
-    FIELD(BlockParts, blocks);  // where weights are bytes
-    FIELD(OptionalTensor<Array<INT32>>, order);  // [in] which input each element of a row belongs to; without it, its own
+    FIELD(BlockParts, blocks);  // if weights are bytes
+    // [in], the input that each element of a row belongs to; without it, in order.
+    FIELD(OptionalTensor<Array<INT32>>, order);
     FIELD(bool, fixed_order);
     FIELD(Strided<FLOATS>, out);  // [tokens, out], or [tokens, out / 2] if gated
 
@@ -46,7 +55,7 @@ struct Linear : Arguments {
     }
 };
 
-// What is `count` elements behind, null if there is none.
+// Return the address `count` elements further, or null if there is no tensor.
 inline const void* behind(const Tensor& tensor, std::int64_t count) {
     return tensor.address ? tensor.address + count * tensor.element_bytes() : nullptr;
 }
@@ -56,7 +65,7 @@ struct Ordered {
     T value;
 };
 
-// Tokens with their inputs in `order`. Each thread makes them for itself: that takes less time than to wait for others.
+// Permute the inputs of tokens by `order`. Each thread does so for itself, which is faster than waiting for others.
 template <typename T>
 const T* in_order(const ThreadGroup& threads, std::int64_t tokens, const T* x, std::int64_t stride, const Tensor& order) {
     const std::int64_t size = order.shape[0];
@@ -68,7 +77,7 @@ const T* in_order(const ThreadGroup& threads, std::int64_t tokens, const T* x, s
     return ordered;
 }
 
-// The outputs of the tokens `begin` to `begin + tokens`.
+// Compute the outputs of the tokens `begin` to `begin + tokens`.
 void multiply_some(const ThreadGroup& threads, std::int64_t begin, std::int64_t tokens, const Linear& in) {
     const std::int64_t in_size = in.x.shape[1];
     const std::int64_t group = in.group_size.value_or(0);
@@ -80,7 +89,7 @@ void multiply_some(const ThreadGroup& threads, std::int64_t begin, std::int64_t 
             x = in_order(threads, tokens, x, x_stride, in.order);
             x_stride = in_size;
         }
-        // The outputs of `out_size` rows of weights, from output `first` on.
+        // Computes the outputs of `out_size` rows of weights, from output `first` on.
         const auto run = [&](auto* weights, std::int64_t first, std::int64_t out_size, const BlockFormat* format) {
             using W = std::remove_const_t<std::remove_pointer_t<decltype(weights)>>;
             Epilogue o{behind(in.bias, first), static_cast<const float*>(behind(in.scale, first)), nullptr,
@@ -159,7 +168,7 @@ void multiply_some(const ThreadGroup& threads, std::int64_t begin, std::int64_t 
     });
 }
 
-// In `fixed_order` a token's bits do not depend on how many tokens are computed with it.
+// Compute all outputs. In `fixed_order` a token's bits do not depend on how many tokens are computed with it.
 void linear(const ThreadGroup& threads, std::int64_t tokens, const Linear& in) {
     const std::int64_t at_once = in.order ? MAX_GROUP_TOKENS : tokens;
     for (std::int64_t t = 0; t < tokens; t += at_once) multiply_some(threads, t, std::min(at_once, tokens - t), in);

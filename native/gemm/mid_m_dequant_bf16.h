@@ -1,6 +1,7 @@
-// Matrix products of some tokens of bfloat16 with weights that are narrower: rows are made bfloat16 once for a group of tokens,
-// a span of four while the span before is multiplied (wide_dot.h). A token's bits are those that 3 to 5 tokens have (5 with
-// Q6_K) in few.h: weights are read in the same order, and rounded once if they lie in blocks.
+// Driver for a medium number of bfloat16 tokens with int8 weights or blocks: rows are dequantized to bfloat16 once for
+// a group of tokens, a span of four rows while the span before is multiplied (gemm/ukernels/dequant_dot_bf16.h). A
+// token has the bits that 3 to 5 tokens (5 with Q6_K) have in gemm/small_m.h: weights are read in the same order, and
+// block weights are rounded once.
 #pragma once
 
 #include "gemm/small_m.h"
@@ -11,7 +12,7 @@ namespace ostinato {
 
 static_assert(DEQUANT_SPAN % SUPERBLOCK == 0 && MIN_DEQUANT_TOKENS > 2);
 
-// Rows of 8 bits as `multiply_wide` makes them.
+// int8 rows as a source of dequant_dot.
 struct Int8Rows {
     static constexpr int TOGETHER = 1, BYTES = SUPERBLOCK;
     const std::int8_t* rows[MR];
@@ -28,7 +29,7 @@ inline bool accepts_dequant_bf16(std::int64_t tokens, const WeightView<W>& w) {
     return !w.fixed_order && !w.scales && whole_subblocks && tokens >= MIN_DEQUANT_TOKENS && tokens < MIN_PANEL_TOKENS;
 }
 
-// The spans of a row, in groups as equal as can be.
+// Spans of a row, in superblocks, as equal as possible.
 struct Spans {
     EvenBlocks superblocks;
     int subblocks;
@@ -42,7 +43,8 @@ struct Spans {
     int size(int span) const { return std::min(superblocks.size(span) * SUBBLOCKS, subblocks - first_subblock(span)); }
 };
 
-// This thread's outputs of the tokens `first` to `first + blocks.tokens`, which are `x`; `x_stride` is 0 where they are packed.
+// Compute this thread's outputs of the tokens `first` to `first + blocks.tokens`, which are at `x`; `x_stride` is 0 if
+// they are packed.
 template <typename Y, typename W>
 void gemm_mid_m_dequant_bf16(const ThreadGroup& threads, std::int64_t first, const bf16* x, std::int64_t x_stride, const EvenBlocks& blocks,
                         const WeightView<W>& w, const Epilogue& o, Y* y) {

@@ -1,10 +1,10 @@
 // moe: the experts of a mixture-of-experts layer.
 //
-// The choices of all tokens are sorted by expert, so that each expert's weights are read once, for all tokens that chose
-// it. Threads share out the rows of each expert: those of `up` give an intermediate value per choice, those of `down` are
-// added up per token. A thread adds up whole sums, expert after expert, so that the number of threads changes no bit; nor,
-// in a fixed order, do other tokens. Many tokens may go to matrix units instead, which add in another order
-// (tile_experts.h), and a few become 16-bit integers for rows in blocks (fixed.h).
+// The choices of all tokens are sorted by expert, so that each expert's weights are read once for all tokens that chose
+// it. Threads share the rows of each expert: rows of `up` give an intermediate value per choice, rows of `down` are
+// added up per token. A thread adds whole sums, expert after expert, so the number of threads changes no bit; in a
+// fixed order neither do other tokens. Many tokens may go to matrix units, which add in another order (gemm/moe_amx.h).
+// A few tokens for rows in blocks are quantised to 16-bit integers (quant/quantize_tokens_i16.h).
 
 #include "bind/kernel_binding.h"
 #include "gemm/expert_routing.h"
@@ -14,9 +14,9 @@
 namespace ostinato {
 namespace {
 
-// Calls body(row, choice, sums) for the `mine` of each expert's rows, a panel from `row` on at a time, and for all that
-// chose the expert: sums[2][PANEL_ROWS]. The second half are those of the rows `second` further on, if any. `wide` is room
-// for DOT_ROWS rows as tokens are multiplied with them, as far apart as the tokens; integers need none.
+// Call body(row, choice, sums) for panels of the rows `mine` of each expert, from `row` on, and for all choices of that
+// expert: sums[2][EPILOGUE_ROWS]. The second half has the rows `second` further on, if not 0. `wide` has room for MR
+// converted rows, as far apart as the tokens; integers need none.
 template <typename X, typename W, typename Body>
 void each_panel(const ExpertAssignment& chosen, const ExpertWeights<W>& stack, Range mine, std::int64_t second, const X* x,
                 std::int64_t x_stride, X* wide, float* sums, Body&& body) {
@@ -48,7 +48,7 @@ void each_panel(const ExpertAssignment& chosen, const ExpertWeights<W>& stack, R
     });
 }
 
-// Tokens as products take them: a distance between two, and one made of a token's numbers.
+// Tokens as products take them, `stride` elements apart.
 template <typename X>
 struct PreparedTokens {
     static std::int64_t stride(std::int64_t size) { return padded_stride(size); }
@@ -68,7 +68,7 @@ template <>
 struct PreparedTokens<i16> {
     static std::int64_t stride(std::int64_t size) { return I16TokenLayout(size).token_size(); }
 
-    // One of whose numbers some are not finite gives NaN with all weights.
+    // Quantize a token. One with an element that is not finite gives NaN with all weights.
     template <typename T, typename W>
     static void make(const ExpertWeights<W>& stack, const T* from, std::int64_t size, i16* to) {
         if (quantize_token_i16(stack.format->i16_scale_span, stack.format->i16_order, from, size, to)) return;
@@ -78,8 +78,8 @@ struct PreparedTokens<i16> {
     }
 };
 
-// Tokens of storage type T that are made integers, at the most, of one expert. With AVX2 alone all are, as floats would take
-// as long, or longer.
+// Return the most tokens of one expert that are quantised to integers. With AVX2 alone there is no limit, as floats
+// would take as long or longer.
 template <typename T>
 std::int64_t max_i16_tokens_per_expert(const ExpertWeights<BlockByte>& stack) {
     const int few = max_i16_tokens<T>(*stack.format);
@@ -87,7 +87,7 @@ std::int64_t max_i16_tokens_per_expert(const ExpertWeights<BlockByte>& stack) {
 }
 #endif
 
-// Threads share out the tokens that are made.
+// Prepare all tokens; threads share them.
 template <typename X, typename T, typename W, typename From>
 void prepare_tokens(const ThreadGroup& threads, const ExpertWeights<W>& stack, std::int64_t places, From&& from, X* to) {
     const Range mine = threads.split(places);
@@ -97,7 +97,8 @@ void prepare_tokens(const ThreadGroup& threads, const ExpertWeights<W>& stack, s
     threads.barrier();
 }
 
-// Tokens are multiplied as X. What is between the products is of type Inner: as X, or integers are made of it.
+// Compute a layer with tokens multiplied as X. Intermediate values have the type Inner: X, or a type that is quantised
+// to X.
 template <typename X, typename Inner, typename T, typename W>
 void multiply_by_experts(const ThreadGroup& threads, const ExpertAssignment& chosen, const T* x, std::int64_t x_stride, const MoeShape& layer,
                          const ExpertWeights<W>& up, const ExpertWeights<W>& down, const T* residual, std::int64_t residual_stride, T* y,
@@ -169,7 +170,7 @@ void run_experts(const ThreadGroup& threads, std::int64_t tokens, const T* x, st
 #endif
     using X = LhsType<T>;
     constexpr bool MAY_BE_INTEGERS = LHS_CAN_BE_I16<T> && std::is_same_v<W, BlockByte>;
-    // Of the smallest that are multiplied, most are so at a time.
+    // The smallest type gives the most choices at a time.
     using Smallest = std::conditional_t<MAY_BE_INTEGERS, i16, X>;
     const std::int64_t experts = layer.experts, places = tokens * top_k;
     const std::int64_t most =
@@ -200,10 +201,11 @@ struct Moe : Arguments {
     FIELD(Array<WEIGHTS>, down);  // [experts, size, inner]
     FIELD(Activation, activation);
     FIELD(OptionalTensor<Strided<VALUES>>, residual);  // [tokens, size]
-    FIELD(OptionalTensor<Array<FLOAT32>>, up_scale);  // of 8-bit weights, as down_scale: [experts, rows], or one for each group of a row
+    // Of int8 weights, as down_scale: [experts, rows], or one per group of a row.
+    FIELD(OptionalTensor<Array<FLOAT32>>, up_scale);
     FIELD(OptionalTensor<Array<FLOAT32>>, down_scale);
     FIELD(std::optional<std::int64_t>, group_size);
-    FIELD(BlockParts, up_blocks);  // of each expert, where weights are bytes, as down_blocks: one format
+    FIELD(BlockParts, up_blocks);  // one format for all experts, if weights are bytes, as down_blocks
     FIELD(BlockParts, down_blocks);
     FIELD(bool, fixed_order);
     FIELD(Strided<VALUES>, out);  // [tokens, size]
@@ -227,7 +229,7 @@ struct Moe : Arguments {
     }
 };
 
-// In `fixed_order` a token's bits do not depend on how many tokens are computed with it.
+// Compute a layer. In `fixed_order` a token's bits do not depend on how many tokens are computed with it.
 void moe(const ThreadGroup& threads, std::int64_t tokens, const Moe& in) {
     if (tokens == 0) return;
     const MoeShape layer{in.down.shape[0], in.down.shape[1], in.inner(), in.activation};

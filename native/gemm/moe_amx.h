@@ -1,8 +1,8 @@
-// The experts of a mixture-of-experts layer on matrix units: native/kernels/moe.cpp for many tokens.
+// The experts of a mixture-of-experts layer on matrix units: gemm/moe.cpp for many tokens.
 //
-// The tokens of each expert are packed as second operands, and so are the intermediate values: sums [16 rows, 16 tokens]
-// of the first product become tiles of the second where they are. Threads share out rows of each expert, and add up whole
-// sums, expert after expert.
+// The tokens of each expert are packed as right operands, and so are the intermediate values: sums [16 rows, 16 tokens]
+// of the first product become tiles of the second in place. Threads share the rows of each expert, and add whole sums,
+// expert after expert.
 #pragma once
 
 #include "gemm/large_m_amx.h"
@@ -13,7 +13,7 @@
 namespace ostinato {
 namespace tiles {
 
-// Rows of an expert's weight: `half[i]` and the 15 behind it, those before `end[i]`.
+// Return rows of an expert's weight: `half[i]` and the 15 behind it, up to `end[i]`.
 template <typename W>
 TileRows<W> expert_rows(const ExpertWeights<W>& stack, std::int64_t expert, const std::int64_t (&half)[2], const std::int64_t (&end)[2]) {
     const WeightView<W> all = stack.of(expert);
@@ -31,7 +31,7 @@ TileRows<W> expert_rows(const ExpertWeights<W>& stack, std::int64_t expert, cons
     return rows;
 }
 
-// Two rows of values [16 tokens] as the pairs of a tile's row.
+// Store two rows of values [16 tokens] as the pairs of a tile's row.
 inline void store_pairs(Float first, Float second, bf16* to) {
     bf16 low[SIDE], high[SIDE];
     ostinato::store(low, first);
@@ -42,7 +42,7 @@ inline void store_pairs(Float first, Float second, bf16* to) {
     }
 }
 
-// The choices of each expert in blocks of 16, one expert after the other, `most` blocks at a time.
+// Choices of each expert in blocks of 16, expert after expert, up to `most` blocks at a time.
 struct ExpertBlocks {
     const ExpertAssignment& chosen;
     std::int64_t most;
@@ -53,7 +53,7 @@ struct ExpertBlocks {
         return all;
     }
 
-    // Calls body(expert, next, first block, first choice, choices): `next` is the expert of the call that comes then.
+    // Call body(expert, next, first block, first choice, choices); `next` is the expert of the next call.
     template <typename Body>
     void each(Body&& body) const {
         std::int64_t block = 0;
@@ -67,8 +67,8 @@ struct ExpertBlocks {
     }
 };
 
-// Calls body(expert, first block, first choice, choices, row) for each panel of `mine`, `width` rows of an expert from `row`
-// on, whose sums with these choices then lie in `work`. `rows_of(expert, row)` are its rows.
+// Call body(expert, first block, first choice, choices, row) for each panel of `mine`, `width` rows of an expert from
+// `row` on, with their sums in `work`. `rows_of(expert, row)` returns the rows.
 template <typename RowsOf, typename Body>
 void each_panel(const ExpertBlocks& blocks, const Packed& packed, Range mine, std::int64_t width, const Work& work,
                 RowsOf&& rows_of, Body&& body) {
@@ -93,7 +93,7 @@ void run_experts(const ThreadGroup& threads, std::int64_t tokens, const bf16* x,
     const std::int64_t size_stride = padded_stride(size), size_steps = steps_of(size), inner_steps = steps_of(inner);
     const bool gated = has_gates(layer.activation);
 
-    // The order of the choices, and behind it what a product needs.
+    // The order of the choices comes first, then the scratch memory of a product.
     const std::int64_t numbers = (places + layer.experts + 1 + LANES - 1) / LANES * LANES;
     const std::int64_t most = std::min(blocks_of(places), blocks_in_cache(std::max(size_steps, inner_steps)));
     float* own = threads.thread_scratch<float>(numbers + Work::size(most));
@@ -116,7 +116,7 @@ void run_experts(const ThreadGroup& threads, std::int64_t tokens, const bf16* x,
             if (block < packed.begin || block >= packed.end) continue;
             pack_block(inputs, block, std::min<std::int64_t>(SIDE, of_expert - i), size,
                        [&](std::int64_t t) { return x + chosen.token(begin + i + t) * x_stride; });
-            // What no row writes must be zero, as the second product's weights are there.
+            // Elements that no row writes must be zero, as the second product's weights are there.
             std::memset(inners.tile(block, inner_steps - 1), 0, ELEMENTS * sizeof(bf16));
         }
     });

@@ -8,7 +8,7 @@ namespace {
 
 constexpr float NEVER = -std::numeric_limits<float>::infinity();
 
-// The place of the greatest of `count` values, of equal ones the first; what lies behind them is NEVER, to whole vectors.
+// Return the index of the first maximum of `count` values, which are followed by NEVER up to whole vectors.
 inline std::int64_t best_of(const float* values, std::int64_t count) {
     Float most = splat(NEVER);
     for (std::int64_t i = 0; i < count; i += LANES) most = max(load(values + i), most);
@@ -18,7 +18,7 @@ inline std::int64_t best_of(const float* values, std::int64_t count) {
     return place;
 }
 
-// The `chosen` best of `count` values, best first. The values are lost.
+// Write the indices of the `chosen` greatest of `count` values in descending order. The values are overwritten.
 inline void take_best(float* values, std::int64_t count, std::int64_t chosen, float* places) {
     for (std::int64_t k = 0; k < chosen; ++k) {
         const std::int64_t place = best_of(values, count);
@@ -27,7 +27,8 @@ inline void take_best(float* values, std::int64_t count, std::int64_t chosen, fl
     }
 }
 
-// Makes NEVER what is not in one of the `chosen` groups whose two best have the greatest sum. `room` [groups + LANES].
+// Set values to NEVER outside the `chosen` groups whose two best values have the greatest sums. `room` [groups +
+// LANES].
 inline void allow_groups(float* values, std::int64_t count, std::int64_t groups, std::int64_t chosen, float* room) {
     const std::int64_t size = count / groups;
     for (std::int64_t g = 0; g < groups; ++g) {
@@ -49,7 +50,7 @@ inline void allow_groups(float* values, std::int64_t count, std::int64_t groups,
     }
 }
 
-// The sum of e^(value - best) over `count` values, behind which is memory to whole vectors.
+// Return the sum of e^(value - best) over `count` values; whole vectors are read.
 inline float sum_of_powers(const float* values, std::int64_t count, float best) {
     Float total = {};
     for (std::int64_t i = 0; i < count; i += LANES) {
@@ -63,15 +64,15 @@ inline float sum_of_powers(const float* values, std::int64_t count, float best) 
 struct Route : Arguments {
     FIELD(Strided<VALUES>, x);  // [tokens, size]
     FIELD(Array<VALUES>, weight);  // [experts, size]
-    FIELD(OptionalTensor<Array<FLOAT32>>, correction_bias);  // [experts]; without, a softmax of scores, not sigmoids
+    FIELD(OptionalTensor<Array<FLOAT32>>, correction_bias);  // [experts]; without it a softmax of scores, not sigmoids
     FIELD(std::int64_t, top_k);
     FIELD(std::int64_t, num_groups);
     FIELD(std::int64_t, top_groups);
     FIELD(bool, normalize);
     FIELD(float, scaling);
-    FIELD(bool, over_all);  // of a softmax: over all scores, not over the chosen ones
+    FIELD(bool, over_all);  // the softmax is over all scores, not over the chosen ones
     FIELD(float, least_sum);
-    FIELD(Array<FLOAT32>, out);  // [tokens, 2, top_k] float32: numbers of experts, and weights
+    FIELD(Array<FLOAT32>, out);  // [tokens, 2, top_k]: indices of experts, then weights
 };
 
 void route(const ThreadGroup& threads, std::int64_t tokens, const Route& in) {
@@ -106,7 +107,7 @@ void route(const ThreadGroup& threads, std::int64_t tokens, const Route& in) {
                 store(of_token + i, value);
                 value += load_masked(bias + i, count);
             }
-            // What is no number is chosen last, so that also then experts are chosen that there are.
+            // NaN is chosen last, so that the chosen experts always exist.
             store(choice + i, value == value ? value : splat(std::numeric_limits<float>::lowest()));
             for (int lane = count; lane < LANES; ++lane) choice[i + lane] = NEVER;
         }

@@ -1,7 +1,8 @@
-// Matrix products of few tokens, or of all in a fixed order: the path of decoding, where reading the weights takes the time.
+// GEMV-like drivers for few tokens, as in decoding, where reading the weights takes the time; and for all tokens in a
+// fixed order.
 //
-// A thread reads its weights in streams that lie far apart, each of which runs on from row to row: those the hardware
-// fetches ahead by itself, at nearly all that the memory gives. Rows beside each other would be many short streams.
+// A thread reads its weights in streams that lie far apart and continue from row to row: the hardware prefetches such
+// streams, at nearly full bandwidth. Adjacent rows would be many short streams.
 #pragma once
 
 #include "core/thread_group.h"
@@ -15,9 +16,9 @@
 namespace ostinato {
 
 constexpr int ROW_STREAMS = MR;
-constexpr int MAX_UNPREFETCHED_TOKENS = 2;  // up to so many tokens, what is fetched for the hardware only disturbs it
-constexpr int MR_PANEL = EPILOGUE_ROWS;  // of a stream whose sums are kept, for all tokens, before they are put out
-constexpr std::int64_t L1_ROW_BYTES = 20 * 1024;  // of rows that the tokens pass by at a time: they stay in the L1
+constexpr int MAX_UNPREFETCHED_TOKENS = 2;  // up to so many tokens, prefetches only disturb the hardware's
+constexpr int MR_PANEL = EPILOGUE_ROWS;  // rows of a stream per epilogue
+constexpr std::int64_t L1_ROW_BYTES = 20 * 1024;  // rows per pass of the tokens: they stay in the L1 cache
 
 template <typename X, typename W>
 constexpr std::int64_t padded_k(std::int64_t in) {
@@ -25,8 +26,8 @@ constexpr std::int64_t padded_k(std::int64_t in) {
     return (in + STEP - 1) / STEP * STEP;
 }
 
-// While a block of tokens is multiplied with DOT_ROWS rows, `count` of the rows that come next are fetched, from the
-// `first` on: all of them by the first blocks together.
+// Share of the next rows that a block of tokens prefetches: `count` rows from `first` on. The first blocks prefetch all
+// of them.
 struct PrefetchShare {
     int first, count;
 };
@@ -62,16 +63,16 @@ inline void dot_tokens(int tokens, const Args&... args) {
     }
 }
 
-// A thread's part of the outputs, in streams of `length` rows. With a gated half, half of the streams are of each.
+// A thread's part of the outputs, in streams of `length` rows. With gates, half of the streams are gates.
 struct RowStreams {
-    Range outputs;  // this thread's
+    Range outputs;  // of this thread
     std::int64_t length, size;
-    int width;  // streams of different outputs
+    int width;  // streams of distinct outputs
 
     RowStreams(const ThreadGroup& threads, const Epilogue& o)
         : outputs(threads.split(o.size, MR_PANEL)), size(o.size), width(has_gates(o.activation) ? ROW_STREAMS / 2 : ROW_STREAMS) {
         length = (outputs.end - outputs.begin + width - 1) / width;
-        // Odd: streams that lie a multiple of many KiB apart are in each other's way, in caches and in memory.
+        // Odd: streams that lie a multiple of many KiB apart conflict in caches and in memory.
         if (length > MR_PANEL) length |= 1;
     }
 
@@ -79,13 +80,13 @@ struct RowStreams {
 
     std::int64_t last(int stream) const { return outputs.end - 1 + (stream < width ? 0 : size); }
 
-    // Behind the last row it is computed once more, and thrown away.
+    // Return the index of a row. Behind the last row it is the last row again, whose result is not used.
     std::int64_t row(int stream, std::int64_t number) const {
         return std::min(first(stream) + (stream < width ? 0 : size) + number, last(stream));
     }
 };
 
-// The rows of all streams from one on, and those that are fetched while they are multiplied.
+// Row pointers of all streams from one row on, and of the rows that are prefetched meanwhile.
 template <typename W>
 struct StreamRowPointers {
     const W* row[2 * MR_PANEL][ROW_STREAMS];
@@ -108,20 +109,20 @@ struct StreamRowPointers {
     }
 };
 
-// Whether rows are made the type that tokens are multiplied in, once for all blocks of them.
+// Return whether rows are converted to the type that is multiplied, once for all blocks of tokens.
 template <typename X, typename W>
 inline bool dequantizes_once(const FullBlocks& blocks, const WeightView<W>& w) {
     if constexpr (std::is_same_v<W, BlockByte>) return std::is_same_v<X, float> && blocks.count > 1 && !w.fixed_order;
     return blocks.count >= MIN_BLOCKS_TO_WIDEN<X, W>;
 }
 
-// Blocks as equal as can be are those of weights that are never made wide: rounded ones, and those of TokenBlocks.
+// Return false: even blocks are those of TokenBlocks whose rows are never converted, and those of rounded weights.
 template <typename X, typename W>
 inline bool dequantizes_once(const EvenBlocks&, const WeightView<W>&) {
     return false;
 }
 
-// The products of tokens in such blocks.
+// Return the dot product for such blocks of tokens.
 template <typename X, typename B>
 inline auto block_products(const BlockFormat& format) {
     if constexpr (std::is_same_v<X, bf16> && std::is_same_v<B, EvenBlocks>) {
@@ -131,15 +132,15 @@ inline auto block_products(const BlockFormat& format) {
     }
 }
 
-// Rows of each stream that the tokens pass by at a time.
+// Return the rows of each stream that one pass of the tokens takes.
 template <typename X, typename W, typename B>
 inline int rows_per_pass(const B& blocks, const WeightView<W>& w) {
     if (blocks.count == 1 || dequantizes_once<X>(blocks, w)) return 1;
     return std::clamp<int>(L1_ROW_BYTES / (ROW_STREAMS * w.stride() * sizeof(W)), 1, MR_PANEL);
 }
 
-// sums[t][row][stream] of all tokens and rows `begin` to `end`, while as many that come next are fetched. A row of each
-// stream that is widened is kept in `wide`, [STREAMS][padded size].
+// sums[t][row][stream] of all tokens and rows `begin` to `end`, while as many next rows are prefetched. Converted rows,
+// one of each stream, are kept in `wide`, [ROW_STREAMS][padded k].
 template <bool PACKED, typename X, typename W, typename B>
 void multiply_stream_rows(const WeightView<W>& w, const StreamRowPointers<W>& rows, int begin, int end, const X* x,
                    std::int64_t x_stride, const B& blocks, X* wide, float* sums) {
@@ -192,7 +193,8 @@ void multiply_stream_rows(const WeightView<W>& w, const StreamRowPointers<W>& ro
     multiply([&](int row) { return rows.row[row]; });
 }
 
-// Puts out sums[tokens][PANEL][STREAMS] of `count` rows of each stream, from row `panel` on, of the tokens from `first` on.
+// Apply the epilogue to sums[tokens][MR_PANEL][ROW_STREAMS] of `count` rows of each stream from row `panel` on, for the
+// tokens from `first` on.
 template <typename T, typename Y>
 void store_panel(const RowStreams& streams, std::int64_t panel, int count, std::int64_t tokens, std::int64_t first,
                const float* sums, const Epilogue& o, Y* y) {
@@ -213,7 +215,7 @@ void store_panel(const RowStreams& streams, std::int64_t panel, int count, std::
     }
 }
 
-// This thread's outputs of the tokens `first` to `first + blocks.tokens`, which are `x`.
+// Compute this thread's outputs of the tokens `first` to `first + blocks.tokens`, which are at `x`.
 template <bool PACKED, typename T, typename Y, typename X, typename W, typename B>
 void multiply_streams(const ThreadGroup& threads, std::int64_t first, const X* x, std::int64_t x_stride, const B& blocks,
               const WeightView<W>& w, const Epilogue& o, Y* y) {
@@ -222,7 +224,7 @@ void multiply_streams(const ThreadGroup& threads, std::int64_t first, const X* x
     const int near = rows_per_pass<X>(blocks, w);
     const std::int64_t num_sums = blocks.tokens * ROW_STREAMS * MR_PANEL;
     const std::int64_t num_wide = dequantizes_once<X>(blocks, w) ? ROW_STREAMS * padded_k<X, W>(w.k) : 0;
-    float* sums = threads.thread_scratch<float>(num_sums + num_wide);  // an element that is multiplied is no larger
+    float* sums = threads.thread_scratch<float>(num_sums + num_wide);  // an element of X is no larger than a float
     X* wide = reinterpret_cast<X*>(sums + num_sums);
     for (std::int64_t panel = 0; panel < streams.length; panel += MR_PANEL) {
         const StreamRowPointers<W> rows(w, streams, panel, MR_PANEL + near);
@@ -234,7 +236,7 @@ void multiply_streams(const ThreadGroup& threads, std::int64_t first, const X* x
     }
 }
 
-// Packs tokens as `Tokens` has them, block after block, for all threads.
+// Pack tokens as `Tokens` describes, block after block, for all threads.
 template <typename X, typename W, typename T, typename B>
 const X* pack_tokens(const ThreadGroup& threads, const T* x, std::int64_t x_stride, std::int64_t in, const B& blocks) {
     constexpr int STEP = Dot<X, W>::STEP;
@@ -267,14 +269,14 @@ const X* pack_tokens(const ThreadGroup& threads, const T* x, std::int64_t x_stri
     return packed;
 }
 
-// Tokens that are packed at a time: so many as stay in the L2.
+// Return the tokens that are packed at a time: they stay in the L2 cache.
 template <typename X, typename W>
 inline std::int64_t tokens_per_pack(std::int64_t in) {
     return std::max<std::int64_t>(L2_TOKEN_BYTES / (in * sizeof(X)) / MAX_DOT_TOKENS<W>, 4) * MAX_DOT_TOKENS<W>;
 }
 
-// The path of few tokens, whose sums have a fixed order: a token's bits do not depend on how many are computed with it. With
-// weights that are rounded there is no more than one block of them.
+// Multiply with weights in row streams. Sums have a fixed order: a token's bits do not depend on m, but for weights
+// that are rounded, of which there is at most one block of tokens.
 template <typename T, typename Y, typename W>
 void gemm_small_m(const ThreadGroup& threads, std::int64_t tokens, const T* x, std::int64_t x_stride, const WeightView<W>& w,
                   const Epilogue& o, Y* y) {
@@ -300,11 +302,11 @@ void gemm_small_m(const ThreadGroup& threads, std::int64_t tokens, const T* x, s
 }
 
 #if defined(OSTINATO_I16)
-// Whether there are products in integers with weights of type W.
+// True if weights of type W have a product in integers.
 template <typename W>
 constexpr bool HAS_I16 = std::is_same_v<W, BlockByte> || (std::is_same_v<W, std::int8_t> && LANES == 8);
 
-// Inputs of a token in integers that have one scale; 0: there is no product of these weights in integers.
+// Return the inputs of an i16 token that share a scale for these weights; 0: they have no product in integers.
 template <typename W>
 inline int i16_scale_span(const WeightView<W>& w) {
     if (w.fixed_order || w.scales) return 0;
@@ -312,7 +314,7 @@ inline int i16_scale_span(const WeightView<W>& w) {
     return I16_SCALE_SPAN;
 }
 
-// Tokens of storage type T that are made integers and multiplied with rows as they lie, at the most.
+// Return the most tokens of storage type T that are quantised to integers and multiplied with these rows in place.
 template <typename T, typename W>
 inline int max_i16_tokens(const WeightView<W>& w) {
     if (i16_scale_span(w) == 0) return 0;
@@ -320,9 +322,9 @@ inline int max_i16_tokens(const WeightView<W>& w) {
     return max_i16_tokens<T>(*w.format);
 }
 
-// The products of few tokens that are made 16-bit integers, with 8-bit weights of a scale per row and with rows in blocks.
-// Each thread makes them for itself: that takes less time than to wait for others. Tokens of which a number is not finite
-// are computed by `multiply_few`, and the others as without them.
+// Multiply a few tokens that are quantised to 16-bit integers with int8 rows that have one scale, or with rows in
+// blocks. Each thread quantises for itself, which is faster than waiting for others. Tokens with an element that is not
+// finite go to `gemm_small_m`; the others are computed as without them.
 template <typename T, typename Y, typename W>
 void gemv_i16(const ThreadGroup& threads, std::int64_t tokens, const T* x, std::int64_t x_stride, const WeightView<W>& w,
                     const Epilogue& o, Y* y) {

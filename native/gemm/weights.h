@@ -1,11 +1,12 @@
-// The weights of a product: rows of a storage type, perhaps with scales, or in blocks of a format; and those of experts.
+// Weights of a product: rows of a storage type, perhaps with scales, or in blocks of a format; and the weights of
+// experts.
 #pragma once
 
 #include "gemm/block_ops.h"
 
 namespace ostinato {
 
-// Rows [n, k] of a weight, with `scales` [n, k / group] where they are quantised in groups, or of a `format`.
+// Rows [n, k] of a weight, with `scales` [n, k / group] if it is quantised in groups, or in blocks of `format`.
 template <typename W>
 struct WeightView {
     const W* first;
@@ -13,14 +14,14 @@ struct WeightView {
     const float* scales = nullptr;
     std::int64_t group = 0;
     const BlockFormat* format = nullptr;
-    bool fixed_order = false;  // blocks are multiplied as they are for any number of tokens
+    bool fixed_order = false;  // multiply blocks exactly for any number of tokens
 
     std::int64_t stride() const { return row_stride<W>(format, k); }
     const W* at(std::int64_t row) const { return first + row * stride(); }
 };
 
-// A weight of all experts, [experts, rows, size], with `scales` [experts, rows], or [experts, rows, size / group] if `group`
-// is not 0, where it is quantised, or of a `format`.
+// A weight of all experts, [experts, n, k]. If quantised, it has `scales` [experts, n], or [experts, n, k / group] if
+// `group` is not 0, or is in blocks of `format`.
 template <typename W>
 struct ExpertWeights {
     const W* first;
@@ -36,7 +37,7 @@ struct ExpertWeights {
         return {weights, n, k, scales + expert * n * ((k + group - 1) / group), group};
     }
 
-    // Multiplies the sums of rows `begin` to `end` of an expert by their scales, if each row has one.
+    // Multiply the sums of rows `begin` to `end` of an expert by their scales, if each row has one.
     void scale(std::int64_t expert, std::int64_t begin, std::int64_t end, std::int64_t tokens, float* sums,
                int stride) const {
         if (!scales || group != 0) return;

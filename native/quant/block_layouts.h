@@ -1,9 +1,10 @@
-// The numbers in blocks of each format: integers, scales and minima. ops/blocks/dequantize.py defines them.
+// Memory layout of each block format: integers, scales and minima, as ops/blocks/dequantize.py defines them.
 //
-// A weight is scale * integer, or scale * integer + minimum. A struct per format has: how many elements and bytes a block
-// takes; of how many elements each has a scale; whether it has minima, or a zero point that its integers are less; of how
-// many bits an integer is made and, below 8, which `value` they stand for; its scales and minima, and whether these are
-// float16 at its beginning; and the integers of 32 elements. Formats of float8 have such numbers in place of integers.
+// A weight is scale * integer, or scale * integer + minimum. A struct per format has: the elements and bytes of a
+// block; the elements that share a scale; whether there are minima, or a zero point that is subtracted from the
+// integers; the bits of an integer and, below 8, the `value` that they stand for; the scales and minima, and whether
+// these are float16 at the beginning of the block; and the integers of 32 elements. Formats of float8 have numbers in
+// place of integers.
 #pragma once
 
 #include "quant/block_format.h"
@@ -31,10 +32,10 @@ inline Bytes32 bytes_at(const std::uint8_t* from) {
     return value;
 }
 
-// The same integer 32 times.
+// Return the same integer 32 times.
 inline Bytes32 bytes_of(int value) { return static_cast<std::int8_t>(value) - Bytes32{}; }
 
-// The lower halves of 16 bytes, then the upper ones.
+// Return the lower halves of 16 bytes, then the upper halves.
 inline Bytes32 halves_at(const std::uint8_t* from) {
 #if defined(__AVX2__)
     const __m256i twice = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
@@ -50,7 +51,7 @@ inline Bytes32 halves_at(const std::uint8_t* from) {
 #endif
 }
 
-// Bits `shift` and more of each of 32 bytes, those of `mask`.
+// Return the bits of 32 bytes from bit `shift` on, masked by `mask`.
 inline Bytes32 bits_at(const std::uint8_t* from, int shift, int mask) {
     const Bytes32 bytes = bytes_at(from);
 #if defined(__AVX2__)
@@ -62,16 +63,16 @@ inline Bytes32 bits_at(const std::uint8_t* from, int shift, int mask) {
 #endif
 }
 
-// Bytes below 16, each 16 times as large.
+// Multiply bytes below 16 by 16.
 inline Bytes32 four_bits_up(Bytes32 bytes) {
 #if defined(__AVX2__)
-    return (Bytes32)_mm256_slli_epi16((__m256i)bytes, 4);  // GCC would add each to itself four times
+    return (Bytes32)_mm256_slli_epi16((__m256i)bytes, 4);  // GCC would double each four times
 #else
     return bytes << 4;
 #endif
 }
 
-// Bit i as byte i: 16 or 0.
+// Return 32 bytes: 16 for each bit that is set, else 0.
 inline Bytes32 fifth_bits_at(const std::uint8_t* from) {
     const std::uint32_t bits = word_at(from);
 #if defined(__AVX2__)
@@ -88,7 +89,7 @@ inline Bytes32 fifth_bits_at(const std::uint8_t* from) {
 #endif
 }
 
-// What indices from 0 to 15 stand for in IQ4_NL and IQ4_XS.
+// Values of the indices 0 to 15 in IQ4_NL and IQ4_XS.
 alignas(16) inline constexpr std::int8_t IQ4_VALUES[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
                                                            1,    13,   25,  38,  53,  69,  89,  113};
 
@@ -103,7 +104,7 @@ inline Bytes32 iq4_values(Bytes32 index) {
 #endif
 }
 
-// InBlocks of 32 with one scale in float16, and some a minimum behind it.
+// Blocks of 32 with one float16 scale, and in some formats a minimum behind it.
 template <int BYTES_OF, bool MINIMUM, int BITS_OF, int LEAST = 0>
 struct Small {
     static constexpr int ELEMENTS = SUBBLOCK, BYTES = BYTES_OF, SCALED = SUBBLOCK;
@@ -148,7 +149,7 @@ struct IQ4_NL : Small<18, false, 4> {
 };
 
 #if defined(__AVX2__)
-// The integers of 6 bits of a block of Q4_K or Q5_K: of eight scales, then of eight minima.
+// Return the 6-bit integers of a block of Q4_K or Q5_K: eight scales, then eight minima.
 inline __m128i six_bit_integers(const std::uint8_t* block) {
     const __m128i packed = _mm_loadu_si128(reinterpret_cast<const __m128i*>(block));
     const __m128i first_two = _mm_shuffle_epi32(packed, _MM_SHUFFLE(2, 1, 2, 1));
@@ -160,7 +161,7 @@ inline __m128i six_bit_integers(const std::uint8_t* block) {
 }
 #endif
 
-// InBlocks of 256 with a scale of scales and one of minima, and 6 bits for each of eight parts.
+// Blocks of 256 with a scale of scales and a scale of minima, and 6 bits of each for eight subblocks.
 template <int BYTES_OF, int BITS_OF>
 struct WithSixBits {
     static constexpr int ELEMENTS = 256, BYTES = BYTES_OF, SCALED = SUBBLOCK;
@@ -169,7 +170,7 @@ struct WithSixBits {
     static constexpr int value(int bits) { return bits; }
     static void scales(const std::uint8_t* block, float* scale, float* minimum) {
 #if defined(__AVX2__) && !defined(__AVX512F__)
-        // In registers: what is written in parts and then read as a whole has to wait.
+        // In registers: a load that spans several recent stores has to wait.
         const __m128i bytes = six_bit_integers(block);
         const __m128 halves = _mm_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(block)));
         const auto floats = [](__m128i eight) { return (Float)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(eight)); };
@@ -241,7 +242,7 @@ struct IQ4_XS {
     static Bytes32 integers(const std::uint8_t* block, int subblock) { return iq4_values(halves_at(block + 8 + 16 * subblock)); }
 };
 
-// Ours: 32 bits with a scale and a zero point, and parts of 16 bytes.
+// Own format: 32 bits with a scale and a zero point, then 16 bytes per subblock.
 template <int SIZE>
 struct Int4 {
     static constexpr int ELEMENTS = SIZE, BYTES = 4 + SIZE / 2, SCALED = SIZE;
@@ -258,7 +259,7 @@ struct Int4 {
     }
 };
 
-// Ours: a scale in float32, and float8 numbers.
+// Own format: a float32 scale, then float8 numbers.
 template <int SIZE>
 struct Fp8 {
     static constexpr int ELEMENTS = SIZE, BYTES = 4 + SIZE, SCALED = SIZE;

@@ -1,8 +1,8 @@
-// Weights in blocks as bfloat16 numbers, 32 at a time, by tables: the bits of an integer choose one of its format's
-// numbers. For AVX-512.
+// Weights in blocks as bfloat16, 32 at a time, by tables: the bits of an integer select one of its format's numbers.
+// For AVX-512.
 //
-// An instruction that looks up 32 words takes 5 bits of each and no notice of the others. With 4 bits, both halves of a
-// table are the same, so that what stands above the 4 need not be cleared.
+// The instruction that looks up 32 words uses 5 bits of each and ignores the others. With 4 bits, both halves of a
+// table are the same, so higher bits need not be cleared.
 #pragma once
 
 #include <array>
@@ -20,7 +20,7 @@ constexpr std::uint16_t bf16_bits(int value) {
     return static_cast<std::uint16_t>(bits | (value < 0 ? 0x8000 : 0));
 }
 
-// The numbers of a format by their integers' bits.
+// Numbers of a format by their integers' bits.
 template <typename F>
 struct Numbers {
     alignas(64) std::array<float, 1 << F::BITS> floats{};
@@ -36,7 +36,7 @@ struct Numbers {
 template <typename F>
 inline constexpr Numbers<F> NUMBERS;
 
-// Integers less a zero point of up to 255: a table of 16 of them begins `MOST - zero` behind the first.
+// Integers minus a zero point of up to 255: a table of 16 begins `MOST - zero` behind the first.
 struct NumbersBelow {
     static constexpr int MOST = 255;
     alignas(64) std::array<std::uint16_t, MOST + 16> words{};
@@ -47,12 +47,12 @@ struct NumbersBelow {
 };
 inline constexpr NumbersBelow NUMBERS_BELOW;
 
-// As they are looked up: with 6 bits, `low` and `high` are one table.
+// Lookup table in registers. With 6 bits, `low` and `high` are one table.
 struct Table {
     __m512i low, high;
 };
 
-// Of a block's integers alone.
+// Return the table of a block's integers.
 template <typename F>
 inline Table table_of(const std::uint8_t* block) {
     if constexpr (F::HAS_ZERO) {
@@ -63,7 +63,7 @@ inline Table table_of(const std::uint8_t* block) {
     }
 }
 
-// Of its weights, rounded to bfloat16. In place of a minimum, a format may have a zero point.
+// Return the table of a block's weights, rounded to bfloat16. `minimum` is the zero point of formats that have one.
 template <typename F>
 inline Table table_of(float scale, [[maybe_unused]] float minimum) {
     static_assert(F::BITS < 6);
@@ -82,7 +82,7 @@ inline Table table_of(float scale, [[maybe_unused]] float minimum) {
     return {(__m512i)_mm512_cvtne2ps_pbh(high, low), __m512i{}};
 }
 
-// Words in whose lowest 4 bits the lower halves of 16 bytes stand, then the upper ones.
+// Return words that hold the lower halves of 16 bytes in their lowest 4 bits, then the upper halves.
 inline __m512i halves_of_16(const std::uint8_t* from) {
     const __m256i twice = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
     return _mm512_cvtepu8_epi16(_mm256_srlv_epi64(twice, _mm256_setr_epi64x(0, 0, 4, 4)));
@@ -90,14 +90,14 @@ inline __m512i halves_of_16(const std::uint8_t* from) {
 
 inline __m256i load_32(const std::uint8_t* from) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)); }
 
-// The same of the lower halves of 32 bytes, or of the upper ones.
+// Return words that hold the lower halves of 32 bytes, or the upper halves, in their lowest 4 bits.
 inline __m512i halves_of_32(const std::uint8_t* from, bool upper) {
     const __m512i words = _mm512_cvtepu8_epi16(load_32(from));
     return upper ? _mm512_srli_epi16(words, 4) : words;
 }
 
-// Where a format's integers are: `low` has the bits but the fifth of 32 words, or all six; of so many parts TOGETHER the
-// bytes are the same.
+// Position of a format's bits: `low` returns all bits of 32 words but the fifth, or all six; TOGETHER subblocks share
+// their bytes.
 template <typename F>
 struct NibblePlaces {
     static constexpr int TOGETHER = 1;
@@ -142,7 +142,7 @@ template <> struct NibblePlaces<Q5_K> {
 
 template <> struct NibblePlaces<Q6_K> {
     static constexpr int TOGETHER = 4;
-    // All six bits.
+    // Return all six bits.
     static __m512i low(const std::uint8_t* block, int subblock) {
         const int second = subblock / 4, quarter = subblock % 4;
         const __m512i four = halves_of_32(block + second * 64 + quarter % 2 * SUBBLOCK, quarter / 2);
@@ -155,7 +155,7 @@ template <> struct NibblePlaces<Q6_K> {
     }
 };
 
-// The numbers in `table` for the integers of a part.
+// Return the numbers in `table` for the integers of a subblock.
 template <typename F>
 inline __m512bh look_up(const std::uint8_t* block, int subblock, const Table& table) {
     __m512i index = NibblePlaces<F>::low(block, subblock);

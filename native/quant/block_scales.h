@@ -1,4 +1,4 @@
-// The scales and minima of weights in blocks, made ready for 256 elements at a time.
+// Scales and minima of weights in blocks, prepared for a superblock at a time.
 #pragma once
 
 #include <algorithm>
@@ -9,10 +9,10 @@
 namespace ostinato {
 
 #if defined(__AVX2__)
-// The first 16 bytes of a block.
+// Return the first 16 bytes of a block.
 inline __m128i beginning(const std::uint8_t* block) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(block)); }
 
-// The halves at the beginnings of eight blocks.
+// Return the first float16 of each of eight blocks.
 template <typename F>
 inline __m128i first_halves(const std::uint8_t* block) {
     const auto two = [&](int i) {
@@ -21,32 +21,32 @@ inline __m128i first_halves(const std::uint8_t* block) {
     return _mm_unpacklo_epi64(_mm_unpacklo_epi32(two(0), two(2)), _mm_unpacklo_epi32(two(4), two(6)));
 }
 
-// The first words of four blocks; behind the last, its own.
+// Return the first words of four blocks; behind the last block, its word again.
 template <typename F>
 inline __m128i first_words(const std::uint8_t* block, int last = 3) {
     const auto at = [&](int i) { return beginning(block + std::min(i, last) * F::BYTES); };
     return _mm_unpacklo_epi64(_mm_unpacklo_epi32(at(0), at(1)), _mm_unpacklo_epi32(at(2), at(3)));
 }
 
-// Those of two.
+// Return the first words of two blocks.
 template <typename F>
 inline __m128i first_two_words(const std::uint8_t* block, int last) {
     return _mm_setr_epi32(static_cast<int>(word_at(block)), static_cast<int>(word_at(block + last * F::BYTES)), 0, 0);
 }
 
-// Of eight words with a scale and a zero point: the scales, and the zero points in 32 bits.
+// Split eight words with a scale and a zero point into scales, and zero points in 32 bits.
 inline __m256 scales_of(__m256i words) {
     return _mm256_castsi256_ps(_mm256_andnot_si256(_mm256_set1_epi32(0xFF), words));
 }
 
 inline __m256i zeros_of(__m256i words) { return _mm256_and_si256(_mm256_set1_epi32(0xFF), words); }
 
-// What is added where integers are taken as they stand.
+// Return the minima that replace zero points where integers are read unsigned.
 inline __m256 minima_of(__m256 scales, __m256i zeros) {
     return _mm256_mul_ps(scales, _mm256_cvtepi32_ps(_mm256_sub_epi32(_mm256_setzero_si256(), zeros)));
 }
 
-// Those of IQ4_XS: eight scales.
+// Return the eight scales of IQ4_XS.
 inline __m256 split_scales(const std::uint8_t* block) {
     const __m256i high = _mm256_srlv_epi32(_mm256_set1_epi32(block[2] | block[3] << 8),
                                            _mm256_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14));
@@ -61,13 +61,13 @@ inline __m256 split_scales(const std::uint8_t* block) {
 #endif
 
 #if defined(__AVX512F__)
-// Those of Q6_K: sixteen scales.
+// Return the sixteen scales of Q6_K.
 inline __m512 byte_scales(const std::uint8_t* block) {
     const __m128i integers = _mm_loadu_si128(reinterpret_cast<const __m128i*>(block + 192));
     return _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(integers)), _mm512_set1_ps(half_at(block + 208)));
 }
 
-// Those of Q4_K and Q5_K: eight scales, eight minima.
+// Return the eight scales and the eight minima of Q4_K or Q5_K.
 inline __m512 six_bit_scales(const std::uint8_t* block) {
     const __m128i packed = _mm_loadu_si128(reinterpret_cast<const __m128i*>(block));
     const __m512 numbers = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(six_bit_integers(block)));
@@ -77,8 +77,7 @@ inline __m512 six_bit_scales(const std::uint8_t* block) {
 }
 #endif
 
-// Formats of which a product in float32 takes the integers as they stand in the block: what these are less than zero is
-// a minimum then.
+// True for formats whose integers a float32 product reads without their sign: their offset becomes a minimum.
 template <typename F>
 inline constexpr bool READS_UNSIGNED = false;
 #if defined(__AVX2__) && !defined(__AVX512F__)
@@ -89,7 +88,7 @@ template <int GROUP_SIZE> inline constexpr bool READS_UNSIGNED<Int4<GROUP_SIZE>>
 #endif
 
 #if defined(__AVX2__)
-// The words with a scale and a zero point of the blocks of a group, of which there are `blocks`.
+// Return the words with a scale and a zero point of the `blocks` blocks of a superblock.
 template <typename F>
 inline __m256i words_of(const std::uint8_t* block, int blocks) {
     constexpr int BLOCKS = SUPERBLOCK / F::ELEMENTS;
@@ -102,7 +101,7 @@ inline __m256i words_of(const std::uint8_t* block, int blocks) {
     return _mm256_inserti128_si256(words, blocks > 4 ? words_from(4) : _mm_setzero_si128(), 1);
 }
 
-// The halves at the beginning of four blocks: scales, then minima.
+// Return the float16 values at the beginning of four blocks: scales, then minima.
 template <typename F>
 inline __m128i halves_of_four(const std::uint8_t* block) {
     const __m128i order = _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
@@ -110,12 +109,12 @@ inline __m128i halves_of_four(const std::uint8_t* block) {
 }
 #endif
 
-// Of each `SCALED` elements of a group a scale, and a minimum where there are any; or of so many blocks of it.
+// Scales and minima of a superblock, or of some of its blocks: one of each per SCALED elements.
 template <typename F>
 struct BlockScales {
     static constexpr bool HAS_MINIMUM = F::HAS_MINIMUM || READS_UNSIGNED<F>;
     static constexpr int BLOCKS = SUPERBLOCK / F::ELEMENTS, EACH = F::ELEMENTS / F::SCALED, COUNT = BLOCKS * EACH;
-    static constexpr int ROOM = std::max(COUNT, 8);  // of a vector, which is read as a whole
+    static constexpr int ROOM = std::max(COUNT, 8);  // whole vectors are read
     alignas(64) float scale[ROOM], minimum[HAS_MINIMUM ? ROOM : 1];
 
     [[gnu::always_inline]] BlockScales(const std::uint8_t* block, int blocks) {
@@ -144,11 +143,11 @@ struct BlockScales {
     }
 
 #if defined(__AVX2__)
-    // Apart, and never inline: a call within the loops would have all sums go through memory.
+    // A function of its own, never inline: a call within the loops would move all sums through memory.
     [[gnu::noinline, gnu::cold]] void of_rest(const std::uint8_t* block, int blocks) { of_each(block, blocks); }
 
-    // Of scales and zero points in one word. Eight are written at once: what is written in parts and then read as a whole has
-    // to wait.
+    // Read scales and zero points that share a word. Eight are stored at once: a load that spans several recent stores
+    // has to wait.
     void of_words(const std::uint8_t* block, int blocks) {
         const __m256i words = words_of<F>(block, blocks);
         const __m256 scales = scales_of(words);
@@ -156,7 +155,7 @@ struct BlockScales {
         if constexpr (HAS_MINIMUM) _mm256_store_ps(minimum, minima_of(scales, zeros_of(words)));
     }
 
-    // Of eight blocks.
+    // Read the scales of eight blocks.
     void of_halves(const std::uint8_t* block) {
         if constexpr (F::HAS_MINIMUM) {
             const __m128i first = halves_of_four<F>(block), second = halves_of_four<F>(block + 4 * F::BYTES);
@@ -175,8 +174,8 @@ struct BlockScales {
 };
 
 #if defined(__AVX512BF16__)
-// The scales of a group, or of so many blocks of it: sixteen, or eight and behind them as many minima or zero points. With
-// blocks of 32, scales and minima take turns.
+// Scales of a superblock, or of some of its blocks, for bfloat16 products with AVX-512: sixteen, or eight followed by
+// as many minima or zero points. In blocks of 32, scales and minima alternate.
 template <typename F>
 struct BlockScalesBf16 {
     static constexpr int BLOCKS = SUPERBLOCK / F::ELEMENTS;
@@ -194,13 +193,13 @@ struct BlockScalesBf16 {
         }
     }
 
-    // Where a format has them, the zero point of a part instead.
+    // Return the minimum of a subblock, or its zero point in formats that have one.
     float minimum(int subblock) const {
         return numbers[IN_TURNS ? 2 * subblock + 1 : 8 + (F::HAS_ZERO ? subblock * SUBBLOCK / F::SCALED : subblock)];
     }
     float scale(int subblock) const { return numbers[IN_TURNS ? 2 * subblock : subblock * SUBBLOCK / F::SCALED]; }
 
-    // What the sums of pairs of a part's elements are multiplied with.
+    // Return the factors of the pairwise sums of a subblock.
     Float of_pairs(int subblock) const {
         if constexpr (F::SCALED == SUBBLOCK / 2) {
             const __m512 first = _mm512_set1_ps(numbers[2 * subblock]), second = _mm512_set1_ps(numbers[2 * subblock + 1]);
@@ -230,7 +229,7 @@ struct BlockScalesBf16 {
         }
     }
 
-    // Apart, and never inline: a call within the loops would have all sums go through memory.
+    // A function of its own, never inline: a call within the loops would move all sums through memory.
     [[gnu::noinline, gnu::cold]] void of_rest(const std::uint8_t* block, int blocks) {
         for (int b = 0; b < blocks; ++b, block += F::BYTES) {
             if constexpr (F::HAS_ZERO) {

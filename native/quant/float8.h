@@ -1,8 +1,8 @@
-// float8_e4m3 numbers: a sign, four bits of exponent less 7, three of mantissa; no infinity. Tensors in blocks keep no NaN
-// among them (ops/blocks/dequantize.py).
+// float8_e4m3 numbers: a sign, four bits of exponent with bias 7, three of mantissa, no infinity. Tensors in blocks
+// hold no NaN of them (ops/blocks/dequantize.py).
 //
-// Moved up, their bits are those of a float16 that is 2^8 times less, denormal numbers among them: the exponent there is
-// less 15. Converting that is exact whatever is done with denormal numbers, and the factor goes into a scale.
+// Shifted up, their bits are those of a float16 that is 2^8 times smaller, denormals included, since its exponent has
+// bias 15. That conversion is exact however denormals are treated, and the factor is part of a scale.
 #pragma once
 
 #include "core/simd.h"
@@ -13,10 +13,10 @@ struct float8 {
     std::uint8_t bits;
 };
 
-constexpr float FLOAT8_FACTOR = 256.0f;  // what is read is so many times less than what the bits stand for
+constexpr float FLOAT8_FACTOR = 256.0f;  // values are read so many times too small
 
 #if defined(__AVX2__)
-// The float16 of sixteen numbers.
+// Return the float16 bits of sixteen numbers.
 inline __m256i halves_of_float8(const float8* from) {
     const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
     const __m256i moved = _mm256_slli_epi16(_mm256_cvtepi8_epi16(bytes), 7);
@@ -24,7 +24,7 @@ inline __m256i halves_of_float8(const float8* from) {
 }
 #endif
 
-// to[0] and what follows = COUNT numbers, 16 or more, each divided by FLOAT8_FACTOR.
+// Load COUNT numbers, 16 or more, each divided by FLOAT8_FACTOR.
 template <int COUNT>
 inline void load(const float8* from, Float* to) {
 #if defined(__AVX512F__)
@@ -48,11 +48,11 @@ inline void load(const float8* from, Float* to) {
 }
 
 #if defined(__AVX512BF16__)
-// The eight numbers with an exponent of 0, divided by FLOAT8_FACTOR, as bfloat16: their mantissa times 2^-17.
+// The eight numbers with exponent 0, divided by FLOAT8_FACTOR, as bfloat16: their mantissa times 2^-17.
 alignas(64) inline constexpr std::uint16_t SMALL_FLOAT8[32] = {0x0000, 0x3700, 0x3780, 0x37C0, 0x3800, 0x3820, 0x3840, 0x3860};
 
-// 32 numbers, each divided by FLOAT8_FACTOR, as bfloat16. Of those with an exponent it is 112 more there; the others are
-// looked up by the lowest five bits, which are their mantissa.
+// Load 32 numbers, each divided by FLOAT8_FACTOR, as bfloat16. Exponents other than 0 grow by 112; numbers with
+// exponent 0 are looked up by their lowest five bits, the mantissa.
 inline __m512i words_of_float8(const float8* from) {
     const __m512i words = _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
     const __m512i sizes = _mm512_and_si512(_mm512_slli_epi16(words, 4), _mm512_set1_epi16(0x7F0));

@@ -1,4 +1,5 @@
-// A group of values as 8-bit integers with one scale; ops/int8.py defines the numbers.
+// int8 numbers: groups of values quantised with one scale, as ops/int8.py defines them, and conversion to bfloat16,
+// which is exact.
 #pragma once
 
 #include <algorithm>
@@ -8,7 +9,7 @@
 
 namespace ostinato {
 
-// The largest magnitude; NaN where there is one, whose bits are above infinity's.
+// Return the largest magnitude, or NaN if there is one: its bits are above those of infinity.
 template <typename T>
 inline float largest_magnitude(const T* values, std::int64_t count) {
     Int most{};
@@ -21,7 +22,7 @@ inline float largest_magnitude(const T* values, std::int64_t count) {
     return bits_as<float>(best);
 }
 
-// Writes the integers of `count` values. -> their scale
+// Write the integers of `count` values. -> their scale
 template <typename T>
 inline float quantize_group(const T* values, std::int64_t count, std::int8_t* to) {
     constexpr float LARGEST = 127.0f;
@@ -30,7 +31,7 @@ inline float quantize_group(const T* values, std::int64_t count, std::int8_t* to
     for (std::int64_t i = 0; i < count; i += LANES) {
         Float whole = load_partial(values + i, count - i) / divisor;
         whole = max(whole < most ? whole : most, -most) + ROUND;
-        // The integer stands in the lowest bits.
+        // The lowest bits hold the integer.
         const LaneBytes bytes = __builtin_convertvector(bits_as<Int>(whole), LaneBytes);
         if (count - i >= LANES) {
             std::memcpy(to + i, &bytes, LANES);
@@ -41,7 +42,7 @@ inline float quantize_group(const T* values, std::int64_t count, std::int8_t* to
     return scale;
 }
 
-constexpr int INT8_STEP = 64;  // integers that are made wide at a time
+constexpr int INT8_STEP = 64;  // integers converted at a time
 
 #if defined(__AVX512VBMI__) && defined(__GFNI__)
 // The two bytes of |i| as bfloat16, for i below 128.
@@ -60,15 +61,15 @@ struct BytesOfIntegers {
 };
 inline constexpr BytesOfIntegers BYTES_OF_INTEGERS;
 
-// first[32], second[32] = from[64]: eight instructions but for loads and stores, where arithmetic takes twice as many.
+// first[32], second[32] = from[64]: eight instructions besides loads and stores, where arithmetic takes twice as many.
 inline void int8_to_bf16(__m512i from, bf16* first, bf16* second) {
     const auto table = [](const std::array<std::uint8_t, 128>& of, __m512i index) {
         return _mm512_permutex2var_epi8(_mm512_load_si512(of.data()), index, _mm512_load_si512(of.data() + 64));
     };
-    // What is interleaved within 128 bits is in order then.
+    // So that interleaving within 128 bits gives the elements in order.
     const __m512i values = _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7), from);
     const __m512i sizes = _mm512_abs_epi8(values);
-    // Of the sizes only that of -128 has an upper bit: it is looked up as 0, and needs the bits 0x43 of its exponent.
+    // Only the magnitude of -128 has its upper bit set: it is looked up as 0, and needs the exponent bits 0x43.
     const __m512i exponent = _mm512_gf2p8affine_epi64_epi8(sizes, _mm512_set1_epi64(0x8080000000008000), 0);
     const __m512i sign = _mm512_ternarylogic_epi64(values, _mm512_set1_epi8(-128), exponent, 0xEA);  // (a & b) | c
     const __m512i low = table(BYTES_OF_INTEGERS.low, sizes);
@@ -81,7 +82,7 @@ inline void int8_to_bf16(const std::int8_t* from, bf16* first, bf16* second) {
     int8_to_bf16(_mm512_loadu_si512(from), first, second);
 }
 
-// Of fewer than 64; behind them there are zeros.
+// Convert fewer than 64 integers, with zeros behind them.
 inline void int8_to_bf16_partial(const std::int8_t* from, std::int64_t count, bf16* first, bf16* second) {
     int8_to_bf16(_mm512_maskz_loadu_epi8((std::uint64_t{1} << count) - 1, from), first, second);
 }

@@ -1,5 +1,5 @@
-// Quantisation of weights when a model is loaded: to 8 bits row by row, as ops/int8.py defines it, and to blocks of 4 bits,
-// as ops/blocks/int4.py defines it.
+// Quantisation of weights when a model is loaded: to int8 row by row, as ops/int8.py defines it, and to blocks of 4
+// bits, as ops/blocks/int4.py defines it.
 
 #include <vector>
 
@@ -13,7 +13,7 @@ namespace {
 struct Quantize : Arguments {
     FIELD(Strided<VALUES>, values);  // [rows, in]
     FIELD(Array<INT8>, weight);  // [rows, in]
-    FIELD(Array<FLOAT32>, scale);  // [rows], or [rows, in / group_size] if that is given
+    FIELD(Array<FLOAT32>, scale);  // [rows], or [rows, in / group_size]
     FIELD(std::optional<std::int64_t>, group_size);
 };
 
@@ -48,18 +48,18 @@ struct Group {
 
 inline Float min(Float a, Float b) { return a < b ? a : b; }
 
-// Integers less the zero point: `low` is the least, `high` the greatest. NaN becomes `high`.
+// Return the rounded integers minus the zero point, clamped to `low` and `high`. NaN becomes `high`.
 inline Float rounded(Float value, Float scale, Float low, Float high) {
     const Float whole = value / scale;
     return max(min(whole, high), low) + ROUND - ROUND;
 }
 
-// The nearest number whose lowest 8 bits are 0, where the zero point stands.
+// Return the nearest number whose lowest 8 bits are 0: they hold the zero point.
 inline float rounded_scale(float scale) {
     return bits_as<float>((bits_as<std::uint32_t>(scale) + 0x80) & ~std::uint32_t{0xFF});
 }
 
-// `values` are `count` vectors of a group.
+// Return the best scale and zero point for a group of `count` vectors.
 Group best_group(const Float* values, std::int64_t count) {
     Float least{}, most{}, odd{};
     for (std::int64_t i = 0; i < count; ++i) {
@@ -96,8 +96,8 @@ Group best_group(const Float* values, std::int64_t count) {
     return {rounded_scale(scale), zero};
 }
 
-// A block: 32 bits of the scale and the zero point, and the integers of each part of 32 in 16 bytes, those of its first
-// half in the lower bits.
+// Write a block: 32 bits with the scale and the zero point, then 16 bytes per subblock, whose first half is in the
+// lower bits.
 void write(const Float* values, std::int64_t count, const Group& group, std::int8_t* to) {
     const std::uint32_t head = bits_as<std::uint32_t>(group.scale) | static_cast<std::uint32_t>(group.zero);
     std::memcpy(to, &head, sizeof(head));

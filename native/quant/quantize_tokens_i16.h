@@ -1,18 +1,18 @@
-// Products of tokens in bfloat16 or float16 with weights of 4 to 8 bits, in integers: one instruction multiplies pairs and adds
-// them in twos, and no weight has to become a float first.
+// Quantisation of tokens in bfloat16 or float16 to block floating point with 16-bit integers, for products with weights
+// of 4 to 8 bits: one instruction multiplies pairs and adds them in twos, and no weight has to become a float first.
 //
-// Here: what tokens become; and products of a few of them with 8-bit weights, with AVX2 alone. Weights in blocks are multiplied
-// in fixed_blocks.h, with AVX-512 in fixed_groups.h; more tokens, with AVX2 alone, in fixed_panel.h.
+// The products are gemm/ukernels/dot_i16_i8_avx2.h, dot_i16_block_avx2.h, dot_i16_block_avx512.h, and, for more tokens
+// with AVX2, gemm/large_m_i16_avx2.h.
 //
-// A token is made 16-bit integers, 32 or 64 together with one power of two: x = scale * q. What is within 7 binades of the
-// largest of them (4 in float16) loses nothing, and elsewhere x loses at most 2^-15 of that largest: 63 of them together no
-// more than it may have lost itself when it was rounded to bfloat16. Where the largest is below 2^-86, it counts as that.
-// Numbers that are not finite have no such form: a product with one of them is computed without it.
+// Each 32 or 64 elements of a token become 16-bit integers with one power of two: x = scale * q. Elements within 7
+// binades of their maximum (4 in float16) lose nothing. Elsewhere x loses at most 2^-15 of the maximum: 63 of them
+// together lose no more than the maximum may have lost itself when it was rounded to bfloat16. A maximum below 2^-86
+// counts as 2^-86. Numbers that are not finite have no such form: a product with one of them is computed in floats.
 //
-// Integers cannot overflow. The largest is (2 - 2^-10) 2^14 = 32752, since numbers have 11 bits at the most, and the scale
-// is that of their exponent. A weight is at most 255 as it is read, or 32 times 256 (Q6_K). What a lane sums before it is a
-// float is less than 2^26, in panels, which add up all 32, 2^29, and with Q6_K, which adds up 4, 2^30. The sum of 32 integers
-// is below 2^20: a float has it.
+// Integers cannot overflow. The largest is (2 - 2^-10) 2^14 = 32752, since numbers have at most 11 bits, and the scale
+// is that of their exponent. A weight is at most 255 as it is read, or 32 times 256 (Q6_K). The sum of a lane before it
+// becomes a float is less than 2^26; in panels, which add all 32, less than 2^29; and with Q6_K, which adds 4, less
+// than 2^30. The sum of 32 integers is below 2^20, which a float represents.
 #pragma once
 
 #include <algorithm>
@@ -28,7 +28,8 @@
 
 namespace ostinato {
 
-// Tokens [tokens][token_size]: of each, integers, padded with zeros to groups; then, of each 32 of them, scales; then sums.
+// Layout of tokens [tokens][token_size]: the integers of a token, padded with zeros; then a scale per subblock; then a
+// sum per subblock.
 struct I16TokenLayout {
     std::int64_t size, subblocks;
 
@@ -45,7 +46,7 @@ struct I16TokenLayout {
     }
 };
 
-// What numbers become integers with, by the bits of the largest of them, without its sign.
+// Power of two that scales numbers to integers, from the bits of their largest magnitude.
 struct PowerOfTwoScale {
     static constexpr int LEAST = 41;  // the exponent of 2^-86
     bool finite;
@@ -59,17 +60,17 @@ struct PowerOfTwoScale {
     }
 };
 
-// The elements from `at` on, with zeros behind all `count` of them.
+// Load elements from `at` on, with zeros behind all `count` of them.
 template <typename T>
 inline Float load_padded(const T* x, std::int64_t at, std::int64_t count) {
     return at < count ? load_partial(x + at, count - at) : Float{};
 }
 
 #if !defined(__AVX512F__)
-// Eight of a token's numbers as integers that multiply 1 / `inverse`.
+// Return eight numbers times `inverse` as integers.
 inline __m256i to_i16(Float x, float inverse) { return _mm256_cvtps_epi32((__m256)(x * inverse)); }
 
-// SPAN elements of a token, of which there are `count`. False: one of them is not finite.
+// Quantize SPAN elements of a token, of which `count` exist. -> false if one of them is not finite
 template <int SPAN, I16Order ORDER, typename T>
 inline bool quantize_span_i16(const T* x, std::int64_t count, i16* to, float* scales, float* sums) {
     constexpr int VECTORS_OF = SPAN / LANES, SUBBLOCK_VECTORS = SUBBLOCK / LANES;
@@ -106,7 +107,7 @@ inline bool quantize_span_i16(const T* x, std::int64_t count, i16* to, float* sc
     return true;
 }
 
-// A token of `in` elements, SPAN of which have one scale.
+// Quantize a token of `in` elements, SPAN of which share a scale. -> false if one of them is not finite
 template <int SPAN, I16Order ORDER, typename T>
 bool quantize_token_i16(const T* x, std::int64_t in, i16* token) {
     const I16TokenLayout layout(in);
@@ -128,9 +129,10 @@ inline __m256i load_i16(const i16* from) { return _mm256_loadu_si256(reinterpret
 
 inline __m128i load_16_bytes(const void* from) { return _mm_loadu_si128(static_cast<const __m128i*>(from)); }
 #else
-constexpr int STEP_SUBBLOCKS = 4, STEP_ELEMENTS = STEP_SUBBLOCKS * SUBBLOCK;  // of what is read at a time
+constexpr int STEP_SUBBLOCKS = 4, STEP_ELEMENTS = STEP_SUBBLOCKS * SUBBLOCK;  // read at a time
 
-// Where eight words of a token stand among those of four parts: the even or the odd ones of a part's first or second half.
+// Return the place of eight 16-bit integers of a token among those of four subblocks: the even or the odd ones of a
+// subblock's first or second half.
 constexpr int place_of(I16Order order, int subblock, bool odd, bool second) {
     switch (order) {
         case I16Order::BLOCKS: return 4 * (2 * second + odd) + subblock;
@@ -139,7 +141,7 @@ constexpr int place_of(I16Order order, int subblock, bool odd, bool second) {
     }
 }
 
-// A part of a token, of which there are `count` elements. False: one of them is not finite.
+// Quantize a subblock of a token, of which `count` elements exist. -> false if one of them is not finite
 template <I16Order ORDER, typename T>
 inline bool quantize_subblock_i16(const T* x, std::int64_t count, int subblock, i16* to, float* scale, float* sum) {
     static constexpr std::array<std::uint16_t, SUBBLOCK> APART = [] {

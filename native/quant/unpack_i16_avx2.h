@@ -1,9 +1,8 @@
-// How the integers of 32 elements of a row in blocks become 16 bits each, for products with tokens in 16-bit integers,
-// with AVX2 alone.
+// Unpacking of a block's integers to 16 bits, 32 at a time, for products with i16 tokens, with AVX2.
 //
-// They are read as they stand in the block, without their sign: what they are less than that by, `LEAST`, is added with the
-// sums of a token's elements, once for 32 of them. Shifts and masks are chosen part by part, so that bits which stand in
-// bytes of their own come to their place with one shift.
+// Integers are read unsigned, as the block has them. Their offset `LEAST` is added with the sums of a token's elements,
+// once per 32. Shifts and masks are constants of each subblock, so that one shift moves bits of separate bytes to their
+// place.
 #pragma once
 
 #include "quant/block_scales.h"
@@ -15,26 +14,27 @@ namespace ostinato {
 
 inline __m256i load_32_bytes(const void* from) { return _mm256_loadu_si256(static_cast<const __m256i*>(from)); }
 
-// Bits of each byte that `mask` has once they are moved up by `by`, or down where it is negative.
+// Return each byte shifted up by BY bits, or down if BY is negative, and masked by `mask`.
 template <int BY>
 inline __m256i moved(__m256i bytes, int mask) {
     const __m256i shifted = BY > 0 ? _mm256_slli_epi16(bytes, BY > 0 ? BY : 0) : _mm256_srli_epi16(bytes, BY < 0 ? -BY : 0);
     return _mm256_and_si256(BY == 0 ? bytes : shifted, _mm256_set1_epi8(static_cast<char>(mask)));
 }
 
-// Bytes as 16 bits: in each half of the register, its first eight, then its second eight.
+// Zero-extend bytes to 16 bits: in each half of the register the first eight, then the second eight.
 inline void spread(__m256i bytes, __m256i* to) {
     to[0] = _mm256_unpacklo_epi8(bytes, _mm256_setzero_si256());
     to[1] = _mm256_unpackhi_epi8(bytes, _mm256_setzero_si256());
 }
 
-// Of formats whose integers are bytes in a register first, tokens lie as `spread` has it.
+// Integers of a block as i16 vectors. For formats whose integers are bytes in a register first, tokens have the order
+// of `spread`.
 template <typename F>
 struct UnpackI16Avx2 {
     static constexpr bool IS_INTERLEAVED = true;
-    static constexpr int TOGETHER = 1;  // parts that are read from the same bytes
-    static constexpr int LEAST = 0;     // what is to be added to each integer
-    static constexpr float UNIT = 1;    // what one is read as
+    static constexpr int TOGETHER = 1;  // subblocks that are read from the same bytes
+    static constexpr int LEAST = 0;     // offset that is to be added to each integer
+    static constexpr float UNIT = 1;    // value that an integer of 1 is read as
 
     template <int INDEX>
     static void read(const std::uint8_t* block, __m256i* to) {
@@ -42,7 +42,7 @@ struct UnpackI16Avx2 {
     }
 };
 
-// The lower halves of 16 bytes, then the upper ones.
+// Formats with half bytes: the lower halves of 16 bytes, then the upper halves.
 template <typename F, int LEAST_OF>
 struct UnpackNibblesAvx2 {
     static constexpr bool IS_INTERLEAVED = false;
@@ -105,8 +105,8 @@ template <> struct UnpackI16Avx2<Q5_K> : UnpackI16Avx2<Q5_1> {
     }
 };
 
-// Its 16 elements of a scale have no sums of their own. Its integers are read 256 times as large, above a byte of zeros,
-// which keeps their sign.
+// The 16 elements of a scale have no sums of their own, so integers are read with their sign: 256 times as large, above
+// a byte of zeros.
 template <> struct UnpackI16Avx2<Q6_K> : UnpackI16Avx2<Q5_1> {
     static constexpr float UNIT = 256;
 
@@ -121,7 +121,7 @@ template <> struct UnpackI16Avx2<Q6_K> : UnpackI16Avx2<Q5_1> {
     }
 };
 
-// Numbers of IQ4_NL and IQ4_XS, 128 larger.
+// Look up the numbers of IQ4_NL and IQ4_XS plus 128.
 inline void spread_iq4(Bytes32 index, __m256i* to) {
     const __m128i values = _mm_add_epi8(load_16_bytes(IQ4_VALUES), _mm_set1_epi8(-128));
     spread(_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(values), (__m256i)index), to);

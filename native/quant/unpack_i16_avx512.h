@@ -1,10 +1,9 @@
-// How the integers of rows in blocks become 16 bits each with AVX-512, and how the tokens lie that they are multiplied with
-// (fixed.h).
+// Unpacking of a block's integers to 16 bits, for products with i16 tokens, with AVX-512.
 //
-// Four parts of 32 elements are four vectors of 32 words, made with shifts and masks alone where integers have 4 bits: the
-// lower half of each word's first byte, then of its second, then the upper halves. So a vector holds the even elements of
-// some, or the odd ones, and the inputs of a token lie in that order. Integers are read as they stand in the block, without
-// their sign: what they are less than that by, `LEAST`, is added with the sums of a token's elements.
+// Four subblocks of 32 elements become four vectors of 32 words. Integers of 4 bits need only shifts and masks: the
+// lower half of each word's first byte, then of its second, then the upper halves. So a vector holds the even or the
+// odd elements of some subblocks, and a token's integers have that order (quant/quantize_tokens_i16.h). Integers are
+// read unsigned, as the block has them; their offset `LEAST` is added with the sums of a token's elements.
 #pragma once
 
 #include <array>
@@ -16,7 +15,7 @@
 
 namespace ostinato {
 
-// Shifts and masks of all words, or bytes.
+// Shift or mask all words or bytes.
 template <int BY>
 inline __m512i words_down(__m512i words) { return _mm512_srli_epi16(words, BY); }
 inline __m512i low_words(__m512i words) { return _mm512_and_si512(words, _mm512_set1_epi16(15)); }
@@ -24,14 +23,14 @@ inline __m512i low_bytes(__m512i bytes) { return _mm512_and_si512(bytes, _mm512_
 inline __m512i high_bytes(__m512i bytes) { return low_bytes(words_down<4>(bytes)); }
 inline __m512i load_64_bytes(const void* from) { return _mm512_loadu_si512(from); }
 
-// Where `mask` has a bit, that of `b`, else that of `a`.
+// Return the bits of `b` where MASK is set, else those of `a`.
 template <int MASK>
 inline __m512i merged(__m512i a, __m512i b) {
     return _mm512_ternarylogic_epi32(_mm512_set1_epi8(static_cast<char>(MASK)), b, a, 0xCA);
 }
 
-// Four small blocks as two vectors, the second of which ends with them, and which of their words to take: 8 of each from
-// byte AT on, or the same 8 times.
+// Gather 8 words of each of four small blocks from byte AT on, or with SAME the same word 8 times, from two vectors,
+// the second of which ends with the blocks.
 template <typename F, int AT, bool SAME = false>
 inline __m512i words_of_four(const std::uint8_t* block) {
     constexpr int LAST = 4 * F::BYTES - 64;  // bytes before the second vector
@@ -48,7 +47,7 @@ inline __m512i words_of_four(const std::uint8_t* block) {
                                      load_64_bytes(block + LAST));
 }
 
-// The first words of a group's eight small blocks, then their second ones.
+// Return the first words of a superblock's eight small blocks, then their second words.
 template <typename F>
 inline __m256i first_words_of_eight(const std::uint8_t* block) {
     static_assert(3 * F::BYTES + 4 <= 64);
@@ -61,7 +60,7 @@ inline __m256i first_words_of_eight(const std::uint8_t* block) {
         load_64_bytes(block), _mm512_loadu_si512(PLACES.data()), load_64_bytes(block + 4 * F::BYTES)));
 }
 
-// Vectors of which each half is 32 bytes.
+// Return a vector from two addresses of 32 bytes.
 inline __m512i halves_from(const std::uint8_t* first, const std::uint8_t* second) {
     const auto at = [](const std::uint8_t* from) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)); };
     return _mm512_inserti64x4(_mm512_castsi256_si512(at(first)), at(second), 1);
@@ -71,13 +70,13 @@ inline __m512i in_both_halves(const std::uint8_t* from) {
     return _mm512_broadcast_i64x4(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
 }
 
-// Even and odd words of bytes.
+// Split bytes into even and odd ones, as words.
 inline void bytes_apart(__m512i bytes, __m512i* to) {
     to[0] = _mm512_and_si512(bytes, _mm512_set1_epi16(0xFF));
     to[1] = words_down<8>(bytes);
 }
 
-// The same of halves of bytes: the lower ones', then the upper ones'.
+// Split half bytes: the lower halves of even and odd bytes, then the upper halves.
 inline void halves_apart(__m512i bytes, __m512i* to) {
     to[0] = low_words(bytes);
     to[1] = low_words(words_down<8>(bytes));
@@ -85,12 +84,12 @@ inline void halves_apart(__m512i bytes, __m512i* to) {
     to[3] = words_down<12>(bytes);
 }
 
-// `read` makes vectors of the integers of four parts, from the STEP'th four of a group on, of which `block` is the first.
-// The first two belong to the same parts, and so do the others; with the order BLOCKS all do.
+// Integers of a block as i16 vectors. `read` unpacks four subblocks: the STEP'th four of a superblock whose first block
+// is `block`. The first two vectors share their subblocks, and so do the second two; with the order BLOCKS all four do.
 template <typename F>
 struct UnpackI16;
 
-// Where the 16 bytes of four parts are.
+// Formats with half bytes: `bytes` returns the 16 bytes of four subblocks each.
 template <typename F, int AT, int LEAST_OF>
 struct UnpackNibbles {
     static constexpr I16Order ORDER = I16Order::BLOCKS;
@@ -118,7 +117,7 @@ template <> struct UnpackI16<Q4_0> : UnpackNibbles<Q4_0, 2, -8> {};
 template <> struct UnpackI16<Q4_1> : UnpackNibbles<Q4_1, 4, 0> {};
 template <int SIZE> struct UnpackI16<Int4<SIZE>> : UnpackNibbles<Int4<SIZE>, 4, 0> {};
 
-// Numbers of IQ4_NL and IQ4_XS, 128 larger.
+// The numbers of IQ4_NL and IQ4_XS plus 128.
 template <typename F, int AT>
 struct UnpackIq4 : UnpackNibbles<F, AT, -128> {
     template <int STEP>
@@ -157,7 +156,7 @@ template <> struct UnpackI16<Q5_K> {
     }
 
   private:
-    // Of parts P and P + 2.
+    // Insert the fifth bits of subblocks P and P + 2.
     template <int P>
     static __m512i with_fifth(__m512i four, __m512i bits) {
         constexpr long long FIRST = (4 - P) & 63, SECOND = (2 - P) & 63;
@@ -167,11 +166,12 @@ template <> struct UnpackI16<Q5_K> {
     }
 };
 
-// Its integers are read with their sign, 256 times as large, above a byte of zeros: its scales' 16 elements have no sums.
+// Integers are read with their sign, 256 times as large, above a byte of zeros: the 16 elements of a scale have no
+// sums.
 template <> struct UnpackI16<Q6_K> {
     static constexpr I16Order ORDER = I16Order::BYTES;
     static constexpr int LEAST = 0;
-    static constexpr float UNIT = 256;  // what an integer of 1 is read as
+    static constexpr float UNIT = 256;  // value that an integer of 1 is read as
 
     template <int STEP>
     static void read(const std::uint8_t* block, __m512i* to) {
@@ -191,7 +191,7 @@ template <> struct UnpackI16<Q6_K> {
     }
 };
 
-// Their fifth bits are tested where they stand: those of each first, second half are one word of a block.
+// Formats with a fifth bit, which is tested in place: the fifth bits of each half are one word of a block.
 template <typename F, int HALVES_AT, int FIFTH_AT, int LEAST_OF>
 struct UnpackFiveBits : UnpackNibbles<F, HALVES_AT, LEAST_OF> {
     template <int STEP>

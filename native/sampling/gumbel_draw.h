@@ -1,4 +1,4 @@
-// A draw from one row of logits: by Gumbel noise, among the tokens that top-k, top-p and min-p keep.
+// Draw from one row of logits with Gumbel noise, among the tokens that top-k, top-p and min-p keep.
 #pragma once
 
 #include <algorithm>
@@ -17,10 +17,10 @@ namespace draw {
 
 constexpr std::int64_t BLOCK = SAMPLE_BLOCK;
 constexpr float INFINITE = std::numeric_limits<float>::infinity();
-// As in ops/noise.py: the noise between the two halves of its interval.
+// The noise in the middle of its interval, as in ops/noise.py.
 constexpr float GUMBEL_MIDDLE = 0.3665129f;
 
-// How one row is drawn, as ops/sample.py describes it.
+// Sampling settings of one row (ops/sample.py).
 struct Settings {
     float temperature;
     std::int64_t top_k;
@@ -40,7 +40,7 @@ inline std::uint32_t lanes_of(Int mask) {
 #endif
 }
 
-// Calls `body(vector, index of its first element)` for `row` from `begin` to `end`; what is missing in the last is -inf.
+// Call `body(vector, index of its first element)` for `row` from `begin` to `end`; the last vector is padded with -inf.
 template <typename Body>
 inline void each_vector(const float* row, std::int64_t begin, std::int64_t end, Body&& body) {
     std::int64_t i = begin;
@@ -53,7 +53,7 @@ inline void each_vector(const float* row, std::int64_t begin, std::int64_t end, 
     }
 }
 
-// The greatest of a block, NaN if one is.
+// Return the maximum of a block, NaN if it has one.
 inline float block_top(const float* row, std::int64_t begin, std::int64_t end) {
     Float best = splat(-INFINITE);
     Int odd = {};
@@ -75,7 +75,7 @@ inline std::int64_t first_equal(const float* row, std::int64_t begin, std::int64
     return i;
 }
 
-// Sum of e^x.
+// Return the sum of e^x.
 inline double mass(const float* values, std::int64_t count) {
     typedef double Double __attribute__((vector_size(LANES * 8)));
     Double total = {};
@@ -85,8 +85,8 @@ inline double mass(const float* values, std::int64_t count) {
     return all;
 }
 
-// The value at which the weight of `values`, added from the greatest down, reaches `target`; -inf if it never does.
-// `weigh(values, count)` is their weight. All three arrays have room for `count` and are overwritten.
+// Return the value at which the weight of `values`, added in descending order, reaches `target`; -inf if it never does.
+// `weigh(values, count)` returns their weight. All three arrays have room for `count` and are overwritten.
 template <typename Weigh>
 inline float quickselect_threshold(float* values, float* above, float* below, std::int64_t count, double target, Weigh&& weigh) {
     double reached = 0;
@@ -98,7 +98,7 @@ inline float quickselect_threshold(float* values, float* above, float* below, st
         if (a > b) std::swap(a, b);
         const float pivot = std::max(a, std::min(b, c));
         std::int64_t num_above = 0, num_below = 0;
-        for (std::int64_t i = 0; i < count; ++i) {  // without branches, which nothing could foretell
+        for (std::int64_t i = 0; i < count; ++i) {  // without branches, which would be unpredictable
             const float value = values[i];
             above[num_above] = value;
             num_above += value > pivot;
@@ -118,14 +118,14 @@ inline float quickselect_threshold(float* values, float* above, float* below, st
         std::swap(values, below);
         count = num_below;
     }
-    // Weights that are added in another order may stay below what they reached together.
+    // Weights that are added in another order may stay below their earlier sum.
     return is_above ? last : -INFINITE;
 }
 
-// One row with its best logit taken off, divided by the temperature.
+// One row of logits minus its maximum, divided by the temperature.
 class Row {
   public:
-    // `tops` [blocks] are the logits' and become those of the row's values; `scratch` is [3, vocab].
+    // Prepare a row. `tops` [blocks] are maxima of the logits and become those of the values; `scratch` is [3, vocab].
     Row(const float* logits, std::int64_t vocab, float best, float* tops, const Settings& settings, float* scratch)
         : logits_(logits), vocab_(vocab), best_(best), tops_(tops), settings_(settings), scratch_(scratch) {
         for (std::int64_t b = 0; b < blocks(); ++b) tops_[b] = (tops_[b] - best_) / settings_.temperature;
@@ -133,7 +133,7 @@ class Row {
     }
 
     std::int64_t draw() const {
-        // The block of the best token first: what it reaches rules out most of the others.
+        // The block of the best token comes first: its result rules out most of the others.
         const std::int64_t first = std::max_element(tops_, tops_ + blocks()) - tops_;
         Best best{-INFINITE, -1};
         draw_block(first, best);
@@ -151,7 +151,7 @@ class Row {
 
     std::int64_t blocks() const { return (vocab_ + BLOCK - 1) / BLOCK; }
 
-    // The tokens with values below the threshold are not drawn.
+    // Set the threshold below which tokens are not drawn.
     void restrict_to_kept() {
         if (0 < settings_.top_k && settings_.top_k < vocab_) {
             threshold_ = quickselect_threshold(values(), values() + vocab_, values() + 2 * vocab_, collect(least_of_top_k()),
@@ -160,7 +160,7 @@ class Row {
         }
         if (settings_.top_p < 1) {
             const double whole = kept_mass();
-            // Values below this have no more than the rest of the probability together; with room for rounding.
+            // Values below this have at most the rest of the probability together; with room for rounding.
             const double least = std::log((1 - settings_.top_p) * whole / static_cast<double>(vocab_)) - 1e-3;
             const std::int64_t count = collect(std::max(threshold_, static_cast<float>(least)));
             threshold_ = std::max(threshold_, quickselect_threshold(values(), values() + vocab_, values() + 2 * vocab_, count,
@@ -169,7 +169,7 @@ class Row {
         if (settings_.min_p > 0) threshold_ = std::max(threshold_, static_cast<float>(std::log(settings_.min_p)));
     }
 
-    // At least `top_k` values are no less than this: those of so many blocks.
+    // Return a bound that at least `top_k` values reach: as many blocks do.
     float least_of_top_k() const {
         if (settings_.top_k > blocks()) return -INFINITE;
         std::copy(tops_, tops_ + blocks(), values());
@@ -177,7 +177,7 @@ class Row {
         return values()[settings_.top_k - 1];
     }
 
-    // Calls `body(values, index of the first, end)` for the vectors of blocks that reach `least`.
+    // Call `body(values, index of the first, end)` for the vectors of blocks that reach `least`.
     template <typename Body>
     void each_that_reaches(float least, Body&& body) const {
         for (std::int64_t b = 0; b < blocks(); ++b) {
@@ -189,7 +189,7 @@ class Row {
         }
     }
 
-    // Writes the values that are no less than `least` to the scratch; returns how many.
+    // Write the values from `least` up to the scratch. -> their number
     std::int64_t collect(float least) const {
         float* to = values();
         each_that_reaches(least, [&](Float v, std::int64_t i, std::int64_t end) {
@@ -200,7 +200,7 @@ class Row {
         return to - values();
     }
 
-    // Sum of e^x over the values that are no less than the threshold.
+    // Return the sum of e^x over the values from the threshold up.
     double kept_mass() const {
         typedef double Double __attribute__((vector_size(LANES * 8)));
         Double total = {};
@@ -212,7 +212,7 @@ class Row {
         return all;
     }
 
-    // Draws the noise of a block's tokens as far as they can be better than `best`, or as good and of a lower index.
+    // Draw the noise of a block's tokens, where they can still exceed `best`, or equal it with a lower index.
     void draw_block(std::int64_t b, Best& best) const {
         const float top = tops_[b];
         if (top < threshold_) return;
@@ -237,12 +237,12 @@ class Row {
         }
     }
 
-    // The most that the hash of a token of value `top` can be, if its noise is to lift it to `best`; negative if none.
-    // Noise above GUMBEL_MIDDLE comes of the half of distances w where e^-noise = -log(1 - w) >= w.
+    // Return the largest hash with which a token of value `top` reaches `best`; negative if none does. Noise above
+    // GUMBEL_MIDDLE comes from the half of distances w where e^-noise = -log(1 - w) >= w.
     static double most_bits(float top, float best) {
         const double needed = static_cast<double>(best) - static_cast<double>(top);
         if (!(needed > GUMBEL_MIDDLE + 0.001)) return 4294967295.0;
-        // With room for the rounding of the noise and of the sum.
+        // Room for the rounding of the noise and of the sum.
         return std::min(std::exp(-needed) * (1 + 1e-5) * 4294967296.0 - 0.5, 2147483647.0);
     }
 

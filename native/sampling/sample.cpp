@@ -1,7 +1,8 @@
-// The next token of each row: the best logit, or a draw by Gumbel noise among the tokens that top-k, top-p and min-p keep.
+// The next token of each row: the best logit, or a draw with Gumbel noise among the tokens that top-k, top-p and min-p
+// keep.
 //
-// The rows' logits are read once for the maxima of their blocks. These say where the best token is, which blocks can
-// hold tokens that are kept, and which tokens of a block the noise can still make win.
+// The logits are read once for the maxima of their blocks. These tell where the best token is, which blocks can hold
+// tokens that are kept, and which tokens of a block can still win with their noise.
 
 #include "bind/kernel_binding.h"
 #include "sampling/gumbel_draw.h"
@@ -11,8 +12,8 @@ namespace {
 
 using namespace draw;
 
-// A row's token, -1 if its best logit is not finite. `tops` [blocks] are the maxima of its blocks; `settings` is null for
-// the best token.
+// Return a row's token, or -1 if its best logit is not finite. `tops` [blocks] are the maxima of its blocks; without
+// `settings` it is the best token.
 std::int32_t choose(const ThreadGroup& threads, const float* logits, std::int64_t vocab, float* tops, const Settings* settings) {
     const std::int64_t blocks = (vocab + BLOCK - 1) / BLOCK;
     std::int64_t best = 0;
@@ -27,7 +28,7 @@ std::int32_t choose(const ThreadGroup& threads, const float* logits, std::int64_
 
 struct Sample : Arguments {
     FIELD(Strided<FLOAT32>, logits);  // [rows, vocab]
-    FIELD(OptionalTensor<Array<FLOAT64>>, settings);  // [rows, 4]; without, all rows take their best token
+    FIELD(OptionalTensor<Array<FLOAT64>>, settings);  // [rows, 4]; without it, all rows take their best token
     FIELD(OptionalTensor<Array<INT32>>, keys);  // [rows, 2]
     FIELD(Array<INT32>, out);  // [rows]
 };

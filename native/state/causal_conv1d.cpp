@@ -10,15 +10,15 @@
 namespace ostinato {
 namespace {
 
-// Channels that a thread takes at once: whole cache lines of any storage type.
+// Channels per thread at least: whole cache lines of any storage type.
 constexpr std::int64_t GRAIN = 64;
 
-// Tokens that are computed together: each input is made wide once for all of them that it is an input of.
+// Tokens computed together: each input is converted once for all of them.
 constexpr int TOKENS_PER_STEP = 4;
 
 // y[t][c] = silu(bias[c] + sum_j weight[j, c] * inputs[t + j][c]), or with NONE the sum alone, for TOKENS tokens and
-// `count` channels; the sum is in the order of j. `weight` [width, stride] and `bias` as floats. W is the width, or 0
-// where it is not known.
+// `count` channels; the sum is in the order of j. `weight` [width, stride] and `bias` are floats. W is the width, or 0
+// if it is not a constant.
 template <int W, int TOKENS, Activation ACTIVATION, typename T>
 void convolve(const T* const* inputs, const float* weight, std::int64_t stride, const float* bias, T* y,
               std::int64_t y_stride, std::int64_t count, int width) {
@@ -61,7 +61,7 @@ struct CausalConv1d : StepRows {
     FIELD(Array<VALUES>, out);  // [tokens, channels]
 };
 
-// Threads share the channels.
+// Compute the convolution; threads share the channels.
 void causal_conv1d(const ThreadGroup& threads, std::int64_t tokens, const CausalConv1d& in) {
     const std::int64_t channels = in.x.shape[1];
     const int width = static_cast<int>(in.weight.shape[0]);
@@ -90,7 +90,7 @@ void causal_conv1d(const ThreadGroup& threads, std::int64_t tokens, const Causal
                 for (std::int64_t t = row.begin; t < row.end; ++t) std::fill_n(output(t), count, T{});
                 return;
             }
-            // A copy, as the row's first token may overwrite the slot from which the others go on.
+            // A copy, since the row's first token may overwrite the slot that the others read.
             for (int j = 0; j < kept; ++j) {
                 const T* from = in.conv_states.row<const T>(row.read_slot) + j * channels + mine.begin;
                 if (row.read_slot) {
@@ -99,7 +99,7 @@ void causal_conv1d(const ThreadGroup& threads, std::int64_t tokens, const Causal
                     std::fill_n(before + j * stride, count, T{});
                 }
             }
-            // The input at an offset from the row's first token, which is negative for those of the steps before.
+            // The input at an offset from the row's first token; negative offsets are inputs of earlier steps.
             const auto input = [&](std::int64_t offset) {
                 return offset < 0 ? before + (kept + offset) * stride
                                   : in.x.row<const T>(row.begin + offset) + mine.begin;

@@ -1,10 +1,10 @@
-// The gated delta rule, token by token, for whoever must get the same bits from it: src/ostinato/ops/state/delta_update.py has
-// the formulas.
+// The gated delta rule, token by token, shared by kernels that must give the same bits:
+// src/ostinato/ops/state/delta_update.py has the formulas.
 //
-// With S the state before a token and a its decay, the change is d = beta (v - S^T a k), the output
-// o = S^T a q + d (k . q), and the state becomes a S + k d^T: one pass over the state finds both sums, another updates
-// it. The columns of a state, its value channels, do not depend on each other. The order of all sums is fixed, and every
-// sum is fused explicitly, so that a token's bits depend on nothing but its inputs and the state before it.
+// With S the state before a token and a its decay, the change is d = beta (v - S^T a k), the output o = S^T a q + d (k
+// . q), and the state becomes a S + k d^T: one pass over the state computes both sums, another updates it. The columns
+// of a state, its value channels, do not depend on each other. The order of all sums is fixed, and every sum is fused
+// explicitly, so that a token's bits depend on nothing but its inputs and the state before it.
 #pragma once
 
 #include <cmath>
@@ -15,7 +15,7 @@
 
 namespace ostinato {
 
-// One token of one head, ready to be applied.
+// Prepared inputs of one token of one head.
 struct DeltaToken {
     const float *k, *decayed_k, *decayed_q;  // [key_dim]; q is scaled
     const float* decay;                      // [key_dim], or one number
@@ -23,7 +23,7 @@ struct DeltaToken {
     float beta, k_q;                         // k . q
 };
 
-// a . b, both [padded(size)], in four sums that do not wait for each other.
+// Return a . b, both [padded(size)], in four independent sums.
 inline float product_of(const float* a, const float* b, std::int64_t size) {
     Float sums[4] = {};
     std::int64_t i = 0;
@@ -43,10 +43,10 @@ void l2_normalize(const T* x, std::int64_t size, float scale, float* to) {
     for (std::int64_t i = 0; i < size; i += LANES) store(to + i, load(to + i) * factor);
 }
 
-// exp(-rate softplus(a + bias))
+// Return exp(-rate softplus(a + bias)).
 inline Float decay_of(Float a, Float bias, Float rate) { return exp(-(softplus(a + bias) * rate)); }
 
-// What both kernels have in common: the tokens' inputs.
+// Arguments of both kernels: the tokens' inputs.
 struct DeltaInputs : Arguments {
     FIELD(Strided<VALUES>, q);  // [tokens, key_heads, key_dim], as k
     FIELD(Strided<VALUES>, k);
@@ -69,17 +69,17 @@ struct DeltaInputs : Arguments {
         return keys_take_turns ? head % k.shape[1] : head / (heads() / k.shape[1]);
     }
 
-    // Floats that a prepared token takes.
+    // Return the floats that a prepared token takes.
     std::int64_t token_floats() const {
         return 4 * padded(key_dim()) + (value_dim() + DELTA_COLUMNS - 1) / DELTA_COLUMNS * DELTA_COLUMNS + VECTOR;
     }
 
-    // Where a head's state lies in a slot.
+    // Return the address of a head's state in a slot.
     float* head_state(std::int64_t slot, std::int64_t head) const {
         return states.row<float>(slot) + head * key_dim() * value_dim();
     }
 
-    // Prepares `count` tokens (DELTA_SPAN at most) for a head, each in `token_floats()` floats of `memory`.
+    // Prepare up to DELTA_SPAN tokens for a head, each in `token_floats()` floats of `memory`.
     template <typename T>
     void prepare(std::int64_t first, std::int64_t count, std::int64_t head, float* memory, DeltaToken* tokens) const {
         float decays[DELTA_SPAN], betas[DELTA_SPAN];
@@ -92,7 +92,7 @@ struct DeltaInputs : Arguments {
   private:
     Float decay_rate(std::int64_t head) const { return exp(splat(A_log.at<const float>()[head])); }
 
-    // The tokens' betas, and their decays if those are of a head: of as many tokens at once as a vector has elements.
+    // Compute the tokens' betas, and their decays if a head has one, for a vector of tokens at a time.
     template <typename T>
     void put_gates(std::int64_t first, std::int64_t count, std::int64_t head, float* decays, float* betas) const {
         for (std::int64_t i = 0; i < count; ++i) betas[i] = to_float(b.row<const T>(first + i)[head]);
@@ -136,7 +136,7 @@ struct DeltaInputs : Arguments {
     }
 };
 
-// V vectors of a state's columns. `width` is the number of elements in the last vector, if that is not whole.
+// V vectors of a state's columns. `width` is the number of elements in the last vector, if it is not whole.
 template <int V>
 struct Columns {
     std::int64_t width = LANES;
@@ -149,19 +149,19 @@ struct Columns {
     }
 };
 
-// What a token's key and query find in a state.
+// Reads of a state by a token: S^T k and S^T q.
 template <int V>
 struct StateReads {
     Float at_key[V], at_query[V];
 
-    // Adds what they find in one row of it.
+    // Add the products with one row of the state.
     void add(const DeltaToken& token, std::int64_t i, const Float* row) {
         const Float k = splat(token.decayed_k[i]), q = splat(token.decayed_q[i]);
         for (int v = 0; v < V; ++v) at_key[v] = fma(row[v], k, at_key[v]);
         for (int v = 0; v < V; ++v) at_query[v] = fma(row[v], q, at_query[v]);
     }
 
-    // Turns what was found into the token's change and output, for its values from `v` on.
+    // Turn the reads into the token's change and output, for its values from `first` on.
     void finish(const DeltaToken& token, std::int64_t first) {
         for (int v = 0; v < V; ++v) {
             at_key[v] = (load(token.v + first + v * LANES) - at_key[v]) * token.beta;
@@ -170,14 +170,14 @@ struct StateReads {
     }
 };
 
-// Row `i` of a state after a token, given that before it. `change` is the token's.
+// Apply a token to row `i` of a state. `change` is the token's.
 template <int V, bool PER_CHANNEL>
 void apply(const DeltaToken& token, const Float* change, std::int64_t i, Float* row) {
     const Float k = splat(token.k[i]), decay = splat(token.decay[PER_CHANNEL ? i : 0]);
     for (int v = 0; v < V; ++v) row[v] = fma(k, change[v], row[v] * decay);
 }
 
-// What is found in some columns of a state, whose rows lie `stride` floats apart; null: zeros.
+// Return the reads of some columns of a state, whose rows lie `stride` floats apart; null: zeros.
 template <int V>
 StateReads<V> read_state(const DeltaToken& token, std::int64_t key_dim, const float* from, std::int64_t stride,
                  Columns<V> columns) {

@@ -1,7 +1,7 @@
 // The gated delta rule of prefill rows, token by token, with the bits of delta_update.
 //
-// A thread takes some columns of one head along a row and goes through its tokens in order, so that their states stay in
-// its nearest cache. One pass over a state applies a token and finds what the next one needs.
+// A thread takes some columns of one head along a row and processes its tokens in order, so that their states stay in
+// the L1 cache. One pass over a state applies a token and computes the next one's reads.
 
 #include <algorithm>
 
@@ -23,8 +23,8 @@ struct DeltaScan : DeltaInputs {
 
 constexpr int V = DELTA_COLUMNS / LANES;
 
-// Applies tokens to `state` [key_dim, DELTA_COLUMNS], the columns from `first` on. The outputs of token i go to
-// `out` + i * `apart`, as many as there are.
+// Apply tokens to `state` [key_dim, DELTA_COLUMNS], the columns from `first` on. `width` outputs of token i go to `out`
+// + i * `apart`.
 template <bool PER_CHANNEL, typename T>
 void scan_columns(const DeltaToken* tokens, std::int64_t count, std::int64_t key_dim, std::int64_t first, float* state,
                   T* out, std::int64_t apart, std::int64_t width) {
@@ -53,12 +53,12 @@ void scan_columns(const DeltaToken* tokens, std::int64_t count, std::int64_t key
     }
 }
 
-// Some columns of a head, from `first` to `end`, whose states lie in blocks of [key_dim, DELTA_COLUMNS].
+// Columns of a head, from `first` to `end`, whose states are in blocks of [key_dim, DELTA_COLUMNS].
 struct HeadColumns {
     std::int64_t head, first, end, key_dim, value_dim;
     float* state;
 
-    // Calls body(block, its first column, how many it has) for all blocks.
+    // Call body(block, its first column, its number of columns) for all blocks.
     template <typename Body>
     void each_block(Body&& body) const {
         float* block = state;
@@ -67,7 +67,7 @@ struct HeadColumns {
         }
     }
 
-    // Calls body(a row of a block, its place in the head's state, how many columns it has) for all rows of all blocks.
+    // Call body(row of a block, its offset in the head's state, its number of columns) for all rows of all blocks.
     template <typename Body>
     void each_row(Body&& body) const {
         each_block([&](float* block, std::int64_t column, std::int64_t width) {
@@ -75,7 +75,7 @@ struct HeadColumns {
         });
     }
 
-    // `from` [key_dim, value_dim]; null: zeros. Columns that a block has beyond those of the head are zero.
+    // Load states from `from` [key_dim, value_dim]; null: zeros. Columns of a block beyond those of the head are zero.
     void load_from(const float* from) const {
         each_row([&](float* at, std::int64_t place, std::int64_t width) {
             std::fill(at, at + DELTA_COLUMNS, 0.0f);
@@ -88,7 +88,7 @@ struct HeadColumns {
     }
 };
 
-// The columns of a head along a row, whose tokens are `begin` to `end - 1`.
+// Scan columns of a head along a row, whose tokens are `begin` to `end - 1`.
 template <bool PER_CHANNEL, typename T>
 void scan_row(const DeltaScan& in, std::int64_t row, std::int64_t begin, std::int64_t end, const HeadColumns& columns,
               float* memory) {
@@ -121,7 +121,7 @@ void delta_scan(const ThreadGroup& threads, std::int64_t tokens, const DeltaScan
     const std::int64_t heads = in.heads(), key_dim = in.key_dim(), value_dim = in.value_dim();
     const std::int64_t rows = in.read_slots.shape[0], blocks = (value_dim + DELTA_COLUMNS - 1) / DELTA_COLUMNS;
     const FlushDenormals flush;
-    // A column's bits do not depend on the others, so there are fewer at once if there would be too few parts.
+    // A column's bits do not depend on the others, so a thread takes fewer at once if there are few parts.
     std::int64_t at_once = blocks;
     while (at_once > 1 && rows * heads * ((blocks + at_once - 1) / at_once) < 4 * threads.size) --at_once;
     const std::int64_t in_head = (blocks + at_once - 1) / at_once;

@@ -15,17 +15,17 @@ struct DeltaUpdate : DeltaInputs {
     FIELD(Strided<INT32>, write_slots);  // [rows, per_row]
 };
 
-// Columns that are taken in one go: a row of a common head where there are registers for its sums, so that memory is
-// read in order.
+// Vectors of columns updated together: a whole row of common heads if there are registers for its sums, so that memory
+// is read in order.
 #if defined(__AVX512F__)
 constexpr int WIDE = 8;
 #else
 constexpr int WIDE = DELTA_COLUMNS / LANES;
 #endif
 
-// One token of a head, in V vectors of columns from `first` on: a state of [key_dim, value_dim] in `from` (null: zeros)
-// goes to `to`, unless that is null, and the outputs to `out`. `streams`: `to` is another memory than `from`, and not
-// read soon. `next`, if not null, is the state that will be read next: it comes from memory while this one is updated.
+// Apply one token to V vectors of a head's columns from `first` on: the state [key_dim, value_dim] at `from` (null:
+// zeros) goes to `to`, unless that is null, and the outputs to `out`. With `streams`, `to` is other memory than `from`
+// and not read soon. `next`, if not null, is the state that is read next: it is prefetched meanwhile.
 template <int V, bool PER_CHANNEL>
 void update_columns(const DeltaToken& token, std::int64_t key_dim, std::int64_t value_dim, std::int64_t first,
                     Columns<V> columns, const float* from, float* to, bool streams, const float* next, float* out) {
@@ -70,14 +70,14 @@ void update_head(const DeltaToken& token, std::int64_t key_dim, std::int64_t val
     }
 }
 
-// Row r has the tokens r * per_row to r * per_row + per_row - 1. Threads share the heads of all rows.
+// Update all rows. Row r has the tokens r * per_row to r * per_row + per_row - 1. Threads share the heads of all rows.
 void delta_update(const ThreadGroup& threads, std::int64_t tokens, const DeltaUpdate& in) {
     const std::int64_t heads = in.heads(), key_dim = in.key_dim(), value_dim = in.value_dim();
     const std::int64_t per_row = in.write_slots.shape[1], elements = key_dim * value_dim;
-    const FlushDenormals flush;  // a state that nothing is added to decays for ever
+    const FlushDenormals flush;  // a state that nothing is added to decays forever
     float* const memory = threads.thread_scratch<float>(in.token_floats() + value_dim + LANES + elements);
     float* const sums = memory + in.token_floats();
-    float* const unkept = sums + value_dim + LANES;  // a state that no slot takes, but the next token
+    float* const unkept = sums + value_dim + LANES;  // a state that only the next token reads
 
     const auto state_before = [&](std::int64_t unit) -> const float* {
         const std::int32_t slot = in.read_slots.at<const std::int32_t>()[unit / heads];

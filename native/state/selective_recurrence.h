@@ -1,6 +1,6 @@
 // The Mamba-1 recurrence, token by token, for decoding and for prompts (Gu and Dao 2023, arXiv 2312.00752, section 3):
-// h_t = exp(dt_t A) h_{t-1} + dt_t x_t B_t,  y_t = h_t C_t + D x_t, with a state per channel whose elements decay at
-// rates of their own.
+// h_t = exp(dt_t A) h_{t-1} + dt_t x_t B_t,  y_t = h_t C_t + D x_t. Each channel has a state, whose elements have their
+// own decay rates.
 //
 // The order of all sums is fixed, and every sum is fused explicitly, so that a token's bits depend on nothing but its
 // inputs and the state before it.
@@ -14,11 +14,11 @@
 
 namespace ostinato {
 
-// Channels that a thread takes at a time. With states of 16 floats they and their rates stay in an L1 cache.
+// Channels that a thread takes at a time. With states of 16 floats, they and their rates stay in an L1 cache.
 constexpr std::int64_t CHANNEL_BLOCK = 64;
 static_assert(CHANNEL_BLOCK % LANES == 0);
 
-// The sum of each of LANES vectors, in their order. The vectors are used up.
+// Return the sum of each of LANES vectors, in their order. The vectors are overwritten.
 [[gnu::always_inline]] inline Float sums_of(Float (&vectors)[LANES]) {
     for (int count = LANES / 2; count > 0; count /= 2) {
         for (int i = 0; i < count; ++i) {
@@ -29,7 +29,7 @@ static_assert(CHANNEL_BLOCK % LANES == 0);
     return vectors[0];
 }
 
-// `rates` [count, padded(size)]: A = -exp(A_log) of `count` channels, for powers of two in place of e.
+// `rates` [count, padded(size)]: A = -exp(A_log) of `count` channels, for powers of 2 in place of e.
 inline void put_rates(const float* A_log, std::int64_t count, std::int64_t size, float* rates) {
     for (std::int64_t c = 0; c < count; ++c) {
         for (std::int64_t i = 0; i < size; i += LANES) {
@@ -38,9 +38,9 @@ inline void put_rates(const float* A_log, std::int64_t count, std::int64_t size,
     }
 }
 
-// Some consecutive tokens of a row and a block of its channels. Arrays per token are CHANNEL_BLOCK floats apart for
-// `steps`, `added` (step * x) and `y`, and padded(size) for `B` and `C`. The words of noise lie likewise; without any,
-// states are rounded to nearest.
+// Some consecutive tokens of a row for a block of its channels. Per token, `steps`, `added` (step * x) and `y` are
+// CHANNEL_BLOCK floats apart, `B` and `C` padded(size). The words of noise have the same layout; without noise, states
+// are rounded to nearest.
 class SelectiveTokens {
   public:
     std::int64_t count = 0;
@@ -48,7 +48,7 @@ class SelectiveTokens {
     std::uint32_t *column_noise, *channel_noise;
     bool is_noisy = false;
 
-    // Floats for up to `most` tokens.
+    // Return the floats for up to `most` tokens.
     static std::int64_t floats(std::int64_t most, std::int64_t size) {
         return most * (4 * CHANNEL_BLOCK + 3 * padded(size));
     }
@@ -63,7 +63,7 @@ class SelectiveTokens {
         channel_noise = column_noise + most * padded(size);
     }
 
-    // Token i of `channels` channels: their `x`, `dt` and `dt_bias`, and the token's `B` and `C`.
+    // Load token i of `channels` channels: their `x`, `dt` and `dt_bias`, and the token's `B` and `C`.
     template <typename T>
     void load_token(std::int64_t i, const T* x, const T* dt, const float* dt_bias, std::int64_t channels, const T* of_B,
                     const T* of_C) {
@@ -77,7 +77,7 @@ class SelectiveTokens {
         to_floats(of_C, C + i * padded(size_), size_);
     }
 
-    // The noise of the state after token i, which is at `position`, of channels from `first` on.
+    // Compute the noise of the state after token i, which is at `position`, for the channels from `first` on.
     template <typename S>
     void load_noise(std::int64_t i, std::int64_t position, std::int64_t layer, std::int64_t first,
                     std::int64_t channels) {
@@ -85,7 +85,7 @@ class SelectiveTokens {
         put_noise<S>(position, layer, size_ + first, channels, channel_noise + i * CHANNEL_BLOCK);
     }
 
-    // Outputs of token i: y + D x.
+    // Write the outputs of token i: y + D x.
     template <typename T>
     void store_token(std::int64_t i, const T* x, const float* D, std::int64_t channels, T* out) const {
         for (std::int64_t c = 0; c < channels; c += LANES) {
@@ -99,9 +99,9 @@ class SelectiveTokens {
     std::int64_t size_;
 };
 
-// Applies token i to `count` states of `size`, LANES at the most: from `from` [count, size] to `to`, which may be the same,
-// around the caches if AROUND. `first` is the number of the first channel in its block, `rates` are that channel's.
-// V is the number of vectors of a state, which is whole; or 0, for any `size`.
+// Apply token i to up to LANES states of `size`: from `from` [count, size] to `to`, which may be the same, past the
+// caches if AROUND. `first` is the index of the first channel in its block, and `rates` are those of this channel. V is
+// the number of vectors of a state without remainder; or 0, for any `size`.
 template <int V, bool NOISY, bool AROUND, typename S>
 [[gnu::always_inline]] inline void advance_group(const SelectiveTokens& tokens, std::int64_t i, std::int64_t first,
                                                  int count, std::int64_t size, const float* rates, const S* from,
@@ -143,11 +143,11 @@ template <int V, bool NOISY, bool AROUND, typename S>
     store(tokens.y + i * CHANNEL_BLOCK + first, sums_of(sums));
 }
 
-// Applies the tokens to `channels` states of `size`, read from `from` (null: zeros) [channels, size], and leaves those
-// after token i in `to(i)`, if that is not null; y becomes h C. Between tokens a state is as its storage type S keeps it,
-// as if each token had been a call of its own. `to(i)` may be `from`; what is not, is written around the caches if
-// `streams`: then call `end_streams` before another thread reads it. `ahead` is asked for meanwhile, if it is not null.
-// `own` [LANES, size] is to use.
+// Apply the tokens to `channels` states of `size`, read from `from` (null: zeros) [channels, size], and write the
+// states after token i to `to(i)`, unless that is null; y becomes h C. Between tokens a state has its storage type S,
+// as if each token had been a call of its own. `to(i)` may be `from`; other targets are written past the caches if
+// `streams`: then call `end_streams` before another thread reads them. `ahead` is prefetched, if not null. `own`
+// [LANES, size] is scratch memory.
 template <int V, bool NOISY, typename S, typename To>
 void advance_channels(const SelectiveTokens& tokens, std::int64_t channels, std::int64_t size, const float* rates,
                       const S* from, const S* ahead, const To& to, bool streams, S* own) {
@@ -175,7 +175,7 @@ void advance_channels(const SelectiveTokens& tokens, std::int64_t channels, std:
     }
 }
 
-// `advance_channels` for states of any `size`, rounded with the tokens' noise if they have any.
+// Call `advance_channels` for states of any `size`, rounded with the tokens' noise if they have any.
 template <typename S, typename To>
 void advance_block(const SelectiveTokens& tokens, std::int64_t channels, std::int64_t size, const float* rates,
                    const S* from, const S* ahead, const To& to, bool streams, S* own) {

@@ -1,8 +1,8 @@
-// The Mamba-1 recurrence of prefill rows, token by token as decoding does it: with the same inner functions, so with the
-// same bits. src/ostinato/ops/state/selective_scan.py is the definition.
+// The Mamba-1 recurrence of prefill rows, token by token with decoding's inner functions, hence with the same bits.
+// src/ostinato/ops/state/selective_scan.py is the definition.
 //
-// A thread takes a block of channels of one row at a time and goes through the row's tokens in order, so that their
-// states stay in its cache.
+// A thread takes a block of channels of one row at a time and processes the row's tokens in order, so that their states
+// stay in its cache.
 
 #include <algorithm>
 #include <optional>
@@ -29,19 +29,19 @@ struct SelectiveScan : Arguments {
     FIELD(Array<INT32>, read_slots);
     FIELD(Strided<INT32>, write_slots);  // [rows]
     FIELD(Checkpoints, checkpoints);
-    FIELD(std::optional<std::int64_t>, noise);  // of this layer, for stochastic rounding
+    FIELD(std::optional<std::int64_t>, noise);  // index of the layer, for stochastic rounding
     FIELD(Array<VALUES>, out);  // as x
 };
 
-constexpr std::int64_t SPAN = 16;  // tokens whose inputs are made ready at a time: with the states, an L1 cache full
+constexpr std::int64_t SPAN = 16;  // tokens whose inputs are prepared at a time: with the states, they fill an L1 cache
 
-// Channels `first` to `first + count - 1` along a row up to token `end`.
+// Scan channels `first` to `first + count - 1` along a row up to token `end`.
 template <typename T, typename S>
 void scan_block(const ThreadGroup& threads, const SelectiveScan& in, std::int64_t row, std::int64_t end, std::int64_t first,
                 std::int64_t count) {
     const std::int64_t size = in.B.shape[1], channels = in.x.shape[1], stride = padded(size);
     const std::int64_t begin = in.row_starts.at<const std::int32_t>()[row];
-    const std::int64_t before = in.start_positions.at<const std::int32_t>()[row] - begin;  // position, less the token
+    const std::int64_t before = in.start_positions.at<const std::int32_t>()[row] - begin;  // position minus token
     const std::int32_t read = in.read_slots.at<const std::int32_t>()[row];
     const std::int32_t write = *in.write_slots.row<const std::int32_t>(row);
     const std::int64_t floats = (2 * CHANNEL_BLOCK + LANES) * stride + SelectiveTokens::floats(SPAN, size);
@@ -85,7 +85,7 @@ void scan_block(const ThreadGroup& threads, const SelectiveScan& in, std::int64_
 
 void selective_scan(const ThreadGroup& threads, std::int64_t tokens, const SelectiveScan& in) {
     const std::int64_t channels = in.x.shape[1], rows = in.read_slots.shape[0];
-    // Channels are computed alone, so there are fewer at once if there would be too few parts.
+    // Channels are independent, so a thread takes fewer at once if there are few parts.
     std::int64_t block = CHANNEL_BLOCK;
     while (block > LANES && rows * ((channels + block - 1) / block) < 4 * threads.size) block /= 2;
     const auto starts = in.row_starts.at<const std::int32_t>();

@@ -21,15 +21,15 @@ struct SelectiveUpdate : Arguments {
     FIELD(Strided<FLOATS>, states);  // [slots, channels, size]
     FIELD(Array<INT32>, read_slots);  // [rows]
     FIELD(Strided<INT32>, write_slots);  // [rows, per_row]
-    FIELD(OptionalTensor<Array<INT32>>, start_positions);  // [rows]; not without noise
-    FIELD(std::optional<std::int64_t>, noise);  // of this layer, for stochastic rounding
+    FIELD(OptionalTensor<Array<INT32>>, start_positions);  // [rows]; required with noise
+    FIELD(std::optional<std::int64_t>, noise);  // index of the layer, for stochastic rounding
     FIELD(Array<VALUES>, out);  // as x
 
     void check(const Reader& given) const { given.expect(!noise || start_positions, "noise needs start_positions"); }
 };
 
-// Row r has the tokens r * per_row to r * per_row + per_row - 1. Threads share blocks of channels of all rows. A thread
-// takes a block through all rows before the next, so that it makes the block's rates once.
+// Update all rows. Row r has the tokens r * per_row to r * per_row + per_row - 1. Threads share blocks of channels of
+// all rows. A thread takes a block through all rows before the next, so that it computes the block's rates once.
 template <typename T, typename S>
 void update(const ThreadGroup& threads, std::int64_t rows, const SelectiveUpdate& in) {
     const std::int64_t channels = in.x.shape[1], size = in.B.shape[1], per_row = in.write_slots.shape[1];
@@ -71,7 +71,7 @@ void update(const ThreadGroup& threads, std::int64_t rows, const SelectiveUpdate
             return in.states.row<S>(id) + channel * size;
         };
         const S* const from = read ? slot(read, first) : nullptr;
-        const S* ahead = nullptr;  // the next state: the processor cannot foresee where it lies
+        const S* ahead = nullptr;  // the next state, whose address the processor cannot predict
         if (unit + 1 < mine.end) {
             const std::int32_t next = read_slot((unit + 1) % rows);
             const std::int64_t at = (unit + 1) / rows * CHANNEL_BLOCK;
@@ -86,7 +86,7 @@ void update(const ThreadGroup& threads, std::int64_t rows, const SelectiveUpdate
 }
 
 void selective_update(const ThreadGroup& threads, std::int64_t tokens, const SelectiveUpdate& in) {
-    const FlushDenormals flush;  // a state that nothing is added to decays for ever
+    const FlushDenormals flush;  // a state that nothing is added to decays forever
     with_dtype(in.x.dtype, [&](auto type) {
         with_dtype(in.states.dtype, [&](auto state_type) {
             update<decltype(type), decltype(state_type)>(threads, tokens / in.write_slots.shape[1], in);

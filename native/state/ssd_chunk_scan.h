@@ -1,7 +1,7 @@
-// One thread's work of the chunked scan: the chunks of a row, some heads of one group at a time.
+// One thread's work of the chunked scan: the chunks of a row, for some heads of one group at a time.
 //
-// A state lies transposed in the thread's memory, [state, head_dim]: so all products have head_dim in their vectors and
-// nothing is summed across a vector. Each sum is made in the order of its terms.
+// A state is transposed in the thread's memory, [state, head_dim]: so all products have head_dim in their vectors and
+// nothing is summed across a vector. Each sum is in the order of its terms.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@
 
 namespace ostinato {
 
-// As many rows of sums as leave registers for a row of factors: 32 registers, or 16 with AVX2.
+// Rows of sums in registers, beside a row of factors: 32 registers, or 16 with AVX2.
 #if defined(__AVX2__) && !defined(__AVX512F__)
 constexpr int TILE_ROWS = 4;
 #else
@@ -23,13 +23,13 @@ constexpr int TILE_ROWS = 8;
 #endif
 constexpr int TILE_VECTORS = 2;
 
-// A matrix [rows, columns] of factors that are taken one by one.
+// Left operand of a register tile: a matrix whose elements are loaded one by one.
 struct TileFactors {
     const float* first;
     std::int64_t row_stride, column_stride;
 };
 
-// The sums of a part [TILE_ROWS, VECTORS * LANES] of a matrix product.
+// Sums of a register tile [TILE_ROWS, VECTORS * LANES] of a matrix product.
 template <int VECTORS>
 struct Tile {
     Float sums[TILE_ROWS][VECTORS];
@@ -40,7 +40,7 @@ struct Tile {
         }
     }
 
-    // += factors [TILE_ROWS, count] @ values [count, VECTORS * LANES], in the order of `count`.
+    // Add factors [TILE_ROWS, count] @ values [count, VECTORS * LANES], in the order of `count`.
     __attribute__((always_inline)) void add(TileFactors factors, const float* values, std::int64_t stride,
                                             std::int64_t count) {
         for (std::int64_t k = 0; k < count; ++k) {
@@ -61,7 +61,7 @@ struct Tile {
     }
 };
 
-// Calls `body(std::integral_constant<int, vectors>, first column)` for every panel of `columns`, a multiple of LANES.
+// Call `body(std::integral_constant<int, vectors>, first column)` for every panel of `columns`, a multiple of LANES.
 template <typename Body>
 inline void for_panels(std::int64_t columns, Body&& body) {
     std::int64_t column = 0;
@@ -71,16 +71,16 @@ inline void for_panels(std::int64_t columns, Body&& body) {
     for (; column < columns; column += LANES) body(std::integral_constant<int, 1>{}, column);
 }
 
-// Heads that a thread takes at once, which share B, C and the products of the two. Their states should fit its cache.
+// Heads that a thread takes at once; they share B, C and their products. Their states should fit its cache.
 constexpr int HEADS = SCAN_HEADS;
-constexpr int CHECKPOINT_STATE = HEADS;  // the number of one more state
+constexpr int CHECKPOINT_STATE = HEADS;  // index of one more state
 
 struct Sizes {
     std::int64_t heads, head_dim, groups, state;
     std::int64_t chunk;  // tokens
-    bool on_matrix_units = false;  // whose tiles are larger than those of vectors
+    bool on_matrix_units = false;  // matrix units have larger tiles than vectors
 
-    // With padding, which is zero, so that there are whole vectors and whole tiles.
+    // Padded sizes: whole vectors and whole tiles, with zeros.
     std::int64_t columns() const { return round_up(head_dim, LANES); }
     std::int64_t state_rows() const { return round_up(state, on_matrix_units ? 2 * LANES : TILE_ROWS); }
     std::int64_t tokens() const { return round_up(chunk, on_matrix_units ? 2 * LANES : TILE_ROWS); }
@@ -97,7 +97,7 @@ void copy_as_floats(const T* from, float* to, std::int64_t count) {
     for (; i < count; ++i) to[i] = to_float(from[i]);
 }
 
-// The memory of one thread: a chunk of one row, and the states of some heads.
+// Scratch memory and steps of one thread: a chunk of one row, and the states of some heads.
 class ChunkScan {
   public:
     ChunkScan(const Sizes& sizes, const ThreadGroup& threads) : sizes_(sizes) {
@@ -130,7 +130,7 @@ class ChunkScan {
         }
     }
 
-    // B and C [tokens, state] of the group, for `count` tokens.
+    // Load B and C [tokens, state] of the group for `count` tokens, and compute their products.
     template <typename T>
     void load_group(const T* B, std::int64_t B_stride, const T* C, std::int64_t C_stride, std::int64_t count) {
         const std::int64_t rows = sizes_.state, columns = sizes_.token_columns();
@@ -159,7 +159,7 @@ class ChunkScan {
         }
     }
 
-    // What a head adds at each token and how it decays. `dt` [tokens], strided.
+    // Compute a head's step and decay at each token. `dt` [tokens] is strided.
     template <typename T>
     void load_steps(const T* dt, std::int64_t stride, float bias, float least, float most, float A) {
         const std::int64_t columns = sizes_.token_columns();
@@ -172,8 +172,8 @@ class ChunkScan {
             store(logs_ + t, step * A);
             store(sums_ + t, Float{});
         }
-        // Sums from each token on, and no differences of sums from the chunk's begin, which would be large numbers
-        // whose small differences have lost their last digits.
+        // Sums begin at each token. Differences of sums from the chunk's begin would be small differences of large
+        // numbers, without their last digits.
         float from_begin = 0.0f;
         for (std::int64_t t = 0; t < count_; ++t) {
             const float log = logs_[t];
@@ -194,11 +194,11 @@ class ChunkScan {
     template <typename T>
     void load_x(const T* x, std::int64_t stride) {
         for (std::int64_t t = 0; t < count_; ++t) copy_as_floats(x + t * stride, x_ + t * sizes_.columns(), sizes_.head_dim);
-        // What the last tile reads beyond the chunk's end is multiplied by zero.
+        // Values that the last tile reads beyond the chunk's end are multiplied by zero.
         std::fill(x_ + count_ * sizes_.columns(), x_ + padded_count() * sizes_.columns(), 0.0f);
     }
 
-    // y [tokens, head_dim], and the state after the chunk, given the one before it unless that is zero.
+    // Compute y [tokens, head_dim] and the state after the chunk. Without `has_state` the state before it is zero.
     template <typename T>
     void advance(int head, bool has_state, float D, T* y, std::int64_t stride) {
         put_weights(D);
@@ -215,7 +215,8 @@ class ChunkScan {
         }
     }
 
-    // The state after the first `count` tokens of the chunk goes to `SPARE`; that of the head stays.
+    // Compute the state after the first `count` tokens of the chunk into CHECKPOINT_STATE; the head's state is
+    // unchanged.
     void checkpoint_state(int head, bool has_state, std::int64_t count) {
         put_remaining(count);
         for_panels(sizes_.columns(), [&](auto vectors, std::int64_t column) {
@@ -223,7 +224,7 @@ class ChunkScan {
         });
     }
 
-    // From a slot's [head_dim, state].
+    // Load a state from a slot's [head_dim, state].
     template <typename S>
     void load_state(int head, const S* slot) {
         for_squares(state_of(head), [&](float* to, std::int64_t stride, std::int64_t p, std::int64_t n) {
@@ -237,8 +238,8 @@ class ChunkScan {
         });
     }
 
-    // What states of a head of the model are rounded to S with, after the token at `position`: the noise of `layer`, if
-    // there is one.
+    // Compute the noise with which a head's states are rounded to S after the token at `position`; without `layer`
+    // there is none.
     template <typename S>
     void load_noise(std::int64_t position, std::optional<std::int64_t> layer, std::int64_t head) {
         has_noise_ = layer.has_value() && sizeof(S) == 2;
@@ -249,7 +250,7 @@ class ChunkScan {
                      reinterpret_cast<std::uint32_t*>(channel_noise_));
     }
 
-    // The state becomes what S keeps of it.
+    // Round the state to S.
     template <typename S>
     void round_state(int head) {
         for_panels(sizes_.columns(), [&](auto vectors, std::int64_t column) {
@@ -283,18 +284,18 @@ class ChunkScan {
   protected:
     const Sizes sizes_;
     std::int64_t count_ = 0;  // tokens in this chunk
-    float* states_;           // [HEADS and SPARE][panels of TILE_VECTORS][state_rows, columns of the panel]
+    float* states_;           // [HEADS and CHECKPOINT_STATE][panels of TILE_VECTORS][state_rows, columns of the panel]
     float* B_;                // [state_rows, token_columns]
     float* C_;                // [tokens, state]
     float* scores_;           // [tokens t, token_columns s]: C_t B_s
     float* added_;            // [t, s]: step s and its decay until after t
-    float* weights_;          // [t, s]: what x_s adds to y_t
+    float* weights_;          // [t, s]: factor of x_s in y_t
     float* steps_;            // [token_columns]
     float* logs_;             // [token_columns]: logarithms of each token's decay
     float* until_;            // [token_columns]: decay of the state before the chunk until after t
     float* sums_;             // [token_columns]
     float* x_;                // [tokens, columns]
-    float* remaining_;        // [tokens, columns]: what x adds to the state
+    float* remaining_;        // [tokens, columns]: addition of x to the state
     float* y_;                // [tokens, columns]
     bool has_noise_ = false;
     float* column_noise_;     // [state] words
@@ -308,7 +309,7 @@ class ChunkScan {
     std::int64_t C_row() const { return Sizes::round_up(sizes_.state, LANES); }
     float* state_of(int head) const { return states_ + head * sizes_.state_elements(); }
 
-    // What x of a vector of tokens from `s` on adds to y_t.
+    // Return the factors of x in y_t for a vector of tokens from `s` on.
     Float weight_of(std::int64_t t, std::int64_t s, float D) const {
         const std::int64_t at = t * sizes_.token_columns() + s;
         const Int now = splat_int(t), token = lane_numbers() + static_cast<std::int32_t>(s);
@@ -386,7 +387,7 @@ class ChunkScan {
         }
     }
 
-    // Calls `body(address, stride, p, n)` for every square of LANES x LANES of a state.
+    // Call `body(address, stride, p, n)` for every square of LANES x LANES of a state.
     template <typename Body>
     void for_squares(float* state, Body&& body) const {
         for_panels(sizes_.columns(), [&](auto vectors, std::int64_t column) {

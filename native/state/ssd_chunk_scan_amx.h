@@ -1,11 +1,11 @@
 // The chunked scan of bfloat16 inputs with its products on matrix units.
 //
-// B, C and x are operands as they come. What they are multiplied with is in float32 and goes in as a sum of bfloat16
-// numbers: two for states and weights, of which outputs are made (2^-17 of each term is lost), three for what is added to
-// a state, which loses nothing that float32 would keep. A panel of 32 columns of a state is taken at a time: what is made
-// of it, and the panel, should stay in the L1.
+// B, C and x are operands without conversion. Their float32 partners are split into sums of bfloat16 numbers: two for
+// states and weights, from which outputs are computed (2^-17 of each term is lost); three for additions to a state,
+// which lose nothing that float32 would keep. A panel of 32 columns of a state is processed at a time, so that it and
+// its results stay in the L1 cache.
 //
-// What is not finite stays so, but it may spread to the chunk's other tokens, and infinity may become NaN.
+// A result that is not finite stays so, but it may spread to the chunk's other tokens, and infinity may become NaN.
 #pragma once
 
 #include "core/amx.h"
@@ -39,7 +39,7 @@ class TileScan : public ChunkScan {
         weight_parts_ = pointers[8];
     }
 
-    // As of `ChunkScan`, all of them.
+    // Load the group as `ChunkScan` does.
     void load_group(const bf16* B, std::int64_t B_stride, const bf16* C, std::int64_t C_stride, std::int64_t count) {
         const std::int64_t rows = sizes_.state_rows();
         count_ = count;
@@ -105,7 +105,7 @@ class TileScan : public ChunkScan {
     static_assert(TILED_SCAN_CHUNK == DEPTH && SCAN_CHUNK <= DEPTH, "a chunk's tokens are the inputs of a tile");
     static_assert(TILE_VECTORS == 2, "a panel is two tiles wide");
 
-    float* sums_of_x_;      // [32, columns of a panel]: of tokens, weights times x; of a state's rows, what is added
+    float* sums_of_x_;      // [32, columns of a panel]: of tokens, weights times x; of a state's rows, the additions
     float* sums_of_state_;  // [32, columns of a panel]: C times the state before the chunk
     bf16* state_parts_;     // [high and low][blocks of a panel][pairs of 32 rows][16 columns, 2]
     bf16* C_rows_;          // [32, state_rows]
@@ -115,20 +115,20 @@ class TileScan : public ChunkScan {
     bf16* added_parts_;     // [blocks][PARTS][pairs of tokens][16 columns, 2]
     bf16* weight_parts_;    // [high and low][32 tokens t, 32 tokens s]
 
-    bool has_both() const { return count_ > SIDE; }  // halves of the tokens
+    bool has_both() const { return count_ > SIDE; }  // more than 16 tokens
 
     static UInt bits(Float value) { return bits_as<UInt>(value); }
 
-    // The upper halves of two vectors in turns: two bfloat16 numbers of each element.
+    // Interleave the upper halves of two vectors: two bfloat16 numbers of each element.
     static void put_pair(Float even, Float odd, bf16* to) {
         const UInt both = (bits(even) >> 16) | (bits(odd) & 0xFFFF0000u);
         std::memcpy(to, &both, sizeof(both));
     }
 
-    // The nearest float whose lower half is zero, of two the larger one.
+    // Return the nearest float whose lower half is zero, the larger one of two.
     static Float rounded(Float value) { return bits_as<Float>((bits(value) + 0x8000u) & 0xFFFF0000u); }
 
-    // 32 elements, or fewer and zeros.
+    // Load 32 elements, or fewer with zeros behind them.
     static Float some_pairs(const bf16* from, std::int64_t count) {
         bf16 elements[DEPTH] = {};
         Float value;
@@ -141,7 +141,7 @@ class TileScan : public ChunkScan {
         return value;
     }
 
-    // Pairs of 32 tokens become two rows of them.
+    // Transpose pairs of 32 tokens into two rows.
     static void put_across(Float first, Float second, bf16* to) {
         alignas(64) static constexpr std::int16_t EVEN[DEPTH] = {0,  2,  4,  6,  8,  10, 12, 14, 16, 18, 20,
                                                                  22, 24, 26, 28, 30, 32, 34, 36, 38, 40, 42,
@@ -158,7 +158,7 @@ class TileScan : public ChunkScan {
         tiles::zero<3>();
     }
 
-    // First operands of 32 rows, or of 16 if the chunk has no more tokens.
+    // Load left operands of 32 rows, or of 16 if the chunk has no more tokens.
     void load_rows(const bf16* from, std::int64_t stride) const {
         tiles::load<4>(from, stride * sizeof(bf16));
         if (has_both()) tiles::load<5>(from + SIDE * stride, stride * sizeof(bf16));
@@ -173,7 +173,7 @@ class TileScan : public ChunkScan {
         if constexpr (VECTORS == 2) tiles::multiply_add<1, 1>();
     }
 
-    // Second operands of a panel: a tile for each of its vectors.
+    // Load right operands of a panel: a tile for each of its vectors.
     template <int VECTORS>
     static void load_blocks(const bf16* from, std::int64_t stride) {
         tiles::load<6>(from, tiles::ROW_BYTES);
@@ -200,7 +200,7 @@ class TileScan : public ChunkScan {
         }
     }
 
-    // What the first `count` tokens add to the state after them, beside B.
+    // Compute the additions of the first `count` tokens to the state, to be multiplied with B.
     void put_added(std::int64_t count) {
         const float* const factors = added_ + (count - 1) * sizes_.token_columns();
         for (std::int64_t p = 0; p < sizes_.columns(); p += SIDE) {
@@ -219,7 +219,7 @@ class TileScan : public ChunkScan {
         }
     }
 
-    // The operands of 32 rows of a panel of a state.
+    // Split 32 rows of a panel of a state into operands.
     template <int VECTORS>
     static void split(const float* from, bf16* to) {
         constexpr std::int64_t STRIDE = VECTORS * LANES;
@@ -266,7 +266,7 @@ class TileScan : public ChunkScan {
         }
     }
 
-    // What a chunk adds to 32 rows of a panel of a state.
+    // Compute the chunk's addition to 32 rows of a panel of a state.
     template <int VECTORS>
     void put_change(std::int64_t first, std::int64_t column) {
         clear_sums();
@@ -284,7 +284,7 @@ class TileScan : public ChunkScan {
         keep_sums<VECTORS>(sums_of_x_, VECTORS * LANES);
     }
 
-    // The state `to` after `count` tokens.
+    // Compute the state `to` after `count` tokens.
     template <int VECTORS>
     void put_state(int head, bool has_state, std::int64_t count, int to, std::int64_t column) {
         constexpr std::int64_t STRIDE = VECTORS * LANES;

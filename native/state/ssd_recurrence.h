@@ -1,5 +1,5 @@
-// The Mamba-2 recurrence, token by token, for whoever must get the same bits from it (Dao and Gu 2024,
-// arXiv 2405.21060, sections 2 and 6): h_t = exp(dt_t A) h_{t-1} + dt_t x_t B_t^T,  y_t = h_t C_t + D x_t.
+// The Mamba-2 recurrence, token by token, shared by kernels that must give the same bits (Dao and Gu 2024, arXiv
+// 2405.21060, sections 2 and 6): h_t = exp(dt_t A) h_{t-1} + dt_t x_t B_t^T,  y_t = h_t C_t + D x_t.
 //
 // The order of all sums is fixed, and every sum is fused explicitly, so that a token's bits depend on nothing but its
 // inputs and the state before it.
@@ -13,10 +13,10 @@
 
 namespace ostinato {
 
-// `size` rounded up to whole vectors.
+// Return `size` rounded up to whole vectors.
 inline std::int64_t padded(std::int64_t size) { return (size + LANES - 1) / LANES * LANES; }
 
-// `count` elements of T as floats, and zeros up to a whole vector.
+// Convert `count` elements of T to floats, with zeros up to a whole vector.
 template <typename T>
 void to_floats(const T* from, float* to, std::int64_t count) {
     const std::int64_t whole = count / LANES * LANES;
@@ -24,7 +24,7 @@ void to_floats(const T* from, float* to, std::int64_t count) {
     if (whole < count) store(to + whole, load_masked(from + whole, static_cast<int>(count - whole)));
 }
 
-// `to` [padded(count)] = step * x, which is what a token adds to a state per element of B.
+// `to` [padded(count)] = step * x: the addition of a token to a state, per element of B.
 template <typename T>
 void scale_input(const T* x, float step, float* to, std::int64_t count) {
     to_floats(x, to, count);
@@ -43,10 +43,10 @@ void add_skip(const float* sums, float D, const T* x, T* out, std::int64_t count
     }
 }
 
-using Limits = std::pair<float, float>;  // of time steps: the least and the most
+using Limits = std::pair<float, float>;  // minimum and maximum of time steps
 
-// One token's time steps softplus(dt + dt_bias), clamped to `limits`, and decays exp(step * A) with A = -exp(A_log).
-// `dt`, `dt_bias`, `A_log` [heads] -> `steps`, `decays` [padded(heads)].
+// Compute one token's time steps softplus(dt + dt_bias), clamped to `limits`, and decays exp(step * A) with A =
+// -exp(A_log). `dt`, `dt_bias`, `A_log` [heads] -> `steps`, `decays` [padded(heads)].
 template <typename T>
 void step_sizes(const T* dt, const float* dt_bias, const float* A_log, std::int64_t heads, Limits limits,
                 float* steps, float* decays) {
@@ -66,9 +66,9 @@ void step_sizes(const T* dt, const float* dt_bias, const float* A_log, std::int6
     }
 }
 
-// Some consecutive tokens of one head and some of its channels. Arrays per token are that many floats apart: `per_head`
-// for `decays`, `per_state` for `B` and `C` [padded(size)], `per_channel` for `added` (step * x) and `y`. The words of
-// noise lie likewise; without any, states are rounded to nearest.
+// Some consecutive tokens of one head, for some of its channels. Strides per token in floats: `per_head` of `decays`,
+// `per_state` of `B` and `C` [padded(size)], `per_channel` of `added` (step * x) and `y`. The words of noise have the
+// same layout; without noise, states are rounded to nearest.
 struct HeadTokens {
     std::int64_t count;
     const float* decays;
@@ -81,14 +81,16 @@ struct HeadTokens {
     const std::uint32_t *column_noise = nullptr, *channel_noise = nullptr;
 };
 
-// Bytes ahead of the state that is being computed, which a core asks for: its own guesses end with each page.
+// Bytes that a core prefetches ahead of the present state: the hardware's prefetch ends with each page.
 constexpr std::int64_t PREFETCH_AHEAD = 4096;
 
-// Applies the tokens to channels begin..end-1 of a head's state [head_dim, size], read from `from` (null: zeros), and
-// leaves the state after token i in `to(i)`, if that is not null; y becomes h C. Between tokens a state is as its
-// storage type S keeps it, as if each token had been a call of its own. `to(i)` may be `from`. `end_streams` is to
-// be called before another thread reads a state.
-// V is the number of vectors of a state, which stay in registers; or 0, for any `size`, with `h` [padded(size)] to use.
+// Apply the tokens to channels begin..end-1 of a head's state [head_dim, size], read from `from` (null: zeros), and
+// write the state after token i to `to(i)`, unless that is null; y becomes h C. Between tokens a state has its storage
+// type S, as if each token had been a call of its own. `to(i)` may be `from`. Call `end_streams` before another thread
+// reads a state.
+//
+// V is the number of vectors of a state, which stay in registers; or 0, for any `size`, with `h` [padded(size)] as
+// scratch memory.
 template <int V, bool NOISY, typename S, typename To>
 void update_channels(const HeadTokens& tokens, std::int64_t begin, std::int64_t end, std::int64_t size, const S* from,
                      const To& to, Float* h) {
@@ -142,7 +144,7 @@ void update_channels(const HeadTokens& tokens, std::int64_t begin, std::int64_t 
     }
 }
 
-// `update_channels` for states of any `size`, rounded with the tokens' noise if they have any.
+// Call `update_channels` for states of any `size`, rounded with the tokens' noise if they have any.
 template <typename S, typename To>
 void update_head(const HeadTokens& tokens, std::int64_t begin, std::int64_t end, std::int64_t size, const S* from,
                  const To& to, Float* h) {

@@ -1,8 +1,9 @@
-// The Mamba-2 recurrence of prefill rows, in chunks or token by token: src/ostinato/ops/state/ssd_scan.py is the definition.
+// The Mamba-2 recurrence of prefill rows, in chunks or token by token: src/ostinato/ops/state/ssd_scan.py is the
+// definition.
 //
-// A thread takes some heads of one group and one row at a time and goes through the row's tokens in order, so that their
-// states stay in its cache. Everything is in float32, or on matrix units as tile_scan.h says, and a head's bits do not
-// depend on what else there is to do.
+// A thread takes some heads of one group and one row at a time and processes the row's tokens in order, so that their
+// states stay in its cache. All values are float32, or split for matrix units (state/ssd_chunk_scan_amx.h). A head's
+// bits do not depend on other heads or rows.
 
 #include <optional>
 
@@ -33,12 +34,11 @@ struct SsdScan : Arguments {
     FIELD(Strided<INT32>, write_slots);  // [rows]
     FIELD(Checkpoints, checkpoints);
     FIELD(bool, recurrent);  // token by token, not in chunks
-    FIELD(std::optional<std::int64_t>, noise);  // of this layer, for stochastic rounding
+    FIELD(std::optional<std::int64_t>, noise);  // index of the layer, for stochastic rounding
     FIELD(Array<VALUES>, out);  // [tokens, heads, head_dim]
 };
 
-// Asks for rows of `size` elements that lie too far apart for the processor to foresee, into the cache behind the
-// nearest.
+// Prefetch rows of `size` elements into the L2 cache; they lie too far apart for the hardware to predict.
 template <typename T>
 void prefetch(const T* rows, std::int64_t stride, std::int64_t count, std::int64_t size) {
     constexpr std::int64_t LINE = 64 / sizeof(T);
@@ -47,7 +47,7 @@ void prefetch(const T* rows, std::int64_t stride, std::int64_t count, std::int64
     }
 }
 
-// Heads `first` to `first + count - 1`, of one group, along a row in chunks.
+// Scan heads `first` to `first + count - 1`, of one group, along a row in chunks.
 template <typename T, typename S, typename Scan>
 void scan_row(Scan& scan, const SsdScan& in, const Sizes& sizes, std::int64_t row, std::int64_t end,
               std::int64_t first, int count) {
@@ -100,12 +100,12 @@ void scan_row(Scan& scan, const SsdScan& in, const Sizes& sizes, std::int64_t ro
     }
 }
 
-// Heads `first` to `first + count - 1`, of one group, along a row, token by token as decoding does it: with the same
-// inner functions, so with the same bits.
+// Scan heads `first` to `first + count - 1`, of one group, along a row, token by token with decoding's inner functions,
+// hence with the same bits.
 template <typename T, typename S>
 void recur_row(const ThreadGroup& threads, const SsdScan& in, const Sizes& sizes, std::int64_t row, std::int64_t end,
                std::int64_t first, int count) {
-    constexpr std::int64_t SPAN = 16;  // tokens that a state's channel takes while it is in registers
+    constexpr std::int64_t SPAN = 16;  // tokens per load of a state's channel into registers
     const std::int64_t begin = in.row_starts.at<const std::int32_t>()[row];
     const std::int32_t read = in.read_slots.at<const std::int32_t>()[row];
     const std::int32_t write = *in.write_slots.row<const std::int32_t>(row);
@@ -147,7 +147,7 @@ void recur_row(const ThreadGroup& threads, const SsdScan& in, const Sizes& sizes
                 put_noise<S>(position + t - begin, *in.noise, sizes.state + head * sizes.head_dim, sizes.head_dim,
                              channel_noise + i * per_channel);
             }
-            // Between spans the state lies in the write slot, where nothing more is rounded.
+            // Between spans the state is in the write slot, where it is not rounded again.
             S* targets[SPAN] = {};
             for (const Checkpoint& taken : in.checkpoints) {
                 const std::int64_t last = begin + taken.offset - 1;
@@ -170,15 +170,15 @@ void recur_row(const ThreadGroup& threads, const SsdScan& in, const Sizes& sizes
     }
 }
 
-// Tokens that are computed as one chunk: the largest divisor of the model's chunk size up to `most`.
+// Return the tokens per chunk: the largest divisor of the model's chunk size up to `most`.
 std::int64_t chunk_length(std::int64_t chunk_size, std::int64_t most) {
     std::int64_t length = std::min(chunk_size, most);
     while (chunk_size % length) --length;
     return length;
 }
 
-// Calls body(row, its end, first head, number of heads) for this thread's parts of the work: each is some heads of one group along
-// a row. A head's bits do not depend on the others, so there are fewer at once if there would be too few parts.
+// Call body(row, its end, first head, number of heads) for this thread's parts of the work: some heads of one group
+// along a row. A head's bits do not depend on the others, so a thread takes fewer at once if there are few parts.
 template <typename Body>
 void each_part(const ThreadGroup& threads, std::int64_t tokens, const SsdScan& in, Body&& body) {
     const std::int64_t groups = in.B.shape[1], per_group = in.x.shape[1] / groups, rows = in.read_slots.shape[0];
@@ -216,7 +216,7 @@ void ssd_scan(const ThreadGroup& threads, std::int64_t tokens, const SsdScan& in
 #if defined(OSTINATO_TILES)
             if constexpr (std::is_same_v<T, bf16>) {
                 sizes.on_matrix_units = true;
-                // States of 16 bits are rounded after each chunk, in the same places on every processor.
+                // States of 16 bits are rounded after each chunk, at the same tokens on every processor.
                 if (sizeof(S) == 4) sizes.chunk = chunk_length(in.chunk_size, TILED_SCAN_CHUNK);
                 const tiles::Scope scope;
                 run(TileScan(sizes, threads));

@@ -22,18 +22,19 @@ struct StateUpdate : Arguments {
     FIELD(Strided<FLOATS>, ssm_states);  // [slots, heads, head_dim, size]
     FIELD(Array<INT32>, read_slots);  // [rows]
     FIELD(Strided<INT32>, write_slots);  // [rows, per_row]
-    FIELD(OptionalTensor<Array<INT32>>, start_positions);  // [rows]; not without noise
-    FIELD(std::optional<std::int64_t>, noise);  // of this layer, for stochastic rounding
+    FIELD(OptionalTensor<Array<INT32>>, start_positions);  // [rows]; required with noise
+    FIELD(std::optional<std::int64_t>, noise);  // index of the layer, for stochastic rounding
     FIELD(Array<VALUES>, out);  // as x
 
     void check(const Reader& given) const { given.expect(!noise || start_positions, "noise needs start_positions"); }
 };
 
-// Row r has the tokens r * per_row to r * per_row + per_row - 1. Threads share the channels of all rows.
+// Update all rows. Row r has the tokens r * per_row to r * per_row + per_row - 1. Threads share the channels of all
+// rows.
 void state_update(const ThreadGroup& threads, std::int64_t tokens, const StateUpdate& in) {
     const std::int64_t heads = in.x.shape[1], head_dim = in.x.shape[2], groups = in.B.shape[1], size = in.B.shape[2];
     const std::int64_t per_row = in.write_slots.shape[1];
-    const FlushDenormals flush;  // a state that nothing is added to decays for ever
+    const FlushDenormals flush;  // a state that nothing is added to decays forever
     const std::int64_t per_head = padded(heads), per_state = padded(size), per_channel = padded(head_dim);
     float* steps = threads.thread_scratch<float>(per_row * (2 * per_head + 3 * (per_state + per_channel)) + per_state);
     float* decays = steps + per_row * per_head;

@@ -1,4 +1,4 @@
-// The rows of a step, for kernels that keep a row's last inputs in slots.
+// Rows of a step, for kernels that keep a row's last inputs in slots.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 
 namespace ostinato {
 
-// The state after `offset` tokens of a prefill row also goes to `slot`.
+// Request to store the state after `offset` tokens of a prefill row in `slot` too.
 struct Checkpoint {
     std::int64_t row, offset, slot;
 };
@@ -26,8 +26,9 @@ inline bool from_python(PyObject* value, Checkpoints& to) {
     return true;
 }
 
-// Calls body(row, part) for this thread's parts of the work along rows, each of which is cut into `parts`. A part costs
-// as much as its row has tokens, `length_of(row)`, and belongs to the thread in whose share of all work its middle lies.
+// Call body(row, part) for this thread's parts of the work along rows, each of which is split into `parts`. A part
+// costs as much as its row has tokens, `length_of(row)`, and belongs to the thread in whose share of all work its
+// middle lies.
 template <typename Length, typename Body>
 void each_own_part(const ThreadGroup& threads, std::int64_t rows, const Length& length_of, std::int64_t parts, Body&& body) {
     std::int64_t work = 0, before = 0;
@@ -43,11 +44,11 @@ void each_own_part(const ThreadGroup& threads, std::int64_t rows, const Length& 
 
 struct StepRow {
     std::int64_t index, begin, end;  // tokens
-    std::int32_t read_slot;          // 0: nothing came before
+    std::int32_t read_slot;          // 0: there is no earlier state
 };
 
-// The rows as arguments. The first `num_decode_rows` have write_slots.shape[1] tokens each. They are read when the kernel
-// runs; checkpoints were copied.
+// Rows as arguments. The first `num_decode_rows` have write_slots.shape[1] tokens each. Tensors are read when the
+// kernel runs; checkpoints were copied.
 struct StepRows : Arguments {
     FIELD(Array<INT32>, row_starts);  // [rows + 1]
     FIELD(Array<INT32>, read_slots);  // [rows]
@@ -55,7 +56,7 @@ struct StepRows : Arguments {
     FIELD(std::int64_t, num_decode_rows);
     FIELD(Checkpoints, checkpoints);
 
-    // Calls body(StepRow) for all rows that have one of the first `tokens` tokens.
+    // Call body(StepRow) for all rows that have one of the first `tokens` tokens.
     template <typename Body>
     void each_row(std::int64_t tokens, Body&& body) const {
         const auto* starts = row_starts.at<const std::int32_t>();
@@ -69,14 +70,14 @@ struct StepRows : Arguments {
         }
     }
 
-    // Whether nobody reads what becomes of a row.
+    // Return whether the row is padding: nothing reads its result.
     bool is_padding(const StepRow& row) const {
         const auto* writes = write_slots.row<const std::int32_t>(row.index);
         return row.read_slot == 0 &&
                std::all_of(writes, writes + write_slots.shape[1], [](auto slot) { return slot == 0; });
     }
 
-    // Calls body(count, slot) for each slot to which a row's state after `count` of its tokens goes; never for slot 0.
+    // Call body(count, slot) for each slot to which the row's state after `count` of its tokens goes; never for slot 0.
     template <typename Body>
     void each_written(const StepRow& row, Body&& body) const {
         const auto* writes = write_slots.row<const std::int32_t>(row.index);

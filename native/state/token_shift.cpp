@@ -1,4 +1,4 @@
-// Each token's predecessor in its row, the last one of a row being kept in slots.
+// Each token's predecessor in its row; the last token of a row is kept in slots.
 
 #include "bind/kernel_binding.h"
 #include "core/simd.h"
@@ -13,7 +13,7 @@ struct TokenShift : StepRows {
     FIELD(Array<VALUES>, out);  // [tokens, channels]
 };
 
-// Threads share the channels.
+// Shift tokens; threads share the channels.
 void token_shift(const ThreadGroup& threads, std::int64_t tokens, const TokenShift& in) {
     const std::int64_t channels = in.x.shape[1];
     const Range mine = threads.split(channels, 64);

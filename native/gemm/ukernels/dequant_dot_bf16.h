@@ -1,5 +1,5 @@
-// Products of a few tokens with rows of weights that were made bfloat16 before, while the rows that come next are made so:
-// that takes other units of the processor than multiplications do.
+// Dot products of a few tokens with rows that were dequantized to bfloat16 before, while the next rows are dequantized:
+// the two use different units of the processor.
 #pragma once
 
 #include "gemm/block_ops.h"
@@ -9,7 +9,7 @@ namespace ostinato {
 
 static_assert(NR == 6);
 
-// total[t][r] += x[t] . w[r] for a part of DOT_ROWS rows and TOKENS tokens.
+// total[t][r] += x[t] . w[r] for a subblock of MR rows and TOKENS tokens.
 template <int TOKENS>
 __attribute__((always_inline)) inline void dot_subblock(const Tokens<bf16>& tokens, const bf16* w,
                                                          Float (&total)[TOKENS][MR]) {
@@ -25,10 +25,10 @@ __attribute__((always_inline)) inline void dot_subblock(const Tokens<bf16>& toke
     }
 }
 
-// A Source makes rows: a group of each, of up to GROUP_PARTS parts in BYTES, is prepared, and read part by part, TOGETHER of
-// which are alike.
+// A Source dequantizes rows. It prepares a superblock of each, of up to SUBBLOCKS subblocks in BYTES bytes, and then
+// reads it subblock by subblock; TOGETHER subblocks come from the same bytes.
 
-// Makes a part of DOT_ROWS rows.
+// Dequantize a subblock of MR rows.
 template <typename Source>
 __attribute__((always_inline)) inline void dequantize_subblock(const Source& source, int subblock, bf16* to) {
 #pragma GCC unroll 4
@@ -82,7 +82,7 @@ void dequant_dot(const DequantStep& work) {
             for (int first = 0; first < SUBBLOCKS; first += TOGETHER) {
 #pragma GCC unroll 4
                 for (int i = 0; i < TOGETHER; ++i, tokens.x += step, w += SUBBLOCK, to += SUBBLOCK) {
-                    // Some at a time: many at once are not all fetched.
+                    // A few lines at a time: of many at once, the processor drops some.
                     static_assert(SUBBLOCKS == 2 * MR);
                     const BlockByte* come = work.to_come[(first + i) / 2] + fetched + (first + i) % 2 * HALF;
                     for (int at = 0; at < HALF; at += 64) __builtin_prefetch(come + at, 0, 2);

@@ -1,7 +1,7 @@
-// Dot products of a few rows of weights with a few tokens: the inner loop of every matrix product here.
+// Dot products of a few rows of weights with a few tokens: the inner loop of the small-m drivers.
 //
-// Weights stay as the checkpoint has them, [out, in]: each dot product runs along `in`, in one accumulator, in ascending
-// order. So a result depends on its own token and row alone, however many of either are computed together.
+// Weights are used as the checkpoint has them, [n, k]. Each dot product runs along k in ascending order, in one
+// accumulator, so a result depends only on its own token and row, however many of either are computed together.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 
 namespace ostinato {
 
-// What is multiplied: X is the storage type of tokens, float or bf16; W that of weights.
+// Reading and multiplying of one vector of X (type of tokens: float or bf16) with one of W (storage type of weights).
 template <typename X, typename W>
 struct Dot {
     static constexpr int STEP = LANES;
@@ -42,7 +42,7 @@ struct Dot<bf16, W> {
         std::memcpy(&value, from, sizeof(value));
         return value;
     }
-    // Integers of 8 bits are bfloat16 numbers: the upper halves of what they are as float32.
+    // Read int8 values as bfloat16: the upper halves of their float32 bits.
     static Vector read(const std::int8_t* from) {
         alignas(64) static constexpr std::uint16_t UPPER[STEP] = {
             1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
@@ -64,7 +64,7 @@ struct Dot<bf16, W> {
 #endif
 
 #if defined(__AVX512F__)
-// The sums of four vectors, as four parts of 128 bits that are to be added up.
+// Return the sums of four vectors, as four parts of 128 bits that are still to be added.
 inline __m512 sum_parts(const Float* vectors) {
     const auto add_pairs = [](Float a, Float b) {
         return _mm512_add_ps(_mm512_unpacklo_ps((__m512)a, (__m512)b), _mm512_unpackhi_ps((__m512)a, (__m512)b));
@@ -74,7 +74,7 @@ inline __m512 sum_parts(const Float* vectors) {
 }
 #endif
 
-// Sums of four vectors.
+// Write the sums of four vectors.
 inline void sum4(const Float* vectors, float* sums) {
 #if defined(__AVX512F__)
     const __m512 abcd = sum_parts(vectors);
@@ -94,7 +94,7 @@ inline void sum4(const Float* vectors, float* sums) {
 #endif
 }
 
-// Sums of two times four vectors, each with the bits that `sum4` gives.
+// Write the sums of two times four vectors, with the bits of `sum4`.
 inline void sum8(const Float* first, const Float* second, float* first_sums, float* second_sums) {
 #if defined(__AVX512F__)
     const __m512 a = sum_parts(first), b = sum_parts(second);
@@ -112,33 +112,33 @@ constexpr int MR = 4;
 #if defined(__AVX512F__)
 constexpr int NR = 6;  // 24 accumulators, 4 rows and a token: 29 of 32 registers
 #elif defined(__AVX2__)
-constexpr int NR = 4;  // 12 accumulators, 3 tokens and a row: 16 of 16 registers; of 4 tokens, 2 rows at a time
+constexpr int NR = 4;  // 12 accumulators, 3 tokens and a row: 16 of 16 registers; 4 tokens take 2 rows at a time
 #else
 constexpr int NR = 2;  // 8 accumulators, 4 rows and a token: 13 of 16 registers
 #endif
 
-// Rows whose sums with so many tokens are in registers together.
+// Rows whose sums with TOKENS tokens are in registers together.
 template <int TOKENS>
 constexpr int ROWS_IN_REGISTERS = LANES == 8 && TOKENS > 3 ? 2 : MR;
 
-// A few tokens as the inner loop reads them: `x` [steps][TOKENS][STEP], packed, or in place, `stride` elements apart.
+// A few tokens as the inner loop reads them: packed as [steps][TOKENS][STEP], or in place, `stride` elements apart.
 template <typename X>
 struct Tokens {
     const X* x;
     std::int64_t stride;  // 0: packed
 };
 
-// to[t][r] += x[t][i] * w[r][i] for elements `begin` to `end`, TOKENS tokens and ROWS rows. `begin` is a multiple of
-// STEP; packed tokens are padded with zeros to one.
+// total[t][r] += x[t][i] * w[r][i] for elements `begin` to `end`, TOKENS tokens and ROWS rows. `begin` is a multiple of
+// STEP; packed tokens are padded with zeros to a multiple of it.
 //
-// PREFETCH rows of what comes next are fetched into the cache meanwhile; N is their storage type.
+// Meanwhile PREFETCH of the next rows are prefetched, whose storage type is N.
 template <int PREFETCH, bool PACKED, typename X, typename W, typename N, int TOKENS, int ROWS>
 __attribute__((always_inline)) inline void dot_span(const Tokens<X>& tokens, const W* const* w, const N* const* next,
                                                     std::int64_t begin, std::int64_t end, Float (&total)[TOKENS][ROWS]) {
     using D = Dot<X, W>;
     const std::int64_t token_stride = PACKED ? D::STEP : tokens.stride;
     const X* x = tokens.x + (PACKED ? begin * TOKENS : begin);
-    // The lesser number of rows and tokens is held in registers, and the others come one by one.
+    // The fewer of rows and tokens are held in registers, and the others are loaded one by one.
     const auto multiply = [&](auto&& token, auto&& row) __attribute__((always_inline)) {
         if constexpr (LANES == 8 && TOKENS < ROWS) {
             typename D::Vector held[TOKENS];
@@ -178,7 +178,7 @@ __attribute__((always_inline)) inline void dot_span(const Tokens<X>& tokens, con
     }
 }
 
-// Zeros, in registers: an initialiser would write them to memory first.
+// Set sums to zero in registers: an initialiser would write them to memory first.
 template <int TOKENS, int ROWS>
 __attribute__((always_inline)) inline void clear(Float (&total)[TOKENS][ROWS]) {
 #pragma GCC unroll 6
@@ -190,7 +190,7 @@ __attribute__((always_inline)) inline void clear(Float (&total)[TOKENS][ROWS]) {
 
 // sums[t * sums_stride + r] = sum_i x[t][i] * w[r][i] for TOKENS tokens and ROWS rows of `size` elements.
 //
-// With `scales`, weights have one factor per `group` elements of a row, a multiple of STEP: row r's begin at scales[r].
+// `scales` are optional: one factor per `group` elements of a row, a multiple of STEP; row r's begin at scales[r].
 template <int TOKENS, int ROWS, int PREFETCH, bool PACKED, typename X, typename W, typename N>
 __attribute__((always_inline)) inline void dot_few_rows(const Tokens<X>& tokens, const W* const* w, const N* const* next,
                                                         std::int64_t size, const float* const* scales, std::int64_t group,
@@ -232,7 +232,7 @@ __attribute__((always_inline)) inline void dot_few_rows(const Tokens<X>& tokens,
     }
 }
 
-// The same for DOT_ROWS rows.
+// Compute `dot_few_rows` for MR rows.
 template <int TOKENS, int PREFETCH, bool PACKED, typename X, typename W, typename N>
 inline void dot_block(const Tokens<X>& tokens, const W* const* w, const N* const* next, std::int64_t size,
                       const float* const* scales, std::int64_t group, float* sums, int sums_stride) {
@@ -248,16 +248,17 @@ inline void dot_block(const Tokens<X>& tokens, const W* const* w, const N* const
     }
 }
 
-struct BlockByte;  // weights in blocks, which have products of their own (gemm/block_ops.h)
+struct BlockByte;  // weights in blocks, which have their own dot products (gemm/block_ops.h)
 
-// Tokens that are multiplied with rows of W at a time: with blocks and 16 registers fewer, as integers are in registers, too.
+// Most tokens multiplied with rows of W at a time. With blocks and 16 registers they are fewer, as integers take
+// registers too.
 template <typename W>
 constexpr int MAX_DOT_TOKENS = std::is_same_v<W, BlockByte> && LANES < 16 ? 2 : NR;
 
-// Tokens that are multiplied with rows in blocks at once.
+// Most i16 tokens multiplied with rows in blocks at a time.
 constexpr int MAX_I16_TOKENS = LANES == 8 ? std::min(I16_NR, MAX_I16_BLOCK_TOKENS_AVX2) : I16_NR;
 
-// Calls `body` with the number of tokens, up to TOKENS, as a constant.
+// Call `body` with the number of tokens, up to TOKENS, as a constant.
 template <int TOKENS = I16_NR, typename Body>
 inline void with_i16_tokens(int tokens, Body&& body) {
     if constexpr (TOKENS > 0) {
@@ -269,16 +270,15 @@ inline void with_i16_tokens(int tokens, Body&& body) {
     }
 }
 
-// From how many blocks of tokens on rows are first made the type that tokens are multiplied in, as measured: with vectors of
-// 4, where blocks are small, from the second; where that takes several instructions, from the third; elsewhere never.
+// Blocks of tokens from which on rows are first converted to the type that is multiplied, as measured: two with vectors
+// of 4, where blocks are small; three where a conversion takes several instructions; elsewhere never.
 template <typename X, typename W>
 constexpr int MIN_BLOCKS_TO_WIDEN = std::is_same_v<X, W> || std::is_same_v<W, BlockByte> ? std::numeric_limits<int>::max()
                             : LANES < 8                  ? 2
                             : Dot<X, W>::STEP > LANES    ? 3
                                                          : std::numeric_limits<int>::max();
 
-// to[i] = from[i] as tokens of storage type X are multiplied with it, for `size` elements; zeros behind them, to a whole
-// step.
+// to[i] = from[i], converted to X, for `size` elements, with zeros up to a whole step.
 template <typename X, typename W>
 inline void widen_row(const W* from, std::int64_t size, X* to) {
     using D = Dot<X, W>;

@@ -1,10 +1,11 @@
-// Products with weights in blocks where pairs of bfloat16 are multiplied.
+// Dot products in bfloat16 pairs with weights in blocks.
 //
-// Exactly: tokens are multiplied with a block's integers, which bfloat16 has a place for each of; what 32 elements give is
-// multiplied by their scale in float32, and with minima the sum of 32 elements of a token by theirs. That is as much work
-// again for each token. So more tokens are multiplied with weights that were rounded to bfloat16.
+// The exact product multiplies tokens with a block's integers, which bfloat16 represents exactly. The sum of 32
+// products is multiplied by their scale in float32; with minima, the sum of 32 elements of a token is multiplied by the
+// minimum. That doubles the work for each token. So more tokens are multiplied with weights that were rounded to
+// bfloat16.
 //
-// In both, sums go on in ascending order in one accumulator: a result depends on its own token and row alone.
+// In both, sums run in ascending order in one accumulator: a result depends only on its own token and row.
 #pragma once
 
 #include "gemm/ukernels/dequant_dot_bf16.h"
@@ -14,7 +15,7 @@
 namespace ostinato {
 
 #if defined(__AVX512BF16__)
-// A part's integers.
+// Return the integers of a subblock.
 template <typename F>
 inline __m512bh integers_of(const std::uint8_t* block, int subblock, [[maybe_unused]] const Table& table) {
     if constexpr (IS_FLOAT8<F>) {
@@ -26,7 +27,7 @@ inline __m512bh integers_of(const std::uint8_t* block, int subblock, [[maybe_unu
     }
 }
 
-// Its weights, each rounded once.
+// Return the weights of a subblock, each rounded once.
 template <typename F>
 inline __m512bh rounded_weights(const std::uint8_t* block, int subblock, const BlockScalesBf16<F>& scales, int of_superblock) {
     if constexpr (F::BITS < 6) {
@@ -41,7 +42,7 @@ inline __m512bh rounded_weights(const std::uint8_t* block, int subblock, const B
         const float scale = scales.scale(of_superblock);
         return _mm512_cvtne2ps_pbh((__m512)(load(integers + LANES) * scale), (__m512)(load(integers) * scale));
     } else {
-        // The even ones and the odd ones, each as the upper half of a float; then in turns again.
+        // Even and odd weights are each the upper half of a float, and are interleaved at the end.
         const __m512i integers = (__m512i)look_up<F>(block, subblock, table_of<F>(block)), upper = _mm512_set1_epi32(-65536);
         const Float scale = scales.of_pairs(of_superblock);
         const Float even = (Float)_mm512_slli_epi32(integers, 16) * scale;
@@ -114,7 +115,7 @@ void dot_blocks(const Tokens<bf16>& tokens, const BlockByte* const* rows, const 
     for (int t = 0; t < TOKENS; ++t) sum4(total[t], sums + t * stride);
 }
 
-// A group of each of some rows, with its scales.
+// A superblock of each of some rows, with its scales.
 template <typename F, int ROWS>
 struct SuperblockRows {
     static constexpr int TOGETHER = NibblePlaces<F>::TOGETHER, SUBBLOCKS_PER_BLOCK = F::ELEMENTS / SUBBLOCK, BLOCKS = BlockScalesBf16<F>::BLOCKS;
@@ -123,7 +124,7 @@ struct SuperblockRows {
     const std::uint8_t* block[ROWS];
     BlockScalesBf16<F> scales[ROWS];
 
-    // Of rows of which so many parts are left from it on.
+    // Prepare a superblock of rows that have `subblocks` subblocks left.
     [[gnu::always_inline]] void prepare(const BlockByte* const* rows, std::int64_t superblock, std::int64_t subblocks) {
         const int here = static_cast<int>(std::min<std::int64_t>(BLOCKS, subblocks / SUBBLOCKS_PER_BLOCK));
         for (int r = 0; r < ROWS; ++r) {
@@ -137,11 +138,12 @@ struct SuperblockRows {
     }
 };
 
-// sums[t * stride + r] of up to TOKENS, an even number, and DOT_ROWS rows of rounded weights: 24 accumulators, two rows
-// that are multiplied, two that are being made, and a token. Behind the last of `some` tokens it is multiplied once more.
+// sums[t * stride + r] of `some` tokens, up to TOKENS, which is even, and MR rows of rounded weights: 24 accumulators,
+// two rows that are multiplied, two that are dequantized, and a token. Behind the last token it is multiplied once
+// more.
 //
-// What rounds weights takes the units that multiply, and waits for all multiplications before it; those that need the
-// weights wait for it in turn. So weights are made a part ahead, and their scales a group.
+// Rounding weights uses the multipliers and waits for the multiplications before it, and the products that need the
+// weights wait for it. So weights are dequantized a subblock ahead, and their scales a superblock ahead.
 template <typename F, int TOKENS>
 void dot_bf16_blocks_pairwise(int some, const Tokens<bf16>& tokens, const BlockByte* const* rows, const RowPrefetch& next,
                      std::int64_t count, float* sums, int stride) {
@@ -164,7 +166,7 @@ void dot_bf16_blocks_pairwise(int some, const Tokens<bf16>& tokens, const BlockB
             const std::int64_t begin = superblock * SUBBLOCKS, next_superblock = std::min(superblock + 1, superblocks - 1);
             const int subblocks = static_cast<int>(std::min<std::int64_t>(SUBBLOCKS, row_subblocks - begin));
             if (first_row == 0) next(begin / Group::SUBBLOCKS_PER_BLOCK * F::BYTES, subblocks / Group::SUBBLOCKS_PER_BLOCK * F::BYTES);
-            // Behind the last it is prepared once more.
+            // Behind the last superblock, the last one is prepared once more.
             then.prepare(rows + first_row, next_superblock, row_subblocks - next_superblock * SUBBLOCKS);
 #pragma GCC unroll 1
             for (int first = 0; first < subblocks; first += TOGETHER) {
@@ -180,7 +182,8 @@ void dot_bf16_blocks_pairwise(int some, const Tokens<bf16>& tokens, const BlockB
                             made[r] = (is_last ? then : here).read(r, is_last ? 0 : first + TOGETHER);
                         }
                     }
-                    // Has the compiler make these before it multiplies the ones before, not when they are needed.
+                    // Have the compiler dequantize these before it multiplies the previous ones, not when they are
+                    // needed.
                     asm("" : "+v"(total[0][0]), "+v"(total[0][1]) : "v"((__m512i)made[0]), "v"((__m512i)made[1]));
 #pragma GCC unroll 12
                     for (int t = 0; t < TOKENS; ++t) {
@@ -205,8 +208,8 @@ void dot_bf16_blocks_pairwise(int some, const Tokens<bf16>& tokens, const BlockB
     }
 }
 
-// From how many tokens on rounding a format's weights costs less than scaling its sums, token by token. Results follow:
-// a number for all formats of so many bits, as docs/architecture/integer-products.md has it.
+// Tokens from which on rounding a format's weights costs less than scaling its sums token by token. Results depend on
+// it; all formats of the same bits share a value, as docs/architecture/integer-products.md says.
 template <typename F>
 constexpr int MIN_BF16_TOKENS = F::BITS == 6 ? 5 : 3;
 
@@ -215,7 +218,8 @@ void dot_bf16_blocks(int tokens, const Tokens<bf16>& x, const BlockByte* const* 
                         int prefetch, std::int64_t count, float* sums, int stride) {
     const RowPrefetch to_come{next, prefetch};
     const auto few = [&](auto some) {
-        if constexpr (some.value >= MIN_BF16_TOKENS<F>) {  // of more tokens, blocks have half of WIDE_TOKENS at least
+        // Blocks of more tokens have at least half of MAX_BF16_TOKENS.
+        if constexpr (some.value >= MIN_BF16_TOKENS<F>) {
             dot_blocks<F, some.value, true>(x, rows, to_come, count, sums, stride);
         }
     };
@@ -232,7 +236,7 @@ void dot_bf16_blocks(int tokens, const Tokens<bf16>& x, const BlockByte* const* 
     }
 }
 
-// to[i] = the weights `begin` to `end` of a row.
+// to[i] = weights `begin` to `end` of a row.
 template <typename F>
 void dequantize_blocks_to_bf16(const BlockByte* row, std::int64_t begin, std::int64_t end, bf16* to) {
     constexpr int BLOCKS = BlockScalesBf16<F>::BLOCKS, SUBBLOCKS_PER_BLOCK = F::ELEMENTS / SUBBLOCK;

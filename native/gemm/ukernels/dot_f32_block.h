@@ -1,8 +1,9 @@
-// Products with weights in blocks: a few tokens with a few rows, and rows made plain numbers.
+// Dot products of a few float32 tokens with a few rows in blocks, dequantizing of rows, and the table entry of a
+// format.
 //
-// Tokens are multiplied with a block's integers, or float8 numbers; what 32 elements give is multiplied by their scale, and
-// with minima the sum of 32 elements of a token by theirs. So a scale takes one instruction for 32 weights, not for each.
-// Sums go on in ascending order in one accumulator: a result depends on its own token and row alone.
+// Tokens are multiplied with a block's integers or float8 numbers. The sum of 32 products is multiplied by their scale;
+// with minima, the sum of 32 elements of a token is multiplied by the minimum. So a scale costs one instruction per 32
+// weights. Sums run in ascending order in one accumulator: a result depends only on its own token and row.
 #pragma once
 
 #include "gemm/ukernels/dot_bf16_block.h"
@@ -13,10 +14,10 @@
 
 namespace ostinato {
 
-constexpr int VECTORS = SUBBLOCK / LANES;  // of a part
+constexpr int VECTORS = SUBBLOCK / LANES;  // per subblock
 
 #if defined(__AVX2__) && !defined(__AVX512F__)
-// Eight bytes, each as 32 bits.
+// Zero-extend eight bytes to 32 bits.
 inline __m256i widened(const std::uint8_t* from) {
     return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
 }
@@ -26,7 +27,7 @@ inline Float low_halves(__m256i bytes) { return (Float)_mm256_cvtepi32_ps(_mm256
 inline Float high_halves(__m256i bytes) { return (Float)_mm256_cvtepi32_ps(_mm256_srli_epi32(bytes, 4)); }
 #endif
 
-// The integers of a part, as floats; those of raw formats as they stand there.
+// The integers of a subblock as floats; without their sign where READS_UNSIGNED.
 template <typename F>
 struct SubblockF32 {
     Float numbers[VECTORS];
@@ -85,7 +86,7 @@ void dequantize_blocks(const BlockByte* row, std::int64_t begin, std::int64_t en
     }
 }
 
-// total[t][r] += token t . part `part` of each row's block, whose factors begin at `at`.
+// total[t][r] += token t . subblock `subblock` of each row's block, whose scales begin at `at`.
 template <typename F, int TOKENS>
 [[gnu::always_inline]] inline void multiply_part(const float* x, std::int64_t token_stride, std::int64_t step,
                                                  const std::uint8_t* const* block, const BlockScales<F>* factors, int subblock,

@@ -1,5 +1,5 @@
-// Products of a few tokens in 16-bit integers with rows in blocks, for AVX2 alone. What a scale belongs to is added up in
-// integers; minima are multiplied with the sums of the token's elements.
+// Dot products of a few i16 tokens with rows in blocks, for AVX2. Products that share a scale are added in integers;
+// minima are multiplied with the sums of the token's elements.
 #pragma once
 
 #include "gemm/block_ops.h"
@@ -16,7 +16,7 @@ inline Float placed(Float values, int a, int b, int c, int d) {
     return (Float)_mm256_permutevar8x32_ps((__m256)values, _mm256_setr_epi32(a, a, b, b, c, c, d, d));
 }
 
-// Of each part of a group, what SCALED elements have.
+// Spread scales, one per SCALED elements, to the subblocks of a superblock.
 template <typename F>
 inline Float per_subblock(const float* each) {
     const Float all = load(each);
@@ -25,7 +25,7 @@ inline Float per_subblock(const float* each) {
     return all;
 }
 
-// Scales of a part. With two of them, a half of a vector holds what belongs to each, as integers are spread.
+// Scales per subblock. If there are two, each half of a vector holds the integers of one, as `spread` orders them.
 template <typename F>
 constexpr int SCALES_PER_SUBBLOCK = F::SCALED < SUBBLOCK ? 2 : 1;
 
@@ -35,7 +35,7 @@ inline Float scale_at(const float* scales, int subblock) {
     return (Float)_mm256_blend_ps((__m256)splat(scales[2 * subblock]), (__m256)splat(scales[2 * subblock + 1]), 0xF0);
 }
 
-// Blocks of a group of each row, and what the sums of each part and token are multiplied with.
+// Blocks of a superblock of each row, and the factors of the sums of each subblock and token.
 template <typename F, int TOKENS>
 struct I16Superblock {
     const std::uint8_t* block[MR];
@@ -46,7 +46,7 @@ template <typename F, int TOKENS>
 void dot_i16_blocks(const Tokens<i16>& tokens, const BlockByte* const* rows, const RowPrefetch& next,
                       std::int64_t count, float* sums, int stride) {
     constexpr int BLOCKS = BlockScales<F>::BLOCKS, SUBBLOCKS_PER_BLOCK = F::ELEMENTS / SUBBLOCK;
-    constexpr int TOGETHER = std::clamp(F::SCALED, SUBBLOCK, I16_SCALE_SPAN) / SUBBLOCK;  // parts that are added up in integers
+    constexpr int TOGETHER = std::clamp(F::SCALED, SUBBLOCK, I16_SCALE_SPAN) / SUBBLOCK;  // subblocks added in integers
     constexpr int READ = UnpackI16Avx2<F>::TOGETHER, STEP = std::max(TOGETHER, READ);
     constexpr int ROWS = I16_MR<TOKENS>, SCALES = SCALES_PER_SUBBLOCK<F>;
     constexpr bool HAS_MINIMUM = F::HAS_MINIMUM || F::HAS_ZERO, HAS_LEAST = UnpackI16Avx2<F>::LEAST != 0;
@@ -55,7 +55,7 @@ void dot_i16_blocks(const Tokens<i16>& tokens, const BlockByte* const* rows, con
     for (int r = 0; r < MR; ++r) {
         for (int t = 0; t < TOKENS; ++t) total[r][t] = low[r][t] = Float{};
     }
-    std::uint8_t rest[MR][BLOCKS * F::BYTES];  // of rows that are no whole groups: their last blocks, then zeros
+    std::uint8_t rest[MR][BLOCKS * F::BYTES];  // last blocks of rows that are no whole superblocks, then zeros
     I16Superblock<F, TOKENS> superblocks[2];
     const auto prepare = [&](std::int64_t b, I16Superblock<F, TOKENS>& superblock) __attribute__((always_inline)) {
         for (int r = 0; r < MR; ++r) superblock.block[r] = &rows[r][b * F::BYTES].byte;
@@ -91,7 +91,7 @@ void dot_i16_blocks(const Tokens<i16>& tokens, const BlockByte* const* rows, con
     const i16* x = tokens.x;
     int now = 0;
     for (std::int64_t b = 0; b < count; b += BLOCKS, x += SUPERBLOCK, now ^= 1) {
-        // What comes next is prepared before it is needed: that takes many instructions which wait for each other.
+        // The next superblock is prepared early, as that takes many instructions that wait for each other.
         if (b + BLOCKS < count) prepare(b + BLOCKS, superblocks[now ^ 1]);
         next(b * F::BYTES, std::min<std::int64_t>(BLOCKS, count - b) * F::BYTES);
         const I16Superblock<F, TOKENS>& superblock = superblocks[now];

@@ -1,6 +1,6 @@
-// Products of a few tokens in 16-bit integers with rows in blocks, for AVX-512: one instruction multiplies 32 pairs and adds
-// them in twos to what it had (without VNNI, two instructions). What a scale belongs to is added up in integers; minima are
-// multiplied with the sums of the token's elements.
+// Dot products of a few i16 tokens with rows in blocks, for AVX-512: one instruction multiplies 32 pairs and adds each
+// to a sum (two instructions without VNNI). Products that share a scale are added in integers; minima are multiplied
+// with the sums of the token's elements.
 #pragma once
 
 #include "gemm/block_ops.h"
@@ -20,8 +20,8 @@ inline __m512i add_products(__m512i to, __m512i a, __m512i b) {
 #endif
 }
 
-// The scales of a group's eight parts, with zeros behind, or of Q6_K, which has sixteen; and what is to be added for each
-// part, times the sum of its elements of a token.
+// Scales of a superblock's eight subblocks, with zeros behind, or the sixteen of Q6_K; and the minimum of each
+// subblock, which is multiplied with the sum of a token's elements.
 template <typename F>
 struct I16SuperblockScales {
     static constexpr bool HAS_MINIMUM = F::HAS_MINIMUM || F::HAS_ZERO || UnpackI16<F>::LEAST != 0;
@@ -58,7 +58,7 @@ struct I16SuperblockScales {
   private:
     static __m512 eight(__m256 floats) { return _mm512_zextps256_ps512(floats); }
 
-    // Of each block, for each of its parts.
+    // Spread one value per block to its subblocks.
     static __m512 per_subblock(__m256 each) {
         constexpr int SUBBLOCKS_PER_BLOCK = F::ELEMENTS / SUBBLOCK;
         if constexpr (SUBBLOCKS_PER_BLOCK == 1) return eight(each);
@@ -67,7 +67,7 @@ struct I16SuperblockScales {
     }
 };
 
-// What a token has for each part of a group, in the places of such scales.
+// Load a token's values per subblock of a superblock, in the order of its scales.
 template <typename F>
 inline __m512 of_token(const float* each) {
     const __m512 eight = _mm512_zextps256_ps512(_mm256_loadu_ps(each));
@@ -75,7 +75,8 @@ inline __m512 of_token(const float* each) {
     return _mm512_permutexvar_ps(_mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7), eight);
 }
 
-// Which of a group's scales belongs to each sum of the first two vectors that Words<F> reads, or of the others.
+// Return the index of the scale of each lane, for the sums of the first two vectors that UnpackI16<F> reads, or of the
+// second two.
 template <typename F>
 constexpr std::array<std::int32_t, 16> places_of_scales(int step, int second) {
     constexpr I16Order ORDER = UnpackI16<F>::ORDER;
@@ -95,7 +96,7 @@ void dot_i16_blocks(const Tokens<i16>& tokens, const BlockByte* const* rows, con
                       std::int64_t count, float* sums, int stride) {
     using Read = UnpackI16<F>;
     constexpr int BLOCKS = SUPERBLOCK / F::ELEMENTS, STEPS = SUPERBLOCK / STEP_ELEMENTS;
-    constexpr int SUMS = Read::ORDER == I16Order::BLOCKS ? 1 : 2;  // of a step: each belongs to parts of its own
+    constexpr int SUMS = Read::ORDER == I16Order::BLOCKS ? 1 : 2;  // per step; each has subblocks of its own
     const I16TokenLayout layout(count * F::ELEMENTS);
     __m512 total[TOKENS][MR];
 #pragma GCC unroll 4
@@ -154,7 +155,7 @@ void dot_i16_blocks(const Tokens<i16>& tokens, const BlockByte* const* rows, con
     }
     if (BLOCKS > 1 && b < count) {
         next(b * F::BYTES, (count - b) * F::BYTES);
-        // Of rows that are no whole groups: their last blocks, then zeros.
+        // Rows that are no whole superblocks: their last blocks, then zeros.
         std::uint8_t rest[MR][BLOCKS * F::BYTES] = {};
         const std::uint8_t* block[MR];
         for (int r = 0; r < MR; ++r) {

@@ -1,4 +1,4 @@
-// Dot products of a few tokens in 16-bit integers with rows of 8-bit weights that have a scale per row, for AVX2.
+// Dot products of a few i16 tokens with int8 rows that have one scale, for AVX2.
 #pragma once
 
 #include "gemm/ukernels/dot.h"
@@ -8,14 +8,15 @@
 
 namespace ostinato {
 
-// Compilers put additions off until all that is to be added is there, and run out of registers for it: here it is needed.
+// Keep `value` in a register. Otherwise compilers delay additions until all addends are there, and run out of
+// registers.
 inline void keep_in_register(__m256i& value) { asm("" : "+x"(value)); }
 
-// Rows that a number of tokens is multiplied with at once: their sums stay in registers.
+// Rows multiplied with TOKENS tokens at once: their sums stay in registers.
 template <int TOKENS>
 constexpr int I16_MR = TOKENS == 1 ? MR : 2;
 
-// sums[t * stride + r] = tokens[t] . rows[r] for 8-bit weights without their scales.
+// sums[t * stride + r] = tokens[t] . rows[r] for int8 weights without their scales.
 template <int TOKENS>
 void dot_i16_i8(const Tokens<i16>& tokens, const std::int8_t* const* rows, std::int64_t in, float* sums, int stride) {
     constexpr int ROWS = I16_MR<TOKENS>;
@@ -24,7 +25,7 @@ void dot_i16_i8(const Tokens<i16>& tokens, const std::int8_t* const* rows, std::
     for (int r = 0; r < MR; ++r) {
         for (int t = 0; t < TOKENS; ++t) total[r][t] = Float{};
     }
-    // Of elements `begin` to `begin + FIXED_SPAN`, which stand at `from` in each of `some`.
+    // Multiplies elements `begin` to `begin + I16_SCALE_SPAN`, which are at `from` in each of `some`.
     const auto multiply = [&](const std::int8_t* const* some, std::int64_t from, std::int64_t begin)
         __attribute__((always_inline)) {
         const i16* x = tokens.x + begin;

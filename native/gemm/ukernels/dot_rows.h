@@ -1,5 +1,5 @@
-// Dot products of tokens, in place, with rows of a weight: for the products in which each thread has rows of its own and
-// tokens pass by in groups that stay in the L2.
+// Dot products of tokens in place with rows of a weight, for products in which each thread has rows of its own and
+// tokens come in groups that stay in the L2 cache.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@ namespace ostinato {
 
 static_assert(4 * NR <= MIN_GROUP_TOKENS);
 
-// The most tokens of `size` elements that are to pass by at a time.
+// Return the most tokens of `size` elements in a group.
 template <typename X>
 inline std::int64_t tokens_in_cache(std::int64_t size) {
     return std::max<std::int64_t>(L2_TOKEN_BYTES / (size * sizeof(X)), 4 * NR);
@@ -28,8 +28,8 @@ inline void dot_up_to(int tokens, const Args&... args) {
     }
 }
 
-// Rows that are multiplied at once, from number `row` on, of those before `end`; and those that are fetched meanwhile, which
-// are at `next` behind the last. Behind the last row of all it is computed once more, and thrown away.
+// MR rows from number `row` on, up to `end`, and the rows prefetched meanwhile, which continue at `next`. Behind the
+// last row it is the last row again, whose result is not used.
 template <typename W>
 struct RowGroup {
     std::int64_t number[MR];
@@ -44,10 +44,9 @@ struct RowGroup {
     }
 };
 
-// sums[t * stride + r] = x[t] . row `begin + r`, for all tokens and the rows before `end`; up to DOT_ROWS - 1 more sums are
-// written. Meanwhile the rows from `next` on, which are to come then, are fetched. Rows of another type than the tokens are
-// made theirs once, if they are multiplied several times and `wide` is room for them: DOT_ROWS rows, `wide_stride` apart,
-// of whole steps.
+// sums[t * stride + r] = x[t] . row `begin + r`, for all tokens and the rows up to `end`; up to MR - 1 more sums are
+// written. Meanwhile the rows from `next` on are prefetched. Rows of another type than X are converted once if they are
+// multiplied several times and `wide` is not null: it has room for MR rows, `wide_stride` apart, of whole steps.
 template <typename X, typename W>
 void dot_rows(const WeightView<W>& rows, std::int64_t begin, std::int64_t end, const W* next, std::int64_t tokens, const X* x,
               std::int64_t x_stride, float* sums, int stride, X* wide = nullptr, std::int64_t wide_stride = 0) {
@@ -102,7 +101,7 @@ void dot_rows(const WeightView<W>& rows, std::int64_t begin, std::int64_t end, c
 }
 
 #if defined(OSTINATO_I16)
-// The same of tokens that are 16-bit integers, `x_stride` apart, with rows in blocks.
+// Compute `dot_rows` for i16 tokens, `x_stride` apart, with rows in blocks.
 inline void dot_rows(const WeightView<BlockByte>& rows, std::int64_t begin, std::int64_t end, const BlockByte* next,
                      std::int64_t tokens, const i16* x, std::int64_t x_stride, float* sums, int stride) {
     const EvenBlocks blocks(tokens, MAX_I16_TOKENS);

@@ -1,8 +1,8 @@
-// Rows in blocks as panels of floats, for narrow.h, and of integers, for fixed_panel.h: eight rows, 32 elements of each at a
-// time.
+// Packing of rows in blocks into panels of floats, for gemm/large_m_avx2.h, and of integers, for
+// gemm/large_m_i16_avx2.h: a subblock of eight rows at a time.
 //
-// Integers are transposed while four of a row are 32 bits, or eight that are halves of bytes. What is of the same place in
-// eight rows is a vector then, and so are the scales of the eight.
+// Integers are transposed while four of a row, or eight half bytes, are 32 bits. Afterwards a vector holds the same
+// element of eight rows, and another their eight scales.
 #pragma once
 
 #include "core/transpose.h"
@@ -12,14 +12,14 @@
 
 namespace ostinato {
 
-// Scales of eight rows, and what is added, for the elements of a block.
+// Scales and minima of eight rows, for the elements of a block.
 template <typename F>
 struct PanelScales {
     static constexpr int EACH = F::ELEMENTS / F::SCALED;
-    static constexpr bool IN_WORD = F::HALF_SCALED || F::HAS_ZERO;  // at the beginning of a block
+    static constexpr bool IN_WORD = F::HALF_SCALED || F::HAS_ZERO;  // true if scales are at the beginning of a block
     static constexpr bool HAS_MINIMUM = BlockScales<F>::HAS_MINIMUM;
     Float scale[EACH], minimum[HAS_MINIMUM ? EACH : 1];
-    __m256i zeros;  // of formats that have such, in 32 bits
+    __m256i zeros;  // zero points in 32 bits, of formats that have them
 
     [[gnu::always_inline]] explicit PanelScales(const std::uint8_t* const (&block)[LANES]) {
         if constexpr (IN_WORD) {
@@ -76,7 +76,7 @@ struct PanelScales {
     }
 };
 
-// The integers of byte BYTE of each 32 bits: all of its bits, with their sign, or the LOW or upper half of them.
+// Return the integers in byte BYTE of each 32 bits: sign-extended, or its low (LOW) or upper half.
 template <int BYTE>
 inline __m256i whole_byte(__m256i fours) {
     return _mm256_srai_epi32(_mm256_slli_epi32(fours, 24 - 8 * BYTE), 24);
@@ -88,7 +88,7 @@ inline __m256i half_byte(__m256i fours) {
     return _mm256_and_si256(_mm256_srli_epi32(fours, SHIFT), _mm256_set1_epi32(15));
 }
 
-// to[i * stride] = element i of part `part` of eight rows' blocks, for i < PART.
+// to[i * stride] = element i of subblock `subblock` of eight rows' blocks, for i < SUBBLOCK.
 template <typename F>
 [[gnu::always_inline]] inline void pack_subblock(const std::uint8_t* const (&block)[LANES], int subblock,
                                              const PanelScales<F>& factors, int stride, Float* to) {
@@ -137,7 +137,7 @@ template <typename F>
     }
 }
 
-// panel[(i - begin) * stride] = elements i, `begin` to `end`, of eight rows: both are multiples of PART.
+// panel[(i - begin) * stride] = elements `begin` to `end` of eight rows; both are multiples of SUBBLOCK.
 template <typename F>
 void pack_blocks(const BlockByte* const* rows, std::int64_t begin, std::int64_t end, int stride, Float* panel) {
     for (std::int64_t i = begin; i < end;) {
@@ -151,21 +151,22 @@ void pack_blocks(const BlockByte* const* rows, std::int64_t begin, std::int64_t 
     }
 }
 
-// Elements that are added up in integers: what a scale belongs to, and no more than have one scale of a token.
+// Elements added in integers: those of one scale, but no more than share a scale of a token.
 template <typename F>
 constexpr int I16_SUM = std::clamp(F::SCALED, 16, I16_SCALE_SPAN);
 
-// Of each byte in turns, the lower or the upper half of the first and the third, or of the second and the fourth.
+// Return the lower or the upper halves of the first and the third byte, or of the second and the fourth.
 template <int SHIFT>
 inline __m256i half_pairs(__m256i fours) {
     return _mm256_and_si256(_mm256_srli_epi32(fours, SHIFT), _mm256_set1_epi32(0x000F000F));
 }
 
-// to[pair * stride] = the pairs of part `part` of eight rows' blocks. `least`: what integers are less than they stand there.
+// to[pair * stride] = the pairs of subblock `subblock` of eight rows' blocks. `least` is subtracted from the unsigned
+// integers.
 template <typename F>
 [[gnu::always_inline]] inline void pack_subblock_i16(const std::uint8_t* const (&block)[LANES], int subblock, __m256i least,
                                                      int stride, __m256i* to) {
-    // `at` is the number of a unit among those of a part.
+    // `at` is the index of a unit in the subblock.
     const auto put = [&](int at, __m256i first, __m256i second) __attribute__((always_inline)) {
         constexpr bool LESS = READS_UNSIGNED<F> && !F::HAS_MINIMUM;
         to[2 * at * stride] = LESS ? _mm256_sub_epi16(first, least) : first;
@@ -197,8 +198,8 @@ template <typename F>
     }
 }
 
-// Elements `begin` to `end` of eight rows, both multiples of PART and of what is added up in integers, as pairs; with their
-// scales and minima.
+// Pack elements `begin` to `end` of eight rows as pairs, with their scales and minima. Both are multiples of SUBBLOCK
+// and of I16_SUM.
 template <typename F>
 void pack_blocks_i16(const BlockByte* const* rows, std::int64_t begin, std::int64_t end, int stride, __m256i* to,
                          Float* scales, Float* minima) {

@@ -2,8 +2,8 @@
 
 The file of an operation's name holds its `reference`, which is the definition. Operations that only a vision encoder
 calls lie in `ops/encoder/`, those of the part "state" in `ops/state/`, those in which ranks wait for each other in
-`ops/ranks/`. Native kernels have the names of their operations, and lie in native/kernels/; Triton's lie in
-`ops/triton/`, in files of their operations' names, those of the part "state" in `ops/triton/state/`.
+`ops/ranks/`. Native kernels have the names of their operations, and lie in the folders of native/;
+Triton's lie in `ops/triton/`, in files of their operations' names, those of the part "state" in `ops/triton/state/`.
 """
 
 from __future__ import annotations

@@ -192,7 +192,7 @@ def padded(size: int, unit: int = VECTOR) -> int:
 
 
 def _fixed_floats(size: int) -> int:
-    """Floats that a token of 16-bit integers takes, with a scale and a sum for each 32 of them (`native/fixed.h`)."""
+    """Floats of a token in 16-bit integers, with a scale and a sum per 32 (`native/quant/quantize_tokens_i16.h`)."""
     return padded(size, I16_TOKEN_PADDING) * 9 // 16
 
 
