@@ -146,7 +146,7 @@ inline void score_tiles(const KeyTiles& keys, std::int64_t key, const bf16* quer
     if constexpr (KEYS == 2 && QUERIES == 2) tiles::store<3>(next + SQUARE, tiles::ROW_BYTES);
 }
 
-// sums [16 rows of each block, dim] = weights x values [steps][dim / 16 tiles].
+// Compute sums [16 rows of each block, dim] = weights x values [steps][dim / 16 tiles].
 template <int QUERIES>
 inline void weighted_values_tile(const float* weights, const float* values, std::int64_t steps, float* sums, std::int64_t dim) {
     const std::int64_t columns = dim / SIDE, row_bytes = dim * std::int64_t{sizeof(float)};

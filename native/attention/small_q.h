@@ -142,8 +142,8 @@ struct Values<true, bf16, 1, bf16> : Values<false, bf16, 1, bf16> {
 };
 #endif
 
-// sums [ROWS, padded_dim] = weights [ROWS, TILE words] x values, for BLOCKS times LANES words from `word` on and
-// `depth` words of weights.
+// Compute sums [ROWS, padded_dim] = weights [ROWS, TILE words] x values, for BLOCKS times LANES words from `word` on
+// and `depth` words of weights.
 template <bool WHOLE, typename T, int ROWS, int BLOCKS, typename S>
 [[gnu::noinline]] void weighted_value_words(Head<T> head, const S* cache, const std::int64_t* offsets, std::int64_t word,
                                    std::int64_t depth, const float* weights, float* out, HeadPrefetch& fetch) {

@@ -372,7 +372,7 @@ inline Float softplus(Float x) {
 template <int N>
 inline void silu(Float (&x)[N]) {
 #if defined(__AVX2__)
-    // As exp2, but clamped: beyond +-87 the quotient is 1 or 0.
+    // Clamped, unlike exp2: beyond +-87 the quotient is 1 or 0.
     constexpr float LIMIT = 87.0f, LOG2_E_REST = 1.92596299e-8f;
     Float minus[N], shifted[N], r[N], power[N];
     for (int i = 0; i < N; ++i) {

@@ -14,7 +14,7 @@ void by_vectors(std::int64_t size, Body&& body) {
     if (whole < size) body(whole, static_cast<int>(size - whole));
 }
 
-// y [size] = x [size] / sqrt(mean(x^2) + eps) * (weight [size] + offset) + residual [size], if there is one
+// Compute y [size] = x [size] / sqrt(mean(x^2) + eps) * (weight [size] + offset) + residual [size], if there is one
 template <typename T, typename X>
 void norm_row(const X* x, const T* weight, const T* residual, T* y, std::int64_t size, float eps, float offset) {
     const std::int64_t whole = size / LANES * LANES;
@@ -71,7 +71,7 @@ void rms_norm(const ThreadGroup& threads, std::int64_t tokens, const RmsNorm& in
     });
 }
 
-// y [size] = (x [size] - mean(x)) / sqrt(variance(x) + eps) * weight [size] + bias [size]
+// Compute y [size] = (x [size] - mean(x)) / sqrt(variance(x) + eps) * weight [size] + bias [size]
 template <typename T>
 void layer_norm_row(const T* x, const T* weight, const T* bias, T* y, std::int64_t size, float eps) {
     const auto sum_of = [&](auto&& term) {

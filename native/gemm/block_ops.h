@@ -21,11 +21,11 @@ namespace ostinato {
 // Dot and dequantize for tokens of storage type X. A row has `count` blocks.
 template <typename X>
 struct BlockOps {
-    // sums[t * stride + r] = tokens[t] . rows[r] for up to MAX_DOT_TOKENS tokens and MR rows, while the first
+    // Dot product: sums[t * stride + r] = tokens[t] . rows[r] for up to MAX_DOT_TOKENS tokens and MR rows, while the first
     // `prefetch` of the rows `next` are prefetched.
     void (*dot)(int tokens, const Tokens<X>& x, const BlockByte* const* rows, const BlockByte* const* next, int prefetch,
                 std::int64_t count, float* sums, int stride);
-    // to[i] = elements `begin` to `end` of a row, both multiples of SUBBLOCK.
+    // Dequantizer: to[i] = elements `begin` to `end` of a row, both multiples of SUBBLOCK.
     void (*dequantize)(const BlockByte* row, std::int64_t begin, std::int64_t end, X* to);
 };
 
@@ -78,16 +78,16 @@ struct BlockFormat {
     // The dot product with rounded weights of 3 to NR tokens, which also dequantizes. Null without
     // OSTINATO_DEQUANT_BF16.
     void (*dequant_dot)(int tokens, const DequantStep& work) = nullptr;
-    // panel[(i - begin) * stride] = elements `begin` to `end` of LANES rows, both multiples of SUBBLOCK. Null but with
-    // AVX2 alone.
+    // Packing of rows: panel[(i - begin) * stride] = elements `begin` to `end` of LANES rows, both multiples of SUBBLOCK. Null
+    // but with AVX2 alone.
     void (*pack)(const BlockByte* const* rows, std::int64_t begin, std::int64_t end, int stride, Float* panel) = nullptr;
     // Operations on i16 tokens with one scale per `i16_scale_span` elements; 0: the format has none.
     BlockOps<i16> with_i16 = {};
     int i16_scale_span = 0;
     I16Order i16_order = I16Order::LINEAR;
 #if defined(__AVX2__) && !defined(__AVX512F__)
-    // As `pack`, with integers in pairs for gemm/large_m_i16_avx2.h: a scale per `i16_sum` elements, and a minimum per
-    // subblock if the format has minima.
+    // Packed integers in pairs for gemm/large_m_i16_avx2.h, otherwise as `pack`: a scale per `i16_sum` elements, and a
+    // minimum per subblock if the format has minima.
     void (*pack_i16)(const BlockByte* const* rows, std::int64_t begin, std::int64_t end, int stride, __m256i* to,
                           Float* scales, Float* minima) = nullptr;
     int i16_sum = 0;

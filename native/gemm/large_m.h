@@ -31,7 +31,7 @@ constexpr std::int64_t LARGE_M = std::is_same_v<W, std::int8_t>                 
                               : std::is_same_v<W, BlockByte>                    ? 20
                                                                                : 48;
 
-// panel[unit][vector] = the units of inputs `begin` to `end` of PANEL_OUTPUTS rows, with zeros behind them.
+// Compute panel[unit][vector] = the units of inputs `begin` to `end` of PANEL_OUTPUTS rows, with zeros behind them.
 template <typename X, typename W>
 inline void pack_panel(const W* const* rows, std::int64_t begin, std::int64_t end, Float* panel) {
     using D = Dot<X, W>;
@@ -72,8 +72,8 @@ inline void pack_panel_blocks(const BlockFormat& format, const BlockByte* const*
     }
 }
 
-// sums[t][output] += scale[output] * sum_i x[t][i] * w[output][i] for TOKENS tokens and the units of a panel. Scales
-// are optional; the first span assigns instead of adding.
+// Compute sums[t][output] += scale[output] * sum_i x[t][i] * w[output][i] for TOKENS tokens and the units of a panel.
+// Scales are optional; the first span assigns instead of adding.
 template <int TOKENS, typename X, typename W>
 inline void multiply_panel(const X* x, std::int64_t stride, const Float* panel, std::int64_t units, const float* scales,
                            bool first, float* sums) {

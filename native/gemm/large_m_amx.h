@@ -209,7 +209,7 @@ inline void with_blocks(const Packed& tokens, std::int64_t block, Body&& body) {
     }
 }
 
-// work.sums [blocks][32 rows][16 tokens] = rows x tokens. Meanwhile the next rows are prefetched.
+// Compute work.sums [blocks][32 rows][16 tokens] = rows x tokens. Meanwhile the next rows are prefetched.
 template <typename W>
 void multiply_rows(const TileRows<W>& rows, const TileRows<W>& next, const Packed& tokens, const Work& work) {
     if constexpr (std::is_same_v<W, bf16>) {

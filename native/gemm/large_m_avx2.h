@@ -33,7 +33,7 @@ constexpr int VECTORS = AVX2_PANEL_VECTORS, OUTPUTS = VECTORS * LANES;  // per p
 constexpr int MAX_PANEL_TOKENS = 6;  // 12 sums, a panel's vectors and a token: 15 of 16 registers
 static_assert(LANES == AVX2_LANES);
 
-// to[i * VECTORS] = input `begin + i` of 8 rows, for STEP inputs.
+// Compute to[i * VECTORS] = input `begin + i` of 8 rows, for STEP inputs.
 inline void pack_step(const float* const* rows, std::int64_t begin, Float* to) {
 #pragma GCC unroll 4
     for (int i = 0; i < STEP; i += 4) {
@@ -85,7 +85,7 @@ inline void pack_step(const W* const* rows, std::int64_t begin, Float* to) {
     pack_step(wide_rows, 0, to);
 }
 
-// panel[i][vector] = inputs `begin` to `end` of OUTPUTS rows. Up to STEP - 1 more inputs are written.
+// Compute panel[i][vector] = inputs `begin` to `end` of OUTPUTS rows. Up to STEP - 1 more inputs are written.
 template <typename W>
 inline void pack_panel(const W* const* rows, std::int64_t begin, std::int64_t end, Float* panel) {
     for (int v = 0; v < VECTORS; ++v) {
@@ -140,8 +140,8 @@ class LinePrefetch {
 
 constexpr int PREFETCH_STEP = 8;  // inputs
 
-// sums[t][output] += scale[output] * sum_i x[t][i] * panel[i][output] for TOKENS tokens, AVX2_PANEL_K apart. Scales are
-// optional; the first span assigns instead of adding.
+// Compute sums[t][output] += scale[output] * sum_i x[t][i] * panel[i][output] for TOKENS tokens, AVX2_PANEL_K apart.
+// Scales are optional; the first span assigns instead of adding.
 template <int TOKENS, typename W>
 inline void multiply_panel(const float* x, const Float* panel, std::int64_t size, const float* scales, bool first,
                            float* sums, LinePrefetch<W>& fetch) {

@@ -27,8 +27,8 @@ struct I16TokenSpan {
 // Keep the order of instructions. Otherwise compilers interleave several pairs, and run out of registers.
 inline void order_after(__m256i& value) { asm volatile("" : "+x"(value)); }
 
-// sums[t][output] += the products of TOKENS tokens, a span of each, with a panel of `size` inputs. SUM inputs are added
-// in integers. SCALED: weights have a scale for each SUM; MINIMA: and a minimum for each subblock.
+// Compute sums[t][output] += the products of TOKENS tokens, a span of each, with a panel of `size` inputs. SUM inputs
+// are added in integers. SCALED: weights have a scale for each SUM; MINIMA: and a minimum for each subblock.
 template <int TOKENS, int SUM, bool SCALED, bool MINIMA, typename W>
 void multiply_panel_i16(const I16TokenSpan* x, const __m256i* panel, int size, const Float* scales, const Float* minima,
                        float* sums, LinePrefetch<W>& fetch) {
@@ -93,7 +93,7 @@ inline void multiply_tokens_i16(int tokens, Args&... args) {
     }
 }
 
-// to[pair * VECTORS] = inputs `begin` to `end` of eight rows of int8 weights, with zeros up to a multiple of
+// Compute to[pair * VECTORS] = inputs `begin` to `end` of eight rows of int8 weights, with zeros up to a multiple of
 // I16_SCALE_SPAN.
 inline void pack_i16(const std::int8_t* const* rows, std::int64_t begin, std::int64_t end, __m256i* to) {
     const auto pack = [&](const std::int8_t* const* some, std::int64_t from) __attribute__((always_inline)) {

@@ -201,7 +201,7 @@ struct Moe : Arguments {
     FIELD(Array<WEIGHTS>, down);  // [experts, size, inner]
     FIELD(Activation, activation);
     FIELD(OptionalTensor<Strided<VALUES>>, residual);  // [tokens, size]
-    // Of int8 weights, as down_scale: [experts, rows], or one per group of a row.
+    // Scales of int8 weights: [experts, rows], or one per group of a row; the same for down_scale.
     FIELD(OptionalTensor<Array<FLOAT32>>, up_scale);
     FIELD(OptionalTensor<Array<FLOAT32>>, down_scale);
     FIELD(std::optional<std::int64_t>, group_size);

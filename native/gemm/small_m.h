@@ -16,7 +16,7 @@
 namespace ostinato {
 
 constexpr int ROW_STREAMS = MR;
-constexpr int MAX_UNPREFETCHED_TOKENS = 2;  // up to so many tokens, prefetches only disturb the hardware's
+constexpr int MAX_UNPREFETCHED_TOKENS = 2;  // up to here, prefetches only disturb those of the hardware
 constexpr int MR_PANEL = EPILOGUE_ROWS;  // rows of a stream per epilogue
 constexpr std::int64_t L1_ROW_BYTES = 20 * 1024;  // rows per pass of the tokens: they stay in the L1 cache
 
@@ -139,8 +139,8 @@ inline int rows_per_pass(const B& blocks, const WeightView<W>& w) {
     return std::clamp<int>(L1_ROW_BYTES / (ROW_STREAMS * w.stride() * sizeof(W)), 1, MR_PANEL);
 }
 
-// sums[t][row][stream] of all tokens and rows `begin` to `end`, while as many next rows are prefetched. Converted rows,
-// one of each stream, are kept in `wide`, [ROW_STREAMS][padded k].
+// Compute sums[t][row][stream] of all tokens and rows `begin` to `end`, while as many next rows are prefetched.
+// Converted rows, one of each stream, are kept in `wide`, [ROW_STREAMS][padded k].
 template <bool PACKED, typename X, typename W, typename B>
 void multiply_stream_rows(const WeightView<W>& w, const StreamRowPointers<W>& rows, int begin, int end, const X* x,
                    std::int64_t x_stride, const B& blocks, X* wide, float* sums) {
@@ -275,8 +275,8 @@ inline std::int64_t tokens_per_pack(std::int64_t in) {
     return std::max<std::int64_t>(L2_TOKEN_BYTES / (in * sizeof(X)) / MAX_DOT_TOKENS<W>, 4) * MAX_DOT_TOKENS<W>;
 }
 
-// Multiply with weights in row streams. Sums have a fixed order: a token's bits do not depend on m, but for weights
-// that are rounded, of which there is at most one block of tokens.
+// Multiply with weights in row streams. Sums have a fixed order: a token's bits do not depend on m. Only rounded
+// weights, which have at most one block of tokens, are an exception.
 template <typename T, typename Y, typename W>
 void gemm_small_m(const ThreadGroup& threads, std::int64_t tokens, const T* x, std::int64_t x_stride, const WeightView<W>& w,
                   const Epilogue& o, Y* y) {

@@ -170,7 +170,7 @@ struct WithSixBits {
     static constexpr int value(int bits) { return bits; }
     static void scales(const std::uint8_t* block, float* scale, float* minimum) {
 #if defined(__AVX2__) && !defined(__AVX512F__)
-        // In registers: a load that spans several recent stores has to wait.
+        // Values stay in registers: a load that spans several recent stores has to wait.
         const __m128i bytes = six_bit_integers(block);
         const __m128 halves = _mm_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(block)));
         const auto floats = [](__m128i eight) { return (Float)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(eight)); };

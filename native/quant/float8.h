@@ -13,7 +13,7 @@ struct float8 {
     std::uint8_t bits;
 };
 
-constexpr float FLOAT8_FACTOR = 256.0f;  // values are read so many times too small
+constexpr float FLOAT8_FACTOR = 256.0f;  // values are read divided by this
 
 #if defined(__AVX2__)
 // Return the float16 bits of sixteen numbers.

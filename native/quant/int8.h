@@ -61,12 +61,13 @@ struct BytesOfIntegers {
 };
 inline constexpr BytesOfIntegers BYTES_OF_INTEGERS;
 
-// first[32], second[32] = from[64]: eight instructions besides loads and stores, where arithmetic takes twice as many.
+// Compute first[32], second[32] = from[64]: eight instructions besides loads and stores, where arithmetic takes twice
+// as many.
 inline void int8_to_bf16(__m512i from, bf16* first, bf16* second) {
     const auto table = [](const std::array<std::uint8_t, 128>& of, __m512i index) {
         return _mm512_permutex2var_epi8(_mm512_load_si512(of.data()), index, _mm512_load_si512(of.data() + 64));
     };
-    // So that interleaving within 128 bits gives the elements in order.
+    // The permutation makes interleaving within 128 bits give the elements in order.
     const __m512i values = _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7), from);
     const __m512i sizes = _mm512_abs_epi8(values);
     // Only the magnitude of -128 has its upper bit set: it is looked up as 0, and needs the exponent bits 0x43.

@@ -29,8 +29,8 @@ inline __m512i merged(__m512i a, __m512i b) {
     return _mm512_ternarylogic_epi32(_mm512_set1_epi8(static_cast<char>(MASK)), b, a, 0xCA);
 }
 
-// Gather 8 words of each of four small blocks from byte AT on, or with SAME the same word 8 times, from two vectors,
-// the second of which ends with the blocks.
+// Gather 8 words of each of four small blocks from byte AT on, or with SAME the same word 8 times. They come from two
+// vectors; the second one ends with the blocks.
 template <typename F, int AT, bool SAME = false>
 inline __m512i words_of_four(const std::uint8_t* block) {
     constexpr int LAST = 4 * F::BYTES - 64;  // bytes before the second vector

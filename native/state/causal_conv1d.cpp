@@ -16,9 +16,9 @@ constexpr std::int64_t GRAIN = 64;
 // Tokens computed together: each input is converted once for all of them.
 constexpr int TOKENS_PER_STEP = 4;
 
-// y[t][c] = silu(bias[c] + sum_j weight[j, c] * inputs[t + j][c]), or with NONE the sum alone, for TOKENS tokens and
-// `count` channels; the sum is in the order of j. `weight` [width, stride] and `bias` are floats. W is the width, or 0
-// if it is not a constant.
+// Compute y[t][c] = silu(bias[c] + sum_j weight[j, c] * inputs[t + j][c]), or with NONE the sum alone, for TOKENS
+// tokens and `count` channels; the sum is in the order of j. `weight` [width, stride] and `bias` are floats. W is the
+// width, or 0 if it is not a constant.
 template <int W, int TOKENS, Activation ACTIVATION, typename T>
 void convolve(const T* const* inputs, const float* weight, std::int64_t stride, const float* bias, T* y,
               std::int64_t y_stride, std::int64_t count, int width) {

@@ -34,7 +34,7 @@ inline float product_of(const float* a, const float* b, std::int64_t size) {
     return sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
 }
 
-// `to` [padded(size)] = x scaled to the length `scale`.
+// Compute `to` [padded(size)] = x scaled to the length `scale`.
 template <typename T>
 void l2_normalize(const T* x, std::int64_t size, float scale, float* to) {
     constexpr float EPS = 1e-6f;

@@ -29,7 +29,7 @@ static_assert(CHANNEL_BLOCK % LANES == 0);
     return vectors[0];
 }
 
-// `rates` [count, padded(size)]: A = -exp(A_log) of `count` channels, for powers of 2 in place of e.
+// Compute `rates` [count, padded(size)]: A = -exp(A_log) of `count` channels, for powers of 2 in place of e.
 inline void put_rates(const float* A_log, std::int64_t count, std::int64_t size, float* rates) {
     for (std::int64_t c = 0; c < count; ++c) {
         for (std::int64_t i = 0; i < size; i += LANES) {

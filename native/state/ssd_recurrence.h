@@ -24,14 +24,14 @@ void to_floats(const T* from, float* to, std::int64_t count) {
     if (whole < count) store(to + whole, load_masked(from + whole, static_cast<int>(count - whole)));
 }
 
-// `to` [padded(count)] = step * x: the addition of a token to a state, per element of B.
+// Compute `to` [padded(count)] = step * x: the addition of a token to a state, per element of B.
 template <typename T>
 void scale_input(const T* x, float step, float* to, std::int64_t count) {
     to_floats(x, to, count);
     for (std::int64_t i = 0; i < count; i += LANES) store(to + i, load(to + i) * step);
 }
 
-// `out` [count] = sums + D x, rounded to T.
+// Compute `out` [count] = sums + D x, rounded to T.
 template <typename T>
 void add_skip(const float* sums, float D, const T* x, T* out, std::int64_t count) {
     const std::int64_t whole = count / LANES * LANES;

@@ -9,7 +9,7 @@ namespace ostinato {
 
 static_assert(NR == 6);
 
-// total[t][r] += x[t] . w[r] for a subblock of MR rows and TOKENS tokens.
+// Compute total[t][r] += x[t] . w[r] for a subblock of MR rows and TOKENS tokens.
 template <int TOKENS>
 __attribute__((always_inline)) inline void dot_subblock(const Tokens<bf16>& tokens, const bf16* w,
                                                          Float (&total)[TOKENS][MR]) {

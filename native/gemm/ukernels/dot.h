@@ -128,8 +128,8 @@ struct Tokens {
     std::int64_t stride;  // 0: packed
 };
 
-// total[t][r] += x[t][i] * w[r][i] for elements `begin` to `end`, TOKENS tokens and ROWS rows. `begin` is a multiple of
-// STEP; packed tokens are padded with zeros to a multiple of it.
+// Compute total[t][r] += x[t][i] * w[r][i] for elements `begin` to `end`, TOKENS tokens and ROWS rows. `begin` is a
+// multiple of STEP; packed tokens are padded with zeros to a multiple of it.
 //
 // Meanwhile PREFETCH of the next rows are prefetched, whose storage type is N.
 template <int PREFETCH, bool PACKED, typename X, typename W, typename N, int TOKENS, int ROWS>
@@ -188,7 +188,7 @@ __attribute__((always_inline)) inline void clear(Float (&total)[TOKENS][ROWS]) {
     }
 }
 
-// sums[t * sums_stride + r] = sum_i x[t][i] * w[r][i] for TOKENS tokens and ROWS rows of `size` elements.
+// Compute sums[t * sums_stride + r] = sum_i x[t][i] * w[r][i] for TOKENS tokens and ROWS rows of `size` elements.
 //
 // `scales` are optional: one factor per `group` elements of a row, a multiple of STEP; row r's begin at scales[r].
 template <int TOKENS, int ROWS, int PREFETCH, bool PACKED, typename X, typename W, typename N>
@@ -278,7 +278,7 @@ constexpr int MIN_BLOCKS_TO_WIDEN = std::is_same_v<X, W> || std::is_same_v<W, Bl
                             : Dot<X, W>::STEP > LANES    ? 3
                                                          : std::numeric_limits<int>::max();
 
-// to[i] = from[i], converted to X, for `size` elements, with zeros up to a whole step.
+// Compute to[i] = from[i], converted to X, for `size` elements, with zeros up to a whole step.
 template <typename X, typename W>
 inline void widen_row(const W* from, std::int64_t size, X* to) {
     using D = Dot<X, W>;

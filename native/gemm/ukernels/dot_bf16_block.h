@@ -138,9 +138,9 @@ struct SuperblockRows {
     }
 };
 
-// sums[t * stride + r] of `some` tokens, up to TOKENS, which is even, and MR rows of rounded weights: 24 accumulators,
-// two rows that are multiplied, two that are dequantized, and a token. Behind the last token it is multiplied once
-// more.
+// Compute sums[t * stride + r] of `some` tokens, up to TOKENS, which is even, and MR rows of rounded weights: 24
+// accumulators, two rows that are multiplied, two that are dequantized, and a token. Behind the last token it is
+// multiplied once more.
 //
 // Rounding weights uses the multipliers and waits for the multiplications before it, and the products that need the
 // weights wait for it. So weights are dequantized a subblock ahead, and their scales a superblock ahead.
@@ -236,7 +236,7 @@ void dot_bf16_blocks(int tokens, const Tokens<bf16>& x, const BlockByte* const* 
     }
 }
 
-// to[i] = weights `begin` to `end` of a row.
+// Compute to[i] = weights `begin` to `end` of a row.
 template <typename F>
 void dequantize_blocks_to_bf16(const BlockByte* row, std::int64_t begin, std::int64_t end, bf16* to) {
     constexpr int BLOCKS = BlockScalesBf16<F>::BLOCKS, SUBBLOCKS_PER_BLOCK = F::ELEMENTS / SUBBLOCK;

@@ -86,7 +86,7 @@ void dequantize_blocks(const BlockByte* row, std::int64_t begin, std::int64_t en
     }
 }
 
-// total[t][r] += token t . subblock `subblock` of each row's block, whose scales begin at `at`.
+// Compute total[t][r] += token t . subblock `subblock` of each row's block, whose scales begin at `at`.
 template <typename F, int TOKENS>
 [[gnu::always_inline]] inline void multiply_part(const float* x, std::int64_t token_stride, std::int64_t step,
                                                  const std::uint8_t* const* block, const BlockScales<F>* factors, int subblock,

@@ -16,7 +16,7 @@ inline void keep_in_register(__m256i& value) { asm("" : "+x"(value)); }
 template <int TOKENS>
 constexpr int I16_MR = TOKENS == 1 ? MR : 2;
 
-// sums[t * stride + r] = tokens[t] . rows[r] for int8 weights without their scales.
+// Compute sums[t * stride + r] = tokens[t] . rows[r] for int8 weights without their scales.
 template <int TOKENS>
 void dot_i16_i8(const Tokens<i16>& tokens, const std::int8_t* const* rows, std::int64_t in, float* sums, int stride) {
     constexpr int ROWS = I16_MR<TOKENS>;

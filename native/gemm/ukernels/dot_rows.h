@@ -44,9 +44,10 @@ struct RowGroup {
     }
 };
 
-// sums[t * stride + r] = x[t] . row `begin + r`, for all tokens and the rows up to `end`; up to MR - 1 more sums are
-// written. Meanwhile the rows from `next` on are prefetched. Rows of another type than X are converted once if they are
-// multiplied several times and `wide` is not null: it has room for MR rows, `wide_stride` apart, of whole steps.
+// Compute sums[t * stride + r] = x[t] . row `begin + r`, for all tokens and the rows up to `end`; up to MR - 1 more
+// sums are written. Meanwhile the rows from `next` on are prefetched. Rows of another type than X are converted once if
+// they are multiplied several times and `wide` is not null: it has room for MR rows, `wide_stride` apart, of whole
+// steps.
 template <typename X, typename W>
 void dot_rows(const WeightView<W>& rows, std::int64_t begin, std::int64_t end, const W* next, std::int64_t tokens, const X* x,
               std::int64_t x_stride, float* sums, int stride, X* wide = nullptr, std::int64_t wide_stride = 0) {

@@ -88,7 +88,7 @@ inline __m256i half_byte(__m256i fours) {
     return _mm256_and_si256(_mm256_srli_epi32(fours, SHIFT), _mm256_set1_epi32(15));
 }
 
-// to[i * stride] = element i of subblock `subblock` of eight rows' blocks, for i < SUBBLOCK.
+// Compute to[i * stride] = element i of subblock `subblock` of eight rows' blocks, for i < SUBBLOCK.
 template <typename F>
 [[gnu::always_inline]] inline void pack_subblock(const std::uint8_t* const (&block)[LANES], int subblock,
                                              const PanelScales<F>& factors, int stride, Float* to) {
@@ -137,7 +137,7 @@ template <typename F>
     }
 }
 
-// panel[(i - begin) * stride] = elements `begin` to `end` of eight rows; both are multiples of SUBBLOCK.
+// Compute panel[(i - begin) * stride] = elements `begin` to `end` of eight rows; both are multiples of SUBBLOCK.
 template <typename F>
 void pack_blocks(const BlockByte* const* rows, std::int64_t begin, std::int64_t end, int stride, Float* panel) {
     for (std::int64_t i = begin; i < end;) {
@@ -161,8 +161,8 @@ inline __m256i half_pairs(__m256i fours) {
     return _mm256_and_si256(_mm256_srli_epi32(fours, SHIFT), _mm256_set1_epi32(0x000F000F));
 }
 
-// to[pair * stride] = the pairs of subblock `subblock` of eight rows' blocks. `least` is subtracted from the unsigned
-// integers.
+// Compute to[pair * stride] = the pairs of subblock `subblock` of eight rows' blocks. `least` is subtracted from the
+// unsigned integers.
 template <typename F>
 [[gnu::always_inline]] inline void pack_subblock_i16(const std::uint8_t* const (&block)[LANES], int subblock, __m256i least,
                                                      int stride, __m256i* to) {
