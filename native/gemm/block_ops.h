@@ -21,8 +21,8 @@ namespace ostinato {
 // Dot and dequantize for tokens of storage type X. A row has `count` blocks.
 template <typename X>
 struct BlockOps {
-    // Dot product: sums[t * stride + r] = tokens[t] . rows[r] for up to MAX_DOT_TOKENS tokens and MR rows, while the first
-    // `prefetch` of the rows `next` are prefetched.
+    // Dot product: sums[t * stride + r] = tokens[t] . rows[r] for up to MAX_DOT_TOKENS tokens and MR rows, while the
+    // first `prefetch` of the rows `next` are prefetched.
     void (*dot)(int tokens, const Tokens<X>& x, const BlockByte* const* rows, const BlockByte* const* next, int prefetch,
                 std::int64_t count, float* sums, int stride);
     // Dequantizer: to[i] = elements `begin` to `end` of a row, both multiples of SUBBLOCK.
@@ -78,8 +78,8 @@ struct BlockFormat {
     // The dot product with rounded weights of 3 to NR tokens, which also dequantizes. Null without
     // OSTINATO_DEQUANT_BF16.
     void (*dequant_dot)(int tokens, const DequantStep& work) = nullptr;
-    // Packing of rows: panel[(i - begin) * stride] = elements `begin` to `end` of LANES rows, both multiples of SUBBLOCK. Null
-    // but with AVX2 alone.
+    // Packing of rows: panel[(i - begin) * stride] = elements `begin` to `end` of LANES rows, both multiples of
+    // SUBBLOCK. Null but with AVX2 alone.
     void (*pack)(const BlockByte* const* rows, std::int64_t begin, std::int64_t end, int stride, Float* panel) = nullptr;
     // Operations on i16 tokens with one scale per `i16_scale_span` elements; 0: the format has none.
     BlockOps<i16> with_i16 = {};
