@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ostinato.ops.quant.block_formats import BLOCK_FORMATS, Blocks, merge_adjacent, num_bytes, slice_rows
 from ostinato.ops.quant.dequantize import dequantize, pack_float8, pack_int4
 from ostinato.ops.reference import matmul, pointwise
-from ostinato.ops.sizes import FIXED_BLOCK_TOKENS, LEAST_TILE_TOKENS, WIDE_FIXED_TOKENS
+from ostinato.ops.sizes import MAX_I16_BLOCK_TOKENS_AVX2, MAX_I16_BLOCK_TOKENS_AVX512, MIN_AMX_TOKENS
 from ostinato.plan.device.kernel_support import CPU_FLAGS, multiplies_all_in_integers
 from tests.support.block_weights import block_rows, expanded, packed
 from tests.support.examples import examples
@@ -184,7 +184,7 @@ def as_integers(isa: str, name: str, dtype: torch.dtype, tokens: int) -> int:
         return tokens
     rounds = dtype == torch.bfloat16 and "avx512_bf16" in CPU_FLAGS["x86_64"].get(isa, ())
     on_tiles = dtype == torch.bfloat16 and uses_tiles(isa)
-    few = WIDE_FIXED_TOKENS if not on_tiles else LEAST_TILE_TOKENS - 1
+    few = MAX_I16_BLOCK_TOKENS_AVX512 if not on_tiles else MIN_AMX_TOKENS - 1
     return 1 + tokens % ((4 if name == "Q6_K" else 2) if rounds else few)
 
 
@@ -253,7 +253,8 @@ def test_the_bits_of_a_token_in_integers_are_its_own_whatever_stands_beside_it(
     call = partial(kernel, weight=weight, blocks=blocks)
     with threads(2):
         together = call(x)
-    least = FIXED_BLOCK_TOKENS + 1 if multiplies_all_in_integers(isa) and tokens > FIXED_BLOCK_TOKENS else 1
+    max_few = MAX_I16_BLOCK_TOKENS_AVX2
+    least = max_few + 1 if multiplies_all_in_integers(isa) and tokens > max_few else 1
     chosen = data.draw(st.permutations(range(tokens)))[: data.draw(st.integers(least, tokens))]
     with threads(1):
         assert same_bits(call(x[chosen]), together[chosen])

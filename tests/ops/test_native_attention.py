@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato.ops.quant.quantize import quantize_int8
-from ostinato.ops.sizes import LEAST_TILE_QUERIES
+from ostinato.ops.sizes import MIN_AMX_QUERIES
 from tests.support.examples import examples
 from tests.support.native_sets import SETS, native_kernel, record, threads
 
@@ -196,8 +196,8 @@ def test_the_bits_of_a_token_do_not_depend_on_how_it_is_computed(
     dtype: torch.dtype,
     deterministic: bool,
 ) -> None:
-    """Unless deterministic, among rows of LEAST_TILE_QUERIES queries or more for each key head."""
-    least = 0 if deterministic else LEAST_TILE_QUERIES - 1
+    """Unless deterministic, among rows of MIN_AMX_QUERIES queries or more for each key head."""
+    least = 0 if deterministic else MIN_AMX_QUERIES - 1
     context, other = (Context(450, heads, kv_heads, head_dim, dtype, seed, int8) for seed in (1, 2))
     for position in (0, 15, 127, 128, 290, 449):
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato.ops.operations import GATED
-from ostinato.ops.sizes import FIXED_SPAN, FIXED_TOKENS
+from ostinato.ops.sizes import I16_SCALE_SPAN, MAX_I16_INT8_TOKENS
 from ostinato.plan.device.kernel_support import multiplies_all_in_integers
 from tests.support.examples import examples
 from tests.support.native_kernels import checked_kernel, same_bits, spaced
@@ -46,7 +46,7 @@ def lost_in_integers(isa: str, x: torch.Tensor, weight: torch.Tensor) -> torch.T
     """What products of 16-bit integers may lose: of each element, 2^-15 of the largest of those that have one scale."""
     if not multiplies_all_in_integers(isa) or x.dtype == torch.float32:
         return 0.0
-    parts = zip(x.double().abs().split(FIXED_SPAN, 1), weight.double().abs().split(FIXED_SPAN, 1), strict=True)
+    parts = zip(x.double().abs().split(I16_SCALE_SPAN, 1), weight.double().abs().split(I16_SCALE_SPAN, 1), strict=True)
     return sum(part.amax(1, keepdim=True) * of.sum(1) for part, of in parts) / 2**15
 
 
@@ -167,7 +167,7 @@ def test_weights_of_8_bits_have_a_scale_per_output_or_per_group(
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("tokens", [1, 3, FIXED_TOKENS, 33])
+@pytest.mark.parametrize("tokens", [1, 3, MAX_I16_INT8_TOKENS, 33])
 def test_numbers_beside_a_huge_one_lose_together_no_more_than_its_own_rounding_to_bfloat16(
     isa: str, tokens: int, dtype: torch.dtype
 ) -> None:
@@ -211,7 +211,7 @@ def test_few_tokens_and_panels_of_many_each_add_in_one_order_where_vectors_hold_
 ) -> None:
     """`group` inputs of 8-bit weights have a scale; 0: a row has."""
     if isa != "x86_64_v3":
-        pytest.skip("narrow.h is for AVX2 alone")
+        pytest.skip("large_m_avx2.h is for AVX2 alone")
     torch.manual_seed(0)
     x = torch.randn(60, in_size).to(dtype)
     weight = torch.randn(70, in_size).to(dtype)
@@ -224,7 +224,7 @@ def test_few_tokens_and_panels_of_many_each_add_in_one_order_where_vectors_hold_
     few, many = (torch.cat([call(some) for some in x.split(size)]) for size in (1, 10))
     # From 8 or 10 tokens on there are panels, by the length of a row; panels of integers, from one number on.
     in_integers = group == 0 and dtype != torch.float32
-    last_few, first_many = (FIXED_TOKENS, FIXED_TOKENS + 1) if in_integers else (7, 10)
+    last_few, first_many = (MAX_I16_INT8_TOKENS, MAX_I16_INT8_TOKENS + 1) if in_integers else (7, 10)
     for tokens in (*range(2, 15), 17, 24, 32, 40, 51, 60):
         orders = [few] if tokens <= last_few else [many] if tokens >= first_many else [few, many]
         given = [call(x[:tokens]), call(x[len(x) - tokens :])]

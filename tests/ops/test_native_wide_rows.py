@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato.ops.quant.block_formats import BLOCK_FORMATS
-from ostinato.ops.sizes import LEAST_PANEL_TOKENS, LEAST_WIDE_TOKENS
+from ostinato.ops.sizes import MIN_DEQUANT_TOKENS, MIN_PANEL_TOKENS
 from ostinato.plan.device.kernel_support import CPU_FLAGS
 from tests.support.block_weights import block_rows, expanded
 from tests.support.examples import examples
@@ -26,11 +26,11 @@ pytestmark = pytest.mark.parametrize("isa", PRODUCT_SETS)
 some = examples(40)
 INT8 = "int8"
 kinds = st.sampled_from([INT8, *sorted(BLOCK_FORMATS)])
-token_counts = st.integers(LEAST_WIDE_TOKENS, LEAST_PANEL_TOKENS - 1)
+token_counts = st.integers(MIN_DEQUANT_TOKENS, MIN_PANEL_TOKENS - 1)
 in_counts = st.sampled_from([1, 2, 5, 8, 9, 16, 17, 33, 41])
 """Blocks of a row: groups of 256 inputs that are whole and that are not, and one span or several."""
 out_sizes = st.sampled_from([1, 2, 3, 17, 34, 70])
-AS_FEWER = LEAST_WIDE_TOKENS - 1
+AS_FEWER = MIN_DEQUANT_TOKENS - 1
 """Tokens that are multiplied with the same rounded weights, but as these lie."""
 
 

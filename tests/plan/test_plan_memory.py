@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ostinato.ops import scratch
-from ostinato.ops.sizes import GROUP_TOKENS
+from ostinato.ops.sizes import MAX_GROUP_TOKENS
 from ostinato.plan.graphs.arena import CallTrace, TraceCall
 from ostinato.plan.layer_specs import ExpertsSpec, LayerSpec
 from ostinato.plan.memory.activations import activation_bytes
@@ -127,7 +127,7 @@ def test_scratch_of_native_kernels_is_that_of_the_greediest_of_each_thread() -> 
 
 def test_products_whose_inputs_have_an_order_keep_some_tokens_in_it_for_each_thread() -> None:
     plain, ordered = (scratch.native_linear(tokens=2000, in_size=96, in_order=each) for each in (False, True))
-    assert (ordered.shared, ordered.own - plain.own) == (plain.shared, 4 * GROUP_TOKENS * 96)
+    assert (ordered.shared, ordered.own - plain.own) == (plain.shared, 4 * MAX_GROUP_TOKENS * 96)
 
     small = model(mlp_layer(), vocab_size=10)
 

@@ -26,9 +26,9 @@ from ostinato.ops.launch_tables.launch import Launch
 from ostinato.ops.quant.block_formats import BLOCK_FORMATS, Blocks
 from ostinato.ops.scratch import Scratch
 from ostinato.ops.sizes import (
-    LEAST_EXPERT_TILE_TOKENS,
-    LEAST_TILE_QUERIES,
-    LEAST_TILE_TOKENS,
+    MIN_AMX_EXPERT_TOKENS,
+    MIN_AMX_QUERIES,
+    MIN_AMX_TOKENS,
 )
 
 GATED = ("swiglu", "geglu")
@@ -252,7 +252,7 @@ class Operations:
         Implementation(
             scratch=scratch.native_attention,
             deterministic=("fixed_order",),
-            matrix_units=f"bfloat16 rows of {LEAST_TILE_QUERIES} queries or more for each key head",
+            matrix_units=f"bfloat16 rows of {MIN_AMX_QUERIES} queries or more for each key head",
         ),
         Implementation(
             launches=attention_launches.attention_launches, most={"elements of a head": attention_launches.MAX_HEAD_DIM}
@@ -345,7 +345,7 @@ class Operations:
             block_formats=NATIVE_BLOCKS,
             scratch=scratch.native_linear,
             deterministic=("fixed_order",),
-            matrix_units=f"bfloat16 products of {LEAST_TILE_TOKENS} tokens or more",
+            matrix_units=f"bfloat16 products of {MIN_AMX_TOKENS} tokens or more",
             in_integers="bfloat16 or float16 with int8 of a scale per row, or with blocks that are not float8",
             few_in_integers="a few tokens of bfloat16 or float16 with blocks that are not float8",
         ),
@@ -360,7 +360,7 @@ class Operations:
             block_formats=NATIVE_BLOCKS,
             scratch=scratch.native_moe,
             deterministic=("fixed_order",),
-            matrix_units=f"bfloat16 tokens, {LEAST_EXPERT_TILE_TOKENS} or more for each expert",
+            matrix_units=f"bfloat16 tokens, {MIN_AMX_EXPERT_TOKENS} or more for each expert",
             in_integers="bfloat16 or float16 with blocks that are not float8",
             few_in_integers="a few tokens for each expert, of bfloat16 or float16, with blocks that are not float8",
         ),

@@ -16,35 +16,35 @@ from ostinato.ops.launch_tables.attention import MAX_SEGMENTS, PROGRAMS
 from ostinato.ops.launch_tables.pointwise import num_blocks
 from ostinato.ops.launch_tables.state import DELTA_TOKENS
 from ostinato.ops.sizes import (
+    AMX_PANEL_K,
     ATTENTION_SLAB,
     ATTENTION_TILE,
-    CUT_ROWS,
+    ATTENTION_UNIT_ROWS,
+    AVX2_LANES,
+    AVX2_PANEL_K,
+    AVX2_PANEL_VECTORS,
     DELTA_CHANNEL_CHUNK,
     DELTA_CHUNK,
     DELTA_COLUMNS,
     DELTA_SPAN,
-    EXPANDED_ELEMENTS,
-    FIXED_BLOCK_TOKENS,
-    FIXED_GROUP,
-    FIXED_TOKENS,
-    GROUP_BYTES,
-    GROUP_TOKENS,
-    LEAST_GROUP_TOKENS,
-    LEAST_PANEL_TOKENS,
-    NARROW_LANES,
-    NARROW_SPAN,
-    NARROW_VECTORS,
+    DEQUANT_SLAB,
+    DEQUANT_SPAN,
+    EPILOGUE_ROWS,
+    I16_TOKEN_PADDING,
+    L2_TOKEN_BYTES,
+    MAX_GROUP_TOKENS,
+    MAX_I16_BLOCK_TOKENS_AVX2,
+    MAX_I16_BLOCK_TOKENS_AVX512,
+    MAX_I16_INT8_TOKENS,
+    MAX_SPLIT_ROWS,
+    MIN_GROUP_TOKENS,
+    MIN_PANEL_TOKENS,
     PANEL_BYTES,
-    PANEL_ROWS,
     SAMPLE_BLOCK,
     SCAN_HEADS,
     TILE_GROUP_BYTES,
-    TILE_SPAN,
     TILED_SCAN_CHUNK,
-    UNIT_ROWS,
     VECTOR,
-    WIDE_FIXED_TOKENS,
-    WIDE_SPAN,
 )
 
 FLOAT_BYTES = 4
@@ -53,7 +53,7 @@ FLOAT_BYTES = 4
 TILE_INPUTS = 2 * VECTOR
 """Bfloat16 values of a tile's row."""
 
-TILE_WORK = PANEL_ROWS * TILE_SPAN + 4 * VECTOR * VECTOR
+TILE_WORK = EPILOGUE_ROWS * AMX_PANEL_K + 4 * VECTOR * VECTOR
 """Floats of a thread that uses matrix units: a panel of 32 rows as bfloat16, and four tiles of sums."""
 
 
@@ -68,7 +68,7 @@ def native_linear(*, tokens: int, in_size: int, in_order: bool) -> Scratch:
     """Return the scratch of the native `linear`, counted as if every processor used all of its variants.
 
     Shared: the tokens that are packed, or copied, at a time. Per thread: their sums with a panel of each of four
-    streams, and a dequantized row of each, or a panel of rows; or, below LEAST_PANEL_TOKENS, also the vectors that
+    streams, and a dequantized row of each, or a panel of rows; or, below MIN_PANEL_TOKENS, also the vectors that
     become such sums, and a span of eight rows; and with `has_act_order` tokens in the order of the weights' inputs.
 
     With AVX2 alone: tokens in whole spans, and per thread their sums with a panel, and that panel; or the same in
@@ -77,21 +77,23 @@ def native_linear(*, tokens: int, in_size: int, in_order: bool) -> Scratch:
 
     On matrix units: tokens packed as bfloat16 in whole tiles, and per thread their sums with 32 rows.
     """
-    at_once = min(tokens, max(_grouped_tokens(in_size), GROUP_TOKENS))
+    at_once = min(tokens, max(_grouped_tokens(in_size), MAX_GROUP_TOKENS))
     inputs = padded(in_size, TILE_INPUTS)
     packed = min(padded(tokens), _tiled_tokens(in_size))
-    span = max(NARROW_SPAN, FIXED_GROUP // 2 + 3 * FIXED_GROUP // 32)
-    panel = NARROW_VECTORS * NARROW_LANES * (at_once + span)
-    wide = 4 * (2 * VECTOR * min(tokens, LEAST_PANEL_TOKENS) + WIDE_SPAN + 2 * VECTOR)
+    span = max(AVX2_PANEL_K, I16_TOKEN_PADDING // 2 + 3 * I16_TOKEN_PADDING // 32)
+    panel = AVX2_PANEL_VECTORS * AVX2_LANES * (at_once + span)
+    wide = 4 * (2 * VECTOR * min(tokens, MIN_PANEL_TOKENS) + DEQUANT_SPAN + 2 * VECTOR)
     own = max(
-        4 * (at_once * PANEL_ROWS + max(padded(in_size), PANEL_BYTES // 16)),
+        4 * (at_once * EPILOGUE_ROWS + max(padded(in_size), PANEL_BYTES // 16)),
         wide,
         panel,
-        packed * 2 * PANEL_ROWS + TILE_WORK,
+        packed * 2 * EPILOGUE_ROWS + TILE_WORK,
     )
-    own += min(tokens, max(FIXED_TOKENS, FIXED_BLOCK_TOKENS, WIDE_FIXED_TOKENS)) * _fixed_floats(in_size)
-    own += min(tokens, GROUP_TOKENS) * padded(in_size) if in_order else 0
-    spans = max(padded(in_size, NARROW_SPAN), _fixed_floats(in_size))
+    own += min(
+        tokens, max(MAX_I16_INT8_TOKENS, MAX_I16_BLOCK_TOKENS_AVX2, MAX_I16_BLOCK_TOKENS_AVX512)
+    ) * _fixed_floats(in_size)
+    own += min(tokens, MAX_GROUP_TOKENS) * padded(in_size) if in_order else 0
+    spans = max(padded(in_size, AVX2_PANEL_K), _fixed_floats(in_size))
     return Scratch(max(FLOAT_BYTES * at_once * spans, 2 * packed * inputs), FLOAT_BYTES * own)
 
 
@@ -114,7 +116,7 @@ def native_moe(*, tokens: int, size: int, inner: int, num_experts: int, experts_
         min(places, max(_grouped_tokens(size), _grouped_tokens(inner))),
         min(padded(places), _tiled_tokens(max(size, inner))),
     )
-    own = at_once * 2 * PANEL_ROWS + padded(places + num_experts + 1) + TILE_WORK + 4 * (max(size, inner) + apart)
+    own = at_once * 2 * EPILOGUE_ROWS + padded(places + num_experts + 1) + TILE_WORK + 4 * (max(size, inner) + apart)
     return Scratch(FLOAT_BYTES * max(shared, scores), FLOAT_BYTES * own)
 
 
@@ -123,8 +125,8 @@ def native_attention(*, num_heads: int, num_kv_heads: int, head_dim: int, max_mo
 
     Shared: the sums of units that several threads share. Per thread: as for an encoder's attention.
     """
-    dim, rows = padded(head_dim), padded(max(UNIT_ROWS, num_heads // num_kv_heads))
-    shared = threads * (max_model_len // ATTENTION_TILE + 1) * CUT_ROWS * (dim + 2)
+    dim, rows = padded(head_dim), padded(max(ATTENTION_UNIT_ROWS, num_heads // num_kv_heads))
+    shared = threads * (max_model_len // ATTENTION_TILE + 1) * MAX_SPLIT_ROWS * (dim + 2)
     own = rows * (3 * dim + ATTENTION_TILE + 4) + 2 * ATTENTION_TILE * dim
     return Scratch(FLOAT_BYTES * shared, FLOAT_BYTES * own)
 
@@ -132,7 +134,7 @@ def native_attention(*, num_heads: int, num_kv_heads: int, head_dim: int, max_mo
 def native_encoder_attention(*, head_dim: int) -> Scratch:
     """Return the scratch of a thread: its queries with their scores and sums, and a tile of keys and values."""
     dim = padded(head_dim)
-    return Scratch(0, FLOAT_BYTES * (UNIT_ROWS * (3 * dim + ATTENTION_TILE + 2) + 2 * ATTENTION_TILE * dim))
+    return Scratch(0, FLOAT_BYTES * (ATTENTION_UNIT_ROWS * (3 * dim + ATTENTION_TILE + 2) + 2 * ATTENTION_TILE * dim))
 
 
 def native_ssd_scan(*, chunk_size: int, head_dim: int, state_size: int) -> Scratch:
@@ -209,7 +211,7 @@ def reference_selective_scan(*, tokens: int, channels: int, state_elements: int,
 
 def reference_quantized(*, elements: int) -> Scratch:
     """Return the memory of a slab of 8-bit weights with `elements` elements, and its expanded scales, in float32."""
-    return Scratch(2 * FLOAT_BYTES * min(EXPANDED_ELEMENTS, elements))
+    return Scratch(2 * FLOAT_BYTES * min(DEQUANT_SLAB, elements))
 
 
 def padded(size: int, unit: int = VECTOR) -> int:
@@ -220,14 +222,14 @@ def padded(size: int, unit: int = VECTOR) -> int:
 def _fixed_floats(size: int) -> int:
     """Return the floats that a token takes in 16-bit fixed-point (i16), padded to whole groups.
 
-    Each 32 values have a scale and a sum (`native/fixed.h`).
+    Each 32 values have a scale and a sum (`native/quant/quantize_tokens_i16.h`).
     """
-    return padded(size, FIXED_GROUP) * 9 // 16
+    return padded(size, I16_TOKEN_PADDING) * 9 // 16
 
 
 def _grouped_tokens(in_size: int) -> int:
     """Return the number of tokens that a matmul takes together, if an element may have as little as two bytes."""
-    return max(GROUP_BYTES // (2 * in_size), LEAST_GROUP_TOKENS)
+    return max(L2_TOKEN_BYTES // (2 * in_size), MIN_GROUP_TOKENS)
 
 
 def _tiled_tokens(in_size: int) -> int:

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from ostinato.ops.quant.block_formats import BLOCK_FORMATS, Blocks
-from ostinato.ops.sizes import EXPANDED_ELEMENTS
+from ostinato.ops.sizes import DEQUANT_SLAB
 
 IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 """Values of the 4-bit codes of IQ4_NL and IQ4_XS."""
@@ -49,7 +49,7 @@ def slabs(weight: torch.Tensor, blocks: Blocks, in_size: int) -> Iterator[torch.
         row_bytes = BLOCK_FORMATS[name].row_bytes(in_size)
         part = flat[begin : begin + rows * row_bytes].view(rows, row_bytes)
         begin += rows * row_bytes
-        for slab in part.split(max(1, EXPANDED_ELEMENTS // in_size)):
+        for slab in part.split(max(1, DEQUANT_SLAB // in_size)):
             yield dequantize(name, slab)
 
 

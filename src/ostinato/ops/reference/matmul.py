@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from ostinato.ops.quant import dequantize as in_blocks
 from ostinato.ops.quant import quantize
 from ostinato.ops.quant.block_formats import Blocks
-from ostinato.ops.sizes import EXPANDED_ELEMENTS
+from ostinato.ops.sizes import DEQUANT_SLAB
 
 
 def _relu2(x: torch.Tensor) -> torch.Tensor:
@@ -117,7 +117,7 @@ def _quantized_product(
 ) -> torch.Tensor:
     """Return x W^T + bias in the dtype of `x`."""
     wide = torch.promote_types(x.dtype, torch.float32)
-    rows = max(1, EXPANDED_ELEMENTS // weight.shape[1])
+    rows = max(1, DEQUANT_SLAB // weight.shape[1])
     parts = zip(weight.split(rows), weight_scale.to(wide).split(rows), strict=True)
     return _product(x, (quantize.dequantize(slab, scale, group_size) for slab, scale in parts), bias)
 

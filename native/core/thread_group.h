@@ -1,0 +1,83 @@
+// The thread group that runs a kernel, with its scratch memory.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <new>
+
+namespace ostinato {
+
+struct Range {
+    std::int64_t begin, end;
+};
+
+// Memory that is kept from kernel to kernel and only grows. With OSTINATO_EXACT_SCRATCH each kernel's is new.
+class Scratch {
+  public:
+    // Return at least `bytes` bytes; 0 returns the memory as it is.
+    std::byte* reserve(std::size_t bytes) {
+#if defined(OSTINATO_EXACT_SCRATCH)
+        const bool fits = bytes == 0;
+#else
+        const bool fits = bytes <= size_;
+#endif
+        if (!fits) {
+            memory_.reset(static_cast<std::byte*>(::operator new(bytes, ALIGNMENT)));
+            size_ = bytes;
+        }
+        return memory_.get();
+    }
+
+  private:
+    static constexpr std::align_val_t ALIGNMENT{64};
+    struct Free {
+        void operator()(std::byte* memory) const { ::operator delete(memory, ALIGNMENT); }
+    };
+    std::unique_ptr<std::byte, Free> memory_;
+    std::size_t size_ = 0;
+};
+
+// One thread's view of the threads that run a kernel together: all of them call it with the same arguments.
+class ThreadGroup {
+  public:
+    const int rank, size;
+
+    ThreadGroup(int rank, int size, Scratch& shared) : rank(rank), size(size), shared_(shared) {}
+
+    // Return this thread's part of n items; parts begin at multiples of `grain`.
+    Range split(std::int64_t n, std::int64_t grain = 1) const {
+        const std::int64_t grains = (n + grain - 1) / grain;
+        return {std::min(n, grains * rank / size * grain), std::min(n, grains * (rank + 1) / size * grain)};
+    }
+
+    // Wait until all threads are here. Afterwards each can read what the others wrote before.
+    void barrier() const {
+        if (size > 1) {
+#pragma omp barrier
+        }
+    }
+
+    // Return scratch memory of this thread alone. Another call with the same T reuses it, and no kernel keeps it.
+    template <typename T>
+    T* thread_scratch(std::int64_t count) const {
+        thread_local Scratch scratch;
+        return reinterpret_cast<T*>(scratch.reserve(sizeof(T) * count));
+    }
+
+    // Return scratch memory of all threads, apart from their own. Another call, with any T, reuses it. Waits for all
+    // threads.
+    template <typename T>
+    T* group_scratch(std::int64_t count) const {
+        barrier();
+        if (rank == 0) shared_.reserve(sizeof(T) * count);
+        barrier();
+        return reinterpret_cast<T*>(shared_.reserve(0));
+    }
+
+  private:
+    Scratch& shared_;
+};
+
+}  // namespace ostinato

@@ -1,0 +1,24 @@
+// Block formats by name, and the operations of those with 4 bits.
+
+#include "gemm/ukernels/dot_f32_block.h"
+
+namespace ostinato {
+
+const BlockFormat* float8_block_format(const std::string& name);  // block_ops_float8.cpp
+const BlockFormat* large_block_format(const std::string& name);   // block_ops_5_to_8bit.cpp
+
+const BlockFormat* block_format(const std::string& name) {
+    static const BlockFormat FORMATS[] = {
+        make_block_format<Q4_0>("Q4_0"),          make_block_format<Q4_1>("Q4_1"),
+        make_block_format<Q4_K>("Q4_K"),          make_block_format<IQ4_NL>("IQ4_NL"),
+        make_block_format<Int4<32>>("int4_g32"),  make_block_format<Int4<64>>("int4_g64"),
+        make_block_format<Int4<128>>("int4_g128"),
+    };
+    for (const BlockFormat& format : FORMATS) {
+        if (name == format.name) return &format;
+    }
+    const BlockFormat* large = large_block_format(name);
+    return large ? large : float8_block_format(name);
+}
+
+}  // namespace ostinato

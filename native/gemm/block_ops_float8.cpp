@@ -1,0 +1,18 @@
+// Operations of block formats of float8.
+
+#include "gemm/ukernels/dot_f32_block.h"
+
+namespace ostinato {
+
+const BlockFormat* float8_block_format(const std::string& name) {
+    static const BlockFormat FORMATS[] = {
+        make_block_format<Fp8<32>>("fp8_g32"), make_block_format<Fp8<64>>("fp8_g64"),
+        make_block_format<Fp8<128>>("fp8_g128"),
+    };
+    for (const BlockFormat& format : FORMATS) {
+        if (name == format.name) return &format;
+    }
+    return nullptr;
+}
+
+}  // namespace ostinato

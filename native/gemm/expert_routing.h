@@ -1,0 +1,76 @@
+// Routing of tokens to experts: the tokens' choices sorted by expert, and what all drivers of experts share.
+#pragma once
+
+#include <algorithm>
+
+#include "gemm/epilogue.h"
+
+namespace ostinato {
+
+// Return a stride of an odd number of cache lines, so that tokens do not compete for places in the cache.
+inline std::int64_t padded_stride(std::int64_t size) { return (size + 63) / 64 * 64 + 32; }
+
+// Choices of all tokens, sorted by expert. `choices` [tokens, 2, top_k] has indices of experts, then weights.
+struct ExpertAssignment {
+    const float* choices;
+    std::int64_t tokens, top_k, experts;
+    std::int32_t* order;   // [tokens * top_k] indices of (token, choice), by expert, then in their own order
+    std::int32_t* starts;  // [experts + 1] index in `order` where each expert's choices begin
+
+    std::int64_t token(std::int64_t at) const { return order[at] / top_k; }
+    int expert(std::int64_t place) const { return static_cast<int>(of(place)[0]); }
+    float weight(std::int64_t at) const { return of(order[at])[top_k]; }
+
+    void sort() {
+        std::fill(starts, starts + experts + 1, 0);
+        const std::int64_t places = tokens * top_k;
+        for (std::int64_t place = 0; place < places; ++place) ++starts[expert(place) + 1];
+        for (std::int64_t e = 0; e < experts; ++e) starts[e + 1] += starts[e];
+        for (std::int64_t place = 0; place < places; ++place) order[starts[expert(place)]++] = place;
+        std::copy_backward(starts, starts + experts, starts + experts + 1);
+        starts[0] = 0;
+    }
+
+    // Return the number of choices of the most chosen expert.
+    std::int64_t most() const {
+        std::int64_t most = 0;
+        for (std::int64_t e = 0; e < experts; ++e) most = std::max<std::int64_t>(most, starts[e + 1] - starts[e]);
+        return most;
+    }
+
+    // Call body(expert, next, begin, end) for each chosen expert in ascending order; `next` is the one after it.
+    template <typename Body>
+    void each(Body&& body) const {
+        std::int64_t e = after(-1);
+        while (e < experts) {
+            const std::int64_t next = after(e);
+            body(e, next < experts ? next : e, starts[e], starts[e + 1]);
+            e = next;
+        }
+    }
+
+  private:
+    const float* of(std::int64_t place) const { return choices + place / top_k * 2 * top_k + place % top_k; }
+
+    std::int64_t after(std::int64_t e) const {
+        do ++e;
+        while (e < experts && starts[e] == starts[e + 1]);
+        return e;
+    }
+};
+
+template <typename T>
+void store_with_residual(const float* sums, const T* residual, T* y, std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; i += LANES) {
+        Float value = load(sums + i);
+        if (residual) value += load_partial(residual + i, end - i);
+        store_partial(y + i, value, end - i);
+    }
+}
+
+struct MoeShape {
+    std::int64_t experts, size, inner;
+    Activation activation;
+};
+
+}  // namespace ostinato

@@ -1,0 +1,238 @@
+// Blocked GEMM for many tokens: vectors hold outputs, not inputs, so that nothing is summed across a vector.
+//
+// A thread packs weights into a panel of its own: PANEL_OUTPUTS outputs by a span of inputs, transposed. The panel
+// stays in the L1 cache while all tokens are multiplied with it; their sums are kept from span to span. A unit is 32
+// bits of a token or a row: one float, or a pair of bfloat16 that one instruction multiplies and adds.
+// gemm/large_m_avx2.h has these products for AVX2, which has fewer registers.
+#pragma once
+
+#include "core/thread_group.h"
+#include "core/transpose.h"
+#include "gemm/epilogue.h"
+#include "gemm/lhs.h"
+#include "gemm/weights.h"
+
+namespace ostinato {
+
+constexpr int PANEL_VECTORS = 4;  // 24 sums, 4 vectors of weights and a token: 29 of 32 registers
+constexpr int PANEL_OUTPUTS = PANEL_VECTORS * LANES;
+constexpr int PANEL_TOKENS = 6;
+
+template <typename X, typename W>
+constexpr int K_UNIT = Dot<X, W>::STEP / LANES;
+
+// Tokens from which on packing the weights pays, as measured: with fewer tokens it costs as much as the sums across
+// vectors that it saves. The bound is lower for int8 weights, which are converted once here, not once per block of
+// tokens; it is higher where pairs are multiplied, as that takes less time. (int8 weights and blocks mostly go to
+// gemm/mid_m_dequant_bf16.h before.)
+template <typename X, typename W>
+constexpr std::int64_t LARGE_M = std::is_same_v<W, std::int8_t>                        ? 24
+                              : K_UNIT<X, W> == 2                                ? MIN_PANEL_TOKENS
+                              : std::is_same_v<W, BlockByte>                    ? 20
+                                                                               : 48;
+
+// Compute panel[unit][vector] = the units of inputs `begin` to `end` of PANEL_OUTPUTS rows, with zeros behind them.
+template <typename X, typename W>
+inline void pack_panel(const W* const* rows, std::int64_t begin, std::int64_t end, Float* panel) {
+    using D = Dot<X, W>;
+    for (std::int64_t i = begin; i < end; i += D::STEP, panel += LANES * PANEL_VECTORS) {
+        const int count = static_cast<int>(std::min<std::int64_t>(D::STEP, end - i));
+        for (int v = 0; v < PANEL_VECTORS; ++v) {
+            const W* const* of = rows + v * LANES;
+            Float square[LANES];
+            if (count == D::STEP) {
+                for (int r = 0; r < LANES; ++r) square[r] = bits_as<Float>(D::read(of[r] + i));
+            } else {
+                for (int r = 0; r < LANES; ++r) square[r] = bits_as<Float>(D::read_first(of[r] + i, count));
+            }
+            transpose(square);
+            for (int u = 0; u < LANES; ++u) panel[u * PANEL_VECTORS + v] = square[u];
+        }
+    }
+}
+
+// Pack rows in blocks, which are dequantized a superblock at a time.
+template <typename X>
+inline void pack_panel_blocks(const BlockFormat& format, const BlockByte* const* rows, std::int64_t begin, std::int64_t end,
+                        Float* panel) {
+    constexpr int STEP = Dot<X, X>::STEP, SPAN = SUPERBLOCK;
+    alignas(64) X wide[LANES][SPAN];
+    for (std::int64_t from = begin; from < end; from += SPAN) {
+        const std::int64_t to = std::min(end, from + SPAN);
+        for (int v = 0; v < PANEL_VECTORS; ++v) {
+            for (int r = 0; r < LANES; ++r) format.products<X>().dequantize(rows[v * LANES + r], from, to, wide[r]);
+            for (std::int64_t i = 0; i < to - from; i += STEP) {
+                Float square[LANES];
+                for (int r = 0; r < LANES; ++r) std::memcpy(&square[r], &wide[r][i], sizeof(Float));
+                transpose(square);
+                Float* units = panel + (from - begin + i) / STEP * LANES * PANEL_VECTORS + v;
+                for (int u = 0; u < LANES; ++u) units[u * PANEL_VECTORS] = square[u];
+            }
+        }
+    }
+}
+
+// Compute sums[t][output] += scale[output] * sum_i x[t][i] * w[output][i] for TOKENS tokens and the units of a panel.
+// Scales are optional; the first span assigns instead of adding.
+template <int TOKENS, typename X, typename W>
+inline void multiply_panel(const X* x, std::int64_t stride, const Float* panel, std::int64_t units, const float* scales,
+                           bool first, float* sums) {
+    using D = Dot<X, W>;
+    Float total[TOKENS][PANEL_VECTORS] = {};
+    for (std::int64_t u = 0; u < units; ++u, x += K_UNIT<X, W>, panel += PANEL_VECTORS) {
+        typename D::Vector rows[PANEL_VECTORS];
+#pragma GCC unroll 4
+        for (int v = 0; v < PANEL_VECTORS; ++v) rows[v] = bits_as<typename D::Vector>(panel[v]);
+#pragma GCC unroll 6
+        for (int t = 0; t < TOKENS; ++t) {
+            std::int32_t unit;
+            std::memcpy(&unit, x + t * stride, sizeof(unit));
+            const auto token = bits_as<typename D::Vector>(Int{} + unit);
+#pragma GCC unroll 4
+            for (int v = 0; v < PANEL_VECTORS; ++v) total[t][v] = D::multiply_add(total[t][v], token, rows[v]);
+        }
+    }
+#pragma GCC unroll 6
+    for (int t = 0; t < TOKENS; ++t) {
+#pragma GCC unroll 4
+        for (int v = 0; v < PANEL_VECTORS; ++v) {
+            float* to = sums + t * PANEL_OUTPUTS + v * LANES;
+            if (scales) total[t][v] *= load(scales + v * LANES);
+            store(to, first ? total[t][v] : load(to) + total[t][v]);
+        }
+    }
+}
+
+// Return the outputs that a panel computes, after the activation.
+inline int panel_width(const Epilogue& o) { return has_gates(o.activation) ? PANEL_OUTPUTS / 2 : PANEL_OUTPUTS; }
+
+// Row pointers of a panel. With gates, half of its rows are gates of the other half.
+template <typename W>
+struct PanelRowPointers {
+    std::int64_t first, count;  // outputs after the activation
+    std::int64_t number[PANEL_OUTPUTS];  // behind the last row, the last row again, whose result is not used
+    const W* row[PANEL_OUTPUTS];
+
+    PanelRowPointers(const WeightView<W>& w, const Epilogue& o, std::int64_t panel) {
+        const int width = panel_width(o);
+        first = panel * width;
+        count = std::min<std::int64_t>(width, o.size - first);
+        for (int r = 0; r < PANEL_OUTPUTS; ++r) {
+            const std::int64_t of_half = std::min(first + r % width, o.size - 1);
+            number[r] = r < width ? of_half : o.size + of_half;
+            row[r] = w.first + number[r] * w.stride();
+        }
+    }
+};
+
+// Prefetch the `block`th of `blocks` parts of the next span: inputs `begin` to `end` of some rows.
+template <typename W>
+inline void prefetch_rows(const WeightView<W>& w, const PanelRowPointers<W>& rows, std::int64_t begin, std::int64_t end, int block,
+                       int blocks) {
+    if constexpr (std::is_same_v<W, BlockByte>) {
+        begin = begin * w.format->bytes / w.format->elements;
+        end = end * w.format->bytes / w.format->elements;
+    }
+    constexpr int LINE = 64 / sizeof(W);
+    for (int r = PANEL_OUTPUTS * block / blocks; r < PANEL_OUTPUTS * (block + 1) / blocks; ++r) {
+        for (std::int64_t i = begin; i < end; i += LINE) __builtin_prefetch(rows.row[r] + i);
+    }
+}
+
+// Compute the outputs of tokens `first` to `first + tokens`; `x` has these tokens, each a whole number of units.
+template <typename T, typename Y, typename X, typename W>
+void multiply_group(const ThreadGroup& threads, std::int64_t first, std::int64_t tokens, const X* x, std::int64_t x_stride,
+                    const WeightView<W>& w, const Epilogue& o, Y* y) {
+    constexpr int STEP = Dot<X, W>::STEP;
+    const std::int64_t span = w.scales ? w.group : PANEL_BYTES / sizeof(Float) / PANEL_VECTORS * K_UNIT<X, W>;
+    const std::int64_t groups = w.scales ? (w.k + w.group - 1) / w.group : 0;
+    const int width = panel_width(o);
+    const Range panels = threads.split((o.size + width - 1) / width);
+    const EvenBlocks blocks(tokens, PANEL_TOKENS);  // 5 and 6 tokens, if there are 20 or more
+    const std::int64_t panel_size = (span + STEP - 1) / STEP * LANES * PANEL_VECTORS;
+    Float* panel = threads.thread_scratch<Float>(panel_size + tokens * PANEL_VECTORS);
+    float* sums = reinterpret_cast<float*>(panel + panel_size);
+    for (std::int64_t number = panels.begin; number < panels.end; ++number) {
+        const PanelRowPointers<W> rows(w, o, number), next_rows(w, o, number + 1);
+        for (std::int64_t begin = 0; begin < w.k; begin += span) {
+            const std::int64_t end = std::min(w.k, begin + span);
+            const bool last = end == w.k;
+            const std::int64_t next = last ? 0 : end, next_end = std::min(w.k, next + span);
+            const std::int64_t units = (end - begin + K_UNIT<X, W> - 1) / K_UNIT<X, W>;
+            if constexpr (std::is_same_v<W, BlockByte>) {
+                pack_panel_blocks<X>(*w.format, rows.row, begin, end, panel);
+            } else {
+                pack_panel<X>(rows.row, begin, end, panel);
+            }
+            float scales[PANEL_OUTPUTS];
+            if (w.scales) {
+                for (int r = 0; r < PANEL_OUTPUTS; ++r) scales[r] = w.scales[rows.number[r] * groups + begin / span];
+            }
+            for (int block = 0; block < blocks.count; ++block) {
+                prefetch_rows(w, last ? next_rows : rows, next, next_end, block, blocks.count);
+                const std::int64_t t = blocks.begin(block);
+                const auto multiply = [&](auto size) {
+                    const X* from = x + t * x_stride + begin;
+                    multiply_panel<size.value, X, W>(from, x_stride, panel, units, w.scales ? scales : nullptr,
+                                                     begin == 0, sums + t * PANEL_OUTPUTS);
+                };
+                if (blocks.size(block) == PANEL_TOKENS) {
+                    multiply(std::integral_constant<int, PANEL_TOKENS>{});
+                } else {
+                    multiply(std::integral_constant<int, PANEL_TOKENS - 1>{});
+                }
+                if (!last) continue;
+                for (std::int64_t i = t; i < blocks.begin(block + 1); ++i) {
+                    const float* of_token = sums + i * PANEL_OUTPUTS;
+                    put_outputs<T>(of_token, of_token + width, o, first + i, rows.first, static_cast<int>(rows.count),
+                                   y);
+                }
+            }
+        }
+    }
+}
+
+// Copy tokens in the type that is multiplied, `stride` elements apart and padded with zeros, for all threads.
+template <typename X, typename T>
+inline const X* copy_tokens(const ThreadGroup& threads, std::int64_t tokens, const T* x, std::int64_t x_stride, std::int64_t in,
+                            std::int64_t stride) {
+    X* copies = threads.group_scratch<X>(tokens * stride);
+    const Range mine = threads.split(tokens);
+    for (std::int64_t t = mine.begin; t < mine.end; ++t) {
+        const T* from = x + t * x_stride;
+        X* to = copies + t * stride;
+        if constexpr (std::is_same_v<X, T>) {
+            std::memcpy(to, from, in * sizeof(X));
+            std::memset(to + in, 0, (stride - in) * sizeof(X));
+        } else {
+            std::int64_t i = 0;
+            for (; i + LANES <= in; i += LANES) store(to + i, load(from + i));
+            for (; i < stride; ++i) to[i] = i < in ? to_float(from[i]) : 0.0f;
+        }
+    }
+    threads.barrier();
+    return copies;
+}
+
+// Compute all outputs of LARGE_M tokens or more.
+template <typename T, typename Y, typename W>
+void gemm_large_m(const ThreadGroup& threads, std::int64_t tokens, const T* x, std::int64_t x_stride, const WeightView<W>& w,
+                   const Epilogue& o, Y* y) {
+    using X = LhsType<T>;
+    const EvenBlocks groups(tokens, MAX_GROUP_TOKENS);
+    for (int group = 0; group < groups.count; ++group) {
+        const std::int64_t first = groups.begin(group), count = groups.size(group);
+        const T* from = x + first * x_stride;
+        if constexpr (std::is_same_v<X, T>) {
+            if (w.k % K_UNIT<X, W> == 0) {
+                multiply_group<T>(threads, first, count, from, x_stride, w, o, y);
+                continue;
+            }
+        }
+        const std::int64_t stride = (w.k + K_UNIT<X, W> - 1) / K_UNIT<X, W> * K_UNIT<X, W>;
+        multiply_group<T>(threads, first, count, copy_tokens<X>(threads, count, from, x_stride, w.k, stride), stride, w, o,
+                          y);
+    }
+}
+
+}  // namespace ostinato

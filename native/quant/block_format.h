@@ -1,0 +1,22 @@
+// Units of weights in blocks, and the layouts of token integers that they are multiplied with. ops/quant/block_formats.py
+// has the names and sizes of the formats.
+#pragma once
+
+#include <cstdint>
+
+namespace ostinato {
+
+// One byte of a block-quantised row: the element type of such weights.
+struct BlockByte {
+    std::uint8_t byte;
+};
+
+constexpr int SUBBLOCK = 32;    // elements dequantized at a time; a block has a multiple of it
+constexpr int SUPERBLOCK = 256;  // elements whose scales are prepared together: a large block, or several small ones
+constexpr int SUBBLOCKS = SUPERBLOCK / SUBBLOCK;
+
+// Layout of a token's integers. With AVX2: in order; with the second and the third 8 of each 32 exchanged; with the
+// second and the third of each 4 exchanged. With AVX-512: by how a format's integers lie (quant/unpack_i16_avx512.h).
+enum class I16Order { LINEAR, INTERLEAVED_8, PAIRS_02_13, BLOCKS, HALVES, BYTES };
+
+}  // namespace ostinato

@@ -1,0 +1,200 @@
+// Quantisation of tokens in bfloat16 or float16 to block floating point with 16-bit integers, for products with weights
+// of 4 to 8 bits: one instruction multiplies pairs and adds them in twos, and no weight has to become a float first.
+//
+// The products are gemm/ukernels/dot_i16_i8_avx2.h, dot_i16_block_avx2.h, dot_i16_block_avx512.h, and, for more tokens
+// with AVX2, gemm/large_m_i16_avx2.h.
+//
+// Each 32 or 64 elements of a token become 16-bit integers with one power of two: x = scale * q. Elements within 7
+// binades of their maximum (4 in float16) lose nothing. Elsewhere x loses at most 2^-15 of the maximum: 63 of them
+// together lose no more than the maximum may have lost itself when it was rounded to bfloat16. A maximum below 2^-86
+// counts as 2^-86. Numbers that are not finite have no such form: a product with one of them is computed in floats.
+//
+// Integers cannot overflow. The largest is (2 - 2^-10) 2^14 = 32752, since numbers have at most 11 bits, and the scale
+// is that of their exponent. A weight is at most 255 as it is read, or 32 times 256 (Q6_K). The sum of a lane before it
+// becomes a float is less than 2^26; in panels, which add all 32, less than 2^29; and with Q6_K, which adds 4, less
+// than 2^30. The sum of 32 integers is below 2^20, which a float represents.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <type_traits>
+
+#include "core/simd.h"
+#include "core/transpose.h"
+#include "quant/block_format.h"
+
+#if defined(__AVX2__)
+#define OSTINATO_I16
+
+namespace ostinato {
+
+// Layout of tokens [tokens][token_size]: the integers of a token, padded with zeros; then a scale per subblock; then a
+// sum per subblock.
+struct I16TokenLayout {
+    std::int64_t size, subblocks;
+
+    explicit I16TokenLayout(std::int64_t in) : size((in + I16_TOKEN_PADDING - 1) / I16_TOKEN_PADDING * I16_TOKEN_PADDING), subblocks(size / SUBBLOCK) {}
+
+    std::int64_t token_size() const { return size + 2 * subblocks * (sizeof(float) / sizeof(i16)); }
+    template <typename X>
+    auto* scales(X* token) const {
+        return reinterpret_cast<std::conditional_t<std::is_const_v<X>, const float, float>*>(token + size);
+    }
+    template <typename X>
+    auto* sums(X* token) const {
+        return scales(token) + subblocks;
+    }
+};
+
+// Power of two that scales numbers to integers, from the bits of their largest magnitude.
+struct PowerOfTwoScale {
+    static constexpr int LEAST = 41;  // the exponent of 2^-86
+    bool finite;
+    float scale, inverse;
+
+    explicit PowerOfTwoScale(int largest) {
+        const int exponent = std::max(largest >> 23, LEAST);
+        finite = exponent != 255;
+        scale = bits_as<float>((exponent - 14) << 23);
+        inverse = bits_as<float>((127 + 14 + 127 - exponent) << 23);
+    }
+};
+
+// Load elements from `at` on, with zeros behind all `count` of them.
+template <typename T>
+inline Float load_padded(const T* x, std::int64_t at, std::int64_t count) {
+    return at < count ? load_partial(x + at, count - at) : Float{};
+}
+
+#if !defined(__AVX512F__)
+// Return eight numbers times `inverse` as integers.
+inline __m256i to_i16(Float x, float inverse) { return _mm256_cvtps_epi32((__m256)(x * inverse)); }
+
+// Quantize SPAN elements of a token, of which `count` exist. -> false if one of them is not finite
+template <int SPAN, I16Order ORDER, typename T>
+inline bool quantize_span_i16(const T* x, std::int64_t count, i16* to, float* scales, float* sums) {
+    constexpr int VECTORS_OF = SPAN / LANES, SUBBLOCK_VECTORS = SUBBLOCK / LANES;
+    Float values[VECTORS_OF];
+    __m256i most = _mm256_setzero_si256();
+    for (int v = 0; v < VECTORS_OF; ++v) {
+        values[v] = load_padded(x, v * LANES, count);
+        most = _mm256_max_epi32(most, _mm256_and_si256((__m256i)values[v], _mm256_set1_epi32(0x7FFFFFFF)));
+    }
+    __m128i four = _mm_max_epi32(_mm256_castsi256_si128(most), _mm256_extracti128_si256(most, 1));
+    four = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0x4E));
+    four = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0xB1));
+    const PowerOfTwoScale scaling(_mm_cvtsi128_si32(four));
+    if (!scaling.finite) return false;
+    for (int subblock = 0; subblock < SPAN / SUBBLOCK; ++subblock) {
+        __m256i sum = _mm256_setzero_si256();
+        __m256i eights[SUBBLOCK_VECTORS];
+        for (int v = 0; v < SUBBLOCK_VECTORS; ++v) {
+            eights[v] = to_i16(values[subblock * SUBBLOCK_VECTORS + v], scaling.inverse);
+            sum = _mm256_add_epi32(sum, eights[v]);
+        }
+        if constexpr (ORDER == I16Order::INTERLEAVED_8) std::swap(eights[1], eights[2]);
+        for (int v = 0; v < SUBBLOCK_VECTORS; v += 2) {
+            __m256i in_order = _mm256_permute4x64_epi64(_mm256_packs_epi32(eights[v], eights[v + 1]), 0xD8);
+            if constexpr (ORDER == I16Order::PAIRS_02_13) {
+                constexpr int PAIRS = _MM_SHUFFLE(3, 1, 2, 0);
+                in_order = _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(in_order, PAIRS), PAIRS);
+            }
+            _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + subblock * SUBBLOCK + v * LANES), in_order);
+        }
+        scales[subblock] = scaling.scale;
+        sums[subblock] = ostinato::sum((Float)_mm256_cvtepi32_ps(sum)) * scaling.scale;
+    }
+    return true;
+}
+
+// Quantize a token of `in` elements, SPAN of which share a scale. -> false if one of them is not finite
+template <int SPAN, I16Order ORDER, typename T>
+bool quantize_token_i16(const T* x, std::int64_t in, i16* token) {
+    const I16TokenLayout layout(in);
+    for (std::int64_t at = 0; at < layout.size; at += SPAN) {
+        float *scales = layout.scales(token) + at / SUBBLOCK, *sums = layout.sums(token) + at / SUBBLOCK;
+        if (!quantize_span_i16<SPAN, ORDER>(x + at, in - at, token + at, scales, sums)) return false;
+    }
+    return true;
+}
+
+template <typename T>
+inline bool quantize_token_i16(int span, I16Order order, const T* x, std::int64_t in, i16* token) {
+    if (span == I16_SCALE_SPAN) return quantize_token_i16<I16_SCALE_SPAN, I16Order::LINEAR>(x, in, token);
+    return order == I16Order::INTERLEAVED_8 ? quantize_token_i16<SUBBLOCK, I16Order::INTERLEAVED_8>(x, in, token)
+                                       : quantize_token_i16<SUBBLOCK, I16Order::LINEAR>(x, in, token);
+}
+
+inline __m256i load_i16(const i16* from) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)); }
+
+inline __m128i load_16_bytes(const void* from) { return _mm_loadu_si128(static_cast<const __m128i*>(from)); }
+#else
+constexpr int STEP_SUBBLOCKS = 4, STEP_ELEMENTS = STEP_SUBBLOCKS * SUBBLOCK;  // read at a time
+
+// Return the place of eight 16-bit integers of a token among those of four subblocks: the even or the odd ones of a
+// subblock's first or second half.
+constexpr int place_of(I16Order order, int subblock, bool odd, bool second) {
+    switch (order) {
+        case I16Order::BLOCKS: return 4 * (2 * second + odd) + subblock;
+        case I16Order::HALVES: return 4 * (2 * (subblock % 2) + odd) + 2 * (subblock / 2) + second;
+        default: return 4 * (2 * (subblock / 2) + odd) + 2 * (subblock % 2) + second;
+    }
+}
+
+// Quantize a subblock of a token, of which `count` elements exist. -> false if one of them is not finite
+template <I16Order ORDER, typename T>
+inline bool quantize_subblock_i16(const T* x, std::int64_t count, int subblock, i16* to, float* scale, float* sum) {
+    static constexpr std::array<std::uint16_t, SUBBLOCK> APART = [] {
+        std::array<std::uint16_t, SUBBLOCK> places{};
+        for (int i = 0; i < SUBBLOCK; ++i) places[i] = static_cast<std::uint16_t>(i % 8 * 2 + i / 8 % 2 * 16 + i / 16);
+        return places;
+    }();
+    Float values[2];
+    for (int v = 0; v < 2; ++v) values[v] = load_padded(x, v * LANES, count);
+    const __m512i size = _mm512_set1_epi32(0x7FFFFFFF);
+    const __m512i most = _mm512_max_epi32(_mm512_and_si512((__m512i)values[0], size),
+                                          _mm512_and_si512((__m512i)values[1], size));
+    const PowerOfTwoScale scaling(_mm512_reduce_max_epi32(most));
+    if (!scaling.finite) return false;
+    const __m512i first = _mm512_cvtps_epi32((__m512)(values[0] * scaling.inverse));
+    const __m512i second = _mm512_cvtps_epi32((__m512)(values[1] * scaling.inverse));
+    *scale = scaling.scale;
+    *sum = static_cast<float>(_mm512_reduce_add_epi32(_mm512_add_epi32(first, second))) * scaling.scale;
+    const __m512i words = _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtepi32_epi16(first)),
+                                             _mm512_cvtepi32_epi16(second), 1);
+    const __m512i apart = _mm512_permutexvar_epi16(_mm512_loadu_si512(APART.data()), words);
+    unrolled<4>([&](auto i) __attribute__((always_inline)) {
+        constexpr bool odd = i >= 2, second_half = i % 2;
+        auto* place = reinterpret_cast<__m128i*>(to) + place_of(ORDER, subblock, odd, second_half);
+        _mm_storeu_si128(place, _mm512_extracti32x4_epi32(apart, i));
+    });
+    return true;
+}
+
+template <I16Order ORDER, typename T>
+bool quantize_token_i16(const T* x, std::int64_t in, i16* token) {
+    const I16TokenLayout layout(in);
+    for (int number = 0; number < layout.subblocks; ++number) {
+        const std::int64_t at = std::int64_t{number} * SUBBLOCK;
+        i16* step = token + at / STEP_ELEMENTS * STEP_ELEMENTS;
+        if (!quantize_subblock_i16<ORDER>(x + at, in - at, number % STEP_SUBBLOCKS, step, layout.scales(token) + number,
+                                    layout.sums(token) + number)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+template <typename T>
+inline bool quantize_token_i16(int, I16Order order, const T* x, std::int64_t in, i16* token) {
+    switch (order) {
+        case I16Order::BLOCKS: return quantize_token_i16<I16Order::BLOCKS>(x, in, token);
+        case I16Order::HALVES: return quantize_token_i16<I16Order::HALVES>(x, in, token);
+        default: return quantize_token_i16<I16Order::BYTES>(x, in, token);
+    }
+}
+#endif
+
+}  // namespace ostinato
+
+#endif
