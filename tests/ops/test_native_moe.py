@@ -183,12 +183,12 @@ def test_sigmoid_routing_is_its_definition(
 @few
 @given(st.integers(0, 30), st.sampled_from([1, 6, 16, 35, 62]), sizes, st.integers(1, 8), st.booleans(), dtypes, seeds)
 def test_softmax_routing_is_its_definition(
-    isa: str, tokens: int, experts: int, size: int, top_k: int, over_all: bool, dtype: torch.dtype, seed: int
+    isa: str, tokens: int, experts: int, size: int, top_k: int, softmax_over_all: bool, dtype: torch.dtype, seed: int
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
     x = spaced(normal(generator, tokens, size).to(dtype), 3)
     weight = normal(generator, experts, size).to(dtype)
-    options = {"scaling": 0.5, "over_all": over_all}
+    options = {"scaling": 0.5, "softmax_over_all": softmax_over_all}
     out = checked_kernel(isa, "route")(x, weight, None, min(top_k, experts), **options)
     expected = matmul.route(x, weight, None, min(top_k, experts), **options)
     assert torch.equal(out[:, 0], expected[:, 0])

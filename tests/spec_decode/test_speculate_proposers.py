@@ -43,7 +43,7 @@ def test_a_row_whose_drafter_gives_no_finite_logits_gets_the_drafts_before_them(
                 logits[row] = torch.nan
         return select_tokens(logits, picks, draw)
 
-    monkeypatch.setattr(model_runner, "select_drafts", choose_finite)
+    monkeypatch.setattr(model_runner, "select_tokens", choose_finite)
     tokens, proposed = outputs("nemotron_h_head", method, graph_mode=graph_mode)
     assert tokens == plain
     # Of three positions in a row one has none, so no row has three drafts.

@@ -48,7 +48,7 @@ def run(engine: EngineCore) -> dict[str, RequestOutput]:
 def complete(engine: EngineCore, prompt: Sequence[int], params: SamplingParams) -> RequestOutput:
     request_id = engine.add_request(prompt, params)
     output = run(engine)[request_id]
-    assert output.error is None
+    assert output.error is None, output.error
     return output
 
 

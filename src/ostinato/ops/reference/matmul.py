@@ -179,9 +179,9 @@ def route(
 
     Scores are computed in float32. `x` [tokens, hidden], `weight` [experts, hidden]. A `correction_bias` [experts]
     float32 means sigmoid routing (DeepSeek-V3, arXiv 2412.19437, section 2.1.2): the weights are the sigmoids of the
-    scores, divided by their sum plus `least_sum` if `normalize`. The bias is added for the selection alone, which
+    scores, divided by their sum plus `sum_epsilon` if `normalize`. The bias is added for the selection alone, which
     considers only the `top_groups` groups with the greatest sums of their two best scores. Without a bias, the weights
-    are the softmax over the chosen scores, or with `over_all` the chosen entries of the softmax over all. All are
+    are the softmax over the chosen scores, or with `softmax_over_all` the chosen entries of the softmax over all. All are
     multiplied by `scaling`.
 
     -> [tokens, 2, top_k] float32: the ids of the experts, best first, and their weights.
