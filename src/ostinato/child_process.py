@@ -1,7 +1,4 @@
-"""Environment of processes that belong to this one.
-
-Processes that end with the process that has started them, however that one ends.
-"""
+"""Child processes of this one: their environment, and their end together with the parent, however that ends."""
 
 from __future__ import annotations
 

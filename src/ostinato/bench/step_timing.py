@@ -1,6 +1,6 @@
-"""The time of manually built steps, without a graph and with one, and that of their kernels on a CPU.
+"""Time of steps built by hand, without a graph and with one, and of their kernels on a CPU.
 
-A stopwatch is the recorder of an eager step. A tape times its calls itself, one by one.
+An eager step is timed call by call by a recorder. A tape times its own calls.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""`ostinato verify`: a check that every fast path of a model gives the tokens of the plain one.
-
-Tables and remarks of `ostinato verify`'s report.
-"""
+"""`ostinato verify`: a check that every fast path of a model gives the tokens of the plain one, and its report."""
 
 from __future__ import annotations
 

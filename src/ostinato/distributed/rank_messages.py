@@ -1,6 +1,6 @@
-"""Limits of the first rank's waits for another one.
+"""Messages between the first rank and another one, and the limits of the first rank's waits for it.
 
-Messages between the first rank and another one, except those for the memory of blocks and slots (`memory`).
+Messages about the memory of blocks and slots are in `memory`.
 """
 
 from __future__ import annotations

@@ -4,10 +4,9 @@ A replay makes the same calls on the same addresses. So a tensor that a call rea
 call wrote, or a buffer that never moves. And no value may be read on the host, since every replay would repeat the
 decision made by it. Both mistakes are found when the step is captured, and named.
 
-A recorder does not see two things: native code that gets an address without torch's knowledge and writes to a tensor
-that a recorded call has written as well; and a Python number that changes from step to step. `check_replay` finds both.
-
-Detection of what a replay could not repeat: values read on the host, and memory handed to native code.
+Values read on the host and memory handed to native code are found here. A recorder does not see two things: native code
+that gets an address without torch's knowledge and writes to a tensor that a recorded call has written as well; and a
+Python number that changes from step to step. `check_replay` finds both.
 """
 
 from __future__ import annotations
@@ -109,7 +108,7 @@ CallKind = Literal["torch", "kernel", "split"]
 
 @dataclass(frozen=True)
 class RecordedCall:
-    """One recorded call. Computed tensors in `args` and `kwargs` are Places; all others are persistent.
+    """One recorded call. Computed tensors in `args` and `kwargs` are instances of TensorRef; all others are persistent.
 
     `writes` has one entry per tensor of the result: its place, or None if it is a view of an argument.
     """

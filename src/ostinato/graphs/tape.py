@@ -206,7 +206,7 @@ def plan_layout(
 
 
 def bind(value: Any, layout: Layout, memory: torch.Tensor) -> Any:
-    """Return `value` with every Place in it as a tensor in `memory`."""
+    """Return `value` with every TensorRef in it as a tensor in `memory`."""
     return map_items(value, TensorRef, lambda place: place.of(memory, layout.offsets[place.storage]))
 
 

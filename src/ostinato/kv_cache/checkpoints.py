@@ -1,9 +1,7 @@
-"""The positions, mode and number of one request's checkpoints.
+"""Checkpoints of requests, and the commit of a step's results to the prefix index.
 
-Committing a step's results to the prefix index: full blocks, and states as checkpoints.
-
-A state becomes a checkpoint in its slot: the slot that was written belongs to the index from then on, and the request
-writes to another one. Nothing is copied.
+Full blocks and states are committed. A state becomes a checkpoint in its slot: the slot that was written belongs to the
+index from then on, and the request writes to another one. Nothing is copied.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ class EncoderCache:
 
     An image is known by its digest, and has one cell per token. A request *pins* the images that tokens of its next
     step belong to, and a pinned image stays. An unpinned image stays until its cells are needed; the least recently
-    used goes first. An image that a step is to encode is *pending* until `settle` reports whether the step succeeded;
+    used goes first. An image that a step is to encode is *pending* until `finish_step` reports whether the step succeeded;
     if it failed, the image is forgotten. Cell 0 of the `num_cells` is the null cell, which is never allocated: text and
     padding tokens point at it.
     """

@@ -109,7 +109,7 @@ class EvictionQueue(Generic[T]):
     """Candidates in the order of their eviction.
 
     A look at all of them costs O(candidates), so the first few are remembered. One that was used since, or is no
-    candidate any more, is skipped. One that became a candidate since waits for the next look, unless it is `push`ed.
+    candidate any more, is skipped. One that became a candidate since waits for the next look, unless `push` adds it.
     """
 
     def __init__(

@@ -1,8 +1,7 @@
-"""Block tables of the requests, and their positions in the prefix index.
+"""Cache manager: block tables of the requests, and their positions in the prefix index.
 
-Window blocks are in `window_blocks.py`, slots for states in `state_slots.py`.
-
-Invariants of a cache manager between two calls.
+Window blocks are in `sliding_window.py`, slots for states in `state_slots.py`. `check_integrity` tests the invariants
+between two calls.
 """
 
 from __future__ import annotations
@@ -152,7 +151,7 @@ class CacheManager:
 
         Returns False if that is not available: the request then holds nothing, and at most something idle was evicted
         for it. Beyond the blocks, `spare_blocks` must stay available, and beyond its window blocks
-        `spare_window_blocks`. Without `reads_checkpoint`, state and window blocks are imported (`take_in`), and it
+        `spare_window_blocks`. Without `reads_checkpoint`, state and window blocks are imported (`import_kv`), and it
         attaches blocks of the index alone.
         """
         match = match or Match()

@@ -1,6 +1,6 @@
-"""Block hashes: full blocks of a request's tokens, each hashed together with all blocks before it.
+"""Prefix index: blocks and checkpoints of cached prefixes, as a tree of full blocks.
 
-The prefix index: blocks and checkpoints of cached prefixes, as a tree of full blocks.
+A full block's key is its block hash, made of its tokens and of all blocks before it.
 """
 
 from __future__ import annotations

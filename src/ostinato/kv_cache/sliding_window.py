@@ -1,12 +1,10 @@
-"""Window blocks of the requests (see `window_block_rules.py`), and those that are promised to them.
-
-A request allocates a window block when a batch row is made that writes to it. That one is available then was ensured
-earlier, when the request got memory for its tokens: so no request is preempted in the middle of a prompt.
-
-Rules for the number of window blocks that requests and prefixes need.
+"""Window blocks: rules for how many requests and prefixes need, and those that requests have or are promised.
 
 A window block is to layers with a sliding window what a block is to the others: it holds `block_size` tokens of them,
 and a request frees it when no token to come sees any of it.
+
+A request allocates a window block when a batch row is made that writes to it. That one is available then was ensured
+earlier, when the request got memory for its tokens: so no request is preempted in the middle of a prompt.
 
 With B tokens in a block, the first of the tokens that follow `position` may be any of its block: so a request keeps the
 last ceil((window - 1) / B) window blocks before that block, which a request that starts at the block's first token

@@ -31,7 +31,7 @@ class StateSlots:
         self._slots.retain((holding.read_slot,))
 
     def allocate_missing(self, holding: RequestCache, spare_slots: int = 0, is_own: bool = False) -> None:
-        """Allocate the slots that are missing, as far as there are any. See `take`.
+        """Allocate the slots that are missing, as far as there are any. See `allocate`.
 
         `is_own`: the checkpoint that is read, if it is one, is of the request's last step, and not one that it hit.
         """

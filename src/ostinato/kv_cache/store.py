@@ -1,6 +1,7 @@
-"""The pools and the index over them: memory is allocated here, and cached entries make room for it.
+"""Store of cache memory: pools of ids with reference counts, and the prefix index over them.
 
-A pool of ids with reference counts. Blocks and slots are such ids; their memory is the runner's.
+Blocks and slots are such ids; their memory is the runner's. Memory is allocated here, and cached entries are evicted to
+make room for it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class IdPool:
 
     Requests hold references: `allocate` sets an id's count to 1, `retain` and `release` change it. Besides, the prefix
     index may *keep* an id. An id that is kept and not referenced is *idle*: it holds something that can be found again,
-    and the index can `drop` it when its memory is needed. An id that is neither is free. Every operation costs O(1) per
+    and the index can evict it when its memory is needed. An id that is neither is free. Every operation costs O(1) per
     id. The order is deterministic: a new pool allocates the lowest ids first, later the ids that became free last.
 
     A `count` of 0 means that the model has no such memory; nothing can be allocated, and nothing needs to be. Freeing

@@ -1,6 +1,6 @@
-"""Histograms, and the set of them that the engine keeps of its requests and steps.
+"""Histograms that the engine keeps of its requests and steps, and the times of the phases of a start.
 
-Times of the phases of a start. They follow one another, so that they add up to the whole.
+The phases follow one another, so that they add up to the whole start.
 """
 
 from __future__ import annotations

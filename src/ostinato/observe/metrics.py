@@ -1,8 +1,7 @@
-"""Table of every metric of an engine: kind, name, help, label, and the path of its value in the statistics.
+"""Table of every metric of an engine, and its text in Prometheus' format.
 
-Names are those of vLLM where both engines have the metric.
-
-Metrics in Prometheus' text format. Counters get its suffix `_total`.
+A row has kind, name, help, label, and the path of the value in the statistics. Names are those of vLLM where both
+engines have the metric. Counters get the format's suffix `_total`.
 """
 
 from __future__ import annotations
@@ -301,7 +300,7 @@ _HISTOGRAMS = (
     ("iteration_tokens_total", "Tokens that a step computes, without padding", "step_tokens"),
     ("step_duration_seconds", "A step with its bookkeeping", "step"),
 )
-"""Rows of (name, help, attribute of Meter)."""
+"""Rows of (name, help, attribute of EngineHistograms)."""
 
 
 def families(

@@ -1,6 +1,6 @@
 """The front's side: several replicas in place of one engine's process.
 
-Guides that a front has compiled by its replicas, one replica for each guide.
+A guide is compiled by the replica with the fewest compilations that it has not answered yet.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class ReplicaSet:
         self._compiles = GuideChecks(lambda: self._books.taking, lambda reply: self.on_message(reply))
         self._questions = StatsFanout(lambda reply: self.on_message(reply), lambda: list(self.observations.values()))
         self._delivered: deque[str] = deque()
-        """Replicas whose deltas wait for a Settled, in order of delivery."""
+        """Replicas whose deltas wait for a DeltasHandled, in order of delivery."""
         self._failed: Exception | None = None
         self._first: asyncio.Future[None] = self._loop.create_future()
 

@@ -1,8 +1,7 @@
 """Migration of requests, as a replica sees it: exports from its engine, and imports into it.
 
-Requests that a replica imports from another one, which keeps their bytes until they are here.
-
-Requests that move from a replica's engine to another one: exported in order, and kept until the move is complete.
+Exports are in order, and kept until the move is complete. An imported request's bytes stay with the other replica until
+they are here.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Placement of requests on replicas: the router's inputs are made here.
 
-Inputs of the router for a request: its prompt's block hashes, its conversation, and the expected answer length.
+They are the block hashes of a request's prompt, its conversation, and the expected answer length.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""The router: its knowledge of every replica, and the requests that it has sent.
+"""Router of requests to replicas: a prompt goes to the replica that computes it soonest.
 
-Choice of a replica for one prompt: the one that computes it soonest, with hit and queue counted in seconds.
+Prefix hit and queue are counted in seconds. The router knows every replica's load and cache, and the requests that it
+has sent.
 """
 
 from __future__ import annotations

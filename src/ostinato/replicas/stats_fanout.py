@@ -1,7 +1,4 @@
-"""Questions to all replicas, answered as one engine would.
-
-The counts of several engines, added up as those of one.
-"""
+"""Questions to all replicas, answered as one engine would: counts of several engines are added up."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Decode rows: the block of each request's next token, preemption, and the room for drafts.
 
-Overlap: the batch rows of the next step, scheduled before the tokens of the step in flight are known.
+With overlap, the next step's rows are scheduled before the tokens of the step in flight are known.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def continuing_requests(
 
     Return the cause instead if the next step has to wait for `step`. The next step has decode rows alone, of the
     requests in `step`: each computes the token that `step` samples for it. Requests whose length `step` is known to
-    complete are left out. `is_head_blocked`: the first waiting request finds no memory unless another one ends.
+    complete are left out. `has_refused`: the first waiting request finds no memory unless another one ends.
     """
     if not all(row.samples for row in step.batch.rows):
         return OverlapBlocker.PROMPT

@@ -1,6 +1,7 @@
-"""Admission of waiting requests: prefix cache hit, memory check and cache report.
+"""Prefill: admission of waiting requests, and the prompt tokens that a step takes.
 
-Prefill rows: the number of prompt tokens that a step takes, and the slots and images that they need.
+Admission looks up the prefix cache, checks memory and makes the cache report. A row of a prompt also needs slots and
+images.
 """
 
 from __future__ import annotations

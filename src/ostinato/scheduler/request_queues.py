@@ -1,10 +1,8 @@
-"""The waiting and the running requests, in order of service.
+"""The waiting and the running requests, in order of service, with fair share between clients.
 
-Fair share between clients: a client with many requests waits behind the first ones of clients with few.
-
-Start-time fair queueing (Goyal, Vin, Cheng 1996) with requests of one size: a request gets a start tag (`turn`) when it
-arrives, one after the last of its client, but none that has passed already. For a client of weight w it is 1 / w after
-the last.
+A client with many requests waits behind the first ones of clients with few. It is start-time fair queueing (Goyal, Vin,
+Cheng 1996) with requests of one size: a request gets a start tag when it arrives, one after the last of its client, but
+none that has passed already. For a client of weight w it is 1 / w after the last.
 """
 
 from __future__ import annotations

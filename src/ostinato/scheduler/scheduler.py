@@ -1,6 +1,6 @@
 """The scheduler: it chooses the tokens of each step, and applies the step's result to the requests.
 
-Invariants of a scheduler between two calls.
+`check_integrity` tests the invariants between two calls.
 """
 
 from __future__ import annotations

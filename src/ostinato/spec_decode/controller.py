@@ -1,10 +1,8 @@
-"""Choice of the number of drafts per row in each step, from measured costs and acceptance. Imports no torch.
+"""Controller of the number of drafts per row in each step, from measured costs and acceptance. Imports no torch.
 
 Drafts pay while the tokens that they add outweigh the time that they add:
 
     speed of k drafts = tokens per row with k drafts / time of such a step in units of a plain step
-
-Measurements of the engine's drafts: how many were right, what they cost, and whether the next step drafts.
 """
 
 from __future__ import annotations

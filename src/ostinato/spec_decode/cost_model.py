@@ -1,6 +1,6 @@
-"""Estimate of the tokens that a row gains from drafts, by the drafts accepted of late. Imports no torch.
+"""Cost model of drafts: the tokens that a row gains from them, and the cost of their steps. Imports no torch.
 
-Costs of steps with drafts in one range of batch sizes, in units of a plain step. Imports no torch.
+Gains follow from the drafts accepted of late. Costs are by range of batch sizes, in units of a plain step.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Interface of all proposers of drafts, and the parts that proposers with layers share.
+"""Drafters with layers: a second, smaller model, or the model's own prediction head.
 
-Drafts by a second, smaller model of the same vocabulary, whose layers use the same blocks and slots.
-
-Drafts by the model's own prediction head, several deep by feeding it its own hidden state.
+Both use the same blocks and slots as the model. The second model has the same vocabulary. The prediction head is
+several deep by feeding it its own hidden state. The interface of all proposers is here too.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A server under load, at several rates or with several numbers of requests at once.
+"""Sweep of a server under load: several rates, or several numbers of concurrent requests, and their statistics.
 
-Statistics of the load generator: pure functions of a run's outcomes.
+The statistics are pure functions of a run's outcomes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Import of a request that another engine has exported, in the state that it had there.
+"""Export and import of a request that moves to another engine, with its state.
 
-Export of a request, between two steps and with none in flight.
+A request is exported between two steps, when none is in flight.
 """
 
 from __future__ import annotations

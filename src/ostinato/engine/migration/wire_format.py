@@ -1,10 +1,7 @@
-"""An exported request as bytes: a head, its properties as JSON, and then parts of plain bytes.
+"""Wire format of an exported request: a head, its properties as JSON, and then parts of plain bytes.
 
-None of it is code. An inconsistent export is refused before anything is made of it.
-
-The parts of an export, collected and numbered.
-
-Images of a migrating request: pixels and positions as plain bytes, and the images made from them again.
+None of it is code. An inconsistent export is refused before anything is made of it. Images travel as pixels and
+positions, and are made again on the other side.
 """
 
 from __future__ import annotations

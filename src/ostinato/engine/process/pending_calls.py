@@ -1,6 +1,6 @@
-"""Calls to the engine that it has not answered yet.
+"""Calls to the engine that it has not answered yet, and the heartbeat of its loop.
 
-Heartbeat of the engine's loop: it is asked for its counts now and then, and must answer.
+The heartbeat asks the loop for its counts at intervals; an answer must come in time.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""One request of an AsyncEngine, as its caller on the event loop sees it.
+"""Streams of an AsyncEngine's unfinished requests: how they begin, get their deltas and end.
 
-Streams of an AsyncEngine's unfinished requests: how they begin, get their deltas and end.
+A stream is one request as its caller on the event loop sees it.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """A directory of cached blocks, window blocks and states, one file each.
 
-Files are written behind, found by name and checked when read. A file is one write and one rename, so that others see it
-whole or not at all. Several engines may share a directory: one may find what another wrote, and what another removed is
-not found.
-
-Cache files that wait to be written, each in separate memory.
+Files are written in the background, found by name and checked when read; a file that waits is held in separate memory.
+A file is one write and one rename, so that others see it complete or not at all. Several engines may share a directory:
+one may find what another wrote, and what another removed is not found.
 """
 
 from __future__ import annotations
@@ -297,7 +295,7 @@ class CacheDirectory:
                     self._idle.notify_all()
 
     def _write(self, key: FileId, draft: PendingFile) -> None:
-        """Write a file, whole or not at all. Raises OSError or FullError if there is no room."""
+        """Write a file, complete or not at all. Raises OSError or DirectoryFullError if there is no room."""
         draft.write_checksum()
         self._make_room(draft.size)
         try:

@@ -25,7 +25,7 @@ from ostinato.units import format_bytes
 
 
 def limit_decisions(before: Iterable[Decision], wanted: Limits, limits: Limits, memory: MemoryPlan) -> list[Decision]:
-    """Return `previous_hidden` and the lowered values, merged into one decision where a setting was changed twice."""
+    """Return the decisions `before` and the lowered values, merged into one decision where a setting was changed twice."""
     changes = {decision.topic: decision for decision in before}
     others = "activations, graphs and the encoder's cache" if memory.encoder_cache else "activations and graphs"
     reason = (

@@ -1,10 +1,6 @@
 """Split of a device's memory among weights, activations, blocks, window blocks and slots.
 
-The functions are pure and take plain numbers.
-
-Split of memory between blocks and window blocks. Pure functions of plain numbers.
-
-Window blocks for layers with sliding-window attention, and the plan's decisions about them.
+Window blocks are for layers with sliding-window attention. The functions are pure and take plain numbers.
 """
 
 from __future__ import annotations
