@@ -25,7 +25,7 @@ _NCCL_TIMEOUT = timedelta(minutes=10)
 
 
 class RankProcessGroup:
-    """Connection of one rank with the others (`ops.reference.collectives.Collectives`): by gloo on CPUs, by NCCL on GPUs.
+    """Connection of one rank with the others (`Collectives`): by gloo on CPUs, by NCCL on GPUs.
 
     A rank that has died is noticed at once, for its connection ends. NCCL needs a GPU for each rank, and has not been
     run. With `in_order`, an element's sum is taken over the ranks in their order, in float32, and does not depend

@@ -40,9 +40,9 @@ def hash_prompt(
     token_ids: Sequence[int], block_size: int, salt: str | None, media: Iterable[MediaSpan] = ()
 ) -> BlockHashes:
     """Return the block hashes of a prompt's full blocks, as in the replicas' index."""
-    chain = BlockHashes(block_size, salt, tuple(media))
-    chain.extend(lambda start, end: tuple(token_ids[start:end]), len(token_ids))
-    return chain
+    block_hashes = BlockHashes(block_size, salt, tuple(media))
+    block_hashes.extend(lambda start, end: tuple(token_ids[start:end]), len(token_ids))
+    return block_hashes
 
 
 class ConversationTracker:
@@ -56,22 +56,22 @@ class ConversationTracker:
         self._of_key: OrderedDict[int, str] = OrderedDict()
         self._num_made = 0
 
-    def session(self, chain: BlockHashes) -> str:
+    def session(self, block_hashes: BlockHashes) -> str:
         """Return the conversation whose last prompt is a prefix of this one, or a new one.
 
         This prompt is the conversation's last one from now on.
         """
-        found = next((key for key in reversed(chain.keys) if key in self._of_key), None)
+        found = next((key for key in reversed(block_hashes.keys) if key in self._of_key), None)
         if found is None:
             self._num_made += 1
             session = f"conversation-{self._num_made}"
-        elif found == chain.keys[-1]:
+        elif found == block_hashes.keys[-1]:
             session = self._of_key[found]
         else:
             session = self._of_key.pop(found)
-        if chain.keys:
-            self._of_key[chain.keys[-1]] = session
-            self._of_key.move_to_end(chain.keys[-1])
+        if block_hashes.keys:
+            self._of_key[block_hashes.keys[-1]] = session
+            self._of_key.move_to_end(block_hashes.keys[-1])
             if len(self._of_key) > self._most:
                 self._of_key.popitem(last=False)
         return session
@@ -111,9 +111,9 @@ class ReplicaPlacement:
         """
         router = self.router
         media = () if asked.media is None else asked.media.in_chain(asked.cache_salt)
-        chain = hash_prompt(asked.prompt_token_ids, router.block_size, asked.cache_salt, media)
+        block_hashes = hash_prompt(asked.prompt_token_ids, router.block_size, asked.cache_salt, media)
         expected = self.answers.expected(asked.params.max_tokens) * asked.params.n
-        session = self._conversations.session(chain)
+        session = self._conversations.session(block_hashes)
         now = self._clock()
-        choice = router.route(request_id, chain, len(asked.prompt_token_ids), now, expected, session, among)
+        choice = router.route(request_id, block_hashes, len(asked.prompt_token_ids), now, expected, session, among)
         return None if choice is None else choice.name

@@ -218,7 +218,7 @@ class ReplicaRouter:
     def route(
         self,
         request_id: str,
-        chain: BlockHashes,
+        block_hashes: BlockHashes,
         num_tokens: int,
         now: float,
         num_outputs: int = 0,
@@ -232,8 +232,8 @@ class ReplicaRouter:
         """
         assert request_id not in self._sent, f"request {request_id} has been sent already"
         # A hit ends before the last token.
-        keys = chain.keys[: max(0, num_tokens - 1) // self.block_size]
-        place = None if session is None else (chain.salt, session)
+        keys = block_hashes.keys[: max(0, num_tokens - 1) // self.block_size]
+        place = None if session is None else (block_hashes.salt, session)
         before = None if place is None else self._sessions.get(place)
         candidates = []
         for name, replica in self._replicas.items():

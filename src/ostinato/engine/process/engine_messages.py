@@ -75,7 +75,7 @@ class ImportRequest(NamedTuple):
 
 
 class ExportRequest(NamedTuple):
-    """A request to export; its answer is a RequestExported, followed by its last delta, whose outputs end with `moved`."""
+    """A request to export; its answer is a RequestExported, then its last delta, whose outputs end with `moved`."""
 
     call_id: str
     request_id: str

@@ -191,7 +191,7 @@ class StreamRegistry:
         return stream
 
     def reattach(self, stream: RequestStream) -> None:
-        """Give a stream of another engine's request an id here, so that `submitting` can add its request to this engine.
+        """Give a stream of another engine's request an id here, so that `submitting` can add its request here.
 
         Raises what `QueueLimit.acquire` raises.
         """

@@ -80,12 +80,12 @@ def linear(
     """Return activation((x W^T + bias) * scale) + residual.
 
     `x` [tokens, in] and `weight` [out, in] in one dtype, `bias` [out]; `scale` [out] float32. `activation` is one of
-    `ACTIVATIONS`; with those of `operations.GATED` the first half of the outputs are the gates, and the result has
-    half as many columns. `residual` has the shape of the result, [tokens, out or out / 2], in the dtype of `x`, or in
-    `out_dtype` if that is given. With `weight_scale` float32 [out] or [out, groups], `weight` is int8 (see `ops.quant.quantize`)
-    and multiplied exactly. With `blocks`, `weight` is uint8, with its rows in these formats one after the other (see
-    `ops.quant.block_formats`), and multiplied exactly too. `order` int32 [in] maps each element of a weight row to its input;
-    without it, element i belongs to input i.
+    `ACTIVATIONS`; with those of `operations.GATED` the first half of the outputs are the gates, and the result has half
+    as many columns. `residual` has the shape of the result, [tokens, out or out / 2], in the dtype of `x`, or in
+    `out_dtype` if that is given. With `weight_scale` float32 [out] or [out, groups], `weight` is int8 (see
+    `ops.quant.quantize`) and multiplied exactly. With `blocks`, `weight` is uint8, with its rows in these formats one
+    after the other (see `ops.quant.block_formats`), and multiplied exactly too. `order` int32 [in] maps each element of
+    a weight row to its input; without it, element i belongs to input i.
     """
     if order is not None:
         x = x.index_select(1, order)
@@ -143,9 +143,9 @@ def moe(
     `x` and `residual` [tokens, in]; `choices` [tokens, 2, k] float32 as returned by `route`: the ids of experts and
     their weights; `up` [experts, inner, in] (for a gated activation twice as many rows, gates first); `down` [experts,
     in, inner]. With `up_scale` float32 [experts, inner] or [experts, inner, groups], and `down_scale` alike, the
-    weights are int8 (see `ops.quant.quantize`) and multiplied exactly. With `up_blocks` and `down_blocks`, the row formats of one
-    expert, they are uint8 [experts, rows, bytes of a row] (see `ops.quant.block_formats`). Experts are added up in float32, in
-    ascending order. -> [tokens, in] in the dtype of `x`.
+    weights are int8 (see `ops.quant.quantize`) and multiplied exactly. With `up_blocks` and `down_blocks`, the row
+    formats of one expert, they are uint8 [experts, rows, bytes of a row] (see `ops.quant.block_formats`). Experts are
+    added up in float32, in ascending order. -> [tokens, in] in the dtype of `x`.
     """
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     expert_ids, expert_weights = choices.unbind(1)
@@ -177,8 +177,8 @@ def route(
     float32 means sigmoid routing (DeepSeek-V3, arXiv 2412.19437, section 2.1.2): the weights are the sigmoids of the
     scores, divided by their sum plus `sum_epsilon` if `normalize`. The bias is added for the selection alone, which
     considers only the `top_groups` groups with the greatest sums of their two best scores. Without a bias, the weights
-    are the softmax over the chosen scores, or with `softmax_over_all` the chosen entries of the softmax over all. All are
-    multiplied by `scaling`.
+    are the softmax over the chosen scores, or with `softmax_over_all` the chosen entries of the softmax over all. All
+    are multiplied by `scaling`.
 
     -> [tokens, 2, top_k] float32: the ids of the experts, best first, and their weights.
     """

@@ -33,8 +33,8 @@ def embedding(
     """Return the rows of `weight` [vocab, hidden] for `token_ids` [tokens] int64, times `multiplier`.
 
     -> [tokens, hidden] in the dtype of `weight`. With `weight_scale` float32 [vocab] or [vocab, groups], `weight` is
-    int8 (see `ops.quant.quantize`), and the result is in `out_dtype`. With `blocks`, `weight` is uint8 [vocab, bytes of a row] in
-    one block format (see `ops.quant.block_formats`), and the result is in `out_dtype` too.
+    int8 (see `ops.quant.quantize`), and the result is in `out_dtype`. With `blocks`, `weight` is uint8 [vocab, bytes of
+    a row] in one block format (see `ops.quant.block_formats`), and the result is in `out_dtype` too.
     """
     if blocks is not None:
         ((name, _),) = blocks

@@ -36,7 +36,8 @@ def embedding_kernel(
 ):
     """Copy a part of one token's vector.
 
-    `WEIGHTS` names the format of weights in blocks of `BLOCK` elements (`ops/quant/block_formats.py`); a `BLOCK` of 0 means no blocks.
+    `WEIGHTS` names the format of weights in blocks of `BLOCK` elements (`ops/quant/block_formats.py`); a `BLOCK` of 0
+    means no blocks.
     """
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)

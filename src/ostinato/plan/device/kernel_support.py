@@ -146,7 +146,8 @@ def _best(
         return None, f"no native kernels are installed: {HOW_TO_GET}"
     missing = ", ".join(lacking[others[0]])
     return None, (
-        f"native kernels are installed for {', '.join(others)}, and this CPU lacks {missing}{refused_units}: {HOW_TO_GET}"
+        f"native kernels are installed for {', '.join(others)}, and this CPU lacks {missing}{refused_units}: "
+        f"{HOW_TO_GET}"
     )
 
 

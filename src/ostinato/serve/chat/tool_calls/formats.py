@@ -69,7 +69,7 @@ class PythonSyntax:
 
 @dataclass(frozen=True, slots=True)
 class ChannelSyntax:
-    """A message to `functions.NAME` whose text is JSON arguments; the answer is all messages (`serve/chat/harmony.py`)."""
+    """A message to `functions.NAME` whose text is JSON arguments; the answer is all messages (`chat/harmony.py`)."""
 
 
 Syntax = JsonSyntax | NamedSyntax | TagSyntax | PythonSyntax | ChannelSyntax
