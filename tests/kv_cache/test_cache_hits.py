@@ -208,7 +208,7 @@ def test_prompt_logprobs_are_computed_and_not_cached_but_others_may_use_what_was
     scheduler = make_caching_scheduler()
     runner = runner_for(scheduler)
     for _ in range(2):
-        request = serve(scheduler, runner, text(14), wants_prompt_logprobs=True, payload=text(14))
+        request = serve(scheduler, runner, text(14), wants_prompt_logprobs=True, sampling_state=text(14))
         assert report_of(request) == (0, {"not_wanted": 14})
     assert report_of(serve(scheduler, runner, text(14)))[0] == 12
 
@@ -217,10 +217,10 @@ def test_a_request_that_computes_all_of_its_tokens_takes_no_hit_and_others_may_u
     scheduler = make_caching_scheduler(max_num_batched_tokens=10)
     runner = runner_for(scheduler)
     for _ in range(2):
-        request = serve(scheduler, runner, text(14), computes_all=True, payload=text(14))
+        request = serve(scheduler, runner, text(14), skips_prefix_cache=True, sampling_state=text(14))
         assert report_of(request) == (0, {"not_wanted": 14})
     assert report_of(serve(scheduler, runner, text(14)))[0] == 12
-    preempted = make_request("a", 30, computes_all=True)
+    preempted = make_request("a", 30, skips_prefix_cache=True)
     scheduler.add(preempted)
     step(scheduler, runner)
     assert scheduler.preempt("a")

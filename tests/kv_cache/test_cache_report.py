@@ -105,7 +105,7 @@ def test_a_request_for_prompt_logprobs_does_not_want_the_cache() -> None:
     scheduler = make_caching_scheduler()
     runner = runner_for(scheduler)
     serve(scheduler, runner, text(14))
-    request = serve(scheduler, runner, text(14), wants_prompt_logprobs=True, payload=text(14))
+    request = serve(scheduler, runner, text(14), wants_prompt_logprobs=True, sampling_state=text(14))
     assert report_of(request) == (0, {"not_wanted": 14})
     assert request.cache_report is not None
     assert request.cache_report.cached_tokens == 0

@@ -255,7 +255,7 @@ def test_what_is_missing_without_damage_keeps_its_cause() -> None:
     directory = ForgetfulDirectory(one_in=0)
     scheduler, runner = crowded("hybrid", directory)
     turns(scheduler, runner, [1, 2, 3])
-    directory.forget()
+    directory.clear()
     assert "damaged" not in report_of(serve(scheduler, runner, text(24, 1)))[1]
 
 

@@ -105,7 +105,7 @@ class ForgetfulDirectory:
         self.counts.read += 1
         return memoryview(found[1])
 
-    def use(self, kind: str, name: bytes) -> None:
+    def touch(self, kind: str, name: bytes) -> None:
         pass
 
     def flush(self) -> None:
@@ -114,7 +114,7 @@ class ForgetfulDirectory:
     def close(self) -> None:
         pass
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         self._kept.clear()
 
     def _happens(self) -> bool:
