@@ -243,7 +243,7 @@ class BufferAddresses:
         moved = [name for name, old, new in zip(self._names, self._captured, now, strict=True) if old != new]
         named = ", ".join(f"{inputs.buffers}.{name}" for name in moved)
         raise CaptureError(
-            f"{named} moved after the graph was captured, which would go on reading the old memory. Buffers are "
+            f"{named} moved after the graph was captured, and replays would read the old memory. Buffers are "
             "written in place, never replaced"
         )
 

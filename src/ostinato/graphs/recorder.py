@@ -73,7 +73,7 @@ def changes_device(arguments: Any, result: Any) -> bool:
 def host_read_error(name: str, tensor: Any) -> CaptureError:
     return CaptureError(
         f"{name} reads the values of a tensor of shape {shape_of(tensor)} on the host during capture; a replay would "
-        "go on with what was read now. Keep the value on the device, or read it inside a kernel"
+        "use the value that was read now. Keep the value on the device, or read it inside a kernel"
     )
 
 

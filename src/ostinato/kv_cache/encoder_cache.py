@@ -140,7 +140,7 @@ class EncoderCache:
         After a failed step, no request may hold them any more.
         """
         for digest in sorted(self._pending) if not succeeded else ():
-            assert digest not in self._pinned, "what a failed step was to encode is held by a request that goes on"
+            assert digest not in self._pinned, "an image of a failed step is pinned by a request that is still running"
             if digest in self._idle:
                 self._forget(digest)
         self._pending.clear()
@@ -170,8 +170,8 @@ class EncoderCache:
             "an image has another number of pins than requests that hold it"
         )
         assert not any(entry.num_pins for entry in self._idle.values()), "an idle image has pins"
-        assert all(self._digests_of.values()), "a request is a holder of nothing"
-        assert self._pending <= self._pinned.keys(), "a step is to encode an image that nobody holds"
+        assert all(self._digests_of.values()), "a request is listed without a pinned image"
+        assert self._pending <= self._pinned.keys(), "a pending image is pinned by no request"
 
     def _allocate(self, num_tokens: int) -> tuple[int, ...]:
         while len(self._free) < num_tokens:

@@ -196,7 +196,7 @@ class CacheManager:
         that succeeded, though not here.
         """
         request_cache, memory = self._request_caches[request_id], self.memory
-        assert memory is not None, "nothing is carried to where nothing can be written"
+        assert memory is not None, "importing KV needs writable cache memory"
         if self.window_blocks is not None:
             for index in self.window_blocks.allocate_imported(
                 request_cache, list(request_cache.entries())[::-1], snapshot.num_tokens
@@ -310,7 +310,7 @@ class CacheManager:
         self.window_blocks.free_outside_window(self._request_caches[request_id], num_computed)
 
     def has_full_block(self, request_id: str, num_computed: int) -> bool:
-        """Return whether, with `num_computed` tokens computed, the request has something to `enter`."""
+        """Return whether, with `num_computed` tokens computed, the request has a full block to `commit`."""
         request_cache = self._request_caches[request_id]
         return num_computed >= (request_cache.num_indexed + 1) * self.block_size
 
@@ -327,7 +327,7 @@ class CacheManager:
 
         The first `num_computed` tokens of the request are computed, and `block_hashes` has their block hashes.
         `samples`: the step reached the end of the known tokens, so that the output continues from the state now
-        written. `anchor` is that of `advance`: write slot i then holds the state at position `num_computed - anchor +
+        written. `anchor` is that of `accept_state`: write slot i then holds the state at position `num_computed - anchor +
         i`.
         """
         commit(self.store, self._request_caches[request_id], block_hashes, num_computed, placement, samples, anchor)

@@ -49,7 +49,7 @@ class SlidingWindowSpec:
 
     @property
     def shared_blocks(self) -> int:
-        """Window blocks beyond `own` that the batch rows of a step need together.
+        """Window blocks beyond those of the requests that the batch rows of a step need together.
 
         With t tokens, a batch row needs (t - 1) // B more.
         """

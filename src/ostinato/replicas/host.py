@@ -250,7 +250,7 @@ class ReplicaHost:
             await asyncio.sleep(STATUS_SECONDS)
 
     def _known(self) -> StatsSnapshot:
-        assert self.last is not None, "a front that has missed something was told of it"
+        assert self.last is not None, "a front that has missed a message was reported"
         return self.last
 
     async def _observe(self) -> StatsSnapshot:

@@ -229,7 +229,7 @@ class RequestMover:
         move.refused.add(move.target)
         if isinstance(error, ForeignExport):
             self._foreign.add((move.source, move.target))
-        log.warning("replica %s does not go on with a request of %s: %s", move.target, move.source, error)
+        log.warning("replica %s does not continue a request of %s: %s", move.target, move.source, error)
         self._send_on(request_id, request, move)
         if (
             request.move is not None

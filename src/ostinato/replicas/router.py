@@ -249,7 +249,7 @@ class ReplicaRouter:
                 continue
             depth = replica.published.depth(keys)
             is_own = earlier is not None and earlier.replica == name
-            if earlier is not None and is_own and _goes_on(earlier, keys, now):
+            if earlier is not None and is_own and _continues_session(earlier, keys, now):
                 depth = max(depth, earlier.depth)
             hit = depth * self.block_size
             work = replica.recent_work(now)
@@ -306,7 +306,7 @@ class ReplicaRouter:
         replica.queue = max(0.0, replica.queue - work) if replica.num_sent else 0.0
 
 
-def _goes_on(earlier: _Session, keys: Sequence[int], now: float) -> bool:
+def _continues_session(earlier: _Session, keys: Sequence[int], now: float) -> bool:
     """Return whether the prompt with these block hashes begins with the one that its session sent lately."""
     is_late = now - earlier.since > UNPUBLISHED_SECONDS
     return not is_late and earlier.depth <= len(keys) and keys[earlier.depth - 1] == earlier.key

@@ -42,5 +42,5 @@ def export_kv(request: Request, cache: CacheManager, copies: CopiedBlocks) -> KV
     )
     if not cache.state_slots.slots_per_request:
         return KVSnapshot(num_tokens, blocks, window_blocks, None)
-    assert request_cache.read_slot, "who has computed tokens has a state"
+    assert request_cache.read_slot, "a request with computed tokens has a state"
     return KVSnapshot(num_tokens, blocks, window_blocks, memory.read_slot(request_cache.read_slot))

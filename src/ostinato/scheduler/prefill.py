@@ -182,7 +182,7 @@ def _restore_from_files(
     request: Request, match: Match, cache: CacheManager, spare_blocks: int, spare_window_blocks: int
 ) -> Match:
     """Return the match after reading the files that pay, if there is room for the request then."""
-    assert request.block_hashes is not None, "a request with a match has a chain"
+    assert request.block_hashes is not None, "a request with a match has block hashes"
     if cache.window_blocks is not None and not cache.window_blocks.has_room(
         -(-request.num_tokens // cache.block_size), spare_window_blocks
     ):

@@ -252,7 +252,7 @@ def num_prompt_logprobs_due(request: Request, start: int, end: int) -> int:
     Position p gives that of prompt token p + 1, so the prompt's last position gives none; those before
     `num_prompt_logprobs` were delivered before a preemption.
     """
-    assert request.wants_prompt_logprobs, "nobody asked for them"
+    assert request.wants_prompt_logprobs, "the request did not ask for them"
     return max(0, min(end, len(request.prompt_token_ids) - 1) - max(start, request.num_prompt_logprobs))
 
 

@@ -52,13 +52,13 @@ def check_scheduler_integrity(
         num_known = len(request.prompt_token_ids) + len(request.output_token_ids)
         assert request.num_tokens == num_known, f"request {request.request_id} has lost count of its tokens"
     for request in queues.running:
-        assert request.kv_snapshot is None, f"request {request.request_id} runs, and keeps what was carried to it"
+        assert request.kv_snapshot is None, f"request {request.request_id} is running and still has its KV snapshot"
         assert request.num_computed_tokens < request.num_tokens, f"request {request.request_id} has nothing to compute"
         assert request.num_computed_tokens <= cache.request_cache(request.request_id).capacity, (
             f"request {request.request_id} has computed tokens without a block"
         )
     holders = {request.request_id for request in queues.running} | set(ended_in_flight)
-    assert cache.request_ids() == holders, "memory is held by a request that neither runs nor is in flight"
+    assert cache.request_ids() == holders, "a request that is neither running nor in flight holds memory"
     assert is_in_flight or not ended_in_flight, "memory of ended requests was kept"
 
 

@@ -115,7 +115,7 @@ def _resume(
         moments = [None if each is None else now - each for each in ages]
         output.times = RequestTimes(now - moved.arrival, *moments)
         if (moved.prompt_logprobs is None) != (output.prompt_logprobs is None):
-            raise ValueError("it has log-probabilities of the prompt that nobody asked for, or none that somebody did")
+            raise ValueError("it has log-probabilities of the prompt that the request did not ask for, or lacks those that it did")
         output.prompt_logprobs = moved.prompt_logprobs
         output.cache = moved.samples[0].cache
         if all(each.finish_reason is not None for each in moved.samples):
@@ -124,7 +124,7 @@ def _resume(
             _resume_sample(generation, index, sample, moved.has_begun)
             if sample.finish_reason is None:
                 if request.num_tokens >= max_total_tokens(request, scheduler.limits):
-                    raise ValueError("an output goes on that has all its tokens")
+                    raise ValueError("an unfinished output already has all its tokens")
                 _attach_kv(request, sample, parts, scheduler.cache)
 
 

@@ -182,7 +182,7 @@ def _split_parts(behind: memoryview, sizes: Iterable[int]) -> list[memoryview]:
         found.append(behind[start : start + size])
         start += size
     if start != len(behind):
-        raise ValueError(f"{len(behind) - start} bytes stand behind the last part")
+        raise ValueError(f"{len(behind) - start} bytes follow the last part")
     return found
 
 
@@ -265,6 +265,6 @@ def _import_item(moved: ImageSnapshot, parts: Sequence[memoryview]) -> MediaItem
         settings = from_plain(PixelSettings, moved.settings)
         # The digest must match the image, which may become another request's hit.
         if digest_of(pixels, kept, settings) != moved.digest:
-            raise DamagedExport("an image of the exported request is not the one that its digest is of")
+            raise DamagedExport("an image of the exported request does not match its digest")
         patches = Patches(pixels, settings)
     return MediaItem(patches, moved.grid, moved.end - moved.start, moved.digest, kept)
