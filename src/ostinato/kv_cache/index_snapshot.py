@@ -23,7 +23,7 @@ MAX_PUBLISHED_KEYS = 2**14
 
 @dataclass(frozen=True, slots=True)
 class IndexMark:
-    """A checkpoint, or a point up to which requests took a prefix from the index. `at` is the number of tokens before it."""
+    """A checkpoint, or a point up to which requests took a prefix from the index, `at` tokens after the start."""
 
     at: int
     hits: int

@@ -327,8 +327,8 @@ class CacheManager:
 
         The first `num_computed` tokens of the request are computed, and `block_hashes` has their block hashes.
         `samples`: the step reached the end of the known tokens, so that the output continues from the state now
-        written. `anchor` is that of `accept_state`: write slot i then holds the state at position `num_computed - anchor +
-        i`.
+        written. `anchor` is that of `accept_state`: write slot i then holds the state at position `num_computed -
+        anchor + i`.
         """
         commit(self.store, self._request_caches[request_id], block_hashes, num_computed, placement, samples, anchor)
 

@@ -343,7 +343,9 @@ class ReplicaSet:
         """End a request that had begun, and that no replica has any more."""
         del self._requests[request_id]
         self._table.router.note_end(request_id)
-        message = "the replica that computed the request was lost; the server keeps running, and the request may be repeated"
+        message = (
+            "the replica that computed the request was lost; the server keeps running, and the request may be repeated"
+        )
         self.on_message(RequestFailed(request_id, ReplicaLost(message)))
 
     def _change(self) -> None:

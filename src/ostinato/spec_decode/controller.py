@@ -112,16 +112,16 @@ class DraftController:
         """
         if not gained:
             return
-        row_range, asked = self._range(len(gained)), self._pending_drafts
-        kind = num_drafts if num_drafts or not asked else NO_DRAFT
+        row_range, num_asked = self._range(len(gained)), self._pending_drafts
+        kind = num_drafts if num_drafts or not num_asked else NO_DRAFT
         row_range.steps[kind] += 1
-        if asked and any(has_room):
-            kept = [tokens - 1 for tokens, room in zip(gained, has_room, strict=True) if room]
-            self._acceptance.count(kept, asked)
+        if num_asked and any(has_room):
+            accepted = [tokens - 1 for tokens, room in zip(gained, has_room, strict=True) if room]
+            self._acceptance.count(accepted, num_asked)
             row_range.costs.count_found(num_drafts > 0)
-        row_range.costs.count(kind, asked, seconds if is_pure_decode else None)
+        row_range.costs.count(kind, num_asked, seconds if is_pure_decode else None)
         # A range that was first seen after `choose` may have another choice; then this step is no evidence for it.
-        if self.adaptive and asked == row_range.chosen:
+        if self.adaptive and num_asked == row_range.chosen:
             self._advance(row_range, sum(gained) / len(gained), kind)
 
     def to_json(self) -> dict[str, Any]:
@@ -206,17 +206,19 @@ class DraftController:
 
     def _next_trial(self, row_range: _RowRange) -> int | None:
         """Return the number of drafts to try now, or None until the balance covers a trial."""
-        others = [num_drafts for num_drafts in self._numbers if num_drafts != row_range.in_use]
+        other_numbers = [num_drafts for num_drafts in self._numbers if num_drafts != row_range.in_use]
         # Untried numbers come first, if they would be faster at the cost of the next smaller number of drafts.
         speed = self._speed(row_range, row_range.in_use)
         new = [
             num_drafts
-            for num_drafts in others
+            for num_drafts in other_numbers
             if row_range.costs.ratio(num_drafts) is None
             and self._acceptance.tokens(num_drafts) > speed * row_range.costs.lower_bound(num_drafts)
         ]
         drafts = (
-            new[0] if new else max(filter(None, others), key=lambda count: self._speed(row_range, count), default=0)
+            new[0]
+            if new
+            else max(filter(None, other_numbers), key=lambda count: self._speed(row_range, count), default=0)
         )
         if row_range.in_use and row_range.costs.ratio(row_range.in_use) is None:
             return 0
