@@ -123,11 +123,11 @@ def test_an_empty_scheduler_gives_an_empty_batch_that_needs_no_update() -> None:
     assert scheduler.counters.steps == 0
 
 
-def test_the_row_has_the_sampling_state_and_a_table_long_enough_for_its_tokens() -> None:
-    scheduler, state = make_scheduler(), object()
-    scheduler.add(make_request("a", 9, sampling_state=state))
+def test_the_row_carries_the_payload_and_a_table_long_enough_for_its_tokens() -> None:
+    scheduler, payload = make_scheduler(), object()
+    scheduler.add(make_request("a", 9, sampling_state=payload))
     row = scheduler.schedule().rows[0]
-    assert row.sampling_state is state
+    assert row.sampling_state is payload
     assert len(row.block_table) == 3
 
 
