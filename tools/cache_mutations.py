@@ -23,7 +23,10 @@ MUTATIONS = (
     mutation(
         "the slot that became a checkpoint is written on",
         "kv_cache/checkpoints.py",
-        ("tuple(own for own in holding.write_slots if own != slot)", "tuple(holding.write_slots)"),
+        (
+            "tuple(write_slot for write_slot in request_cache.write_slots if write_slot != slot)",
+            "tuple(request_cache.write_slots)",
+        ),
     ),
     mutation(
         "a checkpoint is taken over in place and stays in the index",
@@ -41,17 +44,20 @@ MUTATIONS = (
     mutation(
         "a checkpoint is taken where no block ends",
         "kv_cache/checkpoints.py",
-        ("elif holding.num_indexed * chain.block_size == num_computed:", "elif holding.last_entry is not None:"),
+        (
+            "elif request_cache.num_indexed * block_hashes.block_size == num_computed:",
+            "elif request_cache.last_entry is not None:",
+        ),
     ),
     mutation(
         "a checkpoint that was read stays referenced",
         "kv_cache/state_slots.py",
-        ("            self._slots.release((holding.read_slot,))\n", "            pass\n"),
+        ("            self._slots.release((request_cache.read_slot,))\n", "            pass\n"),
     ),
     mutation(
         "slots of checkpoints that were not taken are not handed back",
         "kv_cache/checkpoints.py",
-        ("    store.slots.release(tuple(slot for _, slot in holding.reserved_checkpoints))\n", ""),
+        ("    store.slots.release(tuple(slot for _, slot in request_cache.reserved_checkpoints))\n", ""),
     ),
     mutation(
         "a trailing checkpoint that was hit is given up",
@@ -64,7 +70,7 @@ MUTATIONS = (
     mutation(
         "the trailing checkpoint does not move on",
         "kv_cache/checkpoints.py",
-        ("                _drop_unless_hit(store, before)\n", "                pass\n"),
+        ("                _drop_unless_hit(store, previous)\n", "                pass\n"),
     ),
     mutation(
         "spare slots are not left",
@@ -75,12 +81,12 @@ MUTATIONS = (
     mutation(
         "a block that the index has is not swapped",
         "kv_cache/checkpoints.py",
-        ("swapped[index] = entry.block", "swapped[index] = own"),
+        ("swapped[index] = entry.block", "swapped[index] = block"),
     ),
     mutation(
         "a block that was given up is not released",
         "kv_cache/checkpoints.py",
-        ("            store.blocks.release((own,))\n", ""),
+        ("            store.blocks.release((block,))\n", ""),
     ),
     mutation(
         "a block of the index that takes another's place is not referenced",
@@ -90,19 +96,22 @@ MUTATIONS = (
     mutation(
         "blocks that are hit are not referenced",
         "kv_cache/manager.py",
-        ("            self.blocks.retain(holding.block_table)\n", ""),
+        ("            self.blocks.retain(request_cache.block_table)\n", ""),
     ),
     mutation(
         "the checkpoint that is hit is not referenced",
         "kv_cache/state_slots.py",
-        ("        self._slots.retain((holding.read_slot,))\n", ""),
+        ("        self._slots.retain((request_cache.read_slot,))\n", ""),
     ),
     mutation(
         "the index gains from a failed step",
         "scheduler/scheduler.py",
         (
             "        for request in failed.requests:\n            if request.status is not RequestStatus.FINISHED:\n",
-            "        for request, next_row in zip(failed.requests, batch.rows, strict=True):\n            if request.status is not RequestStatus.FINISHED:\n                request.num_computed_tokens = next_row.end\n                self._commit(request, next_row)\n",
+            "        for request, row in zip(failed.requests, batch.rows, strict=True):\n"
+            "            if request.status is not RequestStatus.FINISHED:\n"
+            "                request.num_computed_tokens = row.end\n"
+            "                self._commit(request, row)\n",
         ),
     ),
     mutation(
@@ -110,7 +119,9 @@ MUTATIONS = (
         "scheduler/scheduler.py",
         (
             "            if row_result.error is not None:\n",
-            "            if row_result.error is not None:\n                request.num_computed_tokens = next_row.end\n                self._commit(request, next_row)\n",
+            "            if row_result.error is not None:\n"
+            "                request.num_computed_tokens = row.end\n"
+            "                self._commit(request, row)\n",
         ),
     ),
     mutation(
@@ -144,12 +155,12 @@ MUTATIONS = (
     mutation(
         "a block is found by its hash alone",
         "kv_cache/prefix_index.py",
-        ("            and entry.token_ids == chain.token_ids[index]\n", ""),
+        ("            and entry.token_ids == block_hashes.token_ids[index]\n", ""),
     ),
     mutation(
         "a block of another salt is found",
         "kv_cache/prefix_index.py",
-        ("            and entry.salt == chain.salt\n", ""),
+        ("            and entry.salt == block_hashes.salt\n", ""),
     ),
     mutation(
         "a salt does not change hashes",
@@ -165,8 +176,11 @@ MUTATIONS = (
     mutation(
         "a slot that is referenced is evicted",
         "kv_cache/store.py",
-        ("for each in index.checkpoints if self.slots.is_idle(each.slot))", "for each in index.checkpoints)"),
-        ("is each and self.slots.is_idle(each.slot)", "is each"),
+        (
+            "for checkpoint in index.checkpoints if self.slots.is_idle(checkpoint.slot))",
+            "for checkpoint in index.checkpoints)",
+        ),
+        ("is checkpoint and self.slots.is_idle(checkpoint.slot)", "is checkpoint"),
     ),
     mutation(
         "an evicted block leaves its checkpoint",
@@ -184,7 +198,7 @@ MUTATIONS = (
     mutation(
         "checkpoints inside texts do not go first",
         "kv_cache/eviction.py",
-        ("return 0 if kept.is_interior and kept.hits == 0 else 1", "return 1"),
+        ("return 0 if item.is_interior and item.hits == 0 else 1", "return 1"),
     ),
     mutation(
         "leaves without a checkpoint do not go first",
@@ -213,7 +227,8 @@ MUTATIONS = (
         "the text that is released is not the one used last",
         "kv_cache/manager.py",
         (
-            "        if holding.last_entry is not None:\n            self.store.touch(holding.last_entry)\n",
+            "        if request_cache.last_entry is not None:\n"
+            "            self.store.touch(request_cache.last_entry)\n",
             "        if request_cache.last_entry is not None:\n",
         ),
     ),
@@ -264,20 +279,23 @@ MUTATIONS = (
         "the pin stays behind when a request moves on",
         "kv_cache/checkpoints.py",
         (
-            "            holding.last_entry.num_pins -= 1\n        holding.last_entry = entered",
-            "            pass\n        holding.last_entry = entered",
+            "            request_cache.last_entry.num_pins -= 1\n        request_cache.last_entry = entered",
+            "            pass\n        request_cache.last_entry = entered",
         ),
     ),
     mutation(
         "a hit sets no pin",
         "kv_cache/manager.py",
-        ("        holding.last_entry.num_pins += 1\n        holding.capacity", "        request_cache.capacity"),
+        (
+            "        request_cache.last_entry.num_pins += 1\n        request_cache.capacity",
+            "        request_cache.capacity",
+        ),
     ),
     mutation(
         "a request that ends leaves its pin",
         "kv_cache/manager.py",
         (
-            "            holding.last_entry.num_pins -= 1\n        self.blocks.release",
+            "            request_cache.last_entry.num_pins -= 1\n        self.blocks.release",
             "            pass\n        self.blocks.free",
         ),
     ),
@@ -304,30 +322,33 @@ MUTATIONS = (
     mutation(
         "speculation: the next step reads the first state of the window",
         "kv_cache/state_slots.py",
-        ("holding.read_slot = holding.write_slots[anchor]", "holding.read_slot = holding.write_slots[0]"),
+        (
+            "request_cache.read_slot = request_cache.write_slots[anchor]",
+            "request_cache.read_slot = request_cache.write_slots[0]",
+        ),
     ),
     mutation(
         "speculation: the anchor is not told when checkpoints are placed",
         "scheduler/scheduler.py",
-        ("request.checkpoint_positions, row.samples, anchor)", "request.checkpoint_positions, next_row.samples)"),
+        ("request.checkpoint_positions, row.samples, anchor\n", "request.checkpoint_positions, row.samples\n"),
     ),
     mutation(
         "speculation: drafts behind a stop token count for the anchor",
         "scheduler/scheduler.py",
         (
             "self._commit(request, row, anchor=num_kept - 1)",
-            "self._commit(request, next_row, len(row_result.token_ids) - 1)",
+            "self._commit(request, row, len(row_result.token_ids) - 1)",
         ),
     ),
     mutation(
         "speculation: another state of the window is kept for a boundary",
         "kv_cache/checkpoints.py",
-        ("slot = written[position - start]", "slot = holding.read_slot"),
+        ("slot = written[position - start]", "slot = request_cache.read_slot"),
     ),
     mutation(
         "speculation: a slot is looked up in the window after one was left behind",
         "kv_cache/checkpoints.py",
-        ("slot = written[position - start]", "slot = holding.write_slots[position - start]"),
+        ("slot = written[position - start]", "slot = request_cache.write_slots[position - start]"),
     ),
     mutation(
         "speculation: boundaries inside a window are passed over",
@@ -342,7 +363,10 @@ MUTATIONS = (
     mutation(
         "speculation: checkpoints before a window stay for ever",
         "kv_cache/checkpoints.py",
-        ("    for checkpoint in holding.replaced_checkpoints:\n        _drop_unless_hit(store, checkpoint)\n", ""),
+        (
+            "    for checkpoint in request_cache.replaced_checkpoints:\n        _drop_unless_hit(store, checkpoint)\n",
+            "",
+        ),
     ),
     mutation(
         "speculation: the checkpoint before a window's first state is not given up",
@@ -352,14 +376,14 @@ MUTATIONS = (
     mutation(
         "speculation: a slot of the window that was left behind stays referenced",
         "kv_cache/checkpoints.py",
-        ("    if slot != holding.read_slot:\n        store.slots.release((slot,))\n", ""),
+        ("    if slot != request_cache.read_slot:\n        store.slots.release((slot,))\n", ""),
     ),
     mutation(
         "speculation: a trailing checkpoint goes though none takes its place",
         "kv_cache/checkpoints.py",
         (
             "        if position not in entered:\n",
-            "        if holding.last_entry is None or position % len(holding.last_entry.token_ids):\n",
+            "        if request_cache.last_entry is None or position % len(request_cache.last_entry.token_ids):\n",
         ),
         (
             "        slot = written",
@@ -369,20 +393,20 @@ MUTATIONS = (
     mutation(
         "speculation: a request is admitted with fewer slots than its window has",
         "kv_cache/manager.py",
-        ("        if not self.state_slots.can_allocate(holding) or not self.grow(", "        if not self.grow("),
+        ("        if not self.state_slots.can_allocate(request_cache) or not self.grow(", "        if not self.grow("),
     ),
     mutation(
         "speculation: a row waits for the slots of its drafts",
         "kv_cache/state_slots.py",
         (
-            "return bool(holding.write_slots) or self.slots_per_request == 0",
-            "return len(holding.write_slots) == self.slots_per_request",
+            "return bool(request_cache.write_slots) or self.slots_per_request == 0",
+            "return len(request_cache.write_slots) == self.slots_per_request",
         ),
     ),
     mutation(
         "speculation: a row has drafts for which it has no slots",
         "scheduler/decode.py",
-        ("count = min(count, len(holding.write_slots) - 1)", "pass"),
+        ("count = min(count, len(request_cache.write_slots) - 1)", "pass"),
     ),
     mutation(
         "speculation: no blocks are asked for drafts",
@@ -416,7 +440,7 @@ MUTATIONS = (
         "speculation: somebody is preempted for blocks that hold only drafts",
         "scheduler/decode.py",
         (
-            "if any(cache.shrink(each.request_id, each.num_tokens) for each in reversed(running)):",
+            "if any(cache.shrink(other.request_id, other.num_tokens) for other in reversed(running)):",
             "if False:",
         ),
     ),
@@ -424,7 +448,7 @@ MUTATIONS = (
         "speculation: a block of a known token is given back with those of drafts",
         "kv_cache/manager.py",
         (
-            "needed = -(-num_tokens // self.block_size)\n        if holding",
+            "needed = -(-num_tokens // self.block_size)\n        if request_cache",
             "needed = -(-(num_tokens - 1) // self.block_size)\n        if request_cache",
         ),
     ),
@@ -451,7 +475,7 @@ MUTATIONS = (
     mutation(
         "images: without chunked prefill a prompt begins though not all of its images fit",
         "scheduler/prefill.py",
-        ("end = start + 1 if limits.enable_chunked_prefill or is_cut else", "end = start_first + 1 if True else"),
+        ("end = start + 1 if limits.enable_chunked_prefill or is_cut else", "end = start + 1 if True else"),
     ),
     mutation(
         "images: a request lets go of the one in whose midst it stands",
@@ -477,7 +501,7 @@ MUTATIONS = (
         "files: damage is not told",
         "kv_cache/offload/save_restore.py",
         (
-            "            if state is None:\n                store.damaged_keys.add(chain.keys[target - 1])",
+            "            if state is None:\n                store.damaged_keys.add(block_hashes.keys[target - 1])",
             "            if state is None:\n                pass",
         ),
     ),
@@ -499,17 +523,17 @@ MUTATIONS = (
     mutation(
         "files: a name does not tell what stands before a block",
         "kv_cache/prefix_index.py",
-        ("hashlib.blake2b(before + content", "hashlib.blake2b(content"),
+        ("hashlib.blake2b(previous_key + content", "hashlib.blake2b(content"),
     ),
     mutation(
         "files: a checksum is not compared",
         "kv_cache/offload/file_format.py",
-        (" or checksum != file_checksum(packed[CHECKSUM_START:])", ""),
+        (" or checksum != file_checksum(\n        packed[CHECKSUM_START:]\n    )", ""),
     ),
     mutation(
         "files: the limit is not kept",
         "kv_cache/offload/directory.py",
-        ("if self._known_bytes > limit else None", "if False else None"),
+        ("if self._file_bytes > limit else None", "if False else None"),
     ),
     mutation(
         "files: a failed write stays under its name",
@@ -539,7 +563,7 @@ MUTATIONS = (
     mutation(
         "files: at the end more is written than files may hold",
         "kv_cache/offload/save_restore.py",
-        ("in _within_limit(kept, windows, files)", "in kept"),
+        ("in _within_limit(entries, windows, files)", "in entries"),
     ),
     mutation(
         "files: a folder that was cleared away stays away",
@@ -554,7 +578,7 @@ MUTATIONS = (
     mutation(
         "files: what was read while it waited changes when its memory is used again",
         "kv_cache/offload/directory.py",
-        ("found = memoryview(bytes(draft.contents))", "found = draft.contents"),
+        ("contents = memoryview(bytes(draft.contents))", "contents = draft.contents"),
     ),
     mutation(
         "files: what stands behind a file's end is kept",
@@ -579,12 +603,18 @@ MUTATIONS = (
     mutation(
         "files: a state is written without its window",
         "kv_cache/offload/file_tier.py",
-        ("                self.save_window_block(each, each.window_block.id)\n", "                pass\n"),
+        (
+            "                self.save_window_block(window_entry, window_entry.window_block.id)\n",
+            "                pass\n",
+        ),
     ),
     mutation(
         "files: a state whose window is gone is written",
         "kv_cache/offload/file_tier.py",
-        ("            return False\n        for each in window:", "            pass\n        for each in window:"),
+        (
+            "            return False\n        for window_entry in window:",
+            "            pass\n        for window_entry in window:",
+        ),
     ),
     mutation(
         "files: window blocks at the end are lost",
@@ -605,7 +635,7 @@ MUTATIONS = (
         "files: a damaged window block is not told",
         "kv_cache/offload/save_restore.py",
         (
-            "is None:\n                        store.damaged_keys.add(chain.keys[target - 1])",
+            "is None:\n                        store.damaged_keys.add(block_hashes.keys[target - 1])",
             "is None:\n                        pass",
         ),
     ),
@@ -618,23 +648,30 @@ MUTATIONS = (
     mutation(
         "move: what came is not written",
         "kv_cache/manager.py",
-        ("            memory.write_block(holding.block_table[index], carried.blocks[index])\n", "            pass\n"),
+        (
+            "            memory.write_block(request_cache.block_table[index], snapshot.blocks[index])\n",
+            "            pass\n",
+        ),
     ),
     mutation(
         "move: what the index has is written over",
         "kv_cache/manager.py",
-        ("for index in range(holding.num_indexed, len(carried.blocks)):", "for index in range(len(carried.blocks)):"),
+        (
+            "for index in range(request_cache.num_indexed, len(snapshot.blocks)):",
+            "for index in range(len(snapshot.blocks)):",
+        ),
     ),
     mutation(
         "move: a state that came is not written",
         "kv_cache/manager.py",
-        ("            memory.write_slot(holding.read_slot, carried.state)\n", ""),
+        ("            memory.write_slot(request_cache.read_slot, snapshot.state)\n", ""),
     ),
     mutation(
         "move: a state that came is not read",
         "kv_cache/manager.py",
         (
-            "            holding.read_slot = holding.write_slots[0]\n            memory.write_slot(holding.read_slot",
+            "            request_cache.read_slot = request_cache.write_slots[0]\n"
+            "            memory.write_slot(request_cache.read_slot",
             "            memory.write_slot(request_cache.write_slots[0]",
         ),
     ),
@@ -642,7 +679,7 @@ MUTATIONS = (
         "move: a request reads a checkpoint beside the state that came",
         "kv_cache/manager.py",
         (
-            "holding.last_entry.checkpoint is not None and reads_checkpoint:",
+            "request_cache.last_entry.checkpoint is not None and reads_checkpoint:",
             "request_cache.last_entry.checkpoint is not None:",
         ),
     ),
@@ -650,19 +687,19 @@ MUTATIONS = (
         "move: a block that is not full is indexed",
         "kv_cache/manager.py",
         (
-            "commit_blocks(self.store, holding, chain, carried.num_tokens)",
-            "commit_blocks(self.store, request_cache, chain, len(carried.blocks) * self.block_size)",
+            "commit_blocks(self.store, request_cache, block_hashes, snapshot.num_tokens)",
+            "commit_blocks(self.store, request_cache, block_hashes, len(snapshot.blocks) * self.block_size)",
         ),
     ),
     mutation(
         "move: full blocks that came are not indexed",
         "kv_cache/manager.py",
-        ("            commit_blocks(self.store, holding, chain, carried.num_tokens)\n", ""),
+        ("            commit_blocks(self.store, request_cache, block_hashes, snapshot.num_tokens)\n", ""),
     ),
     mutation(
         "move: the state is that of another slot",
         "scheduler/kv_export.py",
-        ("memory.read_slot(holding.read_slot)", "memory.read_slot(request_cache.slots[-1])"),
+        ("memory.read_slot(request_cache.read_slot)", "memory.read_slot(request_cache.slots[-1])"),
     ),
     mutation(
         "move: a block is copied with what stands behind its tokens",
@@ -677,17 +714,17 @@ MUTATIONS = (
     mutation(
         "move: a request begins where the index has it, and not where it was",
         "scheduler/prefill.py",
-        ("start = match.hit if carried is None else carried.num_tokens", "start_first = match.hit"),
+        ("start = match.hit if snapshot is None else snapshot.num_tokens", "start = match.hit"),
     ),
     mutation(
         "move: what came is taken though the index has more",
         "scheduler/prefill.py",
-        ("carried is not None and carried.num_tokens > match.hit else None", "kv_snapshot is not None else None"),
+        ("snapshot is not None and snapshot.num_tokens > match.hit else None", "snapshot is not None else None"),
     ),
     mutation(
         "move: more blocks of the index are attached than were carried",
         "scheduler/prefill.py",
-        ("match.matched[: carried.num_tokens // block_size]", "match.matched"),
+        ("match.matched[: snapshot.num_tokens // block_size]", "match.matched"),
     ),
     mutation(
         "move: what came is kept after it was admitted",
@@ -708,35 +745,35 @@ MUTATIONS = (
     mutation(
         "move: who has begun elsewhere waits behind all",
         "scheduler/request_queues.py",
-        ("self._turns.current if request.was_imported else self._turns", "self._turns"),
+        ("self._fair_share.current if request.was_imported else self._fair_share", "self._fair_share"),
     ),
     mutation(
         "move: window blocks that came are not written",
         "kv_cache/manager.py",
         (
-            "                memory.write_window_block(holding.window_block_table[index], carried.window_blocks[index - holding.first_window_block])\n",
-            "                pass\n",
+            "                memory.write_window_block(\n",
+            "                (lambda *_: None)(\n",
         ),
     ),
     mutation(
         "move: window blocks that the index has are evicted for those that came",
         "kv_cache/sliding_window.py",
-        ("        self._store.window_blocks.retain(kept.values())\n", ""),
+        ("        self._store.window_blocks.retain(shared_ids.values())\n", ""),
         (
-            "        ids = kept | taken\n",
-            "        self._store.window_blocks.retain(kept.values())\n        ids = kept | taken\n",
+            "        ids = shared_ids | allocated_ids\n",
+            "        self._store.window_blocks.retain(shared_ids.values())\n        ids = shared_ids | allocated_ids\n",
         ),
     ),
     mutation(
         "move: the index does not keep the window blocks of its blocks",
         "kv_cache/sliding_window.py",
-        ("                self._store.add_window_block(indexed[number], id)\n", "                pass\n"),
+        ("                self._store.add_window_block(indexed[index], id)\n", "                pass\n"),
     ),
     mutation(
         "move: window blocks of other blocks are carried",
         "scheduler/kv_export.py",
         (
-            'copied("window_block", holding.window_block_table, holding.first_window_block)',
+            'copied("window_block", request_cache.window_block_table, request_cache.first_window_block)',
             'copied("window_block", request_cache.window_block_table, 0)',
         ),
     ),
@@ -761,14 +798,17 @@ MUTATIONS = (
         "window blocks: a request keeps all of them",
         "kv_cache/sliding_window.py",
         (
-            "        first = min(self.rules.first_block(position), len(holding.window_block_table))\n",
-            "        first_block = 0\n",
+            "        first = min(self.rules.first_block(position), len(request_cache.window_block_table))\n",
+            "        first = 0\n",
         ),
     ),
     mutation(
         "window blocks: those of drafts that were not kept are kept",
         "kv_cache/sliding_window.py",
-        ("        end = position // self.rules.block_size + 1\n", "        end = len(holding.window_block_table)\n"),
+        (
+            "        end = position // self.rules.block_size + 1\n",
+            "        end = len(request_cache.window_block_table)\n",
+        ),
     ),
     mutation(
         "window blocks: too few are promised to a request",
@@ -783,19 +823,21 @@ MUTATIONS = (
     mutation(
         "window blocks: more are promised than there are",
         "kv_cache/sliding_window.py",
-        ("if self.num_unreserved < before and self.num_unreserved < spare:", "if False:"),
+        ("if self.num_unreserved < previous and self.num_unreserved < spare:", "if False:"),
     ),
     mutation(
         "window blocks: what was promised to a request that ends stays promised",
         "kv_cache/sliding_window.py",
-        ("        self.reserve(holding, 0)\n", ""),
+        ("        self.reserve(request_cache, 0)\n", ""),
     ),
     mutation(
         "window blocks: those of a request that ends leak",
         "kv_cache/sliding_window.py",
         (
-            "        self._store.release_window_blocks(holding.window_block_table[holding.first_window_block :])\n        holding.window_block_table,",
-            "        holding.window_block_table,",
+            "        self._store.release_window_blocks("
+            "request_cache.window_block_table[request_cache.first_window_block :])\n"
+            "        request_cache.window_block_table,",
+            "        request_cache.window_block_table,",
         ),
     ),
     mutation(
@@ -832,12 +874,12 @@ MUTATIONS = (
     mutation(
         "window blocks: one that was computed is not entered",
         "kv_cache/checkpoints.py",
-        ("            _commit_window_block(store, holding, entry, index)\n", "            pass\n"),
+        ("            _commit_window_block(store, request_cache, entry, index)\n", "            pass\n"),
     ),
     mutation(
         "window blocks: one that was given up for an equal one leaks",
         "kv_cache/checkpoints.py",
-        ("    store.window_blocks.release((own,))\n", ""),
+        ("    store.window_blocks.release((window_block,))\n", ""),
     ),
     mutation(
         "window blocks: an equal one is not taken in place of one's own",
@@ -856,8 +898,8 @@ MUTATIONS = (
         "window blocks: those in use are evicted",
         "kv_cache/store.py",
         (
-            "(window_block for window_block in index.window_blocks if self.window_blocks.is_idle(window_block.id))",
-            "index.window_blocks",
+            "window_block for window_block in index.window_blocks if self.window_blocks.is_idle(window_block.id)\n",
+            "window_block for window_block in index.window_blocks\n",
         ),
         (
             "index.window_block_of(window_block.id) is window_block and self.window_blocks.is_idle(window_block.id)",
@@ -872,12 +914,12 @@ MUTATIONS = (
     mutation(
         "window blocks: those at the end of a text go first",
         "kv_cache/manager.py",
-        ("            self.store.touch_window(holding.last_entry)\n", ""),
+        ("            self.store.touch_window(request_cache.last_entry)\n", ""),
     ),
     mutation(
         "window blocks: a hit does not make them stay",
         "kv_cache/manager.py",
-        ("        self.store.touch_window(holding.last_entry, is_hit=True)\n", ""),
+        ("        self.store.touch_window(request_cache.last_entry, is_hit=True)\n", ""),
     ),
     mutation(
         "window blocks: those where a text parts from another go first",
@@ -905,7 +947,7 @@ MUTATIONS = (
     mutation(
         "window blocks: a draft is written beyond those that are promised",
         "kv_cache/manager.py",
-        ("            most.append(more)\n", "            pass\n"),
+        ("            max_blocks.append(more)\n", "            pass\n"),
     ),
     mutation(
         "window blocks: a request waits no more where there are none for it",

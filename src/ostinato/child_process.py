@@ -1,7 +1,4 @@
-"""Environment of processes that belong to this one.
-
-Processes that end with the process that has started them, however that one ends.
-"""
+"""Child processes of this one: their environment, and their end together with the parent, however that ends."""
 
 from __future__ import annotations
 
@@ -52,9 +49,10 @@ def exit_with_peer(connection: _HasDescriptor) -> None:
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process, started by `start_bound_process`, when its starter ends, even while it is stopped.
+    """Have the kernel kill this process, started by `start_bound_process`, when its starter ends.
 
-    Only Linux does; and a starter that ended before this call is not noticed.
+    It is killed even while it is stopped. Only Linux does this, and a starter that ended before this call is not
+    noticed.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_SET_SIGNAL, signal.SIGKILL)

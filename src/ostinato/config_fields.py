@@ -1,6 +1,7 @@
-"""Settings that are lists of sizes: capture sizes, and the budgets of a vision encoder's graphs.
+"""Settings with a structure of their own: lists of sizes, and `speculative`.
 
-The setting `speculative`: its methods, its fields, and its short form as text.
+The lists are capture sizes and the budgets of a vision encoder's graphs. `speculative` has methods, fields, and a short
+form as text.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
-"""Checkpoint inspection for `ostinato inspect`: contents of a checkpoint, and how it would run here, if it does.
+"""Checkpoint inspection for `ostinato inspect`: its contents, and whether and how it would run here.
 
-The tensors of a checkpoint, from the headers of its files alone. Imports no torch.
-
-Comparison of a checkpoint's tensors, by name and type, with those that its model needs. Imports no torch.
-
-The report of a checkpoint: what it is, and what would run, or why nothing would. Imports no torch.
+The tensors come from the headers of the files alone, and are compared by name and type with those that the model needs.
+Imports no torch.
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
-"""The limit of the process's address space (`ulimit -v`, RLIMIT_AS), and the errors that follow from it.
+"""Requests to the operating system: address space, matrix units, and spinning threads.
 
-Such a limit counts what is reserved, not what is used: torch alone reserves more than half a gigabyte. What fails then
-says nothing of the limit, and may be any of a dozen errors.
+A limit of the address space (`ulimit -v`, RLIMIT_AS) counts what is reserved, not what is used: torch alone reserves
+more than half a gigabyte. What fails then says nothing of the limit, and may be any of a dozen errors.
 
-Permission to use the processor's matrix units (AMX), which Linux gives to each process that asks.
+Linux gives the processor's matrix units (AMX) to each process that asks. The tile registers add 8 KiB to the saved
+state of a thread, so a process may use them only after it has asked (Linux's Documentation/arch/x86/xstate.rst). The
+permission holds for all its threads. A process that it starts must ask anew.
 
-The tile registers add 8 KiB to the saved state of a thread, so a process may use them only after it has asked (Linux's
-Documentation/arch/x86/xstate.rst). The permission holds for all its threads. A process that it starts must ask anew.
-
-Time that kernel threads spin while they wait for each other.
+Kernel threads spin for a set time while they wait for each other.
 """
 
 from __future__ import annotations

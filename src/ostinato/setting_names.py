@@ -1,6 +1,6 @@
 """Other engines' names and values for settings, and the messages for a setting that is refused.
 
-Help texts of classes whose settings are pydantic fields, for `help()`.
+`help()` shows pydantic fields with the texts from here.
 """
 
 from __future__ import annotations

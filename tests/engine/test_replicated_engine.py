@@ -236,13 +236,13 @@ async def begun_on(two: Two, name: str, params: list[SamplingParams]) -> list[Re
     """Streams that run on one replica, whose next step waits."""
     other = next(each for each in two.hosts if each != name)
     two.replicas._replicas[other].accepts_requests = False
-    two.replicas._books.router._replicas[other].takes_new = False
+    two.replicas._table.router._replicas[other].takes_new = False
     probe = two.probes[name]
     probe.delay = 0.02  # of each step, so that none ends before the last begins
     streams = [await two.engine.submit(prompts()[place], each) for place, each in enumerate(params)]
     await two.until(lambda: all(two.replicas._requests[each.request_id].has_begun for each in streams))
     two.replicas._replicas[other].accepts_requests = True
-    two.replicas._books.router._replicas[other].takes_new = True
+    two.replicas._table.router._replicas[other].takes_new = True
     assert {two.where(each) for each in streams} == {name}
     probe.hold_next()
     probe.delay = 0

@@ -407,7 +407,7 @@ def test_bytes_are_counted_right_whatever_happens(tmp_path: Path) -> None:
                 (tmp_path / "one" / f"{name_of(number).hex()}.block").unlink(missing_ok=True)
             case "look":
                 directory._rescan()
-        assert directory.num_bytes == sum(directory._known.values()) <= 20 * 520
+        assert directory.num_bytes == sum(directory._files.values()) <= 20 * 520
     directory._rescan()
     assert directory.num_bytes == sum(each.stat().st_size for each in (tmp_path / "one").iterdir()) > 0
 

@@ -27,11 +27,11 @@ def enter(
     store: CacheStore, tokens: tuple[int, ...], ends: Iterable[int] = (), inside: Iterable[int] = ()
 ) -> IndexEntry:
     """Index a text as a request that has ended leaves it, with checkpoints at `ends` and `positions_inside`."""
-    chain = chain_of(tokens)
-    path = store.index.walk(chain, len(chain.keys))
-    for number in range(len(path), len(chain.keys)):
+    block_hashes = chain_of(tokens)
+    path = store.index.walk(block_hashes, len(block_hashes.keys))
+    for number in range(len(path), len(block_hashes.keys)):
         (block,) = store.allocate_blocks(1)
-        entry = store.add_block(path[-1] if path else None, chain, number, block)
+        entry = store.add_block(path[-1] if path else None, block_hashes, number, block)
         assert entry is not None
         path.append(entry)
         store.blocks.release([block])
@@ -45,9 +45,9 @@ def enter(
 
 
 def chain_of(tokens: tuple[int, ...]) -> BlockHashes:
-    chain = BlockHashes(B)
-    chain.extend(lambda start, end: tokens[start:end], len(tokens))
-    return chain
+    block_hashes = BlockHashes(B)
+    block_hashes.extend(lambda start, end: tokens[start:end], len(tokens))
+    return block_hashes
 
 
 def evict_blocks(store: CacheStore, count: int = 1) -> None:
@@ -306,7 +306,7 @@ def test_a_queue_without_candidates_gives_none_and_serves_those_that_come_later(
 
 
 def test_the_list_of_evicted_blocks_forgets_the_oldest() -> None:
-    keys = RecentKeys(most=3)
+    keys = RecentKeys(max_keys=3)
     for key in (1, 2, 3, 1, 4):
         keys.add(key)
     assert [key for key in range(6) if key in keys] == [1, 3, 4]

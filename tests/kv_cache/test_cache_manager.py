@@ -28,9 +28,9 @@ ALL = PrefixCachePolicy(True, "all", 2 * B)
 
 
 def chain_of(tokens: tuple[int, ...]) -> BlockHashes:
-    chain = BlockHashes(B)
-    chain.extend(lambda start, end: tokens[start:end], len(tokens))
-    return chain
+    block_hashes = BlockHashes(B)
+    block_hashes.extend(lambda start, end: tokens[start:end], len(tokens))
+    return block_hashes
 
 
 def placement_of(num_tokens: int, policy: PrefixCachePolicy = ALL, num_evictable: int = 40) -> CheckpointPositions:
@@ -52,8 +52,8 @@ def test_a_state_that_becomes_a_checkpoint_stays_where_it_is_and_the_next_step_w
     assert cache.admit("a", 9)
     (slot,) = cache.request_cache("a").write_slots
     compute(cache, "a", text(8))
-    holding = cache.request_cache("a")
-    assert (holding.write_slots, holding.read_slot) == ((), slot)
+    request_cache = cache.request_cache("a")
+    assert (request_cache.write_slots, request_cache.read_slot) == ((), slot)
     assert cache.store.index.checkpoint_of(slot) is not None
     assert cache.allocate_write_slots("a")
     assert cache.request_cache("a").write_slots != (slot,)

@@ -96,13 +96,13 @@ def test_blocks_before_a_state_that_went_to_files_alone_are_kept_at_the_end(kind
     directory = ForgetfulDirectory(one_in=0)
     scheduler, runner = crowded(kind, directory)
     [first] = turns(scheduler, runner, [1])
-    store, chain = scheduler.cache.store, first.block_hashes
-    assert chain is not None
+    store, block_hashes = scheduler.cache.store, first.block_hashes
+    assert block_hashes is not None
     for checkpoint in list(store.index.checkpoints):
         store.evict_checkpoint(checkpoint)
-    assert not any(directory.has("block", name) for name in chain.file_keys)
+    assert not any(directory.has("block", name) for name in block_hashes.file_keys)
     save_to_files(store)
-    assert all(directory.has("block", name) for name in chain.file_keys[:5])
+    assert all(directory.has("block", name) for name in block_hashes.file_keys[:5])
 
 
 def test_at_the_end_no_more_is_written_than_files_may_hold() -> None:
@@ -158,9 +158,9 @@ def with_damage(*bad: tuple[str, int]) -> tuple[Request, Request]:
     runner = runner_for(scheduler)
     scheduler.cache.store.files = fake_tier(runner, directory)
     requests = turns(scheduler, runner, [1, 2, 3])
-    chain = requests[0].block_hashes
-    assert chain is not None
-    directory.ends = {name: (index + 1) * 4 for index, name in enumerate(chain.file_keys)}
+    block_hashes = requests[0].block_hashes
+    assert block_hashes is not None
+    directory.ends = {name: (index + 1) * 4 for index, name in enumerate(block_hashes.file_keys)}
     directory.bad = {*bad}
     again = serve(scheduler, runner, text(24, 1))
     directory.bad = set()
@@ -185,9 +185,9 @@ def test_a_damaged_window_block_is_a_miss_with_its_cause_and_is_computed_and_kep
     directory = Damaged()
     scheduler, runner = crowded("windows", directory)
     requests = turns(scheduler, runner, [1, 2, 3])
-    chain = requests[0].block_hashes
-    assert chain is not None
-    directory.ends = {name: (index + 1) * 4 for index, name in enumerate(chain.file_keys)}
+    block_hashes = requests[0].block_hashes
+    assert block_hashes is not None
+    directory.ends = {name: (index + 1) * 4 for index, name in enumerate(block_hashes.file_keys)}
     directory.bad = {("pane", 16)}
     again = serve(scheduler, runner, text(24, 1))
     assert report_of(again) == (0, {"damaged": 20, "recomputed_tail": 4})
@@ -201,13 +201,13 @@ def test_of_window_blocks_those_before_places_where_texts_go_on_are_kept_alone()
     directory = ForgetfulDirectory(one_in=0)
     scheduler, runner = crowded("windows", directory)
     requests = turns(scheduler, runner, [1, 2, 3])
-    chain = requests[0].block_hashes
-    assert chain is not None
-    kept = [index for index, name in enumerate(chain.file_keys) if directory.has("pane", name)]
+    block_hashes = requests[0].block_hashes
+    assert block_hashes is not None
+    kept = [index for index, name in enumerate(block_hashes.file_keys) if directory.has("pane", name)]
     # The prompt's last boundary is behind block 4, the text's end behind block 6: of 28 tokens, or of 29.
     assert set(kept) <= {3, 4, 5, 6}
     assert {3, 4} <= set(kept)
-    assert all(directory.has("block", name) for name in chain.file_keys[:5])
+    assert all(directory.has("block", name) for name in block_hashes.file_keys[:5])
 
 
 def test_a_state_whose_window_is_gone_is_not_written() -> None:
@@ -235,10 +235,10 @@ def test_window_blocks_that_are_in_memory_are_not_read_and_stay_while_the_others
     directory = ForgetfulDirectory(one_in=0)
     scheduler, runner = crowded("windows", directory)
     [first] = turns(scheduler, runner, [1])
-    store, chain = scheduler.cache.store, first.block_hashes
-    assert chain is not None
+    store, block_hashes = scheduler.cache.store, first.block_hashes
+    assert block_hashes is not None
     turns(scheduler, runner, [2, 3, 1])
-    entries = store.index.walk(chain, 5)
+    entries = store.index.walk(block_hashes, 5)
     assert [entry.window_block is not None for entry in entries[3:]] == [True, True]
     lost = entries[3].window_block
     assert lost is not None

@@ -48,9 +48,9 @@ def make_roomy(mode: StateCacheMode = "all", kind: Kind = "hybrid", k: int = 3, 
 
 def hit_of(scheduler: Scheduler, prompt: tuple[int, ...]) -> int:
     """The tokens of this prompt that are cached."""
-    chain = BlockHashes(B)
-    chain.extend(lambda start, end: prompt[start:end], len(prompt))
-    return scheduler.cache.store.match(chain, len(prompt) - 1).hit
+    block_hashes = BlockHashes(B)
+    block_hashes.extend(lambda start, end: prompt[start:end], len(prompt))
+    return scheduler.cache.store.match(block_hashes, len(prompt) - 1).hit
 
 
 def ends(scheduler: Scheduler) -> set[int]:

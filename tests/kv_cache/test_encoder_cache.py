@@ -92,7 +92,7 @@ def test_what_a_failed_step_was_to_encode_is_forgotten_and_what_stood_there_befo
 def test_nobody_goes_on_holding_what_a_failed_step_was_to_encode() -> None:
     cache = EncoderCache(9)
     cache.pin("r", [("cat", 3)])
-    with pytest.raises(AssertionError, match="held by a request that goes on"):
+    with pytest.raises(AssertionError, match="pinned by a request that is still running"):
         cache.finish_step(succeeded=False)
 
 

@@ -119,7 +119,7 @@ def test_the_check_finds_an_id_that_leaked_is_free_twice_or_is_free_and_referenc
     twice._free.append(2)
     both._references[2] = 1
     null._free.append(0)
-    kept._kept[0] = 1
+    kept._cached[0] = 1
     counted._num_idle = 1
     cases = ((leaked, "leaked"), (twice, "twice"), (both, "both free"), (null, "null block"))
     for pool, message in (*cases, (kept, "null block is in the index"), (counted, "1 were counted")):

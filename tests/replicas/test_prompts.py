@@ -45,7 +45,7 @@ def test_a_prompt_without_a_full_block_is_a_conversation_of_its_own() -> None:
 
 
 def test_so_many_conversations_are_remembered_those_of_last() -> None:
-    conversations = ConversationTracker(most=2)
+    conversations = ConversationTracker(max_sessions=2)
     sessions = [conversations.session(chain(text(30, seed))) for seed in range(3)]
     assert conversations.session(chain(text(30, 2))) == sessions[2]
     assert conversations.session(chain(text(30, 0))) != sessions[0]

@@ -47,7 +47,7 @@ def test_a_replica_tells_of_so_many_at_most_those_used_last() -> None:
     runner = runner_for(scheduler)
     for seed in range(4):
         serve(scheduler, runner, text(30, seed))
-    keys = prefix_hit_keys(scheduler.cache.store.index, True, most=2)
+    keys = prefix_hit_keys(scheduler.cache.store.index, True, max_keys=2)
     assert len(keys) == 2
     assert keys <= set(chain_of(text(30, 3)).keys)
 

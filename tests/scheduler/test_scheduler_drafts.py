@@ -328,10 +328,10 @@ def test_a_row_that_lacks_a_slot_has_a_draft_less_and_does_not_wait(num_slots: i
     assert request.num_computed_tokens == 2 * B
     # Another one reads the checkpoint too, so that it cannot be taken over; three slots are its own.
     known = request.tokens(0, request.num_tokens)
-    chain = BlockHashes(B)
-    chain.extend(lambda start, end: known[start:end], len(known))
+    block_hashes = BlockHashes(B)
+    block_hashes.extend(lambda start, end: known[start:end], len(known))
     cache = scheduler.cache
-    assert cache.admit("other", len(known), cache.store.match(chain, len(known) - 1))
+    assert cache.admit("other", len(known), cache.store.match(block_hashes, len(known) - 1))
     assert cache.request_cache("other").read_slot == cache.request_cache("a").read_slot
     batch = scheduler.schedule()
     (row,) = batch.rows

@@ -74,9 +74,9 @@ def test_one_that_waits_for_memory_is_looked_up_anew_only_when_there_is_more_of_
     looked: list[int] = []
     walk = PrefixIndex.walk
 
-    def counted(index: PrefixIndex, chain: BlockHashes, num_blocks: int) -> list[IndexEntry]:
+    def counted(index: PrefixIndex, block_hashes: BlockHashes, num_blocks: int) -> list[IndexEntry]:
         looked.append(scheduler.counters.steps)
-        return walk(index, chain, num_blocks)
+        return walk(index, block_hashes, num_blocks)
 
     monkeypatch.setattr(PrefixIndex, "walk", counted)
     scheduler.add(make_request("short", 9, max_tokens=6))

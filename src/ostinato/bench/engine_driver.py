@@ -1,8 +1,7 @@
-"""Runner of requests on an engine, step by step, which notes when each token came.
+"""Runner of requests on an engine, step by step, with the time of every token.
 
-One measurement in a separate process: a job on stdin, its result on stdout, both JSON.
-
-So engines that are compared share neither memory nor threads, and a start-up is a whole one.
+Each measurement runs in a separate process: a job on stdin, its result on stdout, both JSON. So the engines that are
+compared share neither memory nor threads, and each start-up is a complete one.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ def bench_config(settings: dict[str, Any], workload: Workload) -> EngineConfig:
 
 
 def with_room(settings: dict[str, Any], **needed: int) -> EngineConfig:
-    """Return `settings` with `blocks_needed`, the least value of each limit, for the limits that they leave open.
+    """Return `settings` with `needed`, the least value of each limit, for the limits that they leave open.
 
     All graphs are captured beforehand, unless the settings say otherwise. Raises ConfigError if they give less, or the
     model cannot have requests of that length.

@@ -238,7 +238,7 @@ def _run(engine: EngineCore, budget: int, prompt_len: int, number: int) -> float
 
 
 def _steps_since(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    """Return the steps by mode, and the padding, since the statistics `previous_hidden`."""
+    """Return the steps by mode, and the padding, since the statistics `before`."""
     steps = {mode: count - before["steps"][mode] for mode, count in after["steps"].items()}
     return {"steps": steps, "padding": after["padding"] - before["padding"]}
 

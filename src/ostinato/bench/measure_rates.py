@@ -1,7 +1,4 @@
-"""Predictions of the plan for the steps that a benchmark measures.
-
-The rates of this machine, measured in seconds, from which the plan predicts a step's time.
-"""
+"""Rates of this machine, measured in seconds, and the step times that the plan predicts from them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The prefix cache under several workloads, modes and policies, side by side in one run.
+"""Benchmark of the prefix cache: several workloads, modes and policies, side by side in one run.
 
-Runs of the asks of a prefix workload on an engine, a few at a time, and statistics of the results.
+It sends a workload's requests to an engine, a few at a time, and makes statistics of the results.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The time of manually built steps, without a graph and with one, and that of their kernels on a CPU.
+"""Time of steps built by hand, without a graph and with one, and of their kernels on a CPU.
 
-A stopwatch is the recorder of an eager step. A tape times its calls itself, one by one.
+An eager step is timed call by call by a recorder. A tape times its own calls.
 """
 
 from __future__ import annotations
@@ -54,8 +54,9 @@ def make_decode_steps(runner: ModelRunner, sizes: Sequence[int], prompt_len: int
         window_blocks, needed = (memory.num_window_blocks - 1) // max(sizes), prompt_len // settings.block_size + 1
         if window_blocks < min(needed, rules.blocks_per_request):
             raise CapacityError(
-                f"{max(sizes)} rows with a window of {rules.window} need {min(needed, rules.blocks_per_request)} window blocks each, and the "
-                f"cache has {memory.num_window_blocks - 1}: ask for fewer rows or more cache_memory"
+                f"{max(sizes)} rows with a window of {rules.window} need {min(needed, rules.blocks_per_request)} "
+                f"window blocks each, and the cache has {memory.num_window_blocks - 1}: "
+                "ask for fewer rows or more cache_memory"
             )
         if window_blocks < needed:
             most = min(most, (window_blocks - rules.blocks_per_window - 1) * settings.block_size)

@@ -1,6 +1,7 @@
-"""`ostinato fetch`: downloads the files of a model that has a name here, or is on the hub.
+"""`ostinato fetch` and `ostinato inspect`: download a model's files, and show what a checkpoint holds.
 
-`ostinato inspect`: the facts of a checkpoint, and whether it would run here.
+`fetch` takes a model that has a name here, or one from the hub. `inspect` also says whether the checkpoint would run on
+this machine.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Settings from a file: `--config FILE.yaml`, and `ostinato serve --print-config`, which writes one.
+"""Settings on the command line: engine flags, `--config` files, and flags for sampling and chat templates.
 
-Engine settings as command-line flags: one for each field of EngineConfig.
-
-Common parts of the commands that make requests: sampling settings as flags, and chat templates.
+Each field of EngineConfig has one flag. `--config FILE.yaml` reads settings from a file, and `ostinato serve
+--print-config` writes one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Command classes that parse command lines and show help.
-
-Groups of flags by subject, which order `--help`.
-"""
+"""Help of the command line: command classes that parse and show it, and the subjects that order `--help`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""`ostinato serve`: the OpenAI-compatible server.
+"""`ostinato serve`, `ostinato batch` and `ostinato ray-config`.
 
-`ostinato batch`: a file of requests to the server's endpoints, answered without a server.
-
-`ostinato ray-config`: an application for a cluster of Ray.
+`serve` is the OpenAI-compatible server. `batch` answers a file of requests to the server's endpoints without a server.
+`ray-config` writes an application for a cluster of Ray.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""`ostinato verify`: a check that every fast path of a model gives the tokens of the plain one.
-
-Tables and remarks of `ostinato verify`'s report.
-"""
+"""`ostinato verify`: a check that every fast path of a model gives the tokens of the plain one, and its report."""
 
 from __future__ import annotations
 
@@ -99,9 +96,9 @@ def _remarks(report: Mapping[str, Any]) -> Iterator[Text]:
         yield Text(f"left out: {message}", style="dim")
     numbered = list(enumerate(report["cells"], start=1))
     notes = dict.fromkeys(note for _, cell in numbered for note in cell["notes"])
-    for note in notes:
-        cells = ", ".join(str(number) for number, cell in numbered if note in cell["notes"])
-        yield Text(f"no proof in cells {cells}: {note}", style="yellow")
+    for remark in notes:
+        cells = ", ".join(str(number) for number, cell in numbered if remark in cell["notes"])
+        yield Text(f"no proof in cells {cells}: {remark}", style="yellow")
     yield from _places("plain path", report["plain"]["found"], report)
     for number, cell in numbered:
         if cell["error"] is not None:

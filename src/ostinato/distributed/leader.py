@@ -163,15 +163,15 @@ class LeaderRank:
             raise self._error
 
     def step(self, batch: Batch, drafts: Drafts, compute: Callable[[], T]) -> T:
-        """Call `execute_model` while all other ranks compute their parts of the same step. Errors as `_together`."""
+        """Call `compute` while all other ranks compute their parts of the same step. Errors as `_collective`."""
         return self._collective(RankStep.of(batch, drafts), compute)
 
     def logits(self, positions: Sequence[int], compute: Callable[[], T]) -> T:
-        """Call `execute_model` while all other ranks compute their parts of the logits. Errors as `_together`."""
+        """Call `compute` while all other ranks compute their parts of the logits. Errors as `_collective`."""
         return self._collective(Logits(list(positions)), compute)
 
     def read(self, asked: ReadMemory) -> list[bytes]:
-        """Return the other ranks' parts of a block or a slot. Errors as `_together`."""
+        """Return the other ranks' parts of a block or a slot. Errors as `_collective`."""
 
         def answers() -> list[bytes]:
             return [self._receive(number) for number in range(1, self._world_size)]
@@ -179,7 +179,7 @@ class LeaderRank:
         return self._collective(asked, answers)
 
     def write(self, parts: Sequence[WriteMemory]) -> None:
-        """Send each of the other ranks its part of a block or a slot. Errors as `_together`."""
+        """Send each of the other ranks its part of a block or a slot. Errors as `_collective`."""
 
         def give() -> None:
             for number, part in enumerate(parts, 1):
@@ -194,7 +194,7 @@ class LeaderRank:
         return tokens
 
     def _collective(self, message: RankStep | Logits | ReadMemory | None, compute: Callable[[], T]) -> T:
-        """Send `message`, if there is one, and call `execute_model` while all other ranks follow it.
+        """Send `message`, if there is one, and call `compute` while all other ranks follow it.
 
         RankError, now and in all later calls, if a rank is gone or does not come. Any other error that ends the
         computation here also ends all ranks, since they would wait for this one.

@@ -25,15 +25,15 @@ _NCCL_TIMEOUT = timedelta(minutes=10)
 
 
 class RankProcessGroup:
-    """Connection of one rank with the others (`ops.ranks.between.Ranks`): by gloo on CPUs, by NCCL on GPUs.
+    """Connection of one rank with the others (`Collectives`): by gloo on CPUs, by NCCL on GPUs.
 
     A rank that has died is noticed at once, for its connection ends. NCCL needs a GPU for each rank, and has not been
-    run. With `has_act_order`, an element's sum is taken over the ranks in their order, in float32, and does not depend
+    run. With `in_order`, an element's sum is taken over the ranks in their order, in float32, and does not depend
     on the rest of the tensor. A ring would begin with a different rank for each part of it.
     """
 
     def __init__(self, rank: Rank, meeting: Path, device: torch.device, in_order: bool = False) -> None:
-        """Wait until all ranks are there. `rendezvous_file` is a file that all can write to."""
+        """Wait until all ranks are there. `meeting` is a file that all can write to."""
         store = dist.FileStore(str(meeting), rank.of)
         self.rank, self.number = rank, rank.number
         self._in_order = in_order

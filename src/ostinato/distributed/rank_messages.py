@@ -1,6 +1,6 @@
-"""Limits of the first rank's waits for another one.
+"""Messages between the first rank and another one, and the limits of the first rank's waits for it.
 
-Messages between the first rank and another one, except those for the memory of blocks and slots (`memory`).
+Messages about the memory of blocks and slots are in `memory`.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def set_send_timeout(connection: Connection) -> None:
 def rank_timeout_error(ranks: int) -> RankError:
     """Return the error for a rank that the first rank has waited for long enough."""
     return RankError(
-        f"another of the {ranks} ranks of this engine lives, and has not answered for {RANK_TIMEOUT:g} s; start the engine "
-        "again"
+        f"another of the {ranks} ranks of this engine lives, and has not answered for {RANK_TIMEOUT:g} s; "
+        "start the engine again"
     )
 
 

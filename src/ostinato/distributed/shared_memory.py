@@ -59,7 +59,7 @@ def _head(ranks: int) -> int:
 
 
 class SharedMemoryGroup:
-    """Connection of one rank with the others (`ops.ranks.between.Ranks`).
+    """Connection of one rank with the others (`ops.reference.collectives.Collectives`).
 
     In an exchange, a rank writes its data into its area, posts to each of the others a semaphore of the pair, and waits
     for theirs. It alternates between two areas: before it writes into one again, all others have posted for the

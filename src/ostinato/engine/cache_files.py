@@ -1,6 +1,6 @@
-"""Files of an engine's prefix cache, opened according to the plan, and the contents of such a directory for people.
+"""Files of an engine's prefix cache: opened by the plan, and listed for `ostinato cache`.
 
-Identity of an engine: the properties that two engines must share to exchange requests.
+An engine's identity is the set of properties that two engines must share to exchange requests and files.
 """
 
 from __future__ import annotations

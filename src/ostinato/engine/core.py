@@ -379,7 +379,7 @@ class EngineCore:
         return self.scheduler.preempt(request_id)
 
     def compile_guide(self, guide: Guide) -> Grammar:
-        """Compile a guide for `add`. Any thread may call it, so that a large guide delays no step.
+        """Compile a guide for `add_request`. Any thread may call it, so that a large guide delays no step.
 
         The first one takes longer, up to some seconds for a large vocabulary. Raises RequestError if it cannot be
         compiled, or the checkpoint has no tokenizer that it could be compiled for.
@@ -433,7 +433,7 @@ class EngineCore:
         return self.render_chat_media(messages, **chat_template_kwargs).text
 
     def render_chat_media(self, messages: Sequence[ChatMessage], **chat_template_kwargs: Any) -> RenderedChat:
-        """Return the prompt of a conversation, and the media that `add` needs for its images.
+        """Return the prompt of a conversation, and the media that `add_request` needs for its images.
 
         Any thread may call it; loading images takes time. RequestError if one cannot be loaded, or the template refuses
         the conversation.

@@ -1,7 +1,4 @@
-"""Prompts and sampling parameters of callers, in all accepted forms.
-
-Checks of a request before the scheduler sees it.
-"""
+"""Input processor: prompts and sampling parameters in all accepted forms, checked before the scheduler sees them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A request as the caller made it: its n samples in the scheduler, and the output that they build up.
+"""Output processor: the unfinished requests of an engine, and the outputs that they build up.
 
-Output processor: the unfinished requests of an engine, from their addition to their last output.
+A request of a caller has n samples, each a request in the scheduler, and one output.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Start of an engine: process check, the checkpoint's defaults, and the model, on one rank or several.
-
-Construction of the scheduler from the plan.
-"""
+"""Start of an engine: process check, the checkpoint's defaults, the model on its ranks, and the planned scheduler."""
 
 from __future__ import annotations
 

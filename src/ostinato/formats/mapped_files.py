@@ -1,6 +1,6 @@
-"""Checks that a model's files were not written to while their mapped weights are in use.
+"""Checks that a model's mapped files keep their contents while their weights are in use.
 
-The meaning of SIGBUS for a process that reads mapped files of a model: a file has become shorter.
+A process that reads a file that has become shorter gets SIGBUS; the message for that is made here too.
 """
 
 from __future__ import annotations

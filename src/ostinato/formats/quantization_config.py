@@ -1,8 +1,6 @@
-"""The `quantization_config` of a config.json, in each spelling, and the quantised weights that can be read.
+"""The `quantization_config` of a config.json, in each spelling, and the tensors of one quantised weight.
 
 Imports no torch.
-
-The tensors that hold one quantised weight in a checkpoint: their names, shapes and types. Imports no torch.
 """
 
 from __future__ import annotations

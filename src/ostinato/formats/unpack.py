@@ -1,8 +1,6 @@
-"""float8 weights and their scales, as numbers.
+"""Quantised weights of checkpoints as numbers: float8, and 4-bit ones of compressed-tensors, GPTQ and AWQ.
 
-4-bit weights of compressed-tensors, GPTQ and AWQ, unpacked from the tensors of a checkpoint.
-
-A weight is scale * (integer - zero point), with one scale and zero point for a group of elements of a row.
+A 4-bit weight is scale * (integer - zero point), with one scale and zero point for a group of elements of a row.
 """
 
 from __future__ import annotations

@@ -53,11 +53,11 @@ class Buffers:
         self.arrays: dict[str, np.ndarray] = {}
         self.tensors: dict[str, torch.Tensor] = {}
         offset = 0
-        for name, each in table.items():
+        for name, field in table.items():
             self._offsets[name] = offset
-            end, shape = offset + each.num_bytes(sizes), each.shape(sizes)
-            self.arrays[name] = self._bytes[offset:end].view(each.dtype).reshape(shape)
-            self.tensors[name] = self._memory[offset:end].view(getattr(torch, each.dtype)).view(shape)
+            end, shape = offset + field.num_bytes(sizes), field.shape(sizes)
+            self.arrays[name] = self._bytes[offset:end].view(field.dtype).reshape(shape)
+            self.tensors[name] = self._memory[offset:end].view(getattr(torch, field.dtype)).view(shape)
             offset = end
 
     @property
@@ -77,15 +77,15 @@ class Buffers:
 
     def _views(self, lengths: Mapping[str, int]) -> dict[str, torch.Tensor]:
         """Return the first entries of every buffer; `lengths` has the number of entries of each kind."""
-        return {name: self.tensors[name][: lengths[each.per] + each.ends] for name, each in self.table.items()}
+        return {name: self.tensors[name][: lengths[field.per] + field.ends] for name, field in self.table.items()}
 
     def _pad(self, per: str, real: int, padded: int, end: int) -> None:
         """Write padding into the entries `real` to `padded - 1` of one kind. `end` is where the last real row ends."""
         if real == padded:
             return
-        for name, each in self.table.items():
-            if each.per == per and each.is_padded:
-                self.arrays[name][real + each.ends : padded + each.ends] = end if each.ends else 0
+        for name, field in self.table.items():
+            if field.per == per and field.is_padded:
+                self.arrays[name][real + field.ends : padded + field.ends] = end if field.ends else 0
 
 
 class StepBuffers(Buffers):
@@ -147,13 +147,13 @@ class StepBuffers(Buffers):
     @staticmethod
     def _write_tables(array: np.ndarray, written: list[Sequence[int]], tables: Sequence[Sequence[int]]) -> None:
         for row, table in enumerate(tables):
-            before = written[row]
+            previous = written[row]
             # `is` first: comparing two tuples takes time even if they are the same object.
-            if table is not before and table != before:
+            if table is not previous and table != previous:
                 first = bisect_left(table, 1)  # a long table is null before the window; numpy fills that faster
                 array[row, :first] = 0
                 array[row, first : len(table)] = table[first:]
-                array[row, len(table) : len(before)] = 0
+                array[row, len(table) : len(previous)] = 0
                 written[row] = table
 
     def pad(self, rows: int, tokens: int, to_rows: int, to_tokens: int) -> None:
@@ -223,8 +223,8 @@ class EncoderBuffers(Buffers):
         self._pad("patch", patches, to_patches, 0)
         self._pad("image", images, len(starts) - 1, patches)
         if self._memory is not self._host:
-            for name, each in self.table.items():
-                count = to_patches if each.per == "patch" else len(starts)
+            for name, field in self.table.items():
+                count = to_patches if field.per == "patch" else len(starts)
                 self.tensors[name][:count].copy_(torch.from_numpy(self.arrays[name][:count]))
 
 
@@ -243,7 +243,7 @@ class BufferAddresses:
         moved = [name for name, old, new in zip(self._names, self._captured, now, strict=True) if old != new]
         named = ", ".join(f"{inputs.buffers}.{name}" for name in moved)
         raise CaptureError(
-            f"{named} moved after the graph was captured, which would go on reading the old memory. Buffers are "
+            f"{named} moved after the graph was captured, and replays would read the old memory. Buffers are "
             "written in place, never replaced"
         )
 
@@ -253,10 +253,10 @@ class BufferAddresses:
 
 def check_unmoved(captured: Mapping[int, str], now: Mapping[int, str]) -> None:
     """Raise CaptureError if a persistent buffer has moved. Both arguments map a storage to the name of its buffer."""
-    places = {name: pointer for pointer, name in now.items()}
-    moved = sorted(name for pointer, name in captured.items() if places.get(name) != pointer)
-    if moved:
+    pointer_of = {name: pointer for pointer, name in now.items()}
+    moved_tensors = sorted(name for pointer, name in captured.items() if pointer_of.get(name) != pointer)
+    if moved_tensors:
         raise CaptureError(
-            f"{', '.join(moved[:8])} moved after graphs were captured, which would go on using the old memory. Write "
-            "into persistent buffers, or capture again"
+            f"{', '.join(moved_tensors[:8])} moved after graphs were captured, and they would use the old memory. "
+            "Write into persistent buffers, or capture again"
         )

@@ -94,7 +94,7 @@ class CudaBackend:
         with torch.inference_mode(), self._driver.capture_stream():
             shapes = self._record(forward, step, splits)
             forward(step)  # Kernels that choose among variants do so at their second call at the latest.
-            before = self._driver.reserved_bytes()
+            bytes_before = self._driver.reserved_bytes()
             segments = _SegmentRecorder(self._driver, splits, shapes, self._device)
             self._tap.recorder = segments
             try:
@@ -107,7 +107,7 @@ class CudaBackend:
             finally:
                 self._tap.recorder = None
                 segments.abandon()
-            self.num_bytes += self._driver.reserved_bytes() - before
+            self.num_bytes += self._driver.reserved_bytes() - bytes_before
             return CudaGraph(segments.plays(step), _device_tensor(self._driver, result), step)
 
     def _record(self, forward: StepForward, step: BufferedInputs, splits: Collection[str]) -> Iterator[TensorRef]:
@@ -122,7 +122,7 @@ class CudaBackend:
                 recorder.result_place(forward(step))
         finally:
             self._tap.recorder = None
-        return iter([place for call in recorder.calls if call.kind == "split" for place in call.writes if place])
+        return iter([ref for call in recorder.calls if call.kind == "split" for ref in call.writes if ref])
 
 
 class _SegmentRecorder:
@@ -172,11 +172,11 @@ class _SegmentRecorder:
         return kernel(*args, **kwargs)
 
     def split(
-        self, name: str, function: Kernel, tensors: tuple[torch.Tensor, ...], others: tuple[Any, ...]
+        self, name: str, function: Kernel, tensors: tuple[torch.Tensor, ...], other_args: tuple[Any, ...]
     ) -> torch.Tensor:
         """Leave a part out if it is in the splits, else run it. Implements `ops.kernels.Recorder`."""
         if name not in self._splits:
-            return function(*tensors, *others)
+            return function(*tensors, *other_args)
         self.end()
         self.begin()
         # Allocated in the segment that reads it, while the inputs live, so it overlaps neither. The part itself does
@@ -187,7 +187,7 @@ class _SegmentRecorder:
 
         def play(captured: BufferedInputs) -> ReplayFn:
             reached = tuple(_device_tensor(self._driver, one) for one in inputs)
-            return eager_part(function, reached, others, _device_tensor(self._driver, output), captured)
+            return eager_part(function, reached, other_args, _device_tensor(self._driver, output), captured)
 
         self._plays.append(play)
         return out
@@ -269,8 +269,8 @@ def _device_ref(tensor: torch.Tensor) -> tuple[TensorRef, int]:
 
 def _device_tensor(driver: Driver, located: tuple[TensorRef, int]) -> torch.Tensor:
     """Return a tensor at a place that `_device_ref` returned. Not to be called during a capture."""
-    place, num_bytes = located
-    return place.bind(driver.memory_at(place.storage, num_bytes))
+    ref, num_bytes = located
+    return ref.bind(driver.memory_at(ref.storage, num_bytes))
 
 
 @contextmanager

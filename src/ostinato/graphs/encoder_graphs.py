@@ -263,8 +263,8 @@ def time_both(
     while len(graphs) < MAX_TIMING_ROUNDS and (not graphs or clock() - begin < ENOUGH_SECONDS):
         for run, seconds in ((eager, eagers), (graph, graphs)):
             wait()
-            before = clock()
+            start = clock()
             run()
             wait()
-            seconds.append(clock() - before)
+            seconds.append(clock() - start)
     return BudgetTimes(budget, min(graphs), min(eagers))

@@ -4,10 +4,9 @@ A replay makes the same calls on the same addresses. So a tensor that a call rea
 call wrote, or a buffer that never moves. And no value may be read on the host, since every replay would repeat the
 decision made by it. Both mistakes are found when the step is captured, and named.
 
-A recorder does not see two things: native code that gets an address without torch's knowledge and writes to a tensor
-that a recorded call has written as well; and a Python number that changes from step to step. `check_replay` finds both.
-
-Detection of what a replay could not repeat: values read on the host, and memory handed to native code.
+Values read on the host and memory handed to native code are found here. A recorder does not see two things: native code
+that gets an address without torch's knowledge and writes to a tensor that a recorded call has written as well; and a
+Python number that changes from step to step. `check_replay` finds both.
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ def changes_device(arguments: Any, result: Any) -> bool:
 def host_read_error(name: str, tensor: Any) -> CaptureError:
     return CaptureError(
         f"{name} reads the values of a tensor of shape {shape_of(tensor)} on the host during capture; a replay would "
-        "go on with what was read now. Keep the value on the device, or read it inside a kernel"
+        "use the value that was read now. Keep the value on the device, or read it inside a kernel"
     )
 
 
@@ -109,7 +108,7 @@ CallKind = Literal["torch", "kernel", "split"]
 
 @dataclass(frozen=True)
 class RecordedCall:
-    """One recorded call. Computed tensors in `args` and `kwargs` are Places; all others are persistent.
+    """One recorded call. Computed tensors in `args` and `kwargs` are instances of TensorRef; all others are persistent.
 
     `writes` has one entry per tensor of the result: its place, or None if it is a view of an argument.
     """
@@ -190,7 +189,7 @@ class CallRecorder(TorchDispatchMode):
         elif written or any(writes):  # else it is a view
             if name not in READS_SHAPE:
                 self._check_written(name, (args, kwargs), written if is_overwritten else ())
-            self._unwritten.difference_update(map(self._number, written))
+            self._unwritten.difference_update(map(self._storage_id, written))
             is_tensor = isinstance(result, torch.Tensor)
             self.calls.append(RecordedCall("torch", name, func, placed_args, placed_kwargs, writes, is_tensor))
         return result
@@ -215,33 +214,33 @@ class CallRecorder(TorchDispatchMode):
         return result
 
     def split(
-        self, name: str, function: Kernel, tensors: tuple[torch.Tensor, ...], others: tuple[Any, ...]
+        self, name: str, function: Kernel, tensors: tuple[torch.Tensor, ...], other_args: tuple[Any, ...]
     ) -> torch.Tensor:
         """Record a part in the splits as one call, or run another part. Implements `ops.kernels.Recorder`."""
         if name not in self._splits or self._kernel is not None:
-            return function(*tensors, *others)
+            return function(*tensors, *other_args)
         self._check_known(name, tensors, {})
         self._check_written(name, tensors)
-        for tensor in tensors_in(others):
-            if self._number(tensor) is not None:
+        for tensor in tensors_in(other_args):
+            if self._storage_id(tensor) is not None:
                 raise CaptureError(
                     f"{name} gets a computed tensor of shape {shape_of(tensor)} beside its step; one that has an "
                     "entry per token belongs among the tensors of the part"
                 )
         placed = tuple(map(self._placed, tensors))
-        result = self._run_inside(name, True, function, (*tensors, *others), {})
-        writes = self._place_results(name, (tensors, others), result)
+        result = self._run_inside(name, True, function, (*tensors, *other_args), {})
+        writes = self._place_results(name, (tensors, other_args), result)
         if not isinstance(result, torch.Tensor) or writes[0] is None or result.shape[:1] != tensors[0].shape[:1]:
             raise CaptureError(f"{name} must return one new tensor with an entry per token, as it is left out")
-        self.calls.append(RecordedCall("split", name, function, (placed, others), {}, writes, True))
+        self.calls.append(RecordedCall("split", name, function, (placed, other_args), {}, writes, True))
         return result
 
     def result_place(self, result: torch.Tensor) -> TensorRef:
         """Return the place of the step's result. CaptureError if the step did not compute it."""
-        number = self._number(result)
-        if number is None:
+        storage_id = self._storage_id(result)
+        if storage_id is None:
             raise CaptureError("the result of the step is no tensor that the step computed")
-        return tensor_ref(result, number)
+        return tensor_ref(result, storage_id)
 
     def _run_inside(
         self, name: str, may_read: bool, function: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -272,15 +271,15 @@ class CallRecorder(TorchDispatchMode):
         self._check_known(name, args, kwargs)
         return func(*args, **kwargs)
 
-    def _number(self, tensor: torch.Tensor) -> int | None:
+    def _storage_id(self, tensor: torch.Tensor) -> int | None:
         """Return the number of the computed storage that `tensor` is a view of, None for other tensors."""
-        known = self._live.get(storage_pointer(tensor))
-        return None if known is None or not has_memory(tensor) or known[0].expired() else known[1]
+        live = self._live.get(storage_pointer(tensor))
+        return None if live is None or not has_memory(tensor) or live[0].expired() else live[1]
 
     def _placed(self, value: Any) -> Any:
         def place(tensor: torch.Tensor) -> Any:
-            number = self._number(tensor)
-            return tensor if number is None else tensor_ref(tensor, number)
+            storage_id = self._storage_id(tensor)
+            return tensor if storage_id is None else tensor_ref(tensor, storage_id)
 
         return map_items(value, torch.Tensor, place)
 
@@ -310,40 +309,40 @@ class CallRecorder(TorchDispatchMode):
     def _check_known(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Raise CaptureError for a tensor that is neither computed nor persistent."""
         arguments: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
-        for place, argument in arguments:
+        for position, argument in arguments:
             for tensor in tensors_in(argument):
                 pointer = storage_pointer(tensor)
                 is_known = pointer in self._persistent or pointer in self._constants or not has_memory(tensor)
-                if not is_known and self._number(tensor) is None:
-                    raise self._refuse_stranger(name, tensor, place)
+                if not is_known and self._storage_id(tensor) is None:
+                    raise self._refuse_stranger(name, tensor, position)
 
     def _check_written(self, name: str, arguments: Any, overwritten: Iterable[torch.Tensor] = ()) -> None:
         """Raise CaptureError for a tensor that is read and that no recorded call has written."""
-        unread = set(map(self._number, overwritten))
+        unread = set(map(self._storage_id, overwritten))
         for tensor in tensors_in(arguments):
-            number = self._number(tensor)
-            if number in self._unwritten and number not in unread:
+            storage_id = self._storage_id(tensor)
+            if storage_id in self._unwritten and storage_id not in unread:
                 raise CaptureError(
                     f"{name} reads a tensor of shape {shape_of(tensor)} that no recorded call has written; something "
                     "wrote to it around the recorder. Call native functions through ops/, and return what they compute"
                 )
 
-    def _refuse_stranger(self, name: str, tensor: torch.Tensor, place: int | str) -> CaptureError:
-        kinds = ", ".join(sorted({known.partition(".")[0] for known in self._persistent.values()}))
+    def _refuse_stranger(self, name: str, tensor: torch.Tensor, position: int | str) -> CaptureError:
+        kinds = ", ".join(sorted({buffer.partition(".")[0] for buffer in self._persistent.values()}))
         if name == "lift_fresh":
             return CaptureError(
                 f"a tensor of shape {shape_of(tensor)} ({tensor.dtype}) is made of Python values during capture; a "
                 "replay would keep these values. Make it once, as an attribute of a module"
             )
         return CaptureError(
-            f"{name} reads a tensor of shape {shape_of(tensor)} ({tensor.dtype}, argument {place}) that is "
+            f"{name} reads a tensor of shape {shape_of(tensor)} ({tensor.dtype}, argument {position}) that is "
             f"no persistent buffer; a replay would read memory that is gone. The persistent ones are {kinds}"
         )
 
 
-def check_same_step(others: Iterable[Any], captured: BufferedInputs) -> None:
+def check_same_step(other_args: Iterable[Any], captured: BufferedInputs) -> None:
     """Raise CaptureError if a part that is left out gets a copy of the step: it would be the same in every replay."""
-    for other in others:
+    for other in other_args:
         if isinstance(other, type(captured)) and other is not captured:
             raise CaptureError("a part that is left out gets a copy of the step, which a replay could not replace")
 
@@ -360,7 +359,7 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[A
 def eager_part(
     function: Kernel,
     tensors: tuple[torch.Tensor, ...],
-    others: tuple[Any, ...],
+    other_args: tuple[Any, ...],
     out: torch.Tensor,
     captured: BufferedInputs,
 ) -> Callable[[BufferedInputs], None]:
@@ -368,11 +367,11 @@ def eager_part(
 
     The call writes zeros for padding. `tensors` and `out` have one entry per padded token in their first dimension.
     """
-    check_same_step(others, captured)
+    check_same_step(other_args, captured)
 
     def play(step: BufferedInputs) -> None:
         count = step.num_tokens
-        now = [step if other is captured else other for other in others]
+        now = [step if other is captured else other for other in other_args]
         out[:count] = function(*(tensor[:count] for tensor in tensors), *now)
         out[count:] = 0
 

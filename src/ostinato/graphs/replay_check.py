@@ -25,17 +25,17 @@ def compare_replay(
 
     CaptureError if they differ by more than rounding: in hidden states, or in the states that were written.
     """
-    before = _states(step, memory)
+    saved = _states(step, memory)
     replayed = replay(step).clone()
     after = _states(step, memory)
-    _restore(step, memory, before)
+    _restore(step, memory, saved)
     eager = forward(step)
     expected = _states(step, memory)
     tolerance = TOLERANCE[eager.dtype]
     _compare(name, "hidden states", replayed[: eager.shape[0]], eager, tolerance)
-    for layer, (own, wanted) in enumerate(zip(after, expected, strict=True)):
-        for array, right in wanted.items():
-            _compare(name, f"{array} states of layer {layer}", own[array], right, tolerance)
+    for layer, (actual, expected_states) in enumerate(zip(after, expected, strict=True)):
+        for array, right in expected_states.items():
+            _compare(name, f"{array} states of layer {layer}", actual[array], right, tolerance)
     _restore(step, memory, after)
     return replayed
 
@@ -60,23 +60,23 @@ def _states(step: StepInputs, memory: Sequence[LayerCache]) -> list[dict[str, to
 def _restore(step: StepInputs, memory: Sequence[LayerCache], states: list[dict[str, torch.Tensor]]) -> None:
     slots = _slots(step)
     for layer, saved in zip(memory, states, strict=True):
-        for name, before in saved.items():
-            layer.states[name][slots] = before
+        for name, state in saved.items():
+            layer.states[name][slots] = state
 
 
-def _compare(name: str, what: str, given: torch.Tensor, right: torch.Tensor, tolerance: float) -> None:
+def _compare(name: str, label: str, actual: torch.Tensor, right: torch.Tensor, tolerance: float) -> None:
     """Raise CaptureError if the arrays differ by more than `tolerance` times the largest value of `right`.
 
     Values that are NaN on both sides, or the same infinity, are equal: a slot that the step names and neither run
     writes keeps whatever its memory held before.
     """
-    unequal = (given != right) & ~(given.isnan() & right.isnan())
+    unequal = (actual != right) & ~(actual.isnan() & right.isnan())
     if not unequal.any():
         return
-    difference = (given.float() - right.float())[unequal].abs().max().item()
+    difference = (actual.float() - right.float())[unequal].abs().max().item()
     largest = right.float()[right.isfinite()].abs().max().item() if right.isfinite().any() else 0.0
     if not difference <= tolerance * max(largest, 1e-3):
         raise CaptureError(
-            f"the graph ({name}) gives other {what} than the eager step: they differ by {difference:.3g} where the "
+            f"the graph ({name}) gives other {label} than the eager step: they differ by {difference:.3g} where the "
             f"largest is {largest:.3g}. A Python value that changes from step to step was probably baked in"
         )

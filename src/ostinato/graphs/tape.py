@@ -102,8 +102,8 @@ class Tape:
         function = call.function
         args, kwargs, writes = bind((call.args, call.kwargs, call.writes), self._layout, memory)
         if call.kind == "split":
-            tensors, others = args
-            return eager_part(function, tensors, others, writes[0], self._captured)
+            tensors, other_args = args
+            return eager_part(function, tensors, other_args, writes[0], self._captured)
         if not any(out is not None for out in writes):
             return lambda _: function(*args, **kwargs)
         if call.returns_tensor:
@@ -179,9 +179,9 @@ class TapeBackend:
         tape = self.tape_type(recorder.calls, layout, result, step)
         self._tapes.append(tape)
         with torch.inference_mode():
-            moved = self._tapes if self.arena.reserve(layout.size) else [tape]
-            for one in moved:
-                one.bind(self.arena.memory)
+            to_bind = self._tapes if self.arena.reserve(layout.size) else [tape]
+            for bound_tape in to_bind:
+                bound_tape.bind(self.arena.memory)
         return tape
 
 
@@ -198,15 +198,15 @@ def plan_layout(
     order of the calls.
     """
     lives: dict[int, tuple[int, int]] = {}
-    for number, call in enumerate([*calls, None]):
+    for position, call in enumerate([*calls, None]):
         named = items_in((call.args, call.kwargs, call.writes) if call else tuple(results), TensorRef)
-        for storage in {place.storage: None for place in named}:
-            lives[storage] = (lives[storage][0] if storage in lives else number, number)
+        for storage in {ref.storage: None for ref in named}:
+            lives[storage] = (lives[storage][0] if storage in lives else position, position)
     return pack_buffers(sizes, lives, ALIGNMENT * entries)
 
 
 def bind(value: Any, layout: Layout, memory: torch.Tensor) -> Any:
-    """Return `value` with every Place in it as a tensor in `memory`."""
+    """Return `value` with every TensorRef in it as a tensor in `memory`."""
     return map_items(value, TensorRef, lambda place: place.bind(memory, layout.offsets[place.storage]))
 
 

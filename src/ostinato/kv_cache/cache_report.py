@@ -48,10 +48,10 @@ class CacheReport:
 
 
 class RecentKeys:
-    """Hashes of blocks that left the index, the last `most` of them."""
+    """Hashes of blocks that left the index, the last `max_keys` of them."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, max_keys: int) -> None:
+        self._max_keys = max_keys
         self._keys: OrderedDict[int, None] = OrderedDict()
 
     def __len__(self) -> int:
@@ -63,7 +63,7 @@ class RecentKeys:
     def add(self, key: int) -> None:
         self._keys[key] = None
         self._keys.move_to_end(key)
-        if len(self._keys) > self._most:
+        if len(self._keys) > self._max_keys:
             self._keys.popitem(last=False)
 
     def discard(self, key: int) -> None:
@@ -74,7 +74,7 @@ def explain_misses(
     num_tokens: int,
     hit: int,
     matched: Sequence[IndexEntry],
-    chain: BlockHashes,
+    block_hashes: BlockHashes,
     evicted: RecentKeys,
     damaged: RecentKeys,
     reach: int = 0,
@@ -85,9 +85,9 @@ def explain_misses(
     the hashes of blocks that had a file, or whose state had one, which could not be read; `reach` is that of `Match`.
     """
     causes: dict[MissCause, int] = dict.fromkeys(MissCause, 0)
-    size = chain.block_size
+    size = block_hashes.block_size
     boundary = (num_tokens - 1) // size * size
-    keys = chain.keys[: boundary // size]
+    keys = block_hashes.keys[: boundary // size]
     lost = max((entry.end for entry in matched[hit // size :] if entry.lost_checkpoint), default=hit)
     unread = max(((i + 1) * size for i, key in enumerate(keys) if key in damaged), default=0) if damaged else 0
     for index in range(hit // size, len(keys)):

@@ -1,9 +1,7 @@
-"""The positions, mode and number of one request's checkpoints.
+"""Checkpoints of requests, and the commit of a step's results to the prefix index.
 
-Committing a step's results to the prefix index: full blocks, and states as checkpoints.
-
-A state becomes a checkpoint in its slot: the slot that was written belongs to the index from then on, and the request
-writes to another one. Nothing is copied.
+Full blocks and states are committed. A state becomes a checkpoint in its slot: the slot that was written belongs to the
+index from then on, and the request writes to another one. Nothing is copied.
 """
 
 from __future__ import annotations
@@ -66,12 +64,12 @@ class CheckpointPositions:
         """Return the positions between `start` and `end`, both excluded, whose state a chunk has to write out."""
         if self.mode != "all":
             return []
-        wanted = {position for position in (self.last, self.branch) if start < position < end}
+        positions = {position for position in (self.last, self.branch) if start < position < end}
         first = start // self.spacing * self.spacing + self.spacing
         for position in range(first, end, self.spacing):
             self.claim(position)
-        wanted.update(position for position in self.interior if start < position < end)
-        return sorted(wanted)
+        positions.update(position for position in self.interior if start < position < end)
+        return sorted(positions)
 
     def claim(self, position: int) -> bool:
         """Return whether a checkpoint belongs at `position` only as a multiple, and make room for it if so."""
@@ -81,9 +79,9 @@ class CheckpointPositions:
             return True
         while position % self.spacing == 0 and len(self.interior) >= self.max_interior:
             self.spacing *= 2
-            off = [place for place in self.interior if place % self.spacing]
-            for place in off:
-                checkpoint = self.interior.pop(place)
+            unaligned = [end for end in self.interior if end % self.spacing]
+            for removed in unaligned:
+                checkpoint = self.interior.pop(removed)
                 if checkpoint is not None:
                     self.dropped.append(checkpoint)
         if position % self.spacing:
@@ -93,7 +91,9 @@ class CheckpointPositions:
 
     def take_dropped(self) -> list[Checkpoint]:
         """Forget the multiples whose checkpoint was not taken after all. Return the checkpoints to be removed."""
-        self.interior = {position: each for position, each in self.interior.items() if each is not None}
+        self.interior = {
+            position: checkpoint for position, checkpoint in self.interior.items() if checkpoint is not None
+        }
         thinned, self.dropped = self.dropped, []
         return thinned
 
@@ -125,96 +125,98 @@ def plan_checkpoints(
 
 def commit(
     store: CacheStore,
-    holding: RequestCache,
-    chain: BlockHashes,
+    request_cache: RequestCache,
+    block_hashes: BlockHashes,
     num_computed: int,
     placement: CheckpointPositions,
     samples: bool,
     anchor: int,
 ) -> None:
     """Commit what a step computed to the index, as `CacheManager.commit` describes."""
-    entered = commit_blocks(store, holding, chain, num_computed)
+    entered = commit_blocks(store, request_cache, block_hashes, num_computed)
     if store.window_blocks.count:
         # Other requests will continue from the prompt's end, and from where it leaves an indexed prefix.
         for position in (placement.last, placement.branch):
             if position in entered:
                 store.touch_window(entered[position])
-    _commit_reserved(store, holding, placement, entered)
-    if holding.write_slots and placement.mode != "none" and not holding.next_step_overwrites:
+    _commit_reserved(store, request_cache, placement, entered)
+    if request_cache.write_slots and placement.mode != "none" and not request_cache.next_step_overwrites:
         if samples:
-            _commit_rolling(store, holding, placement, entered, num_computed, anchor)
-        elif holding.num_indexed * chain.block_size == num_computed:
-            _commit_chunk_end(store, holding, placement, num_computed)
+            _commit_rolling(store, request_cache, placement, entered, num_computed, anchor)
+        elif request_cache.num_indexed * block_hashes.block_size == num_computed:
+            _commit_chunk_end(store, request_cache, placement, num_computed)
     for checkpoint in placement.take_dropped():
         _drop_unless_hit(store, checkpoint)
     store.trim()
 
 
 def commit_blocks(
-    store: CacheStore, holding: RequestCache, chain: BlockHashes, num_computed: int
+    store: CacheStore, request_cache: RequestCache, block_hashes: BlockHashes, num_computed: int
 ) -> dict[int, IndexEntry]:
     """Index the blocks that are full now, or exchange them for equal ones of the index. Return {end: entry} of them."""
     entered: dict[int, IndexEntry] = {}
     swapped: dict[int, int] = {}
-    for index in range(holding.num_indexed, num_computed // chain.block_size):
-        own = holding.block_table[index] if store.blocks.count > 0 else 0
-        entry = store.index.child(holding.last_entry, chain, index)
+    for index in range(request_cache.num_indexed, num_computed // block_hashes.block_size):
+        block = request_cache.block_table[index] if store.blocks.count > 0 else 0
+        entry = store.index.child(request_cache.last_entry, block_hashes, index)
         if entry is None:
-            entry = store.add_block(holding.last_entry, chain, index, own)
+            entry = store.add_block(request_cache.last_entry, block_hashes, index, block)
             if entry is None:
                 break
-        elif entry.block != own:
+        elif entry.block != block:
             store.blocks.retain((entry.block,))
-            store.blocks.release((own,))
+            store.blocks.release((block,))
             swapped[index] = entry.block
-        if index < len(holding.window_block_table) and holding.window_block_table[index]:
-            _commit_window_block(store, holding, entry, index)
+        if index < len(request_cache.window_block_table) and request_cache.window_block_table[index]:
+            _commit_window_block(store, request_cache, entry, index)
         entry.num_pins += 1
-        if holding.last_entry is not None:
-            holding.last_entry.num_pins -= 1
-        holding.last_entry = entered[entry.end] = entry
-        holding.num_indexed += 1
+        if request_cache.last_entry is not None:
+            request_cache.last_entry.num_pins -= 1
+        request_cache.last_entry = entered[entry.end] = entry
+        request_cache.num_indexed += 1
     if swapped:
         store.counters.shared_blocks += len(swapped)
-        holding.block_table = tuple(swapped.get(i, block) for i, block in enumerate(holding.block_table))
+        request_cache.block_table = tuple(swapped.get(i, block) for i, block in enumerate(request_cache.block_table))
     return entered
 
 
-def _commit_window_block(store: CacheStore, holding: RequestCache, entry: IndexEntry, index: int) -> None:
+def _commit_window_block(store: CacheStore, request_cache: RequestCache, entry: IndexEntry, index: int) -> None:
     """Let the index keep the window block of an entry that has none, or exchange it for the entry's equal one."""
-    own, table = holding.window_block_table[index], holding.window_block_table
+    window_block, table = request_cache.window_block_table[index], request_cache.window_block_table
     if entry.window_block is None:
-        store.add_window_block(entry, own)
+        store.add_window_block(entry, window_block)
         return
     store.window_blocks.retain((entry.window_block.id,))
-    store.window_blocks.release((own,))
-    holding.window_block_table = (*table[:index], entry.window_block.id, *table[index + 1 :])
+    store.window_blocks.release((window_block,))
+    request_cache.window_block_table = (*table[:index], entry.window_block.id, *table[index + 1 :])
 
 
 def _commit_reserved(
-    store: CacheStore, holding: RequestCache, placement: CheckpointPositions, entered: dict[int, IndexEntry]
+    store: CacheStore, request_cache: RequestCache, placement: CheckpointPositions, entered: dict[int, IndexEntry]
 ) -> None:
-    for position, slot in holding.reserved_checkpoints:
+    for position, slot in request_cache.reserved_checkpoints:
         entry = entered.get(position)
         if entry is not None:
             _place(store, placement, entry, slot, placement.is_interior(position))
-    store.slots.release(tuple(slot for _, slot in holding.reserved_checkpoints))
-    holding.reserved_checkpoints = ()
+    store.slots.release(tuple(slot for _, slot in request_cache.reserved_checkpoints))
+    request_cache.reserved_checkpoints = ()
 
 
-def _commit_chunk_end(store: CacheStore, holding: RequestCache, placement: CheckpointPositions, position: int) -> None:
+def _commit_chunk_end(
+    store: CacheStore, request_cache: RequestCache, placement: CheckpointPositions, position: int
+) -> None:
     """Keep the state of a prefill chunk that ends at an indexed boundary, if a checkpoint belongs there."""
-    assert holding.last_entry is not None, "a boundary that is indexed has an entry"
+    assert request_cache.last_entry is not None, "a boundary that is indexed has an entry"
     is_interior = placement.is_interior(position)
     if is_interior and not placement.claim(position):
         return
-    if _place(store, placement, holding.last_entry, holding.read_slot, is_interior) is not None:
-        _donate_slot(store, holding, holding.read_slot)
+    if _place(store, placement, request_cache.last_entry, request_cache.read_slot, is_interior) is not None:
+        _donate_slot(store, request_cache, request_cache.read_slot)
 
 
 def _commit_rolling(
     store: CacheStore,
-    holding: RequestCache,
+    request_cache: RequestCache,
     placement: CheckpointPositions,
     entered: dict[int, IndexEntry],
     num_computed: int,
@@ -225,27 +227,27 @@ def _commit_rolling(
     If accepted drafts precede the boundary, the output may turn out to end among them (at a stop string). The
     checkpoint before it then stays until the next boundary.
     """
-    written = holding.write_slots[: anchor + 1]
-    for checkpoint in holding.replaced_checkpoints:
+    written = request_cache.write_slots[: anchor + 1]
+    for checkpoint in request_cache.replaced_checkpoints:
         _drop_unless_hit(store, checkpoint)
-    holding.replaced_checkpoints = ()
+    request_cache.replaced_checkpoints = ()
     start = num_computed - anchor
     for position in range(start, num_computed + 1):
         if position not in entered:
             continue
-        before, holding.rolling_checkpoint = holding.rolling_checkpoint, None
-        if before is not None and before.entry.checkpoint is before:
-            if placement.mode == "all" and placement.claim(before.entry.end):
-                before.is_interior = True
-                placement.interior[before.entry.end] = before
+        previous, request_cache.rolling_checkpoint = request_cache.rolling_checkpoint, None
+        if previous is not None and previous.entry.checkpoint is previous:
+            if placement.mode == "all" and placement.claim(previous.entry.end):
+                previous.is_interior = True
+                placement.interior[previous.entry.end] = previous
             elif position > start:
-                holding.replaced_checkpoints += (before,)
+                request_cache.replaced_checkpoints += (previous,)
             else:
-                _drop_unless_hit(store, before)
+                _drop_unless_hit(store, previous)
         slot = written[position - start]
-        holding.rolling_checkpoint = store.add_checkpoint(entered[position], slot, is_interior=False)
-        if holding.rolling_checkpoint is not None:
-            _donate_slot(store, holding, slot)
+        request_cache.rolling_checkpoint = store.add_checkpoint(entered[position], slot, is_interior=False)
+        if request_cache.rolling_checkpoint is not None:
+            _donate_slot(store, request_cache, slot)
 
 
 def _place(
@@ -263,11 +265,11 @@ def _drop_unless_hit(store: CacheStore, checkpoint: Checkpoint) -> None:
         store.drop_checkpoint(checkpoint)
 
 
-def _donate_slot(store: CacheStore, holding: RequestCache, slot: int) -> None:
+def _donate_slot(store: CacheStore, request_cache: RequestCache, slot: int) -> None:
     """Take a slot that became a checkpoint off the slots that the request writes to.
 
     The request keeps its reference if it reads the slot once more.
     """
-    holding.write_slots = tuple(own for own in holding.write_slots if own != slot)
-    if slot != holding.read_slot:
+    request_cache.write_slots = tuple(write_slot for write_slot in request_cache.write_slots if write_slot != slot)
+    if slot != request_cache.read_slot:
         store.slots.release((slot,))

@@ -31,9 +31,9 @@ class EncoderCache:
 
     An image is known by its digest, and has one cell per token. A request *pins* the images that tokens of its next
     step belong to, and a pinned image stays. An unpinned image stays until its cells are needed; the least recently
-    used goes first. An image that a step is to encode is *pending* until `settle` reports whether the step succeeded;
-    if it failed, the image is forgotten. Cell 0 of the `num_cells` is the null cell, which is never allocated: text and
-    padding tokens point at it.
+    used goes first. An image that a step is to encode is *pending* until `finish_step` reports whether the step
+    succeeded; if it failed, the image is forgotten. Cell 0 of the `num_cells` is the null cell, which is never
+    allocated: text and padding tokens point at it.
     """
 
     def __init__(self, num_cells: int) -> None:
@@ -44,7 +44,7 @@ class EncoderCache:
         self._idle: OrderedDict[str, _Entry] = OrderedDict()
         self._pinned: dict[str, _Entry] = {}
         self._pending: set[str] = set()
-        self._held: dict[str, set[str]] = {}
+        self._digests_of: dict[str, set[str]] = {}
         # A stack: the cell that is allocated next is at the end.
         self._free = list(range(num_cells - 1, 0, -1))
 
@@ -87,41 +87,41 @@ class EncoderCache:
         already holds stay pinned.
         """
         assert items, "a request takes at least one image"
-        held = self._held.setdefault(request_id, set())
-        taken: dict[str, PinnedImage] = {}
+        digests = self._digests_of.setdefault(request_id, set())
+        pinned: dict[str, PinnedImage] = {}
         # Cached images come first, so that none of them is evicted for another one.
         for digest, num_tokens in items:
             entry = self._pinned.get(digest) or self._idle.get(digest)
-            if entry is None or digest in taken:
+            if entry is None or digest in pinned:
                 continue
-            taken[digest] = PinnedImage(entry.cells, is_new=False)
-            if digest not in held:
-                self._pin(digest, entry, held)
+            pinned[digest] = PinnedImage(entry.cells, is_new=False)
+            if digest not in digests:
+                self._pin(digest, entry, digests)
                 self.counters.hits += 1
                 self.counters.hit_tokens += num_tokens
         for digest, num_tokens in items:
-            if digest not in taken:
+            if digest not in pinned:
                 entry = _Entry(self._allocate(num_tokens))
-                taken[digest] = PinnedImage(entry.cells, is_new=True)
-                self._pin(digest, entry, held)
+                pinned[digest] = PinnedImage(entry.cells, is_new=True)
+                self._pin(digest, entry, digests)
                 self._pending.add(digest)
                 self.counters.misses += 1
                 self.counters.encoded_tokens += num_tokens
-        assert all(len(taken[digest].cells) == num_tokens for digest, num_tokens in items), (
+        assert all(len(pinned[digest].cells) == num_tokens for digest, num_tokens in items), (
             "two images of one digest have different numbers of tokens"
         )
-        return [taken[digest] for digest, _ in items]
+        return [pinned[digest] for digest, _ in items]
 
     def unpin_except(self, request_id: str, digests: Collection[str]) -> None:
         """Unpin all images of the request but `digests`, after a step of it succeeded."""
-        held = self._held.get(request_id)
-        if held is None:
+        pinned = self._digests_of.get(request_id)
+        if pinned is None:
             return
-        for digest in sorted(held.difference(digests)):
+        for digest in sorted(pinned.difference(digests)):
             self._unpin(digest)
-        held.intersection_update(digests)
-        if not held:
-            del self._held[request_id]
+        pinned.intersection_update(digests)
+        if not pinned:
+            del self._digests_of[request_id]
 
     def unpin_all(self, request_id: str, is_suspect: bool = False) -> None:
         """Unpin all images of the request.
@@ -129,7 +129,7 @@ class EncoderCache:
         With `is_suspect`, the outputs of its images may be wrong, and the images that no other request holds are
         forgotten.
         """
-        for digest in sorted(self._held.pop(request_id, ())):
+        for digest in sorted(self._digests_of.pop(request_id, ())):
             self._unpin(digest)
             if is_suspect and digest in self._idle:
                 self._forget(digest)
@@ -140,7 +140,7 @@ class EncoderCache:
         After a failed step, no request may hold them any more.
         """
         for digest in sorted(self._pending) if not succeeded else ():
-            assert digest not in self._pinned, "what a failed step was to encode is held by a request that goes on"
+            assert digest not in self._pinned, "an image of a failed step is pinned by a request that is still running"
             if digest in self._idle:
                 self._forget(digest)
         self._pending.clear()
@@ -152,11 +152,11 @@ class EncoderCache:
 
     def request_ids(self) -> set[str]:
         """Return the ids of the requests that hold images."""
-        return set(self._held)
+        return set(self._digests_of)
 
     def pinned_by(self, request_id: str) -> Collection[str]:
         """Return the digests of the images that the request holds."""
-        return self._held.get(request_id, frozenset())
+        return self._digests_of.get(request_id, frozenset())
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless every cell but the null one is free or one image's, and pins are exact."""
@@ -165,13 +165,13 @@ class EncoderCache:
         used = Counter(cell for entry in entries.values() for cell in entry.cells)
         cells = used + Counter(self._free)
         assert cells == Counter(range(1, self.num_cells)), "a cell leaked, or has two owners, or is the null one"
-        pins = Counter(digest for digests in self._held.values() for digest in digests)
+        pins = Counter(digest for digests in self._digests_of.values() for digest in digests)
         assert pins == Counter({digest: entry.num_pins for digest, entry in self._pinned.items()}), (
             "an image has another number of pins than requests that hold it"
         )
         assert not any(entry.num_pins for entry in self._idle.values()), "an idle image has pins"
-        assert all(self._held.values()), "a request is a holder of nothing"
-        assert self._pending <= self._pinned.keys(), "a step is to encode an image that nobody holds"
+        assert all(self._digests_of.values()), "a request is listed without a pinned image"
+        assert self._pending <= self._pinned.keys(), "a pending image is pinned by no request"
 
     def _allocate(self, num_tokens: int) -> tuple[int, ...]:
         while len(self._free) < num_tokens:
@@ -184,11 +184,11 @@ class EncoderCache:
         del self._free[len(self._free) - num_tokens :]
         return tuple(reversed(cells))
 
-    def _pin(self, digest: str, entry: _Entry, held: set[str]) -> None:
+    def _pin(self, digest: str, entry: _Entry, digests: set[str]) -> None:
         self._idle.pop(digest, None)
         self._pinned[digest] = entry
         entry.num_pins += 1
-        held.add(digest)
+        digests.add(digest)
 
     def _unpin(self, digest: str) -> None:
         entry = self._pinned[digest]

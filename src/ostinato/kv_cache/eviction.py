@@ -97,19 +97,19 @@ def window_block_utility(window_block: WindowBlock, costs: EvictionCosts, num_to
     )
 
 
-def utility_tier(kept: Checkpoint | WindowBlock) -> int:
+def utility_tier(item: Checkpoint | WindowBlock) -> int:
     """Return 0 for a checkpoint or window block inside a prefix that no request has hit, else 1.
 
     Tier 0 can save nothing as far as is known.
     """
-    return 0 if kept.is_interior and kept.hits == 0 else 1
+    return 0 if item.is_interior and item.hits == 0 else 1
 
 
 class EvictionQueue(Generic[T]):
     """Candidates in the order of their eviction.
 
     A look at all of them costs O(candidates), so the first few are remembered. One that was used since, or is no
-    candidate any more, is skipped. One that became a candidate since waits for the next look, unless it is `push`ed.
+    candidate any more, is skipped. One that became a candidate since waits for the next look, unless `push` adds it.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class EvictionQueue(Generic[T]):
         self._worth: Callable[[T], Utility] = worth
         self._is_candidate: Callable[[T], bool] = is_candidate
         self._heap: list[tuple[tuple[int, float, int], int, int, T]] = []
-        self._number = count()
+        self._sequence = count()
         self._score: Callable[[Utility], tuple[int, float, int]] = _by_recency
         self._highest: tuple[int, float, int] = (0, 0.0, 0)
 
@@ -143,14 +143,14 @@ class EvictionQueue(Generic[T]):
         worth = self._worth(item)
         score = self._score(worth)
         if self._heap and score <= self._highest:
-            heapq.heappush(self._heap, (score, next(self._number), worth.last_use, item))
+            heapq.heappush(self._heap, (score, next(self._sequence), worth.last_use, item))
 
     def _rank_all(self) -> None:
-        found = [(item, self._worth(item)) for item in self._candidates()]
-        if not found:
+        candidates = [(item, self._worth(item)) for item in self._candidates()]
+        if not candidates:
             return
-        self._score = _by_recency if self._policy == "lru" else _by_utility([worth for _, worth in found])
-        scored = [(self._score(worth), next(self._number), worth.last_use, item) for item, worth in found]
+        self._score = _by_recency if self._policy == "lru" else _by_utility([worth for _, worth in candidates])
+        scored = [(self._score(worth), next(self._sequence), worth.last_use, item) for item, worth in candidates]
         self._heap = heapq.nsmallest(max(1, len(scored) // RANKED_FRACTION), scored)
         self._highest = self._heap[-1][0]
 
@@ -162,14 +162,14 @@ def _by_recency(worth: Utility) -> tuple[int, float, int]:
 def _by_utility(worths: list[Utility]) -> Callable[[Utility], tuple[int, float, int]]:
     """Return a score: recency plus efficiency, each scaled to 0..1 over the candidates that the sum decides about."""
     judged = [worth for worth in worths if worth.tier == 1] or worths
-    oldest, least = min(w.last_use for w in judged), min(w.efficiency for w in judged)
+    oldest, min_efficiency = min(w.last_use for w in judged), min(w.efficiency for w in judged)
     age = max(max(w.last_use for w in judged) - oldest, 1)
-    spread = max(w.efficiency for w in judged) - least
+    spread = max(w.efficiency for w in judged) - min_efficiency
 
     def score(worth: Utility) -> tuple[int, float, int]:
         if worth.tier == 0:
             return _by_recency(worth)
-        efficiency = (worth.efficiency - least) / spread if spread > 0 else 0.0
+        efficiency = (worth.efficiency - min_efficiency) / spread if spread > 0 else 0.0
         return 1, (worth.last_use - oldest) / age + EFFICIENCY_WEIGHT * efficiency, worth.last_use
 
     return score

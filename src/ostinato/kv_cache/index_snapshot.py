@@ -23,7 +23,7 @@ MAX_PUBLISHED_KEYS = 2**14
 
 @dataclass(frozen=True, slots=True)
 class IndexMark:
-    """A checkpoint, or a point up to which requests took a prefix from the index. `at`: tokens before it."""
+    """A checkpoint, or a point up to which requests took a prefix from the index, `at` tokens after the start."""
 
     at: int
     hits: int
@@ -74,11 +74,11 @@ def snapshot_index(
     }
 
 
-def _new_part(leaf: IndexEntry, known: dict[int, int], most: int) -> list[IndexEntry]:
-    """Return the entries from a leaf towards the root, up to the first that is known; at most one more than `most`."""
+def _new_part(leaf: IndexEntry, known: dict[int, int], max_keys: int) -> list[IndexEntry]:
+    """Return the entries from a leaf towards the root, up to the first known one; at most `max_keys` + 1."""
     path: list[IndexEntry] = []
     entry: IndexEntry | None = leaf
-    while entry is not None and entry.key not in known and len(path) <= most:
+    while entry is not None and entry.key not in known and len(path) <= max_keys:
         path.append(entry)
         entry = entry.parent
     return path
@@ -90,15 +90,15 @@ def _mark(entry: IndexEntry) -> IndexMark | None:
     return IndexMark(entry.end, entry.hits, False) if entry.hits else None
 
 
-def prefix_hit_keys(index: PrefixIndex, has_state: bool, most: int = MAX_PUBLISHED_KEYS) -> frozenset[int]:
+def prefix_hit_keys(index: PrefixIndex, has_state: bool, max_keys: int = MAX_PUBLISHED_KEYS) -> frozenset[int]:
     """Return the block hashes at which a prompt may hit the index.
 
-    These are the hashes with a checkpoint, or all without state layers. If there are more than `most`, those used last.
-    O(entries).
+    These are the hashes with a checkpoint, or all without state layers. If there are more than `max_keys`, those used
+    last. O(entries).
     """
-    entries: list[IndexEntry] = [each.entry for each in index.checkpoints] if has_state else list(index)
-    if len(entries) > most:
-        entries = nlargest(most, entries, key=_last_use)
+    entries: list[IndexEntry] = [checkpoint.entry for checkpoint in index.checkpoints] if has_state else list(index)
+    if len(entries) > max_keys:
+        entries = nlargest(max_keys, entries, key=_last_use)
     return frozenset([entry.key for entry in entries])
 
 

@@ -1,8 +1,7 @@
-"""Block tables of the requests, and their positions in the prefix index.
+"""Cache manager: block tables of the requests, and their positions in the prefix index.
 
-Window blocks are in `window_blocks.py`, slots for states in `state_slots.py`.
-
-Invariants of a cache manager between two calls.
+Window blocks are in `sliding_window.py`, slots for states in `state_slots.py`. `check_integrity` tests the invariants
+between two calls.
 """
 
 from __future__ import annotations
@@ -21,48 +20,57 @@ from ostinato.kv_cache.store import CacheStore, Match
 
 
 def check_cache_integrity(
-    store: CacheStore, holdings: Mapping[str, RequestCache], slots_per_request: int, window_blocks: WindowBlocks | None
+    store: CacheStore,
+    request_caches: Mapping[str, RequestCache],
+    slots_per_request: int,
+    window_blocks: WindowBlocks | None,
 ) -> None:
     """Raise AssertionError unless references are exact and shared memory cannot be written.
 
-    `holdings` has each request's blocks and slots by its id.
+    `request_caches` has each request's blocks and slots by its id.
     """
     store.check_integrity()
-    tables = Counter(id for holding in holdings.values() for id in holding.block_table)
-    slots = Counter(id for holding in holdings.values() for id in holding.referenced_slots())
-    held = Counter(
-        id for holding in holdings.values() for id in holding.window_block_table[holding.first_window_block :]
+    tables = Counter(id for request_cache in request_caches.values() for id in request_cache.block_table)
+    slots = Counter(id for request_cache in request_caches.values() for id in request_cache.referenced_slots())
+    window_tables = Counter(
+        id
+        for request_cache in request_caches.values()
+        for id in request_cache.window_block_table[request_cache.first_window_block :]
     )
-    for pool, holders in ((store.blocks, tables), (store.slots, slots), (store.window_blocks, held)):
+    for pool, holders in ((store.blocks, tables), (store.slots, slots), (store.window_blocks, window_tables)):
         assert holders[0] == 0, f"the null {pool.name} was handed out"
         for id in range(1, pool.count):
             assert holders[id] == pool.references(id), (
                 f"{pool.name} {id} has {pool.references(id)} references and {holders[id]} holders"
             )
-    pins = Counter(holding.last_entry for holding in holdings.values() if holding.last_entry is not None)
+    pins = Counter(
+        request_cache.last_entry for request_cache in request_caches.values() if request_cache.last_entry is not None
+    )
     for entry in store.index:
         assert entry.num_pins == pins[entry], "an entry has another number of pins than requests that stand there"
     if window_blocks is not None:
-        window_blocks.check_integrity(tuple(holdings.values()))
-    for request_id, holding in holdings.items():
-        _check_holding(store, request_id, holding, slots_per_request)
+        window_blocks.check_integrity(tuple(request_caches.values()))
+    for request_id, request_cache in request_caches.items():
+        _check_request_cache(store, request_id, request_cache, slots_per_request)
 
 
-def _check_holding(store: CacheStore, request_id: str, holding: RequestCache, slots_per_request: int) -> None:
-    path = list(holding.entries())
-    assert len(path) == holding.num_indexed, f"request {request_id} stands elsewhere in the index"
+def _check_request_cache(
+    store: CacheStore, request_id: str, request_cache: RequestCache, slots_per_request: int
+) -> None:
+    path = list(request_cache.entries())
+    assert len(path) == request_cache.num_indexed, f"request {request_id} stands elsewhere in the index"
     blocks = store.blocks
     if blocks.count > 0:
         shared = tuple(entry.block for entry in reversed(path))
-        assert holding.block_table[: len(path)] == shared, f"request {request_id} has blocks beside the index"
-        for block in holding.block_table[len(path) :]:
+        assert request_cache.block_table[: len(path)] == shared, f"request {request_id} has blocks beside the index"
+        for block in request_cache.block_table[len(path) :]:
             assert not blocks.is_cached(block), f"request {request_id} may write to block {block} of the index"
             assert blocks.references(block) == 1, f"block {block} has two writers"
-    assert not any(holding.window_block_table[: holding.first_window_block]), (
+    assert not any(request_cache.window_block_table[: request_cache.first_window_block]), (
         f"request {request_id} has window blocks before its first"
     )
     for index, id in enumerate(
-        holding.window_block_table[holding.first_window_block :], start=holding.first_window_block
+        request_cache.window_block_table[request_cache.first_window_block :], start=request_cache.first_window_block
     ):
         if index < len(path):
             window_block = path[-1 - index].window_block
@@ -74,13 +82,19 @@ def _check_holding(store: CacheStore, request_id: str, holding: RequestCache, sl
             f"request {request_id} may write to window block {id} of the index"
         )
         assert store.window_blocks.references(id) == 1, f"window block {id} has two writers"
-    for slot in (*holding.write_slots, *holding.next_slots, *(slot for _, slot in holding.reserved_checkpoints)):
+    for slot in (
+        *request_cache.write_slots,
+        *request_cache.next_slots,
+        *(slot for _, slot in request_cache.reserved_checkpoints),
+    ):
         assert not store.slots.is_cached(slot), f"request {request_id} may write to slot {slot} of the index"
         assert store.slots.references(slot) == 1, f"slot {slot} has two writers"
-    assert len(set(holding.write_slots)) == len(holding.write_slots), f"request {request_id} has a slot twice"
-    lacks = slots_per_request - len(holding.write_slots)
+    assert len(set(request_cache.write_slots)) == len(request_cache.write_slots), (
+        f"request {request_id} has a slot twice"
+    )
+    lacks = slots_per_request - len(request_cache.write_slots)
     assert lacks >= 0, f"request {request_id} has {-lacks} slots too many"
-    assert holding.write_slots or not lacks or holding.read_slot, f"request {request_id} has lost its state"
+    assert request_cache.write_slots or not lacks or request_cache.read_slot, f"request {request_id} has lost its state"
 
 
 _NO_COSTS = EvictionCosts()
@@ -115,7 +129,7 @@ class CacheManager:
         self.state_slots = StateSlots(self.store, slots_per_request if num_slots > 0 else 0)
         self.memory: CacheMemory | None = None
         """The memory of the blocks, window blocks and slots, for exported and imported KV; None without such KV."""
-        self._holdings: dict[str, RequestCache] = {}
+        self._request_caches: dict[str, RequestCache] = {}
 
     def blocks_needed(self, num_tokens: int) -> int:
         """Return how many blocks hold the keys and values of `num_tokens` tokens."""
@@ -133,10 +147,10 @@ class CacheManager:
         """Return the most tokens that a request can have when alone; `sys.maxsize` if nothing limits it."""
         if self.state_slots.slots_per_request > self.slots.capacity:
             return 0
-        most = [self.blocks.capacity] if self.blocks.count > 0 else []
+        max_blocks = [self.blocks.capacity] if self.blocks.count > 0 else []
         if self.window_blocks is not None and self.window_blocks.max_blocks is not None:
-            most.append(self.window_blocks.max_blocks)
-        return min(most) * self.block_size if most else sys.maxsize
+            max_blocks.append(self.window_blocks.max_blocks)
+        return min(max_blocks) * self.block_size if max_blocks else sys.maxsize
 
     def admit(
         self,
@@ -152,51 +166,52 @@ class CacheManager:
 
         Returns False if that is not available: the request then holds nothing, and at most something idle was evicted
         for it. Beyond the blocks, `spare_blocks` must stay available, and beyond its window blocks
-        `spare_window_blocks`. Without `reads_checkpoint`, state and window blocks are imported (`take_in`), and it
+        `spare_window_blocks`. Without `reads_checkpoint`, state and window blocks are imported (`import_kv`), and it
         attaches blocks of the index alone.
         """
         match = match or Match()
         # The hit is referenced before anything is allocated, so that it is not evicted for that.
-        holding = self._attach(match.path, uses_checkpoint)
-        self._holdings[request_id] = holding
-        if not self.state_slots.can_allocate(holding) or not self.grow(
+        request_cache = self._attach(match.path, uses_checkpoint)
+        self._request_caches[request_id] = request_cache
+        if not self.state_slots.can_allocate(request_cache) or not self.grow(
             request_id, num_tokens, spare_blocks, spare_window_blocks
         ):
-            self._free(self._holdings.pop(request_id))
+            self._free(self._request_caches.pop(request_id))
             return False
-        self.state_slots.allocate_missing(holding)
-        self.store.touch(holding.last_entry)
-        self.store.touch_window(holding.last_entry, is_hit=True)
-        if holding.last_entry is not None:
-            holding.last_entry.hits += 1
-        checkpoint = self.store.index.checkpoint_of(holding.read_slot)
+        self.state_slots.allocate_missing(request_cache)
+        self.store.touch(request_cache.last_entry)
+        self.store.touch_window(request_cache.last_entry, is_hit=True)
+        if request_cache.last_entry is not None:
+            request_cache.last_entry.hits += 1
+        checkpoint = self.store.index.checkpoint_of(request_cache.read_slot)
         if checkpoint is not None:
             checkpoint.hits += 1
             checkpoint.last_use = self.store.now
         return True
 
-    def import_kv(self, request_id: str, carried: KVSnapshot, chain: BlockHashes | None) -> None:
+    def import_kv(self, request_id: str, snapshot: KVSnapshot, block_hashes: BlockHashes | None) -> None:
         """Write imported KV into the memory of a request that was just admitted for it, after the blocks of its hit.
 
-        No step may be in flight. With a `block_hashes`, full blocks are indexed at once: they were computed in steps
+        No step may be in flight. With `block_hashes`, full blocks are indexed at once: they were computed in steps
         that succeeded, though not here.
         """
-        holding, memory = self._holdings[request_id], self.memory
-        assert memory is not None, "nothing is carried to where nothing can be written"
+        request_cache, memory = self._request_caches[request_id], self.memory
+        assert memory is not None, "importing KV needs writable cache memory"
         if self.window_blocks is not None:
             for index in self.window_blocks.allocate_imported(
-                holding, list(holding.entries())[::-1], carried.num_tokens
+                request_cache, list(request_cache.entries())[::-1], snapshot.num_tokens
             ):
                 memory.write_window_block(
-                    holding.window_block_table[index], carried.window_blocks[index - holding.first_window_block]
+                    request_cache.window_block_table[index],
+                    snapshot.window_blocks[index - request_cache.first_window_block],
                 )
-        for index in range(holding.num_indexed, len(carried.blocks)):
-            memory.write_block(holding.block_table[index], carried.blocks[index])
-        if carried.state is not None:
-            holding.read_slot = holding.write_slots[0]
-            memory.write_slot(holding.read_slot, carried.state)
-        if chain is not None:
-            commit_blocks(self.store, holding, chain, carried.num_tokens)
+        for index in range(request_cache.num_indexed, len(snapshot.blocks)):
+            memory.write_block(request_cache.block_table[index], snapshot.blocks[index])
+        if snapshot.state is not None:
+            request_cache.read_slot = request_cache.write_slots[0]
+            memory.write_slot(request_cache.read_slot, snapshot.state)
+        if block_hashes is not None:
+            commit_blocks(self.store, request_cache, block_hashes, snapshot.num_tokens)
             self.store.trim()
 
     def grow(self, request_id: str, num_tokens: int, spare_blocks: int = 0, spare_window_blocks: int = 0) -> bool:
@@ -207,28 +222,30 @@ class CacheManager:
         The block table is extended at its end, and a batch row made earlier keeps the one it has. A call that needs no
         new block costs one look-up.
         """
-        holding = self._holdings[request_id]
-        if num_tokens <= holding.capacity:
+        request_cache = self._request_caches[request_id]
+        if num_tokens <= request_cache.capacity:
             return True
-        missing = self.blocks_needed(num_tokens) - len(holding.block_table)
+        missing = self.blocks_needed(num_tokens) - len(request_cache.block_table)
         if missing > 0 and missing + spare_blocks > self.blocks.num_available:
             return False
         num_blocks = -(-num_tokens // self.block_size)
-        if self.window_blocks is not None and not self.window_blocks.reserve(holding, num_blocks, spare_window_blocks):
+        if self.window_blocks is not None and not self.window_blocks.reserve(
+            request_cache, num_blocks, spare_window_blocks
+        ):
             return False
         if missing > 0:
-            holding.block_table += tuple(self.store.allocate_blocks(missing))
+            request_cache.block_table += tuple(self.store.allocate_blocks(missing))
         has_memory = self.blocks.count > 0 or self.window_blocks is not None
-        holding.capacity = num_blocks * self.block_size if has_memory else sys.maxsize
+        request_cache.capacity = num_blocks * self.block_size if has_memory else sys.maxsize
         return True
 
     def max_growable_tokens(self, request_id: str) -> int:
         """Return the number of tokens up to which the request can `grow`."""
-        holding = self._holdings[request_id]
-        most = [self.blocks.num_available] if self.blocks.count > 0 else []
-        if self.window_blocks is not None and (more := self.window_blocks.max_growth(holding)) is not None:
-            most.append(more)
-        return holding.capacity + min(most) * self.block_size if most else sys.maxsize
+        request_cache = self._request_caches[request_id]
+        max_blocks = [self.blocks.num_available] if self.blocks.count > 0 else []
+        if self.window_blocks is not None and (more := self.window_blocks.max_growth(request_cache)) is not None:
+            max_blocks.append(more)
+        return request_cache.capacity + min(max_blocks) * self.block_size if max_blocks else sys.maxsize
 
     def allocate_window_blocks(self, request_id: str, end: int) -> None:
         """Allocate the window blocks that the request's next batch row writes to.
@@ -236,22 +253,22 @@ class CacheManager:
         The row's tokens end before position `end`.
         """
         assert self.window_blocks is not None, "a model without windows has no window blocks"
-        self.window_blocks.allocate(self._holdings[request_id], end)
+        self.window_blocks.allocate(self._request_caches[request_id], end)
 
     def shrink(self, request_id: str, num_tokens: int) -> bool:
         """Free the blocks beyond those of the request's first `num_tokens` tokens, which are known.
 
         Return whether there were any.
         """
-        holding = self._holdings[request_id]
+        request_cache = self._request_caches[request_id]
         needed = -(-num_tokens // self.block_size)
-        if holding.capacity <= needed * self.block_size or holding.capacity == sys.maxsize:
+        if request_cache.capacity <= needed * self.block_size or request_cache.capacity == sys.maxsize:
             return False
-        self.blocks.release(holding.block_table[needed:])
-        holding.block_table = holding.block_table[:needed]
-        holding.capacity = needed * self.block_size
+        self.blocks.release(request_cache.block_table[needed:])
+        request_cache.block_table = request_cache.block_table[:needed]
+        request_cache.capacity = needed * self.block_size
         if self.window_blocks is not None:
-            self.window_blocks.reserve(holding, needed)
+            self.window_blocks.reserve(request_cache, needed)
         return True
 
     def allocate_write_slots(self, request_id: str, spare_slots: int = 0) -> bool:
@@ -259,11 +276,11 @@ class CacheManager:
 
         See `StateSlots.allocate`.
         """
-        return self.state_slots.allocate(self._holdings[request_id], spare_slots)
+        return self.state_slots.allocate(self._request_caches[request_id], spare_slots)
 
     def reserve_checkpoints(self, request_id: str, positions: Iterable[int], spare_slots: int = 0) -> None:
         """Allocate slots for checkpoints that the next step writes out within its tokens (`StateSlots.reserve`)."""
-        self.state_slots.reserve(self._holdings[request_id], positions, spare_slots)
+        self.state_slots.reserve(self._request_caches[request_id], positions, spare_slots)
 
     def next_step_slots(
         self, request_id: str, num_computed: int, keeps_checkpoint: bool, spare_slots: int = 0
@@ -274,33 +291,33 @@ class CacheManager:
         """
         is_boundary = num_computed % self.block_size == 0
         return self.state_slots.next_step_slots(
-            self._holdings[request_id], keeps_checkpoint and is_boundary, spare_slots
+            self._request_caches[request_id], keeps_checkpoint and is_boundary, spare_slots
         )
 
     def use_next_slots(self, request_id: str) -> None:
         """Note that the step in flight is over, and the one after it is in flight now (`StateSlots.use_next_slots`)."""
-        self.state_slots.use_next_slots(self._holdings[request_id])
+        self.state_slots.use_next_slots(self._request_caches[request_id])
 
     def accept_state(self, request_id: str, num_accepted: int = 0) -> None:
         """Note that a step of the request succeeded: its state is in write slot `anchor` now
         (`StateSlots.accept_state`).
         """
-        self.state_slots.accept_state(self._holdings[request_id], num_accepted)
+        self.state_slots.accept_state(self._request_caches[request_id], num_accepted)
 
     def free_outside_window(self, request_id: str, num_computed: int) -> None:
         """Free the window blocks that no later token sees, after `num_computed` tokens are computed and committed."""
         assert self.window_blocks is not None, "a model without windows has no window blocks"
-        self.window_blocks.free_outside_window(self._holdings[request_id], num_computed)
+        self.window_blocks.free_outside_window(self._request_caches[request_id], num_computed)
 
     def has_full_block(self, request_id: str, num_computed: int) -> bool:
-        """Return whether, with `num_computed` tokens computed, the request has something to `enter`."""
-        holding = self._holdings[request_id]
-        return num_computed >= (holding.num_indexed + 1) * self.block_size
+        """Return whether, with `num_computed` tokens computed, the request has a full block to `commit`."""
+        request_cache = self._request_caches[request_id]
+        return num_computed >= (request_cache.num_indexed + 1) * self.block_size
 
     def commit(
         self,
         request_id: str,
-        chain: BlockHashes,
+        block_hashes: BlockHashes,
         num_computed: int,
         placement: CheckpointPositions,
         samples: bool,
@@ -310,26 +327,26 @@ class CacheManager:
 
         The first `num_computed` tokens of the request are computed, and `block_hashes` has their block hashes.
         `samples`: the step reached the end of the known tokens, so that the output continues from the state now
-        written. `anchor` is that of `advance`: write slot i then holds the state at position `num_computed - anchor +
-        i`.
+        written. `anchor` is that of `accept_state`: write slot i then holds the state at position `num_computed -
+        anchor + i`.
         """
-        commit(self.store, self._holdings[request_id], chain, num_computed, placement, samples, anchor)
+        commit(self.store, self._request_caches[request_id], block_hashes, num_computed, placement, samples, anchor)
 
     def free(self, request_id: str) -> None:
         """Free all that the request holds. No step may still be writing to it."""
-        holding = self._holdings.pop(request_id)
-        if holding.last_entry is not None:
-            self.store.touch(holding.last_entry)
-            self.store.touch_window(holding.last_entry)
-        self._free(holding)
+        request_cache = self._request_caches.pop(request_id)
+        if request_cache.last_entry is not None:
+            self.store.touch(request_cache.last_entry)
+            self.store.touch_window(request_cache.last_entry)
+        self._free(request_cache)
 
     def request_cache(self, request_id: str) -> RequestCache:
         """Return the request's blocks and slots, for reading; only this class changes them."""
-        return self._holdings[request_id]
+        return self._request_caches[request_id]
 
     def request_ids(self) -> set[str]:
         """Return the ids of the requests that hold memory."""
-        return set(self._holdings)
+        return set(self._request_caches)
 
     def usage(self) -> CacheUsage:
         blocks, slots, window_blocks = self.blocks, self.slots, self.store.window_blocks
@@ -347,28 +364,28 @@ class CacheManager:
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless references are exact, and what is shared cannot be written."""
-        check_cache_integrity(self.store, self._holdings, self.state_slots.slots_per_request, self.window_blocks)
+        check_cache_integrity(self.store, self._request_caches, self.state_slots.slots_per_request, self.window_blocks)
 
     def _attach(self, path: tuple[IndexEntry, ...], reads_checkpoint: bool) -> RequestCache:
-        holding = RequestCache()
+        request_cache = RequestCache()
         if not path:
-            return holding
+            return request_cache
         if self.blocks.count > 0:
-            holding.block_table = tuple(entry.block for entry in path)
-            self.blocks.retain(holding.block_table)
+            request_cache.block_table = tuple(entry.block for entry in path)
+            self.blocks.retain(request_cache.block_table)
         if self.window_blocks is not None and reads_checkpoint:
-            self.window_blocks.attach(holding, path)
-        holding.last_entry, holding.num_indexed = path[-1], len(path)
-        holding.last_entry.num_pins += 1
-        holding.capacity = len(path) * self.block_size
-        if holding.last_entry.checkpoint is not None and reads_checkpoint:
-            self.state_slots.attach(holding, holding.last_entry.checkpoint)
-        return holding
+            self.window_blocks.attach(request_cache, path)
+        request_cache.last_entry, request_cache.num_indexed = path[-1], len(path)
+        request_cache.last_entry.num_pins += 1
+        request_cache.capacity = len(path) * self.block_size
+        if request_cache.last_entry.checkpoint is not None and reads_checkpoint:
+            self.state_slots.attach(request_cache, request_cache.last_entry.checkpoint)
+        return request_cache
 
-    def _free(self, holding: RequestCache) -> None:
-        if holding.last_entry is not None:
-            holding.last_entry.num_pins -= 1
-        self.blocks.release(holding.block_table)
-        self.slots.release(holding.referenced_slots())
+    def _free(self, request_cache: RequestCache) -> None:
+        if request_cache.last_entry is not None:
+            request_cache.last_entry.num_pins -= 1
+        self.blocks.release(request_cache.block_table)
+        self.slots.release(request_cache.referenced_slots())
         if self.window_blocks is not None:
-            self.window_blocks.free(holding)
+            self.window_blocks.free(request_cache)

@@ -1,6 +1,6 @@
-"""Block hashes: full blocks of a request's tokens, each hashed together with all blocks before it.
+"""Prefix index: blocks and checkpoints of cached prefixes, as a tree of full blocks.
 
-The prefix index: blocks and checkpoints of cached prefixes, as a tree of full blocks.
+A full block's key is its block hash, made of its tokens and of all blocks before it.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class MediaSpan:
     """The encoder's input; the cache and the scheduler do not look into it."""
 
 
-def xxh3_hash(before: int, content: bytes) -> int:
+def xxh3_hash(previous_hash: int, content: bytes) -> int:
     """Return a fast hash, which is not cryptographic.
 
     The index compares what it finds, so a collision costs a hit and no more.
     """
-    digest: int = xxhash.xxh3_64_intdigest(content, seed=before)
+    digest: int = xxhash.xxh3_64_intdigest(content, seed=previous_hash)
     return digest
 
 
@@ -84,8 +84,8 @@ class BlockHashes:
             self.keys.append(self._hash(self.keys[-1] if index else 0, content))
             self.token_ids.append(token_ids)
             if self._root is not None:
-                before = self.file_keys[-1] if index else self._root
-                self.file_keys.append(hashlib.blake2b(before + content, digest_size=len(self._root)).digest())
+                previous_key = self.file_keys[-1] if index else self._root
+                self.file_keys.append(hashlib.blake2b(previous_key + content, digest_size=len(self._root)).digest())
 
     def digests(self, index: int) -> tuple[str, ...]:
         """Return the digests of the images in block `index`, in order."""
@@ -227,38 +227,42 @@ class PrefixIndex:
         """Return the checkpoint in this slot, or None if it holds none."""
         return self._checkpoints.get(slot)
 
-    def child(self, parent: IndexEntry | None, chain: BlockHashes, index: int) -> IndexEntry | None:
+    def child(self, parent: IndexEntry | None, block_hashes: BlockHashes, index: int) -> IndexEntry | None:
         """Return the entry of block `index` of `block_hashes`, or None; `parent` is the entry of the block before."""
-        entry = self._entries.get(chain.keys[index])
+        entry = self._entries.get(block_hashes.keys[index])
         if (
             entry is not None
             and entry.parent is parent
-            and entry.token_ids == chain.token_ids[index]
-            and entry.digests == chain.digests(index)
-            and entry.salt == chain.salt
+            and entry.token_ids == block_hashes.token_ids[index]
+            and entry.digests == block_hashes.digests(index)
+            and entry.salt == block_hashes.salt
         ):
             return entry
         return None
 
-    def walk(self, chain: BlockHashes, num_blocks: int) -> list[IndexEntry]:
-        """Return the entries of the first `num_blocks` blocks of `block_hashes`, up to the first that is not indexed."""
+    def walk(self, block_hashes: BlockHashes, num_blocks: int) -> list[IndexEntry]:
+        """Return the entries of the first `num_blocks` blocks, up to the first that is not indexed."""
         path: list[IndexEntry] = []
-        for index in range(min(num_blocks, len(chain.keys))):
-            entry = self.child(path[-1] if path else None, chain, index)
+        for index in range(min(num_blocks, len(block_hashes.keys))):
+            entry = self.child(path[-1] if path else None, block_hashes, index)
             if entry is None:
                 break
             path.append(entry)
         return path
 
-    def add(self, parent: IndexEntry | None, chain: BlockHashes, index: int, block: int, now: int) -> IndexEntry | None:
+    def add(
+        self, parent: IndexEntry | None, block_hashes: BlockHashes, index: int, block: int, now: int
+    ) -> IndexEntry | None:
         """Add block `index` of `block_hashes`; return None if other tokens have its hash."""
-        key = chain.keys[index]
+        key = block_hashes.keys[index]
         if key in self._entries:
             return None
-        end = (index + 1) * chain.block_size
-        digests = chain.digests(index)
-        name = chain.file_keys[index] if chain.file_keys else b""
-        entry = IndexEntry(key, parent, chain.token_ids[index], digests, chain.salt, end, block, now, file_key=name)
+        end = (index + 1) * block_hashes.block_size
+        digests = block_hashes.digests(index)
+        name = block_hashes.file_keys[index] if block_hashes.file_keys else b""
+        entry = IndexEntry(
+            key, parent, block_hashes.token_ids[index], digests, block_hashes.salt, end, block, now, file_key=name
+        )
         self._entries[key] = entry
         self._leaves[entry] = None
         if parent is not None:
@@ -321,8 +325,8 @@ class PrefixIndex:
                 break
             passed.append(entry)
             entry = entry.parent
-        for each in passed:
-            each.previous_checkpoint, each.previous_checkpoint_version = entry, self._num_changes
+        for passed_entry in passed:
+            passed_entry.previous_checkpoint, passed_entry.previous_checkpoint_version = entry, self._num_changes
         return 0 if entry is None else entry.end
 
     def check_integrity(self) -> None:
@@ -353,10 +357,10 @@ class PrefixIndex:
                     "a window block cannot be found by its id"
                 )
         assert len(self._leaves) <= len(self._entries), "a leaf is not in the index"
-        held = sum(entry.window_block is not None for entry in self)
-        assert held == len(self._window_blocks), "a window block outlived its entry"
-        held = sum(entry.checkpoint is not None for entry in self)
-        assert held == len(self._checkpoints), "a checkpoint outlived its entry"
+        num_held = sum(entry.window_block is not None for entry in self)
+        assert num_held == len(self._window_blocks), "a window block outlived its entry"
+        num_held = sum(entry.checkpoint is not None for entry in self)
+        assert num_held == len(self._checkpoints), "a checkpoint outlived its entry"
 
 
 def _nearest(entry: IndexEntry | None) -> IndexEntry | None:

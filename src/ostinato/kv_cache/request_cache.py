@@ -1,6 +1,6 @@
-"""The blocks and slots of one request, and the usage of the cache by all of them.
+"""Blocks and slots of one request, usage of the cache by all of them, and their memory as bytes.
 
-The memory of blocks, window blocks and slots as bytes, and the KV snapshot that moves between engines.
+A KV snapshot is the memory of one request, on its way from one engine to another.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class RequestCache:
     """The memory of one request.
 
     Entry i of `block_table` is for positions `i * block_size` to `(i + 1) * block_size - 1`; it has blocks for
-    `capacity` tokens. The first `num_indexed` of them are in the index, the last one as `tip`, and may be other
+    `capacity` tokens. The first `num_indexed` of them are in the index, the last one as `last_entry`, and may be other
     requests' too: they are only read.
     """
 

@@ -21,32 +21,32 @@ class StateSlots:
         self._store, self._slots = store, store.slots
         self.slots_per_request = per_request
 
-    def can_allocate(self, holding: RequestCache) -> bool:
+    def can_allocate(self, request_cache: RequestCache) -> bool:
         """Return whether a request without slots can have all that it needs."""
-        return self.slots_per_request <= self._slots.num_available + self._can_reuse_checkpoint(holding)
+        return self.slots_per_request <= self._slots.num_available + self._can_reuse_checkpoint(request_cache)
 
-    def attach(self, holding: RequestCache, checkpoint: Checkpoint) -> None:
+    def attach(self, request_cache: RequestCache, checkpoint: Checkpoint) -> None:
         """Add a reference to the checkpoint of a hit, which the request's first step reads."""
-        holding.read_slot = checkpoint.slot
-        self._slots.retain((holding.read_slot,))
+        request_cache.read_slot = checkpoint.slot
+        self._slots.retain((request_cache.read_slot,))
 
-    def allocate_missing(self, holding: RequestCache, spare_slots: int = 0, is_own: bool = False) -> None:
-        """Allocate the slots that are missing, as far as there are any. See `take`.
+    def allocate_missing(self, request_cache: RequestCache, spare_slots: int = 0, is_own: bool = False) -> None:
+        """Allocate the slots that are missing, as far as there are any. See `allocate`.
 
         `is_own`: the checkpoint that is read, if it is one, is of the request's last step, and not one that it hit.
         """
-        missing = self.slots_per_request - len(holding.write_slots)
+        missing = self.slots_per_request - len(request_cache.write_slots)
         available = self._slots.num_available
-        if missing + spare_slots > available and self._can_reuse_checkpoint(holding):
-            checkpoint = self._store.index.checkpoint_of(holding.read_slot)
+        if missing + spare_slots > available and self._can_reuse_checkpoint(request_cache):
+            checkpoint = self._store.index.checkpoint_of(request_cache.read_slot)
             assert checkpoint is not None, "what is taken over is a checkpoint"
             self._store.evict_checkpoint(checkpoint)
             self._store.counters.checkpoints_not_taken += is_own
-            holding.write_slots += (holding.read_slot,)
+            request_cache.write_slots += (request_cache.read_slot,)
             missing -= 1
-        holding.write_slots += tuple(self._store.allocate_slots(min(missing, available)))
+        request_cache.write_slots += tuple(self._store.allocate_slots(min(missing, available)))
 
-    def allocate(self, holding: RequestCache, spare_slots: int = 0) -> bool:
+    def allocate(self, request_cache: RequestCache, spare_slots: int = 0) -> bool:
         """Allocate the slots that the request's next step writes to; return False if it has none at all.
 
         Between steps it may lack some that became checkpoints. Without a slot, its batch row waits a step; with fewer
@@ -55,11 +55,11 @@ class StateSlots:
         If allocating one would leave fewer than `spare_slots` available, the request takes over the checkpoint that it
         reads, in place, unless another request reads it too; the checkpoint leaves the index.
         """
-        if len(holding.write_slots) < self.slots_per_request:
-            self.allocate_missing(holding, spare_slots, is_own=True)
-        return bool(holding.write_slots) or self.slots_per_request == 0
+        if len(request_cache.write_slots) < self.slots_per_request:
+            self.allocate_missing(request_cache, spare_slots, is_own=True)
+        return bool(request_cache.write_slots) or self.slots_per_request == 0
 
-    def reserve(self, holding: RequestCache, positions: Iterable[int], spare_slots: int = 0) -> None:
+    def reserve(self, request_cache: RequestCache, positions: Iterable[int], spare_slots: int = 0) -> None:
         """Allocate slots for checkpoints that the next step writes out within its tokens, as far as available."""
         reserved = []
         for position in positions:
@@ -67,9 +67,9 @@ class StateSlots:
                 self._store.counters.checkpoints_not_taken += 1
                 continue
             reserved.append((position, self._store.allocate_slots(1)[0]))
-        holding.reserved_checkpoints = tuple(reserved)
+        request_cache.reserved_checkpoints = tuple(reserved)
 
-    def next_step_slots(self, holding: RequestCache, keeps: bool, spare_slots: int = 0) -> tuple[int, int]:
+    def next_step_slots(self, request_cache: RequestCache, keeps: bool, spare_slots: int = 0) -> tuple[int, int]:
         """Return the slots that the step after the one in flight reads and writes.
 
         It begins where that one ends, before it is known whether that one succeeds.
@@ -79,36 +79,36 @@ class StateSlots:
         and another slot is written. If that would leave fewer than `spare_slots` available, this checkpoint is not
         taken.
         """
-        if not holding.write_slots:
+        if not request_cache.write_slots:
             return 0, 0
-        slot = holding.write_slots[0]
+        slot = request_cache.write_slots[0]
         if keeps:
             if self._slots.num_available > spare_slots:
-                holding.next_slots = tuple(self._store.allocate_slots(1))
-                return slot, holding.next_slots[0]
-            holding.next_step_overwrites = True
+                request_cache.next_slots = tuple(self._store.allocate_slots(1))
+                return slot, request_cache.next_slots[0]
+            request_cache.next_step_overwrites = True
             self._store.counters.checkpoints_not_taken += 1
         return slot, slot
 
-    def use_next_slots(self, holding: RequestCache) -> None:
+    def use_next_slots(self, request_cache: RequestCache) -> None:
         """Note that the step in flight is over and committed: the one after it is in flight now."""
-        if holding.next_slots:
+        if request_cache.next_slots:
             # The state just written is read once more, as a checkpoint or not.
-            holding.write_slots, holding.next_slots = holding.next_slots, ()
-        holding.next_step_overwrites = False
+            request_cache.write_slots, request_cache.next_slots = request_cache.next_slots, ()
+        request_cache.next_step_overwrites = False
 
-    def accept_state(self, holding: RequestCache, anchor: int = 0) -> None:
+    def accept_state(self, request_cache: RequestCache, anchor: int = 0) -> None:
         """Read the state from write slot `anchor` from now on, after a step of the request succeeded.
 
         The request no longer reads its old slot.
         """
-        if not holding.write_slots:
+        if not request_cache.write_slots:
             return
-        if holding.read_slot and holding.read_slot not in holding.write_slots:
-            self._slots.release((holding.read_slot,))
-        holding.read_slot = holding.write_slots[anchor]
+        if request_cache.read_slot and request_cache.read_slot not in request_cache.write_slots:
+            self._slots.release((request_cache.read_slot,))
+        request_cache.read_slot = request_cache.write_slots[anchor]
 
-    def _can_reuse_checkpoint(self, holding: RequestCache) -> bool:
+    def _can_reuse_checkpoint(self, request_cache: RequestCache) -> bool:
         """Return whether the request reads a checkpoint that no other request reads."""
-        slot = holding.read_slot
+        slot = request_cache.read_slot
         return self._store.index.checkpoint_of(slot) is not None and self._slots.references(slot) == 1

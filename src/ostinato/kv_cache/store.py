@@ -1,6 +1,7 @@
-"""The pools and the index over them: memory is allocated here, and cached entries make room for it.
+"""Store of cache memory: pools of ids with reference counts, and the prefix index over them.
 
-A pool of ids with reference counts. Blocks and slots are such ids; their memory is the runner's.
+Blocks and slots are such ids; their memory is the runner's. Memory is allocated here, and cached entries are evicted to
+make room for it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class IdPool:
 
     Requests hold references: `allocate` sets an id's count to 1, `retain` and `release` change it. Besides, the prefix
     index may *keep* an id. An id that is kept and not referenced is *idle*: it holds something that can be found again,
-    and the index can `drop` it when its memory is needed. An id that is neither is free. Every operation costs O(1) per
+    and the index can evict it when its memory is needed. An id that is neither is free. Every operation costs O(1) per
     id. The order is deterministic: a new pool allocates the lowest ids first, later the ids that became free last.
 
     A `count` of 0 means that the model has no such memory; nothing can be allocated, and nothing needs to be. Freeing
@@ -40,7 +41,7 @@ class IdPool:
         self.name = name
         self.count = count
         self._references = [0] * count
-        self._kept = bytearray(count)
+        self._cached = bytearray(count)
         self._num_idle = 0
         # A stack: the id that is allocated next is at the end.
         self._free = list(range(count - 1, 0, -1))
@@ -73,10 +74,10 @@ class IdPool:
         return self._references[id]
 
     def is_cached(self, id: int) -> bool:
-        return bool(self._kept[id])
+        return bool(self._cached[id])
 
     def is_idle(self, id: int) -> bool:
-        return bool(self._kept[id]) and self._references[id] == 0
+        return bool(self._cached[id]) and self._references[id] == 0
 
     def allocate(self, count: int) -> list[int] | None:
         """Allocate `count` ids, each with one reference; return None, and allocate nothing, if fewer are free."""
@@ -84,12 +85,12 @@ class IdPool:
             return None
         if count == 0:
             return []
-        taken = self._free[-count:]
+        allocated_ids = self._free[-count:]
         del self._free[-count:]
-        taken.reverse()
-        for id in taken:
+        allocated_ids.reverse()
+        for id in allocated_ids:
             self._references[id] = 1
-        return taken
+        return allocated_ids
 
     def retain(self, ids: Iterable[int]) -> None:
         """Add one reference to each of `ids`, which are all referenced or kept."""
@@ -104,7 +105,7 @@ class IdPool:
             self._check_referenced(id)
             self._references[id] -= 1
             if self._references[id] == 0:
-                if self._kept[id]:
+                if self._cached[id]:
                     self._num_idle += 1
                 else:
                     self._free.append(id)
@@ -112,13 +113,13 @@ class IdPool:
     def mark_cached(self, id: int) -> None:
         """Let the index keep an id that is referenced; it stays when the last reference goes."""
         self._check_referenced(id)
-        assert not self._kept[id], f"{self.name} {id} is in the index already"
-        self._kept[id] = 1
+        assert not self._cached[id], f"{self.name} {id} is in the index already"
+        self._cached[id] = 1
 
     def unmark_cached(self, id: int) -> None:
         """Let the index drop an id that it keeps, which is free then unless it is referenced."""
-        assert self._kept[id], f"{self.name} {id} is not in the index"
-        self._kept[id] = 0
+        assert self._cached[id], f"{self.name} {id} is not in the index"
+        self._cached[id] = 0
         if self._references[id] == 0:
             self._num_idle -= 1
             self._free.append(id)
@@ -129,10 +130,10 @@ class IdPool:
         assert len(free) == len(self._free), f"a {self.name} is twice in the free list"
         assert 0 not in free, f"the null {self.name} is in the free list"
         assert not self._references or self._references[0] == 0, f"the null {self.name} is referenced"
-        assert not self._kept or not self._kept[0], f"the null {self.name} is in the index"
+        assert not self._cached or not self._cached[0], f"the null {self.name} is in the index"
         for id in range(1, self.count):
             references = self._references[id]
-            in_use = references > 0 or bool(self._kept[id])
+            in_use = references > 0 or bool(self._cached[id])
             assert references >= 0, f"{self.name} {id} has {references} references"
             assert not in_use or id not in free, f"{self.name} {id} is both free and in use"
             assert in_use or id in free, f"{self.name} {id} is neither free nor in use: it leaked"
@@ -141,7 +142,7 @@ class IdPool:
 
     def _check_in_use(self, id: int) -> None:
         assert 0 < id < self.count, f"{self.name} {id} is not one of the pool's"
-        assert self._references[id] > 0 or self._kept[id], f"{self.name} {id} is not in use"
+        assert self._references[id] > 0 or self._cached[id], f"{self.name} {id} is not in use"
 
     def _check_referenced(self, id: int) -> None:
         assert 0 < id < self.count, f"{self.name} {id} is not one of the pool's"
@@ -216,9 +217,11 @@ class CacheStore:
         )
         self._checkpoints: EvictionQueue[Checkpoint] = EvictionQueue(
             policy,
-            lambda: (each for each in index.checkpoints if self.slots.is_idle(each.slot)),
+            lambda: (checkpoint for checkpoint in index.checkpoints if self.slots.is_idle(checkpoint.slot)),
             lambda checkpoint: checkpoint_utility(checkpoint, costs, index),
-            lambda each: index.checkpoint_of(each.slot) is each and self.slots.is_idle(each.slot),
+            lambda checkpoint: (
+                index.checkpoint_of(checkpoint.slot) is checkpoint and self.slots.is_idle(checkpoint.slot)
+            ),
         )
         self._window_blocks: EvictionQueue[WindowBlock] = EvictionQueue(
             policy,
@@ -236,9 +239,9 @@ class CacheStore:
         """Clock for recency: the number of times that a prefix was taken up or left."""
         return self._clock
 
-    def match(self, chain: BlockHashes, limit: int) -> Match:
+    def match(self, block_hashes: BlockHashes, limit: int) -> Match:
         """Return the indexed part of the first `limit` tokens. Changes nothing."""
-        matched = tuple(self.index.walk(chain, limit // chain.block_size))
+        matched = tuple(self.index.walk(block_hashes, limit // block_hashes.block_size))
         if not self.window_blocks.count:
             depth = len(matched)
             while self.slots.count and depth and matched[depth - 1].checkpoint is None:
@@ -258,9 +261,9 @@ class CacheStore:
             entry = self._leaves.pop()
             assert entry is not None, "no block is free or evictable, though so many were counted"
             self._evict(entry)
-        taken = self.blocks.allocate(count)
-        assert taken is not None, "free blocks were counted above"
-        return taken
+        allocated_ids = self.blocks.allocate(count)
+        assert allocated_ids is not None, "free blocks were counted above"
+        return allocated_ids
 
     def allocate_slots(self, count: int) -> list[int]:
         """Allocate `count` slots, which are available."""
@@ -268,9 +271,9 @@ class CacheStore:
             checkpoint = self._checkpoints.pop()
             assert checkpoint is not None, "no slot is free or evictable, though so many were counted"
             self.evict_checkpoint(checkpoint)
-        taken = self.slots.allocate(count)
-        assert taken is not None, "free slots were counted above"
-        return taken
+        allocated_ids = self.slots.allocate(count)
+        assert allocated_ids is not None, "free slots were counted above"
+        return allocated_ids
 
     def allocate_window_blocks(self, count: int) -> list[int]:
         """Allocate `count` window blocks, which were promised."""
@@ -280,9 +283,9 @@ class CacheStore:
             self.counters.evicted_window_blocks += 1
             self._save_window_block(window_block)
             self._drop_window_block(window_block)
-        taken = self.window_blocks.allocate(count)
-        assert taken is not None, "free window blocks were counted above"
-        return taken
+        allocated_ids = self.window_blocks.allocate(count)
+        assert allocated_ids is not None, "free window blocks were counted above"
+        return allocated_ids
 
     def release_window_blocks(self, ids: Sequence[int]) -> None:
         """Free window blocks of a request. Those that only the index keeps may be evicted from now on."""
@@ -300,11 +303,11 @@ class CacheStore:
 
     def touch_window(self, entry: IndexEntry | None, is_hit: bool = False) -> None:
         """Note that a prefix ends, continues or branches off after `entry`, which needs its window blocks for that."""
-        for each in self.window_entries(entry):
-            if each.window_block is not None:
-                each.window_block.is_interior = False
-                each.window_block.last_use = self._clock
-                each.window_block.hits += is_hit
+        for window_entry in self.window_entries(entry):
+            if window_entry.window_block is not None:
+                window_entry.window_block.is_interior = False
+                window_entry.window_block.last_use = self._clock
+                window_entry.window_block.hits += is_hit
 
     def window_entries(self, entry: IndexEntry | None) -> Iterator[IndexEntry]:
         """Yield the entries whose window blocks a request needs to continue after `entry`, the last one first.
@@ -317,9 +320,11 @@ class CacheStore:
             yield entry
             entry = entry.parent
 
-    def add_block(self, parent: IndexEntry | None, chain: BlockHashes, index: int, block: int) -> IndexEntry | None:
+    def add_block(
+        self, parent: IndexEntry | None, block_hashes: BlockHashes, index: int, block: int
+    ) -> IndexEntry | None:
         """Index block `index` of `block_hashes`, computed into `block`; return None if other tokens have its hash."""
-        entry = self.index.add(parent, chain, index, block, self._clock)
+        entry = self.index.add(parent, block_hashes, index, block, self._clock)
         if entry is None:
             return None
         self.evicted_keys.discard(entry.key)
@@ -402,8 +407,8 @@ class CacheStore:
         assert self.blocks.count or not blocks, "a model without attention has blocks in the index"
         assert not self.blocks.count or len(blocks) == len(self.index), "two entries have one block, or one has none"
         for pool, ids in ((self.blocks, blocks), (self.slots, slots), (self.window_blocks, window_blocks)):
-            kept = {id for id in range(pool.count) if pool.is_cached(id)}
-            assert kept == ids, f"the index has other {pool.name}s than the pool keeps for it"
+            cached_ids = {id for id in range(pool.count) if pool.is_cached(id)}
+            assert cached_ids == ids, f"the index has other {pool.name}s than the pool keeps for it"
 
     def _evict(self, entry: IndexEntry) -> None:
         """Remove a leaf from the index because its block is needed."""

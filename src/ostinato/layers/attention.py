@@ -1,6 +1,6 @@
-"""Multi-head attention with grouped keys and values, over paged cache memory.
+"""Multi-head attention with grouped keys and values over paged memory, and its rotary angles.
 
-Rotary position embedding: the angles of a step, computed once for all layers.
+The angles of a step are computed once for all layers.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Attention(Module):
     ) -> torch.Tensor:
         """Return attention over `x`, added to `residual`, both [tokens, hidden] -> [tokens, hidden].
 
-        Without `rotary_angles_launches` attention has no positions.
+        Without `angles` attention has no positions.
         """
         return self.attend(*self.project(x), angles, step, memory, residual)
 
@@ -121,7 +121,7 @@ class Attention(Module):
     def store(self, x: torch.Tensor, step: StepInputs, memory: LayerCache, angles: torch.Tensor | None = None) -> None:
         """Write the keys and values of `x` [tokens, hidden] without attending.
 
-        `rotary_angles_launches` are those of `forward`.
+        `angles` are those of `forward`.
         """
         assert not self.qk_norm_whole, "no prediction head has norms of all heads together"
         parts = self.qkv.part(x, self.q_out_size, self.q_out_size + 2 * self.kv_size).split(self.kv_size, dim=-1)

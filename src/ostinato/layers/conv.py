@@ -1,6 +1,6 @@
-"""Short convolution of a state layer, along the rows of a step.
+"""Short convolution along the rows of a step, as part of a state layer or as a layer (LFM2).
 
-Short convolution as a layer (LFM2): projection, gate, convolution, gate, projection.
+The layer is projection, gate, convolution, gate, projection.
 """
 
 from __future__ import annotations

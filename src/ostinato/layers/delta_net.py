@@ -1,8 +1,7 @@
-"""The gated delta net (Yang et al. 2024, arXiv 2412.06464): projections, convolution, delta rule, gated norm.
+"""Gated delta net (Yang et al. 2024, arXiv 2412.06464) and Kimi Delta Attention (arXiv 2510.26692).
 
-Kimi Delta Attention (arXiv 2510.26692): a delta net with one decay per key channel and a sigmoid gate.
-
-Decays and gate come out of projections of low rank.
+A delta net has projections, convolution, delta rule and gated norm. Kimi's has one decay per key channel and a sigmoid
+gate; decays and gate come out of projections of low rank.
 """
 
 from __future__ import annotations

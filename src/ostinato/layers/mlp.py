@@ -1,6 +1,6 @@
-"""Feed-forward layers: plain, gated, and the weights of experts.
+"""Feed-forward layers: plain, gated, the weights of experts, and the router of DeepSeek-V3.
 
-Router of DeepSeek-V3 (arXiv 2412.19437, section 2.1.2), which Nemotron-H and Kimi Linear have too.
+The router (arXiv 2412.19437, section 2.1.2) is that of Nemotron-H and Kimi Linear too.
 """
 
 from __future__ import annotations

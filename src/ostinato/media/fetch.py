@@ -49,7 +49,7 @@ def fetch(
 ) -> bytes:
     """Return the bytes at `url`.
 
-    RequestError if there are none, or if they are too large, too slow, or at an address that is not `allowed_mask`.
+    RequestError if there are none, or if they are too large, too slow, or at an address that is not `allowed`.
     Blocks its thread, and may be called from one that runs an event loop.
     """
     # A separate thread: only an event loop can limit the total time.

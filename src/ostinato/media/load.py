@@ -1,9 +1,8 @@
 """Loading of images from any source: decoded, upright, of mode RGB, and of a size that is checked first.
 
-Image sizes, read from the first bytes of a file before a library allocates memory for the image.
-
-The layouts are those of the formats' specifications: PNG (W3C, 11.2.2), GIF89a (18), BMP (BITMAPINFOHEADER), WebP (RFC
-9649, 2.4 to 2.7) and JPEG (ITU T.81, B.2.2).
+The size is read from the first bytes of a file, before a library allocates memory for the image. The layouts are those
+of the formats' specifications: PNG (W3C, 11.2.2), GIF89a (18), BMP (BITMAPINFOHEADER), WebP (RFC 9649, 2.4 to 2.7) and
+JPEG (ITU T.81, B.2.2).
 """
 
 from __future__ import annotations

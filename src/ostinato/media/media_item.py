@@ -1,6 +1,6 @@
 """An image in the encoder's form, and the positions of tokens in a prompt with images (M-RoPE).
 
-Patches, kept as the pixels that they are made of until the encoder needs them.
+Patches are kept as the pixels that they are made of until the encoder needs them.
 """
 
 from __future__ import annotations

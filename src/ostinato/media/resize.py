@@ -1,12 +1,10 @@
-"""Resizing, identical to the bit to torch's for uint8 with antialiasing, and without torch.
+"""Resizing of images and frames, identical to the bit to torch's for uint8 with antialiasing, without torch.
 
 transformers' video processor resizes like this. Pillow uses the same filters, but with finer weights and at times in
 another order.
 
-Size that an image or a video is resized to: whole tokens along both sides, within limits of pixels.
-
-Proportions stay nearly the same. The rule is `smart_resize` of transformers' processors for Qwen2-VL (images) and
-Qwen3-VL (videos).
+The size is whole tokens along both sides, within limits of pixels, and keeps the proportions nearly the same. The rule
+is `smart_resize` of transformers' processors for Qwen2-VL (images) and Qwen3-VL (videos).
 """
 
 from __future__ import annotations

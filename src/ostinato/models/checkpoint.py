@@ -1,6 +1,6 @@
-"""Location of a model's checkpoint, and the architecture that its config.json names.
+"""A model's checkpoint: its location, its architecture, and the check of a tokenizer that replaces its own.
 
-Check of a tokenizer that replaces the checkpoint's against the model. Imports no torch.
+Imports no torch.
 """
 
 from __future__ import annotations

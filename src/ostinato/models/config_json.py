@@ -1,13 +1,8 @@
-"""Helpers for the architecture files: reading a config.json.
+"""Helpers for the architecture files: sizes, rotary embedding and sliding windows of a config.json.
 
-Rotary position embedding of a config.json.
-
-Two spellings exist: `rope_theta`, `rope_scaling` and `partial_rotary_factor` as separate keys, and one dict
-`rope_parameters` with all of them.
-
-Sliding windows of the layers of a config.json.
-
-Layers are named in `layer_types`, or each architecture has a rule for the layers with the one `sliding_window`.
+The rotary embedding has two spellings: `rope_theta`, `rope_scaling` and `partial_rotary_factor` as separate keys, and
+one dict `rope_parameters` with all of them. Layers with a window are named in `layer_types`, or each architecture has a
+rule for the layers with the one `sliding_window`.
 """
 
 from __future__ import annotations

@@ -1,12 +1,8 @@
 """Loading of weights from a GGUF file into a model, in the form that the plan chose.
 
-Blocks stay in the mapped file or are copied; others are dequantized, or quantised anew.
-
-Dequantization of the tensors of a GGUF file.
-
-Conversion of tensors that a GGUF file has in another form: values of state layers, and rows of queries and keys.
-
-Targets of the tensors of a GGUF file, by the names that `formats.gguf.names` gives them.
+Blocks stay in the mapped file or are copied; others are dequantized, or quantised anew. `formats.gguf.tensor_names`
+gives the tensors' names. Values of state layers, and rows of queries and keys, have another form in such a file and are
+converted.
 """
 
 from __future__ import annotations
@@ -76,7 +72,7 @@ def tensors_of_places(
 ) -> tuple[dict[str, GgufTensor], dict[str, GgufTarget], dict[str, TensorShard]]:
     """Return the tensor of each target, the targets, and the shares of sharded ones.
 
-    The share of experts is that of each expert's matrix. `shares` are those of `tensor_shards`. ModelError that lists
+    The share of experts is that of each expert's matrix. `shares` come from `tensor_shards`. ModelError that lists
     all tensors missing, left over or of the wrong shape, or tensors of types that are not supported.
     """
     unknown = {each.type.name for each in header.tensors.values() if not each.type.is_supported}

@@ -3,11 +3,9 @@
 The client is huggingface_hub: HF_ENDPOINT, HF_HOME, HF_TOKEN and HF_HUB_OFFLINE have their usual meaning, and its
 commands list and remove what it has fetched.
 
-Resumed downloads of large files of a hub, after an earlier process was interrupted. Imports no torch.
-
-huggingface_hub resumes a broken connection. Since version 2, however, the data that a process had fetched of a file is
-lost when that process ends. So this module fetches a large file, with the client's functions, into a separate file in
-the client's cache. A complete file becomes the blob that the client then finds. Files of Xet storage are left to the
+The client resumes a broken connection. Since version 2, however, the data that a process had fetched of a file is lost
+when that process ends. So this module fetches a large file, with the client's functions, into a separate file in the
+client's cache. A complete file becomes the blob that the client then finds. Files of Xet storage are left to the
 client's own package for these, if it is used: that fetches pieces in any order.
 """
 

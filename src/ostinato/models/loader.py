@@ -1,6 +1,6 @@
 """Loading of weights from safetensors files into a model, with one error for everything that does not match.
 
-De-interleaving of a weight's rows, which the checkpoint stores in alternation, after loading.
+Rows that a checkpoint stores interleaved are put in order after loading.
 """
 
 from __future__ import annotations
@@ -244,7 +244,7 @@ def _put_integers(
     """Load a quantised weight of a mapped file into its target, which may be quantised too.
 
     `tensor` is int8 [rows, in], or int32 [rows, in / 4] of packed ones, or a stack of such; `scale` is that of
-    `ops.int8` for all rows.
+    `ops.quant.quantize` for all rows.
     """
     assert not isinstance(place, BlockView), "integers of 8 bits are not made blocks"
     if isinstance(place, QuantizedView):

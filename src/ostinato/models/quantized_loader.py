@@ -39,7 +39,7 @@ def put_stored(
     """Load a weight, or a stack of them, into its target; `parts` are its tensors.
 
     It is unchanged if the target takes such weights, else dequantized, and quantised anew if the target is quantised.
-    ModelError as `four_bits.group_index`.
+    ModelError as `formats.unpack.group_index`.
     """
     if len(place.shape) > 2:
         for i in range(place.shape[0]):
@@ -140,7 +140,7 @@ def _put_integers(unpacked: unpack.UnpackedInt4, place: QuantizedView) -> None:
 
 
 def _of_matrix(tensor: torch.Tensor, part: str, i: int) -> torch.Tensor:
-    """Return the part of a tensor that belongs to the `i`th matrix of a stack.
+    """Return the part of a tensor that belongs to matrix `i` of a stack.
 
     All matrices share their shape and the order of their groups.
     """
@@ -148,7 +148,7 @@ def _of_matrix(tensor: torch.Tensor, part: str, i: int) -> torch.Tensor:
 
 
 def _pieces(rows: int, columns: int) -> Iterator[tuple[int, int]]:
-    """Yield (first, end) of rows with about `PIECE` elements, as `four_bits.unpack` takes them."""
+    """Yield (first, end) of rows with about `PIECE` elements, as `formats.unpack` takes them."""
     step = max(1, PIECE // max(1, columns) // unpack.ROW_MULTIPLE) * unpack.ROW_MULTIPLE
     for begin in range(0, rows, step):
         yield begin, min(begin + step, rows)

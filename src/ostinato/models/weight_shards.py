@@ -1,6 +1,6 @@
-"""Shares of a checkpoint's tensors that a rank has.
+"""A rank's shards of a checkpoint's tensors.
 
-They follow from the sizes of its model and of the whole model.
+They follow from the sizes of its model and of the model without ranks.
 """
 
 from __future__ import annotations

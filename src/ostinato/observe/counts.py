@@ -1,14 +1,8 @@
-"""Counts of requests and steps. The engine and the scheduler increment their own.
+"""Counts of requests, steps, cached memory, encoded images and drafts.
 
-The other files of this package hold the counts of cached memory, drafts, images and answers, and the histograms. The
-steps of each graph are counted in `graphs/step_graphs.py`. `observe/metrics.py` names every count. It imports none of
-the packages that count: they pass their statistics to it.
-
-Counts of cached memory: blocks, checkpoints, cache files and encoded images.
-
-Counts of the images that the vision encoder encoded, with a graph or eagerly.
-
-Counts of drafts: how many were proposed, and how many were accepted at each position.
+The engine and the scheduler increment their own. Counts of HTTP answers are in `request_record.py`, histograms in
+`histograms.py`, and the steps of each graph are counted in `graphs/step_graphs.py`. `observe/metrics.py` names every
+count. This package imports none of those that count: they pass their statistics to it.
 """
 
 from __future__ import annotations
@@ -63,7 +57,7 @@ class SchedulerCounts:
     void_rows: int = 0
     """Rows of overlapped steps whose request had already ended, so that their result was discarded."""
     steps_not_ahead: dict[str, int] = field(default_factory=dict)
-    """Cause (a WaitCause) -> steps that had to wait for the preceding step although overlap is on."""
+    """Cause (an OverlapBlocker) -> steps that had to wait for the preceding step although overlap is on."""
 
 
 @dataclass(slots=True)

@@ -1,6 +1,6 @@
-"""Histograms, and the set of them that the engine keeps of its requests and steps.
+"""Histograms that the engine keeps of its requests and steps, and the times of the phases of a start.
 
-Times of the phases of a start. They follow one another, so that they add up to the whole.
+The phases follow one another, so that they add up to the whole start.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Histogram:
         sums = self.cumulative()
         if not sums[-1]:
             return None
-        place = bisect_left(sums, share * sums[-1])
-        return self.bounds[place] if place < len(self.bounds) else None
+        index = bisect_left(sums, share * sums[-1])
+        return self.bounds[index] if index < len(self.bounds) else None
 
     def to_json(self) -> dict[str, Any]:
         """Return the histogram as plain data."""
@@ -98,8 +98,8 @@ class StartupTimer:
         self.seconds: dict[str, float] = {}
         self._end = time.monotonic() if begin is None else begin
 
-    def end(self, name: str, at: float | None = None) -> None:
-        """Add the time since the last call, up to the moment `at` or now, to phase `name`."""
-        now = time.monotonic() if at is None else at
+    def end(self, name: str, ended_at: float | None = None) -> None:
+        """Add the time since the last call, up to the moment `ended_at` or now, to phase `name`."""
+        now = time.monotonic() if ended_at is None else ended_at
         self.seconds[name] = self.seconds.get(name, 0.0) + now - self._end
         self._end = now

@@ -41,10 +41,10 @@ def configure_logs(
     _requests.setLevel(logging.CRITICAL if access == "none" else logging.NOTSET)
     # The web server's ordinary events would only repeat the request lines.
     of_server = level if level in ("debug", "error") else "warning"
-    for name, wanted in (("ostinato", level), ("uvicorn", of_server), ("asyncio", "warning")):
+    for name, log_level in (("ostinato", level), ("uvicorn", of_server), ("asyncio", "warning")):
         logger = logging.getLogger(name)
         logger.handlers[:] = [handler]
-        logger.setLevel(wanted.upper())
+        logger.setLevel(log_level.upper())
         logger.propagate = False
 
 
@@ -54,12 +54,12 @@ def logs_to(
 ) -> Iterator[None]:
     """Call `configure_logs`, and restore all loggers at the end, so that the stream may be closed then."""
     loggers = [logging.getLogger(name) for name in CONFIGURED]
-    before = [(logger.handlers[:], logger.propagate, logger.level) for logger in loggers]
+    saved = [(logger.handlers[:], logger.propagate, logger.level) for logger in loggers]
     configure_logs(form, level, stream, access)
     try:
         yield
     finally:
-        for logger, (handlers, propagates, of_logger) in zip(loggers, before, strict=True):
+        for logger, (handlers, propagates, of_logger) in zip(loggers, saved, strict=True):
             logger.handlers[:], logger.propagate = handlers, propagates
             logger.setLevel(of_logger)
 
@@ -72,9 +72,9 @@ def _handler(form: str, stream: TextIO | None) -> logging.Handler:
 
 def log_request(record: RequestRecord) -> None:
     """Log a request that has ended."""
-    told = record.path in PROBES and record.status == 503
-    failed = record.status is None or (record.status >= 500 and not told)
-    quiet = told or (record.status == 200 and (record.path in QUIET_PATHS or record.path.startswith("/page/")))
+    is_probe = record.path in PROBES and record.status == 503
+    failed = record.status is None or (record.status >= 500 and not is_probe)
+    quiet = is_probe or (record.status == 200 and (record.path in QUIET_PATHS or record.path.startswith("/page/")))
     level = logging.WARNING if failed else logging.DEBUG if quiet else logging.INFO
     if _requests.isEnabledFor(level):
         fields = request_fields(record)

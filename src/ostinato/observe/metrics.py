@@ -1,8 +1,7 @@
-"""Table of every metric of an engine: kind, name, help, label, and the path of its value in the statistics.
+"""Table of every metric of an engine, and its text in Prometheus' format.
 
-Names are those of vLLM where both engines have the metric.
-
-Metrics in Prometheus' text format. Counters get its suffix `_total`.
+A row has kind, name, help, label, and the path of the value in the statistics. Names are those of vLLM where both
+engines have the metric. Counters get the format's suffix `_total`.
 """
 
 from __future__ import annotations
@@ -27,31 +26,31 @@ LabelledValues = list[tuple[dict[str, str], float]]
 def family(kind: str, name: str, text: str, rows: LabelledValues, labels: Mapping[str, str]) -> Metric:
     """Return a counter or gauge, according to `kind`; every sample gets `labels` in addition to its own."""
     is_counter = kind == "counter"
-    found: Metric = CounterMetricFamily(name, text) if is_counter else GaugeMetricFamily(name, text)
-    for own, value in rows:
-        found.add_sample(found.name + ("_total" if is_counter else ""), {**labels, **own}, value)
-    return found
+    metric: Metric = CounterMetricFamily(name, text) if is_counter else GaugeMetricFamily(name, text)
+    for row_labels, value in rows:
+        metric.add_sample(metric.name + ("_total" if is_counter else ""), {**labels, **row_labels}, value)
+    return metric
 
 
-def histogram(name: str, text: str, of: Histogram, labels: Mapping[str, str]) -> Metric:
-    """Return the counts of histogram `of` as a metric."""
-    found = HistogramMetricFamily(name, text, labels=list(labels))
-    bounds = [*(str(float(bound)) for bound in of.bounds), "+Inf"]
-    buckets = list(zip(bounds, map(float, of.cumulative()), strict=True))
-    found.add_metric(list(labels.values()), buckets, of.total)
-    return found
+def histogram(name: str, text: str, counts: Histogram, labels: Mapping[str, str]) -> Metric:
+    """Return the counts of histogram `counts` as a metric."""
+    metric = HistogramMetricFamily(name, text, labels=list(labels))
+    bounds = [*(str(float(bound)) for bound in counts.bounds), "+Inf"]
+    buckets = list(zip(bounds, map(float, counts.cumulative()), strict=True))
+    metric.add_metric(list(labels.values()), buckets, counts.total)
+    return metric
 
 
 def merge_metrics(of_engines: Iterable[Iterable[Metric]]) -> list[Metric]:
     """Merge the metrics of several engines: one metric per name, with the samples of all."""
-    found: dict[str, Metric] = {}
+    merged: dict[str, Metric] = {}
     for metrics in of_engines:
         for metric in metrics:
-            if metric.name in found:
-                found[metric.name].samples += metric.samples
+            if metric.name in merged:
+                merged[metric.name].samples += metric.samples
             else:
-                found[metric.name] = metric
-    return list(found.values())
+                merged[metric.name] = metric
+    return list(merged.values())
 
 
 def render_metrics(metrics: Iterable[Metric]) -> bytes:
@@ -87,13 +86,15 @@ class _Spec:
         if isinstance(self.source, Mapping):
             return [({self.label: value}, _at(stats, path)) for value, path in self.source.items()]
         if isinstance(self.source, str):
-            found = _at(stats, self.source)
-            return [({self.label: value}, count) for value, count in found.items()] if self.label else [({}, found)]
+            value_at = _at(stats, self.source)
+            return (
+                [({self.label: value}, count) for value, count in value_at.items()] if self.label else [({}, value_at)]
+            )
         return self.source(stats)
 
 
 def _at(stats: Mapping[str, Any], path: str) -> Any:
-    return reduce(lambda found, name: found[name], path.split("."), stats)
+    return reduce(lambda node, name: node[name], path.split("."), stats)
 
 
 def _cache_share(stats: Mapping[str, Any]) -> LabelledValues:
@@ -142,7 +143,7 @@ def _steps(stats: Mapping[str, Any]) -> LabelledValues:
 
 
 def _accepted_by_position(stats: Mapping[str, Any]) -> LabelledValues:
-    return [({"position": str(i)}, at["accepted"]) for i, at in enumerate(stats["speculation"]["positions"])]
+    return [({"position": str(i)}, counts["accepted"]) for i, counts in enumerate(stats["speculation"]["positions"])]
 
 
 def _packs(key: str) -> Callable[[Mapping[str, Any]], LabelledValues]:
@@ -301,7 +302,7 @@ _HISTOGRAMS = (
     ("iteration_tokens_total", "Tokens that a step computes, without padding", "step_tokens"),
     ("step_duration_seconds", "A step with its bookkeeping", "step"),
 )
-"""Rows of (name, help, attribute of Meter)."""
+"""Rows of (name, help, attribute of EngineHistograms)."""
 
 
 def families(

@@ -1,6 +1,6 @@
-"""The record of one HTTP request for its log line and its trace. It never holds the content.
+"""Record of one HTTP request for its log line and its trace, and counts of the answers.
 
-Counts of HTTP answers.
+A record never holds the content.
 """
 
 from __future__ import annotations

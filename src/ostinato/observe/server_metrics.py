@@ -83,6 +83,6 @@ def key_metrics(
     text = "Turns that a key's client gets for one of a key of weight 1"
     weighted = [({"key": name}, float(weight)) for name, weight in sorted(weights.items()) if name in seen]
     yield family("gauge", prefix + "key_weight", text, weighted, labels)
-    for what, name, text in _OF_KEYS:
-        own = [row for row in rows(what) if row[0]["key"] in seen]
-        yield family("counter", prefix + name, text, own, labels)
+    for kind, name, text in _OF_KEYS:
+        seen_rows = [row for row in rows(kind) if row[0]["key"] in seen]
+        yield family("counter", prefix + name, text, seen_rows, labels)

@@ -1,5 +1,5 @@
 """Operations of the models.
 
-`facts.py` has a row for each operation. The file named after an operation holds its reference, which is the definition.
-`kernels.py` makes the kernels that the plan chose.
+`operations.py` has a row for each operation, which names the file of its reference in `reference/`: the definition.
+`dispatch.py` makes the kernels that the plan chose.
 """

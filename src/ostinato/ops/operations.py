@@ -1,11 +1,8 @@
 """Facts of the operations, one row each, for the plan, the choice of kernels and graphs; without torch.
 
-The file of an operation's name holds its `reference`, which is the definition. Operations that only a vision encoder
-calls are in `ops/encoder/`, those of the part "state" in `ops/state/`, those in which ranks wait for each other in
-`ops/ranks/`. Native kernels have the names of their operations and are in native/kernels/. Triton kernels are in
-`ops/triton/`, in files of their operations' names, those of the part "state" in `ops/triton/state/`.
-
-Rules for the shapes and dtypes of operations' results (`ops.facts.Result`).
+An operation's row names the file that defines it: its `reference` is in `ops/reference/`. Native kernels have the names
+of their operations and are in native/. Triton kernels are in `ops/triton/`. The rules for the shapes and dtypes of
+results are here too.
 """
 
 from __future__ import annotations

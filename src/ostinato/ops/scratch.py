@@ -1,11 +1,8 @@
-"""Memory that kernels use while they run, besides their arguments and results, as functions of plain numbers.
+"""Scratch memory of kernels, besides their arguments and results, as functions of plain numbers.
 
 A native kernel keeps its scratch from call to call, at the size of the largest call so far. Some of it is shared by all
-threads, some is per thread. A reference frees what it allocates.
-
-Memory that Triton kernels allocate while they run, besides arguments and results, in bytes by plain numbers.
-
-All of it is freed when the call returns. It is counted as the most that a launch table may choose.
+threads, some is per thread. A reference frees what it allocates, and so does a Triton kernel when the call returns; the
+latter is counted as the most that a launch table may choose.
 """
 
 from __future__ import annotations
@@ -69,7 +66,7 @@ def native_linear(*, tokens: int, in_size: int, in_order: bool) -> Scratch:
 
     Shared: the tokens that are packed, or copied, at a time. Per thread: their sums with a panel of each of four
     streams, and a dequantized row of each, or a panel of rows; or, below MIN_PANEL_TOKENS, also the vectors that
-    become such sums, and a span of eight rows; and with `has_act_order` tokens in the order of the weights' inputs.
+    become such sums, and a span of eight rows; and with `in_order` tokens in the order of the weights' inputs.
 
     With AVX2 alone: tokens in whole spans, and per thread their sums with a panel, and that panel; or the same in
     16-bit fixed-point (i16) pairs, with a scale and a sum for each 32 in tokens, and two scales and a minimum in
@@ -263,7 +260,7 @@ def triton_delta_scan(
 def triton_linear(*, tokens: int, outputs: int, element_bytes: int, in_size: int = 0, in_order: bool = False) -> int:
     """Return the bytes of a matmul's result before scale, activation and addition.
 
-    With `has_act_order` the inputs count too: they are copied into the order of their weights first.
+    With `in_order` the inputs count too: they are copied into the order of their weights first.
     """
     return tokens * (outputs + (in_size if in_order else 0)) * element_bytes
 

@@ -162,7 +162,7 @@ class LayerCache:
 
     @property
     def block_tensors(self) -> dict[str, torch.Tensor]:
-        """Tensors in blocks, or in window blocks if `in_window_blocks`, by name: [blocks, block_size, ...] each."""
+        """Tensors in blocks, or in window blocks in a layer with a window, by name: [blocks, block_size, ...] each."""
         whole = {"k_cache": self.k_cache, "v_cache": self.v_cache, "k_scales": self.k_scales, "v_scales": self.v_scales}
         return {name: tensor for name, tensor in whole.items() if tensor is not None}
 

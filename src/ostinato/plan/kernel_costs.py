@@ -1,6 +1,6 @@
-"""The work of a prefill: how many floating-point operations a cached prefix saves.
+"""Work of each kernel in a step, for all layers, and the operations that a cached prefix saves in a prefill.
 
-Work of each kernel in a step, for all of a model's layers, by the rules in the operations' facts.
+The rules for a kernel are in its operation's row.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def _products(
 ) -> Iterator[KernelCostPart]:
     """Yield the work of matmuls with `parameters` weights, separately for 8-bit weights.
 
-    The parameters include those of `matrices`, whose names get the prefix `positions_inside`.
+    The parameters include those of `matrices`, whose names get the prefix `inside`.
     """
     quantization = model.quantization
     matrices = [] if quantization is None else [matrix.with_prefix(inside) for matrix in matrices]

@@ -1,10 +1,7 @@
-"""Launches of Triton kernels in the steps of a plan.
+"""Launches of Triton kernels in the steps of a plan, and the time of launching them.
 
-They come from the operations' launch tables, called with the sizes of a model's layers.
-
-Times of launching kernels on a GPU, eagerly and during capture.
-
-The seconds here are estimates: they have not been measured with Ostinato yet.
+They come from the operations' launch tables, called with the sizes of a model's layers. The seconds of launching
+kernels, eagerly and during capture, are estimates: they have not been measured with Ostinato yet.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""LayerSpec: one layer of a model in the plan, with its attention and its experts.
+"""LayerSpec and VisionSpec: a layer of a model and its image encoder, as the plan sees them.
 
-VisionSpec: the encoder of images in the plan.
+A layer has its attention and its experts.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Limits: rows, tokens of a step and tokens of a request. They are given or default, and lowered to what fits.
 
-Bisection over whole numbers, for the largest or smallest value that works.
+The largest or smallest value that works is found by bisection.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""Kinds of state layers: each is a `Mixer` (`states.py`), a frozen dataclass of its sizes.
+"""State layers in the plan: the arrays that a mixer keeps in slots, and the operations on them.
 
-State layers in the plan: the arrays that a mixer keeps in slots, and the operations on them.
-
-The plan, pools, checkpoints, speculation and messages know a mixer by `Mixer` alone: arrays, bytes, operations, sizes.
-The kinds are in `mixers.py`.
+Each kind of state layer is a `Mixer`, a frozen dataclass of its sizes. The plan, pools, checkpoints, speculation and
+messages know a mixer by `Mixer` alone: arrays, bytes, operations, sizes.
 """
 
 from __future__ import annotations
@@ -74,7 +72,7 @@ class Mixer(Protocol):
     def operations(self) -> Mapping[str, str | None]:
         """Operations of a decode step with this mixer's sizes -> the state array that each reads and writes, or None.
 
-        A row of `ops.facts` says which operation replaces it in prompts.
+        A row of `ops.operations` says which operation replaces it in prompts.
         """
         ...
 

@@ -1,6 +1,6 @@
-"""Choice of the overlap executor, which schedules each step while the one before it runs.
+"""Choice of settings that the user left open: the overlap executor, the tokenizer and the chat template.
 
-Decisions on which tokenizer and chat template are used.
+The overlap executor schedules each step while the one before it runs.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Quantised weights: which matrices are 8-bit integers or in blocks, and their bytes.
+"""Quantised weights: what a checkpoint stores, what the plan quantises, and their bytes.
 
-Quantised weights as a checkpoint stores them, in any format: what its config.json says, and what they may run as.
+A weight is 8-bit integers or in blocks. A checkpoint's config.json says what its weights are and may run as.
 """
 
 from __future__ import annotations

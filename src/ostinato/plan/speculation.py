@@ -1,8 +1,6 @@
-"""Plan of the drafter: the method, its weights and memory, and its graphs.
+"""Plan of speculation: the drafter, the methods that a model supports, its weights, memory and graphs.
 
-Graphs of the drafter: like those of the model, for one token per row.
-
-Speculation: the drafter, the methods that a model supports, and the memory of drafts.
+The drafter's graphs are like those of the model, for one token per row.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
-"""Traffic: an engine's counts of its batches and requests; and the capture sizes that would pad the batches least.
+"""Traffic: an engine's counts of batches and request lengths, and the capture sizes that they suggest.
 
-Counts in a traffic file: objects whose keys are whole numbers as strings.
-
-Lengths of requests, as counted by an engine or given by a user.
-
-Sizing: both ladders chosen from traffic, compared with the planned ones.
+Lengths of requests may also come from a user. In a traffic file, counts are objects whose keys are whole numbers as
+strings. Both ladders are chosen to pad the batches least, and compared with the planned ones.
 """
 
 from __future__ import annotations

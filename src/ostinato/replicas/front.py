@@ -1,6 +1,6 @@
 """The front's side: several replicas in place of one engine's process.
 
-Guides that a front has compiled by its replicas, one replica for each guide.
+A guide is compiled by the replica with the fewest compilations that it has not answered yet.
 """
 
 from __future__ import annotations
@@ -111,14 +111,14 @@ class ReplicaSet:
         self._policy: RoutingPolicy = policy
         self._on_close = on_close
         self._loop = asyncio.get_running_loop()
-        self._books = RequestTable()
-        self._replicas, self._requests = self._books.replicas, self._books.requests
-        self.moving = RequestMover(self._books, self._lose_request)
+        self._table = RequestTable()
+        self._replicas, self._requests = self._table.replicas, self._table.requests
+        self.moving = RequestMover(self._table, self._lose_request)
         """Migration of requests from replicas that drain."""
-        self._compiles = GuideChecks(lambda: self._books.taking, lambda reply: self.on_message(reply))
+        self._compiles = GuideChecks(lambda: self._table.taking, lambda reply: self.on_message(reply))
         self._questions = StatsFanout(lambda reply: self.on_message(reply), lambda: list(self.observations.values()))
         self._delivered: deque[str] = deque()
-        """Replicas whose deltas wait for a Settled, in order of delivery."""
+        """Replicas whose deltas wait for a DeltasHandled, in order of delivery."""
         self._failed: Exception | None = None
         self._first: asyncio.Future[None] = self._loop.create_future()
 
@@ -135,7 +135,7 @@ class ReplicaSet:
     @property
     def router(self) -> ReplicaRouter | None:
         """The router; None until the first replica has joined."""
-        return None if self._books.placement is None else self._books.router
+        return None if self._table.placement is None else self._table.router
 
     @property
     def observations(self) -> dict[str, StatsSnapshot]:
@@ -194,14 +194,14 @@ class ReplicaSet:
 
     def _dispatch(self, request_id: str) -> None:
         request = self._requests[request_id]
-        request.replica = self._books.placed.choose(request_id, request.submitted)
+        request.replica = self._table.placed.choose(request_id, request.submitted)
         if request.replica is not None:
             self._replicas[request.replica].link.send(request.submitted)
 
     def _drop(self, request_id: str) -> None:
         request = self._requests.pop(request_id, None)
         if request is not None:
-            self._books.router.note_end(request_id)
+            self._table.router.note_end(request_id)
             if request.replica is not None:
                 self._replicas[request.replica].link.send(AbortRequest(request_id))
             self.moving.drop(request_id, request)
@@ -231,7 +231,7 @@ class ReplicaSet:
                     self._answer(link.name, message)
                 case ReplicaStatus(observation, changes):
                     self._replicas[link.name].observation = observation
-                    if changes is not None and not self._books.router.apply(link.name, changes):
+                    if changes is not None and not self._table.router.apply(link.name, changes):
                         link.send(ResendIndex())
                     self.moving.look()
                 case ReplicaDraining(is_short_of_time):
@@ -242,22 +242,22 @@ class ReplicaSet:
                     raise TypeError(f"no such message: {message!r}")
 
     def _add_replica(self, link: ReplicaLink, started: EngineStarted) -> None:
-        if self._books.placement is None:
+        if self._table.placement is None:
             self.started = started
-            self._books.placement = ReplicaPlacement(started, self._policy, self._loop.time)
+            self._table.placement = ReplicaPlacement(started, self._policy, self._loop.time)
         elif not agrees(started, self.started):
             log.error("replica %s has another model or other settings than the first, and gets no requests", link.name)
             link.close()
             return
         self._replicas[link.name] = ReplicaState(link, started.plan.settings.max_num_seqs)
-        self._books.router.add(link.name)
+        self._table.router.add(link.name)
         log.info("replica %s is ready; there are %d", link.name, len(self._replicas))
         if not self._first.done():
             self._first.set_result(None)
         self._change()
 
     def _gain(self, name: str, deltas: Iterable[OutputDelta]) -> None:
-        router, own = self._books.router, []
+        router, own = self._table.router, []
         for delta in deltas:
             request = self._requests.get(delta.request_id)
             if request is None or request.replica != name:
@@ -273,7 +273,7 @@ class ReplicaSet:
                 router.note_first_token(delta.request_id)
             if delta.output is not None:
                 for output in delta.output.outputs:
-                    self._books.placed.answers.note(len(output.token_ids))
+                    self._table.placed.answers.note(len(output.token_ids))
                 router.note_end(delta.request_id)
                 self.moving.note_end(request)
                 del self._requests[delta.request_id]
@@ -289,7 +289,7 @@ class ReplicaSet:
             was_added, request.is_added = request.is_added, True
             if reply.error is not None:
                 del self._requests[call_id]
-                self._books.router.note_end(call_id)
+                self._table.router.note_end(call_id)
                 if was_added:  # a replica that was lost since had added it
                     self.on_message(RequestFailed(call_id, reply.error))
                     return
@@ -300,7 +300,7 @@ class ReplicaSet:
             self._questions.take(name, reply)
 
     def _drain(self, link: ReplicaLink, is_short_of_time: bool) -> None:
-        replica, router = self._replicas[link.name], self._books.router
+        replica, router = self._replicas[link.name], self._table.router
         replica.is_deadline_near = is_short_of_time
         if not replica.accepts_requests:
             self.moving.drain(link.name)
@@ -309,19 +309,19 @@ class ReplicaSet:
         router.drain(link.name)
         for request_id, request in list(self._requests.items()):
             # Requests that have not begun may begin elsewhere.
-            if request.replica == link.name and not request.has_begun and self._books.taking:
+            if request.replica == link.name and not request.has_begun and self._table.taking:
                 link.send(AbortRequest(request_id))
                 router.note_end(request_id)
                 self._dispatch(request_id)
         link.send(DrainAcknowledged())
-        log.info("replica %s drains; %d take new requests", link.name, len(self._books.taking))
+        log.info("replica %s drains; %d take new requests", link.name, len(self._table.taking))
         self._change()
         self.moving.drain(link.name)
 
     def _lose(self, name: str) -> None:
         if self._replicas.pop(name, None) is None:
             return
-        self._books.router.remove(name)
+        self._table.router.remove(name)
         self.moving.lose(name)
         lost = [request_id for request_id, request in self._requests.items() if request.replica == name]
         ended = [request_id for request_id in lost if self._requests[request_id].has_begun]
@@ -342,13 +342,15 @@ class ReplicaSet:
     def _lose_request(self, request_id: str) -> None:
         """End a request that had begun, and that no replica has any more."""
         del self._requests[request_id]
-        self._books.router.note_end(request_id)
-        message = "the replica that computed the request was lost; the server goes on, and the request may be repeated"
+        self._table.router.note_end(request_id)
+        message = (
+            "the replica that computed the request was lost; the server keeps running, and the request may be repeated"
+        )
         self.on_message(RequestFailed(request_id, ReplicaLost(message)))
 
     def _change(self) -> None:
         """Send waiting requests and calls to the replicas, which have changed."""
-        if self._books.taking:
+        if self._table.taking:
             for request_id in [each for each, request in self._requests.items() if request.replica is None]:
                 self._dispatch(request_id)
             self._compiles.ask_again()
@@ -357,12 +359,12 @@ class ReplicaSet:
         self.on_change()
 
     def _links(self) -> dict[str, ReplicaLink]:
-        return {name: each.link for name, each in self._replicas.items()}
+        return {name: replica.link for name, replica in self._replicas.items()}
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless the tables agree with each other."""
-        self._books.router.check_integrity()
+        self._table.router.check_integrity()
         self.moving.check_integrity()
         for request_id, request in self._requests.items():
             assert request.replica is None or request.replica in self._replicas, f"{request_id} is nowhere"
-            assert request.replica is not None or not self._books.taking, f"{request_id} waits for nothing"
+            assert request.replica is not None or not self._table.taking, f"{request_id} waits for nothing"

@@ -123,9 +123,9 @@ class ReplicaHost:
             return {"requests": 0.0, "slots": 0.0}
         stats, cache = self.last.stats, self.last.stats["cache"]
         kinds = [kind for kind in ("blocks", "slots") if cache[f"{kind}_total"]]
-        held = [cache[f"{kind}_used"] / cache[f"{kind}_total"] for kind in kinds]
-        most = self._process.started.plan.settings.max_num_seqs
-        return {"requests": (stats["running"] + stats["waiting"]) / most, "slots": max(held, default=0.0)}
+        shares = [cache[f"{kind}_used"] / cache[f"{kind}_total"] for kind in kinds]
+        max_num_seqs = self._process.started.plan.settings.max_num_seqs
+        return {"requests": (stats["running"] + stats["waiting"]) / max_num_seqs, "slots": max(shares, default=0.0)}
 
     async def messages(self, name: str) -> AsyncIterator[list[Any]]:
         """Yield the messages to the front `name` as they come, from Hello on.
@@ -250,7 +250,7 @@ class ReplicaHost:
             await asyncio.sleep(STATUS_SECONDS)
 
     def _known(self) -> StatsSnapshot:
-        assert self.last is not None, "a front that has missed something was told of it"
+        assert self.last is not None, "a front that has missed a message was reported"
         return self.last
 
     async def _observe(self) -> StatsSnapshot:
@@ -269,26 +269,26 @@ class ReplicaHost:
             case _ if self.moves.take_from_engine(message):
                 pass
             case EngineReply(call_id, result, error):
-                name, is_of_front, own = call_id.partition("/")
+                name, is_of_front, request_id = call_id.partition("/")
                 if not is_of_front:
                     self._calls.resolve(call_id, result, error)
                 elif (front := self._fronts.get(name)) is not None:
                     if error is not None:
-                        front.requests.discard(own)  # a refused request, or no request
+                        front.requests.discard(request_id)  # a refused request, or no request
                         self._changed.set()
-                    front.put(message._replace(call_id=own))
+                    front.put(message._replace(call_id=request_id))
 
     def _hand_over(self, deltas: Iterable[OutputDelta]) -> None:
         begin = time.thread_time()
         by_front: dict[str, list[OutputDelta]] = {}
         for delta in deltas:
-            name, _, own = delta.request_id.partition("/")
+            name, _, request_id = delta.request_id.partition("/")
             front = self._fronts.get(name)
-            if front is None or own not in front.requests:
+            if front is None or request_id not in front.requests:
                 continue  # dropped meanwhile
-            by_front.setdefault(name, []).append(delta._replace(request_id=own))
+            by_front.setdefault(name, []).append(delta._replace(request_id=request_id))
             if delta.output is not None:
-                front.requests.discard(own)
+                front.requests.discard(request_id)
                 self._changed.set()
         for name, of_one in by_front.items():
             self._fronts[name].put(OutputDeltas(of_one))

@@ -1,8 +1,7 @@
 """Migration of requests, as a replica sees it: exports from its engine, and imports into it.
 
-Requests that a replica imports from another one, which keeps their bytes until they are here.
-
-Requests that move from a replica's engine to another one: exported in order, and kept until the move is complete.
+Exports are in order, and kept until the move is complete. An imported request's bytes stay with the other replica until
+they are here.
 """
 
 from __future__ import annotations
@@ -74,13 +73,13 @@ class MoveTarget:
             task.cancel()
 
     async def _whole(self, source: str, request_id: str, size: int, is_wanted: Callable[[], bool]) -> bytes:
-        found = bytearray()
-        while len(found) < size and is_wanted():
-            piece = await asyncio.wait_for(self._fetch(source, request_id, len(found)), FETCH_SECONDS)
+        received = bytearray()
+        while len(received) < size and is_wanted():
+            piece = await asyncio.wait_for(self._fetch(source, request_id, len(received)), FETCH_SECONDS)
             if not piece:
-                raise EOFError(f"replica {source} has {len(found)} bytes of a request, and said {size}")
-            found += piece
-        return bytes(found)
+                raise EOFError(f"replica {source} has {len(received)} bytes of a request, and said {size}")
+            received += piece
+        return bytes(received)
 
 
 MAX_KEPT_BYTES = 2**30
@@ -105,12 +104,12 @@ class MoveSource:
         """Request whose export the engine has been asked for."""
         self._is_dropped = False
         """True if the request being exported is not wanted any more."""
-        self._kept: dict[str, bytes] = {}
+        self._exports: dict[str, bytes] = {}
 
     @property
     def num_kept(self) -> int:
         """Number of requests that are in no engine."""
-        return len(self._kept)
+        return len(self._exports)
 
     def leave(self, request_id: str) -> None:
         """Export a request as soon as those before it have been."""
@@ -119,7 +118,7 @@ class MoveSource:
 
     def drop(self, request_id: str) -> None:
         """Drop a request that another engine has imported, or that was abandoned."""
-        self._kept.pop(request_id, None)
+        self._exports.pop(request_id, None)
         if request_id in self._queue:
             self._queue.remove(request_id)
         if request_id == self._leaving:
@@ -128,7 +127,7 @@ class MoveSource:
 
     def drop_all(self, prefix: str) -> None:
         """Drop the requests whose ids begin with `prefix`, since their front is gone."""
-        for request_id in [*self._kept, *self._queue, *filter(None, [self._leaving])]:
+        for request_id in [*self._exports, *self._queue, *filter(None, [self._leaving])]:
             if request_id.startswith(prefix):
                 self.drop(request_id)
 
@@ -138,24 +137,24 @@ class MoveSource:
         request_id, self._leaving = self._leaving, None
         if not self._is_dropped:
             if exported is not None:
-                self._kept[request_id] = exported
+                self._exports[request_id] = exported
             self._tell(request_id, MovePrepared(request_id, None if exported is None else len(exported), error))
         self._export_next()
 
     def take_back(self, request_id: str) -> bytes | None:
         """Return the bytes of a request, which are not kept any longer; None if they were not."""
-        exported = self._kept.pop(request_id, None)
+        exported = self._exports.pop(request_id, None)
         self._export_next()
         return exported
 
     def piece(self, request_id: str, offset: int) -> bytes:
         """Return some of the bytes of a request, from `offset` on. LookupError if they are not kept."""
-        if request_id not in self._kept:
+        if request_id not in self._exports:
             raise LookupError(f"request {request_id} is not kept here")
-        return self._kept[request_id][offset : offset + PIECE]
+        return self._exports[request_id][offset : offset + PIECE]
 
     def _export_next(self) -> None:
-        if self._queue and self._leaving is None and sum(map(len, self._kept.values())) < MAX_KEPT_BYTES:
+        if self._queue and self._leaving is None and sum(map(len, self._exports.values())) < MAX_KEPT_BYTES:
             self._leaving, self._is_dropped = self._queue.popleft(), False
             self._send(ExportRequest(CALL + self._leaving, self._leaving))
 
@@ -190,8 +189,8 @@ class HostMigration:
             case CommitMove():
                 self.departures.drop(request_id)
                 self._note_change()
-            case CancelMove(own, guide):
-                self._take_back(request_id, front, own, guide)
+            case CancelMove(front_request_id, guide):
+                self._take_back(request_id, front, front_request_id, guide)
             case AcceptMove():
                 self._await_arrival(name, front, message)
 
@@ -214,26 +213,26 @@ class HostMigration:
         """Cancel all imports."""
         self._arrivals.end()
 
-    def _take_back(self, request_id: str, front: FrontConnection, own: str, guide: Guide | None) -> None:
+    def _take_back(self, request_id: str, front: FrontConnection, front_request_id: str, guide: Guide | None) -> None:
         exported = self.departures.take_back(request_id)
         if exported is None:
-            front.put(EngineReply(own, error=EngineFailed("the request is not kept here")))
+            front.put(EngineReply(front_request_id, error=EngineFailed("the request is not kept here")))
             return
-        front.requests.add(own)
+        front.requests.add(front_request_id)
         self._send(ImportRequest(request_id, exported, guide))
 
     def _await_arrival(self, name: str, front: FrontConnection, message: AcceptMove) -> None:
-        own, source, size, guide = message
-        request_id = f"{name}/{own}"
-        front.requests.add(own)
+        front_request_id, source, size, guide = message
+        request_id = f"{name}/{front_request_id}"
+        front.requests.add(front_request_id)
 
         def is_wanted() -> bool:
-            return own in front.requests and self._fronts.get(name) is front
+            return front_request_id in front.requests and self._fronts.get(name) is front
 
         def refuse(error: Exception) -> None:
-            front.requests.discard(own)
+            front.requests.discard(front_request_id)
             self._note_change()
-            front.put(EngineReply(own, error=error))
+            front.put(EngineReply(front_request_id, error=error))
 
         def take(exported: bytes) -> None:
             self._send(ImportRequest(request_id, exported, guide))
@@ -241,9 +240,9 @@ class HostMigration:
         self._arrivals.fetch(source, request_id, size, is_wanted, take, refuse)
 
     def _tell_left(self, request_id: str, message: MovePrepared) -> None:
-        name, _, own = request_id.partition("/")
+        name, _, front_request_id = request_id.partition("/")
         if (front := self._fronts.get(name)) is not None:
-            front.put(message._replace(request_id=own))
+            front.put(message._replace(request_id=front_request_id))
 
 
 async def _nowhere(source: str, *_: object) -> bytes:

@@ -23,19 +23,19 @@ class IndexPublisher:
     """The replica's side, which remembers what it has reported."""
 
     def __init__(self) -> None:
-        self._told: frozenset[int] | None = None
+        self._reported: frozenset[int] | None = None
         self._number = 0
 
     def changes(self, keys: frozenset[int], whole: bool = False) -> IndexChanges | None:
         """Return the changes since the last call, or everything at first and if `whole`; None without changes."""
-        told = self._told
-        if told is None or whole:
+        reported = self._reported
+        if reported is None or whole:
             message = IndexChanges(self._number, tuple(sorted(keys)), is_whole=True)
-        elif keys != told:
-            message = IndexChanges(self._number, tuple(sorted(keys - told)), tuple(sorted(told - keys)))
+        elif keys != reported:
+            message = IndexChanges(self._number, tuple(sorted(keys - reported)), tuple(sorted(reported - keys)))
         else:
             return None
-        self._told = keys
+        self._reported = keys
         self._number += 1
         return message
 

@@ -1,6 +1,6 @@
 """Placement of requests on replicas: the router's inputs are made here.
 
-Inputs of the router for a request: its prompt's block hashes, its conversation, and the expected answer length.
+They are the block hashes of a request's prompt, its conversation, and the expected answer length.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ def hash_prompt(
     token_ids: Sequence[int], block_size: int, salt: str | None, media: Iterable[MediaSpan] = ()
 ) -> BlockHashes:
     """Return the block hashes of a prompt's full blocks, as in the replicas' index."""
-    chain = BlockHashes(block_size, salt, tuple(media))
-    chain.extend(lambda start, end: tuple(token_ids[start:end]), len(token_ids))
-    return chain
+    block_hashes = BlockHashes(block_size, salt, tuple(media))
+    block_hashes.extend(lambda start, end: tuple(token_ids[start:end]), len(token_ids))
+    return block_hashes
 
 
 class ConversationTracker:
@@ -51,28 +51,28 @@ class ConversationTracker:
     Clients need not name them. A block hash includes the salt, so conversations of two salts differ.
     """
 
-    def __init__(self, most: int = MAX_SESSIONS) -> None:
-        self._most = most
+    def __init__(self, max_sessions: int = MAX_SESSIONS) -> None:
+        self._max_sessions = max_sessions
         self._of_key: OrderedDict[int, str] = OrderedDict()
         self._num_made = 0
 
-    def session(self, chain: BlockHashes) -> str:
+    def session(self, block_hashes: BlockHashes) -> str:
         """Return the conversation whose last prompt is a prefix of this one, or a new one.
 
         This prompt is the conversation's last one from now on.
         """
-        found = next((key for key in reversed(chain.keys) if key in self._of_key), None)
-        if found is None:
+        known_key = next((key for key in reversed(block_hashes.keys) if key in self._of_key), None)
+        if known_key is None:
             self._num_made += 1
             session = f"conversation-{self._num_made}"
-        elif found == chain.keys[-1]:
-            session = self._of_key[found]
+        elif known_key == block_hashes.keys[-1]:
+            session = self._of_key[known_key]
         else:
-            session = self._of_key.pop(found)
-        if chain.keys:
-            self._of_key[chain.keys[-1]] = session
-            self._of_key.move_to_end(chain.keys[-1])
-            if len(self._of_key) > self._most:
+            session = self._of_key.pop(known_key)
+        if block_hashes.keys:
+            self._of_key[block_hashes.keys[-1]] = session
+            self._of_key.move_to_end(block_hashes.keys[-1])
+            if len(self._of_key) > self._max_sessions:
                 self._of_key.popitem(last=False)
         return session
 
@@ -87,10 +87,10 @@ class AnswerLengths:
         """Count an answer that has ended."""
         self._mean = num_tokens if self._mean is None else self._mean + FADING * (num_tokens - self._mean)
 
-    def expected(self, most: int | None) -> int:
-        """Return the expected length of an answer that may have `most` tokens; 0 before any has ended."""
+    def expected(self, max_tokens: int | None) -> int:
+        """Return the expected length of an answer that may have `max_tokens` tokens; 0 before any has ended."""
         mean = round(self._mean or 0)
-        return mean if most is None else min(mean, most)
+        return mean if max_tokens is None else min(mean, max_tokens)
 
 
 class ReplicaPlacement:
@@ -104,16 +104,16 @@ class ReplicaPlacement:
         self.answers = AnswerLengths()
         self._conversations, self._clock = ConversationTracker(), clock
 
-    def choose(self, request_id: str, asked: SubmitRequest, among: Collection[str] | None = None) -> str | None:
+    def choose(self, request_id: str, request: SubmitRequest, among: Collection[str] | None = None) -> str | None:
         """Choose a replica of `among` (None: of all) for a request, and count the request as sent there.
 
         None if no such replica takes new requests.
         """
         router = self.router
-        media = () if asked.media is None else asked.media.in_chain(asked.cache_salt)
-        chain = hash_prompt(asked.prompt_token_ids, router.block_size, asked.cache_salt, media)
-        expected = self.answers.expected(asked.params.max_tokens) * asked.params.n
-        session = self._conversations.session(chain)
+        media = () if request.media is None else request.media.in_chain(request.cache_salt)
+        block_hashes = hash_prompt(request.prompt_token_ids, router.block_size, request.cache_salt, media)
+        expected = self.answers.expected(request.params.max_tokens) * request.params.n
+        session = self._conversations.session(block_hashes)
         now = self._clock()
-        choice = router.route(request_id, chain, len(asked.prompt_token_ids), now, expected, session, among)
+        choice = router.route(request_id, block_hashes, len(request.prompt_token_ids), now, expected, session, among)
         return None if choice is None else choice.name

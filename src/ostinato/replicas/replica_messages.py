@@ -1,6 +1,6 @@
-"""Messages between a front and a replica, besides those between a server and its engine's process.
+"""Messages between a front and a replica, and the replica's connection to one front.
 
-Connection to one front, as a replica sees it.
+Those between a server and its engine's process are used here too.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class DrainAcknowledged(NamedTuple):
 
 
 class PrepareMove(NamedTuple):
-    """An order to export a request and keep it until a Release or a TakeBack; its answer is a Left."""
+    """An order to export a request and keep it until a CommitMove or a CancelMove; its answer is a MovePrepared."""
 
     request_id: str
 
 
 class AcceptMove(NamedTuple):
-    """An order to import a request, `size` bytes kept by `source`; its answer is a Reply, as to a Submit."""
+    """An order to import a request, `size` bytes kept by `source`; its answer is an EngineReply."""
 
     request_id: str
     source: str
@@ -47,7 +47,7 @@ class CommitMove(NamedTuple):
 
 
 class CancelMove(NamedTuple):
-    """An order to import a request again that no other replica takes; its answer is a Reply."""
+    """An order to import a request again that no other replica takes; its answer is an EngineReply."""
 
     request_id: str
     guide: Guide | None
@@ -79,7 +79,7 @@ class ReplicaDraining(NamedTuple):
 
 
 class MovePrepared(NamedTuple):
-    """The answer to a Leave: the number of bytes that are kept.
+    """The answer to a PrepareMove: the number of bytes that are kept.
 
     None if no bytes are kept, because the request has ended by itself, or because an `error` prevented the export and
     the request continues here. Its last delta here, whose outputs end with `moved`, is sent separately.

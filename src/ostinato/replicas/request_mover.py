@@ -48,24 +48,24 @@ class RequestMover:
     that keeps the export is lost before, or later the one that has imported it.
     """
 
-    def __init__(self, books: RequestTable, lose: Callable[[str], None]) -> None:
+    def __init__(self, table: RequestTable, lose: Callable[[str], None]) -> None:
         """Create empty counts. `lose` ends a request that is lost."""
         self.counts = DrainCounts()
-        self._books, self._lose = books, lose
+        self._table, self._lose = table, lose
         self._of_replica: dict[str, DrainCounts] = {}
         self._foreign: set[tuple[str, str]] = set()
         """Pairs (from, to) of replicas with different plans, as one of them has found."""
 
     def look(self) -> None:
         """Begin to move the requests that can move now."""
-        books = self._books
-        draining = [name for name, each in books.replicas.items() if not each.accepts_requests]
+        table = self._table
+        draining = [name for name, each in table.replicas.items() if not each.accepts_requests]
         if not draining:
             return
         # Each source may have `MAX_MOVES_AT_ONCE` migrations.
-        moving = Counter(each.move.source for each in books.requests.values() if each.move is not None)
+        moving = Counter(each.move.source for each in table.requests.values() if each.move is not None)
         outputs = self._outputs()
-        for request_id, request in books.requests.items():
+        for request_id, request in table.requests.items():
             name = request.replica
             if name not in draining or not request.has_begun or request.move is not None or request.must_stay:
                 continue
@@ -76,18 +76,18 @@ class RequestMover:
                 moving[name] += 1
                 outputs[target] += request.submitted.params.n
                 request.move = RequestMove(name, target)
-                books.replicas[name].link.send(PrepareMove(request_id))
+                table.replicas[name].link.send(PrepareMove(request_id))
 
     def take_left(self, name: str, message: MovePrepared) -> None:
         """Handle the answer of a replica that has exported a request, or could not."""
         request_id, size, error = message
-        request = self._books.requests.get(request_id)
+        request = self._table.requests.get(request_id)
         if request is None or request.move is None or request.move.source != name:
             return  # the request was abandoned meanwhile
         if size is None:
             request.move = None
             if error is not None:
-                self._books.router.note_end(request_id)
+                self._table.router.note_end(request_id)
                 self._stay(request, "failed", error)
             return
         request.move.size = size
@@ -95,14 +95,14 @@ class RequestMover:
 
     def is_last(self, request_id: str, delta: OutputDelta) -> bool:
         """Return whether a delta is the last one of the replica that exported the request."""
-        request = self._books.requests.get(request_id)
+        request = self._table.requests.get(request_id)
         if request is None or request.move is None or delta.output is None:
             return False
-        return any(each.finish_reason == FinishReason.MOVED.value for each in delta.output.outputs)
+        return any(sample.finish_reason == FinishReason.MOVED.value for sample in delta.output.outputs)
 
     def take_last(self, request_id: str, delta: OutputDelta) -> OutputDelta | None:
         """Return that delta without its end, for a stream that continues with the next replica; None if it is empty."""
-        request = self._books.requests[request_id]
+        request = self._table.requests[request_id]
         assert request.move is not None
         request.move.has_last = True
         self._send_on(request_id, request, request.move)
@@ -110,7 +110,7 @@ class RequestMover:
 
     def take_reply(self, name: str, reply: EngineReply) -> bool:
         """Handle a replica's answer to an import, and return True, if it is one."""
-        request = self._books.requests.get(reply.call_id)
+        request = self._table.requests.get(reply.call_id)
         if request is None or request.move is None or request.replica != name or request.move.stage is MoveStage.LEAVES:
             return False
         if request.move.stage is MoveStage.ARRIVES:
@@ -130,7 +130,7 @@ class RequestMover:
     def note_end(self, request: TrackedRequest) -> None:
         """Count a request that has ended where it was, if that replica drains."""
         name = request.replica
-        if name is None or name not in self._books.replicas or self._books.replicas[name].accepts_requests:
+        if name is None or name not in self._table.replicas or self._table.replicas[name].accepts_requests:
             return
         if request.has_begun:
             self._note_stayed(name, request)
@@ -140,12 +140,12 @@ class RequestMover:
 
         Exports that others keep are sent to other replicas.
         """
-        for request_id, request in list(self._books.requests.items()):
+        for request_id, request in list(self._table.requests.items()):
             move = request.move
             if move is None:
                 if request.replica == name and request.has_begun and name in self._of_replica:
                     self._note_stayed(name, request)
-            elif move.stage is MoveStage.ARRIVES and move.target == name and move.source in self._books.replicas:
+            elif move.stage is MoveStage.ARRIVES and move.target == name and move.source in self._table.replicas:
                 move.refused.add(name)
                 self._send_on(request_id, request, move)
         self._foreign = {pair for pair in self._foreign if name not in pair}
@@ -159,7 +159,7 @@ class RequestMover:
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless each moving request is where its move says."""
-        for request_id, request in self._books.requests.items():
+        for request_id, request in self._table.requests.items():
             move = request.move
             if move is None:
                 continue
@@ -175,20 +175,22 @@ class RequestMover:
         None if the request stays for now; the reason is noted.
         """
         refused = set() if request.move is None else request.move.refused
-        taking = [name for name, each in self._books.replicas.items() if each.accepts_requests and name not in refused]
+        taking = [
+            name for name, replica in self._table.replicas.items() if replica.accepts_requests and name not in refused
+        ]
         alike = [name for name in taking if (source, name) not in self._foreign]
         room = [name for name in alike if self._has_room(name, request, outputs[name])]
-        at = self._books.replicas.get(source)
-        if at is not None and at.is_deadline_near:
+        source_replica = self._table.replicas.get(source)
+        if source_replica is not None and source_replica.is_deadline_near:
             room = room or alike  # waiting for room is better than being cut off
         if self._size(request) > MAX_MOVE_BYTES:
             request.stays, request.must_stay = "too_large", True
         elif not room:
             request.stays = "no_room" if alike else "foreign" if taking else "refused" if refused else "nobody"
         else:
-            self._books.router.note_end(request_id)
-            target = self._books.placed.choose(request_id, request.submitted, room)
-            self._books.router.note_first_token(request_id)  # its prompt is computed already
+            self._table.router.note_end(request_id)
+            target = self._table.placed.choose(request_id, request.submitted, room)
+            self._table.router.note_first_token(request_id)  # its prompt is computed already
             return target
         return None
 
@@ -200,9 +202,9 @@ class RequestMover:
             request.must_stay, request.stays, move.target = True, "too_large", None
         elif move.stage is MoveStage.ARRIVES or not self._takes(move.target):
             move.target = self._choose(request_id, request, move.source, self._outputs())
-        replicas, guide = self._books.replicas, request.submitted.params.guide
+        replicas, guide = self._table.replicas, request.submitted.params.guide
         if move.target is None:
-            self._books.router.note_end(request_id)
+            self._table.router.note_end(request_id)
             request.replica, move.stage = move.source, MoveStage.RETURNS
             replicas[move.source].link.send(CancelMove(request_id, guide))
         else:
@@ -221,13 +223,13 @@ class RequestMover:
                 if counts is not None:
                     counts.moved, counts.moved_bytes = counts.moved + 1, counts.moved_bytes + move.size
             return
-        if move.source not in self._books.replicas:
+        if move.source not in self._table.replicas:
             self._lose(request_id)  # no replica has the request any more
             return
         move.refused.add(move.target)
         if isinstance(error, ForeignExport):
             self._foreign.add((move.source, move.target))
-        log.warning("replica %s does not go on with a request of %s: %s", move.target, move.source, error)
+        log.warning("replica %s does not continue a request of %s: %s", move.target, move.source, error)
         self._send_on(request_id, request, move)
         if (
             request.move is not None
@@ -249,24 +251,24 @@ class RequestMover:
                 counts.stayed[reason] += 1
 
     def _release(self, request_id: str, move: RequestMove) -> None:
-        if move.source in self._books.replicas:
-            self._books.replicas[move.source].link.send(CommitMove(request_id))
+        if move.source in self._table.replicas:
+            self._table.replicas[move.source].link.send(CommitMove(request_id))
 
     def _takes(self, name: str | None) -> bool:
-        return name in self._books.replicas and self._books.replicas[name].accepts_requests
+        return name in self._table.replicas and self._table.replicas[name].accepts_requests
 
     def _outputs(self) -> Counter[str]:
         """Return the number of outputs that each replica has, including those on their way to it."""
-        found: Counter[str] = Counter()
-        for request in self._books.requests.values():
+        outputs: Counter[str] = Counter()
+        for request in self._table.requests.values():
             where = request.replica if request.move is None or request.move.target is None else request.move.target
             if where is not None:
-                found[where] += request.submitted.params.n
-        return found
+                outputs[where] += request.submitted.params.n
+        return outputs
 
     def _has_room(self, name: str, request: TrackedRequest, num_outputs: int) -> bool:
         """Return whether a replica could run a request at once, by its last report: batch rows, blocks and slots."""
-        replica, count = self._books.replicas[name], request.submitted.params.n
+        replica, count = self._table.replicas[name], request.submitted.params.n
         stats = {} if replica.observation is None else replica.observation.stats
         # Its last report counts requests of other fronts too.
         busy = max(num_outputs, stats.get("running", 0) + stats.get("waiting", 0))
@@ -276,18 +278,18 @@ class RequestMover:
         if cache is None:
             return True
         free = {kind: cache[f"{kind}_total"] - cache[f"{kind}_used"] for kind in ("blocks", "slots")}
-        memory = self._books.plan.memory
+        memory = self._table.plan.memory
         slots = count * memory.slots_per_request
         return bool(self._blocks(request) <= free["blocks"] or not memory.kv_block) and bool(slots <= free["slots"])
 
     def _blocks(self, request: TrackedRequest) -> int:
         """Return the number of blocks of a request, if its outputs share none."""
-        size, prompt = self._books.plan.settings.block_size, len(request.submitted.prompt_token_ids)
+        size, prompt = self._table.plan.settings.block_size, len(request.submitted.prompt_token_ids)
         # Each output has one more block, which is not full.
         return (prompt * request.submitted.params.n + request.num_gained) // size + request.submitted.params.n
 
     def _size(self, request: TrackedRequest) -> int:
         """Return an upper bound on the bytes of a request's blocks and states."""
-        memory = self._books.plan.memory
+        memory = self._table.plan.memory
         states = memory.state_slot if memory.slots_per_request else 0
         return self._blocks(request) * memory.kv_block + request.submitted.params.n * states

@@ -101,7 +101,7 @@ class RequestTable:
     @property
     def taking(self) -> dict[str, ReplicaLink]:
         """Replicas that take new requests."""
-        return {name: each.link for name, each in self.replicas.items() if each.accepts_requests}
+        return {name: replica.link for name, replica in self.replicas.items() if replica.accepts_requests}
 
 
 def agrees(one: EngineStarted, other: EngineStarted) -> bool:

@@ -1,6 +1,7 @@
-"""The router: its knowledge of every replica, and the requests that it has sent.
+"""Router of requests to replicas: a prompt goes to the replica that computes it soonest.
 
-Choice of a replica for one prompt: the one that computes it soonest, with hit and queue counted in seconds.
+Prefix hit and queue are counted in seconds. The router knows every replica's load and cache, and the requests that it
+has sent.
 """
 
 from __future__ import annotations
@@ -93,14 +94,22 @@ def choose_replica(candidates: Sequence[Candidate], num_tokens: int, times: Prom
     `candidates` does not matter; there is at least one.
     """
     assert candidates, "a request needs a replica to go to"
-    mean = sum(each.recent for each in candidates) / len(candidates)
-    fair = [each for each in candidates if each.queue <= 0 or each.recent <= MAX_LOAD_SHARE * mean] or list(candidates)
+    mean = sum(candidate.recent for candidate in candidates) / len(candidates)
+    fair = [
+        candidate for candidate in candidates if candidate.queue <= 0 or candidate.recent <= MAX_LOAD_SHARE * mean
+    ] or list(candidates)
 
-    def rank(each: Candidate) -> tuple[float, bool, int, float, str]:
-        return each.queue + times.seconds(each.hit, num_tokens), not each.is_own, -each.hit, each.recent, each.name
+    def rank(candidate: Candidate) -> tuple[float, bool, int, float, str]:
+        return (
+            candidate.queue + times.seconds(candidate.hit, num_tokens),
+            not candidate.is_own,
+            -candidate.hit,
+            candidate.recent,
+            candidate.name,
+        )
 
     best, soonest = min(fair, key=rank), min(candidates, key=rank)
-    longest = max(each.hit for each in candidates)
+    longest = max(candidate.hit for candidate in candidates)
     if longest == 0:
         reason = ChoiceReason.NOTHING_CACHED
     elif best.hit == longest:
@@ -113,7 +122,7 @@ def choose_replica(candidates: Sequence[Candidate], num_tokens: int, times: Prom
 def less_busy_of_two(candidates: Sequence[Candidate], draws: Random) -> ReplicaChoice:
     """Choose the replica with fewer requests of two that `draws` picks, whatever they have cached."""
     pair = draws.sample(list(candidates), min(2, len(candidates)))
-    best = min(pair, key=lambda each: each.num_requests)
+    best = min(pair, key=lambda candidate: candidate.num_requests)
     return ReplicaChoice(best.name, best.hit, ChoiceReason.TWO_CHOICES)
 
 
@@ -217,7 +226,7 @@ class ReplicaRouter:
     def route(
         self,
         request_id: str,
-        chain: BlockHashes,
+        block_hashes: BlockHashes,
         num_tokens: int,
         now: float,
         num_outputs: int = 0,
@@ -231,17 +240,17 @@ class ReplicaRouter:
         """
         assert request_id not in self._sent, f"request {request_id} has been sent already"
         # A hit ends before the last token.
-        keys = chain.keys[: max(0, num_tokens - 1) // self.block_size]
-        place = None if session is None else (chain.salt, session)
-        before = None if place is None else self._sessions.get(place)
+        keys = block_hashes.keys[: max(0, num_tokens - 1) // self.block_size]
+        session_key = None if session is None else (block_hashes.salt, session)
+        earlier = None if session_key is None else self._sessions.get(session_key)
         candidates = []
         for name, replica in self._replicas.items():
             if not replica.takes_new or (among is not None and name not in among):
                 continue
             depth = replica.published.depth(keys)
-            is_own = before is not None and before.replica == name
-            if before is not None and is_own and _goes_on(before, keys, now):
-                depth = max(depth, before.depth)
+            is_own = earlier is not None and earlier.replica == name
+            if earlier is not None and is_own and _continues_session(earlier, keys, now):
+                depth = max(depth, earlier.depth)
             hit = depth * self.block_size
             work = replica.recent_work(now)
             candidates.append(Candidate(name, hit, replica.queue, work, is_own, replica.num_sent))
@@ -256,9 +265,9 @@ class ReplicaRouter:
         sent = _Sent(choice.name, prompt, num_outputs * self.seconds_per_output)
         self._sent[request_id] = sent
         self._replicas[choice.name].give(sent.prompt + sent.output, now)
-        if place is not None and keys:
-            self._sessions[place] = _Session(choice.name, len(keys), keys[-1], now)
-            self._sessions.move_to_end(place)
+        if session_key is not None and keys:
+            self._sessions[session_key] = _Session(choice.name, len(keys), keys[-1], now)
+            self._sessions.move_to_end(session_key)
             if len(self._sessions) > MAX_SESSIONS:
                 self._sessions.popitem(last=False)
         return choice
@@ -280,13 +289,15 @@ class ReplicaRouter:
     def check_integrity(self) -> None:
         """Raise AssertionError unless every queue equals the unfinished work that was sent."""
         for name, replica in self._replicas.items():
-            own = [sent for sent in self._sent.values() if sent.replica == name]
-            queue = sum(sent.prompt + sent.output for sent in own)
+            sent_here = [sent for sent in self._sent.values() if sent.replica == name]
+            queue = sum(sent.prompt + sent.output for sent in sent_here)
             assert abs(replica.queue - queue) <= 1e-6 * (1 + queue), f"the queue of {name} was miscounted"
-            assert replica.num_sent == len(own), f"the requests of {name} were miscounted"
-            assert own or replica.queue == 0, f"{name} has a queue and no request"
+            assert replica.num_sent == len(sent_here), f"the requests of {name} were miscounted"
+            assert sent_here or replica.queue == 0, f"{name} has a queue and no request"
         assert all(sent.replica in self._replicas for sent in self._sent.values()), "a request outlived its replica"
-        assert all(each.replica in self._replicas for each in self._sessions.values()), "a session outlived its replica"
+        assert all(session.replica in self._replicas for session in self._sessions.values()), (
+            "a session outlived its replica"
+        )
         assert len(self._sessions) <= MAX_SESSIONS, "there are too many sessions"
 
     def _less(self, name: str, work: float) -> None:
@@ -295,7 +306,7 @@ class ReplicaRouter:
         replica.queue = max(0.0, replica.queue - work) if replica.num_sent else 0.0
 
 
-def _goes_on(before: _Session, keys: Sequence[int], now: float) -> bool:
+def _continues_session(earlier: _Session, keys: Sequence[int], now: float) -> bool:
     """Return whether the prompt with these block hashes begins with the one that its session sent lately."""
-    is_late = now - before.since > UNPUBLISHED_SECONDS
-    return not is_late and before.depth <= len(keys) and keys[before.depth - 1] == before.key
+    is_late = now - earlier.since > UNPUBLISHED_SECONDS
+    return not is_late and earlier.depth <= len(keys) and keys[earlier.depth - 1] == earlier.key

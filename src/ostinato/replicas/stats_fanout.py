@@ -1,7 +1,4 @@
-"""Questions to all replicas, answered as one engine would.
-
-The counts of several engines, added up as those of one.
-"""
+"""Questions to all replicas, answered as one engine would: counts of several engines are added up."""
 
 from __future__ import annotations
 
@@ -27,29 +24,30 @@ _SIZES = frozenset({"num_speculative_tokens", "budget"})
 """Numbers that are not counts, and are the same in all engines."""
 
 
-def _accepted(of: Mapping[str, Any]) -> tuple[float, float]:
-    if "reached" in of:
-        return of["accepted"], of["reached"]
-    return of["drafts_accepted"], of["drafts_proposed"]
+def _accepted(counts: Mapping[str, Any]) -> tuple[float, float]:
+    if "reached" in counts:
+        return counts["accepted"], counts["reached"]
+    return counts["drafts_accepted"], counts["drafts_proposed"]
 
 
 def merge_observations(observations: Sequence[StatsSnapshot]) -> StatsSnapshot:
     """Add up all counts of at least one observation."""
     return StatsSnapshot(
-        merge_stats([each.stats for each in observations]), merge_histograms([each.meter for each in observations])
+        merge_stats([observation.stats for observation in observations]),
+        merge_histograms([observation.meter for observation in observations]),
     )
 
 
-def merge_stats(found: Sequence[Any]) -> Any:
+def merge_stats(values: Sequence[Any]) -> Any:
     """Add counts, mappings by key, lists of equal length by position. Anything else is that of the first."""
-    present = [each for each in found if each is not None]
+    present = [value for value in values if value is not None]
     if not present:
         return None
     first = present[0]
     if isinstance(first, Mapping):
-        keys = dict.fromkeys(key for each in present for key in each)
-        whole = {key: merge_stats([each[key] for each in present if key in each]) for key in keys}
-        whole |= {key: next(each[key] for each in present if key in each) for key in whole.keys() & _SIZES}
+        keys = dict.fromkeys(key for value in present for key in value)
+        whole = {key: merge_stats([value[key] for value in present if key in value]) for key in keys}
+        whole |= {key: next(value[key] for value in present if key in value) for key in whole.keys() & _SIZES}
         for name, parts in _RATES.items():
             if name in whole and len(present) > 1:
                 share = parts(whole)
@@ -58,7 +56,7 @@ def merge_stats(found: Sequence[Any]) -> Any:
     if isinstance(first, bool) or not isinstance(first, int | float | list | tuple):
         return first
     if isinstance(first, list | tuple):
-        same = all(len(each) == len(first) for each in present)
+        same = all(len(value) == len(first) for value in present)
         return [merge_stats(column) for column in zip(*present, strict=True)] if same else list(first)
     return sum(present)
 
@@ -66,22 +64,22 @@ def merge_stats(found: Sequence[Any]) -> Any:
 def merge_index_snapshots(pictures: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Join the pictures of several prefix indices (`cache.picture.picture`) into one, branches after branches."""
     branches: list[dict[str, Any]] = []
-    for each in pictures:
-        before = len(branches)
-        for branch in each["branches"]:
+    for picture in pictures:
+        first_branch = len(branches)
+        for branch in picture["branches"]:
             parent = branch["parent"]
-            branches.append({**branch, "parent": None if parent is None else before + parent})
-    counts = {name: sum(each[name] for each in pictures) for name in ("texts", "blocks", "checkpoints")}
+            branches.append({**branch, "parent": None if parent is None else first_branch + parent})
+    counts = {name: sum(picture[name] for picture in pictures) for name in ("texts", "blocks", "checkpoints")}
     return {**counts, "branches": branches}
 
 
 def merge_histograms(meters: Sequence[EngineHistograms]) -> EngineHistograms:
     """Add up all histograms."""
     whole = EngineHistograms()
-    for each in fields(EngineHistograms):
-        histogram: Histogram = getattr(whole, each.name)
+    for histogram_field in fields(EngineHistograms):
+        histogram: Histogram = getattr(whole, histogram_field.name)
         for meter in meters:
-            other: Histogram = getattr(meter, each.name)
+            other: Histogram = getattr(meter, histogram_field.name)
             histogram.counts = [a + b for a, b in zip(histogram.counts, other.counts, strict=True)]
             histogram.total += other.total
     return whole
@@ -97,7 +95,7 @@ class _PendingQuery:
 
     question: Query
     waits_for: set[str]
-    found: list[Any] = field(default_factory=list)
+    results: list[Any] = field(default_factory=list)
     timer: asyncio.TimerHandle | None = None
 
 
@@ -107,73 +105,75 @@ class StatsFanout:
     Without any replica a question waits for one, since silence must not look like an answer to a heartbeat.
     """
 
-    def __init__(self, answer: Callable[[EngineReply], None], known: Callable[[], Sequence[StatsSnapshot]]) -> None:
+    def __init__(
+        self, answer: Callable[[EngineReply], None], observations: Callable[[], Sequence[StatsSnapshot]]
+    ) -> None:
         """Create an empty table.
 
-        `answer` is called with the replies. `known` gives each replica's last known counts.
+        `answer` is called with the replies. `observations` gives each replica's last known counts.
         """
-        self._answer, self._known = answer, known
-        self._asked: dict[str, _PendingQuery] = {}
+        self._answer, self._observations = answer, observations
+        self._pending: dict[str, _PendingQuery] = {}
 
     def ask(self, question: Query, links: Mapping[str, ReplicaLink]) -> None:
         """Ask all replicas."""
-        asked = self._asked[question.call_id] = _PendingQuery(question, set(links))
+        pending = self._pending[question.call_id] = _PendingQuery(question, set(links))
         for link in links.values():
             link.send(question)
         if question.question == "observe":
             loop = asyncio.get_running_loop()
-            asked.timer = loop.call_later(PATIENCE, self.stop_waiting, question.call_id)
+            pending.timer = loop.call_later(PATIENCE, self.stop_waiting, question.call_id)
 
     def ask_again(self, links: Mapping[str, ReplicaLink]) -> None:
         """Ask changed replicas the questions that no replica was there to answer."""
-        for asked in list(self._asked.values()):
-            if not asked.waits_for and not asked.found:
-                self._forget(asked)
-                self.ask(asked.question, links)
+        for pending in list(self._pending.values()):
+            if not pending.waits_for and not pending.results:
+                self._forget(pending)
+                self.ask(pending.question, links)
 
     def take(self, name: str, reply: EngineReply) -> None:
         """Handle a replica's answer. Answers to questions that are over are dropped."""
-        asked = self._asked.get(reply.call_id)
-        if asked is None or name not in asked.waits_for:
+        pending = self._pending.get(reply.call_id)
+        if pending is None or name not in pending.waits_for:
             return
-        asked.waits_for.discard(name)
+        pending.waits_for.discard(name)
         if reply.error is not None:
-            self._forget(asked)
+            self._forget(pending)
             self._answer(EngineReply(reply.call_id, error=reply.error))
             return
-        asked.found.append(reply.result)
-        self._conclude(asked)
+        pending.results.append(reply.result)
+        self._conclude(pending)
 
     def lose(self, name: str) -> None:
         """Stop waiting for a replica that is gone."""
-        for asked in list(self._asked.values()):
-            asked.waits_for.discard(name)
-            self._conclude(asked)
+        for pending in list(self._pending.values()):
+            pending.waits_for.discard(name)
+            self._conclude(pending)
 
     def stop_waiting(self, call_id: str) -> None:
         """Stop waiting for the replicas that have not answered a question in time."""
-        asked = self._asked[call_id]
-        asked.timer = None
-        self._conclude(asked)
+        pending = self._pending[call_id]
+        pending.timer = None
+        self._conclude(pending)
 
     def end(self) -> None:
         """Drop all questions."""
-        for asked in list(self._asked.values()):
-            self._forget(asked)
+        for pending in list(self._pending.values()):
+            self._forget(pending)
 
-    def _conclude(self, asked: _PendingQuery) -> None:
+    def _conclude(self, pending: _PendingQuery) -> None:
         """Answer a question once all replicas have answered, or at least one has and the others take too long."""
-        if not asked.found or (asked.waits_for and asked.timer is not None):
+        if not pending.results or (pending.waits_for and pending.timer is not None):
             return
-        if asked.question.question == "observe":
-            self._forget(asked)
-            self._answer(EngineReply(asked.question.call_id, merge_observations(self._known())))
-        elif not asked.waits_for:
-            self._forget(asked)
-            together = merge_index_snapshots if asked.question.question == "prefixes" else sum
-            self._answer(EngineReply(asked.question.call_id, together(asked.found)))
+        if pending.question.question == "observe":
+            self._forget(pending)
+            self._answer(EngineReply(pending.question.call_id, merge_observations(self._observations())))
+        elif not pending.waits_for:
+            self._forget(pending)
+            together = merge_index_snapshots if pending.question.question == "prefixes" else sum
+            self._answer(EngineReply(pending.question.call_id, together(pending.results)))
 
-    def _forget(self, asked: _PendingQuery) -> None:
-        del self._asked[asked.question.call_id]
-        if asked.timer is not None:
-            asked.timer.cancel()
+    def _forget(self, pending: _PendingQuery) -> None:
+        del self._pending[pending.question.call_id]
+        if pending.timer is not None:
+            pending.timer.cancel()

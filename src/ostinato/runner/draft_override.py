@@ -1,9 +1,8 @@
 """Drafts by another rule in place of an engine's own: to try speculation, or to measure it.
 
-Drafts that are right with a chosen probability, to measure costs and gains of speculation on any model.
-
-This is not a method for users, and no setting selects it: `ostinato bench speculative --accept` replaces an engine's
-own drafts by these. They refuse every request that the benchmark has not made.
+Drafts that are right with a chosen probability measure costs and gains of speculation on any model. This is not a
+method for users, and no setting selects it: `ostinato bench speculative --accept` replaces an engine's own drafts by
+these. They refuse every request that the benchmark has not made.
 """
 
 from __future__ import annotations

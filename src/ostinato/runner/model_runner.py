@@ -1,6 +1,6 @@
-"""The runner: it owns the tensors of weights and cache memory. It computes batches and knows no policy.
+"""Model runner: it owns the tensors of weights and cache memory. It computes batches and knows no policy.
 
-Execution of a step in a tensor-parallel group: by a single rank, by the first rank or by a follower rank.
+In a tensor-parallel group, the first rank and its follower ranks execute each step together.
 """
 
 from __future__ import annotations
@@ -69,14 +69,14 @@ class TensorParallel(Protocol):
         ...
 
     def step(self, batch: Batch, drafts: Drafts, compute: Callable[[], T], /) -> T:
-        """Call `execute_model`, which computes a step, while the other ranks do the same.
+        """Call `compute`, which computes a step, while the other ranks do the same.
 
         `drafts` are those that need no weights.
         """
         ...
 
     def logits(self, positions: Sequence[int], compute: Callable[[], T], /) -> T:
-        """Call `execute_model`, which computes the logits at these positions of the last step, while the other ranks
+        """Call `compute`, which computes the logits at these positions of the last step, while the other ranks
         do.
         """
         ...
@@ -188,7 +188,7 @@ class ModelRunner:
     def launch(self, batch: Batch, previous: SampledTokens | None = None) -> SampledTokens:
         """Launch a step without drafts, and do not wait for the device.
 
-        If the step overlaps with the step `previous_hidden`, the tokens sampled there are copied to their rows on the
+        If the step overlaps with the step that sampled `previous`, those tokens are copied to their rows on the
         device.
         """
         assert self.drafter is None, "drafts are made of tokens that are known"
@@ -349,7 +349,7 @@ def _explain_bus_errors(plan: Plan, directories: Sequence[Path]) -> None:
 
 
 def allocate_layers(spec: ModelSpec, plan: Plan, device: torch.device) -> list[LayerCache]:
-    """Return one LayerMemory per layer, the drafter's after the model's.
+    """Return one LayerCache per layer, the drafter's after the model's.
 
     After them comes one for the hidden state that a prediction head keeps. The memory is not initialized: on a CPU the
     operating system backs a page when it is first used.

@@ -18,7 +18,7 @@ class SamplingParams(BaseModel):
     """Settings for sampling the tokens of one request, and for its end.
 
     An unknown name or an illegal value is a RequestError. The order in which the settings act on the logits is in
-    `sample.processing`.
+    `sampling.logits_processing`.
     """
 
     model_config = ConfigDict(

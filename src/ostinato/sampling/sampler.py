@@ -1,6 +1,6 @@
-"""Sampling of a step: the tokens of each row, verified drafts, and the requested log-probabilities.
+"""Sampler: the tokens of each row of a step, verified drafts, and log-probabilities.
 
-Log-probabilities of known tokens and of the most likely ones, from the model's raw logits.
+Log-probabilities, of known tokens and of the most likely ones, come from the model's raw logits.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Decode rows: the block of each request's next token, preemption, and the room for drafts.
 
-Overlap: the batch rows of the next step, scheduled before the tokens of the step in flight are known.
+With overlap, the next step's rows are scheduled before the tokens of the step in flight are known.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ class DecodeScheduler:
     """Allocator of the next blocks of decoding requests, in order of rank; it preempts from the other end."""
 
     def __init__(
-        self, cache: CacheManager, queues: RequestQueues, flight: InFlightSteps, counters: SchedulerCounts
+        self, cache: CacheManager, queues: RequestQueues, in_flight_steps: InFlightSteps, counters: SchedulerCounts
     ) -> None:
-        self._cache, self._queues, self._flight, self._counters = cache, queues, flight, counters
+        self._cache, self._queues, self._in_flight_steps, self._counters = cache, queues, in_flight_steps, counters
 
-    def ready_requests(self, most: int) -> list[Request]:
-        """Return the first `most` requests that decode and have the block of their next token."""
-        found: list[Request] = []
+    def ready_requests(self, max_requests: int) -> list[Request]:
+        """Return the first `max_requests` requests that decode and have the block of their next token."""
+        requests: list[Request] = []
         index = 0
         # Preemption shortens the list only after `index` or at it, so no request that has room loses it.
-        while index < len(self._queues.running) and len(found) < most:
+        while index < len(self._queues.running) and len(requests) < max_requests:
             request = self._queues.running[index]
             index += 1
             if is_decoding(request) and (
                 self._cache.grow(request.request_id, request.num_tokens) or self._preempt_for(request)
             ):
-                found.append(request)
-        return found
+                requests.append(request)
+        return requests
 
     def preempt(self, request: Request) -> None:
         """Free a running request's memory; it waits, with its outputs, to compute all its tokens again."""
         self._queues.requeue(request)
         self._counters.preemptions += 1
         self._counters.recomputed_tokens += request.num_computed_tokens
-        self._flight.free(request.request_id)
+        self._in_flight_steps.free(request.request_id)
         request.num_preemptions += 1
         request.num_computed_tokens = 0
         request.checkpoint_positions = None
@@ -54,7 +54,7 @@ class DecodeScheduler:
         """
         cache, running = self._cache, self._queues.running
         while not cache.grow(request.request_id, request.num_tokens):
-            if any(cache.shrink(each.request_id, each.num_tokens) for each in reversed(running)):
+            if any(cache.shrink(other.request_id, other.num_tokens) for other in reversed(running)):
                 continue
             victim = running[-1]
             self.preempt(victim)
@@ -83,9 +83,9 @@ def _max_drafts(request: Request, cache: CacheManager, num_drafts: int) -> int:
     request is preempted for a draft.
     """
     count = min(num_drafts, request.max_num_tokens - request.num_tokens - 1)
-    holding = cache.request_cache(request.request_id)
-    if holding.write_slots:
-        count = min(count, len(holding.write_slots) - 1)
+    request_cache = cache.request_cache(request.request_id)
+    if request_cache.write_slots:
+        count = min(count, len(request_cache.write_slots) - 1)
     count = min(count, cache.max_growable_tokens(request.request_id) - request.num_tokens)
     has_grown = cache.grow(request.request_id, request.num_tokens + count)
     assert has_grown, "available blocks were counted above"
@@ -112,29 +112,29 @@ def continuing_requests(
 
     Return the cause instead if the next step has to wait for `step`. The next step has decode rows alone, of the
     requests in `step`: each computes the token that `step` samples for it. Requests whose length `step` is known to
-    complete are left out. `is_head_blocked`: the first waiting request finds no memory unless another one ends.
+    complete are left out. `has_refused`: the first waiting request finds no memory unless another one ends.
     """
     if not all(row.samples for row in step.batch.rows):
         return OverlapBlocker.PROMPT
-    place_of = {row.request_id: place for place, row in enumerate(step.batch.rows)}
-    found: list[tuple[int, Request]] = []
+    row_index_of = {row.request_id: row_index for row_index, row in enumerate(step.batch.rows)}
+    continuing: list[tuple[int, Request]] = []
     for request in queues.running:
-        place = place_of.get(request.request_id)
-        if place is None:
+        row_index = row_index_of.get(request.request_id)
+        if row_index is None:
             return OverlapBlocker.PROMPT
         if request.num_tokens + 1 < request.max_num_tokens:
-            found.append((place, request))
+            continuing.append((row_index, request))
     if queues.waiting:
-        somebody_ends = len(found) < len(queues.running)
-        if somebody_ends or (len(queues.running) < max_num_seqs and not has_refused):
+        any_ends = len(continuing) < len(queues.running)
+        if any_ends or (len(queues.running) < max_num_seqs and not has_refused):
             return OverlapBlocker.ADMISSION
-    if any(len(request.output_token_ids) < request.num_lookback_outputs for _, request in found):
+    if any(len(request.output_token_ids) < request.num_lookback_outputs for _, request in continuing):
         return OverlapBlocker.TOKEN
-    return found
+    return continuing
 
 
-def next_step_row(request: Request, cache: CacheManager, place: int, spare_slots: int) -> BatchRow:
-    """Return the row after row `place` of the step in flight. The request has the block of its token.
+def next_step_row(request: Request, cache: CacheManager, row_index: int, spare_slots: int) -> BatchRow:
+    """Return the row after row `row_index` of the step in flight. The request has the block of its token.
 
     No checkpoint takes one of the last `spare_slots` slots.
     """
@@ -143,4 +143,4 @@ def next_step_row(request: Request, cache: CacheManager, place: int, spare_slots
     slots = cache.next_step_slots(id, request.num_tokens, keeps, spare_slots)
     if cache.window_blocks is not None:
         cache.allocate_window_blocks(id, request.num_tokens + 1)
-    return make_next_step_row(request, place, cache.request_cache(id), slots)
+    return make_next_step_row(request, row_index, cache.request_cache(id), slots)

@@ -47,8 +47,8 @@ class EncoderScheduler:
         """
         spans = spans_in(request.media, start, end)
         if self._is_short:
-            held = self.cache.pinned_by(request.request_id)
-            count = next((i for i, span in enumerate(spans) if span.digest not in held), len(spans))
+            pinned = self.cache.pinned_by(request.request_id)
+            count = next((i for i, span in enumerate(spans) if span.digest not in pinned), len(spans))
         else:
             count = self.cache.num_fitting(_sizes(spans))
         if count == len(spans):
@@ -63,12 +63,12 @@ class EncoderScheduler:
             return ()
         self._takers.append(request)
         uses = []
-        told: set[str] = set()
-        for span, held in zip(spans, self.cache.pin(request.request_id, _sizes(spans)), strict=True):
-            uses.append(MediaUse(span.start, span.end, held.cells))
-            if held.is_new and span.digest not in told:
-                told.add(span.digest)
-                self._to_encode.append(MediaToEncode(span.digest, span.item, held.cells))
+        new_digests: set[str] = set()
+        for span, pinned in zip(spans, self.cache.pin(request.request_id, _sizes(spans)), strict=True):
+            uses.append(MediaUse(span.start, span.end, pinned.cells))
+            if pinned.is_new and span.digest not in new_digests:
+                new_digests.add(span.digest)
+                self._to_encode.append(MediaToEncode(span.digest, span.item, pinned.cells))
         return tuple(uses)
 
     def to_encode(self) -> tuple[MediaToEncode, ...]:
@@ -92,9 +92,9 @@ class EncoderScheduler:
             "images are held by a request that does not run"
         )
         for request in running:
-            held = self.cache.pinned_by(request.request_id)
+            pinned = self.cache.pinned_by(request.request_id)
             if not is_in_flight:
-                assert held == image_in_progress(request), (
+                assert pinned == image_in_progress(request), (
                     f"request {request.request_id} holds other images than the one in whose midst it stands"
                 )
 

@@ -7,7 +7,7 @@ from ostinato.kv_cache.request_cache import KVSnapshot
 from ostinato.scheduler.request import Request, RequestStatus
 
 CopiedBlocks = dict[tuple[str, int, int], memoryview]
-"""Copies that were made: ("block" or "window block", its id, its computed tokens) -> contents."""
+"""Copies that were made: ("block" or "window_block", its id, its computed tokens) -> contents."""
 
 
 def export_kv(request: Request, cache: CacheManager, copies: CopiedBlocks) -> KVSnapshot | None:
@@ -24,23 +24,23 @@ def export_kv(request: Request, cache: CacheManager, copies: CopiedBlocks) -> KV
         return request.kv_snapshot
     if memory is None or num_tokens == 0 or request.skips_prefix_cache:
         return None
-    holding = cache.request_cache(request.request_id)
+    request_cache = cache.request_cache(request.request_id)
 
     def copied(kind: str, table: tuple[int, ...], first: int) -> tuple[memoryview, ...]:
         """Return copies of the computed tokens, from block `first` of the request on."""
-        read, found = memory.read_window_block if kind == "pane" else memory.read_block, []
+        read, blocks = memory.read_window_block if kind == "window_block" else memory.read_block, []
         for index, id in enumerate(table[first : -(-num_tokens // size)], start=first):
             count = min(size, num_tokens - index * size)
             if (kind, id, count) not in copies:
                 copies[kind, id, count] = read(id, None if count == size else count)
-            found.append(copies[kind, id, count])
-        return tuple(found)
+            blocks.append(copies[kind, id, count])
+        return tuple(blocks)
 
     blocks, window_blocks = (
-        copied("block", holding.block_table, 0),
-        copied("pane", holding.window_block_table, holding.first_window_block),
+        copied("block", request_cache.block_table, 0),
+        copied("window_block", request_cache.window_block_table, request_cache.first_window_block),
     )
     if not cache.state_slots.slots_per_request:
         return KVSnapshot(num_tokens, blocks, window_blocks, None)
-    assert holding.read_slot, "who has computed tokens has a state"
-    return KVSnapshot(num_tokens, blocks, window_blocks, memory.read_slot(holding.read_slot))
+    assert request_cache.read_slot, "a request with computed tokens has a state"
+    return KVSnapshot(num_tokens, blocks, window_blocks, memory.read_slot(request_cache.read_slot))

@@ -66,14 +66,14 @@ def check_servable(
             "turn enable_chunked_prefill on",
             [Remedy("enable_chunked_prefill", True)],
         )
-    most = cache.max_request_tokens()
-    if max_total_tokens(request, limits) - 1 > most:
-        max_tokens = most + 1 - num_prompt
+    max_computed = cache.max_request_tokens()
+    if max_total_tokens(request, limits) - 1 > max_computed:
+        max_tokens = max_computed + 1 - num_prompt
         advice = f"lower max_tokens to at most {max_tokens}" if max_tokens >= 1 else "shorten the prompt"
         raise RequestError(
             f"the request may grow to {max_total_tokens(request, limits)} tokens ({num_prompt} of prompt and up to "
             f"{request.stop.max_tokens} of output), and the whole cache serves at most "
-            f"{most + 1 if most else 0}; {advice}, or give the cache more memory",
+            f"{max_computed + 1 if max_computed else 0}; {advice}, or give the cache more memory",
             [Remedy("max_tokens", max_tokens)] if max_tokens >= 1 else [],
         )
     if request.media:

@@ -1,6 +1,7 @@
-"""Admission of waiting requests: prefix cache hit, memory check and cache report.
+"""Prefill: admission of waiting requests, and the prompt tokens that a step takes.
 
-Prefill rows: the number of prompt tokens that a step takes, and the slots and images that they need.
+Admission looks up the prefix cache, checks memory and makes the cache report. A row of a prompt also needs slots and
+images.
 """
 
 from __future__ import annotations
@@ -84,12 +85,12 @@ class Admission:
             return None
         match = match_prefix(request, cache, self._policy)
         in_memory = match.hit
-        carried = _useful_snapshot(request, match)
-        if carried is not None:
-            match = _without_checkpoint(match, carried, cache.block_size)
+        snapshot = _useful_snapshot(request, match)
+        if snapshot is not None:
+            match = _without_checkpoint(match, snapshot, cache.block_size)
         elif cache.store.files is not None and request.block_hashes is not None:
             match = _restore_from_files(request, match, cache, spare_blocks, spare_window_blocks)
-        start = match.hit if carried is None else carried.num_tokens
+        start = match.hit if snapshot is None else snapshot.num_tokens
         remaining, is_cut = request.num_tokens - start, False
         if remaining > budget and not limits.enable_chunked_prefill:
             if remaining <= limits.max_num_batched_tokens:
@@ -104,7 +105,7 @@ class Admission:
             if self._media.max_chunk_end(request, start, end) < end:
                 return None
         placement = plan_request_checkpoints(request, match, cache, self._policy, start)
-        id, reads = request.request_id, carried is None
+        id, reads = request.request_id, snapshot is None
         if not cache.admit(id, request.num_tokens, match, spare_blocks, spare_window_blocks, uses_checkpoint=reads):
             self._refusal = _BlockedHead(request, *room)
             return None
@@ -112,18 +113,18 @@ class Admission:
         self._refusal = None
         self._counters.cut_recomputations += is_cut
         request.num_computed_tokens, request.checkpoint_positions = start, placement
-        if carried is not None:
-            cache.import_kv(id, carried, request.block_hashes)
+        if snapshot is not None:
+            cache.import_kv(id, snapshot, request.block_hashes)
             self.moves.carried_tokens += start
-            self.moves.carried_bytes += carried.num_bytes
+            self.moves.carried_bytes += snapshot.num_bytes
         elif request.num_imported_tokens:
             self.moves.recomputed_tokens += max(0, request.num_imported_tokens - start)
         request.kv_snapshot, request.num_imported_tokens = None, 0
         if request.cache_report is None:
-            found = make_cache_report(request, match, placement, cache)
-            request.cache_report = found = replace(found, from_files=match.hit - in_memory)
-            self.prefix_counters.count(found.cached_tokens, found.misses, found.from_files)
-        elif carried is None:
+            report = make_cache_report(request, match, placement, cache)
+            request.cache_report = report = replace(report, from_files=match.hit - in_memory)
+            self.prefix_counters.count(report.cached_tokens, report.misses, report.from_files)
+        elif snapshot is None:
             self.prefix_counters.restored_tokens += match.hit
         return request
 
@@ -147,7 +148,9 @@ class Admission:
         growing = list(filter(self._may_need_blocks, self._queues.running))
         spare_blocks, spare_window_blocks, num_window_blocks = len(growing), 0, 0
         if window_blocks is not None:
-            spare_window_blocks = sum(window_blocks.may_grow(cache.request_cache(each.request_id)) for each in growing)
+            spare_window_blocks = sum(
+                window_blocks.may_grow(cache.request_cache(request.request_id)) for request in growing
+            )
             num_window_blocks = window_blocks.num_unreserved - spare_window_blocks
         return (
             spare_blocks,
@@ -179,7 +182,7 @@ def _restore_from_files(
     request: Request, match: Match, cache: CacheManager, spare_blocks: int, spare_window_blocks: int
 ) -> Match:
     """Return the match after reading the files that pay, if there is room for the request then."""
-    assert request.block_hashes is not None, "a request with a match has a chain"
+    assert request.block_hashes is not None, "a request with a match has block hashes"
     if cache.window_blocks is not None and not cache.window_blocks.has_room(
         -(-request.num_tokens // cache.block_size), spare_window_blocks
     ):
@@ -199,13 +202,13 @@ def _max_hit_tokens(request: Request) -> int:
 
 def _useful_snapshot(request: Request, match: Match) -> KVSnapshot | None:
     """Return the KV snapshot that came with the request, unless the index has as many tokens of it."""
-    carried = request.kv_snapshot
-    return carried if carried is not None and carried.num_tokens > match.hit else None
+    snapshot = request.kv_snapshot
+    return snapshot if snapshot is not None and snapshot.num_tokens > match.hit else None
 
 
-def _without_checkpoint(match: Match, carried: KVSnapshot, block_size: int) -> Match:
+def _without_checkpoint(match: Match, snapshot: KVSnapshot, block_size: int) -> Match:
     """Return a match of the indexed blocks that equal full blocks of the KV snapshot. They need no checkpoint."""
-    path = match.matched[: carried.num_tokens // block_size]
+    path = match.matched[: snapshot.num_tokens // block_size]
     return Match(path, path)
 
 
@@ -239,11 +242,11 @@ def make_cache_report(
 
 def update_reported_spacing(request: Request) -> None:
     """Update the report after the checkpoint spacing has doubled, which a long output causes."""
-    told, placement = request.cache_report, request.checkpoint_positions
-    if told is None or placement is None or told.checkpoint_spacing is None:
+    report, placement = request.cache_report, request.checkpoint_positions
+    if report is None or placement is None or report.checkpoint_spacing is None:
         return
-    if placement.spacing > told.checkpoint_spacing:
-        request.cache_report = replace(told, checkpoint_spacing=placement.spacing)
+    if placement.spacing > report.checkpoint_spacing:
+        request.cache_report = replace(report, checkpoint_spacing=placement.spacing)
 
 
 class PrefillScheduler:

@@ -180,7 +180,7 @@ _UNKNOWN_TOKEN = (0,)
 
 
 def make_row(
-    request: Request, holding: RequestCache, count: int, num_drafts: int = 0, media: tuple[MediaUse, ...] = ()
+    request: Request, request_cache: RequestCache, count: int, num_drafts: int = 0, media: tuple[MediaUse, ...] = ()
 ) -> BatchRow:
     """Return the row that computes the next `count` known tokens of `request` and `num_drafts` drafts after them.
 
@@ -200,10 +200,10 @@ def make_row(
         request.request_id,
         request.tokens(start, end),
         start,
-        holding.block_table,
-        holding.read_slot,
-        holding.write_slots[: 1 + num_drafts] or _NULL_SLOT,
-        holding.reserved_checkpoints,
+        request_cache.block_table,
+        request_cache.read_slot,
+        request_cache.write_slots[: 1 + num_drafts] or _NULL_SLOT,
+        request_cache.reserved_checkpoints,
         num_drafts,
         num_logits,
         samples,
@@ -211,12 +211,14 @@ def make_row(
         request.rope,
         media,
         None,
-        holding.window_block_table,
+        request_cache.window_block_table,
     )
 
 
-def make_next_step_row(request: Request, place: int, holding: RequestCache, slots: tuple[int, int]) -> BatchRow:
-    """Return the row that computes the token which row `place` of the step in flight samples for `request`.
+def make_next_step_row(
+    request: Request, row_index: int, request_cache: RequestCache, slots: tuple[int, int]
+) -> BatchRow:
+    """Return the row that computes the token which row `row_index` of the step in flight samples for `request`.
 
     It uses the blocks and window blocks of `request_cache`. `slots` are the ones that it reads and writes.
     """
@@ -224,15 +226,15 @@ def make_next_step_row(request: Request, place: int, holding: RequestCache, slot
         request.request_id,
         _UNKNOWN_TOKEN,
         request.num_tokens,
-        holding.block_table,
+        request_cache.block_table,
         slots[0],
         slots[1:],
         num_logits=1,
         samples=True,
         sampling_state=request.sampling_state,
         rope=request.rope,
-        previous_row=place,
-        window_block_table=holding.window_block_table,
+        previous_row=row_index,
+        window_block_table=request_cache.window_block_table,
     )
 
 
@@ -250,7 +252,7 @@ def num_prompt_logprobs_due(request: Request, start: int, end: int) -> int:
     Position p gives that of prompt token p + 1, so the prompt's last position gives none; those before
     `num_prompt_logprobs` were delivered before a preemption.
     """
-    assert request.wants_prompt_logprobs, "nobody asked for them"
+    assert request.wants_prompt_logprobs, "the request did not ask for them"
     return max(0, min(end, len(request.prompt_token_ids) - 1) - max(start, request.num_prompt_logprobs))
 
 
@@ -259,11 +261,11 @@ def check_result(request: Request, row: BatchRow, result: RowResult) -> None:
     id = row.request_id
     assert result.request_id == id, f"the result of request {result.request_id} stands where {id} is due"
     if result.error is not None:
-        given = bool(result.token_ids or result.prompt_logprobs or result.logprobs)
-        assert not given, f"request {id} gets a result from a row that ended with an error"
+        has_result = bool(result.token_ids or result.prompt_logprobs or result.logprobs)
+        assert not has_result, f"request {id} gets a result from a row that ended with an error"
         return
-    least, most = (1, 1 + result.num_drafts) if row.samples else (0, 0)
-    assert least <= len(result.token_ids) <= most, (
+    min_tokens, max_tokens = (1, 1 + result.num_drafts) if row.samples else (0, 0)
+    assert min_tokens <= len(result.token_ids) <= max_tokens, (
         f"request {id} gets {len(result.token_ids)} tokens from a row with samples={row.samples} and "
         f"{result.num_drafts} drafts"
     )

@@ -1,10 +1,8 @@
-"""The waiting and the running requests, in order of service.
+"""The waiting and the running requests, in order of service, with fair share between clients.
 
-Fair share between clients: a client with many requests waits behind the first ones of clients with few.
-
-Start-time fair queueing (Goyal, Vin, Cheng 1996) with requests of one size: a request gets a start tag (`turn`) when it
-arrives, one after the last of its client, but none that has passed already. For a client of weight w it is 1 / w after
-the last.
+A client with many requests waits behind the first ones of clients with few. It is start-time fair queueing (Goyal, Vin,
+Cheng 1996) with requests of one size: a request gets a start tag when it arrives, one after the last of its client, but
+none that has passed already. For a client of weight w it is 1 / w after the last.
 """
 
 from __future__ import annotations
@@ -33,12 +31,12 @@ def client_weight(client: Hashable) -> int:
     return client.weight if isinstance(client, Client) else 1
 
 
-def weighted_share(share: int, most: int, client: Hashable) -> int:
-    """Return how much of `most` a client may have if a client of weight 1 may have `share`.
+def weighted_share(share: int, max_share: int, client: Hashable) -> int:
+    """Return how much of `max_share` a client may have if a client of weight 1 may have `share`.
 
     It is `share` times the weight, but leaves room for another client's share.
     """
-    return max(share, min(share * client_weight(client), most - share))
+    return max(share, min(share * client_weight(client), max_share - share))
 
 
 class FairShare:
@@ -52,16 +50,16 @@ class FairShare:
 
     def assign(self, client: Hashable) -> float:
         """Return the start tag of an arrival."""
-        turn = max(self._now, self._next.get(client, 0))
-        self._next[client] = turn + 1 / client_weight(client)
+        start_tag = max(self._now, self._next.get(client, 0))
+        self._next[client] = start_tag + 1 / client_weight(client)
         if len(self._next) > self._prune_at:
-            self._next = {each: following for each, following in self._next.items() if following > self._now}
+            self._next = {name: next_tag for name, next_tag in self._next.items() if next_tag > self._now}
             self._prune_at = max(64, 2 * len(self._next))
-        return turn
+        return start_tag
 
-    def advance(self, turn: float) -> None:
+    def advance(self, start_tag: float) -> None:
         """Note that a request with this start tag is being served."""
-        self._now = max(self._now, turn)
+        self._now = max(self._now, start_tag)
 
     @property
     def current(self) -> float:
@@ -89,7 +87,7 @@ class RequestQueues:
         self.requests: dict[str, Request] = {}
         """All waiting and running requests, by their ids."""
         self._num_arrived = 0
-        self._turns = FairShare()
+        self._fair_share = FairShare()
 
     def add(self, request: Request, by_priority: bool) -> None:
         """Add a new request to the waiting list, at its client's fair share among those of its priority, or among all.
@@ -99,8 +97,8 @@ class RequestQueues:
         """
         request.arrival_number = self._num_arrived
         priority = request.priority if by_priority else 0
-        turn = self._turns.current if request.was_imported else self._turns.assign(request.client)
-        request.service_order = (priority, turn, request.arrival_number)
+        start_tag = self._fair_share.current if request.was_imported else self._fair_share.assign(request.client)
+        request.service_order = (priority, start_tag, request.arrival_number)
         self._num_arrived += 1
         self.requests[request.request_id] = request
         insort(self.waiting, request, key=_rank)
@@ -109,7 +107,7 @@ class RequestQueues:
         """Move the first waiting request to the running list."""
         request = self.waiting.pop(0)
         request.status = RequestStatus.RUNNING
-        self._turns.advance(request.service_order[1])
+        self._fair_share.advance(request.service_order[1])
         insort(self.running, request, key=_rank)
 
     def requeue(self, request: Request) -> None:

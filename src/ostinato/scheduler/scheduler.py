@@ -1,6 +1,6 @@
 """The scheduler: it chooses the tokens of each step, and applies the step's result to the requests.
 
-Invariants of a scheduler between two calls.
+`check_integrity` tests the invariants between two calls.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ def check_scheduler_integrity(
         num_known = len(request.prompt_token_ids) + len(request.output_token_ids)
         assert request.num_tokens == num_known, f"request {request.request_id} has lost count of its tokens"
     for request in queues.running:
-        assert request.kv_snapshot is None, f"request {request.request_id} runs, and keeps what was carried to it"
+        assert request.kv_snapshot is None, f"request {request.request_id} is running and still has its KV snapshot"
         assert request.num_computed_tokens < request.num_tokens, f"request {request.request_id} has nothing to compute"
         assert request.num_computed_tokens <= cache.request_cache(request.request_id).capacity, (
             f"request {request.request_id} has computed tokens without a block"
         )
     holders = {request.request_id for request in queues.running} | set(ended_in_flight)
-    assert cache.request_ids() == holders, "memory is held by a request that neither runs nor is in flight"
+    assert cache.request_ids() == holders, "a request that is neither running nor in flight holds memory"
     assert is_in_flight or not ended_in_flight, "memory of ended requests was kept"
 
 
@@ -117,8 +117,8 @@ class Scheduler:
         self._media = EncoderScheduler(encoder_cache) if encoder_cache is not None else None
         self._admission = Admission(limits, cache, policy, self.queues, self._media, self.counters)
         self._chunks = PrefillScheduler(limits, cache, self.queues, self._media)
-        self._flight = InFlightSteps(cache, encoder_cache)
-        self._decoding = DecodeScheduler(cache, self.queues, self._flight, self.counters)
+        self._in_flight_steps = InFlightSteps(cache, encoder_cache)
+        self._decoding = DecodeScheduler(cache, self.queues, self._in_flight_steps, self.counters)
 
     @property
     def prefix_counters(self) -> PrefixCounts:
@@ -135,11 +135,11 @@ class Scheduler:
 
     def is_in_flight(self, batch: Batch) -> bool:
         """Return whether `batch` was scheduled and is neither updated nor failed."""
-        return self._flight.has(batch)
+        return self._in_flight_steps.has(batch)
 
     def is_memory_in_use(self, request_id: str) -> bool:
         """Return whether a request of this id has ended, and a step in flight still writes to its memory."""
-        return request_id in self._flight.delayed_request_ids
+        return request_id in self._in_flight_steps.delayed_request_ids
 
     @property
     def num_waiting(self) -> int:
@@ -167,7 +167,7 @@ class Scheduler:
         The batch has at least one row while a request is unfinished. One without rows is not in flight: it
         needs no `update`. A row's block table may be longer than the row needs.
         """
-        assert not self._flight, "the last step needs update() or fail() before the next is scheduled"
+        assert not self._in_flight_steps, "the last step needs update() or fail() before the next is scheduled"
         num_drafts = self._num_drafts()
         if self._media is not None:
             self._media.begin_step()
@@ -195,7 +195,7 @@ class Scheduler:
         )
         assert batch.rows or not self.queues.requests, "no row was scheduled although requests are unfinished"
         if batch.rows:
-            self._flight.add(InFlightStep(batch, [request for request, _ in scheduled]))
+            self._in_flight_steps.add(InFlightStep(batch, [request for request, _ in scheduled]))
             self.counters.steps += 1
         return batch
 
@@ -207,24 +207,24 @@ class Scheduler:
         Returns None if no request continues, or if the step has to wait, which is counted with its cause
         (`OverlapBlocker`). No request is admitted or preempted here.
         """
-        assert len(self._flight) == 1, "a step ahead is behind the one step that is in flight"
+        assert len(self._in_flight_steps) == 1, "a step ahead is behind the one step that is in flight"
         assert self._choose_drafts is None, "how many drafts are accepted is not known ahead"
-        found = continuing_requests(
-            self._flight.first, self.queues, self.limits.max_num_seqs, self._admission.is_head_blocked()
+        continuing = continuing_requests(
+            self._in_flight_steps.first, self.queues, self.limits.max_num_seqs, self._admission.is_head_blocked()
         )
-        if not isinstance(found, OverlapBlocker) and not all(
-            self.cache.grow(request.request_id, request.num_tokens + 1) for _, request in found
+        if not isinstance(continuing, OverlapBlocker) and not all(
+            self.cache.grow(request.request_id, request.num_tokens + 1) for _, request in continuing
         ):
-            found = OverlapBlocker.MEMORY
-        if isinstance(found, OverlapBlocker):
-            self.counters.steps_not_ahead[found] += 1
+            continuing = OverlapBlocker.MEMORY
+        if isinstance(continuing, OverlapBlocker):
+            self.counters.steps_not_ahead[continuing] += 1
             return None
-        if not found:
+        if not continuing:
             return None
         spare_slots = self._spare_slots()
-        rows = [next_step_row(request, self.cache, place, spare_slots) for place, request in found]
+        rows = [next_step_row(request, self.cache, row_index, spare_slots) for row_index, request in continuing]
         batch = Batch(tuple(rows), len(rows))
-        self._flight.add(InFlightStep(batch, [request for _, request in found], is_ahead=True))
+        self._in_flight_steps.add(InFlightStep(batch, [request for _, request in continuing], is_ahead=True))
         self.counters.steps += 1
         self.counters.steps_ahead += 1
         return batch
@@ -236,13 +236,13 @@ class Scheduler:
         ends its request. Results for requests that ended meanwhile are ignored. AssertionError if the result does not
         match the batch; nothing is changed then, so the step can still be failed.
         """
-        in_flight = self._flight.first
+        in_flight = self._in_flight_steps.first
         batch = in_flight.batch
         assert len(result.rows) == len(batch.rows), "the result has another number of rows than the batch"
         steps = list(zip(in_flight.requests, batch.rows, result.rows, strict=True))
         for request, row, row_result in steps:
             check_result(request, row, row_result)
-        self._flight.finish_first()
+        self._in_flight_steps.finish_first()
         if self.encoder_cache is not None:
             self.encoder_cache.finish_step(succeeded=True)
         if batch.num_decode_rows < len(batch.rows):
@@ -288,11 +288,11 @@ class Scheduler:
         State is written in place, so the step cannot be run again. Requests that were not in it continue. An overlapped
         step has no other requests: it is over too, and all its rows are void.
         """
-        assert self._flight, "only a step in flight can fail"
-        failed = self._flight.first
+        assert self._in_flight_steps, "only a step in flight can fail"
+        failed = self._in_flight_steps.first
         assert batch is failed.batch, "only the first step in flight can fail"
-        self.counters.void_rows += sum(len(step.requests) for step in self._flight if step is not failed)
-        self._flight.finish_all()
+        self.counters.void_rows += sum(len(step.requests) for step in self._in_flight_steps if step is not failed)
+        self._in_flight_steps.finish_all()
         self.counters.failed_steps += 1
         updates = []
         for request in failed.requests:
@@ -319,7 +319,7 @@ class Scheduler:
 
     def preempt(self, request_id: str) -> bool:
         """Preempt a request between two steps, as lack of memory would; return False if it is not running."""
-        assert not self._flight, "a request cannot lose its memory while a step writes to it"
+        assert not self._in_flight_steps, "a request cannot lose its memory while a step writes to it"
         request = self.queues.requests.get(request_id)
         if request is None or request.status is not RequestStatus.RUNNING:
             return False
@@ -328,9 +328,9 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless queues, requests and caches agree with each other."""
-        most, is_in_flight = self.limits.max_num_seqs, bool(self._flight)
+        max_running, is_in_flight = self.limits.max_num_seqs, bool(self._in_flight_steps)
         check_scheduler_integrity(
-            self.queues, self.cache, self._media, most, is_in_flight, self._flight.delayed_request_ids
+            self.queues, self.cache, self._media, max_running, is_in_flight, self._in_flight_steps.delayed_request_ids
         )
 
     def _num_drafts(self) -> int:
@@ -392,6 +392,6 @@ class Scheduler:
     def _finish(self, request: Request, reason: FinishReason) -> None:
         """Remove `request`; its memory is freed now, or after a step in flight, which may write to it."""
         if self.queues.remove(request):
-            self._flight.free(request.request_id, reason is FinishReason.ERROR)
+            self._in_flight_steps.free(request.request_id, reason is FinishReason.ERROR)
         request.finish_reason = reason
         self.counters.finished[reason] += 1

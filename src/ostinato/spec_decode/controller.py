@@ -1,10 +1,8 @@
-"""Choice of the number of drafts per row in each step, from measured costs and acceptance. Imports no torch.
+"""Controller of the number of drafts per row in each step, from measured costs and acceptance. Imports no torch.
 
 Drafts pay while the tokens that they add outweigh the time that they add:
 
     speed of k drafts = tokens per row with k drafts / time of such a step in units of a plain step
-
-Measurements of the engine's drafts: how many were right, what they cost, and whether the next step drafts.
 """
 
 from __future__ import annotations
@@ -93,14 +91,14 @@ class DraftController:
         self._acceptance = AcceptanceRates(num_speculative_tokens)
         self._ranges: dict[int, _RowRange] = {}
         self._balance = _FIRST_BALANCE
-        self._asked = 0
+        self._pending_drafts = 0
 
     def choose_num_drafts(self, rows: int) -> int:
         """Return the number of drafts per row for a step with `rows` decode rows."""
-        self._asked = 0
+        self._pending_drafts = 0
         if rows:
-            self._asked = self._range(rows).chosen if self.adaptive else self.num_speculative_tokens
-        return self._asked
+            self._pending_drafts = self._range(rows).chosen if self.adaptive else self.num_speculative_tokens
+        return self._pending_drafts
 
     def record_step(
         self, gained: Sequence[int], num_drafts: int, seconds: float, *, is_pure_decode: bool, has_room: Sequence[bool]
@@ -114,164 +112,182 @@ class DraftController:
         """
         if not gained:
             return
-        at, asked = self._range(len(gained)), self._asked
-        kind = num_drafts if num_drafts or not asked else NO_DRAFT
-        at.steps[kind] += 1
-        if asked and any(has_room):
-            kept = [tokens - 1 for tokens, room in zip(gained, has_room, strict=True) if room]
-            self._acceptance.count(kept, asked)
-            at.costs.count_found(num_drafts > 0)
-        at.costs.count(kind, asked, seconds if is_pure_decode else None)
+        row_range, num_asked = self._range(len(gained)), self._pending_drafts
+        kind = num_drafts if num_drafts or not num_asked else NO_DRAFT
+        row_range.steps[kind] += 1
+        if num_asked and any(has_room):
+            accepted = [tokens - 1 for tokens, room in zip(gained, has_room, strict=True) if room]
+            self._acceptance.count(accepted, num_asked)
+            row_range.costs.count_found(num_drafts > 0)
+        row_range.costs.count(kind, num_asked, seconds if is_pure_decode else None)
         # A range that was first seen after `choose` may have another choice; then this step is no evidence for it.
-        if self.adaptive and asked == at.chosen:
-            self._advance(at, sum(gained) / len(gained), kind)
+        if self.adaptive and num_asked == row_range.chosen:
+            self._advance(row_range, sum(gained) / len(gained), kind)
 
     def to_json(self) -> dict[str, Any]:
         """Return the choices and their reasons per range of batch sizes as plain data; times in milliseconds."""
         return {
             "adaptive": self.adaptive,
             "num_speculative_tokens": self.num_speculative_tokens,
-            "batch_sizes": [self._describe(at) for _, at in sorted(self._ranges.items())],
+            "batch_sizes": [self._describe(row_range) for _, row_range in sorted(self._ranges.items())],
         }
 
     def _range(self, rows: int) -> _RowRange:
         index = (rows - 1).bit_length()
-        at = self._ranges.get(index)
-        if at is None:
+        row_range = self._ranges.get(index)
+        if row_range is None:
             near = min(self._ranges.values(), key=lambda each: abs(each.index - index), default=None)
             costs = StepCosts(None if near is None else near.costs)
             # Drafts cost more with more rows, so a choice is only inherited from a larger batch size.
             in_use = 0 if near is None or near.index < index else near.in_use
-            at = self._ranges[index] = _RowRange(index, costs, in_use)
-        return at
+            row_range = self._ranges[index] = _RowRange(index, costs, in_use)
+        return row_range
 
-    def _advance(self, at: _RowRange, tokens_per_row: float, kind: int) -> None:
+    def _advance(self, row_range: _RowRange, tokens_per_row: float, kind: int) -> None:
         """Count the step towards the wait or the trial that it belongs to, and adopt the better choice."""
-        if at.trial is None:
-            self._balance = min(self._balance + _TRIAL_SHARE * at.costs.mean(at.in_use), _MAX_BALANCE)
-            at.wait -= 1
-            self._settle(at)
-            is_timed = at.costs.seconds(at.in_use) is not None
-            trial = self._next_trial(at) if at.wait <= 0 and is_timed else None
+        if row_range.trial is None:
+            self._balance = min(self._balance + _TRIAL_SHARE * row_range.costs.mean(row_range.in_use), _MAX_BALANCE)
+            row_range.wait -= 1
+            self._update_choice(row_range)
+            is_timed = row_range.costs.seconds(row_range.in_use) is not None
+            trial = self._next_trial(row_range) if row_range.wait <= 0 and is_timed else None
             if trial is not None:
-                at.trial, at.trial_steps, at.trial_tokens, at.blocks, at.idle_steps = trial, 0, 0.0, 0, 0
-                at.costs.begin(trial, at.in_use)
+                (
+                    row_range.trial,
+                    row_range.trial_steps,
+                    row_range.trial_tokens,
+                    row_range.blocks,
+                    row_range.idle_steps,
+                ) = trial, 0, 0.0, 0, 0
+                row_range.costs.begin(trial, row_range.in_use)
             return
-        if kind == NO_DRAFT and at.idle_steps < _PATIENCE:
-            at.idle_steps += 1
+        if kind == NO_DRAFT and row_range.idle_steps < _PATIENCE:
+            row_range.idle_steps += 1
             return
-        at.trial_steps += 1
-        at.trial_tokens += tokens_per_row
-        if at.trial_steps < _steps_of_trial(at.trial):
+        row_range.trial_steps += 1
+        row_range.trial_tokens += tokens_per_row
+        if row_range.trial_steps < _steps_of_trial(row_range.trial):
             return
-        is_new = at.costs.ratio(at.trial) is None
-        at.costs.compare(at.trial, at.in_use)
-        at.blocks += 1
-        loss = at.trial_steps * at.costs.mean(at.trial) - at.trial_tokens * self._time_per_token(at)
-        loss += at.idle_steps * (at.costs.idle - self._time_per_token(at))
+        is_new = row_range.costs.ratio(row_range.trial) is None
+        row_range.costs.compare(row_range.trial, row_range.in_use)
+        row_range.blocks += 1
+        loss = row_range.trial_steps * row_range.costs.mean(
+            row_range.trial
+        ) - row_range.trial_tokens * self._time_per_token(row_range)
+        loss += row_range.idle_steps * (row_range.costs.idle - self._time_per_token(row_range))
         # The loss of a first trial is capped: it could not be foreseen, and would delay all later trials.
         self._balance -= min(max(0.0, loss), _FIRST_BALANCE if is_new else loss)
-        at.idle_steps = 0
-        goes_on = loss < 0 and at.blocks < _MAX_TRIAL_BLOCKS
-        at.drafts_since_plain = 0 if at.trial == 0 else at.drafts_since_plain + 1
-        has_changed = self._settle(at)
+        row_range.idle_steps = 0
+        goes_on = loss < 0 and row_range.blocks < _MAX_TRIAL_BLOCKS
+        row_range.drafts_since_plain = 0 if row_range.trial == 0 else row_range.drafts_since_plain + 1
+        has_changed = self._update_choice(row_range)
         if has_changed or not goes_on:
-            at.trial, at.trials = None, at.trials + 1
+            row_range.trial, row_range.trials = None, row_range.trials + 1
             # One gain may lead to the next, and a trial without drafts measured nothing: another trial may follow.
-            at.wait = 1 if has_changed or kind == NO_DRAFT else _WAIT
+            row_range.wait = 1 if has_changed or kind == NO_DRAFT else _WAIT
         else:
-            at.trial_steps, at.trial_tokens = 0, 0.0
+            row_range.trial_steps, row_range.trial_tokens = 0, 0.0
 
-    def _settle(self, at: _RowRange) -> bool:
+    def _update_choice(self, row_range: _RowRange) -> bool:
         """Adopt the fastest choice whose cost was measured, and return whether it changed."""
-        measured = [number for number in self._numbers if at.costs.ratio(number)]
-        best = max(measured, key=lambda number: self._speed(at, number) / (1 + _uncertainty(at, number)))
-        margin = (_MARGIN if best else 1.0) * (1 + _uncertainty(at, best))
-        if best == at.in_use or self._speed(at, best) < self._speed(at, at.in_use) * margin:
+        measured = [num_drafts for num_drafts in self._numbers if row_range.costs.ratio(num_drafts)]
+        best = max(
+            measured,
+            key=lambda num_drafts: self._speed(row_range, num_drafts) / (1 + _uncertainty(row_range, num_drafts)),
+        )
+        margin = (_MARGIN if best else 1.0) * (1 + _uncertainty(row_range, best))
+        if best == row_range.in_use or self._speed(row_range, best) < self._speed(row_range, row_range.in_use) * margin:
             return False
-        at.drafts_since_plain = 0 if at.in_use == 0 else at.drafts_since_plain
-        at.in_use = best
-        if best != at.trial:
-            at.costs.begin(best, at.trial or 0)
+        row_range.drafts_since_plain = 0 if row_range.in_use == 0 else row_range.drafts_since_plain
+        row_range.in_use = best
+        if best != row_range.trial:
+            row_range.costs.begin(best, row_range.trial or 0)
         return True
 
-    def _next_trial(self, at: _RowRange) -> int | None:
+    def _next_trial(self, row_range: _RowRange) -> int | None:
         """Return the number of drafts to try now, or None until the balance covers a trial."""
-        others = [number for number in self._numbers if number != at.in_use]
+        other_numbers = [num_drafts for num_drafts in self._numbers if num_drafts != row_range.in_use]
         # Untried numbers come first, if they would be faster at the cost of the next smaller number of drafts.
-        speed = self._speed(at, at.in_use)
+        speed = self._speed(row_range, row_range.in_use)
         new = [
-            number
-            for number in others
-            if at.costs.ratio(number) is None and self._acceptance.tokens(number) > speed * at.costs.lower_bound(number)
+            num_drafts
+            for num_drafts in other_numbers
+            if row_range.costs.ratio(num_drafts) is None
+            and self._acceptance.tokens(num_drafts) > speed * row_range.costs.lower_bound(num_drafts)
         ]
-        drafts = new[0] if new else max(filter(None, others), key=lambda each: self._speed(at, each), default=0)
-        if at.in_use and at.costs.ratio(at.in_use) is None:
+        drafts = (
+            new[0]
+            if new
+            else max(filter(None, other_numbers), key=lambda count: self._speed(row_range, count), default=0)
+        )
+        if row_range.in_use and row_range.costs.ratio(row_range.in_use) is None:
             return 0
         # All ratios are relative to plain steps, but where drafts pay, trials of plain steps lose most. They come at
         # once if the number in use may have been chosen by chance.
-        is_doubtful = speed < 1 + at.costs.error(at.in_use)
-        wants_plain = not drafts or is_doubtful or at.drafts_since_plain >= _TRIALS_PER_PLAIN
-        for trial in [0] if at.in_use and wants_plain else [drafts]:
+        is_doubtful = speed < 1 + row_range.costs.error(row_range.in_use)
+        wants_plain = not drafts or is_doubtful or row_range.drafts_since_plain >= _TRIALS_PER_PLAIN
+        for trial in [0] if row_range.in_use and wants_plain else [drafts]:
             tokens = self._acceptance.tokens(trial) if self._acceptance.is_known else 1.0
-            cost = at.costs.mean(trial)
+            cost = row_range.costs.mean(trial)
             if trial in new:
-                cost = (cost + at.costs.lower_bound(trial)) / 2
-            loss = _steps_of_trial(trial) * (cost - tokens * self._time_per_token(at))
-            loss += (trial > 0) * _PATIENCE * (at.costs.idle - 1)
+                cost = (cost + row_range.costs.lower_bound(trial)) / 2
+            loss = _steps_of_trial(trial) * (cost - tokens * self._time_per_token(row_range))
+            loss += (trial > 0) * _PATIENCE * (row_range.costs.idle - 1)
             if self._balance >= min(loss, _MAX_BALANCE):
                 return trial
         return None
 
-    def _time_per_token(self, at: _RowRange) -> float:
+    def _time_per_token(self, row_range: _RowRange) -> float:
         """Return the time per token of the choice in use, in plain steps."""
-        return 1 / self._speed(at, at.in_use)
+        return 1 / self._speed(row_range, row_range.in_use)
 
-    def _speed(self, at: _RowRange, number: int) -> float:
-        """Return the tokens per second with `number` drafts, relative to plain steps."""
-        return self._acceptance.tokens(number) / at.costs.mean(number)
+    def _speed(self, row_range: _RowRange, num_drafts: int) -> float:
+        """Return the tokens per second with `num_drafts` drafts, relative to plain steps."""
+        return self._acceptance.tokens(num_drafts) / row_range.costs.mean(num_drafts)
 
-    def _describe(self, at: _RowRange) -> dict[str, Any]:
+    def _describe(self, row_range: _RowRange) -> dict[str, Any]:
         return {
-            "rows": list(at.bounds),
-            "choice": at.in_use if self.adaptive else self.num_speculative_tokens,
-            "ground": self._ground(at),
-            "trials": at.trials,
-            "steps_without_draft": at.steps[NO_DRAFT],
+            "rows": list(row_range.bounds),
+            "choice": row_range.in_use if self.adaptive else self.num_speculative_tokens,
+            "ground": self._ground(row_range),
+            "trials": row_range.trials,
+            "steps_without_draft": row_range.steps[NO_DRAFT],
             "drafts": [
                 {
-                    "number": number,
-                    "steps": at.steps[number],
-                    "milliseconds": _rounded(at.costs.seconds(number), 1e3),
-                    "time_ratio": _rounded(at.costs.ratio(number)),
-                    "tokens_per_row": _rounded(self._acceptance.tokens(number)),
-                    "speed_up": _rounded(self._speed(at, number) if at.costs.ratio(number) else None),
+                    "number": num_drafts,
+                    "steps": row_range.steps[num_drafts],
+                    "milliseconds": _rounded(row_range.costs.seconds(num_drafts), 1e3),
+                    "time_ratio": _rounded(row_range.costs.ratio(num_drafts)),
+                    "tokens_per_row": _rounded(self._acceptance.tokens(num_drafts)),
+                    "speed_up": _rounded(
+                        self._speed(row_range, num_drafts) if row_range.costs.ratio(num_drafts) else None
+                    ),
                 }
-                for number in self._numbers
+                for num_drafts in self._numbers
             ],
         }
 
-    def _ground(self, at: _RowRange) -> str:
+    def _ground(self, row_range: _RowRange) -> str:
         """Return the reason of this choice in words, about the drafts in use, or else about the best drafts."""
         if not self.adaptive:
             return "speculative_adaptive is off"
-        measured = [number for number in self._numbers if number and at.costs.ratio(number)]
-        if at.costs.found_none:
+        measured = [num_drafts for num_drafts in self._numbers if num_drafts and row_range.costs.ratio(num_drafts)]
+        if row_range.costs.found_none:
             return "no drafts were found"
-        if not measured or at.in_use not in (0, *measured):
+        if not measured or row_range.in_use not in (0, *measured):
             return "not measured yet"
-        number = at.in_use or max(measured, key=lambda each: self._speed(at, each))
-        tokens, ratio = self._acceptance.tokens(number), at.costs.mean(number)
-        return f"{number} drafts: {tokens:.1f} tokens for {ratio:.1f} times the time of 1"
+        num_drafts = row_range.in_use or max(measured, key=lambda count: self._speed(row_range, count))
+        tokens, ratio = self._acceptance.tokens(num_drafts), row_range.costs.mean(num_drafts)
+        return f"{num_drafts} drafts: {tokens:.1f} tokens for {ratio:.1f} times the time of 1"
 
 
-def _uncertainty(at: _RowRange, number: int) -> float:
+def _uncertainty(row_range: _RowRange, num_drafts: int) -> float:
     """Return the gain that more drafts than are in use must show for the error of their cost, as a share."""
-    return at.costs.error(number) if number > at.in_use else 0.0
+    return row_range.costs.error(num_drafts) if num_drafts > row_range.in_use else 0.0
 
 
-def _steps_of_trial(number: int) -> int:
-    return _TRIAL_STEPS if number else _PLAIN_TRIAL_STEPS
+def _steps_of_trial(num_drafts: int) -> int:
+    return _TRIAL_STEPS if num_drafts else _PLAIN_TRIAL_STEPS
 
 
 def _rounded(value: float | None, scale: float = 1.0) -> float | None:

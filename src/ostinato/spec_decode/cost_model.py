@@ -1,6 +1,6 @@
-"""Estimate of the tokens that a row gains from drafts, by the drafts accepted of late. Imports no torch.
+"""Cost model of drafts: the tokens that a row gains from them, and the cost of their steps. Imports no torch.
 
-Costs of steps with drafts in one range of batch sizes, in units of a plain step. Imports no torch.
+Gains follow from the drafts accepted of late. Costs are by range of batch sizes, in units of a plain step.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class AcceptanceRates:
     drafts were wrong: both gain nothing.
     """
 
-    def __init__(self, most: int) -> None:
-        """Start without observations; `most` is the largest number of drafts per row."""
-        self._reached = [0.0] * most
-        self._kept = [0.0] * most
+    def __init__(self, max_drafts: int) -> None:
+        """Start without observations; `max_drafts` is the largest number of drafts per row."""
+        self._reached = [0.0] * max_drafts
+        self._accepted = [0.0] * max_drafts
 
     def count(self, kept: Sequence[int], num_drafts: int) -> None:
         """Count a step that asked for `num_drafts` drafts per row.
@@ -39,7 +39,7 @@ class AcceptanceRates:
             return
         for i in range(len(self._reached)):
             self._reached[i] = _KEPT_WEIGHT * self._reached[i] + (i < num_drafts) * sum(each >= i for each in kept)
-            self._kept[i] = _KEPT_WEIGHT * self._kept[i] + (i < num_drafts) * sum(each > i for each in kept)
+            self._accepted[i] = _KEPT_WEIGHT * self._accepted[i] + (i < num_drafts) * sum(each > i for each in kept)
 
     @property
     def is_known(self) -> bool:
@@ -53,8 +53,8 @@ class AcceptanceRates:
         """
         tokens = probability = 1.0
         share = _ASSUMED_SHARE
-        for reached, kept in zip(self._reached[:num_drafts], self._kept[:num_drafts], strict=True):
-            share = (kept + _ASSUMED_ROWS * share) / (reached + _ASSUMED_ROWS)
+        for reached, accepted in zip(self._reached[:num_drafts], self._accepted[:num_drafts], strict=True):
+            share = (accepted + _ASSUMED_ROWS * share) / (reached + _ASSUMED_ROWS)
             probability *= share
             tokens += probability
         return tokens
@@ -98,29 +98,29 @@ class StepCosts:
         self._seconds: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=_REMEMBERED_TIMES))
         self._comparisons: dict[int, deque[Comparison]] = defaultdict(lambda: deque(maxlen=_REMEMBERED_RATIOS))
         self._found = self._looked = 0.0
-        self._asked: int | None = None
+        self._last_asked: int | None = None
         self._left_out = _LEFT_OUT
 
     def count(self, kind: int, asked: int, seconds: float | None) -> None:
         """Count a step of a kind that asked for `asked` drafts, and its time; None if the time means nothing."""
-        if asked != self._asked:
-            self._left_out = _LEFT_OUT if asked or self._asked is None else LEFT_OUT_PLAIN
-            self._asked = asked
+        if asked != self._last_asked:
+            self._left_out = _LEFT_OUT if asked or self._last_asked is None else LEFT_OUT_PLAIN
+            self._last_asked = asked
         if self._left_out:
             self._left_out -= 1
         elif seconds is not None:
             self._seconds[kind].append(seconds)
 
-    def count_found(self, found: bool) -> None:
-        """Count a step that asked for drafts; `found` if some row had one."""
+    def count_found(self, has_draft: bool) -> None:
+        """Count a step that asked for drafts; `has_draft` is true if some row had one."""
         self._looked = _DECAY * self._looked + 1
-        self._found = _DECAY * self._found + found
+        self._found = _DECAY * self._found + has_draft
 
     def begin(self, kind: int, other: int) -> None:
         """Discard old times before steps of `kind`, which will be compared with those of `other`; its times stay."""
-        for each in (kind, NO_DRAFT) if other == 0 else (kind,):
-            if self.seconds(each) is not None:  # with one time or none, keep it: some trials seldom find drafts
-                self._seconds[each].clear()
+        for timed_kind in (kind, NO_DRAFT) if other == 0 else (kind,):
+            if self.seconds(timed_kind) is not None:  # with one time or none, keep it: some trials seldom find drafts
+                self._seconds[timed_kind].clear()
 
     def seconds(self, kind: int) -> float | None:
         """Return the median time of a kind of step; None before two were timed.
@@ -158,11 +158,11 @@ class StepCosts:
         return self._median(num_drafts)
 
     def error(self, num_drafts: int) -> float:
-        """Return the share of `of` that may be chance, as the times spread; 0 if that is not known."""
-        found = self._comparisons[num_drafts]
-        if not found:
+        """Return the share of the time ratio that may be chance, as the times spread; 0 if that is not known."""
+        comparisons = self._comparisons[num_drafts]
+        if not comparisons:
             return 0.0
-        error = fmean(each.error for each in found) / sqrt(len(found))
+        error = fmean(comparison.error for comparison in comparisons) / sqrt(len(comparisons))
         return error * self._share_found * self._of_drafts(num_drafts) / self.mean(num_drafts)
 
     def mean(self, num_drafts: int) -> float:
@@ -174,7 +174,7 @@ class StepCosts:
 
     def lower_bound(self, num_drafts: int) -> float:
         """Return a lower bound of such a step's cost: the largest measured ratio of a step with fewer drafts."""
-        return max(ratio for number in range(num_drafts) if (ratio := self.ratio(number)) is not None)
+        return max(ratio for fewer in range(num_drafts) if (ratio := self.ratio(fewer)) is not None)
 
     @property
     def _share_found(self) -> float:
@@ -193,19 +193,19 @@ class StepCosts:
         measured = self.ratio(num_drafts)
         if measured is not None:
             return measured
-        found = {kind: self._median(kind) for kind in self._comparisons if kind != NO_DRAFT}
-        known = {0: 1.0} | {kind: ratio for kind, ratio in found.items() if ratio is not None}
-        if len(known) == 1:
+        medians = {kind: self._median(kind) for kind in self._comparisons if kind != NO_DRAFT}
+        ratios = {0: 1.0} | {kind: ratio for kind, ratio in medians.items() if ratio is not None}
+        if len(ratios) == 1:
             return 1 + (_ASSUMED_COST - 1) * num_drafts if self._near is None else self._near._of_drafts(num_drafts)
-        below = max(kind for kind in known if kind < num_drafts)
-        above = min((kind for kind in known if kind > num_drafts), default=None)
+        below = max(kind for kind in ratios if kind < num_drafts)
+        above = min((kind for kind in ratios if kind > num_drafts), default=None)
         if above is None:
-            return 1 + (known[below] - 1) * num_drafts / below
-        return known[below] + (known[above] - known[below]) * (num_drafts - below) / (above - below)
+            return 1 + (ratios[below] - 1) * num_drafts / below
+        return ratios[below] + (ratios[above] - ratios[below]) * (num_drafts - below) / (above - below)
 
     def _median(self, kind: int) -> float | None:
-        found = self._comparisons[kind]
-        return median(each.ratio for each in found) if found else None
+        comparisons = self._comparisons[kind]
+        return median(comparison.ratio for comparison in comparisons) if comparisons else None
 
     def _error(self, tried: int, in_use: int) -> float:
         """Return the standard error of the quotient of two medians, as a share of it."""

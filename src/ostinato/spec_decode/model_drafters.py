@@ -1,8 +1,7 @@
-"""Interface of all proposers of drafts, and the parts that proposers with layers share.
+"""Drafters with layers: a second, smaller model, or the model's own prediction head.
 
-Drafts by a second, smaller model of the same vocabulary, whose layers use the same blocks and slots.
-
-Drafts by the model's own prediction head, several deep by feeding it its own hidden state.
+Both use the same blocks and slots as the model. The second model has the same vocabulary. The prediction head is
+several deep by feeding it its own hidden state. The interface of all proposers is here too.
 """
 
 from __future__ import annotations
@@ -89,7 +88,7 @@ class DraftModelProposer:
             tokens = [drafts[i][-1] if depth else decode[i].token_ids[0] for i in now]
             steps = tuple(single_token_row(decode[i], token, depth) for i, token in zip(now, tokens, strict=True))
             hidden = self._forward(Batch(steps, len(steps)))
-            ahead = [place for place, i in enumerate(now) if depth < decode[i].num_drafts]
+            ahead = [index for index, i in enumerate(now) if depth < decode[i].num_drafts]
             if not ahead:
                 continue
             picks = [
@@ -97,8 +96,8 @@ class DraftModelProposer:
                 for i in map(now.__getitem__, ahead)
             ]
             chosen = self._choose(self._model.compute_logits(hidden[ahead]), picks, self._model.build.ops.sample)
-            for place, token in chosen.items():
-                drafts[now[ahead[place]]].append(token)
+            for index, token in chosen.items():
+                drafts[now[ahead[index]]].append(token)
         return [tuple(each) for each in drafts]
 
 
@@ -147,14 +146,14 @@ class MtpProposer:
         self._choose = choose
 
     def propose(self, batch: Batch) -> list[tuple[int, ...]]:
-        found: list[tuple[int, ...]] = [()] * len(batch.rows)
+        all_drafts: list[tuple[int, ...]] = [()] * len(batch.rows)
         if not batch.num_drafts:
-            return found
+            return all_drafts
         drafting = [i for i in range(batch.num_decode_rows) if batch.rows[i].num_drafts]
         rows = [batch.rows[i] for i in drafting]
         for i, drafts in zip(drafting, self._draft(rows) if rows else (), strict=True):
-            found[i] = drafts
-        return found
+            all_drafts[i] = drafts
+        return all_drafts
 
     def _draft(self, rows: Sequence[BatchRow]) -> list[tuple[int, ...]]:
         states = self._head.memory[-1].states["hidden"]
@@ -164,12 +163,12 @@ class MtpProposer:
         now = list(range(len(rows)))
         for depth in range(max(row.num_drafts for row in rows)):
             # A row whose logits were not finite gets no more drafts.
-            going = [place for place, i in enumerate(now) if len(drafts[i]) == depth < rows[i].num_drafts]
+            going = [index for index, i in enumerate(now) if len(drafts[i]) == depth < rows[i].num_drafts]
             if not going:
                 break
             is_same = len(going) == len(now)
             if not is_same:
-                now, hidden = [now[place] for place in going], hidden[going]
+                now, hidden = [now[index] for index in going], hidden[going]
             self._head.hidden[: len(now)] = hidden
             if depth and is_same:
                 hidden = self._steps.next([drafts[i][-1] for i in now])[: len(now)]
@@ -180,6 +179,6 @@ class MtpProposer:
                 hidden = self._steps.first(Batch(steps, len(steps)))[: len(now)]
             picks = [PendingToken(rows[i].sampling_state, rows[i].end + depth, drafts[i]) for i in now]
             chosen = self._choose(self._model.compute_logits(hidden), picks, self._model.build.ops.sample)
-            for place, token in chosen.items():
-                drafts[now[place]] += (token,)
+            for index, token in chosen.items():
+                drafts[now[index]] += (token,)
         return drafts

@@ -63,19 +63,19 @@ class _NgramIndex:
         """Return whether these are the tokens of this very request, not of another one with the same id."""
         return self._output is state.output_token_ids
 
-    def continuation(self, most: int) -> tuple[int, ...]:
-        """Return up to `most` tokens to follow; none if the last n-gram is new."""
+    def continuation(self, max_tokens: int) -> tuple[int, ...]:
+        """Return up to `max_tokens` tokens to follow; none if the last n-gram is new."""
         tokens = self._tokens
         tokens += self._output[len(tokens) - self._num_prompt :]
         for end in range(self._num_indexed + 1, len(tokens)):
             for key in self._keys(end):
                 self._ends[key] = end
         self._num_indexed = len(tokens) - 1
-        found = next((self._ends[key] for key in reversed(self._keys(len(tokens))) if key in self._ends), None)
-        if found is None:
+        start = next((self._ends[key] for key in reversed(self._keys(len(tokens))) if key in self._ends), None)
+        if start is None:
             return ()
-        following: Sequence[int] = tokens[found : found + most]
-        return tuple(following[i % len(following)] for i in range(most))
+        next_tokens: Sequence[int] = tokens[start : start + max_tokens]
+        return tuple(next_tokens[i % len(next_tokens)] for i in range(max_tokens))
 
     def _keys(self, end: int) -> list[int]:
         """Return a number that encodes each n-gram ending at this position, the shortest first."""

@@ -33,7 +33,7 @@ class Scores:
     score_of: Callable[[int], float]
 
     def is_tie(self, came: int) -> bool:
-        """Return whether rounding decides between the best token and `actual`, as it does between the two best."""
+        """Return whether rounding decides between the best token and `came`, as it does between the two best."""
         return self.best[0][1] - min(self.best[1][1], self.score_of(came)) <= self.tolerance
 
 

@@ -1,8 +1,8 @@
-"""Drafts for verification: some right, some wrong, so that every anchor occurs, however good a drafter is.
+"""Reference of `ostinato verify`: the plain path, and drafts that are right at some positions and wrong at others.
 
-The plain path: eager, no prefix cache, no drafts, whole prompts, one request at a time. It is the reference.
-
-The module also has what both sides of a comparison share: requests run to their end, with preemptions now and then.
+The plain path is eager, without prefix cache and drafts, with full prompts, one request at a time. The drafts make
+every anchor occur, however good a drafter is. Runs of requests to their end, with preemptions now and then, serve both
+sides of a comparison.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""The report of a check: its tables, its chart, and the files that it is kept in.
+"""Report of a GPU check: its summary, tables and chart, and the files that hold it.
 
-Summary of a check: measurements of several parts side by side, and the targets. Pure functions of plain data.
+The summary puts measurements of several parts side by side, with the targets. Its functions are pure and take plain
+data.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The parts of a GPU check, with the seconds that each may take: plain data.
+"""Parts of a GPU check, as plain data: their limits in seconds, and their measurements.
 
-The measurements of a check, each the data of a benchmark's report; run in a separate process.
+Each measurement is the data of one benchmark's report, made in a separate process.
 """
 
 from __future__ import annotations

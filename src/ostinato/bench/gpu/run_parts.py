@@ -1,12 +1,8 @@
-"""The check of a GPU: part after part within its budget, whatever fails on the way.
+"""Runner of a GPU check: part after part within its budget, whatever fails on the way.
 
-A process with a time limit, which also ends all processes that it started.
-
-Compilation of the kernels that engines start, by all cores, into Triton's cache before anything is measured.
-
-An engine compiles what it needs one by one, a second each, when it starts and when a step needs another launch.
-
-The tests marked `gpu`, in a separate process: pytest's command line, and statistics of its output.
+Each part runs in a process with a time limit, which ends with all processes that it started. Before the measurements,
+all cores compile the kernels that the engines will start into Triton's cache: an engine compiles them one by one, a
+second each. The tests marked `gpu` run in a separate process too, and their output is counted.
 """
 
 from __future__ import annotations

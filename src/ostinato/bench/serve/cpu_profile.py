@@ -1,13 +1,10 @@
 """Processor time of each part of serving, per output token.
 
-The parts are of the server's two processes, the load generator, and `LLM.generate` for comparison.
+The parts are those of the server's two processes, the load generator, and `LLM.generate` for comparison. A sampling
+profiler takes frequent samples in each process, at no cost between them.
 
-Sampling profiler of a process's processor time by part: frequent samples, at no cost between them.
-
-A server that reports the processor time of its two processes.
-
-`main` reads a job from stdin (JSON: `settings`, `port`, `directory`) and serves until SIGTERM. Each process has a file
-in the directory, and writes its processor time to it when SIGUSR1 comes.
+The profiled server runs from `main`, which reads a job from stdin (JSON: `settings`, `port`, `directory`) and serves
+until SIGTERM. Each process has a file in the directory, and writes its processor time to it when SIGUSR1 comes.
 """
 
 from __future__ import annotations
@@ -47,40 +44,39 @@ SERVER, ENGINE_PROCESS = "server", "engine"
 Parts = Sequence[tuple[str, Sequence[str]]]
 """Parts, each with patterns for its code; the first pattern that fits names a frame.
 
-A pattern is the end of a file's name, a folder (`sample/`), or a function of a file (`gate.py:send`).
+A pattern is the end of a file's name, a folder (`/sampling/`), or a function of a file (`child.py:_add`).
 """
 
 ENGINE: Parts = (
-    ("requests that begin", ("engine.py:add", "child.py:_add", "child.py:_take")),
-    ("scheduler and prefix cache", ("schedule/", "/cache/")),
+    ("requests that begin", ("engine/core.py:add_request", "child.py:_add", "child.py:_handle")),
+    ("scheduler and prefix cache", ("/scheduler/", "/kv_cache/")),
     ("inputs of the step", ("runner/inputs.py",)),
-    ("logits", ("runner.py:project", "base.py:logits")),
-    ("model", ("/graphs/", "/layers/", "runner.py:forward", "runner.py:_compute")),
-    ("sampling", ("/sample/",)),
+    ("logits", ("model_runner.py:project", "base.py:compute_logits")),
+    ("model", ("/graphs/", "/layers/", "model_runner.py:forward", "model_runner.py:_compute")),
+    ("sampling", ("/sampling/",)),
     ("text of the tokens", ("engine/text/",)),
-    (
-        "outputs and counts",
-        ("engine/output_processor.py", "engine/output_processor.py", "engine/outputs.py", "/observe/"),
-    ),
-    ("gains", ("process/delivery.py", "child.py:_sendable")),
-    ("pipe and pickles", ("process/messages.py",)),
-    ("loop", ("engine/core.py", "engine/core.py", "process/child.py", "engine/shared_engine.py", "engine/llm.py")),
+    ("outputs and counts", ("engine/output_processor.py", "engine/outputs.py", "/observe/")),
+    ("deltas", ("process/output_deltas.py", "child.py:_sendable")),
+    ("pipe and pickles", ("process/engine_messages.py",)),
+    ("loop", ("engine/core.py", "process/child.py", "engine/shared_engine.py", "engine/llm.py")),
 )
 FRONT: Parts = (
-    ("pipe and pickles", ("process/messages.py", "process/launch.py")),
+    ("pipe and pickles", ("process/engine_messages.py", "process/engine_process.py")),
     ("writes to sockets", ("connection.py:write",)),
     (
-        "gains to their streams",
-        ("process/streams.py", "process/stream.py", "process/delivery.py", "async_engine.py:_take"),
+        "deltas to their streams",
+        ("process/request_streams.py", "process/output_deltas.py", "async_engine.py:_handle_message"),
     ),
-    ("chunks", ("completions.py:_events", "completions.py:_streamed", "completions.py:_choice", "api/answers.py")),
-    ("HTTP", ("http/exchange.py", "http/streaming.py", "http/connection.py", "gate.py:send_noted")),
+    (
+        "chunks",
+        ("completions.py:_events", "completions.py:_streamed", "completions.py:_choice", "api/generation_run.py"),
+    ),
+    ("HTTP", ("http/request_cycle.py", "http/streaming.py", "http/connection.py", "middleware.py:send_noted")),
     ("requests that begin and end", ("/serve/", "/observe/", "engine/text/", "engine/process/", "pydantic/")),
 )
 GENERATOR: Parts = (
-    ("events and JSON", ("serve/reply.py",)),
-    ("HTTP", ("serve/http_client.py",)),
-    ("requests", ("serve/sending.py",)),
+    ("HTTP and events", ("serve/load_client.py",)),
+    ("requests", ("serve/load_generator.py",)),
 )
 
 
@@ -161,7 +157,7 @@ class Used:
     main_parts: Mapping[str, float]
 
     def since(self, before: Used) -> Used:
-        """Return the difference to `previous_hidden`."""
+        """Return the difference to `before`."""
         pairs = ((self.parts, before.parts), (self.main_parts, before.main_parts))
         parts, main_parts = ({name: now - was.get(name, 0.0) for name, now in later.items()} for later, was in pairs)
         return Used(self.user - before.user, self.system - before.system, parts, main_parts)
@@ -188,7 +184,7 @@ def sampled(parts: Parts) -> Iterator[list[Used]]:
 
 @contextmanager
 def profiled(directory: Path) -> Iterator[dict[str, Used]]:
-    """Profile the load generator, which is this process, and a server of `profiled.py` with that directory.
+    """Profile the load generator, which is this process, and a server of `main` with that directory.
 
     At the end the mapping has the processor time that each process used meanwhile.
     """

@@ -1,10 +1,8 @@
-"""HTTP/1.1 for a load generator: replies are passed on piece by piece, in the very callback in which they arrive.
+"""HTTP/1.1 client of the load generator: it parses streamed replies of an OpenAI-compatible server.
 
-The generator often shares its cores with the server that it measures, so it uses as little of them as it can. A general
-client takes four to five times as long for a piece of a stream; for a small model that is longer than the server's own
-step.
-
-One streamed reply of an OpenAI-compatible server, parsed as it comes.
+Each piece of a reply is passed on in the callback in which it arrives. The generator often shares its cores with the
+server that it measures, so it uses as little of them as it can. A general client takes four to five times as long for a
+piece of a stream; for a small model that is longer than the server's own step.
 """
 
 from __future__ import annotations
@@ -56,7 +54,7 @@ class ClientConnection(asyncio.Protocol):
     async def exchange(self, request: bytes, receiver: Receiver) -> None:
         """Send `request` and return when the whole reply was passed to `receiver`.
 
-        Raises the receiver's Failure, or `broken_stream`; Stale if another connection should be tried.
+        Raises the receiver's Failure, or `broken_stream`; ConnectionClosed if another connection should be tried.
         """
         assert self._transport is not None
         if self._transport.is_closing():

@@ -122,7 +122,7 @@ def overhead(settings: dict[str, Any], bench: OverheadBench, say: ProgressCallba
 
 
 def compare_round(run: LoadRun, answer: dict[str, Any], used: Mapping[str, Used] | None = None) -> OverheadRound:
-    """Return one round from the server's run and the result of `run_job`, whose second batch had the same prompts.
+    """Return one round from the server's run and `answer`, that of the engine's process to the same prompts.
 
     `used` is the processor time of the server and the generator, if they were profiled. Raises RequestError if a
     request failed.
@@ -213,8 +213,8 @@ def server_process(
 ) -> Iterator[str]:
     """Yield the base URL of an `ostinato serve` that is ready, on a free loopback port, and ends with the context.
 
-    With a `directory` the server is profiled (`profiled.py`). Raises ModelError, with the end of the server's output,
-    if it ended or was not ready in time.
+    With a `directory` the server is profiled (`cpu_profile.py`). Raises ModelError, with the end of the server's
+    output, if it ended or was not ready in time.
     """
     import httpx2
 

@@ -1,6 +1,6 @@
-"""A server under load, at several rates or with several numbers of requests at once.
+"""Sweep of a server under load: several rates, or several numbers of concurrent requests, and their statistics.
 
-Statistics of the load generator: pure functions of a run's outcomes.
+The statistics are pure functions of a run's outcomes.
 """
 
 from __future__ import annotations
@@ -389,7 +389,8 @@ def _late(name: str, result: Mapping[str, Any]) -> Iterator[str]:
     worst = max((lag for lag in lags.values() if lag is not None), default=0.0)
     if first is not None and worst > LATE * first["p50"]:
         share = f"{generator['cpu_share']:.0%} of a core"
-        yield f"{name}: the generator itself was late (p99 {format_value(worst, 'ms')}, {share}), and latencies contain that"
+        late = f"p99 {format_value(worst, 'ms')}, {share}"
+        yield f"{name}: the generator itself was late ({late}), and latencies contain that"
 
 
 def serve_chart(data: Mapping[str, Any]) -> Chart:

@@ -38,7 +38,7 @@ class DrainResult:
 
 async def drain(engine: MigratableEngine, to: MigratableEngine | None) -> DrainResult:
     """Migrate all requests of `engine`; see `AsyncEngine.drain`."""
-    moved, kept = 0, 0
+    num_moved, num_stayed = 0, 0
     num_bytes = 0
     seen: set[RequestStream] = set()
     while waiting := [stream for stream in engine.streams() if stream not in seen]:
@@ -46,10 +46,10 @@ async def drain(engine: MigratableEngine, to: MigratableEngine | None) -> DrainR
         for stream in begun:
             seen.add(stream)
             size, is_kept = await (_export(engine, stream) if to is None else _move(engine, stream, to))
-            moved, kept, num_bytes = moved + (size > 0), kept + is_kept, num_bytes + size
+            num_moved, num_stayed, num_bytes = num_moved + (size > 0), num_stayed + is_kept, num_bytes + size
         if not begun:
             await asyncio.sleep(_GLANCE)
-    return DrainResult(moved, kept, num_bytes)
+    return DrainResult(num_moved, num_stayed, num_bytes)
 
 
 async def _export(engine: MigratableEngine, stream: RequestStream) -> tuple[int, bool]:

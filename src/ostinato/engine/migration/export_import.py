@@ -1,6 +1,6 @@
-"""Import of a request that another engine has exported, in the state that it had there.
+"""Export and import of a request that moves to another engine, with its state.
 
-Export of a request, between two steps and with none in flight.
+A request is exported between two steps, when none is in flight.
 """
 
 from __future__ import annotations
@@ -60,27 +60,27 @@ def restore_request(
     Its id is the old one, unless `request_id` is given. Raises DamagedExport or ForeignExport; RequestError if its
     guide cannot be compiled.
     """
-    moved, parts = unpack_snapshot(exported)
-    check_identity(moved.identity, identity)
-    params = params_of(moved)
-    _check_tokens(moved, vocab_size)
+    snapshot, parts = unpack_snapshot(exported)
+    check_identity(snapshot.identity, identity)
+    params = params_of(snapshot)
+    _check_tokens(snapshot, vocab_size)
     generation = RequestState(
-        moved.request_id if request_id is None else request_id,
-        moved.prompt,
-        moved.prompt_token_ids,
+        snapshot.request_id if request_id is None else request_id,
+        snapshot.prompt,
+        snapshot.prompt_token_ids,
         params,
         tokenizer,
         eos_token_ids,
         max_model_len=scheduler.limits.max_model_len,
-        priority=moved.priority,
-        cache_salt=moved.cache_salt,
-        default_seed=moved.seed,
+        priority=snapshot.priority,
+        cache_salt=snapshot.cache_salt,
+        default_seed=snapshot.seed,
         grammar=None if params.guide is None else compile_guide(params.guide),
-        media=_media_of(moved, parts),
-        client=moved.client,
-        pooling=moved.pooling,
+        media=_media_of(snapshot, parts),
+        client=snapshot.client,
+        pooling=snapshot.pooling,
     )
-    _resume(generation, moved, parts, scheduler)
+    _resume(generation, snapshot, parts, scheduler)
     _limit_imported_bytes(generation, scheduler.queues.waiting)
     return generation
 
@@ -96,35 +96,39 @@ def _checked() -> Iterator[None]:
         raise DamagedExport(f"the exported request does not add up: {error}") from None
 
 
-def _media_of(moved: RequestSnapshot, parts: Sequence[memoryview]) -> MediaPrompt | None:
+def _media_of(snapshot: RequestSnapshot, parts: Sequence[memoryview]) -> MediaPrompt | None:
     """Return the media of an export, if it has any. DamagedExport if images and prompt do not fit each other."""
     with _checked():
-        return None if moved.media is None else import_media(moved.media, moved.prompt_token_ids, parts)
+        return None if snapshot.media is None else import_media(snapshot.media, snapshot.prompt_token_ids, parts)
 
 
 def _resume(
-    generation: RequestState, moved: RequestSnapshot, parts: Sequence[memoryview], scheduler: Scheduler
+    generation: RequestState, snapshot: RequestSnapshot, parts: Sequence[memoryview], scheduler: Scheduler
 ) -> None:
     """Bring a new request state to that of the exported one. DamagedExport if that is not possible."""
     now, output = time.monotonic(), generation.output
     with _checked():
-        if len(moved.samples) != len(generation.requests):
-            raise ValueError(f"it has {len(moved.samples)} outputs, and its parameters ask for {generation.params.n}")
-        output.prompt = moved.prompt
-        ages = (moved.scheduled, moved.first_token, moved.last_token)
+        if len(snapshot.samples) != len(generation.requests):
+            raise ValueError(
+                f"it has {len(snapshot.samples)} outputs, and its parameters ask for {generation.params.n}"
+            )
+        output.prompt = snapshot.prompt
+        ages = (snapshot.scheduled, snapshot.first_token, snapshot.last_token)
         moments = [None if each is None else now - each for each in ages]
-        output.times = RequestTimes(now - moved.arrival, *moments)
-        if (moved.prompt_logprobs is None) != (output.prompt_logprobs is None):
-            raise ValueError("it has log-probabilities of the prompt that nobody asked for, or none that somebody did")
-        output.prompt_logprobs = moved.prompt_logprobs
-        output.cache = moved.samples[0].cache
-        if all(each.finish_reason is not None for each in moved.samples):
+        output.times = RequestTimes(now - snapshot.arrival, *moments)
+        if (snapshot.prompt_logprobs is None) != (output.prompt_logprobs is None):
+            raise ValueError(
+                "it has log-probabilities of the prompt that the request did not ask for, or lacks those that it did"
+            )
+        output.prompt_logprobs = snapshot.prompt_logprobs
+        output.cache = snapshot.samples[0].cache
+        if all(each.finish_reason is not None for each in snapshot.samples):
             raise ValueError("all its outputs have ended")
-        for index, (request, sample) in enumerate(zip(generation.requests, moved.samples, strict=True)):
-            _resume_sample(generation, index, sample, moved.has_begun)
+        for index, (request, sample) in enumerate(zip(generation.requests, snapshot.samples, strict=True)):
+            _resume_sample(generation, index, sample, snapshot.has_begun)
             if sample.finish_reason is None:
                 if request.num_tokens >= max_total_tokens(request, scheduler.limits):
-                    raise ValueError("an output goes on that has all its tokens")
+                    raise ValueError("an unfinished output already has all its tokens")
                 _attach_kv(request, sample, parts, scheduler.cache)
 
 
@@ -132,8 +136,8 @@ def _resume_sample(generation: RequestState, index: int, sample: SampleSnapshot,
     request = generation.requests[index]
     if sample.finish_reason not in (None, *FinishReason):
         raise ValueError(f"{sample.finish_reason!r} is no reason to end")
-    most = len(request.prompt_token_ids) - 1
-    if not 0 <= sample.num_prompt_logprobs <= (most if request.wants_prompt_logprobs else 0):
+    max_logprobs = len(request.prompt_token_ids) - 1
+    if not 0 <= sample.num_prompt_logprobs <= (max_logprobs if request.wants_prompt_logprobs else 0):
         raise ValueError("log-probabilities of the prompt were given that it does not have")
     if sample.num_preemptions < 0 or sample.num_computed < 0:
         raise ValueError("a count is below 0")
@@ -163,12 +167,14 @@ def _attach_kv(request: Request, sample: SampleSnapshot, parts: Sequence[memoryv
         raise ValueError(f"{num_tokens} of {request.num_tokens} tokens are said to be computed")
     if memory is None or request.skips_prefix_cache:
         return
-    blocks, window_blocks = (tuple(parts[_number(each)] for each in of) for of in (sample.blocks, sample.panes))
+    blocks, window_blocks = (
+        tuple(parts[_number(part)] for part in part_ids) for part_ids in (sample.blocks, sample.panes)
+    )
     state = None if sample.state is None else parts[_number(sample.state)]
-    if len(blocks) != cache.blocks_needed(num_tokens) or any(len(each) != memory.block_bytes for each in blocks):
+    if len(blocks) != cache.blocks_needed(num_tokens) or any(len(part) != memory.block_bytes for part in blocks):
         raise ValueError("its blocks are not those of its tokens")
     if len(window_blocks) != cache.window_blocks_needed(num_tokens) or any(
-        len(each) != memory.window_block_bytes for each in window_blocks
+        len(part) != memory.window_block_bytes for part in window_blocks
     ):
         raise ValueError("its window blocks are not those of its last tokens")
     if (state is None) != (cache.state_slots.slots_per_request == 0) or (
@@ -186,18 +192,18 @@ def _number(number: int) -> int:
 
 def _limit_imported_bytes(generation: RequestState, waiting: Sequence[Request]) -> None:
     """Drop the imported KV of a request if too much waits already."""
-    held = sum(each.kv_snapshot.num_bytes for each in waiting if each.kv_snapshot is not None)
+    num_waiting_bytes = sum(other.kv_snapshot.num_bytes for other in waiting if other.kv_snapshot is not None)
     for request in generation.requests:
         if request.kv_snapshot is None:
             continue
-        held += request.kv_snapshot.num_bytes
-        if held > MAX_WAITING_BYTES:
+        num_waiting_bytes += request.kv_snapshot.num_bytes
+        if num_waiting_bytes > MAX_WAITING_BYTES:
             request.kv_snapshot = None
 
 
-def _check_tokens(moved: RequestSnapshot, vocab_size: int) -> None:
+def _check_tokens(snapshot: RequestSnapshot, vocab_size: int) -> None:
     """Raise DamagedExport if there are tokens that the model does not have."""
-    for ids in (moved.prompt_token_ids, *(each.token_ids for each in moved.samples)):
+    for ids in (snapshot.prompt_token_ids, *(each.token_ids for each in snapshot.samples)):
         if any(not 0 <= token < vocab_size for token in ids):
             raise DamagedExport("the exported request has tokens that the model does not have")
 
@@ -215,7 +221,7 @@ def make_export(generation: RequestState, cache: CacheManager, identity: dict[st
         _sample(request, each, cache, parts, copies)
         for request, each in zip(generation.requests, output.outputs, strict=True)
     ]
-    moved = RequestSnapshot(
+    snapshot = RequestSnapshot(
         identity=identity,
         request_id=output.request_id,
         prompt=output.prompt,
@@ -234,7 +240,7 @@ def make_export(generation: RequestState, cache: CacheManager, identity: dict[st
         samples=samples,
         media=None if generation.media is None else export_media(generation.media, parts),
     )
-    return pack_snapshot(moved, parts.parts)
+    return pack_snapshot(snapshot, parts.parts)
 
 
 def _sample(
@@ -242,8 +248,8 @@ def _sample(
 ) -> SampleSnapshot:
     runs = request.status is RequestStatus.RUNNING
     num_computed = request.num_computed_tokens if runs else request.num_imported_tokens
-    carried = None if output.finished else export_kv(request, cache, copies)
-    state = None if carried is None or carried.state is None else parts.add(carried.state)
+    kv = None if output.finished else export_kv(request, cache, copies)
+    state = None if kv is None or kv.state is None else parts.add(kv.state)
     return SampleSnapshot(
         token_ids=output.token_ids,
         text=output.text,
@@ -255,8 +261,8 @@ def _sample(
         num_prompt_logprobs=request.num_prompt_logprobs,
         num_preemptions=request.num_preemptions,
         num_computed=0 if output.finished else num_computed,
-        has_memory=carried is not None,
-        blocks=[] if carried is None else [parts.add_once(each) for each in carried.blocks],
-        panes=[] if carried is None else [parts.add_once(each) for each in carried.window_blocks],
+        has_memory=kv is not None,
+        blocks=[] if kv is None else [parts.add_once(each) for each in kv.blocks],
+        panes=[] if kv is None else [parts.add_once(each) for each in kv.window_blocks],
         state=state,
     )

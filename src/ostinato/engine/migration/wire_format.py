@@ -1,10 +1,7 @@
-"""An exported request as bytes: a head, its properties as JSON, and then parts of plain bytes.
+"""Wire format of an exported request: a head, its properties as JSON, and then parts of plain bytes.
 
-None of it is code. An inconsistent export is refused before anything is made of it.
-
-The parts of an export, collected and numbered.
-
-Images of a migrating request: pixels and positions as plain bytes, and the images made from them again.
+None of it is code. An inconsistent export is refused before anything is made of it. Images travel as pixels and
+positions, and are made again on the other side.
 """
 
 from __future__ import annotations
@@ -42,7 +39,7 @@ _CHECKED_FROM = len(MAGIC) + len(VERSION) + 16
 class SampleSnapshot:
     """One of a request's outputs, and how far it was computed.
 
-    `blocks`, `window_blocks` and `state` are numbers of parts.
+    `blocks`, `panes` (window blocks) and `state` are numbers of parts.
     """
 
     token_ids: list[int]
@@ -116,13 +113,13 @@ class RequestSnapshot:
     @property
     def has_begun(self) -> bool:
         """True if a step has computed a part of it, so that its client has probably received something."""
-        return any(each.token_ids or each.num_preemptions or each.num_computed for each in self.samples)
+        return any(sample.token_ids or sample.num_preemptions or sample.num_computed for sample in self.samples)
 
 
-def pack_snapshot(moved: RequestSnapshot, parts: Sequence[memoryview]) -> bytes:
+def pack_snapshot(snapshot: RequestSnapshot, parts: Sequence[memoryview]) -> bytes:
     """Return the bytes of an export. `parts` are those whose numbers it contains."""
-    told = to_json_data(moved) | {"parts": [part.nbytes for part in parts]}
-    text = json.dumps(told, separators=(",", ":")).encode()
+    head = to_json_data(snapshot) | {"parts": [part.nbytes for part in parts]}
+    text = json.dumps(head, separators=(",", ":")).encode()
     whole = bytearray(HEAD.pack(MAGIC, VERSION, bytes(16), len(text)))
     whole += text
     for part in parts:
@@ -144,49 +141,48 @@ def unpack_snapshot(data: bytes) -> tuple[RequestSnapshot, list[memoryview]]:
     if checksum != _checksum(packed):
         raise DamagedExport("the exported request is damaged: its checksum is that of other bytes")
     try:
-        moved = from_plain(RequestSnapshot, json.loads(bytes(packed[HEAD.size : HEAD.size + size])))
-        found = _split_parts(packed[HEAD.size + size :], moved.parts)
+        snapshot = from_plain(RequestSnapshot, json.loads(bytes(packed[HEAD.size : HEAD.size + size])))
+        parts = _split_parts(packed[HEAD.size + size :], snapshot.parts)
     except (ValidationError, ValueError, RecursionError) as error:
         raise DamagedExport(f"the exported request does not add up: {_first_line(error)}") from None
-    return moved, found
+    return snapshot, parts
 
 
-def params_of(moved: RequestSnapshot) -> SamplingParams:
+def params_of(snapshot: RequestSnapshot) -> SamplingParams:
     """Return the sampling parameters of an export. DamagedExport if they are not valid."""
     try:
-        return SamplingParams(**moved.params)
+        return SamplingParams(**snapshot.params)
     except (RequestError, TypeError) as error:
         raise DamagedExport(f"the sampling parameters of the exported request are none: {error}") from None
 
 
-def differences(theirs: dict[str, Any], ours: dict[str, Any]) -> list[str]:
+def differences(exported_identity: dict[str, Any], own_identity: dict[str, Any]) -> list[str]:
     """Return the differences of two engines' identities, one sentence each."""
-    names = dict.fromkeys([*ours, *theirs])
-    return [
-        f"{name} is {_shown(theirs.get(name), ours.get(name))} there and {_shown(ours.get(name), theirs.get(name))} "
-        "here"
-        for name in names
-        if theirs.get(name) != ours.get(name)
-    ]
+    sentences = []
+    for name in dict.fromkeys([*own_identity, *exported_identity]):
+        there, here = exported_identity.get(name), own_identity.get(name)
+        if there != here:
+            sentences.append(f"{name} is {_shown(there, here)} there and {_shown(here, there)} here")
+    return sentences
 
 
-def check_identity(theirs: dict[str, Any], ours: dict[str, Any]) -> None:
+def check_identity(exported_identity: dict[str, Any], own_identity: dict[str, Any]) -> None:
     """Raise ForeignExport, with all differences, if the identities differ."""
-    found = differences(theirs, ours)
-    if found:
-        raise ForeignExport(found)
+    conflicts = differences(exported_identity, own_identity)
+    if conflicts:
+        raise ForeignExport(conflicts)
 
 
 def _split_parts(behind: memoryview, sizes: Iterable[int]) -> list[memoryview]:
-    found, start = [], 0
+    parts, start = [], 0
     for size in sizes:
         if size < 0 or start + size > len(behind):
             raise ValueError("a part lies beyond the end")
-        found.append(behind[start : start + size])
+        parts.append(behind[start : start + size])
         start += size
     if start != len(behind):
-        raise ValueError(f"{len(behind) - start} bytes stand behind the last part")
-    return found
+        raise ValueError(f"{len(behind) - start} bytes follow the last part")
+    return parts
 
 
 def _checksum(packed: memoryview) -> bytes:
@@ -204,8 +200,8 @@ def _shown(value: Any, other: Any) -> str:
 
 def _first_line(error: Exception) -> str:
     if isinstance(error, ValidationError):
-        found = error.errors()[0]
-        return f"{'.'.join(map(str, found['loc']))}: {found['msg']}"
+        first = error.errors()[0]
+        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
     return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
@@ -237,16 +233,16 @@ def export_media(media: MediaPrompt, parts: ByteParts) -> MediaSnapshot:
     return MediaSnapshot(items, parts.add_array(media.rope.prompt), media.rope.delta)
 
 
-def import_media(moved: MediaSnapshot, token_ids: list[int], parts: Sequence[memoryview]) -> MediaPrompt:
+def import_media(snapshot: MediaSnapshot, token_ids: list[int], parts: Sequence[memoryview]) -> MediaPrompt:
     """Return the media of an export. DamagedExport, or ValueError, if images and prompt do not fit each other."""
-    rope = np.frombuffer(parts[moved.rope], np.int64).reshape(len(token_ids), 3)
+    rope = np.frombuffer(parts[snapshot.rope], np.int64).reshape(len(token_ids), 3)
     spans, end = [], 0
-    for each in moved.items:
-        if not end <= each.start < each.end < len(token_ids):
+    for image in snapshot.items:
+        if not end <= image.start < image.end < len(token_ids):
             raise DamagedExport("the images of the exported request are not in order, or stand beyond its prompt")
-        end = each.end
-        spans.append(MediaPlacement(each.start, each.end, _import_item(each, parts)))
-    return MediaPrompt(token_ids, tuple(spans), RopePositions(rope, moved.rope_delta))
+        end = image.end
+        spans.append(MediaPlacement(image.start, image.end, _import_item(image, parts)))
+    return MediaPrompt(token_ids, tuple(spans), RopePositions(rope, snapshot.rope_delta))
 
 
 def _export_item(span: MediaPlacement, parts: ByteParts) -> ImageSnapshot:
@@ -259,15 +255,15 @@ def _export_item(span: MediaPlacement, parts: ByteParts) -> ImageSnapshot:
     return ImageSnapshot(span.start, span.end, item.grid, item.digest, parts.add_array(pixels), shape, settings, kept)
 
 
-def _import_item(moved: ImageSnapshot, parts: Sequence[memoryview]) -> MediaItem:
-    kept = None if moved.kept is None else np.frombuffer(parts[moved.kept], np.int64)
-    pixels = np.frombuffer(parts[moved.pixels], np.float32 if moved.settings is None else np.uint8)
-    pixels = pixels.reshape(moved.shape)
+def _import_item(snapshot: ImageSnapshot, parts: Sequence[memoryview]) -> MediaItem:
+    kept = None if snapshot.kept is None else np.frombuffer(parts[snapshot.kept], np.int64)
+    pixels = np.frombuffer(parts[snapshot.pixels], np.float32 if snapshot.settings is None else np.uint8)
+    pixels = pixels.reshape(snapshot.shape)
     patches: np.ndarray | Patches = pixels
-    if moved.settings is not None:
-        settings = from_plain(PixelSettings, moved.settings)
+    if snapshot.settings is not None:
+        settings = from_plain(PixelSettings, snapshot.settings)
         # The digest must match the image, which may become another request's hit.
-        if digest_of(pixels, kept, settings) != moved.digest:
-            raise DamagedExport("an image of the exported request is not the one that its digest is of")
+        if digest_of(pixels, kept, settings) != snapshot.digest:
+            raise DamagedExport("an image of the exported request does not match its digest")
         patches = Patches(pixels, settings)
-    return MediaItem(patches, moved.grid, moved.end - moved.start, moved.digest, kept)
+    return MediaItem(patches, snapshot.grid, snapshot.end - snapshot.start, snapshot.digest, kept)

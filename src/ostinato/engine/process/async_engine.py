@@ -194,26 +194,26 @@ class AsyncEngine:
                 self._check_open()
             name, token_ids = stream.request_id, list(prompt)
             stream.prompt_token_ids = token_ids
-            asked = SubmitRequest(
+            message = SubmitRequest(
                 name, token_ids, params, priority, cache_salt, media, client, pooling, self.final_only
             )
-            await self._send_and_wait(stream, asked)
+            await self._send_and_wait(stream, message)
         return stream
 
-    async def _import(self, exported: bytes, given: RequestStream | None) -> RequestStream:
+    async def _import(self, exported: bytes, existing: RequestStream | None) -> RequestStream:
         # A thread unpacks, since the checksum covers all bytes.
-        moved, _ = await asyncio.to_thread(unpack_snapshot, exported)
-        params = params_of(moved)
-        if given is not None and given.ended:
-            return given  # its reader left during the migration
+        snapshot, _ = await asyncio.to_thread(unpack_snapshot, exported)
+        params = params_of(snapshot)
+        if existing is not None and existing.ended:
+            return existing  # its reader left during the migration
         self._check()
-        if given is None:
-            stream = self._streams.open(params.n, moved.client, None)
-            stream.restore(moved)
+        if existing is None:
+            stream = self._streams.open(params.n, snapshot.client, None)
+            stream.restore(snapshot)
         else:
-            stream = given
+            stream = existing
             self._streams.reattach(stream)
-        with self._streams.submitting(stream, ends=given is None):
+        with self._streams.submitting(stream, ends=existing is None):
             await self._send_and_wait(stream, ImportRequest(stream.request_id, exported, params.guide, self.final_only))
         return stream
 
@@ -352,8 +352,8 @@ class AsyncEngine:
             case OutputDeltas(deltas):
                 self._streams.deliver(deltas)
             case RequestExported(call_id, request_id, exported):
-                if (own := self._streams.get(request_id)) is not None:
-                    own.exported = exported or own.exported
+                if (stream := self._streams.get(request_id)) is not None:
+                    stream.exported = exported or stream.exported
                 self._calls.resolve(call_id, exported, None)
             case EngineReply(call_id, result, error):
                 self._calls.resolve(call_id, result, error)

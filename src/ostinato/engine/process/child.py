@@ -66,8 +66,8 @@ log = logging.getLogger("ostinato.engine")
 def main(descriptor: int) -> None:
     """Make the engine that the first message asks for, and run it until the server is gone or the engine fails."""
     # A terminal or supervisor sends signals to all processes, but only the server should act on them.
-    for each in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(each, signal.SIG_IGN)
+    for ignored in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(ignored, signal.SIG_IGN)
     connection = socket.socket(fileno=descriptor)
     exit_with_peer(connection)
     channel = Channel(connection)
@@ -114,11 +114,14 @@ class _LogForwarder(logging.Handler):
         self._channel = channel
 
     def emit(self, record: logging.LogRecord) -> None:
-        told = copy.copy(record)
-        told.msg, told.args = record.getMessage(), None
+        forwarded_record = copy.copy(record)
+        forwarded_record.msg, forwarded_record.args = record.getMessage(), None
         if record.exc_info:
-            told.exc_text, told.exc_info = logging.Formatter().formatException(record.exc_info), None
-        self._channel.send(LogLine(told))
+            forwarded_record.exc_text, forwarded_record.exc_info = (
+                logging.Formatter().formatException(record.exc_info),
+                None,
+            )
+        self._channel.send(LogLine(forwarded_record))
 
 
 def _send_logs(channel: Channel, level: int) -> None:
@@ -136,7 +139,7 @@ class EngineLoop:
 
     def __init__(self, engine: EngineCore, channel: Channel) -> None:
         self._engine, self._channel = engine, channel
-        self._gains, self._pace = DeltaBuffer(), DeltaPacer()
+        self._deltas, self._pace = DeltaBuffer(), DeltaPacer()
         self._replies: list[EngineReply | RequestExported] = []
         self._next_look = 0.0
         self._reported_keys: frozenset[int] | None = None
@@ -166,18 +169,18 @@ class EngineLoop:
                 self._engine.check_ranks()
             messages: list[EngineReply | RequestExported | OutputDeltas] = [*self._replies]
             self._replies.clear()
-            if deltas := self._due():
+            if deltas := self._due_deltas():
                 messages.append(OutputDeltas([_sendable(delta) for delta in deltas]))
             if messages:
                 self._channel.send(*messages)
 
-    def _due(self) -> list[OutputDelta]:
+    def _due_deltas(self) -> list[OutputDelta]:
         """Return the output deltas that are to be sent now."""
         are_all = self._pace.allows_all or not self._engine.has_unfinished
-        if not self._gains or not (are_all or (self._gains.is_urgent and self._pace.allows_urgent)):
+        if not self._deltas or not (are_all or (self._deltas.is_urgent and self._pace.allows_urgent)):
             return []
         self._pace.sent(are_all)
-        return self._gains.take(urgent_alone=not are_all)
+        return self._deltas.take(urgent_alone=not are_all)
 
     def _look_at_files(self) -> None:
         """Check the model's files about once a second.
@@ -190,7 +193,7 @@ class EngineLoop:
             self._engine.check_files()
 
     def _receive_timeout(self) -> float | None:
-        if self._engine.has_unfinished or self._gains:
+        if self._engine.has_unfinished or self._deltas:
             return 0
         if self._compiling:
             return _GLANCE
@@ -214,7 +217,7 @@ class EngineLoop:
             case AbortRequest(request_id):
                 if self._compiling.pop(request_id, None) is None:
                     self._engine.abort(request_id)
-                    self._gains.drop(request_id)
+                    self._deltas.drop(request_id)
             case DeltasHandled(cost):
                 self._pace.settled(cost)
             case CompileGuide(call_id, guide):
@@ -241,9 +244,9 @@ class EngineLoop:
         self._engine.import_request(request.exported, request_id=request.request_id, grammar=grammar)
         output = self._engine.output(request.request_id)
         assert output is not None
-        self._gains.resume(output)
+        self._deltas.resume(output)
         if request.whole:
-            self._gains.hold_until_end(request.request_id)
+            self._deltas.hold_until_end(request.request_id)
 
     def _export(self, call_id: str, request_id: str) -> None:
         """Export a request. Its last output delta follows the answer, with those of the next step."""
@@ -265,7 +268,7 @@ class EngineLoop:
             pooling=request.pooling,
         )
         if request.final_only:
-            self._gains.hold_until_end(request.request_id)
+            self._deltas.hold_until_end(request.request_id)
 
     def _reply(self, call_id: str, work: Callable[[], Any]) -> None:
         try:
@@ -277,7 +280,7 @@ class EngineLoop:
     def _step(self) -> None:
         failed = self._engine.scheduler.counters.failed_steps
         outputs = self._engine.step()
-        self._gains.note(outputs)
+        self._deltas.note(outputs)
         has_failed = self._engine.scheduler.counters.failed_steps > failed
         _log_errors(outputs, has_failed)
         if has_failed:
@@ -290,13 +293,13 @@ class EngineLoop:
     def _hits(self) -> frozenset[int] | None:
         cache = self._engine.scheduler.cache
         keys = prefix_hit_keys(cache.store.index, self._engine.plan.memory.num_slots > 0)
-        told, self._reported_keys = self._reported_keys, keys
-        return None if keys == told else keys
+        reported_keys, self._reported_keys = self._reported_keys, keys
+        return None if keys == reported_keys else keys
 
     def _check(self) -> int:
         scheduler = self._engine.scheduler
         scheduler.check_integrity()
-        return len(self._compiling) + self._gains.num_kept + scheduler.num_waiting + scheduler.num_running
+        return len(self._compiling) + self._deltas.num_kept + scheduler.num_waiting + scheduler.num_running
 
 
 def _sendable(delta: OutputDelta) -> OutputDelta:

@@ -38,9 +38,9 @@ def picklable_error(error: BaseException) -> Exception:
     """Return an error that another process can read: Ostinato's own unchanged, any other as text."""
     if isinstance(error, OstinatoError):
         return error
-    told = EngineError(f"{type(error).__name__}: {error}")
-    told.add_note("".join(traceback.format_exception(error)).rstrip())
-    return told
+    picklable = EngineError(f"{type(error).__name__}: {error}")
+    picklable.add_note("".join(traceback.format_exception(error)).rstrip())
+    return picklable
 
 
 def step_error(error: Exception) -> Exception:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 QueryKind = Literal["observe", "hits", "prefixes", "check", "close"]
 """Questions to the engine.
 
-`observe`: an Observation. `hits`: the block hashes at which a prompt may hit (`prefix_hit_keys`), or None if they have
+`observe`: a StatsSnapshot. `hits`: the block hashes at which a prompt may hit (`prefix_hit_keys`), or None if they have
 not changed since the last time. `prefixes`: a picture of the prefix index (`cache.picture`). `check`: for how many
 requests anything is kept; AssertionError if the bookkeeping is inconsistent. `close`: nothing, once the prefix cache is
 saved to files, if the plan says so.
@@ -49,7 +49,7 @@ class EngineStart:
 
 
 class SubmitRequest(NamedTuple):
-    """A request; its answer is a Reply. See `EngineCore.add_request`."""
+    """A request; its answer is an EngineReply. See `EngineCore.add_request`."""
 
     request_id: str
     prompt_token_ids: list[int]
@@ -64,7 +64,7 @@ class SubmitRequest(NamedTuple):
 
 
 class ImportRequest(NamedTuple):
-    """A request that another engine has exported; its answer is a Reply. See `EngineCore.import_request`."""
+    """A request that another engine has exported; its answer is an EngineReply. See `EngineCore.import_request`."""
 
     request_id: str
     exported: bytes
@@ -75,7 +75,7 @@ class ImportRequest(NamedTuple):
 
 
 class ExportRequest(NamedTuple):
-    """A request to export; its answer is an Exported, followed by its last delta, whose outputs end with `moved`."""
+    """A request to export; its answer is a RequestExported, then its last delta, whose outputs end with `moved`."""
 
     call_id: str
     request_id: str
@@ -94,14 +94,14 @@ class DeltasHandled(NamedTuple):
 
 
 class CompileGuide(NamedTuple):
-    """A guide to compile, so that it is known whether that is possible; its answer is a Reply."""
+    """A guide to compile, so that it is known whether that is possible; its answer is an EngineReply."""
 
     call_id: str
     guide: Guide
 
 
 class Query(NamedTuple):
-    """A question to the engine, between two steps; its answer is a Reply."""
+    """A question to the engine, between two steps; its answer is an EngineReply."""
 
     call_id: str
     question: QueryKind
@@ -111,7 +111,7 @@ class Query(NamedTuple):
 
 
 class ProgressReport(NamedTuple):
-    """Progress of the start; see StartProgress."""
+    """Progress of the start; see `ProgressFn`."""
 
     what: str
     done: int
@@ -134,7 +134,7 @@ class EngineStarted:
 
 
 class EngineReply(NamedTuple):
-    """The answer to a Submit (under its id), a Compile or an Ask: a result, or the error that was raised."""
+    """The answer to a SubmitRequest (under its id), a CompileGuide or a Query: a result, or the error raised."""
 
     call_id: str
     result: Any = None
@@ -142,7 +142,7 @@ class EngineReply(NamedTuple):
 
 
 class RequestExported(NamedTuple):
-    """The answer to an Export; None if the request has ended by itself."""
+    """The answer to an ExportRequest; `exported` is None if the request has ended by itself."""
 
     call_id: str
     request_id: str

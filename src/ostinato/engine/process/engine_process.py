@@ -82,11 +82,11 @@ class EngineProcess(asyncio.Protocol):
         nothing behind.
         """
         process = cls(progress)
-        ours, theirs = socket.socketpair()
-        with theirs:
-            transport, _ = await process._loop.create_unix_connection(lambda: process, sock=ours)
+        parent_socket, child_socket = socket.socketpair()
+        with child_socket:
+            transport, _ = await process._loop.create_unix_connection(lambda: process, sock=parent_socket)
             process._transport = cast(asyncio.Transport, transport)
-            process._process = _spawn(theirs)
+            process._process = _spawn(child_socket)
         process._model = start.config.model
         try:
             process.send(start)
@@ -170,11 +170,11 @@ def _spawn(connection: socket.socket) -> subprocess.Popen[bytes]:
     environment = child_environment()
     limit_spin_wait(environment, TURNS_BESIDE_SERVER)
     # The child inherits blocked signals, so none reaches it before it ignores them.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    saved_mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
     try:
         return subprocess.Popen(command, pass_fds=[connection.fileno()], stdin=subprocess.DEVNULL, env=environment)
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, saved_mask)
 
 
 def freeze_gc() -> None:

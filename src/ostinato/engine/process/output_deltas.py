@@ -58,8 +58,8 @@ class OutputDelta(NamedTuple):
         """Return both deltas as one."""
         samples = {sample.sample_index: sample for sample in self.samples}
         for sample in later.samples:
-            before = samples.get(sample.sample_index)
-            samples[sample.sample_index] = sample if before is None else before.merge(sample)
+            earlier = samples.get(sample.sample_index)
+            samples[sample.sample_index] = sample if earlier is None else earlier.merge(sample)
         ordered = [samples[index] for index in sorted(samples)]
         scores = self.prompt_logprobs or later.prompt_logprobs
         return OutputDelta(self.request_id, ordered, later.num_cached_tokens, later.times, later.output, scores)
@@ -70,10 +70,13 @@ def without_move(delta: OutputDelta) -> OutputDelta | None:
 
     None if nothing is left of it.
     """
-    moved = FinishReason.MOVED.value
-    samples = [each._replace(finish_reason=None) if each.finish_reason == moved else each for each in delta.samples]
-    gained = [each for each in samples if each.text or each.token_ids or each.finish_reason is not None]
-    return delta._replace(samples=gained, output=None) if gained else None
+    moved_reason = FinishReason.MOVED.value
+    samples = [
+        sample._replace(finish_reason=None) if sample.finish_reason == moved_reason else sample
+        for sample in delta.samples
+    ]
+    kept_samples = [sample for sample in samples if sample.text or sample.token_ids or sample.finish_reason is not None]
+    return delta._replace(samples=kept_samples, output=None) if kept_samples else None
 
 
 class DeltaBuffer:
@@ -117,12 +120,12 @@ class DeltaBuffer:
 
     def take(self, urgent_alone: bool = False) -> list[OutputDelta]:
         """Return the deltas since the last call: all, or only of requests that have begun or ended."""
-        taken = self._changed
+        changed = self._changed
         if urgent_alone:
-            taken = {name: output for name, output in self._changed.items() if name in self._urgent}
-        self._changed = {name: output for name, output in self._changed.items() if name not in taken}
+            changed = {name: output for name, output in self._changed.items() if name in self._urgent}
+        self._changed = {name: output for name, output in self._changed.items() if name not in changed}
         self._urgent.clear()
-        return [self._gain(output) for output in taken.values()]
+        return [self._delta_of(output) for output in changed.values()]
 
     def drop(self, request_id: str) -> None:
         """Drop an abandoned request."""
@@ -131,15 +134,15 @@ class DeltaBuffer:
         self._whole.discard(request_id)
         self._urgent.discard(request_id)
 
-    def _gain(self, output: RequestOutput) -> OutputDelta:
-        given = self._sent.setdefault(output.request_id, [(0, 0, False)] * len(output.outputs))
-        scores = output.prompt_logprobs if given[0][1] == 0 < len(output.outputs[0].token_ids) else None
+    def _delta_of(self, output: RequestOutput) -> OutputDelta:
+        sent = self._sent.setdefault(output.request_id, [(0, 0, False)] * len(output.outputs))
+        scores = output.prompt_logprobs if sent[0][1] == 0 < len(output.outputs[0].token_ids) else None
         samples = []
         for index, sample in enumerate(output.outputs):
             state = _state(sample)
-            if state != given[index]:
-                samples.append(_sample_gain(sample, *given[index][:2]))
-                given[index] = state
+            if state != sent[index]:
+                samples.append(_sample_delta(sample, *sent[index][:2]))
+                sent[index] = state
         if output.finished:
             del self._sent[output.request_id]
             self._whole.discard(output.request_id)
@@ -152,7 +155,7 @@ def _state(sample: CompletionOutput) -> tuple[int, int, bool]:
     return len(sample.text), len(sample.token_ids), sample.finished
 
 
-def _sample_gain(sample: CompletionOutput, num_characters: int, num_tokens: int) -> SampleDelta:
+def _sample_delta(sample: CompletionOutput, num_characters: int, num_tokens: int) -> SampleDelta:
     return SampleDelta(
         sample.index,
         sample.text[num_characters:],

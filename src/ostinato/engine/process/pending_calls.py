@@ -1,6 +1,6 @@
-"""Calls to the engine that it has not answered yet.
+"""Calls to the engine that it has not answered yet, and the heartbeat of its loop.
 
-Heartbeat of the engine's loop: it is asked for its counts now and then, and must answer.
+The heartbeat asks the loop for its counts at intervals; an answer must come in time.
 """
 
 from __future__ import annotations
@@ -119,12 +119,12 @@ class Heartbeat:
             return await self._ask()
         if self.is_stalled:
             return self.last
-        asked = asyncio.ensure_future(self._ask())
-        done, _ = await asyncio.wait([asked], timeout=patience)
+        pending = asyncio.ensure_future(self._ask())
+        done, _ = await asyncio.wait([pending], timeout=patience)
         if not done:
-            asked.cancel()
+            pending.cancel()
             return self.last
-        return await asked
+        return await pending
 
     def stop(self) -> None:
         self._task.cancel()
@@ -133,11 +133,11 @@ class Heartbeat:
         pause = min(_MAX_PAUSE_SECONDS, self._timeout / _ASKS_PER_TIMEOUT)
         with suppress(EngineFailed):
             while True:
-                asked = asyncio.ensure_future(self._ask())
-                done, _ = await asyncio.wait([asked], timeout=self._timeout)
+                pending = asyncio.ensure_future(self._ask())
+                done, _ = await asyncio.wait([pending], timeout=self._timeout)
                 if not done:
                     self._set(True)
-                self.record(await asked)
+                self.record(await pending)
                 await asyncio.sleep(pause)
 
     def _set(self, is_stalled: bool) -> None:

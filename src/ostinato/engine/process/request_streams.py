@@ -1,6 +1,6 @@
-"""One request of an AsyncEngine, as its caller on the event loop sees it.
+"""Streams of an AsyncEngine's unfinished requests: how they begin, get their deltas and end.
 
-Streams of an AsyncEngine's unfinished requests: how they begin, get their deltas and end.
+A stream is one request as its caller on the event loop sees it.
 """
 
 from __future__ import annotations
@@ -101,16 +101,16 @@ class RequestStream:
         """Continue with another engine, under this id."""
         self.request_id, self._abort = request_id, abort
 
-    def restore(self, moved: RequestSnapshot) -> None:
+    def restore(self, snapshot: RequestSnapshot) -> None:
         """Note what another engine has already given of the request."""
-        first = moved.samples[0]
-        self.prompt_token_ids = moved.prompt_token_ids
+        first = snapshot.samples[0]
+        self.prompt_token_ids = snapshot.prompt_token_ids
         if first.token_ids:
-            self.prompt_logprobs = moved.prompt_logprobs
+            self.prompt_logprobs = snapshot.prompt_logprobs
         if first.cache is not None:
             self.num_cached_tokens = first.cache.cached_tokens
-        self.num_output_tokens = sum(len(each.token_ids) for each in moved.samples)
-        self.finish_reasons = [each.finish_reason for each in moved.samples if each.finish_reason is not None]
+        self.num_output_tokens = sum(len(sample.token_ids) for sample in snapshot.samples)
+        self.finish_reasons = [sample.finish_reason for sample in snapshot.samples if sample.finish_reason is not None]
 
     def put(self, delta: OutputDelta) -> None:
         """Add an output delta of the request. Called for the engine."""
@@ -191,7 +191,7 @@ class StreamRegistry:
         return stream
 
     def reattach(self, stream: RequestStream) -> None:
-        """Give a stream of another engine's request an id here, so that `submitting` can add its request to this engine.
+        """Give a stream of another engine's request an id here, so that `submitting` can add its request here.
 
         Raises what `QueueLimit.acquire` raises.
         """
@@ -263,7 +263,7 @@ class StreamRegistry:
     def _hand_over(self, stream: RequestStream, handover: asyncio.Future[bool], delta: OutputDelta) -> None:
         """Handle the last delta of a request that another engine may continue."""
         assert delta.output is not None, "a request has an output when it ends"
-        passes = any(each.finish_reason == FinishReason.MOVED.value for each in delta.output.outputs)
+        passes = any(sample.finish_reason == FinishReason.MOVED.value for sample in delta.output.outputs)
         if not passes:
             stream.put(delta)
             self.finish(delta.request_id, delta.output.error)  # the request ended by itself

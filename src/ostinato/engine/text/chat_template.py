@@ -4,10 +4,9 @@ Templates come with checkpoints, from strangers, and expect the environment that
 templates", docs of transformers): blocks are trimmed, `break` and `continue` work in loops, `tojson` leaves HTML
 characters alone, and `raise_exception`, `strftime_now` and `{% generation %}` exist.
 
-Work limits of chat templates: every iteration of a loop and every call of a macro is counted.
-
 Templates come from strangers, and their work grows with the conversation: two nested loops are enough to stall a
-server. Python cannot end a thread, so the template itself asks, at every step, whether it may continue.
+server. Python cannot end a thread, so every iteration of a loop and every call of a macro is counted, and the template
+itself asks at each of them whether it may continue.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ class TemplateMeter(threading.local):
 
     @contextmanager
     def limited(self, budget: TemplateBudget) -> Iterator[None]:
-        """Limit the work of renderings within. BudgetSpent if they take more."""
+        """Limit the work of renderings within. TemplateBudgetExceeded if they take more."""
         before = self.left, self.until
         self.left, self.until = budget.steps, time.monotonic() + budget.seconds
         try:

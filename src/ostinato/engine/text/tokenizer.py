@@ -1,6 +1,7 @@
-"""Text to token ids and back, straight from a checkpoint's `tokenizer.json`, and its generation defaults.
+"""Tokenizer of an engine: text to token ids and back, straight from a `tokenizer.json`.
 
-The tokenizer and the chat template of an engine: its checkpoint's, or those that settings name.
+The tokenizer and the chat template are the checkpoint's or those that settings name. The checkpoint's generation
+defaults are read here too.
 """
 
 from __future__ import annotations

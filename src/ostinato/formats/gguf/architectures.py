@@ -1,10 +1,8 @@
-"""The config.json that corresponds to the metadata of a GGUF file. Imports no torch.
-
-Runs of tensors of a GGUF file that can be read in place. Imports no torch.
+"""The config.json that corresponds to the metadata of a GGUF file, and its tensors that are read in place.
 
 A matmul may need several tensors as one matrix, such as gates and what they gate. They are one matrix if they are
 adjacent in the file, as most writers put these two. Tensors whose rows a checkpoint has in another order, such as
-queries and keys of Llama, are copied.
+queries and keys of Llama, are copied. Imports no torch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""A GGUF file's metadata under its architecture's name. Imports no torch.
-
-Position scaling from the metadata of a GGUF file. Imports no torch.
-"""
+"""A GGUF file's metadata under its architecture's name, and its position scaling. Imports no torch."""
 
 from __future__ import annotations
 

@@ -1,13 +1,7 @@
-"""Heads and positions from the metadata of a GGUF file. Imports no torch.
-
-Sizes and routing of experts from the metadata of a GGUF file. Imports no torch.
-
-The config.json of models with state layers, and of Granite, from GGUF metadata. Imports no torch.
+"""Parts of a config.json from GGUF metadata: heads, positions, experts, state layers. Imports no torch.
 
 The kind of a layer follows from its tensors. The metadata have it too, as numbers of heads and sizes of MLPs by layer,
 but writers have got these wrong for models whose config.json spells its layers in a new way.
-
-The config.json of models with delta nets, from GGUF metadata. Imports no torch.
 """
 
 from __future__ import annotations

@@ -8,17 +8,11 @@ Nothing in a file is trusted: every length is compared with the bytes that are l
 a damaged file is a ModelError. Tables with more entries than any model has are one, too; lists of strings are kept in
 the file's form. So a header takes at most twice its size in memory, besides what `MAX_ENTRIES` and `MAX_TEXT` allow.
 
-A list of strings in a GGUF file's metadata, decoded one by one when asked for. Imports no torch.
+A vocabulary has a hundred thousand strings of a few bytes, and each would take 50 bytes and more as an object. In the
+file's form, and decoded one by one, they take at most twice their bytes there.
 
-A vocabulary has a hundred thousand strings of a few bytes, and each would take 50 bytes and more as an object. Kept in
-this form, they take at most twice their bytes in the file.
-
-The types of tensors in GGUF files, as ggml numbers them. Imports no torch.
-
-Models that were split into several GGUF files: `NAME-00001-of-00003.gguf` and so on, each with some of the tensors.
-
-The path of any of them names the model. The first has the metadata, the others those of the split alone (llama.cpp,
-tools/gguf-split). Imports no torch.
+A model may be split into several files, `NAME-00001-of-00003.gguf` and so on. The path of any of them names the model.
+The first has the metadata, the others those of the split alone (llama.cpp, tools/gguf-split).
 """
 
 from __future__ import annotations
@@ -195,8 +189,8 @@ class GgufTensor:
 class Header:
     """Header of a model.
 
-    `metadata` by name: numbers, strings, truth values, NumPy's arrays of numbers, `Texts`. `tensors` by name, in the
-    file's order.
+    `metadata` by name: numbers, strings, truth values, NumPy's arrays of numbers, `LazyStrings`. `tensors` by name, in
+    the file's order.
     """
 
     path: Path

@@ -213,7 +213,7 @@ def checkpoint_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def is_changed(name: str) -> bool:
-    """Return whether `transforms.restored` must convert this tensor to the checkpoint's form."""
+    """Return whether `to_checkpoint_layout` must convert this tensor to the checkpoint's form."""
     return name.endswith((".ssm_a", ".ssm_d", ".ssm_norm.weight", *CONVOLUTIONS))
 
 

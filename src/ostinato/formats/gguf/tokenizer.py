@@ -1,7 +1,5 @@
 """The tokenizer.json, tokenizer_config.json and end tokens that correspond to the metadata of a GGUF file.
 
-The model of a tokenizer.json for a vocabulary of SentencePiece, which a GGUF file holds with scores.
-
 SentencePiece has two kinds of model (github.com/google/sentencepiece). One joins, again and again, the two neighbours
 that make the piece of the highest score; its scores are 0, -1, -2 and so on, the order in which pieces were learnt. The
 other finds the pieces whose scores, logarithms of probabilities, have the highest sum. Neither knows words: blanks are

@@ -1,10 +1,8 @@
 """A directory of cached blocks, window blocks and states, one file each.
 
-Files are written behind, found by name and checked when read. A file is one write and one rename, so that others see it
-whole or not at all. Several engines may share a directory: one may find what another wrote, and what another removed is
-not found.
-
-Cache files that wait to be written, each in separate memory.
+Files are written in the background, found by name and checked when read; a file that waits is held in separate memory.
+A file is one write and one rename, so that others see it complete or not at all. Several engines may share a directory:
+one may find what another wrote, and what another removed is not found.
 """
 
 from __future__ import annotations
@@ -136,9 +134,9 @@ class CacheDirectory:
         # The mark is unique: others may write the same file, in this process or under its id in another container.
         self._mark = f"{secrets.token_hex(4)}{PARTIAL_SUFFIX}"
         self._lock = threading.Lock()
-        self._known: OrderedDict[FileId, int] = OrderedDict()
+        self._files: OrderedDict[FileId, int] = OrderedDict()
         """Sizes, the one unused for longest first."""
-        self._known_bytes = 0
+        self._file_bytes = 0
         self._waiting: dict[FileId, PendingFile] = {}
         self._waiting_bytes = 0
         self._pages = PagePool()
@@ -159,7 +157,7 @@ class CacheDirectory:
 
     def has(self, kind: FileKind, name: bytes) -> bool:
         with self._lock:
-            return (kind, name) in self._known or (kind, name) in self._waiting
+            return (kind, name) in self._files or (kind, name) in self._waiting
 
     def write(
         self, kind: FileKind, name: bytes, token_ids: Sequence[int], size: int, copy: Callable[[memoryview], object]
@@ -196,25 +194,25 @@ class CacheDirectory:
         A damaged file is removed.
         """
         key = kind, name
-        num_bytes, found = file_bytes(len(token_ids), size), None
+        num_bytes, contents = file_bytes(len(token_ids), size), None
         try:
             with self._lock:
                 draft = self._waiting.get(key)
                 if draft is not None and (draft.token_ids, draft.size) == (tuple(token_ids), num_bytes):
-                    found = memoryview(bytes(draft.contents))
-            if found is None and (packed := read_file(self._path(key), num_bytes)) is not None:
-                found = unpack_file(packed, name, token_ids)
+                    contents = memoryview(bytes(draft.contents))
+            if contents is None and (packed := read_file(self._path(key), num_bytes)) is not None:
+                contents = unpack_file(packed, name, token_ids)
         except (OSError, MemoryError):
             self._forget(key)
             return None
-        if found is None:
+        if contents is None:
             self.counts.damaged += 1
             log.warning("a file of the prefix cache is damaged and was removed: %s", self._path(key))
             self._remove(key)
             return None
         self.counts.read += 1
         self.counts.read_bytes += size
-        return found
+        return contents
 
     def touch(self, kind: FileKind, name: bytes) -> None:
         """Note that a file, if there is one, was used now."""
@@ -229,7 +227,7 @@ class CacheDirectory:
         """Remove all files."""
         self.flush()
         with self._lock:
-            keys = list(self._known)
+            keys = list(self._files)
         for key in keys:
             self._remove(key)
 
@@ -244,19 +242,19 @@ class CacheDirectory:
     @property
     def num_bytes(self) -> int:
         with self._lock:
-            return self._known_bytes
+            return self._file_bytes
 
     @property
     def num_files(self) -> int:
         with self._lock:
-            return len(self._known)
+            return len(self._files)
 
     def _is_used(self, key: FileId) -> bool:
         """Return whether the file is there, and mark it as used now, also for engines that list the directory later."""
         with self._lock:
-            if key not in self._known:
+            if key not in self._files:
                 return False
-            self._known.move_to_end(key)
+            self._files.move_to_end(key)
         try:
             os.utime(self._path(key))
         except OSError:
@@ -297,7 +295,7 @@ class CacheDirectory:
                     self._idle.notify_all()
 
     def _write(self, key: FileId, draft: PendingFile) -> None:
-        """Write a file, whole or not at all. Raises OSError or FullError if there is no room."""
+        """Write a file, complete or not at all. Raises OSError or DirectoryFullError if there is no room."""
         draft.write_checksum()
         self._make_room(draft.size)
         try:
@@ -338,28 +336,28 @@ class CacheDirectory:
     def _oldest_beyond(self, limit: int) -> FileId | None:
         """Return the file that was unused for longest, if there are more than `limit` bytes."""
         with self._lock:
-            return next(iter(self._known), None) if self._known_bytes > limit else None
+            return next(iter(self._files), None) if self._file_bytes > limit else None
 
     def _rescan(self) -> None:
         """List the files that the folder has now, oldest first."""
-        found: list[tuple[float, FileId, int]] = []
+        files: list[tuple[float, FileId, int]] = []
         now = time.time()
-        for each in os.scandir(self.folder):
-            stem, _, kind = each.name.partition(".")
+        for file in os.scandir(self.folder):
+            stem, _, kind = file.name.partition(".")
             try:
-                about = each.stat()
-                if each.name.endswith(PARTIAL_SUFFIX):
+                about = file.stat()
+                if file.name.endswith(PARTIAL_SUFFIX):
                     if now - about.st_mtime > RETRY_SECONDS:  # left by an engine that was killed while it wrote
-                        os.unlink(each.path)
+                        os.unlink(file.path)
                 elif kind in FILE_KINDS and len(stem) == 2 * NAME_BYTES:
-                    found.append((about.st_mtime, (kind, bytes.fromhex(stem)), about.st_size))
+                    files.append((about.st_mtime, (kind, bytes.fromhex(stem)), about.st_size))
             except (OSError, ValueError):
                 continue  # another engine has just removed it, or it is not a cache file
-        found.sort()
+        files.sort()
         with self._lock:
-            self._known = OrderedDict((key, size) for _, key, size in found)
-            self._known_bytes = sum(self._known.values())
-            self._until_look = max(RESCAN_WRITES, len(found) // 8)
+            self._files = OrderedDict((key, size) for _, key, size in files)
+            self._file_bytes = sum(self._files.values())
+            self._until_look = max(RESCAN_WRITES, len(files) // 8)
 
     def _path(self, key: FileId) -> Path:
         kind, name = key
@@ -367,12 +365,12 @@ class CacheDirectory:
 
     def _add_known(self, key: FileId, size: int) -> None:
         with self._lock:
-            self._known_bytes += size - self._known.pop(key, 0)
-            self._known[key] = size
+            self._file_bytes += size - self._files.pop(key, 0)
+            self._files[key] = size
 
     def _forget(self, key: FileId) -> None:
         with self._lock:
-            self._known_bytes -= self._known.pop(key, 0)
+            self._file_bytes -= self._files.pop(key, 0)
 
     def _remove(self, key: FileId) -> None:
         self._forget(key)

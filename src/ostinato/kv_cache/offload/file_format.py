@@ -46,8 +46,10 @@ def file_checksum(whole: memoryview) -> bytes:
 def unpack_file(packed: memoryview, name: bytes, token_ids: Sequence[int]) -> memoryview | None:
     """Return the contents, or None if anything differs from what is expected. `packed` has the expected size."""
     tokens = array("q", token_ids).tobytes()
-    magic, checksum, of, count = HEAD.unpack_from(packed)
-    if (magic, of, count) != (MAGIC, name, len(token_ids)) or checksum != file_checksum(packed[CHECKSUM_START:]):
+    magic, checksum, written_name, count = HEAD.unpack_from(packed)
+    if (magic, written_name, count) != (MAGIC, name, len(token_ids)) or checksum != file_checksum(
+        packed[CHECKSUM_START:]
+    ):
         return None
     if packed[HEAD.size : HEAD.size + len(tokens)] != tokens:
         return None
@@ -85,14 +87,14 @@ def write_file(path: Path, pages: bytes | mmap.mmap, size: int) -> None:
     _write(os.open(path, flags, 0o600), memoryview(pages)[:size], size)
 
 
-def _write(file: int, given: memoryview, size: int) -> None:
-    """Write all of `given`, cut the file to `size` bytes, and close it."""
+def _write(file: int, content: memoryview, size: int) -> None:
+    """Write all of `content`, cut the file to `size` bytes, and close it."""
     try:
         written = 0
-        while written < len(given):
+        while written < len(content):
             # A full disk writes a part first, and fails the next time.
-            written += os.write(file, given[written:])
-        if len(given) > size:
+            written += os.write(file, content[written:])
+        if len(content) > size:
             os.ftruncate(file, size)
     finally:
         os.close(file)

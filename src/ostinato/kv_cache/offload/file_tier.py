@@ -48,11 +48,14 @@ class FileTier:
         Return False, and keep nothing, if one of them is neither in memory nor in files.
         """
         window = tuple(window)
-        if any(each.window_block is None and not self.has_window_block(each.file_key) for each in window):
+        if any(
+            window_entry.window_block is None and not self.has_window_block(window_entry.file_key)
+            for window_entry in window
+        ):
             return False
-        for each in window:
-            if each.window_block is not None:
-                self.save_window_block(each, each.window_block.id)
+        for window_entry in window:
+            if window_entry.window_block is not None:
+                self.save_window_block(window_entry, window_entry.window_block.id)
         return True
 
     def save_state(self, entry: IndexEntry, slot: int) -> None:

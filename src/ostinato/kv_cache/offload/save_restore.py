@@ -16,8 +16,8 @@ def save_to_files(store: CacheStore) -> None:
     if files is None:
         return
     try:
-        kept, windows = _entries_to_save(store, files)
-        for entry in _within_limit(kept, windows, files):
+        entries, windows = _entries_to_save(store, files)
+        for entry in _within_limit(entries, windows, files):
             if entry.block:
                 files.save_block(entry)
             if entry.window_block is not None and entry in windows:
@@ -31,7 +31,7 @@ def save_to_files(store: CacheStore) -> None:
 
 
 def restore_from_files(
-    store: CacheStore, chain: BlockHashes, limit: int, match: Match, num_blocks: int, num_slots: int
+    store: CacheStore, block_hashes: BlockHashes, limit: int, match: Match, num_blocks: int, num_slots: int
 ) -> Match:
     """Return the match of the first `limit` tokens after reading files that extend `match`, where that pays.
 
@@ -44,14 +44,14 @@ def restore_from_files(
     if store.files is None:
         return match
     while (
-        target := (text := _FileRestore(store, store.files, chain, match)).target(limit)
-    ) > match.hit // chain.block_size:
+        target := (text := _FileRestore(store, store.files, block_hashes, match)).target(limit)
+    ) > match.hit // block_hashes.block_size:
         # Matched entries are not evicted for the entries that extend them.
         matched = sum(store.blocks.is_idle(entry.block) for entry in match.matched) if store.blocks.count else 0
         if num_blocks > store.blocks.num_available - matched or num_slots > store.slots.num_available:
             break
         has_changed = text.read(target)
-        match = store.match(chain, limit)
+        match = store.match(block_hashes, limit)
         if not has_changed:
             break
     return match
@@ -62,20 +62,23 @@ def _entries_to_save(store: CacheStore, files: FileTier) -> tuple[list[IndexEntr
 
     The former are in the order in which their files may be removed.
     """
-    kept: dict[IndexEntry, None] = {}
+    entries: dict[IndexEntry, None] = {}
     windows: set[IndexEntry] = set()
     for end in store.index:
         if store.slots.count and end.checkpoint is None and not files.has_state(end.file_key):
             continue
         window = list(store.window_entries(end))
-        if any(each.window_block is None and not files.has_window_block(each.file_key) for each in window):
+        if any(
+            window_entry.window_block is None and not files.has_window_block(window_entry.file_key)
+            for window_entry in window
+        ):
             continue
         windows.update(window)
         entry: IndexEntry | None = end
-        while entry is not None and entry not in kept:
-            kept[entry] = None
+        while entry is not None and entry not in entries:
+            entries[entry] = None
             entry = entry.parent
-    return sorted(kept, key=_removal_order), windows
+    return sorted(entries, key=_removal_order), windows
 
 
 def _within_limit(entries: list[IndexEntry], windows: set[IndexEntry], files: FileTier) -> list[IndexEntry]:
@@ -97,8 +100,8 @@ def _removal_order(entry: IndexEntry) -> tuple[int, int]:
 class _FileRestore:
     """The cached parts of one prefix, in memory and files together."""
 
-    def __init__(self, store: CacheStore, files: FileTier, chain: BlockHashes, match: Match) -> None:
-        self._store, self._files, self._chain, self._match = store, files, chain, match
+    def __init__(self, store: CacheStore, files: FileTier, block_hashes: BlockHashes, match: Match) -> None:
+        self._store, self._files, self._block_hashes, self._match = store, files, block_hashes, match
         self._depth = len(match.matched)
 
     def target(self, limit: int) -> int:
@@ -106,12 +109,12 @@ class _FileRestore:
 
         If there is none, return the blocks of the present hit.
         """
-        store, files, chain = self._store, self._files, self._chain
-        size = chain.block_size
-        hit, target = self._match.hit // size, min(limit // size, len(chain.file_keys))
+        store, files, block_hashes = self._store, self._files, self._block_hashes
+        size = block_hashes.block_size
+        hit, target = self._match.hit // size, min(limit // size, len(block_hashes.file_keys))
         if store.blocks.count:
             reach = self._depth
-            while reach < target and files.has_block(chain.file_keys[reach]):
+            while reach < target and files.has_block(block_hashes.file_keys[reach]):
                 reach += 1
             target = reach
         while target > hit and not self._has_state(target - 1):
@@ -134,32 +137,32 @@ class _FileRestore:
 
         False means that it failed although all files are as they should be.
         """
-        store, files, chain = self._store, self._files, self._chain
+        store, files, block_hashes = self._store, self._files, self._block_hashes
         depth = min(target, self._depth)
         state = None
         if self._lacks_state(target - 1):
-            state = files.read_state(chain.file_keys[target - 1], chain.token_ids[target - 1])
+            state = files.read_state(block_hashes.file_keys[target - 1], block_hashes.token_ids[target - 1])
             if state is None:
-                store.damaged_keys.add(chain.keys[target - 1])
+                store.damaged_keys.add(block_hashes.keys[target - 1])
                 return True
         path = list(self._match.matched[:depth])
         pinned = _EntryPin(path[-1] if path else None)
         # They are referenced before anything is allocated, so that they are not evicted for the others.
         window_blocks = [
-            each.window_block.id for each in path[self._window(target).start :] if each.window_block is not None
+            held.window_block.id for held in path[self._window(target).start :] if held.window_block is not None
         ]
         store.window_blocks.retain(window_blocks)
         try:
             for index in range(depth, target):
                 entry = self._read_block(index, path[-1] if path else None)
                 if entry is None:
-                    return store.blocks.count > 0 and not files.has_block(chain.file_keys[index])
+                    return store.blocks.count > 0 and not files.has_block(block_hashes.file_keys[index])
                 path.append(entry)
                 pinned.move(entry)
             for index in self._window(target):
                 if path[index].window_block is None:
                     if (window_block := self._read_window_block(index, path[index])) is None:
-                        store.damaged_keys.add(chain.keys[target - 1])
+                        store.damaged_keys.add(block_hashes.keys[target - 1])
                         return True
                     window_blocks.append(window_block)
             if state is not None:
@@ -171,7 +174,7 @@ class _FileRestore:
         finally:
             pinned.move(None)
             store.release_window_blocks(window_blocks)
-        files.touch(chain.file_keys[:target])
+        files.touch(block_hashes.file_keys[:target])
         return True
 
     def _window(self, target: int) -> range:
@@ -187,7 +190,7 @@ class _FileRestore:
         return self._store.slots.count > 0 and (entry is None or entry.checkpoint is None)
 
     def _has_state(self, index: int) -> bool:
-        return not self._lacks_state(index) or self._files.has_state(self._chain.file_keys[index])
+        return not self._lacks_state(index) or self._files.has_state(self._block_hashes.file_keys[index])
 
     def _lacks_window_block(self, index: int) -> bool:
         entry = self._in_memory(index)
@@ -195,7 +198,7 @@ class _FileRestore:
 
     def _last_lacking(self, target: int) -> int | None:
         """Return the last block whose window block is needed to continue after `target` and is nowhere."""
-        names = self._chain.file_keys
+        names = self._block_hashes.file_keys
         gone = (
             i
             for i in reversed(self._window(target))
@@ -205,15 +208,15 @@ class _FileRestore:
 
     def _read_block(self, index: int, parent: IndexEntry | None) -> IndexEntry | None:
         """Commit a block from its file; return None if it is gone or damaged, or other tokens have its hash."""
-        store, files, chain = self._store, self._files, self._chain
+        store, files, block_hashes = self._store, self._files, self._block_hashes
         if not store.blocks.count:
-            return store.add_block(parent, chain, index, 0)
-        contents = files.read_block(chain.file_keys[index], chain.token_ids[index])
+            return store.add_block(parent, block_hashes, index, 0)
+        contents = files.read_block(block_hashes.file_keys[index], block_hashes.token_ids[index])
         if contents is None:
-            store.damaged_keys.add(chain.keys[index])
+            store.damaged_keys.add(block_hashes.keys[index])
             return None
         [block] = store.allocate_blocks(1)
-        entry = store.add_block(parent, chain, index, block)
+        entry = store.add_block(parent, block_hashes, index, block)
         if entry is not None:
             files.memory.write_block(block, contents)
         store.blocks.release((block,))
@@ -221,8 +224,8 @@ class _FileRestore:
 
     def _read_window_block(self, index: int, entry: IndexEntry) -> int | None:
         """Commit a window block from its file, and reference it; return None if it is gone or damaged."""
-        store, files, chain = self._store, self._files, self._chain
-        contents = files.read_window_block(chain.file_keys[index], chain.token_ids[index])
+        store, files, block_hashes = self._store, self._files, self._block_hashes
+        contents = files.read_window_block(block_hashes.file_keys[index], block_hashes.token_ids[index])
         if contents is None:
             return None
         [window_block] = store.allocate_window_blocks(1)

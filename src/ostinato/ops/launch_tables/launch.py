@@ -4,7 +4,7 @@ An operation's row (`ops/operations.py`) names a function of this folder: plain 
 (80, 89, 90, 100, 120) -> its launches, in the order in which a call starts them. Nothing is tuned while the engine
 runs: kernels that write states in place cannot be tried twice.
 
-Tiles over ragged rows (`ops/triton/common.py`).
+The tiles over ragged rows are counted here too (`ops/triton/common.py`).
 """
 
 from __future__ import annotations

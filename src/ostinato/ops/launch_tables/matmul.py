@@ -72,7 +72,7 @@ def moe_launches(
 ) -> tuple[Launch, ...]:
     """Return the launches of `moe_launches`; its two matmuls, inward and outward, have the same launch.
 
-    `group_size` is that of int8 weights with scales for groups, or of weights `block_tensors`.
+    `group_size` is that of int8 weights with scales for groups, or that of weights in blocks if `in_blocks`.
     """
     product = _tile("expert_product", tokens * top_k // experts, element_bytes, group_size, {"SPAN": SPAN})
     if in_blocks and capability != 90:

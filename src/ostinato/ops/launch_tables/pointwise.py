@@ -1,10 +1,6 @@
-"""Launches of the operations that pass over activations: norms, embeddings, joins.
+"""Launches of the operations that pass over activations: norms, embeddings, joins, positions and `sample`.
 
 A program takes whole rows of up to 8192 elements in registers: 16 to 32 elements per thread.
-
-Launches of the operations on positions: rotation, angles, sums of learned vectors.
-
-Launches of `sample`.
 """
 
 from __future__ import annotations

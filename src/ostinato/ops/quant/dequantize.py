@@ -1,4 +1,4 @@
-"""Values of weights in blocks (`formats.py`): the definition of each format, in torch.
+"""Values of weights in blocks (`block_formats.py`): the definition of each format, in torch.
 
 The formats of GGUF are ggml's (github.com/ggml-org/ggml, ggml-quants). A block has a scale in float16, in some formats
 also a minimum, and integers of few bits. Blocks of 256 weights (`_K`, `IQ4_XS`) have scales of 6 or 8 bits for their

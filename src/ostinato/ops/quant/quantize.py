@@ -1,14 +1,12 @@
-"""Quantisation to 4 bits: for each group of elements of a row a scale, a zero point and integers from 0 to 15.
+"""Quantisers of weights: 4-bit integers with zero points, and 8-bit integers with scales.
 
-A weight is scale * (integer - zero point). The range of a group includes 0, which the zero point represents exactly.
+A 4-bit weight is scale * (integer - zero point), with a scale and a zero point for each group of elements of a row, and
+integers from 0 to 15. The range of a group includes 0, which the zero point represents exactly.
 `ops/quant/dequantize.py` defines the layout: formats `int4_g32`, `int4_g64` and `int4_g128`.
 
-8-bit weights: integers from -127 to 127, with a float32 scale per row or per group of elements of a row.
-
+An 8-bit weight is an integer from -127 to 127, with a float32 scale per row or per group of elements of a row.
 `group_size` is the number of elements in a group; the last group of a row is smaller if that does not divide the row.
 None means one scale per row. Scales are [rows], or [rows, groups].
-
-Quantisers of weights while they are loaded.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""attention: causal attention over paged keys and values, for decode rows and prefill rows alike.
+"""References of `attention` and `encoder_attention`.
 
-encoder_attention: attention of a vision encoder, in which every patch of an image sees all patches of it.
+`attention` is causal, over paged keys and values, for decode rows and prefill rows alike. In `encoder_attention`, that
+of a vision encoder, every patch of an image sees all patches of it.
 """
 
 from __future__ import annotations

@@ -1,14 +1,9 @@
-"""all_reduce: the sum of a tensor over the ranks of one model.
+"""References of the operations in which the ranks of one model wait for each other.
 
-Connection of the ranks that share a model, as operations call it.
-
-sharded_embedding: the vectors of tokens, with a vocabulary that is sharded by rows.
-
-gather_columns: sharded columns, gathered on the first rank.
-
-gather_act_order: a rank's inputs of a matmul whose groups of inputs are reordered.
-
-sharded_rms_norm: root-mean-square normalisation over sharded channels, with a gate or without.
+`all_reduce` sums a tensor over the ranks. `sharded_embedding` returns the vectors of tokens from a vocabulary that is
+sharded by rows. `gather_columns` gathers sharded columns on the first rank. `gather_act_order` returns a rank's inputs
+of a matmul whose groups of inputs are reordered. `sharded_rms_norm` normalises over sharded channels, with a gate or
+without.
 """
 
 from __future__ import annotations

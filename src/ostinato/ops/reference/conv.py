@@ -1,6 +1,7 @@
-"""causal_conv1d: the short depthwise convolution of a state layer, with its last inputs kept in slots.
+"""References of `causal_conv1d` and `token_shift`, which keep the last inputs of each row in slots.
 
-token_shift: each token's predecessor in its row; the last token of a row is kept in slots.
+`causal_conv1d` is the short depthwise convolution of a state layer. `token_shift` returns each token's predecessor in
+its row.
 """
 
 from __future__ import annotations
@@ -68,9 +69,7 @@ def _initial(conv_states: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
 
 
 def _last_inputs(before: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """Return the last `width - 1` inputs up to the end of `x` [tokens, channels], which follows those `previous_hidden`
-    it.
-    """
+    """Return the last `width - 1` inputs up to the end of `x` [tokens, channels]; `before` are those before it."""
     kept = len(before)
     return x[len(x) - kept :] if len(x) >= kept else torch.cat((before[len(x) :], x))
 
@@ -83,7 +82,7 @@ def _convolve_row(
     out: torch.Tensor,
     activation: str | None,
 ) -> None:
-    """Write the outputs of a row's tokens `x`, after the inputs `previous_hidden` them, to `out` [tokens, channels]."""
+    """Write the outputs of a row's tokens `x`, after the inputs `before` them, to `out` [tokens, channels]."""
     kept, slab = len(before), len(x) if x.is_cuda else min(SLAB, len(x))
     window = torch.empty(kept + slab, x.shape[1], dtype=torch.float32, device=x.device)
     window[:kept] = before

@@ -1,8 +1,8 @@
-"""delta_scan: the gated delta rule for prefill rows, in chunks.
+"""References of `delta_scan` and `delta_update`: the gated delta rule for prefill rows and decode rows.
 
-Inside a chunk the changes d of all tokens follow from one triangular system (Yang et al. 2024, arXiv 2412.06464,
-section 3.3; with a decay per key channel Kimi Linear, arXiv 2510.26692, section 3). With L_t the sum of log decays up
-to token t, and S the state before the chunk:
+`delta_scan` works in chunks. Inside a chunk the changes d of all tokens follow from one triangular system (Yang et al.
+2024, arXiv 2412.06464, section 3.3; with a decay per key channel Kimi Linear, arXiv 2510.26692, section 3). With L_t
+the sum of log decays up to token t, and S the state before the chunk:
 
     d_t + beta_t sum_{s < t} (k_t . e^(L_t - L_s) k_s) d_s = beta_t (v_t - S^T e^(L_t) k_t)
     o_t = S^T e^(L_t) q_t + sum_{s <= t} (q_t . e^(L_t - L_s) k_s) d_s
@@ -12,12 +12,13 @@ Only differences of sums that are at most 0 are exponents, so nothing overflows 
 at absolute multiples of their length: if a prompt is split at such a multiple, the same sums are made in the same
 order. A row is computed alone and chunk by chunk, with the same calls on the same shapes in any batch.
 
-delta_update: the gated delta rule for decode rows, token by token, from read slot to write slots.
+`delta_update` works token by token, from read slot to write slots:
 
-S <- a S;  d = beta (v - S^T k);  S <- S + k d^T;  o = S^T q / sqrt(key_dim)
+    S <- a S;  d = beta (v - S^T k);  S <- S + k d^T;  o = S^T q / sqrt(key_dim)
+
 (Yang et al. 2024, arXiv 2412.06464, equation 10: a is one number per head. Kimi Linear, arXiv 2510.26692, equation 1: a
-has one per key channel and multiplies the rows of S.) a = exp(-exp(A_log) softplus(a_raw + dt_bias)), beta =
-beta_scale sigmoid(b_raw), and q and k have length 1.
+has one per key channel and multiplies the rows of S.) a = exp(-exp(A_log) softplus(a_raw + dt_bias)), beta = beta_scale
+sigmoid(b_raw), and q and k have length 1.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def delta_update(
 
     Row r's tokens are `r * n` to `r * n + n - 1`, n being `write_slots.shape[1]`. `q`, `k` [rows * n, key_heads,
     key_dim] as projected; `v` [rows * n, heads, value_dim], adjacent heads sharing a key head, or with
-    `interleaved_key_heads` head i having key head i % key_heads; `a` [rows * n, heads], or [rows * n, heads, key_dim]
+    `keys_take_turns` head i having key head i % key_heads; `a` [rows * n, heads], or [rows * n, heads, key_dim]
     for a decay per key channel, before bias and softplus; `b` [rows * n, heads] before the sigmoid; `A_log` [heads]
     float32; `dt_bias` float32, in the shape of a token of `a`; `beta_scale` is 2 if a checkpoint lets beta reach 2,
     else 1. `states` [slots, heads, key_dim, value_dim] float32; `read_slots` [rows], 0 being the zero state;

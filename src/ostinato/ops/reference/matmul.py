@@ -1,12 +1,8 @@
-"""Elementwise functions between the two matrices of an MLP, applied to the outputs of `linear` and `moe`.
+"""References of the matmuls of a layer: `linear`, and `moe` with its `route` and gated activations.
 
-gated_activation: the second half of each token's values, gated by the first half.
-
-linear: y = x W^T + b, followed by a layer's steps on its outputs: scale, activation, residual.
-
-moe: the experts of a mixture-of-experts layer, for tokens that a router has assigned.
-
-route: the experts of each token, and their weights.
+`linear` is y = x W^T + b, followed by a layer's steps on its outputs: scale, activation, residual. `route` chooses the
+experts of each token and their weights, and `moe` computes them. `gated_activation` is the second half of each token's
+values, gated by the first half.
 """
 
 from __future__ import annotations
@@ -52,7 +48,7 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 """Activation functions by name.
 
-`relu2` is the squared ReLU. `swiglu` and `geglu` halve the last dimension (`results.GATED`). `gelu` is x times the
+`relu2` is the squared ReLU. `swiglu` and `geglu` halve the last dimension (`operations.GATED`). `gelu` is x times the
 normal distribution's integral up to x (Hendrycks and Gimpel 2016, arXiv 1606.08415); `gelu_pytorch_tanh` is the tanh
 approximation given there.
 """
@@ -84,12 +80,12 @@ def linear(
     """Return activation((x W^T + bias) * scale) + residual.
 
     `x` [tokens, in] and `weight` [out, in] in one dtype, `bias` [out]; `scale` [out] float32. `activation` is one of
-    `ops.activations`; with those of `results.GATED` the first half of the outputs are the gates, and the result has
-    half as many columns. `residual` has the shape of the result, [tokens, out or out / 2], in the dtype of `x`, or in
-    `out_dtype` if that is given. With `weight_scale` float32 [out] or [out, groups], `weight` is int8 (see `ops.int8`)
-    and multiplied exactly. With `blocks`, `weight` is uint8, with its rows in these formats one after the other (see
-    `ops.blocks`), and multiplied exactly too. `order` int32 [in] maps each element of a weight row to its input;
-    without it, element i belongs to input i.
+    `ACTIVATIONS`; with those of `operations.GATED` the first half of the outputs are the gates, and the result has half
+    as many columns. `residual` has the shape of the result, [tokens, out or out / 2], in the dtype of `x`, or in
+    `out_dtype` if that is given. With `weight_scale` float32 [out] or [out, groups], `weight` is int8 (see
+    `ops.quant.quantize`) and multiplied exactly. With `blocks`, `weight` is uint8, with its rows in these formats one
+    after the other (see `ops.quant.block_formats`), and multiplied exactly too. `order` int32 [in] maps each element of
+    a weight row to its input; without it, element i belongs to input i.
     """
     if order is not None:
         x = x.index_select(1, order)
@@ -147,9 +143,9 @@ def moe(
     `x` and `residual` [tokens, in]; `choices` [tokens, 2, k] float32 as returned by `route`: the ids of experts and
     their weights; `up` [experts, inner, in] (for a gated activation twice as many rows, gates first); `down` [experts,
     in, inner]. With `up_scale` float32 [experts, inner] or [experts, inner, groups], and `down_scale` alike, the
-    weights are int8 (see `ops.int8`) and multiplied exactly. With `up_blocks` and `down_blocks`, the row formats of one
-    expert, they are uint8 [experts, rows, bytes of a row] (see `ops.blocks`). Experts are added up in float32, in
-    ascending order. -> [tokens, in] in the dtype of `x`.
+    weights are int8 (see `ops.quant.quantize`) and multiplied exactly. With `up_blocks` and `down_blocks`, the row
+    formats of one expert, they are uint8 [experts, rows, bytes of a row] (see `ops.quant.block_formats`). Experts are
+    added up in float32, in ascending order. -> [tokens, in] in the dtype of `x`.
     """
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     expert_ids, expert_weights = choices.unbind(1)
@@ -181,8 +177,8 @@ def route(
     float32 means sigmoid routing (DeepSeek-V3, arXiv 2412.19437, section 2.1.2): the weights are the sigmoids of the
     scores, divided by their sum plus `sum_epsilon` if `normalize`. The bias is added for the selection alone, which
     considers only the `top_groups` groups with the greatest sums of their two best scores. Without a bias, the weights
-    are the softmax over the chosen scores, or with `softmax_over_all` the chosen entries of the softmax over all. All are
-    multiplied by `scaling`.
+    are the softmax over the chosen scores, or with `softmax_over_all` the chosen entries of the softmax over all. All
+    are multiplied by `scaling`.
 
     -> [tokens, 2, top_k] float32: the ids of the experts, best first, and their weights.
     """

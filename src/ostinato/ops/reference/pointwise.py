@@ -1,18 +1,9 @@
-"""concat: two vectors of each token, concatenated.
+"""References of the operations that pass over activations: norms, embeddings, joins.
 
-embedding: the vectors of tokens.
-
-layer_norm: normalisation to mean 0 and variance 1 over the last dimension (Ba et al. 2016, arXiv 1607.06450).
-
-weighted_embedding: weighted sums of learned vectors, such as position embeddings between the learned ones.
-
-gated_rms_norm: the norm after a recurrence, with a gate before or after it.
-
-inject_media: encoder outputs for the tokens of images, placed among the hidden states of text.
-
-multiply: two vectors of each token, element by element.
-
-rms_norm: root-mean-square normalisation over the last dimension (Zhang and Sennrich 2019, eq. 4).
+The norms are `rms_norm` (Zhang and Sennrich 2019, equation 4), `gated_rms_norm` with a gate before or after it, and
+`layer_norm` (Ba et al. 2016, arXiv 1607.06450). `weighted_embedding` sums learned vectors, such as position embeddings
+between the learned ones. `inject_media` places encoder outputs for the tokens of images among the hidden states of
+text.
 """
 
 from __future__ import annotations
@@ -42,8 +33,8 @@ def embedding(
     """Return the rows of `weight` [vocab, hidden] for `token_ids` [tokens] int64, times `multiplier`.
 
     -> [tokens, hidden] in the dtype of `weight`. With `weight_scale` float32 [vocab] or [vocab, groups], `weight` is
-    int8 (see `ops.int8`), and the result is in `out_dtype`. With `blocks`, `weight` is uint8 [vocab, bytes of a row] in
-    one block format (see `ops.blocks`), and the result is in `out_dtype` too.
+    int8 (see `ops.quant.quantize`), and the result is in `out_dtype`. With `blocks`, `weight` is uint8 [vocab, bytes of
+    a row] in one block format (see `ops.quant.block_formats`), and the result is in `out_dtype` too.
     """
     if blocks is not None:
         ((name, _),) = blocks

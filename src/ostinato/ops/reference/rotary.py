@@ -1,15 +1,9 @@
-"""rotary: rotary position embedding, and the write of keys and values into the cache.
+"""References of the rotary position embedding (Su et al. 2021): angles, rotation, and the write to the cache.
 
-It uses the half-split layout of Hugging Face checkpoints (Su et al. 2021).
-
-axial_angles: rotation angles of tokens whose positions have several axes.
-
-Examples are text with images in time, height and width (M-RoPE, Qwen2-VL, arXiv 2409.12191, section 2.1) and patches in
-rows and columns.
-
-rotate: rotary position embedding of heads that are not cached, in the half-split layout (Su et al. 2021).
-
-rotary_angles: rotation angles of each token's heads (Su et al. 2021), computed once for all layers.
+`rotary_angles` computes the angles of each token's heads once for all layers. `axial_angles` takes positions with
+several axes: text with images in time, height and width (M-RoPE, Qwen2-VL, arXiv 2409.12191, section 2.1), and patches
+in rows and columns. `rotary` rotates queries and keys, and writes keys and values into the cache; `rotate` rotates
+heads that are not cached. Both use the half-split layout of Hugging Face checkpoints.
 """
 
 from __future__ import annotations
@@ -34,7 +28,7 @@ def axial_angles(
 def rotate(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
     """Rotate element i of every head of `x` with element `half + i` by the angle of frequency i.
 
-    `x` [tokens, heads, head_dim]; elements from `2 * half` on pass through. `rotary_angles_launches` [2, tokens, half]
+    `x` [tokens, heads, head_dim]; elements from `2 * half` on pass through. `angles` [2, tokens, half]
     float32, as returned by `rotary_angles` and `axial_angles`. -> like `x`.
     """
     half = angles.shape[-1]
@@ -61,7 +55,7 @@ def rotary(
     """Rotate queries and keys, and write keys and values to the cells `kv_cells` of the cache.
 
     `q` [tokens, heads, head_dim], with no heads if only keys and values count; `k`, `v` [tokens, kv_heads, head_dim];
-    `rotary_angles_launches` [2, tokens, half] float32, as returned by `rotary_angles`, or None for attention without
+    `angles` [2, tokens, half] float32, as returned by `rotary_angles`, or None for attention without
     positions. The first `2 * half` elements of every head are rotated, the rest pass through; keys are multiplied by
     `key_multiplier` before. `k_cache`, `v_cache` [blocks, block_size, kv_heads, head_dim]; `kv_cells` [tokens] int64:
     block id * block_size + offset, 0 for padding. Without `v` and `v_cache` only keys are written, and values are a

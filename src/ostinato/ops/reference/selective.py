@@ -1,15 +1,11 @@
-"""selective_scan: the Mamba-1 recurrence for prefill rows.
-
-Each element of a state has its own rate of decay (Gu and Dao 2023, arXiv 2312.00752), so tokens do not become a matmul
-as in `ssd_scan`: the scan takes token after token, as `selective_update` does. So a request has the same states however
-its tokens are split into chunks and divided between the two.
-
-selective_update: the Mamba-1 recurrence for decode rows, token by token, from read slot to write slots.
+"""References of `selective_scan` and `selective_update`: the Mamba-1 recurrence for prefill and decode rows.
 
     h_t = exp(dt_t A) h_{t-1} + dt_t x_t B_t,  y_t = h_t C_t + D x_t,  dt_t = softplus(dt_raw + dt_bias)
 
-(Gu and Dao 2023, arXiv 2312.00752, section 3 and algorithm 2: each channel has its own state, and each element of it
-its own rate of decay.)
+Each channel has its own state, and each element of it its own rate of decay (Gu and Dao 2023, arXiv 2312.00752, section
+3 and algorithm 2). So tokens do not become a matmul as in `ssd_scan`: the scan takes token after token, as
+`selective_update` does, which goes from read slot to write slots. A request has the same states however its tokens are
+split into chunks and divided between the two.
 """
 
 from __future__ import annotations

@@ -1,15 +1,16 @@
-"""ssd_scan: the Mamba-2 recurrence for prefill rows, in chunks (state-space duality).
+"""References of `ssd_scan` and `state_update`: the Mamba-2 recurrence for prefill and decode rows.
 
-Dao and Gu 2024, arXiv 2405.21060, section 6 and listing 1: inside a chunk the recurrence is a masked matmul; one state
-is passed from chunk to chunk. Any length of chunk gives the same sums in another order. In this file a chunk of the
-model is computed as equal chunks of at most `MAX_CHUNK` tokens. They begin at absolute multiples of their length,
-and so at those of `chunk_size` too: the same sums are made in the same order if a prompt is split at such a multiple.
-16-bit states are rounded there too, at the same positions as by the native scan. A row is computed alone and chunk by
-chunk, with the same calls on the same shapes in any batch.
+`ssd_scan` works in chunks (state-space duality). Dao and Gu 2024, arXiv 2405.21060, section 6 and listing 1: inside a
+chunk the recurrence is a masked matmul; one state is passed from chunk to chunk. Any length of chunk gives the same
+sums in another order. In this file a chunk of the model is computed as equal chunks of at most `MAX_CHUNK` tokens. They
+begin at absolute multiples of their length, and so at those of `chunk_size` too: the same sums are made in the same
+order if a prompt is split at such a multiple. 16-bit states are rounded there too, at the same positions as by the
+native scan. A row is computed alone and chunk by chunk, with the same calls on the same shapes in any batch.
 
-state_update: the Mamba-2 recurrence for decode rows, token by token, from read slot to write slots.
+`state_update` works token by token, from read slot to write slots:
 
-h_t = exp(dt_t A) h_{t-1} + dt_t x_t B_t^T,  y_t = h_t C_t + D x_t,  dt_t = softplus(dt_raw + dt_bias)
+    h_t = exp(dt_t A) h_{t-1} + dt_t x_t B_t^T,  y_t = h_t C_t + D x_t,  dt_t = softplus(dt_raw + dt_bias)
+
 (Dao and Gu 2024, arXiv 2405.21060, sections 2 and 6: A is one scalar per head.)
 """
 

@@ -1,11 +1,7 @@
-"""attention on a GPU: tiles of queries against paged keys and values, with running maxima and sums.
+"""`attention` and `encoder_attention` on a GPU: tiles of queries against keys, with running maxima and sums.
 
-Dao et al. 2022, arXiv 2205.14135. Rows of few tokens split their keys into segments, which a second kernel combines
-(Flash-Decoding).
-
-encoder_attention on a GPU: tiles of a segment's patches against all of its keys, with running maxima and sums.
-
-Dao et al. 2022, arXiv 2205.14135.
+Dao et al. 2022, arXiv 2205.14135. In `attention`, rows of few tokens split their keys into segments, which a second
+kernel combines (Flash-Decoding). In `encoder_attention`, a tile is a segment's patches against all of its keys.
 """
 
 from __future__ import annotations

@@ -1,37 +1,27 @@
-"""Functions of `ops.activations`, in float32 on a GPU.
+"""Parts that Triton kernels share: launcher, activations, integers, noise, rounding, tiles over ragged rows.
 
-For activations with gates (`results.GATED`), they are applied to the gate; the caller multiplies it with the other
-half.
-
-8-bit integers with a scale for each row, as `ops/quant/quantize.py` defines them, in Triton.
-
-Start of Triton kernels. Every launch passes `run`, so that a check can collect launches instead of running them.
-
-Rules for a wrapper in `ops/triton/NAME.py`:
+Every launch passes `run`, so that a check can collect launches instead of running them. Rules for a wrapper in
+`ops/triton/NAME.py`:
 
 - `NAME(...)` has the parameters of the reference, and reads sizes from shapes, never a value from a device: the same
   call works on tensors of the device `meta`, on which checks collect launches, and inside a graph's capture.
 - Numbers that change from step to step must be in tensors, since a graph keeps all others. The grid covers the padded
   step; the kernel finds the padding from the step's tensors.
-- Its blocks come from the launch table: `launches.NAME(sizes, capability=launcher.capability(x))`.
+- Its blocks come from the launch table: `launch_tables.NAME_launches(sizes, capability=launcher.capability(x))`.
 - It starts kernels by `launcher.run(kernel, grid, launch, argument=...)`, arguments by name. Strides are arguments:
   layers pass views. Offsets that can pass 2^31 elements (slots, blocks) are computed in int64.
 
 In a kernel, for the interpreter too: a scalar in a mask is `spread` before it is compared; float32 is rounded to
 bfloat16 by `to_dtype` and not by `.to`; operands of `tl.dot` pass through `dot_operand`.
 
-Noise of `ops.noise` in Triton: the same 32 bits, and logarithms that may differ in the last bit.
+Noise (`ops.noise`) has the same 32 bits as the reference, and logarithms that may differ in the last bit. States are
+rounded to the same bits as by `ops/reference/stochastic_rounding.py`.
 
-Rounding of states to the dtype of their slots: the same bits as `ops/reference/stochastic_rounding.py`, in a kernel.
-
-Tiles over ragged rows: a program finds its row on the device, on a grid that follows from sizes known to the host.
-
-Row r owns the tokens `starts[r]:starts[r + 1]`, and the tokens after the last row are one more row. Its tiles of `TILE`
+Tiles over ragged rows: a program finds its row on the device, on a grid that follows from sizes known to the host. Row
+r owns the tokens `starts[r]:starts[r + 1]`, and the tokens after the last row are one more row. Its tiles of `TILE`
 tokens have the numbers from `starts[r] // TILE + r` on. There are enough numbers before the next row's: a number of
 tokens, rounded up to tiles, is at most one more than the difference of the quotients. Surplus tiles are empty.
-`launches/tiles.py` counts them.
-
-Shared parts of kernels over prompts of unequal lengths: a program's tokens, and the checkpoints of each row.
+`ops/launch_tables/launch.py` counts them.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""causal_conv1d: a program takes a block of channels through some tokens of a row, the last inputs in registers.
+"""`causal_conv1d` and `token_shift` on a GPU: a program takes a block of channels through some tokens of a row.
 
-Decode rows are read and written by one program each. Prompts are split into segments, whose outputs need no order; a
-second kernel writes the states after them, since a row may write the slot that it reads. `token_shift` has the same
-kernels: its output is the last input.
-
-token_shift: the convolution's kernels, with a token's predecessor as the output.
+The last inputs are in registers. Decode rows are read and written by one program each. Prompts are split into segments,
+whose outputs need no order; a second kernel writes the states after them, since a row may write the slot that it reads.
+`token_shift` has the same kernels, with a token's predecessor as the output.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""delta_scan: two kernels, one for the state-independent work of all chunks, one for the pass along each row.
+"""`delta_scan` and `delta_update` on a GPU.
 
-The first works on all chunks at once. The second takes some value columns of one row's head through the row, chunk by
-chunk. With the names of the reference, X the inverse of the unit lower triangular system of a chunk, and E the sum of
-its log decays (Yang et al. 2024, arXiv 2412.06464, section 3.3):
+The scan has two kernels, one for the state-independent work of all chunks, one for the pass along each row. The second
+takes some value columns of one row's head through the row, chunk by chunk. With the names of the reference, X the
+inverse of the unit lower triangular system of a chunk, and E the sum of its log decays (Yang et al. 2024, arXiv
+2412.06464, section 3.3):
 
     U = X beta v;  W = X beta e^L k;  P_ts = q_t . e^(L_t - L_s) k_s  where s <= t               (first kernel)
     d = U - W S;  o = e^L q S + P d;  S <- e^E S + (e^(E - L) k)^T d                             (second kernel)
@@ -15,10 +16,9 @@ small differences of large sums are right.
 16-bit inputs are multiplied in TF32. float32 inputs are multiplied without matrix units: three TF32 matmuls, which
 would keep errors below 1e-5, need more registers than there are.
 
-delta_update: a program takes some value channels of one row's head through all tokens of the row.
-
-Its part of the state stays in registers from the read slot on, so it is read once and written once per token. A row
-whose slots are all null is padding and costs no memory traffic.
+In the update, a program takes some value channels of one row's head through all tokens of the row. Its part of the
+state stays in registers from the read slot on, so it is read once and written once per token. A row whose slots are all
+null is padding and costs no memory traffic.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""embedding: a program copies a part of one token's vector, and dequantizes it if it is quantised.
+"""`embedding`, `weighted_embedding` and `inject_media` on a GPU.
 
-inject_media: a program takes a part of one token's hidden state; tokens of text cost one load.
-
-weighted_embedding on a GPU: a program adds up a part of one token's vectors.
+A program copies or adds up a part of one token's vectors, and dequantizes it if it is quantised. In `inject_media` it
+takes a part of one token's hidden state; tokens of text cost one load.
 """
 
 from __future__ import annotations
@@ -37,7 +36,8 @@ def embedding_kernel(
 ):
     """Copy a part of one token's vector.
 
-    `WEIGHTS` names the format of weights in blocks of `BLOCK` elements (`blocks.py`); a `BLOCK` of 0 means no blocks.
+    `WEIGHTS` names the format of weights in blocks of `BLOCK` elements (`ops/quant/block_formats.py`); a `BLOCK` of 0
+    means no blocks.
     """
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)

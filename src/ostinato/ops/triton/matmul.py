@@ -1,14 +1,9 @@
-"""Decoding of weights in blocks, as `ops/quant/dequantize.py` defines them, in Triton.
+"""`linear` on a GPU, and the matmul and the decoding of weights that it shares with `moe`.
 
-The formats are `int4_g32`, `int4_g64` and `int4_g128`, which kernels know as "int4" with a block size, and "Q8_0".
-
-Matmul of rows of tokens with rows of weights, shared by `linear` and `moe`.
-
-Weights are plain, int8 with a scale for each group, or in blocks.
-
-linear on a GPU: a matmul by cuBLAS or Triton, then one kernel for the steps after it.
-
-Triton multiplies int8 and int4 weights, which it reads in their stored format.
+`linear` is a matmul by cuBLAS or Triton, then one kernel for the steps after it. Weights are plain, int8 with a scale
+for each group, or in blocks; Triton multiplies int8 and int4 weights, which it reads in their stored format.
+`ops/quant/dequantize.py` defines the formats: `int4_g32`, `int4_g64` and `int4_g128`, which kernels know as "int4" with
+a block size, and "Q8_0".
 """
 
 from __future__ import annotations
@@ -99,7 +94,7 @@ def product(
     Row i of the tokens begins `row[i]` elements after `x`. `weight` and `scales` are those of the first output; the
     weights of each next output begin `weight_row` elements later. `WEIGHTS` is their format: "plain"; "int8", with
     `groups` scales per output, for `group_size` inputs each (the last group may have fewer); or a format of blocks of
-    `BLOCK` inputs (`blocks.py`). `BLOCK` is 0 for the first two.
+    `BLOCK` inputs (`ops/quant/block_formats.py`). `BLOCK` is 0 for the first two.
     """
     total = tl.zeros([ROWS, OUTPUTS], tl.float32)
     output = tl.arange(0, OUTPUTS)
@@ -124,7 +119,7 @@ def product(
 
 @triton.jit
 def _add_inputs(total, x, row, is_row, weight, column, is_output, base, end, INPUTS: tl.constexpr):
-    """Add the matmul of the inputs from `previous_checkpoint` on to `total`: `INPUTS` of them, or those before `end`."""
+    """Add the matmul of the inputs from `base` on to `total`: `INPUTS` of them, or those before `end`."""
     element = base + tl.arange(0, INPUTS)
     rows = tl.load(x + row[:, None] + element[None, :], mask=is_row[:, None] & (element < end)[None, :], other=0.0)
     columns = tl.load(

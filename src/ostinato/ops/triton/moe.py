@@ -1,9 +1,8 @@
-"""moe on a GPU: choices are sorted by expert on the device, then each tile of an expert's choices meets its weights.
+"""`moe` and `route` on a GPU.
 
-A choice is one of a token's experts; choice `token * k + j` is the token's j-th. The grids have as many tiles as there
-could be; programs of tiles without choices return at once.
-
-route on a GPU: scores in tiles of tokens and experts, then the selection for each token.
+`moe` sorts choices by expert on the device, then each tile of an expert's choices meets its weights. A choice is one of
+a token's experts; choice `token * k + j` is the token's j-th. The grids have as many tiles as there could be; programs
+of tiles without choices return at once. `route` scores tiles of tokens and experts, then selects for each token.
 """
 
 from __future__ import annotations

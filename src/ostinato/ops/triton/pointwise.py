@@ -1,14 +1,8 @@
-"""concat: a program copies a part of one token's result from either argument.
+"""Norms, joins and gated activations on a GPU.
 
-gated_activation: a program takes a part of one token's result.
-
-gated_rms_norm: a program takes whole groups of channels.
-
-layer_norm: a program takes whole rows; the variance is summed from differences to the mean.
-
-multiply: a program takes a part of one token's result.
-
-rms_norm: a program takes whole rows, and adds their squares in float32.
+In `concat`, `multiply` and `gated_activation`, a program takes a part of one token's result. In `rms_norm` and
+`layer_norm` it takes rows, in `gated_rms_norm` groups of channels. Squares are added in float32; the variance of
+`layer_norm` is summed from differences to the mean.
 """
 
 from __future__ import annotations

@@ -1,15 +1,8 @@
-"""rotary on a GPU: a program rotates some query heads of one token, or some of its key heads.
+"""`rotary`, `rotate`, `rotary_angles` and `axial_angles` on a GPU.
 
-With key heads it also writes keys and values into the token's cell of the cache.
-
-axial_angles and rotary_angles on a GPU.
-
-Sine and cosine are reduced in float64: that is exact for any position, and needs no stack, which the library's
-functions use for large angles.
-
-rotary_angles on a GPU: `axial_angles` of one axis.
-
-rotate on a GPU: a program rotates some heads of one token.
+A program rotates some query heads of one token, or some of its key heads; with key heads `rotary` also writes keys and
+values into the token's cell of the cache. Sine and cosine are reduced in float64: that is exact for any position, and
+needs no stack, which the library's functions use for large angles. `rotary_angles` is `axial_angles` of one axis.
 """
 
 from __future__ import annotations

@@ -1,12 +1,8 @@
-"""selective_scan: a program takes some channels of one row through the row, token by token.
+"""`selective_scan` and `selective_update` on a GPU: a program takes some channels of one row through the row.
 
-The state stays in registers; a token's inputs are read when its turn comes. There is no scratch memory. A state is read
-once, and written only to the slots that need it.
-
-selective_update: a program takes some channels of one row through all tokens of the row.
-
-Its part of the state stays in registers from the read slot on, so it is read once and written once per token. A row
-whose slots are all null is padding and costs no memory traffic.
+It goes token by token, and its part of the state stays in registers; a token's inputs are read when they are needed.
+There is no scratch memory. The scan reads a state once, and writes it only to the slots that need it; the update writes
+it once per token. A row whose slots are all null is padding and costs no memory traffic.
 """
 
 from __future__ import annotations

@@ -1,16 +1,14 @@
-"""ssd_scan: a program takes some channels of one row's head through the row, chunk by chunk.
+"""`ssd_scan` and `state_update` on a GPU: a program takes some channels of one row's head through the row.
 
-The state stays in registers from chunk to chunk. So there is no scratch memory, chunks of one row wait for nothing, and
-a state is read and written once. The matmuls of C and B of a group are repeated for each block of channels. Chunks
-begin where the reference's begin. Sums of log decays are made in float64 and kept as two float32 numbers each, so that
-small differences of large sums are right.
+The scan goes chunk by chunk, and the state stays in registers from chunk to chunk. So there is no scratch memory,
+chunks of one row wait for nothing, and a state is read and written once. The matmuls of C and B of a group are repeated
+for each block of channels. Chunks begin where the reference's begin. Sums of log decays are made in float64 and kept as
+two float32 numbers each, so that small differences of large sums are right.
 
 16-bit inputs are multiplied with float32 values in TF32; float32 inputs in float32, without matrix units.
 
-state_update: a program takes some channels of one row's head through all tokens of the row.
-
-Its part of the state stays in registers from the read slot on, so it is read once and written once per token. A row
-whose slots are all null is padding and costs no memory traffic.
+The update goes token by token. Its part of the state stays in registers from the read slot on, so it is read once and
+written once per token. A row whose slots are all null is padding and costs no memory traffic.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Deadlines: the latency that users expect of a server.
+"""Capacity estimates: the requests per second that a number of engines serve, and latencies at a given rate.
 
-Seconds of any step, interpolated between predicted steps.
-
-Estimates for a number of engines: their capacity in requests per second, and latencies at a given rate.
+The seconds of a step are interpolated between predicted steps. A deadline is the latency that users expect of a server.
 """
 
 from __future__ import annotations
@@ -71,7 +69,7 @@ class StepTimeTable:
     def seconds(self, rows: int, context: float, prompt_tokens: int = 0, before: float = 0) -> float:
         """Return the seconds of a step of `rows` decode rows and `prompt_tokens` tokens of prompts.
 
-        Each row has `context` tokens before it in the mean; `previous_hidden` tokens of the prompts were computed in
+        Each row has `context` tokens before it in the mean; `before` tokens of the prompts were computed in
         earlier steps. Either part may be missing, not both.
         """
         if not prompt_tokens:

@@ -1,8 +1,6 @@
-"""Choice of native kernels: of the installed modules, the best that this CPU can run.
+"""Choice of native kernels for this CPU, and detection of whether Triton kernels run on a device.
 
-Nothing is imported: a module for another CPU may not even load.
-
-Detection of whether Triton kernels run on a device. Nothing is imported: Triton takes a second to load.
+Nothing is imported: a native module for another CPU may not even load, and Triton takes a second.
 """
 
 from __future__ import annotations
@@ -148,7 +146,8 @@ def _best(
         return None, f"no native kernels are installed: {HOW_TO_GET}"
     missing = ", ".join(lacking[others[0]])
     return None, (
-        f"native kernels are installed for {', '.join(others)}, and this CPU lacks {missing}{refused_units}: {HOW_TO_GET}"
+        f"native kernels are installed for {', '.join(others)}, and this CPU lacks {missing}{refused_units}: "
+        f"{HOW_TO_GET}"
     )
 
 

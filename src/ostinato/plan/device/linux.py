@@ -1,6 +1,6 @@
-"""Limits that cgroups (version 1 and 2) put on this process, read from /proc and /sys. No limit is None.
+"""Facts from Linux's /proc and /sys: the processor, and the limits of this process's cgroups (version 1 and 2).
 
-Facts about the processor from Linux's /proc/cpuinfo.
+No limit is None.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Encoder budgets: capture sizes of a vision encoder's graphs, in output tokens, and how many images each may hold.
+"""Encoder budgets: capture sizes of a vision encoder's graphs, in output tokens, and the packing of images.
 
-Packing: which images the vision encoder encodes together, and the graph that serves them.
-
-`pack_items` is the one rule, used by the plan and by the engine.
+A budget also limits the number of images. `pack_items` is the one rule for which images are encoded together, and by
+which graph. The plan and the engine both use it.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from ostinato.units import format_bytes
 
 
 def limit_decisions(before: Iterable[Decision], wanted: Limits, limits: Limits, memory: MemoryPlan) -> list[Decision]:
-    """Return `previous_hidden` and the lowered values, merged into one decision where a setting was changed twice."""
+    """Return the decisions `before` and the lowered values, merged into one where a setting changed twice."""
     changes = {decision.topic: decision for decision in before}
     others = "activations, graphs and the encoder's cache" if memory.encoder_cache else "activations and graphs"
     reason = (
@@ -122,8 +122,8 @@ def explain(
         window_blocks = window_blocks_of(budget, 1, limits.max_model_len, limits.max_num_batched_tokens)
         size = format_bytes(budget.window_block)
         parts.append(
-            f"{window_blocks} window blocks of {size} for its window of {budget.window_block_window} and a step of max_num_batched_tokens "
-            f"{limits.max_num_batched_tokens}"
+            f"{window_blocks} window blocks of {size} for its window of {budget.window_block_window} and a step of "
+            f"max_num_batched_tokens {limits.max_num_batched_tokens}"
         )
     what_for = " and ".join(parts)
     beside = budget.weights + graphs + encoder.total + activations

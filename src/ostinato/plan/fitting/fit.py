@@ -1,11 +1,7 @@
 """Fitting: the limits and the memory split of a config on a device, or why none fits.
 
-`settle` resolves all that does not depend on memory. `shrink_to_fit` then searches limits that fit, and adds up the
-costs of each (`costs_of`). `fit` builds the outcome.
-
-Costs of limits: the bytes that they take besides weights, blocks and slots.
-
-Search for limits that fit, adding up the costs of each candidate.
+`resolve_config` resolves all that does not depend on memory. `shrink_to_fit` then searches limits that fit, and adds
+up the costs of each (`costs_of`): the bytes that they take besides weights, blocks and slots. `fit` builds the outcome.
 """
 
 from __future__ import annotations
@@ -208,7 +204,7 @@ class FitError(CapacityError):
 def fit(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> FitResult:
     """Return the outcome.
 
-    DoesNotFit if nothing fits, ConfigError if given values contradict each other or the model.
+    FitError if nothing fits, ConfigError if given values contradict each other or the model.
     """
     settled = resolve_config(config, model, device)
     limits, reach = shrink_to_fit(settled)

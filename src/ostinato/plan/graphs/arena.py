@@ -1,6 +1,6 @@
-"""The calls of a forward pass as plain numbers: the size of each result, and so the arena that a tape of them takes.
+"""Arena of a tape: a forward pass as plain numbers, and the memory that its results take.
 
-First fit: offsets of buffers in a shared piece of memory, each for its own lifetime.
+The offset of each buffer in a shared piece of memory is found by first fit, for the buffer's own lifetime.
 """
 
 from __future__ import annotations

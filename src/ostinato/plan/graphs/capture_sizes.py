@@ -1,8 +1,7 @@
-"""The two ladders: the numbers of tokens and of rows that graphs are captured for.
+"""Capture sizes: the numbers of tokens, of rows and of drafts that graphs are captured for.
 
-Mixed batches are bound by tokens, decode by rows, so each has its own ladder, and neither shortens the other.
-
-Numbers of drafts that steps may have: each has separate graphs.
+Mixed batches are bound by tokens, decode by rows, so each has its own ladder, and neither shortens the other. Each
+number of drafts has separate graphs.
 """
 
 from __future__ import annotations

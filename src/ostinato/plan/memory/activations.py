@@ -1,10 +1,7 @@
 """Activations: the memory of a step besides weights and cache, which depends on the kernels that run.
 
-The functions are pure and take plain numbers.
-
-Passes of a token through layers in one step, and the width of each.
-
-GPU memory that torch takes in addition to its tensors.
+It follows from the passes of a token through layers and the width of each, and includes the GPU memory that torch takes
+in addition to its tensors. The functions are pure and take plain numbers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The dtype of keys and values in the cache: its choice, and the bytes of a token.
-
-The state cache: the mode in which checkpoints are taken, and their distance.
-"""
+"""Cache modes: the dtype of keys and values, and the mode and distance of checkpoints of states."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def native_scratch(
 ) -> int:
     """Return an upper bound of the bytes that the kernels of `native` keep: shared by all threads, and per thread.
 
-    `head` are the input and output sizes of the LM head; `positions` are sampled. With `has_act_order`, inputs of
+    `head` are the input and output sizes of the LM head; `positions` are sampled. With `in_order`, inputs of
     matmuls may have another order in their weights (act-order).
     """
     needed = [Scratch(0)]
@@ -77,7 +77,7 @@ def triton_scratch(
     """Return the bytes that the largest call of a Triton kernel allocates.
 
     The step has `tokens` tokens in `rows` rows, or `decode_tokens` tokens of decode rows. `head`, `positions` and
-    `has_act_order` are as for `native_scratch`.
+    `in_order` are as for `native_scratch`.
     """
     needed = [0]
 

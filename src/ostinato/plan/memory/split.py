@@ -1,10 +1,6 @@
 """Split of a device's memory among weights, activations, blocks, window blocks and slots.
 
-The functions are pure and take plain numbers.
-
-Split of memory between blocks and window blocks. Pure functions of plain numbers.
-
-Window blocks for layers with sliding-window attention, and the plan's decisions about them.
+Window blocks are for layers with sliding-window attention. The functions are pure and take plain numbers.
 """
 
 from __future__ import annotations
@@ -399,8 +395,8 @@ def window_decisions(
     fitting += [(memory.num_blocks - 1) // blocks] if memory.kv_block else []
     reason = (
         f"{count} of {len(layers)} attention layers read the last {' or '.join(map(str, sizes))} tokens alone, and a "
-        f"request keeps no more than {own} window blocks of theirs between its steps; one of max_model_len tokens takes "
-        f"{format_bytes(needed)} instead of {format_bytes(blocks * (memory.kv_block + memory.window_block))}, and "
-        f"{min(fitting)} of that length fit at once"
+        f"request keeps no more than {own} window blocks of theirs between its steps; one of max_model_len tokens "
+        f"takes {format_bytes(needed)} instead of {format_bytes(blocks * (memory.kv_block + memory.window_block))}, "
+        f"and {min(fitting)} of that length fit at once"
     )
-    return [Decision("sliding windows", None, "keys and values outside are let go of", reason)]
+    return [Decision("sliding windows", None, "keys and values outside are freed", reason)]

@@ -1,7 +1,4 @@
-"""The graphs of a plan, and sizes chosen from traffic, as text for people.
-
-Estimates of layouts, as a table.
-"""
+"""Text of a plan's graphs, of sizes chosen from traffic, and of estimates of layouts."""
 
 from __future__ import annotations
 

@@ -1,10 +1,6 @@
 """The plan as tables, for people. Readable at 80 columns; without colour if the output is no terminal.
 
-The vision encoder's part of a plan, as text for people.
-
-The speculation of a plan, as text for people.
-
-The predicted time of steps, in rows of the plan.
+The vision encoder, speculation and the predicted time of steps have parts of their own.
 """
 
 from __future__ import annotations

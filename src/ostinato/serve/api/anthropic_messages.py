@@ -1,6 +1,6 @@
-"""Content blocks of one message, and the events that report their growth, in Anthropic's form.
+"""`POST /v1/messages` and `/v1/messages/count_tokens`: conversations answered in Anthropic's form.
 
-`POST /v1/messages`: conversations answered, in Anthropic's form; and `/v1/messages/count_tokens`.
+An answer has content blocks, and events that report their growth.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""The content of Anthropic's messages: blocks, and the turns of a chat that they make.
+"""The bodies of `/v1/messages` and `/v1/messages/count_tokens`, and the conversation in them.
 
-Conversion of tools from Anthropic's form to that of chat completions.
-
-The bodies of `/v1/messages` and `/v1/messages/count_tokens`, and the conversation in them.
+Content blocks become the messages of a chat, and tools those of chat completions.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Fields that every generating endpoint takes, and their meaning for the engine.
-
-Prompts as text or token ids, one or several.
-"""
+"""Fields that every generating endpoint takes, their meaning for the engine, and prompts in all forms."""
 
 from __future__ import annotations
 

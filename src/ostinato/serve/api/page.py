@@ -52,7 +52,7 @@ def _takes_gzip(scope: Scope) -> bool:
 
 @lru_cache(maxsize=256)
 def _compressed(path: Path, changed: int) -> bytes:
-    """Return a file's compressed bytes; `condition` is part of the cache key, so that an edited file is read again."""
+    """Return a file's compressed bytes; `changed` is part of the cache key, so that an edited file is read again."""
     del changed
     return gzip.compress(path.read_bytes(), 6, mtime=0)
 

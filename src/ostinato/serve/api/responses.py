@@ -1,6 +1,6 @@
 """`POST /v1/responses`: conversations answered in items. Nothing is stored.
 
-Output items of one response, and the events that report their growth.
+A response has output items, and events that report their growth.
 """
 
 from __future__ import annotations

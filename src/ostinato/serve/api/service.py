@@ -1,8 +1,7 @@
 """Endpoints about the server and its model.
 
-They are `/health`, `/version`, `/plan`, `/v1/models`, `/about`, `/live`, `/prefixes` and `/metrics`.
-
-`/about`: facts about the model for visitors of the page.
+They are `/health`, `/version`, `/plan`, `/v1/models`, `/about`, `/live`, `/prefixes` and `/metrics`. `/about` has facts
+about the model for visitors of the page.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Context of preparing a request, besides its body, on the event loop and in a worker alike.
+"""The model in the endpoints' form, and the context in which a request is prepared besides its body.
 
-The model in the endpoints' form.
+The context is the same on the event loop and in a worker.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class RequestContext:
     default_params: SamplingParams
     on_loop: bool = True
     grammars: GrammarCompiler | None = None
-    """For guides that are tried; in a worker alone"""
+    """Compiler of guides that are tried, in a worker alone."""
 
     @property
     def budget(self) -> TemplateBudget:
@@ -56,12 +56,12 @@ class RequestContext:
         return ON_LOOP if self.on_loop else DEFAULT_TEMPLATE_BUDGET
 
     def require_worker(self) -> None:
-        """Raise TooHeavy on the event loop."""
+        """Raise NeedsWorker on the event loop."""
         if self.on_loop:
             raise NeedsWorker
 
     def encode(self, text: str, add_special_tokens: bool, param: str) -> list[int]:
-        """Encode a text, as `ModelText.encode` does; TooHeavy for a long text on the event loop."""
+        """Encode a text, as `ModelText.encode` does; NeedsWorker for a long text on the event loop."""
         if len(text) > MAX_CHARACTERS:
             self.require_worker()
         return self.text.encode(text, add_special_tokens, param)

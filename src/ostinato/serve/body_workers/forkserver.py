@@ -40,7 +40,7 @@ class BodyJob(NamedTuple):
 
 @dataclass(frozen=True)
 class BodyResult:
-    """Answer to a Job: the slim body, and what was prepared; or an error."""
+    """Answer to a BodyJob: the slim body, and what was prepared; or an error."""
 
     body: Body | None = None
     prepared: Any = None

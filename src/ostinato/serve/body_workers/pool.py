@@ -1,8 +1,7 @@
-"""Clients' use of the processes that read large bodies: seconds and pixels, per minute.
+"""Worker processes that read large bodies, used from the event loop.
 
-Worker processes that read large bodies, used from the event loop.
-
-They are few, are shared fairly, and are limited in time, memory and budgets.
+They are few, are shared fairly, and are limited in time, memory and budgets. A client's budgets are seconds and pixels,
+per minute.
 """
 
 from __future__ import annotations
@@ -233,7 +232,7 @@ class BodyWorkerPool:
     async def _new(self) -> _Connection:
         ours, theirs = socket.socketpair()
         with theirs:
-            for _ in range(2):  # the nursery may have died
+            for _ in range(2):  # the fork server may have died
                 nursery = await self._started()
                 try:
                     socket.send_fds(nursery, [b"w"], [theirs.fileno()])

@@ -1,6 +1,6 @@
-"""Deltas: the reasoning, content and tool calls that one more piece of an answer's text adds.
+"""Parts of a model's answers other than plain text, and the deltas that add them.
 
-Parts of a model's answers other than plain text.
+A delta is the reasoning, content and tool calls that one more piece of an answer's text adds.
 """
 
 from __future__ import annotations

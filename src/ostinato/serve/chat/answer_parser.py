@@ -1,9 +1,8 @@
-"""One answer's text, split into reasoning, content and tool calls while it grows.
+"""Parser of one answer's text into reasoning, content and tool calls while it grows.
 
-Detection of a model's reasoning tags and form of tool calls, by a round trip through its chat template.
-
-A call is rendered as an earlier answer's and read back: the form that gives the same call is the model's. A template
-that does not print calls, as some do, is identified by the tags in its text.
+A model's reasoning tags and form of tool calls are detected by a round trip through its chat template. A call is
+rendered as an earlier answer's and read back: the form that gives the same call is the model's. A template that does
+not print calls, as some do, is identified by the tags in its text.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Conversion of a conversation to a prompt.
-
-The messages of a conversation: their form in bodies, and their form for chat templates.
-"""
+"""Messages of a conversation: their form in bodies, their form for chat templates, and the prompt made of them."""
 
 from __future__ import annotations
 
@@ -260,7 +257,7 @@ def render(work: RequestContext, conversation: Conversation, param: str = "messa
     """Render the prompt, special tokens included, with its images.
 
     Raises ApiError, which names `param` if the template refuses the conversation, and an image that cannot be used;
-    TooHeavy on the event loop for what takes long, as images do.
+    NeedsWorker on the event loop for what takes long, as images do.
     """
     text = work.text
     if conversation.has_images and text.media is not None:

@@ -1,6 +1,7 @@
-"""The guide of an answer: the form that a request asks for, or the tool calls that it demands; and its compilation.
+"""The guide of an answer: the form that a request asks for, or the tool calls that it demands.
 
-Grammars of answers, as Lark text for llguidance: tool calls in a model's own format, and values after reasoning.
+Its grammar is Lark text for llguidance: tool calls in a model's own format, and values after reasoning. It is compiled
+here too.
 """
 
 from __future__ import annotations
@@ -139,7 +140,7 @@ class GuideCompiler:
     """Compiler of one guide at a time in the engine's process, after a trial in a process that may die of it."""
 
     def __init__(self, engine: AsyncEngine, try_out: Callable[[str, Guide], Awaitable[None]] | None = None) -> None:
-        """`try_out` tries a guide of a client; see `GuideTrial`."""
+        """Compile guides in `engine`, once `try_out` has tried those of clients (`GuideTrial`)."""
         self._engine = engine
         self._try_out = try_out
         self._tried: OrderedDict[Guide, None] = OrderedDict()

@@ -1,8 +1,7 @@
 """Text that comes in pieces. Generators read it from the front, and pause if they need more of it.
 
-They decide only what no further text can change, so it does not matter where the pieces were cut.
-
-Search for the end of a JSON object while its text grows; and the members of a complete object, as text.
+They decide only what no further text can change, so it does not matter where the pieces were cut. One of them finds the
+end of a JSON object; the members of a complete object are found as text.
 """
 
 from __future__ import annotations
@@ -112,7 +111,7 @@ def _after_space(text: str, start: int) -> int:
 def start_of_tag(text: str, tag: str, before: str) -> int:
     """Return the start of the end of `text` that may be the beginning of `tag`, or the length of `text`.
 
-    Any characters of `previous_hidden` in front of that part belong to it. `text` does not hold the whole tag.
+    Any characters of `before` in front of that part belong to it. `text` does not hold the whole tag.
     """
     length = min(len(tag) - 1, len(text))
     while length and not text.endswith(tag[:length]):

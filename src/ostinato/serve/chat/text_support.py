@@ -1,6 +1,6 @@
 """Facts about the model's text for the endpoints: tokenizer, chat template, and formats of the answers.
 
-The text of single tokens, for log-probabilities: as text, as bytes, and as JSON.
+For log-probabilities, single tokens are text, bytes and JSON.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Tools as OpenAI's API defines them: their validation, and the choice of those that an answer must call.
 
-Values that a model wrote without quotes, typed by the tool's JSON schema.
+Values that a model wrote without quotes are typed by the tool's JSON schema.
 """
 
 from __future__ import annotations

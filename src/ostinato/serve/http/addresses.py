@@ -1,6 +1,6 @@
-"""Addresses to listen on: the host in a text given as one, and whether other machines can reach it.
+"""Addresses: those to listen on, and those of clients behind trusted proxies (X-Forwarded-For).
 
-Addresses of clients behind trusted proxies, from the header X-Forwarded-For.
+An address to listen on is a text; other machines can reach it or not.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """A client's connection: HTTP/1 read by httptools within limits, answered by the application, one request at a time.
 
-uvicorn makes one per client (`http=` of its configuration) and ends them at shutdown. Memory does not grow with what a
-client sends or does not read: bytes are parsed only when the request before them is answered, and are read from the
-socket only while few wait to be parsed.
-
-The head of a request: its errors, its wishes for the connection, and its part of the ASGI scope.
+The head of a request has its errors, its wishes for the connection, and its part of the ASGI scope. uvicorn makes one
+connection per client (`http=` of its configuration) and ends them at shutdown. Memory does not grow with what a client
+sends or does not read: bytes are parsed only when the request before them is answered, and are read from the socket
+only while few wait to be parsed.
 """
 
 from __future__ import annotations

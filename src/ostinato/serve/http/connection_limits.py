@@ -1,6 +1,6 @@
-"""Limits of connections: bytes, seconds, and the number of connections.
+"""Limits of connections: bytes, seconds and their number; and requests refused before the application.
 
-Requests and connections refused before the application: counted by reason, and logged without a flood.
+Refusals are counted by reason, and logged without a flood.
 """
 
 from __future__ import annotations

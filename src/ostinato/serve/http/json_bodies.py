@@ -39,12 +39,12 @@ class Body(BaseModel):
     def prepare(self, work: Any) -> Any:
         """Prepare the body for its endpoint with a `Work`, on the event loop or in a worker process.
 
-        ApiError or RequestError if something in it is wrong; TooHeavy if that takes too long on the loop.
+        ApiError or RequestError if something in it is wrong; NeedsWorker if that takes too long on the loop.
         """
         raise NotImplementedError(f"{type(self).__name__} is no whole body")
 
     def without_prepared_fields(self) -> Self:
-        """Return the body with only the fields in `kept`; the others are None."""
+        """Return the body with only its `fields_after_prepare`; the others are None."""
         return self.model_copy(update=dict.fromkeys(type(self).model_fields.keys() - self.fields_after_prepare))
 
     @model_validator(mode="wrap")
@@ -103,7 +103,7 @@ def check_type(content_type: str, sent: bytes) -> None:
     if not sent:
         raise ApiError(400, "the request has no body; it should be a JSON object")
     if not json.detect_encoding(sent[:4]).startswith("utf-8"):
-        # Another encoding would also be counted wrongly (`work/shape.py`).
+        # Another encoding would also be counted wrongly (`serve/body_workers/json_complexity.py`).
         raise ApiError(400, "the body is not valid JSON: it is not text in UTF-8")
     media_type = content_type.partition(";")[0].strip().lower()
     if media_type != "application/json" and not media_type.endswith("+json"):

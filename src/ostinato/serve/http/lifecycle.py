@@ -1,6 +1,6 @@
 """The server's lifecycle: starting, ready, stalled, draining or failed; and its engine.
 
-Delay of the event loop: all clients wait for it while one request occupies the loop.
+The delay of the event loop is measured: all clients wait for it while one request occupies the loop.
 """
 
 from __future__ import annotations

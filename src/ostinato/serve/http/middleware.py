@@ -1,6 +1,6 @@
-"""Delivery of bodies to endpoints: small ones are read on the event loop, others in worker processes.
+"""Middleware in front of all endpoints: it checks host, key and body, and delivers bodies to the endpoints.
 
-Gate in front of all endpoints: checks host, key and body, and logs and counts each request when it ends.
+Each request is logged and counted when it ends. Small bodies are read on the event loop, others in worker processes.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """Responses that follow a request in the engine, and end it when the client leaves.
 
-Answers that may be as large as what a client sent.
-
-They are sent piece by piece, since a copy of all of it would hold the event loop.
-
-Coroutines that run concurrently.
+Answers that may be as large as what a client sent are sent piece by piece, since a copy of all of it would hold the
+event loop.
 """
 
 from __future__ import annotations
@@ -133,7 +130,7 @@ class EventStream(Response):
 
 
 async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of `work`. If the client closes its connection, cancel `work` and raise ClientGone."""
+    """Return the result of `work`. If the client closes its connection, cancel `work` and raise ClientDisconnected."""
     working = asyncio.ensure_future(work)
     leaving = asyncio.create_task(_leaves(request.receive))
     try:

@@ -4,7 +4,7 @@ asyncio's own TLS makes the protocol only after the handshake. Here the protocol
 limits on connections and on silent clients hold for the handshake too. Bytes are encrypted as they are written, so the
 limits on what a client does not read are those of the transport.
 
-The server's certificate and its key: read, tried out before a client sees them, and read again on SIGHUP.
+The server's certificate and key are read, tried out before a client sees them, and read again on SIGHUP.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
-"""Share of a machine that each replica may take, decided before any is started: without ray.
+"""Layout of a Ray application, without ray: shares of a machine, names, and options of the engine deployment.
 
-Names by which engines and fronts of one application find each other on a Ray.
-
-The options of the engine deployment: numbers, resources, health and end. Without ray.
-
-Number of replicas for Ray Serve's autoscaler, from their loads.
+The share of each replica is decided before any is started. Engines and fronts of one application find each other by
+name. The number of replicas for Ray Serve's autoscaler follows from their loads.
 """
 
 from __future__ import annotations

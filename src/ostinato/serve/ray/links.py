@@ -1,7 +1,4 @@
-"""Links of a front to the engines on Ray, and the search for new engines.
-
-A front's engine over the replicas of an application that runs on Ray.
-"""
+"""A front's engine over the replicas of a Ray application: its links to them, and the search for new ones."""
 
 from __future__ import annotations
 

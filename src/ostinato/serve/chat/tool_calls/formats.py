@@ -1,7 +1,7 @@
 """The forms in which models write tool calls, as data. Readers and grammars of calls both use them.
 
-A model's chat template shows its form (`chat/detection.py`). A form of another model that is composed like one of these
-is one more entry of `FORMS`.
+A model's chat template shows its form (`serve/chat/answer_parser.py`). A form of another model that is composed like
+one of these is one more entry of `FORMS`.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class PythonSyntax:
 
 @dataclass(frozen=True, slots=True)
 class ChannelSyntax:
-    """A message to `functions.NAME` whose text is JSON arguments; the answer is all messages (`chat/channels.py`)."""
+    """A message to `functions.NAME` whose text is JSON arguments; the answer is all messages (`chat/harmony.py`)."""
 
 
 Syntax = JsonSyntax | NamedSyntax | TagSyntax | PythonSyntax | ChannelSyntax

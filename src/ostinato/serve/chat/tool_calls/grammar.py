@@ -1,6 +1,6 @@
-"""Grammars of tool calls in a model's own form.
+"""Grammars of tool calls in a model's own form, and the rules of a grammar while they are written.
 
-Rules of a grammar of answers, in llguidance's dialect of Lark, while they are written.
+Rules are in llguidance's dialect of Lark.
 """
 
 from __future__ import annotations
@@ -42,9 +42,7 @@ class LarkGrammar:
         return "\n".join([f"start: {start}", *self.rules, ""])
 
     def thoughts(self, tags: ReasoningTags | None, inside: bool) -> str:
-        """Return terms for reasoning before anything else: required if the answer begins `positions_inside` it, else
-        optional.
-        """
+        """Return terms for reasoning before anything else: required if the answer begins `inside` it, else optional."""
         if tags is None:
             return ""
         if tags == ANALYSIS:

@@ -1,12 +1,6 @@
-"""Reader of a block of tool calls in an answer's text while it grows, whatever the form of its calls.
+"""Readers of a block of tool calls in an answer's text while it grows, one for each form of calls.
 
-Common parts of all readers of calls: the error for a text that is no call, and the end of a call.
-
-Readers of tool calls whose arguments are JSON.
-
-Reader of tool calls that are written as calls in Python.
-
-Reader of tool calls with tags around each argument.
+Arguments are JSON, a call in Python, or have tags around each. A text that is no call is one error for all readers.
 """
 
 from __future__ import annotations
