@@ -26,7 +26,7 @@ from ostinato.serve.api.page import page_files, page_router
 from ostinato.serve.api.responses import responses_router
 from ostinato.serve.api.service import observation_router, service_router
 from ostinato.serve.api.tokenize import tokens_router
-from ostinato.serve.body_workers.context import ServedModel, model_of
+from ostinato.serve.body_workers.served_model import ServedModel, model_of
 from ostinato.serve.http.api_errors import MODEL_ERRORS, REPORT_ERRORS, ApiError, as_api_error
 from ostinato.serve.http.lifecycle import Lifecycle
 from ostinato.serve.http.middleware import JsonPostMiddleware, RequestMiddleware

@@ -15,7 +15,7 @@ from pydantic_core import from_json
 from ostinato.engine.outputs import CompletionOutput
 from ostinato.serve.api.anthropic_request import CountTokensRequest, MessagesRequest
 from ostinato.serve.api.generation_run import GenerationRun, PreparedChat, compact, make_response, quoted, start_chat
-from ostinato.serve.body_workers.context import ServedModel
+from ostinato.serve.body_workers.served_model import ServedModel
 from ostinato.serve.chat.answer_formats import AnswerDelta, ToolCallDelta
 from ostinato.serve.chat.chat_output import ChatOutput
 from ostinato.serve.http.lifecycle import Lifecycle

@@ -27,7 +27,8 @@ from ostinato.serve.api.generation_run import (
     start_chat,
     whole_body,
 )
-from ostinato.serve.body_workers.context import RequestContext, ServedModel
+from ostinato.serve.body_workers.context import RequestContext
+from ostinato.serve.body_workers.served_model import ServedModel
 from ostinato.serve.chat.answer_formats import AnswerDelta, ToolCallDelta
 from ostinato.serve.chat.chat_output import ChatOutput
 from ostinato.serve.chat.conversation import ConversationBody, check_counts, checked_tools, conversation_of

@@ -18,7 +18,8 @@ from ostinato.sampling.params import SamplingParams
 from ostinato.scheduler.batch import TokenLogprobs
 from ostinato.serve.api.generation_fields import MAX_LOGPROBS, GenerationBody, Prompts, prompts_in, token_ids
 from ostinato.serve.api.generation_run import ChunkWriter, GenerationRun, head, make_response, quoted, whole_body
-from ostinato.serve.body_workers.context import RequestContext, ServedModel
+from ostinato.serve.body_workers.context import RequestContext
+from ostinato.serve.body_workers.served_model import ServedModel
 from ostinato.serve.chat.guides import GuidePlan, plain_guide
 from ostinato.serve.chat.text_support import CompletionLogprobs, ModelText
 from ostinato.serve.http.api_errors import ApiError

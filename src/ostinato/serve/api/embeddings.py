@@ -21,7 +21,8 @@ from ostinato.models.pooling import PoolingKind
 from ostinato.sampling.pooler import POOLING_PARAMS, EmbeddingOptions
 from ostinato.serve.api.generation_fields import Prompts, check_model, check_salt, prompts_in, token_ids
 from ostinato.serve.api.generation_run import GenerationRun, quoted
-from ostinato.serve.body_workers.context import RequestContext, ServedModel
+from ostinato.serve.body_workers.context import RequestContext
+from ostinato.serve.body_workers.served_model import ServedModel
 from ostinato.serve.http.api_errors import ApiError
 from ostinato.serve.http.json_bodies import Body, Ignored
 from ostinato.serve.http.lifecycle import Lifecycle

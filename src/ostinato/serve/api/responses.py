@@ -20,7 +20,7 @@ from ostinato.engine.process.output_deltas import SampleDelta
 from ostinato.sampling.params import SamplingParams
 from ostinato.serve.api.generation_run import GenerationRun, compact, make_response, start_chat
 from ostinato.serve.api.responses_request import PreparedResponse, ResponsesRequest
-from ostinato.serve.body_workers.context import ServedModel
+from ostinato.serve.body_workers.served_model import ServedModel
 from ostinato.serve.chat.answer_formats import AnswerDelta, AnswerLayout, ToolCallDelta
 from ostinato.serve.chat.chat_output import ChatOutput, MessageLogprobs
 from ostinato.serve.chat.text_support import ModelText

@@ -33,7 +33,7 @@ from ostinato.observe.server_metrics import (
 )
 from ostinato.replicas.replicated_engine import ReplicatedEngine
 from ostinato.serve.api.generation_fields import check_model
-from ostinato.serve.body_workers.context import ServedModel
+from ostinato.serve.body_workers.served_model import ServedModel
 from ostinato.serve.http.lifecycle import Lifecycle
 
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")

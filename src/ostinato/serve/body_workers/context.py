@@ -1,32 +1,22 @@
-"""The model in the endpoints' form, and the context in which a request is prepared besides its body.
+"""The context in which a request is prepared besides its body.
 
 The context is the same on the event loop and in a worker.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from ostinato.engine.process.async_engine import AsyncEngine
 from ostinato.engine.process.engine_messages import EngineStarted
 from ostinato.engine.text.chat_template import DEFAULT_TEMPLATE_BUDGET, TemplateBudget
 from ostinato.engine.text.tokenizer import load_tokenizer_and_template
 from ostinato.errors import RequestError
 from ostinato.media.media_input import load_media_input
 from ostinato.sampling.grammar import GrammarCompiler
-from ostinato.sampling.guide import Guide
 from ostinato.sampling.params import SamplingParams
-from ostinato.serve.body_workers.guide_trial import GuideTrial
-from ostinato.serve.chat.guides import GuideCompiler
 from ostinato.serve.chat.text_support import ModelText
 from ostinato.serve.settings import ServeSettings
-
-if TYPE_CHECKING:
-    from ostinato.serve.body_workers.pool import BodyWorkerPool
-
 
 ON_LOOP = TemplateBudget(steps=10_000, seconds=0.01)
 """Budget of a template on the event loop."""
@@ -91,30 +81,3 @@ class WorkerContext:
         return RequestContext(
             text, self.settings, self.model_name, started.default_params, on_loop=False, grammars=grammars
         )
-
-
-@dataclass(frozen=True)
-class ServedModel:
-    """An engine and the work of its requests, made once and used on the event loop."""
-
-    engine: AsyncEngine
-    text: ModelText
-    compiler: GuideCompiler
-    work: RequestContext
-    """Work for requests that are prepared on the event loop."""
-
-
-def model_of(
-    engine: AsyncEngine, settings: ServeSettings, model_name: str, workers: Callable[[], BodyWorkerPool] | None = None
-) -> ServedModel:
-    """Return the model of an engine; its guides are tried by `workers`, if there are any."""
-
-    async def try_out(client: str, guide: Guide) -> None:
-        assert workers is not None, "asked only if there are some"
-        body = GuideTrial(guide=guide.model_dump_json())
-        await workers().read(client, GuideTrial, body.model_dump_json().encode())
-
-    max_model_len = engine.plan.settings.max_model_len
-    text = ModelText(engine.tokenizer, engine.chat_template, engine.media, engine.vocab_size, max_model_len, settings)
-    work = RequestContext(text, settings, model_name, engine.default_params)
-    return ServedModel(engine, text, GuideCompiler(engine, try_out if workers else None), work)
