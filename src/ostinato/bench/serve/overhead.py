@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -41,8 +40,10 @@ from ostinato.bench.serve.sweep import count_tokens, find_model, load_settings, 
 from ostinato.bench.serve.workload import LoadSpec, ScriptedConversation, TokenEstimate, make_conversations
 from ostinato.bench.statistics import spread
 from ostinato.config import EngineConfig
+from ostinato.config_fields import setting_flags
 from ostinato.engine.process.engine_process import SECRET_VARIABLES
 from ostinato.errors import ModelError, RequestError
+from ostinato.serve.http.listener import free_port
 
 PATIENCE = 30.0
 """Seconds that a server has to end after the request to do so."""
@@ -218,7 +219,7 @@ def server_process(
     """
     import httpx2
 
-    port = _free_port()
+    port = free_port()
     command = [sys.executable, "-m", "ostinato.cli.main", "serve", "--host", "127.0.0.1", "--port", str(port)]
     command += setting_flags(settings)
     job = b""
@@ -260,29 +261,3 @@ def server_process(
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-
-
-def setting_flags(settings: Mapping[str, Any]) -> list[str]:
-    """Return engine settings as flags of the command line."""
-    flags = []
-    for name, value in settings.items():
-        flag = name.replace("_", "-")
-        if isinstance(value, bool):
-            flags.append(f"--{flag}" if value else f"--no-{flag}")
-        else:
-            flags += [f"--{flag}", _written(value)]
-    return flags
-
-
-def _written(value: Any) -> str:
-    if isinstance(value, dict):
-        return json.dumps(value)
-    if isinstance(value, tuple | list):
-        return ",".join(map(str, value))
-    return str(value)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -388,8 +388,8 @@ def _late(name: str, result: Mapping[str, Any]) -> Iterator[str]:
     lags = {each: generator[each] and generator[each]["p99"] for each in ("send_lag", "loop_lag")}
     worst = max((lag for lag in lags.values() if lag is not None), default=0.0)
     if first is not None and worst > LATE * first["p50"]:
-        share = f"{generator['cpu_share']:.0%} of a core"
-        yield f"{name}: the generator itself was late (p99 {format_value(worst, 'ms')}, {share}), and latencies contain that"
+        late = f"p99 {format_value(worst, 'ms')}, {generator['cpu_share']:.0%} of a core"
+        yield f"{name}: the generator itself was late ({late}), and latencies contain that"
 
 
 def serve_chart(data: Mapping[str, Any]) -> Chart:

@@ -24,7 +24,7 @@ from ostinato.observe.request_record import RequestRecord, ResponseCounts
 from ostinato.observe.tracing import Tracing
 from ostinato.serve.body_workers.context import NeedsWorker, RequestContext
 from ostinato.serve.body_workers.json_complexity import check_small_body, fits_event_loop
-from ostinato.serve.http.addresses import UNIX, TrustedProxies, is_loopback
+from ostinato.serve.http.addresses import UNIX, TrustedProxies, is_loopback, split_host_port
 from ostinato.serve.http.api_errors import ApiError, as_api_error, is_anthropic
 from ostinato.serve.http.api_keys import client_of
 from ostinato.serve.http.json_bodies import Body, check_type, validated
@@ -209,7 +209,7 @@ def reject_foreign_host(host: str | None) -> None:
     and so read what only local users may. The browser then sends that name as the host. A client that sends no host is
     not a browser.
     """
-    name = _without_port(host or "localhost")
+    name, _ = split_host_port(host or "localhost")
     if not is_loopback(name):
         message = (
             "this server is for its own machine, as localhost or 127.0.0.1, and was called by another name, "
@@ -256,9 +256,3 @@ def _printable(scope: Scope) -> str:
     """Return the path as it was sent, in printable characters, without the query."""
     path = scope.get("raw_path") or scope["path"].encode()
     return "".join(chr(byte) if 32 < byte < 127 else f"%{byte:02X}" for byte in path[:200])
-
-
-def _without_port(host: str) -> str:
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.partition(":")[0]
