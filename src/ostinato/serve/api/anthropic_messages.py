@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from fastapi.responses import Response
 from pydantic_core import from_json
 
@@ -18,6 +18,7 @@ from ostinato.serve.api.generation_run import GenerationRun, PreparedChat, compa
 from ostinato.serve.body_workers.context import ServedModel
 from ostinato.serve.chat.answer_formats import AnswerDelta, ToolCallDelta
 from ostinato.serve.chat.chat_output import ChatOutput
+from ostinato.serve.http.api_router import ApiRouter
 from ostinato.serve.http.lifecycle import Lifecycle
 from ostinato.serve.http.streaming import LastEvents
 
@@ -106,10 +107,10 @@ def _object(arguments: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def messages_router(lifecycle: Lifecycle, models: Callable[[], ServedModel]) -> APIRouter:
-    router = APIRouter()
+def messages_router(lifecycle: Lifecycle, models: Callable[[], ServedModel]) -> ApiRouter:
+    router = ApiRouter("/v1/messages", dialect="anthropic")
 
-    @router.post("/v1/messages", response_model=None)
+    @router.post("", response_model=None)
     async def messages(body: MessagesRequest, request: Request) -> Response:
         model = models()
         prepared: PreparedChat = request.state.prepared
@@ -124,7 +125,7 @@ def messages_router(lifecycle: Lifecycle, models: Callable[[], ServedModel]) -> 
         )
         return await make_response(request, run, body.stream, written.events, written.whole)
 
-    @router.post("/v1/messages/count_tokens", response_model=dict[str, int])
+    @router.post("/count_tokens", response_model=dict[str, int])
     async def count_tokens(body: CountTokensRequest, request: Request) -> Response:  # noqa: ARG001
         """Return the number of tokens in the prompt of these messages."""
         return Response(request.state.prepared, media_type="application/json")

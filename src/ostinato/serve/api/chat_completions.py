@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from fastapi.responses import Response
 from pydantic import ConfigDict, Field
 
@@ -34,6 +34,7 @@ from ostinato.serve.chat.conversation import ConversationBody, check_counts, che
 from ostinato.serve.chat.guides import GuideRequest
 from ostinato.serve.chat.text_support import TokenStrings
 from ostinato.serve.http.api_errors import ApiError
+from ostinato.serve.http.api_router import ApiRouter
 from ostinato.serve.http.json_bodies import Body, Ignored, unsupported_field
 from ostinato.serve.http.lifecycle import Lifecycle
 from ostinato.serve.http.streaming import DONE, LastEvents
@@ -129,8 +130,8 @@ class ChatRequest(GenerationBody, ConversationBody):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
-def chat_router(lifecycle: Lifecycle, models: Callable[[], ServedModel]) -> APIRouter:
-    router = APIRouter()
+def chat_router(lifecycle: Lifecycle, models: Callable[[], ServedModel]) -> ApiRouter:
+    router = ApiRouter()
 
     @router.post("/v1/chat/completions", response_model=None)
     async def chat(body: ChatRequest, request: Request) -> Response:

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mappin
 from itertools import chain
 from typing import Any, NamedTuple
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from fastapi.responses import Response
 
 from ostinato.engine.outputs import CompletionOutput
@@ -25,6 +25,7 @@ from ostinato.serve.chat.answer_formats import AnswerDelta, AnswerLayout, ToolCa
 from ostinato.serve.chat.chat_output import ChatOutput, MessageLogprobs
 from ostinato.serve.chat.text_support import ModelText
 from ostinato.serve.http.api_errors import ApiError, as_api_error
+from ostinato.serve.http.api_router import ApiRouter
 from ostinato.serve.http.lifecycle import Lifecycle
 from ostinato.serve.http.streaming import LastEvents, coalesce
 
@@ -158,8 +159,8 @@ _ECHO = secrets.token_hex(16)
 _MARK = f'"{_ECHO}":null'.encode()
 
 
-def responses_router(lifecycle: Lifecycle, models: Callable[[], ServedModel]) -> APIRouter:
-    router = APIRouter()
+def responses_router(lifecycle: Lifecycle, models: Callable[[], ServedModel]) -> ApiRouter:
+    router = ApiRouter()
 
     @router.post("/v1/responses", response_model=None)
     async def responses(body: ResponsesRequest, request: Request) -> Response:
