@@ -38,7 +38,7 @@ from ostinato.bench.serve.cpu_profile import (
 from ostinato.bench.serve.load_generator import LoadRun, Target, run_load, run_on_loop
 from ostinato.bench.serve.sweep import count_tokens, find_model, load_settings, serve_figures, try_server
 from ostinato.bench.serve.workload import LoadSpec, ScriptedConversation, TokenEstimate, make_conversations
-from ostinato.bench.statistics import spread
+from ostinato.bench.statistics import paired_ratio, spread
 from ostinato.config import EngineConfig
 from ostinato.config_fields import setting_flags
 from ostinato.engine.process.engine_process import SECRET_VARIABLES
@@ -145,7 +145,7 @@ def overhead_figures(rounds: Sequence[OverheadRound]) -> dict[str, Any]:
     return {
         "server_tokens_per_second": spread([each.served for each in rounds]),
         "generate_tokens_per_second": spread([each.generated for each in rounds]),
-        "ratio": spread([each.served / each.generated for each in rounds]),
+        "ratio": paired_ratio([each.served for each in rounds], [each.generated for each in rounds]),
         "same_answers": [each.same for each in rounds],
         **({"microseconds_per_token": _cost(rounds)} if rounds[0].used else {}),
     }

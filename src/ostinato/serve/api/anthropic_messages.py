@@ -160,7 +160,7 @@ class _Message:
             if delta.output is not None and delta.output.error is None:
                 [whole] = delta.output.outputs
                 events += self._blocks.end()
-                self._count_reasoning(whole)
+                self._run.count_reasoning([self._output], [whole])
                 ending, usage = compact(self._ending(whole)), compact(self._usage())
                 events += event("message_delta", f',"delta":{ending},"usage":{usage}') + event("message_stop")
             if self._run.has_ended:
@@ -176,12 +176,9 @@ class _Message:
                 [whole] = delta.output.outputs
                 self._blocks.take(self._output.take(whole))
                 self._blocks.end()
-                self._count_reasoning(whole)
+                self._run.count_reasoning([self._output], [whole])
                 ending = self._ending(whole)
         return compact({**self._head, "content": self._blocks.blocks, **ending, "usage": self._usage()})
-
-    def _count_reasoning(self, output: CompletionOutput) -> None:
-        self._run.reasoning_tokens = self._output.reasoning_tokens(output.token_ids)
 
     def _ending(self, output: CompletionOutput) -> dict[str, Any]:
         """Return why the answer ended. The output must have been taken before."""

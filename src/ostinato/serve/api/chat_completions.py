@@ -13,7 +13,7 @@ from pydantic import ConfigDict, Field
 from ostinato.engine.outputs import CompletionOutput
 from ostinato.engine.process.output_deltas import SampleDelta
 from ostinato.scheduler.batch import TokenLogprobs
-from ostinato.serve.api.generation_fields import MAX_LOGPROBS, GenerationBody
+from ostinato.serve.api.generation_fields import MAX_LOGPROBS, GenerationBody, num_logprobs
 from ostinato.serve.api.generation_run import (
     ChunkWriter,
     ConversationRequest,
@@ -98,7 +98,8 @@ class ChatRequest(GenerationBody, ConversationBody):
         conversation = conversation_of(work.text, self, tools.offered_tools)
         parallel = self.parallel_tool_calls is not False
         asked = ConversationRequest(conversation, tools.callable, tools.choice, parallel, guide, "messages")
-        return prepare_chat(work, asked, self, max_tokens=self.max_output(), logprobs=self.num_logprobs())
+        logprobs = num_logprobs(self.top_logprobs, bool(self.logprobs), "logprobs to be true")
+        return prepare_chat(work, asked, self, max_tokens=self.max_output(), logprobs=logprobs)
 
     def max_output(self) -> int | None:
         """Return the most tokens of output. ApiError if the two names for it disagree."""
@@ -122,12 +123,6 @@ class ChatRequest(GenerationBody, ConversationBody):
         if asked.json_schema.schema_ is None:
             return GuideRequest("response_format", "json_object", True)
         return GuideRequest("response_format", "json_schema", asked.json_schema.schema_)
-
-    def num_logprobs(self) -> int | None:
-        """Return the number of likely tokens to return at each place, or None for no log-probabilities."""
-        if self.top_logprobs is not None and not self.logprobs:
-            raise ApiError(400, "top_logprobs needs logprobs to be true", param="top_logprobs")
-        return (self.top_logprobs or 0) if self.logprobs else None
 
 
 def chat_router(lifecycle: Lifecycle, models: Callable[[], ServedModel]) -> ApiRouter:
@@ -173,7 +168,7 @@ async def _events(
                 begun.add(index)
                 events.append(chunks.event(choice))
         if delta.output is not None:
-            _count_reasoning(run, answers, delta.output.outputs)
+            run.count_reasoning(answers, delta.output.outputs)
         if run.has_ended:
             end = "".join(events)
         elif events:
@@ -230,7 +225,7 @@ async def _whole(
             choices.append(_complete(sample, answers[sample.index], texts))
             # Many log-probabilities take long to write: let other requests run in between.
             await asyncio.sleep(0)
-        _count_reasoning(run, answers, delta.output.outputs)
+        run.count_reasoning(answers, delta.output.outputs)
     return whole_body(own, choices, run.usage())
 
 
@@ -247,10 +242,6 @@ def _complete(sample: CompletionOutput, answer: ChatOutput, texts: TokenStrings 
         ]
     logprobs, reason = _logprobs(texts, sample.logprobs), _quoted(answer.finish_reason(sample))
     return f'{{"index":{sample.index},"message":{compact(message)},"logprobs":{logprobs},"finish_reason":{reason}}}'
-
-
-def _count_reasoning(run: GenerationRun, answers: Sequence[ChatOutput], outputs: Sequence[CompletionOutput]) -> None:
-    run.reasoning_tokens = sum(answers[output.index].reasoning_tokens(output.token_ids) for output in outputs)
 
 
 def _logprobs(texts: TokenStrings | None, logprobs: Sequence[TokenLogprobs] | None) -> str:

@@ -243,22 +243,19 @@ class _ResponseOutput:
 
     def __init__(self, text: ModelText, form: AnswerLayout, params: SamplingParams) -> None:
         self.items = ResponseItems()
-        self._answer = ChatOutput(text, form)
+        self.answer = ChatOutput(text, form)
         self._logprobs = None
         if params.logprobs is not None:
             self._logprobs = MessageLogprobs(text, params.skip_special_tokens, form.is_plain)
 
     def take(self, piece: SampleDelta | CompletionOutput) -> Iterator[Event]:
         """Yield the events of the next piece of the output."""
-        delta = self._answer.take(piece)
+        delta = self.answer.take(piece)
         return self.items.take(delta, () if self._logprobs is None else self._logprobs.take(piece, delta))
 
     def end(self, output: CompletionOutput) -> Iterator[Event]:
         """Yield the events of the output's end."""
         return self.items.end(_status(output), () if self._logprobs is None else self._logprobs.rest())
-
-    def reasoning_tokens(self, output: CompletionOutput) -> int:
-        return self._answer.reasoning_tokens(output.token_ids)
 
 
 async def _whole(
@@ -269,7 +266,7 @@ async def _whole(
             [output] = delta.output.outputs
             for _event in chain(parts.take(output), parts.end(output)):
                 pass
-            run.reasoning_tokens = parts.reasoning_tokens(output)
+            run.count_reasoning([parts.answer], [output])
             response = _ended(response, parts.items, output, run)
     return list(coalesce(_parts(response, echo)))
 
@@ -289,7 +286,7 @@ async def _events(
             if delta.output is not None and delta.output.error is None:
                 [output] = delta.output.outputs
                 events += parts.end(output)
-                run.reasoning_tokens = parts.reasoning_tokens(output)
+                run.count_reasoning([parts.answer], [output])
                 ended = _ended(response, parts.items, output, run)
                 events.append(Event(f"response.{ended['status']}", {"response": ended}))
             pieces = writer.write(events)
