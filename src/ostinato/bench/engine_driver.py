@@ -183,12 +183,12 @@ def run_batch(
 ENTERED = time.monotonic()
 
 JOBS = {
-    "ostinato": "ostinato.bench.peers:answer",
+    "ostinato": "ostinato.bench.peers:run_job",
     "transformers": "ostinato.bench.peers:answer_by_transformers",
     "startup": "ostinato.bench.throughput:answer_startup",
-    "floor": "ostinato.bench.roofline:answer",
-    "generate": "ostinato.bench.serve.overhead:answer",
-    "gpu": "ostinato.bench.gpu.parts:answer",
+    "floor": "ostinato.bench.roofline:run_job",
+    "generate": "ostinato.bench.serve.overhead:run_job",
+    "gpu": "ostinato.bench.gpu.parts:run_job",
 }
 """Module and function for each kind of job."""
 

@@ -47,40 +47,43 @@ SERVER, ENGINE_PROCESS = "server", "engine"
 Parts = Sequence[tuple[str, Sequence[str]]]
 """Parts, each with patterns for its code; the first pattern that fits names a frame.
 
-A pattern is the end of a file's name, a folder (`sample/`), or a function of a file (`gate.py:send`).
+A pattern is the end of a file's name, a folder (`/sampling/`), or a function of a file (`middleware.py:send_noted`).
 """
 
 ENGINE: Parts = (
-    ("requests that begin", ("engine.py:add", "child.py:_add", "child.py:_take")),
-    ("scheduler and prefix cache", ("schedule/", "/cache/")),
+    ("requests that begin", ("core.py:add_request", "child.py:_add", "child.py:_handle")),
+    ("scheduler and prefix cache", ("/scheduler/", "/kv_cache/")),
     ("inputs of the step", ("runner/inputs.py",)),
-    ("logits", ("runner.py:project", "base.py:logits")),
+    ("logits", ("runner.py:project", "model_runner.py:logits", "base.py:compute_logits")),
     ("model", ("/graphs/", "/layers/", "runner.py:forward", "runner.py:_compute")),
-    ("sampling", ("/sample/",)),
+    ("sampling", ("/sampling/",)),
     ("text of the tokens", ("engine/text/",)),
     (
         "outputs and counts",
-        ("engine/output_processor.py", "engine/output_processor.py", "engine/outputs.py", "/observe/"),
+        ("engine/output_processor.py", "engine/outputs.py", "/observe/"),
     ),
-    ("gains", ("process/delivery.py", "child.py:_sendable")),
-    ("pipe and pickles", ("process/messages.py",)),
-    ("loop", ("engine/core.py", "engine/core.py", "process/child.py", "engine/shared_engine.py", "engine/llm.py")),
+    ("gains", ("process/output_deltas.py", "child.py:_sendable")),
+    ("pipe and pickles", ("process/engine_messages.py",)),
+    ("loop", ("engine/core.py", "process/child.py", "engine/shared_engine.py", "engine/llm.py")),
 )
 FRONT: Parts = (
-    ("pipe and pickles", ("process/messages.py", "process/launch.py")),
+    ("pipe and pickles", ("process/engine_messages.py", "process/engine_process.py")),
     ("writes to sockets", ("connection.py:write",)),
     (
         "gains to their streams",
-        ("process/streams.py", "process/stream.py", "process/delivery.py", "async_engine.py:_take"),
+        ("process/request_streams.py", "process/output_deltas.py", "async_engine.py:_handle_message"),
     ),
-    ("chunks", ("completions.py:_events", "completions.py:_streamed", "completions.py:_choice", "api/answers.py")),
-    ("HTTP", ("http/exchange.py", "http/streaming.py", "http/connection.py", "gate.py:send_noted")),
+    (
+        "chunks",
+        ("completions.py:_events", "completions.py:_streamed", "completions.py:_choice", "api/generation_run.py"),
+    ),
+    ("HTTP", ("http/request_cycle.py", "http/streaming.py", "http/connection.py", "middleware.py:send_noted")),
     ("requests that begin and end", ("/serve/", "/observe/", "engine/text/", "engine/process/", "pydantic/")),
 )
 GENERATOR: Parts = (
-    ("events and JSON", ("serve/reply.py",)),
-    ("HTTP", ("serve/http_client.py",)),
-    ("requests", ("serve/sending.py",)),
+    ("events and JSON", ("load_client.py:feed", "load_client.py:_take", "load_client.py:_parsed")),
+    ("HTTP", ("serve/load_client.py",)),
+    ("requests", ("serve/load_generator.py",)),
 )
 
 
