@@ -56,7 +56,7 @@ def graphs_command(
 
     With --off-stride, prefill runs strictly and with graphs for every step, with one engine for each value.
 
-    Example: ostinato bench graphs demo --plot steps.png
+    Example: ostinato bench graphs demo
 
     Example: ostinato bench graphs demo --rows 1,8,32 --off-stride 700,768
     """
@@ -90,7 +90,7 @@ def encoder_command(
 
     Example: ostinato bench encoder demo-vl
 
-    Example: ostinato bench encoder PATH --random-weights --encoder-graph-mode always --plot encoder.png
+    Example: ostinato bench encoder PATH --random-weights --encoder-graph-mode always
     """
     bench = EncoderBench(arrivals, _range(batch), rounds, image_seed, max_pixels)
     return lambda say: encoder(settings, bench, say)

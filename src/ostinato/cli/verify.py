@@ -98,10 +98,10 @@ def _remarks(report: Mapping[str, Any]) -> Iterator[Text]:
     for message in report["left_out"]:
         yield Text(f"left out: {message}", style="dim")
     numbered = list(enumerate(report["cells"], start=1))
-    notes = dict.fromkeys(note for _, cell in numbered for note in cell["notes"])
-    for note in notes:
-        cells = ", ".join(str(number) for number, cell in numbered if note in cell["notes"])
-        yield Text(f"no proof in cells {cells}: {note}", style="yellow")
+    reasons = dict.fromkeys(reason for _, cell in numbered for reason in cell["notes"])
+    for reason in reasons:
+        cells = ", ".join(str(number) for number, cell in numbered if reason in cell["notes"])
+        yield Text(f"no proof in cells {cells}: {reason}", style="yellow")
     yield from _places("plain path", report["plain"]["found"], report)
     for number, cell in numbered:
         if cell["error"] is not None:
