@@ -48,7 +48,7 @@ class RequestContext:
     default_params: SamplingParams
     on_loop: bool = True
     grammars: GrammarCompiler | None = None
-    """For guides that are tried; in a worker alone"""
+    """Compiler of guides that are tried, which only workers have."""
 
     @property
     def budget(self) -> TemplateBudget:

@@ -139,7 +139,7 @@ class GuideCompiler:
     """Compiler of one guide at a time in the engine's process, after a trial in a process that may die of it."""
 
     def __init__(self, engine: AsyncEngine, try_out: Callable[[str, Guide], Awaitable[None]] | None = None) -> None:
-        """`try_out` tries a guide of a client; see `GuideTrial`."""
+        """Set up the compiler. `try_out` tries a guide of a client; see `GuideTrial`."""
         self._engine = engine
         self._try_out = try_out
         self._tried: OrderedDict[Guide, None] = OrderedDict()
