@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from ostinato.engine.process.async_engine import AsyncEngine
 from ostinato.engine.process.engine_messages import EngineStarted
@@ -22,11 +22,8 @@ from ostinato.sampling.params import SamplingParams
 from ostinato.serve.body_workers.guide_trial import GuideTrial
 from ostinato.serve.chat.guides import GuideCompiler
 from ostinato.serve.chat.text_support import ModelText
+from ostinato.serve.http.json_bodies import Body
 from ostinato.serve.settings import ServeSettings
-
-if TYPE_CHECKING:
-    from ostinato.serve.body_workers.pool import BodyWorkerPool
-
 
 ON_LOOP = TemplateBudget(steps=10_000, seconds=0.01)
 """Budget of a template on the event loop."""
@@ -104,8 +101,14 @@ class ServedModel:
     """Work for requests that are prepared on the event loop."""
 
 
+class BodyReader(Protocol):
+    """Reader of bodies in worker processes: `BodyWorkerPool`."""
+
+    async def read(self, client: str, kind: type[Body], sent: bytes) -> tuple[Body, Any]: ...
+
+
 def model_of(
-    engine: AsyncEngine, settings: ServeSettings, model_name: str, workers: Callable[[], BodyWorkerPool] | None = None
+    engine: AsyncEngine, settings: ServeSettings, model_name: str, workers: Callable[[], BodyReader] | None = None
 ) -> ServedModel:
     """Return the model of an engine; its guides are tried by `workers`, if there are any."""
 
