@@ -3,7 +3,8 @@
 page: Chromium shows the server's page (docs/page.png) after a conversation, while others ask too. peers: the chart of a
 processor's record of benchmarks (docs/peers.png). drawing: an example that training never saw.
 examples: those that the server's page offers to ask demo-vl about (src/ostinato/serve/page/examples). The chart of
-steps is measured: `ostinato bench graphs demo --plot docs/step-time.png`.
+steps is measured: `ostinato bench graphs demo --json > steps.json`, then `python tools/plot_bench.py steps.json
+docs/step-time.png`.
 """
 
 from __future__ import annotations

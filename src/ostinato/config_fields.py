@@ -1,7 +1,7 @@
 """Settings with a structure of their own: lists of sizes, and `speculative`.
 
 The lists are capture sizes and the budgets of a vision encoder's graphs. `speculative` has methods, fields, and a short
-form as text.
+form as text. Settings can be written as flags of the command line.
 """
 
 from __future__ import annotations
@@ -67,6 +67,31 @@ def _repaired(given: Iterable[Any], max_capture_size: Any) -> list[int] | None:
     if sizes and is_count(max_capture_size):
         sizes = {size for size in sizes if size < max_capture_size} | {max_capture_size}
     return sorted(sizes) or None
+
+
+def flag_name(setting: str) -> str:
+    """Return a setting's flag: `max_num_seqs` is `--max-num-seqs`."""
+    return "--" + setting.replace("_", "-")
+
+
+def flag_value(value: Any) -> str:
+    """Return a setting's value as the text that its flag takes."""
+    if isinstance(value, dict):
+        return json.dumps(value)
+    if isinstance(value, list | tuple):
+        return ",".join(map(str, value))
+    return str(value)
+
+
+def setting_flags(settings: Mapping[str, Any]) -> list[str]:
+    """Return settings as arguments of a command: a flag and its value, or a flag alone for True and False."""
+    flags: list[str] = []
+    for name, value in settings.items():
+        if isinstance(value, bool):
+            flags.append(flag_name(name if value else f"no_{name}"))
+        else:
+            flags += [flag_name(name), flag_value(value)]
+    return flags
 
 
 METHODS = {"ngram": "ngram:4", "mtp": "mtp:3", "draft": "draft:PATH:4"}

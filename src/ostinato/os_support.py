@@ -7,7 +7,8 @@ Linux gives the processor's matrix units (AMX) to each process that asks. The ti
 state of a thread, so a process may use them only after it has asked (Linux's Documentation/arch/x86/xstate.rst). The
 permission holds for all its threads. A process that it starts must ask anew.
 
-Kernel threads spin for a set time while they wait for each other.
+Kernel threads spin for a set time while they wait for each other. The limit of open files is `ulimit -n`
+(RLIMIT_NOFILE).
 """
 
 from __future__ import annotations
@@ -111,3 +112,24 @@ def limit_spin_wait(environment: MutableMapping[str, str], turns: int = SPIN_TUR
     """
     if "OMP_WAIT_POLICY" not in environment:
         environment.setdefault("GOMP_SPINCOUNT", str(turns))
+
+
+def max_open_files() -> int | None:
+    """Return the number of files that this process may have open; None if there is no limit."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def raise_max_open_files(needed: int) -> int | None:
+    """Raise the limit of open files to `needed` if it is lower.
+
+    Return None once `needed` files may be open, else the greatest limit that this process may set, which it leaves as
+    it is.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or needed <= soft:
+        return None
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        return hard
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    return None

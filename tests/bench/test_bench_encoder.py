@@ -16,7 +16,6 @@ from ostinato.bench.encoder import (
     SIZES,
     EncoderBench,
     encoder,
-    encoder_chart,
     encoder_tables,
     make_arrivals,
     pixel_settings,
@@ -29,6 +28,7 @@ from ostinato.observe.counts import EncoderCounts
 from tests.support.checkpoints import checkpoint
 from tests.support.recipes import VOCAB_SIZE
 from tests.support.vl_models import vl_checkpoint, vl_spec
+from tools.plot_bench import draw
 
 PIXELS = PixelSettings(
     "image", min_pixels=32 * 32 * 4, max_pixels=32 * 32 * 400, resample=3, scale=1 / 255, mean=(0.5,) * 3,
@@ -138,7 +138,7 @@ def test_tables_show_latencies_what_served_them_and_the_choice() -> None:
 
 def test_a_picture_is_drawn_of_every_arrival(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    encoder_chart(report()).draw(tmp_path / "encoder.png")
+    draw(report(), tmp_path / "encoder.png")
     assert (tmp_path / "encoder.png").stat().st_size > 1000
 
 

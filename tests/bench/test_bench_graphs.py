@@ -14,13 +14,11 @@ from ostinato import CapacityError, ConfigError, EngineConfig
 from ostinato.bench.graphs import (
     STEPS,
     GraphBench,
-    graph_chart,
     graph_tables,
     graphs,
     off_stride_configs,
     prompt_lengths,
 )
-from ostinato.bench.report import check_plot
 from ostinato.bench.statistics import (
     GraphStepTimes,
     KernelShares,
@@ -36,6 +34,7 @@ from ostinato.cli.main import main
 from ostinato.runner.inputs import make_step_inputs
 from tests.support.checkpoints import VOCAB_SIZE, checkpoint
 from tests.support.engines import make_engine
+from tools.plot_bench import draw
 
 TINY = {"threads": 1, "dtype": "float32", "cache_memory": "16MiB", "capture_sizes": (8,), "capture_rows": (2, 4)}
 FLAGS = ["--threads", "1", "--cache-memory", "16MiB", "--capture-sizes", "8", "--capture-rows", "2,4"]
@@ -304,36 +303,45 @@ def test_numbers_that_are_none_are_refused(option: str, value: str, capsys: pyte
     assert option in capsys.readouterr().err
 
 
-def test_a_plot_without_matplotlib_is_refused_before_anything_is_measured(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+GRAPH_REPORT = {
+    "command": "graphs",
+    "backend": "tape",
+    "model": {"name": "/models/tiny"},
+    "machine": {"cpu": "a processor", "threads": 2},
+    "settings": {"device": "cpu", "dtype": "float32"},
+    "steps": [figures_of(1, 0.2, 0.1), figures_of(4, 0.3, 0.2), figures_of(5, 0.4, 0.2, size=None)],
+}
+
+
+def test_a_plot_is_left_to_the_tool_before_anything_is_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("ostinato.bench.report.find_spec", lambda name: None)
     monkeypatch.setattr("ostinato.cli.bench_steps.graphs", lambda *_: pytest.fail("measured"))
     with pytest.raises(SystemExit) as end:
-        main(["bench", "graphs", "demo", "--plot", str(tmp_path / "steps.png")])
+        main(["bench", "graphs", "demo", "--plot", "steps.png"])
     assert end.value.code == 2
-    assert "pip install ostinato[plot]" in capsys.readouterr().err
+    assert "tools/plot_bench.py" in capsys.readouterr().err
 
 
-def test_a_plot_goes_to_a_picture_in_a_directory_that_exists(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("report", "name", "reason"),
+    [
+        ({"command": "latency"}, "a.png", "has no chart"),
+        ({}, "a.png", "has no chart"),
+        (None, "a.docx", "should end in"),
+    ],
+)
+def test_the_tool_says_why_there_is_no_chart(
+    report: dict[str, Any] | None, name: str, reason: str, tmp_path: Path
+) -> None:
     pytest.importorskip("matplotlib")
-    check_plot(tmp_path / "steps.PNG")
-    with pytest.raises(ConfigError, match="should end in"):
-        check_plot(tmp_path / "steps.docx")
-    with pytest.raises(ConfigError, match="directory that exists"):
-        check_plot(tmp_path / "missing" / "steps.png")
+    with pytest.raises(SystemExit, match=reason):
+        draw(GRAPH_REPORT if report is None else report, tmp_path / name)
 
 
 def test_the_plot_is_a_picture_of_the_steps(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    report = {
-        "backend": "tape",
-        "model": {"name": "/models/tiny"},
-        "machine": {"cpu": "a processor", "threads": 2},
-        "settings": {"device": "cpu", "dtype": "float32"},
-        "steps": [figures_of(1, 0.2, 0.1), figures_of(4, 0.3, 0.2), figures_of(5, 0.4, 0.2, size=None)],
-    }
-    graph_chart(report).draw(tmp_path / "steps.png")
+    draw(GRAPH_REPORT, tmp_path / "steps.png")
     assert (tmp_path / "steps.png").read_bytes().startswith(b"\x89PNG")
-    graph_chart(report).draw(tmp_path / "steps.svg")
+    draw(GRAPH_REPORT, tmp_path / "steps.svg")
     assert "<svg" in (tmp_path / "steps.svg").read_text()

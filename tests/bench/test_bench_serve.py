@@ -21,7 +21,6 @@ from ostinato.bench.serve.sweep import (
     remarks,
     seconds_per_token,
     serve,
-    serve_chart,
     serve_figures,
     try_server,
 )
@@ -37,6 +36,7 @@ from ostinato.bench.statistics import summary
 from ostinato.cli.main import main
 from ostinato.plan.capacity.estimate import Deadline, parse_deadline
 from tests.support.fake_openai import FakeServer, fake_openai
+from tools.plot_bench import draw
 
 TEN = Lengths("uniform", 10, 10)
 PLAIN = TokenEstimate(1.0)
@@ -298,7 +298,7 @@ def test_the_key_may_come_from_the_environment(
         (["--rate", "1", "--workload", "problems", "--prompt-tokens", "9"], "--prompt-tokens is for --workload words"),
         (["--rate", "1", "--workload", "problems", "--shared-prefix", "9"], "--shared-prefix is for --workload words"),
         (["--rate", "1", "--base-url", "localhost"], "should be a URL"),
-        (["--rate", "1", "--plot", "load.docx"], "--plot"),
+        (["--rate", "1", "--plot", "load.png"], "tools/plot_bench.py"),
     ],
 )
 def test_options_that_cannot_be_are_refused_before_anything_is_sent(
@@ -322,7 +322,7 @@ def test_a_plot_shows_distributions_of_one_run_and_percentiles_of_several(tmp_pa
     bench = ServeBench(LoadSpec(3, TEN, TEN), rates=(500.0, math.inf), deadline=Deadline(1, 1))
     with fake_openai(fault=lambda number, body: "429" if number in (3, 4, 5) else None) as server:
         report = serve(target(server), bench, quiet).data
-    serve_chart(report).draw(tmp_path / "sweep.svg")
+    draw(report, tmp_path / "sweep.svg")
     assert "arrivals per second" in (tmp_path / "sweep.svg").read_text()
-    serve_chart({**report, "results": report["results"][:1]}).draw(tmp_path / "one.png")
+    draw({**report, "results": report["results"][:1]}, tmp_path / "one.png")
     assert (tmp_path / "one.png").read_bytes().startswith(b"\x89PNG")

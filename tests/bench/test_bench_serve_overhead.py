@@ -24,8 +24,9 @@ from ostinato.bench.serve.cpu_profile import (
     part_of,
 )
 from ostinato.bench.serve.load_generator import LoadRun, RequestOutcome
-from ostinato.bench.serve.overhead import OverheadRound, compare_round, overhead_figures, server_process, setting_flags
+from ostinato.bench.serve.overhead import OverheadRound, compare_round, overhead_figures, server_process
 from ostinato.cli.main import main
+from ostinato.config_fields import setting_flags
 from tests.support.text_checkpoint import text_checkpoint
 
 ANSWER: dict[str, Any] = {"texts": ["a", "b"], "output_tokens": 8, "seconds": 2.0}

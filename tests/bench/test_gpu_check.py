@@ -32,6 +32,7 @@ from ostinato.bench.gpu.run_parts import (
 from ostinato.bench.roofline import measure_bandwidth, measure_flops
 from ostinato.cli.main import main
 from ostinato.plan.device.gpu_catalogue import CATALOGUE
+from tools.plot_bench import draw
 
 ROOT = Path(__file__).parents[2]
 FULL, TOY = make_parts(full_scale(ROOT, 90)), make_parts(toy_scale())
@@ -100,6 +101,7 @@ def test_the_dry_run_does_every_part_on_a_cpu_and_writes_the_report(
     for words in ("decode, batch size 2", "prefill by step size", "first token", "A dry run"):
         assert words in text
     assert "could not be made" not in text
+    draw(data, tmp_path / "plot.png")
     assert (tmp_path / "plot.png").stat().st_size > 1000
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ostinato.errors import RequestError
-from ostinato.sampling.guide import MAX_CHARACTERS, Guide
+from ostinato.sampling.guide import MAX_GUIDE_CHARACTERS, Guide
 from ostinato.sampling.params import SamplingParams
 
 
@@ -33,7 +33,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"json_schema": {"enum": [{1, 2}]}}, "is not JSON"),
     ({"json_schema": nested("items", 101, "true")}, "nested more than 100 deep"),
     ({"json_schema": nested("items", 9_000, "{}")}, "is not JSON|json_schema has"),
-    ({"json_schema": {"const": "x" * MAX_CHARACTERS["json_schema"]}}, "characters, and may have 65536"),
+    ({"json_schema": {"const": "x" * MAX_GUIDE_CHARACTERS["json_schema"]}}, "characters, and may have 65536"),
     ({"regex": "a" * 4097}, "regex has 4097 characters, and may have 4096"),
     ({"lark": "a" * 70_000}, "lark has 70000 characters"),
     ({"choice": ["abcdefg"] * 2049}, "choice has 16392 characters"),

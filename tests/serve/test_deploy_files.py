@@ -12,9 +12,12 @@ import yaml
 
 from ostinato import __version__
 from ostinato.cli.main import COMMANDS, Commands
+from ostinato.config import EngineConfig
 from ostinato.engine.process.async_engine import SAVE_PATIENCE
 from ostinato.engine.process.engine_process import SECRET_VARIABLES
-from ostinato.serve.http.middleware import PUBLIC_PATHS
+from ostinato.observe.request_record import ResponseCounts
+from ostinato.serve.app import make_api
+from ostinato.serve.http.lifecycle import Lifecycle
 from ostinato.serve.server import GRACE
 from ostinato.serve.settings import ServeSettings
 from tests.support.patience import PATIENCE
@@ -77,9 +80,13 @@ def test_the_image_serves_where_its_health_check_asks_and_as_nobody_special():
     assert [rest for name, rest in instructions() if name == "EXPOSE"] == [str(settings.port)]
     [asked] = re.findall(r"http://127\.0\.0\.1:(\d+)(/[a-z/]+)", DOCKERFILE)
     assert asked == (str(settings.port), "/health")
-    assert "/health" in PUBLIC_PATHS
+    assert is_public("/health")
     assert user_of_image() != "0"
     assert listed("ENTRYPOINT") == ["ostinato"]
+
+
+def is_public(path):
+    return make_api(Lifecycle(EngineConfig(model="demo"), ServeSettings()), ResponseCounts()).rules.is_public(path)
 
 
 def user_of_image():
@@ -132,10 +139,10 @@ def test_kubernetes_asks_each_probe_where_it_is_answered():
     wanted = {"startupProbe": "/health", "readinessProbe": "/health", "livenessProbe": "/health/live"}
     for probe, path in wanted.items():
         assert container[probe]["httpGet"] == {"path": path, "port": port["name"]}
-        assert path in PUBLIC_PATHS
+        assert is_public(path)
     scraped = pod["metadata"]["annotations"]
     assert (scraped["prometheus.io/path"], scraped["prometheus.io/port"]) == ("/metrics", str(settings.port))
-    assert "/metrics" in PUBLIC_PATHS
+    assert is_public("/metrics")
 
 
 def test_kubernetes_runs_the_image_with_its_key_and_lets_it_drain():

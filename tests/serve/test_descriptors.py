@@ -13,8 +13,10 @@ import pytest
 
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError
+from ostinato.os_support import max_open_files, raise_max_open_files
 from ostinato.serve.http.connection_limits import RESERVED, fd_limited_connections, raise_fd_limit
 from ostinato.serve.http.lifecycle import Lifecycle
+from ostinato.serve.http.listener import FIRST_FOR_ANYONE, free_port
 from ostinato.serve.settings import ServeSettings
 from tests.support.patience import PATIENCE
 from tests.support.server_process import RUN, Process
@@ -96,6 +98,20 @@ def test_more_connections_than_the_limit_has_room_for_raise_it_as_far_as_they_ma
     raise_fd_limit(200 - RESERVED)
     assert limit == [200, 200]
     assert fd_limited_connections() == 200 - RESERVED
+
+
+def test_an_unlimited_process_keeps_its_limit(limit) -> None:
+    limit[:] = [resource.RLIM_INFINITY, resource.RLIM_INFINITY]
+    assert raise_max_open_files(1000) is None
+    assert limit == [resource.RLIM_INFINITY, resource.RLIM_INFINITY]
+    assert max_open_files() is None
+
+
+def test_a_free_port_can_be_listened_on_and_leaves_out_the_taken_ones() -> None:
+    with socket.create_server(("127.0.0.1", free_port())) as taken:
+        port = taken.getsockname()[1]
+        assert free_port(first=port) != port
+    assert free_port(first=80) >= FIRST_FOR_ANYONE
 
 
 def test_connections_that_can_never_be_had_are_refused_with_a_number_that_can(limit) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from ostinato.engine.text.chat_template import ChatTemplate
 from ostinato.sampling.params import SamplingParams
-from ostinato.serve.body_workers.context import MAX_CHARACTERS, NeedsWorker, RequestContext
+from ostinato.serve.body_workers.context import MAX_LOOP_CHARACTERS, NeedsWorker, RequestContext
 from ostinato.serve.chat.conversation import Conversation, render
 from ostinato.serve.http.api_errors import ApiError
 from ostinato.serve.settings import ServeSettings
@@ -51,7 +51,7 @@ def test_images_are_never_decoded_on_the_loop():
 
 
 def test_a_long_text_is_not_tokenised_on_the_loop():
-    assert work().encode("x" * MAX_CHARACTERS, True, "prompt") == [1]
+    assert work().encode("x" * MAX_LOOP_CHARACTERS, True, "prompt") == [1]
     with pytest.raises(NeedsWorker):
-        work().encode("x" * (MAX_CHARACTERS + 1), True, "prompt")
-    assert work(on_loop=False).encode("x" * (MAX_CHARACTERS + 1), True, "prompt") == [1]
+        work().encode("x" * (MAX_LOOP_CHARACTERS + 1), True, "prompt")
+    assert work(on_loop=False).encode("x" * (MAX_LOOP_CHARACTERS + 1), True, "prompt") == [1]

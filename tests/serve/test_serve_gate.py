@@ -7,6 +7,7 @@ import pytest
 
 from ostinato.errors import ConfigError
 from ostinato.serve.http import middleware
+from ostinato.serve.http.addresses import split_host_port
 from ostinato.serve.http.api_errors import ApiError
 from ostinato.serve.http.api_key_file import ApiKey
 from ostinato.serve.http.middleware import reject_foreign_host
@@ -104,8 +105,26 @@ def test_a_guarded_server_answers_to_any_name(guarded):
     assert complete(guarded, {"Host": "a.example", "Authorization": "Bearer first-key"}).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [
+        ("name", "name", ""),
+        ("name:80", "name", "80"),
+        ("10.0.0.1:80", "10.0.0.1", "80"),
+        ("::1", "::1", ""),
+        ("[::1]", "::1", ""),
+        ("[::1]:80", "::1", "80"),
+        ("[fe80::1%eth0]:80", "fe80::1%eth0", "80"),
+        (":80", "", "80"),
+        ("", "", ""),
+    ],
+)
+def test_a_host_is_split_from_its_port(text, host, port):
+    assert split_host_port(text) == (host, port)
+
+
 def test_hosts_that_are_strange_are_refused():
-    for host in ("localhost@x", "127.0.0.1.example", "0.0.0.0", "user:pass@localhost"):
+    for host in ("localhost@x", "localhost:80:x", "127.0.0.1.example", "0.0.0.0", "user:pass@localhost"):
         with pytest.raises(ApiError):
             reject_foreign_host(host)
     reject_foreign_host(None)

@@ -24,7 +24,7 @@ def served():
         yield served
 
 
-api = make_api(Lifecycle(EngineConfig(model="demo"), ServeSettings()), ResponseCounts())[0]
+api = make_api(Lifecycle(EngineConfig(model="demo"), ServeSettings()), ResponseCounts()).app
 document = schemathesis.openapi.from_dict(api.openapi())
 
 

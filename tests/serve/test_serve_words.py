@@ -86,7 +86,7 @@ def served():
 
 @pytest.fixture(scope="module")
 def public() -> frozenset[str]:
-    api = make_api(Lifecycle(EngineConfig(model="demo"), ServeSettings()), ResponseCounts())[0]
+    api = make_api(Lifecycle(EngineConfig(model="demo"), ServeSettings()), ResponseCounts()).app
     return public_names(api.openapi()) | {str(api.openapi_url)}
 
 

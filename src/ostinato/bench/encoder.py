@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import chain
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,11 +14,8 @@ import numpy as np
 from ostinato.bench.engine_driver import plan_of, rotated_order, run_batch
 from ostinato.bench.report import (
     BenchReport,
-    Chart,
     Column,
-    Panel,
     ProgressCallback,
-    Series,
     Table,
     capture_table,
     engine_facts,
@@ -132,7 +128,7 @@ def encoder(settings: dict[str, Any], bench: EncoderBench, say: ProgressCallback
         "capture": {name: figures[name] for name in ("captured", "capture_seconds", "planned_bytes", "observed_bytes")},
     }
     lines = engine_lines(data, "{arrivals} arrivals of one image and {arrivals} of several")
-    return BenchReport(data, lines, encoder_tables(data), chart=encoder_chart(data))
+    return BenchReport(data, lines, encoder_tables(data))
 
 
 def _in_turns(
@@ -288,15 +284,3 @@ def encoder_tables(data: Mapping[str, Any]) -> list[Table]:
 
 def _one(figures: Mapping[str, Any], statistic: str) -> dict[str, float]:
     return {name: figures[name][statistic] for name in ("eager_ms", "graph_ms", "speed")}
-
-
-def encoder_chart(data: Mapping[str, Any]) -> Chart:
-    """Return a chart of latency against the tokens of an arrival, with the budgets marked."""
-    points = [point for result in data["results"].values() for point in result["points"]]
-    series = [
-        Series([(point["tokens"], point[way]) for point in points], label, "points", marker)
-        for way, marker, label in (("eager_ms", "o", "eager"), ("graph_ms", "s", f"graphs ({data['backend']})"))
-    ]
-    labels = ("output tokens of an arrival", "milliseconds (shortest of all rounds)")
-    panel = Panel(*labels, series, data["plan"]["token_budgets"], "budget of a graph")
-    return Chart(f"encoder of {Path(data['model']['name']).name}, {data['settings']['dtype']}", [panel])

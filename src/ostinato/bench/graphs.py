@@ -6,23 +6,18 @@ import gc
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ostinato.bench.engine_driver import plan_of, rotated_order, run_batch, share_cache, with_room
 from ostinato.bench.measure_rates import machine_of
 from ostinato.bench.report import (
     BenchReport,
-    Chart,
     Column,
-    Panel,
     ProgressCallback,
-    Series,
     Table,
     capture_table,
     engine_facts,
     engine_lines,
-    many,
     spread_columns,
 )
 from ostinato.bench.roofline import decode_bytes, floor_figures, measure_bandwidth
@@ -84,7 +79,7 @@ def graphs(settings: dict[str, Any], bench: GraphBench, say: ProgressCallback) -
         "off_stride": prefill,
     }
     lines = engine_lines(data, "{prompt_len} tokens before each row")
-    return BenchReport(data, lines, graph_tables(data), chart=graph_chart(data))
+    return BenchReport(data, lines, graph_tables(data))
 
 
 def _config_for(settings: dict[str, Any], bench: GraphBench) -> EngineConfig:
@@ -298,18 +293,3 @@ def off_stride_table(figures: Mapping[str, Any]) -> Table:
         *(Column(name, name, "count") for name in counts),
     )
     return Table(columns, rows, "prefill by step size")
-
-
-def graph_chart(data: Mapping[str, Any]) -> Chart:
-    """Return a chart of step time against batch size, with the sizes of graphs marked."""
-    steps, machine, settings = data["steps"], data["machine"], data["settings"]
-    where = machine["cpu"] if settings["device"] == "cpu" else machine["device"]
-    backend = f"{data['backend']}_ms"
-    series = [
-        Series([(step["rows"], step[kind]) for step in steps if step[kind] is not None], label, marker=marker)
-        for kind, label, marker in (("eager_ms", "eager", "o"), (backend, f"graph ({data['backend']})", "s"))
-    ]
-    captured = sorted({step["graph_rows"] for step in steps if step["graph_rows"] is not None})
-    panel = Panel("rows of the decode step", "milliseconds", series, captured, "size of a graph")
-    name = Path(data["model"]["name"]).name
-    return Chart(f"{name}, {settings['dtype']}, {where}, {many(machine['threads'], 'thread')}", [panel])

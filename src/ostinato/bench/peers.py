@@ -18,7 +18,7 @@ from ostinato.bench.report import (
     engine_lines,
     spread_columns,
 )
-from ostinato.bench.statistics import RoundTrace
+from ostinato.bench.statistics import RoundTrace, median_ratio
 from ostinato.bench.throughput import LENGTHS, NAMES, RATES, name_of, throughput_figures
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError
@@ -56,7 +56,7 @@ def compare(settings: dict[str, Any], workload: Workload, peer: str, say: Progre
     results, rows = [], []
     for index, batch_size in enumerate(workload.batch_sizes):
         figures = {name: _figures(given, index) for name, given in answers.items()}
-        ratio = {rate: _ratio(figures["ostinato"][rate], figures[peer][rate]) for rate in RATES}
+        ratio = {rate: median_ratio(figures["ostinato"][rate], figures[peer][rate]) for rate in RATES}
         results.append({"batch_size": batch_size, **figures, "ratio": ratio})
         for rate in RATES:
             row = {"batch_size": batch_size, "name": name_of(rate)}
@@ -175,7 +175,3 @@ def _figures(answers: Sequence[dict[str, Any]], index: int) -> dict[str, Any]:
     traces = [RoundTrace(**answer["traces"][1::2][index]) for answer in answers]
     peak = max(answer["peak_memory_bytes"] for answer in answers)
     return {**throughput_figures(traces), "peak_memory_bytes": peak}
-
-
-def _ratio(ours: dict[str, float] | None, theirs: dict[str, float] | None) -> float | None:
-    return None if ours is None or theirs is None else ours["median"] / theirs["median"]

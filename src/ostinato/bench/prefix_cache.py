@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ from ostinato.bench.report import (
     engine_lines,
     spread_columns,
 )
-from ostinato.bench.statistics import percentiles, spread
+from ostinato.bench.statistics import paired_ratio, percentiles, spread
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError
 from ostinato.kv_cache.cache_report import MissCause
@@ -133,7 +133,7 @@ def prefix_figures(rounds: Sequence[PrefixRound], baseline: Sequence[PrefixRound
         misses.update(each.misses)
     for one in rounds:
         counters.update(one.counters)
-    times = percentiles(seconds)
+    times, theirs = percentiles(seconds), None if baseline is None else _counted_seconds(baseline)
     return {
         "requests": len(served),
         "prompt_tokens": prompt_tokens,
@@ -141,7 +141,7 @@ def prefix_figures(rounds: Sequence[PrefixRound], baseline: Sequence[PrefixRound
         "hit_rate": cached_tokens / prompt_tokens,
         "misses": {cause.value: misses[cause.value] for cause in MissCause if misses[cause.value]},
         "time_to_first_token": times and {"mean": statistics.mean(seconds), **times},
-        "first_token_ratio": _ratio(rounds, baseline, _counted_seconds),
+        "first_token_ratio": paired_ratio(_counted_seconds(rounds), theirs),
         **counters,
         "rounds": [_round_figures(one) for one in rounds],
     }
@@ -155,29 +155,22 @@ def second_turn_figures(rounds: Sequence[PrefixRound], baseline: Sequence[Prefix
     """
     if not rounds[0].of_role("cold"):
         return None
-    cold, warm = [_cold_seconds(one) for one in rounds], [_counted_seconds(one) for one in rounds]
+    cold, warm = _cold_seconds(rounds), _counted_seconds(rounds)
     return {
         "cold_seconds": spread(cold),
         "warm_seconds": spread(warm),
-        "speedup": spread([slow / fast for slow, fast in zip(cold, warm, strict=True)]),
-        "cold_ratio": _ratio(rounds, baseline, _cold_seconds),
+        "speedup": paired_ratio(cold, warm),
+        "cold_ratio": paired_ratio(cold, None if baseline is None else _cold_seconds(baseline)),
     }
 
 
-def _counted_seconds(one: PrefixRound) -> float:
-    return statistics.mean(each.first_token_seconds for each in one.of_role("counted"))
+def _counted_seconds(rounds: Sequence[PrefixRound]) -> list[float]:
+    """Return the mean time to the first token of each round's counted asks."""
+    return [statistics.mean(each.first_token_seconds for each in one.of_role("counted")) for one in rounds]
 
 
-def _cold_seconds(one: PrefixRound) -> float:
-    return statistics.mean(each.first_token_seconds for each in one.of_role("cold"))
-
-
-def _ratio(
-    rounds: Sequence[PrefixRound], baseline: Sequence[PrefixRound] | None, seconds: Callable[[PrefixRound], float]
-) -> dict[str, float] | None:
-    if baseline is None:
-        return None
-    return spread([seconds(ours) / seconds(theirs) for ours, theirs in zip(rounds, baseline, strict=True)])
+def _cold_seconds(rounds: Sequence[PrefixRound]) -> list[float]:
+    return [statistics.mean(each.first_token_seconds for each in one.of_role("cold")) for one in rounds]
 
 
 def _round_figures(one: PrefixRound) -> dict[str, Any]:

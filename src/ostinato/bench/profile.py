@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ostinato.bench.engine_driver import plan_of, with_room
@@ -13,6 +14,7 @@ from ostinato.bench.report import BenchReport, Column, ProgressCallback, Table, 
 from ostinato.bench.roofline import measure_bandwidth, measure_flops
 from ostinato.bench.statistics import Calls
 from ostinato.bench.step_phases import MODEL, decode_phases, phase_figures
+from ostinato.bench.trace import check_trace_path, trace_of, write_trace
 from ostinato.errors import ConfigError
 from ostinato.ops.kernel_cost import KernelCost, StepShape
 from ostinato.plan.graphs.coverage import dispatch
@@ -57,7 +59,9 @@ class Roofline:
         return max(work.num_bytes / self.bytes_per_second, work.flops / self.flops_per_second)
 
 
-def profile(settings: dict[str, Any], bench: ProfileBench, say: ProgressCallback) -> BenchReport:
+def profile(
+    settings: dict[str, Any], bench: ProfileBench, say: ProgressCallback, trace: Path | None = None
+) -> BenchReport:
     """Profile steps: kernels with calls, seconds, bytes, FLOPs and roofline, and phases of the engine's loop.
 
     The phases are of decode steps on a CPU.
@@ -65,9 +69,13 @@ def profile(settings: dict[str, Any], bench: ProfileBench, say: ProgressCallback
     On a CPU, a decode step that has a full graph is replayed as a tape whose calls are timed one by one; other steps
     run eagerly, with a stopwatch at every kernel, and the rest is torch and Python between kernels. On a GPU all calls
     of one operation are replayed as a separate graph. The last of a step's kernels is `logits`, the LM head's matmul.
+
+    With `trace` the calls of the steps are written to that file (`bench/trace.py`). ConfigError if they cannot be.
     """
     from ostinato.engine.core import EngineCore
 
+    if trace is not None:
+        check_trace_path(trace)
     config = _config_for(settings, bench)
     say("loading the model and capturing its graphs")
     engine = EngineCore(config)
@@ -80,15 +88,24 @@ def profile(settings: dict[str, Any], bench: ProfileBench, say: ProgressCallback
     data["kernels"] = {name: choice.implementation for name, choice in plan.kernels.items()}
     data["products"] = plan.kernels["linear"].reason
     machine = machine_of(engine.spec, plan, bench.measure, say)
-    data["decode"] = _decode(engine, bench, roofs, machine, say)
-    data["prefill"] = _prefill(engine, bench, roofs, machine, say)
+    steps: dict[str, Calls] = {}
+    data["decode"] = _decode(engine, bench, roofs, machine, say, steps)
+    data["prefill"] = _prefill(engine, bench, roofs, machine, say, steps)
+    if trace is not None:
+        write_trace(trace, trace_of(steps, f"{config.model} on {plan.device.name}"))
     lines = engine_lines(data, "{context} tokens before each row, {prefill} prompt tokens")
     return BenchReport(data, lines | {"products": data["products"]}, profile_tables(data))
 
 
 def _decode(
-    engine: EngineCore, bench: ProfileBench, roofs: Roofline, machine: StepPredictor | None, say: ProgressCallback
+    engine: EngineCore,
+    bench: ProfileBench,
+    roofs: Roofline,
+    machine: StepPredictor | None,
+    say: ProgressCallback,
+    traced: dict[str, Calls],
 ) -> list[dict[str, Any]]:
+    """Return the figures of the decode steps, and add their calls to `traced`."""
     from ostinato.bench.gpu.kernel_times import operation_times, step_seconds
     from ostinato.bench.step_timing import TapeClock, make_decode_steps, profile_eagerly, profile_tape
 
@@ -113,6 +130,7 @@ def _decode(
         shape = StepShape(rows, 1, bench.context, decodes=True)
         one = _step_figures(engine, plan, shape, calls, seconds, roofs, machine)
         way = plan.capture.backend if mode == "full" else mode if by_operation else "eager"
+        traced[f"decode, batch size {rows} ({way})"] = calls
         figures.append({"batch_size": rows, "way": way, "graph_rows": size, "not_captured": eager, **one})
     # This comes last: requests write to the blocks and slots that the steps above read.
     for one in figures:
@@ -124,8 +142,14 @@ def _decode(
 
 
 def _prefill(
-    engine: EngineCore, bench: ProfileBench, roofs: Roofline, machine: StepPredictor | None, say: ProgressCallback
+    engine: EngineCore,
+    bench: ProfileBench,
+    roofs: Roofline,
+    machine: StepPredictor | None,
+    say: ProgressCallback,
+    traced: dict[str, Calls],
 ) -> dict[str, Any]:
+    """Return the figures of the prompt's step, and add its calls to `traced`."""
     from ostinato.bench.gpu.kernel_times import operation_times, step_seconds
     from ostinato.bench.step_timing import profile_eagerly, prompt_step
 
@@ -140,6 +164,7 @@ def _prefill(
         calls, eager = operation_times(runner, step, 1, passes)
     else:
         calls, seconds = profile_eagerly(runner, step, 1, passes)
+    traced[f"prefill, {bench.prefill} tokens ({way})"] = calls
     shape = StepShape(1, bench.prefill, 0, decodes=False)
     return {
         "tokens": bench.prefill,

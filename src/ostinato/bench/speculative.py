@@ -13,7 +13,7 @@ from ostinato.bench.engine_driver import Workload, rotated_order, run_batch, wit
 from ostinato.bench.profile import Roofline
 from ostinato.bench.report import BenchReport, Column, ProgressCallback, Table, engine_facts, engine_lines
 from ostinato.bench.roofline import measure_bandwidth, measure_flops
-from ostinato.bench.statistics import RoundTrace, spread
+from ostinato.bench.statistics import RoundTrace, paired_ratio, spread
 from ostinato.config import EngineConfig
 from ostinato.demo.problems import held_out
 from ostinato.errors import ConfigError, Remedy, os_error_text
@@ -246,14 +246,14 @@ def speculative_figures(rounds: Sequence[DraftRound], plain: Sequence[DraftRound
     accepted. `tokens_per_step` is the mean number of output tokens of a row with drafts. `step_milliseconds` is the
     median length of decode steps before any request ended, and `step_cost` that in steps without drafts.
     """
-    speeds = [one.trace.decode_rate / other.trace.decode_rate for one, other in zip(rounds, plain, strict=True)]
-    totals = [_total_rate(one) / _total_rate(other) for one, other in zip(rounds, plain, strict=True)]
+    rates, plain_rates = ([each.trace.decode_rate for each in given] for given in (rounds, plain))
+    totals, plain_totals = ([_total_rate(each) for each in given] for given in (rounds, plain))
     reached, accepted = (_sum([getattr(each, name) for each in rounds], k) for name in ("reached", "accepted"))
     seconds, plain_seconds = (statistics.median(_full_steps(each)) for each in (rounds, plain))
     return {
-        "decode_tokens_per_second": spread([each.trace.decode_rate for each in rounds]),
-        "speed": spread(speeds),
-        "total_speed": spread(totals),
+        "decode_tokens_per_second": spread(rates),
+        "speed": paired_ratio(rates, plain_rates),
+        "total_speed": paired_ratio(totals, plain_totals),
         "acceptance": [kept / count if count else None for kept, count in zip(accepted, reached, strict=True)],
         "tokens_per_step": 1 + sum(accepted) / reached[0] if any(reached) else 1.0,
         "step_milliseconds": 1e3 * seconds,

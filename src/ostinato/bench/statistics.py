@@ -64,13 +64,29 @@ def spread(values: Sequence[float]) -> dict[str, float] | None:
     return {"median": statistics.median(values), "min": min(values), "max": max(values)}
 
 
+def paired_ratio(values: Sequence[float], baseline: Sequence[float] | None) -> dict[str, float] | None:
+    """Return the spread of each value over that of the baseline in the same round; None without a baseline."""
+    if baseline is None:
+        return None
+    return spread([value / base for value, base in zip(values, baseline, strict=True)])
+
+
+def median_ratio(ours: Mapping[str, float] | None, theirs: Mapping[str, float] | None) -> float | None:
+    """Return the ratio of the medians of two spreads; None if one was not measured."""
+    return None if ours is None or theirs is None else ours["median"] / theirs["median"]
+
+
+def nearest_rank(ordered: Sequence[float], percent: int) -> float:
+    """Return a percentile of values in ascending order: the least value that `percent` of them do not exceed."""
+    return ordered[math.ceil(len(ordered) * percent / 100) - 1]
+
+
 def percentiles(values: Sequence[float]) -> dict[str, float] | None:
     """Return median, 99th percentile (nearest rank) and greatest; None if there are no values."""
     if not values:
         return None
     ordered = sorted(values)
-    rank = math.ceil(0.99 * len(ordered))
-    return {"p50": statistics.median(ordered), "p99": ordered[rank - 1], "max": ordered[-1]}
+    return {"p50": statistics.median(ordered), "p99": nearest_rank(ordered, 99), "max": ordered[-1]}
 
 
 def summary(values: Sequence[float]) -> dict[str, float] | None:
@@ -78,7 +94,7 @@ def summary(values: Sequence[float]) -> dict[str, float] | None:
     if not values:
         return None
     ordered = sorted(values)
-    ranks = {f"p{percent}": ordered[math.ceil(len(ordered) * percent / 100) - 1] for percent in (50, 90, 99)}
+    ranks = {f"p{percent}": nearest_rank(ordered, percent) for percent in (50, 90, 99)}
     return {"mean": statistics.fmean(ordered), **ranks, "max": ordered[-1]}
 
 
@@ -240,7 +256,7 @@ def spread_ms(seconds: Sequence[float]) -> dict[str, float]:
     return {
         "mean": statistics.fmean(ordered) * 1e3,
         "p50": statistics.median(ordered) * 1e3,
-        "p99": ordered[math.ceil(0.99 * len(ordered)) - 1] * 1e3,
+        "p99": nearest_rank(ordered, 99) * 1e3,
     }
 
 

@@ -201,17 +201,11 @@ add_command(app, "throughput", throughput_command)
 add_command(app, "latency", latency_command)
 add_command(app, "startup", startup_command)
 add_command(app, "prefix", prefix_command)
-add_command(app, "graphs", graphs_command, plot="Draw step time against batch size")
-add_command(app, "encoder", encoder_command, plot="Draw latency against tokens")
+add_command(app, "graphs", graphs_command)
+add_command(app, "encoder", encoder_command)
 add_command(app, "profile", profile_command)
 add_command(app, "speculative", speculative_command)
-add_command(
-    app,
-    "serve",
-    serve_command,
-    has_engine=False,
-    plot="Draw distributions, or latency against load if there are several",
-)
+add_command(app, "serve", serve_command, has_engine=False)
 add_command(app, "serve-overhead", overhead_command)
 
 

@@ -6,13 +6,12 @@ import inspect
 import shlex
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from ostinato.bench.report import BenchReport, ProgressCallback, check_plot
+from ostinato.bench.report import BenchReport, ProgressCallback
 from ostinato.cli.flags import HelpAll, Model, engine_options, name_model
 from ostinato.cli.help import HelpCommand
 from ostinato.cli.output import note
@@ -28,36 +27,26 @@ BatchSizes = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
 
 
-def add_command(
-    app: typer.Typer, name: str, command: Callable[..., Measure], *, has_engine: bool = True, plot: str | None = None
-) -> None:
+def add_command(app: typer.Typer, name: str, command: Callable[..., Measure], *, has_engine: bool = True) -> None:
     """Add `command` to `app`: it reads its options, measures and prints a report.
 
-    `command` returns the function that measures. The command has `--json`, and `--plot` if `plot` describes a chart.
-    With `has_engine` its `settings` receive MODEL and the flags of the engine.
+    `command` returns the function that measures. The command has `--json`. With `has_engine` its `settings`
+    receive MODEL and the flags of the engine.
     """
 
     def run(**arguments: Any) -> None:
         invocation, as_json = arguments.pop("invocation"), arguments.pop("as_json")
-        picture = arguments.pop("plot", None)
         arguments.pop("help_all", None)  # its callback has run already
         if has_engine:
             name_model(arguments["settings"], arguments.pop("target"))
-        if picture is not None:
-            check_plot(picture)
         measured = command(**arguments)(_say())
         report = replace(measured, data={**measured.data, "command_line": command_line(invocation)})
         if as_json:
             print(report.to_json())
         else:
             report.print(Console())
-        if picture is not None and report.chart is not None:
-            report.chart.draw(picture)
 
     own = list(inspect.signature(command, eval_str=True).parameters.values())
-    if plot is not None:
-        option = typer.Option(metavar="FILE.png", help=f"{plot} (needs matplotlib).")
-        own.append(_parameter("plot", Annotated[Path | None, option], None))
     own.append(_parameter("as_json", AsJson, False))
     own.append(_parameter("invocation", typer.Context, inspect.Parameter.empty))
     if has_engine:

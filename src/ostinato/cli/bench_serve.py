@@ -102,7 +102,7 @@ def serve_command(
     own count (usage); "chunk gap" each time between two pieces of text, which may hold several tokens. Sampling is
     greedy. "late p99" is how late the generator itself was; if that is much, run it on another machine.
 
-    Example: ostinato bench serve --rate 1,2,4,8 --deadline 500:50 --plot load.png
+    Example: ostinato bench serve --rate 1,2,4,8 --deadline 500:50
 
     Example: ostinato bench serve --base-url http://127.0.0.1:8001/v1 --concurrency 64 --prompt-tokens lognormal:256:0.6
     --output-tokens uniform:32:128

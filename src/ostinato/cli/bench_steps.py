@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -56,7 +57,7 @@ def graphs_command(
 
     With --off-stride, prefill runs strictly and with graphs for every step, with one engine for each value.
 
-    Example: ostinato bench graphs demo --plot steps.png
+    Example: ostinato bench graphs demo
 
     Example: ostinato bench graphs demo --rows 1,8,32 --off-stride 700,768
     """
@@ -90,7 +91,7 @@ def encoder_command(
 
     Example: ostinato bench encoder demo-vl
 
-    Example: ostinato bench encoder PATH --random-weights --encoder-graph-mode always --plot encoder.png
+    Example: ostinato bench encoder PATH --random-weights --encoder-graph-mode always
     """
     bench = EncoderBench(arrivals, _range(batch), rounds, image_seed, max_pixels)
     return lambda say: encoder(settings, bench, say)
@@ -107,6 +108,9 @@ def profile_command(
         int, typer.Option(min=1, help="Rounds that are counted, after one to warm up; the shortest is shown.")
     ] = 20,
     measure: MeasureRates = False,
+    trace: Annotated[
+        Path | None, typer.Option(metavar="FILE.json", help="Write the steps' calls as a trace for Perfetto.")
+    ] = None,
 ) -> Measure:
     """Measure a step's time by kernel against the roofline, and the engine's work around the model.
 
@@ -117,9 +121,11 @@ def profile_command(
     engine.
 
     Example: ostinato bench profile benchmarks/models/nemotron-h-300m --random-weights --batch-sizes 1,32
+
+    Example: ostinato bench profile demo --trace steps.json
     """
     bench = ProfileBench(tuple(sorted(set(sizes(batch_sizes)))), context, prefill, rounds, measure)
-    return lambda say: profile(settings, bench, say)
+    return lambda say: profile(settings, bench, say, trace)
 
 
 def _rows(settings: dict[str, Any], text: str | None) -> tuple[int, ...]:

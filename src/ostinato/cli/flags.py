@@ -24,6 +24,7 @@ from pydantic.fields import FieldInfo
 from ostinato.cli.help import groups, show_all
 from ostinato.cli.output import note
 from ostinato.config import BYTE_SETTINGS, EngineConfig
+from ostinato.config_fields import flag_name, flag_value
 from ostinato.errors import ConfigError, RequestError, os_error_text
 from ostinato.sampling.guide import Guide
 from ostinato.sampling.params import SamplingParams
@@ -258,20 +259,8 @@ def _kind(annotation: Any) -> tuple[Any, str | None]:
 
 def as_typed(value: Any, metavar: str | None) -> str:
     """Return a setting's value as one argument of a command line; `metavar` is its placeholder in help."""
-    if isinstance(value, list | tuple):
-        text = ",".join(map(str, value))
-    elif isinstance(value, dict):
-        text = json.dumps(value)
-    elif metavar == SIZE and isinstance(value, int):
-        text = exact_bytes(value)
-    else:
-        text = str(value)
-    return shlex.quote(text)
-
-
-def flag_name(setting: str) -> str:
-    """Return a setting's flag: `max_num_seqs` is `--max-num-seqs`."""
-    return "--" + setting.replace("_", "-")
+    is_size = metavar == SIZE and isinstance(value, int)
+    return shlex.quote(exact_bytes(value) if is_size else flag_value(value))
 
 
 _GUIDE = "guide_"
@@ -368,8 +357,9 @@ def _text(name: str, given: str) -> str:
     try:
         return Path(given).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        flag = "--" + name.replace("_", "-")
-        message = f"{flag} {given} is neither the text itself nor a file that can be read: {os_error_text(error)}"
+        message = (
+            f"{flag_name(name)} {given} is neither the text itself nor a file that can be read: {os_error_text(error)}"
+        )
         raise RequestError(message) from None
 
 

@@ -25,7 +25,7 @@ NEEDED = ("benchmarks/models", "tests/gpu", "tools")
 
 
 def gpu_check(
-    output: Annotated[Path, typer.Option(metavar="DIR", help="Where report.json, report.txt and plot.png go.")] = Path(
+    output: Annotated[Path, typer.Option(metavar="DIR", help="Where report.json and report.txt go.")] = Path(
         "gpu-check"
     ),
     dry_run: Annotated[

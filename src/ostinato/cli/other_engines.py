@@ -78,6 +78,11 @@ REFUSED = {
 }
 """Flags of vLLM and llama.cpp -> why there are none here."""
 
+REPLACED = {
+    "--plot": "python tools/plot_bench.py REPORT.json FILE.png draws the report that --json prints",
+}
+"""Flags that were once here -> what does the same."""
+
 
 COMMANDS_HERE = {
     "run": "ostinato chat MODEL",
@@ -107,6 +112,8 @@ def advice_on_command(name: str, ours: Sequence[str]) -> str:
 def advice(flag: str) -> str | None:
     """Return what to type in place of another engine's flag, or None if that is unknown too."""
     name = flag.partition("=")[0]
+    if name in REPLACED:
+        return REPLACED[name]
     if name in REFUSED:
         return f"it has no counterpart here: {REFUSED[name]}"
     if name not in FLAG_EQUIVALENTS:

@@ -5,6 +5,7 @@ Steps of an engine: each is scheduled, computed and finished, one after the othe
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -51,6 +52,8 @@ from ostinato.sampling.params import SamplingParams, check_token_ids
 from ostinato.scheduler.batch import StepResult
 from ostinato.scheduler.scheduler import Scheduler
 from ostinato.spec_decode.controller import SpeculationMonitor
+
+kernel_log = logging.getLogger("ostinato.kernels")
 
 
 class Steps:
@@ -190,6 +193,8 @@ class EngineCore:
     def _set_up(self, config: EngineConfig, plan: Plan) -> None:
         """Set up everything around the model."""
         self.plan = plan
+        for name, choice in plan.kernels.items():
+            kernel_log.debug("%s: %s (%s)", name, choice.implementation, choice.reason)
         self.speculation: SpeculationMonitor | None = None
         if plan.speculative is not None:
             self.speculation = SpeculationMonitor(plan.speculative, lambda: self.runner.num_captured)

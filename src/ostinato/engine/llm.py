@@ -32,6 +32,7 @@ from ostinato.engine.shared_engine import BlockingCall, SharedEngine
 from ostinato.engine.text.tokenizer import Tokenizer
 from ostinato.errors import RequestError
 from ostinato.models.pooling import PoolingKind
+from ostinato.observe.logs import set_log_levels
 from ostinato.plan.plan import Plan
 from ostinato.plan.render.html import folded
 from ostinato.sampling.params import SamplingParams
@@ -54,6 +55,7 @@ class LLM:
 
     def __init__(self, model: str = "demo", **settings: Unpack[LLMSettings]) -> None:
         """Load the model and capture its graphs. Raises ModelError, ConfigError or CapacityError."""
+        set_log_levels()
         with start_progress() as progress:
             engine = EngineCore(EngineConfig(model=model, **settings), progress)
         self.plan: Plan = engine.plan

@@ -6,6 +6,7 @@ between two calls.
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -17,6 +18,8 @@ from ostinato.kv_cache.request_cache import CacheMemory, CacheUsage, KVSnapshot,
 from ostinato.kv_cache.sliding_window import SlidingWindowSpec, WindowBlocks
 from ostinato.kv_cache.state_slots import StateSlots
 from ostinato.kv_cache.store import CacheStore, Match
+
+log = logging.getLogger("ostinato.kv_cache")
 
 
 def check_cache_integrity(
@@ -187,6 +190,8 @@ class CacheManager:
         if checkpoint is not None:
             checkpoint.hits += 1
             checkpoint.last_use = self.store.now
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug("request %s: %d of %d tokens are cached", request_id, match.hit, num_tokens)
         return True
 
     def import_kv(self, request_id: str, snapshot: KVSnapshot, block_hashes: BlockHashes | None) -> None:

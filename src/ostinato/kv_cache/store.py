@@ -6,6 +6,7 @@ make room for it.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -22,6 +23,8 @@ from ostinato.kv_cache.eviction import (
 from ostinato.kv_cache.offload.file_tier import FileTier
 from ostinato.kv_cache.prefix_index import BlockHashes, Checkpoint, IndexEntry, PrefixIndex, WindowBlock
 from ostinato.observe.counts import StoreCounts
+
+log = logging.getLogger("ostinato.kv_cache")
 
 
 class IdPool:
@@ -348,6 +351,7 @@ class CacheStore:
         self.slots.mark_cached(slot)
         self.damaged_keys.discard(entry.key)
         self.counters.checkpoints_taken += 1
+        log.debug("kept slot %d as the checkpoint at %d", slot, entry.end)
         return self.index.add_checkpoint(entry, slot, is_interior, self._clock)
 
     def drop_checkpoint(self, checkpoint: Checkpoint) -> None:
@@ -358,6 +362,7 @@ class CacheStore:
     def evict_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Remove a checkpoint from the index because its slot is needed."""
         self.counters.evicted_checkpoints += 1
+        log.debug("evicted the checkpoint at %d in slot %d", checkpoint.entry.end, checkpoint.slot)
         checkpoint.entry.lost_checkpoint = True
         if self.files is not None and self.files.save_window(self.window_entries(checkpoint.entry)):
             self.files.save_state(checkpoint.entry, checkpoint.slot)
@@ -421,6 +426,7 @@ class CacheStore:
         self._remove(entry)
         self.evicted_keys.add(entry.key)
         self.counters.evicted_blocks += 1
+        log.debug("evicted block %d, which ends at %d", entry.block, entry.end)
         if entry.parent is not None and entry.parent.is_evictable:
             self._leaves.push(entry.parent)
 

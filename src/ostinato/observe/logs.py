@@ -1,16 +1,21 @@
-"""The server's log: a line per event, as text for people or as JSON for programs."""
+"""The server's log: a line per event, as text for people or as JSON for programs.
+
+The variable OSTINATO_LOG: the level of all logs, or of single areas.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, Literal, TextIO
 
+from ostinato.errors import ConfigError
 from ostinato.observe.request_record import RequestRecord
 
 LogFormat = Literal["text", "json"]
@@ -23,9 +28,53 @@ QUIET_PATHS = frozenset({"/", "/health", "/health/live", "/version", "/metrics",
 PROBES = frozenset({"/health", "/health/live"})
 """Health paths, where status 503 is no failure of the request. The server logs its own state."""
 
+VARIABLE = "OSTINATO_LOG"
+AREAS = {
+    "scheduler": "ostinato.scheduler",
+    "cache": "ostinato.kv_cache",
+    "kernels": "ostinato.kernels",
+    "graphs": "ostinato.graphs",
+    "engine": "ostinato.engine",
+    "serve": "ostinato.serve",
+}
+"""Area of the variable -> its logger."""
+LEVELS = ("debug", "info", "warning", "error")
+
 _requests = logging.getLogger("ostinato.requests")
-CONFIGURED = ("ostinato", "ostinato.requests", "uvicorn", "asyncio")
+CONFIGURED = ("ostinato", "ostinato.requests", "uvicorn", "asyncio", *AREAS.values())
 """The loggers that `configure_logs` changes."""
+
+
+def levels_in(text: str) -> dict[str, int]:
+    """Return the level of each logger that a value of OSTINATO_LOG names.
+
+    It is a list with commas of `LEVEL` (of all), `AREA` (at level debug) and `AREA=LEVEL`. ConfigError for others.
+    """
+    levels: dict[str, int] = {}
+    for part in filter(None, (part.strip().lower() for part in text.split(","))):
+        area, _, level = part.partition("=")
+        if part in LEVELS:
+            levels["ostinato"] = logging.getLevelName(part.upper())
+        elif area in AREAS and (level in LEVELS or part == area):
+            levels[AREAS[area]] = logging.getLevelName((level or "debug").upper())
+        else:
+            raise ConfigError(
+                f"{VARIABLE}={text}: {part!r} is neither a level ({', '.join(LEVELS)}) nor an area "
+                f"({', '.join(AREAS)}), which is at level debug, or as AREA=LEVEL at another"
+            )
+    return levels
+
+
+def set_log_levels(environ: Mapping[str, str] = os.environ) -> None:
+    """Give the loggers the levels of OSTINATO_LOG, which precede others. ConfigError for an unknown one.
+
+    A process that writes its logs nowhere writes them to stderr then.
+    """
+    levels = levels_in(environ.get(VARIABLE, ""))
+    for name, level in levels.items():
+        logging.getLogger(name).setLevel(level)
+    if levels and not logging.getLogger("ostinato").hasHandlers():
+        logging.getLogger("ostinato").addHandler(_handler("text", None))
 
 
 def configure_logs(
@@ -33,7 +82,8 @@ def configure_logs(
 ) -> None:
     """Send the logs of this package and of the web server to `stream` (default: stderr), one line per event.
 
-    `access` is the format of request lines, if it differs from `form`.
+    `access` is the format of request lines, if it differs from `form`. OSTINATO_LOG precedes `level`; ConfigError if it
+    is malformed.
     """
     handler = _handler(form, stream)
     _requests.handlers[:] = [] if access in (None, "none") else [_handler(access, stream)]
@@ -46,6 +96,7 @@ def configure_logs(
         logger.handlers[:] = [handler]
         logger.setLevel(log_level.upper())
         logger.propagate = False
+    set_log_levels()
 
 
 @contextmanager
@@ -55,8 +106,8 @@ def logs_to(
     """Call `configure_logs`, and restore all loggers at the end, so that the stream may be closed then."""
     loggers = [logging.getLogger(name) for name in CONFIGURED]
     saved = [(logger.handlers[:], logger.propagate, logger.level) for logger in loggers]
-    configure_logs(form, level, stream, access)
     try:
+        configure_logs(form, level, stream, access)
         yield
     finally:
         for logger, (handlers, propagates, of_logger) in zip(loggers, saved, strict=True):

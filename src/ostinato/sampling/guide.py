@@ -21,7 +21,7 @@ from ostinato.setting_names import describe_fields
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
-MAX_CHARACTERS = {"json_schema": 65536, "regex": 4096, "choice": 16384, "lark": 65536}
+MAX_GUIDE_CHARACTERS = {"json_schema": 65536, "regex": 4096, "choice": 16384, "lark": 65536}
 """Most characters of each kind: time and memory of a grammar grow with them, up to about a second."""
 MAX_MULTIPLE = 10_000
 """Largest common multiple for `multipleOf`: telling multiples of m takes an automaton of m states."""
@@ -125,8 +125,8 @@ class Guide(BaseModel):
 
 
 def _check_length(name: str, length: int) -> None:
-    if length > MAX_CHARACTERS[name]:
-        raise ValueError(f"{name} has {length} characters, and may have {MAX_CHARACTERS[name]}")
+    if length > MAX_GUIDE_CHARACTERS[name]:
+        raise ValueError(f"{name} has {length} characters, and may have {MAX_GUIDE_CHARACTERS[name]}")
 
 
 def _check_schema(text: str) -> None:
@@ -160,8 +160,8 @@ def _check_cost(schemas: list[Any]) -> None:
         patterns += sum(map(len, several)) if isinstance(several, dict) else 0
         if isinstance(multiple, int | float) and not isinstance(multiple, bool) and 0 < multiple < math.inf:
             multiples.add(Decimal(str(multiple)))
-    if patterns > MAX_CHARACTERS["regex"]:
-        most = MAX_CHARACTERS["regex"]
+    if patterns > MAX_GUIDE_CHARACTERS["regex"]:
+        most = MAX_GUIDE_CHARACTERS["regex"]
         raise ValueError(f"the patterns of the schema have {patterns} characters, and may have {most} together")
     if multiples and _common_multiple(multiples) > MAX_MULTIPLE:
         raise ValueError(

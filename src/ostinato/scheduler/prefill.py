@@ -128,6 +128,16 @@ class Admission:
             self.prefix_counters.restored_tokens += match.hit
         return request
 
+    def reason_to_wait(self, budget: int) -> str:
+        """Return why the first waiting request is not in a step that has room for `budget` more tokens."""
+        if len(self._queues.running) >= self._limits.max_num_seqs:
+            return f"max_num_seqs {self._limits.max_num_seqs} is reached"
+        if budget <= 0:
+            return f"the step has max_num_batched_tokens {self._limits.max_num_batched_tokens}"
+        if self.is_head_blocked():
+            return "too little cache memory is available"
+        return "its prompt or its images do not fit into the rest of the step"
+
     def is_head_blocked(self) -> bool:
         """Return whether the first waiting request has found too little memory, and would find no more now."""
         refusal, waiting = self._refusal, self._queues.waiting

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection
 
 from ostinato.errors import RequestError
@@ -61,6 +62,8 @@ def check_scheduler_integrity(
     assert cache.request_ids() == holders, "a request that is neither running nor in flight holds memory"
     assert is_in_flight or not ended_in_flight, "memory of ended requests was kept"
 
+
+log = logging.getLogger("ostinato.scheduler")
 
 _NO_PREFIX_CACHE = PrefixCachePolicy()
 
@@ -197,6 +200,8 @@ class Scheduler:
         if batch.rows:
             self._in_flight_steps.add(InFlightStep(batch, [request for request, _ in scheduled]))
             self.counters.steps += 1
+        if log.isEnabledFor(logging.DEBUG):
+            self._log_step(batch)
         return batch
 
     def schedule_ahead(self) -> Batch | None:
@@ -227,6 +232,8 @@ class Scheduler:
         self._in_flight_steps.add(InFlightStep(batch, [request for _, request in continuing], is_ahead=True))
         self.counters.steps += 1
         self.counters.steps_ahead += 1
+        if log.isEnabledFor(logging.DEBUG):
+            self._log_step(batch)
         return batch
 
     def update(self, result: StepResult) -> list[RequestUpdate]:
@@ -366,6 +373,18 @@ class Scheduler:
             assert row is not None, "the slots of a request are taken when it is admitted"
             admitted.append((request, row))
         return admitted
+
+    def _log_step(self, batch: Batch) -> None:
+        """Log what a step has, and why the first waiting request is not in it."""
+        tokens = sum(len(row.token_ids) + row.num_drafts for row in batch.rows)
+        log.debug(
+            "step %d: %d decoding and %d prompt rows, %d tokens; %d requests run, %d wait",
+            *(self.counters.steps, batch.num_decode_rows, len(batch.rows) - batch.num_decode_rows, tokens),
+            *(self.num_running, self.num_waiting),
+        )
+        if self.queues.waiting:
+            why = self._admission.reason_to_wait(self.limits.max_num_batched_tokens - tokens)
+            log.debug("request %s waits: %s", self.queues.waiting[0].request_id, why)
 
     def _commit(self, request: Request, row: BatchRow, anchor: int = 0) -> None:
         """Commit the results of the step that computed `row`, so that other requests can share them.

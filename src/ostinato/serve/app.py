@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from functools import lru_cache, partial
+from typing import NamedTuple
 
-from fastapi import APIRouter, FastAPI, Request
+from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -22,12 +23,13 @@ from ostinato.serve.api.anthropic_messages import messages_router
 from ostinato.serve.api.chat_completions import chat_router
 from ostinato.serve.api.completions import completions_router
 from ostinato.serve.api.embeddings import embeddings_router
-from ostinato.serve.api.page import page_files, page_router
+from ostinato.serve.api.page import FOLDER, page_files, page_router
 from ostinato.serve.api.responses import responses_router
-from ostinato.serve.api.service import observation_router, service_router
+from ostinato.serve.api.service import observation_router, public_router, service_router
 from ostinato.serve.api.tokenize import tokens_router
 from ostinato.serve.body_workers.served_model import ServedModel, model_of
 from ostinato.serve.http.api_errors import MODEL_ERRORS, REPORT_ERRORS, ApiError, as_api_error
+from ostinato.serve.http.api_router import ApiRouter, PathRules
 from ostinato.serve.http.lifecycle import Lifecycle
 from ostinato.serve.http.middleware import JsonPostMiddleware, RequestMiddleware
 
@@ -44,9 +46,9 @@ def make_app(lifecycle: Lifecycle, tracing: Tracing | None = None) -> ASGIApp:
     settings, counts = lifecycle.settings, ResponseCounts()
     if tracing is None and settings.otlp_endpoint is not None:
         tracing = make_tracing(settings.otlp_endpoint, lifecycle.model_name)
-    api, with_bodies, models = make_api(lifecycle, counts, tracing)
-    endpoints = JsonPostMiddleware(api, with_bodies, lifecycle, lambda: models().work)
-    gate = RequestMiddleware(endpoints, lifecycle, counts, tracing)
+    api = make_api(lifecycle, counts, tracing)
+    endpoints = JsonPostMiddleware(api.app, api.with_bodies, lifecycle, lambda: api.models().work)
+    gate = RequestMiddleware(endpoints, lifecycle, counts, api.rules, tracing)
     if not settings.cors_origin:
         return gate
     # Outside the gate: a browser's preflight request comes without a key.
@@ -59,13 +61,19 @@ def make_app(lifecycle: Lifecycle, tracing: Tracing | None = None) -> ASGIApp:
     )
 
 
-def make_api(
-    lifecycle: Lifecycle, counts: ResponseCounts, tracing: Tracing | None = None
-) -> tuple[FastAPI, Sequence[APIRouter], Callable[[], ServedModel]]:
-    """Return the application with all endpoints, the routers with bodies, and a function that returns the model.
+class Api(NamedTuple):
+    """The application with all endpoints, and what the middleware around it needs."""
 
-    `JsonPostMiddleware` runs the endpoints that take a body. The model is there once the engine is.
-    """
+    app: FastAPI
+    with_bodies: Sequence[ApiRouter]
+    """Routers of the endpoints that take a body, which `JsonPostMiddleware` runs."""
+    models: Callable[[], ServedModel]
+    """Function that returns the model, which is there once the engine is."""
+    rules: PathRules
+
+
+def make_api(lifecycle: Lifecycle, counts: ResponseCounts, tracing: Tracing | None = None) -> Api:
+    """Return the application with all endpoints, without the gate in front of it."""
     made = lru_cache(maxsize=1)(
         partial(
             model_of,
@@ -99,24 +107,25 @@ def make_api(
         redirect_slashes=False,
         servers=[{"url": lifecycle.settings.root_path}] if lifecycle.settings.root_path else None,
     )
-    reports = [service_router(lifecycle, models), observation_router(lifecycle, counts)]
+    reports = [public_router(lifecycle, counts), service_router(lifecycle, models), observation_router(lifecycle)]
     page = page_router(lifecycle.settings.root_path)
     for router in with_bodies:
         app.include_router(router, responses=MODEL_ERRORS)
     for router in reports:
         app.include_router(router, responses=REPORT_ERRORS)
     app.include_router(page)
-    app.mount("/page", page_files())
+    app.mount(FOLDER, page_files())
 
-    _check_root_path(lifecycle.settings.root_path, [app.openapi_url or "", *_paths(*reports, *with_bodies), "/page"])
+    _check_root_path(lifecycle.settings.root_path, [app.openapi_url or "", *_paths(*reports, *with_bodies), FOLDER])
     _name_endpoints(counts, app.routes)
-    for router in (page, *reports, *with_bodies):
+    routers = (page, *reports, *with_bodies)
+    for router in routers:
         _name_endpoints(counts, router.routes)
 
     @app.exception_handler(ApiError)
     @app.exception_handler(Exception)  # the gate gets the error too, and logs it
     async def failed(request: Request, error: Exception) -> Response:
-        return as_api_error(error).response(request.scope["path"])
+        return as_api_error(error).response(request.state.dialect)
 
     there_are = ", ".join(_paths(*with_bodies))
 
@@ -127,12 +136,12 @@ def make_api(
             message = f"there is no {path} here; requests go to {there_are}, and {app.openapi_url} describes all"
         elif error.status_code == 405 and headers is not None and "Allow" in headers:
             message = f"{path} is asked with {headers['Allow']}, not {request.method}"
-        return ApiError(error.status_code, message, headers=headers).response(path)
+        return ApiError(error.status_code, message, headers=headers).response(request.state.dialect)
 
-    return app, with_bodies, models
+    return Api(app, with_bodies, models, PathRules(routers, (FOLDER,)))
 
 
-def _paths(*routers: APIRouter) -> Iterator[str]:
+def _paths(*routers: ApiRouter) -> Iterator[str]:
     for router in routers:
         yield from (route.path for route in router.routes if isinstance(route, Route))
 

@@ -1,4 +1,4 @@
-"""Report of a GPU check: its summary, tables and chart, and the files that hold it.
+"""Report of a GPU check: its summary and tables, and the files that hold it.
 
 The summary puts measurements of several parts side by side, with the targets. Its functions are pure and take plain
 data.
@@ -6,10 +6,9 @@ data.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from ostinato.bench.encoder import encoder_tables
 from ostinato.bench.gpu.run_parts import PartOutcome
 from ostinato.bench.graphs import graph_tables
 from ostinato.bench.profile import profile_tables
-from ostinato.bench.report import BenchReport, Chart, Column, Panel, Series, Table, machine_facts, run_facts
+from ostinato.bench.report import BenchReport, Column, Table, machine_facts, run_facts
 from ostinato.bench.throughput import STEP_COLUMNS
 from ostinato.json_io import to_json_data
 from ostinato.plan.device.gpu_catalogue import DeviceSpec
@@ -190,15 +189,7 @@ def _reached(floor: Mapping[str, Any] | None, seconds: float | None, bandwidth: 
     return float(floor["step_bytes"]["total"] / bandwidth / seconds)
 
 
-def lines(rows: Sequence[Mapping[str, Any]], figure: str) -> Iterator[tuple[str, list[tuple[float, float]]]]:
-    """Yield (model, points) of a measurement against the number of rows, for models that have any."""
-    for model in MODELS:
-        points = [(each["rows"], each[figure]) for each in rows if each["model"] == model and each[figure] is not None]
-        if points:
-            yield model, points
-
-
-FILES = ("report.json", "report.txt", "plot.png")
+FILES = ("report.json", "report.txt")
 WIDTH = 140
 """Width of the tables in the file, in characters."""
 FIGURE = "{:,.3g}"
@@ -278,7 +269,7 @@ def make_report(outcomes: Sequence[PartOutcome], device: DeviceSpec, budget: flo
         "machine": ", ".join(f"{name} {value}" for name, value in data["machine"].items()),
         "took": f"{data['seconds']:.0f} s of {budget:.0f} s",
     }
-    return BenchReport(data, facts, tables, notes, _chart(data))
+    return BenchReport(data, facts, tables, notes)
 
 
 RESULTS = {"aims": AIM_COLUMNS, "decode": DECODE, "overlap": OVERLAP}
@@ -344,26 +335,6 @@ def _memory_table(data: Mapping[str, Any], title: str) -> Table:
     return Table(columns, rows)
 
 
-def _chart(data: Mapping[str, Any]) -> Chart | None:
-    """Return a chart of the share of the bandwidth, and the time of a step, against the number of rows."""
-    rows = data["decode"]
-    reached = [Series(points, model) for model, points in lines(rows, "reached")]
-    times = [
-        Series([(x, y * 1e3) for x, y in points], f"{model}, {label}", marker=marker)
-        for figure, label, marker in (
-            ("step_seconds", "step", "o"),
-            ("eager_seconds", "eager", "s"),
-            ("predicted_seconds", "predicted kernels", "^"),
-        )
-        for model, points in lines(rows, figure)
-    ]
-    if not reached and not times:
-        return None
-    panels = [Panel("rows of the decode step", "part of bandwidth", reached)]
-    panels.append(Panel("rows of the decode step", "milliseconds", times))
-    return Chart(f"{data['device']['name']}{', dry run' if data['is_dry_run'] else ''}", panels)
-
-
 def write_data(report: BenchReport, directory: Path) -> Path:
     """Write the report as JSON; return the file."""
     path = directory / FILES[0]
@@ -372,11 +343,8 @@ def write_data(report: BenchReport, directory: Path) -> Path:
 
 
 def write_report(report: BenchReport, directory: Path) -> tuple[Path, ...]:
-    """Write the report as JSON, as tables, and as a picture if matplotlib is installed; return the files."""
-    data, text, plot = write_data(report, directory), directory / FILES[1], directory / FILES[2]
+    """Write the report as JSON and as tables; return the files."""
+    data, text = write_data(report, directory), directory / FILES[1]
     with text.open("w", encoding="utf-8") as file:
         report.print(Console(file=file, width=WIDTH))
-    if report.chart is None or find_spec("matplotlib") is None:
-        return data, text
-    report.chart.draw(plot)
-    return data, text, plot
+    return data, text

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import resource
 import sys
 import time
 from collections.abc import Coroutine, Iterator, Sequence
@@ -14,6 +13,7 @@ from typing import Any, TypeVar
 from ostinato.bench.serve.load_client import Failure, HttpClient, SseReply
 from ostinato.bench.serve.workload import ScriptedConversation
 from ostinato.errors import ConfigError
+from ostinato.os_support import raise_max_open_files
 
 T = TypeVar("T")
 
@@ -115,7 +115,7 @@ async def run_load(
     With `concurrency`, send the next one as soon as fewer than `concurrency` are under way. A turn waits until its time
     for thinking is over. Turns after one that failed are not sent.
     """
-    _allow_connections(concurrency or len(conversations))
+    _check_open_files(concurrency or len(conversations))
     driver = _Driver(target)
     lags: list[float] = []
     ticker = asyncio.create_task(_watch(lags))
@@ -217,15 +217,11 @@ async def _watch(lags: list[float]) -> None:
         lags.append(time.monotonic() - due)
 
 
-def _allow_connections(count: int) -> None:
+def _check_open_files(count: int) -> None:
     """Raise the limit of open files for `count` connections. Raises ConfigError if the process may not."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = count + 100
-    if soft >= needed:
-        return
-    if hard != resource.RLIM_INFINITY and hard < needed:
+    limit = raise_max_open_files(count + 100)
+    if limit is not None:
         raise ConfigError(
-            f"{count} requests at once need as many connections, and the process may have {hard} files open; "
+            f"{count} requests at once need as many connections, and the process may have {limit} files open; "
             "send fewer requests, or raise the limit (ulimit -n)"
         )
-    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))

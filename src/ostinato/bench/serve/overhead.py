@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -39,10 +38,12 @@ from ostinato.bench.serve.cpu_profile import (
 from ostinato.bench.serve.load_generator import LoadRun, Target, run_load, run_on_loop
 from ostinato.bench.serve.sweep import count_tokens, find_model, load_settings, serve_figures, try_server
 from ostinato.bench.serve.workload import LoadSpec, ScriptedConversation, TokenEstimate, make_conversations
-from ostinato.bench.statistics import spread
+from ostinato.bench.statistics import paired_ratio, spread
 from ostinato.config import EngineConfig
+from ostinato.config_fields import setting_flags
 from ostinato.engine.process.engine_process import SECRET_VARIABLES
 from ostinato.errors import ModelError, RequestError
+from ostinato.serve.http.listener import free_port
 
 PATIENCE = 30.0
 """Seconds that a server has to end after the request to do so."""
@@ -144,7 +145,7 @@ def overhead_figures(rounds: Sequence[OverheadRound]) -> dict[str, Any]:
     return {
         "server_tokens_per_second": spread([each.served for each in rounds]),
         "generate_tokens_per_second": spread([each.generated for each in rounds]),
-        "ratio": spread([each.served / each.generated for each in rounds]),
+        "ratio": paired_ratio([each.served for each in rounds], [each.generated for each in rounds]),
         "same_answers": [each.same for each in rounds],
         **({"microseconds_per_token": _cost(rounds)} if rounds[0].used else {}),
     }
@@ -218,7 +219,7 @@ def server_process(
     """
     import httpx2
 
-    port = _free_port()
+    port = free_port()
     command = [sys.executable, "-m", "ostinato.cli.main", "serve", "--host", "127.0.0.1", "--port", str(port)]
     command += setting_flags(settings)
     job = b""
@@ -260,29 +261,3 @@ def server_process(
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-
-
-def setting_flags(settings: Mapping[str, Any]) -> list[str]:
-    """Return engine settings as flags of the command line."""
-    flags = []
-    for name, value in settings.items():
-        flag = name.replace("_", "-")
-        if isinstance(value, bool):
-            flags.append(f"--{flag}" if value else f"--no-{flag}")
-        else:
-            flags += [f"--{flag}", _written(value)]
-    return flags
-
-
-def _written(value: Any) -> str:
-    if isinstance(value, dict):
-        return json.dumps(value)
-    if isinstance(value, tuple | list):
-        return ",".join(map(str, value))
-    return str(value)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -11,16 +11,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain, pairwise
-from pathlib import Path
 from typing import Any
 
 from ostinato.bench.report import (
     BenchReport,
-    Chart,
     Column,
-    Panel,
     ProgressCallback,
-    Series,
     Table,
     format_value,
     machine_facts,
@@ -166,12 +162,6 @@ LATENCIES = {
 }
 LATE = 0.1
 """Largest lateness of the generator (p99) without a remark, as a share of the median time to the first token."""
-DRAWN = {
-    "time_to_first_token": ("time to first token, ms", 1e3),
-    "time_per_output_token": ("time per output token, ms", 1e3),
-    "end_to_end": ("whole request, s", 1.0),
-}
-"""Latencies in charts: the label, and the number of its units in a second."""
 
 
 @dataclass(frozen=True)
@@ -213,7 +203,7 @@ def serve(target: Target, bench: ServeBench, say: ProgressCallback) -> BenchRepo
         "ruler": {**asdict(ruler), "measured": is_measured},
         "results": results,
     }
-    return BenchReport(data, _lines(data), serve_tables(data), list(remarks(data)), serve_chart(data))
+    return BenchReport(data, _lines(data), serve_tables(data), list(remarks(data)))
 
 
 def load_settings(target: Target, load: LoadSpec) -> dict[str, Any]:
@@ -388,47 +378,5 @@ def _late(name: str, result: Mapping[str, Any]) -> Iterator[str]:
     lags = {each: generator[each] and generator[each]["p99"] for each in ("send_lag", "loop_lag")}
     worst = max((lag for lag in lags.values() if lag is not None), default=0.0)
     if first is not None and worst > LATE * first["p50"]:
-        share = f"{generator['cpu_share']:.0%} of a core"
-        late = f"p99 {format_value(worst, 'ms')}, {share}"
+        late = f"p99 {format_value(worst, 'ms')}, {generator['cpu_share']:.0%} of a core"
         yield f"{name}: the generator itself was late ({late}), and latencies contain that"
-
-
-def serve_chart(data: Mapping[str, Any]) -> Chart:
-    """Return a chart: for one run the distribution of latencies, for several their percentiles and throughput."""
-    settings, results = data["settings"], data["results"]
-    title = f"{Path(data['server']['model']).name}, {_prompt(settings)}, {settings['output_tokens']} new"
-    return Chart(title, _distributions(results[0]) if len(results) == 1 else _sweep(results))
-
-
-def _distributions(result: Mapping[str, Any]) -> list[Panel]:
-    panels = []
-    for name, (label, unit) in DRAWN.items():
-        outcomes = [each for each in result["outcomes"] if each["error"] is None and each[name] is not None]
-        xs = [0.0, *sorted(each[name] * unit for each in outcomes)]
-        points = [(x, number / max(1, len(outcomes))) for number, x in enumerate(xs)]
-        panels.append(Panel(label, "part of the requests", [Series(points, kind="steps")]))
-    return panels
-
-
-def _sweep(results: Sequence[Mapping[str, Any]]) -> list[Panel]:
-    """Return panels with results at equal distances, since a rate may be infinite."""
-    is_open = results[0]["rate"] is not None
-    loads = [each["concurrency"] if each["rate"] is None else each["rate"] for each in results]
-    ticks = [load if load == "inf" else f"{load:g}" for load in loads]
-    x_label = "arrivals per second" if is_open else "requests at a time"
-
-    def series(values: Sequence[float | None], label: str, marker: str = "o") -> Series:
-        return Series([(x, y) for x, y in enumerate(values) if y is not None], label, marker=marker)
-
-    panels = []
-    for name in ("time_to_first_token", "time_per_output_token"):
-        label, unit = DRAWN[name]
-        lines = [
-            series([each[name] and each[name][percentile] * unit for each in results], percentile)
-            for percentile in ("p50", "p90", "p99")
-        ]
-        panels.append(Panel(x_label, label, lines, ticks=ticks))
-    rates = [series([each["requests_per_second"] for each in results], "complete")]
-    if results[0]["goodput"] is not None:
-        rates.append(series([each["goodput"] for each in results], "within deadline", "s"))
-    return [*panels, Panel(x_label, "requests per second", rates, ticks=ticks)]

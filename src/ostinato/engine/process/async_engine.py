@@ -37,6 +37,7 @@ from ostinato.engine.text.tokenizer import Tokenizer, load_tokenizer_and_templat
 from ostinato.media.media_input import MediaInput, load_media_input
 from ostinato.media.media_prompt import MediaPrompt
 from ostinato.models.pooling import PoolingKind
+from ostinato.observe.logs import set_log_levels
 from ostinato.sampling.guide import Guide
 from ostinato.sampling.params import SamplingParams
 
@@ -121,6 +122,7 @@ class AsyncEngine:
         means no bound but that of all. `make` makes the engine: a function that the process can import. Raises the
         errors of `make` and of the first step; those that the caller cannot act on as EngineError.
         """
+        set_log_levels()
         level = logging.getLogger("ostinato").getEffectiveLevel()
         if config.capture == "auto":
             # A capture at the start delays no answer.

@@ -44,6 +44,7 @@ from ostinato.engine.process.engine_messages import (
 from ostinato.engine.process.engine_process import freeze_gc
 from ostinato.engine.process.output_deltas import DeltaBuffer, DeltaPacer, OutputDelta
 from ostinato.kv_cache.index_snapshot import prefix_hit_keys, snapshot_index
+from ostinato.observe.logs import set_log_levels
 from ostinato.os_support import lack_of_address_space
 from ostinato.sampling.grammar import Grammar
 from ostinato.sampling.params import SamplingParams
@@ -128,6 +129,7 @@ def _send_logs(channel: Channel, level: int) -> None:
     logger = logging.getLogger("ostinato")
     logger.setLevel(level)
     logger.addHandler(_LogForwarder(channel))
+    set_log_levels()
     logger.propagate = False
 
 

@@ -34,7 +34,7 @@ from ostinato.formats.checkpoint_json import read_checkpoint_json
 
 _STEPS_PER_LOOK = 256
 """Steps between two looks at the clock."""
-MAX_CHARACTERS = 2**25
+MAX_TEMPLATE_CHARACTERS = 2**25
 """Longest text that a template may make by multiplying or adding. A prompt is far shorter."""
 
 
@@ -87,7 +87,7 @@ class _Limiter(jinja2.visitor.NodeTransformer):
 
 
 class MeteredEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """Sandbox whose templates count their steps, and make no text beyond `MAX_CHARACTERS`."""
+    """Sandbox whose templates count their steps, and make no text beyond `MAX_TEMPLATE_CHARACTERS`."""
 
     meter = TemplateMeter()
     intercepted_binops = frozenset({"*", "+", "**"})
@@ -123,7 +123,7 @@ def _length(value: object) -> int:
 
 
 def _check(size: object) -> None:
-    if isinstance(size, int) and size > MAX_CHARACTERS:
+    if isinstance(size, int) and size > MAX_TEMPLATE_CHARACTERS:
         raise TemplateBudgetExceeded
 
 
@@ -298,7 +298,7 @@ def _render_safely(render: Callable[[], str], budget: TemplateBudget) -> str:
     except TemplateBudgetExceeded:
         raise TemplateTooExpensive(
             f"the chat template takes more than {budget.steps:,} steps, {budget.seconds:g} seconds or "
-            f"{MAX_CHARACTERS:,} characters for this conversation"
+            f"{MAX_TEMPLATE_CHARACTERS:,} characters for this conversation"
         ) from None
     except jinja2.TemplateSyntaxError as error:
         raise RequestError(f"the chat template is not valid, at line {error.lineno}: {error.message}") from None

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from fastapi.responses import Response
 from pydantic_core import from_json
 
@@ -18,6 +18,7 @@ from ostinato.serve.api.generation_run import GenerationRun, PreparedChat, compa
 from ostinato.serve.body_workers.served_model import ServedModel
 from ostinato.serve.chat.answer_formats import AnswerDelta, ToolCallDelta
 from ostinato.serve.chat.chat_output import ChatOutput
+from ostinato.serve.http.api_router import ApiRouter
 from ostinato.serve.http.lifecycle import Lifecycle
 from ostinato.serve.http.streaming import LastEvents
 
@@ -106,10 +107,10 @@ def _object(arguments: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def messages_router(lifecycle: Lifecycle, models: Callable[[], ServedModel]) -> APIRouter:
-    router = APIRouter()
+def messages_router(lifecycle: Lifecycle, models: Callable[[], ServedModel]) -> ApiRouter:
+    router = ApiRouter("/v1/messages", dialect="anthropic")
 
-    @router.post("/v1/messages", response_model=None)
+    @router.post("", response_model=None)
     async def messages(body: MessagesRequest, request: Request) -> Response:
         model = models()
         prepared: PreparedChat = request.state.prepared
@@ -124,7 +125,7 @@ def messages_router(lifecycle: Lifecycle, models: Callable[[], ServedModel]) -> 
         )
         return await make_response(request, run, body.stream, written.events, written.whole)
 
-    @router.post("/v1/messages/count_tokens", response_model=dict[str, int])
+    @router.post("/count_tokens", response_model=dict[str, int])
     async def count_tokens(body: CountTokensRequest, request: Request) -> Response:  # noqa: ARG001
         """Return the number of tokens in the prompt of these messages."""
         return Response(request.state.prepared, media_type="application/json")
@@ -159,7 +160,7 @@ class _Message:
             if delta.output is not None and delta.output.error is None:
                 [whole] = delta.output.outputs
                 events += self._blocks.end()
-                self._count_reasoning(whole)
+                self._run.count_reasoning([self._output], [whole])
                 ending, usage = compact(self._ending(whole)), compact(self._usage())
                 events += event("message_delta", f',"delta":{ending},"usage":{usage}') + event("message_stop")
             if self._run.has_ended:
@@ -175,12 +176,9 @@ class _Message:
                 [whole] = delta.output.outputs
                 self._blocks.take(self._output.take(whole))
                 self._blocks.end()
-                self._count_reasoning(whole)
+                self._run.count_reasoning([self._output], [whole])
                 ending = self._ending(whole)
         return compact({**self._head, "content": self._blocks.blocks, **ending, "usage": self._usage()})
-
-    def _count_reasoning(self, output: CompletionOutput) -> None:
-        self._run.reasoning_tokens = self._output.reasoning_tokens(output.token_ids)
 
     def _ending(self, output: CompletionOutput) -> dict[str, Any]:
         """Return why the answer ended. The output must have been taken before."""

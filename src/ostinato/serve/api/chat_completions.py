@@ -6,14 +6,14 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from fastapi.responses import Response
 from pydantic import ConfigDict, Field
 
 from ostinato.engine.outputs import CompletionOutput
 from ostinato.engine.process.output_deltas import SampleDelta
 from ostinato.scheduler.batch import TokenLogprobs
-from ostinato.serve.api.generation_fields import MAX_LOGPROBS, GenerationBody
+from ostinato.serve.api.generation_fields import MAX_LOGPROBS, GenerationBody, num_logprobs
 from ostinato.serve.api.generation_run import (
     ChunkWriter,
     ConversationRequest,
@@ -35,6 +35,7 @@ from ostinato.serve.chat.conversation import ConversationBody, check_counts, che
 from ostinato.serve.chat.guides import GuideRequest
 from ostinato.serve.chat.text_support import TokenStrings
 from ostinato.serve.http.api_errors import ApiError
+from ostinato.serve.http.api_router import ApiRouter
 from ostinato.serve.http.json_bodies import Body, Ignored, unsupported_field
 from ostinato.serve.http.lifecycle import Lifecycle
 from ostinato.serve.http.streaming import DONE, LastEvents
@@ -98,7 +99,8 @@ class ChatRequest(GenerationBody, ConversationBody):
         conversation = conversation_of(work.text, self, tools.offered_tools)
         parallel = self.parallel_tool_calls is not False
         asked = ConversationRequest(conversation, tools.callable, tools.choice, parallel, guide, "messages")
-        return prepare_chat(work, asked, self, max_tokens=self.max_output(), logprobs=self.num_logprobs())
+        logprobs = num_logprobs(self.top_logprobs, bool(self.logprobs), "logprobs to be true")
+        return prepare_chat(work, asked, self, max_tokens=self.max_output(), logprobs=logprobs)
 
     def max_output(self) -> int | None:
         """Return the most tokens of output. ApiError if the two names for it disagree."""
@@ -123,15 +125,9 @@ class ChatRequest(GenerationBody, ConversationBody):
             return GuideRequest("response_format", "json_object", True)
         return GuideRequest("response_format", "json_schema", asked.json_schema.schema_)
 
-    def num_logprobs(self) -> int | None:
-        """Return the number of likely tokens to return at each place, or None for no log-probabilities."""
-        if self.top_logprobs is not None and not self.logprobs:
-            raise ApiError(400, "top_logprobs needs logprobs to be true", param="top_logprobs")
-        return (self.top_logprobs or 0) if self.logprobs else None
 
-
-def chat_router(lifecycle: Lifecycle, models: Callable[[], ServedModel]) -> APIRouter:
-    router = APIRouter()
+def chat_router(lifecycle: Lifecycle, models: Callable[[], ServedModel]) -> ApiRouter:
+    router = ApiRouter()
 
     @router.post("/v1/chat/completions", response_model=None)
     async def chat(body: ChatRequest, request: Request) -> Response:
@@ -173,7 +169,7 @@ async def _events(
                 begun.add(index)
                 events.append(chunks.event(choice))
         if delta.output is not None:
-            _count_reasoning(run, answers, delta.output.outputs)
+            run.count_reasoning(answers, delta.output.outputs)
         if run.has_ended:
             end = "".join(events)
         elif events:
@@ -230,7 +226,7 @@ async def _whole(
             choices.append(_complete(sample, answers[sample.index], texts))
             # Many log-probabilities take long to write: let other requests run in between.
             await asyncio.sleep(0)
-        _count_reasoning(run, answers, delta.output.outputs)
+        run.count_reasoning(answers, delta.output.outputs)
     return whole_body(own, choices, run.usage())
 
 
@@ -247,10 +243,6 @@ def _complete(sample: CompletionOutput, answer: ChatOutput, texts: TokenStrings 
         ]
     logprobs, reason = _logprobs(texts, sample.logprobs), _quoted(answer.finish_reason(sample))
     return f'{{"index":{sample.index},"message":{compact(message)},"logprobs":{logprobs},"finish_reason":{reason}}}'
-
-
-def _count_reasoning(run: GenerationRun, answers: Sequence[ChatOutput], outputs: Sequence[CompletionOutput]) -> None:
-    run.reasoning_tokens = sum(answers[output.index].reasoning_tokens(output.token_ids) for output in outputs)
 
 
 def _logprobs(texts: TokenStrings | None, logprobs: Sequence[TokenLogprobs] | None) -> str:

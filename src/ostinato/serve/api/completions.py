@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from fastapi.responses import Response
 from pydantic import Field
 
@@ -23,6 +23,7 @@ from ostinato.serve.body_workers.served_model import ServedModel
 from ostinato.serve.chat.guides import GuidePlan, plain_guide
 from ostinato.serve.chat.text_support import CompletionLogprobs, ModelText
 from ostinato.serve.http.api_errors import ApiError
+from ostinato.serve.http.api_router import ApiRouter
 from ostinato.serve.http.json_bodies import unsupported_field
 from ostinato.serve.http.lifecycle import Lifecycle
 from ostinato.serve.http.streaming import DONE, LastEvents
@@ -69,8 +70,8 @@ class CompletionRequest(GenerationBody):
             raise ApiError(400, "max_tokens 0 needs echo: there would be no text", param="max_tokens")
 
 
-def completions_router(lifecycle: Lifecycle, models: Callable[[], ServedModel]) -> APIRouter:
-    router = APIRouter()
+def completions_router(lifecycle: Lifecycle, models: Callable[[], ServedModel]) -> ApiRouter:
+    router = ApiRouter()
 
     @router.post("/v1/completions", response_model=None)
     async def completions(body: CompletionRequest, request: Request) -> Response:

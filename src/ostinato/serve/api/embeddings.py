@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import ClassVar, Literal
 
 import numpy as np
-from fastapi import APIRouter, Request
+from fastapi import Request
 from fastapi.responses import Response
 from pydantic import Field
 
@@ -24,6 +24,7 @@ from ostinato.serve.api.generation_run import GenerationRun, quoted
 from ostinato.serve.body_workers.context import RequestContext
 from ostinato.serve.body_workers.served_model import ServedModel
 from ostinato.serve.http.api_errors import ApiError
+from ostinato.serve.http.api_router import ApiRouter
 from ostinato.serve.http.json_bodies import Body, Ignored
 from ostinato.serve.http.lifecycle import Lifecycle
 from ostinato.serve.http.streaming import cancel_on_disconnect, side_by_side
@@ -82,8 +83,8 @@ class EmbeddingRequest(Body):
             raise ApiError(400, message, param="pooling") from None
 
 
-def embeddings_router(lifecycle: Lifecycle, models: Callable[[], ServedModel]) -> APIRouter:
-    router = APIRouter()
+def embeddings_router(lifecycle: Lifecycle, models: Callable[[], ServedModel]) -> ApiRouter:
+    router = ApiRouter()
 
     @router.post("/v1/embeddings", response_model=None)
     async def embeddings(body: EmbeddingRequest, request: Request) -> Response:

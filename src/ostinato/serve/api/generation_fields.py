@@ -171,6 +171,18 @@ class GenerationBody(Body):
         return defaults.replace(**given, **more)
 
 
+def num_logprobs(top_logprobs: int | None, is_asked: bool, needed: str) -> int | None:
+    """Return the number of likely tokens to return at each place, or None for no log-probabilities.
+
+    ApiError for `top_logprobs` without what asks for them, which `needed` says.
+    """
+    if is_asked:
+        return top_logprobs or 0
+    if top_logprobs:
+        raise ApiError(400, f"top_logprobs needs {needed}", param="top_logprobs")
+    return None
+
+
 def check_salt(salt: str | None) -> None:
     """Raise ApiError for a salt that is too long."""
     _check_count("cache_salt", "characters of a cache_salt", len(salt or ""), MAX_SALT)

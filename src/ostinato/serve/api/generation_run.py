@@ -13,6 +13,7 @@ from typing import Any
 from fastapi import Request
 from fastapi.responses import Response
 
+from ostinato.engine.outputs import CompletionOutput
 from ostinato.engine.process.async_engine import AsyncEngine
 from ostinato.engine.process.output_deltas import OutputDelta
 from ostinato.engine.process.request_streams import RequestStream
@@ -23,6 +24,7 @@ from ostinato.sampling.params import SamplingParams
 from ostinato.serve.api.generation_fields import GenerationBody
 from ostinato.serve.body_workers.context import RequestContext
 from ostinato.serve.chat.answer_formats import AnswerLayout
+from ostinato.serve.chat.chat_output import ChatOutput
 from ostinato.serve.chat.conversation import Conversation, render, starts_in_reasoning, token_ids_of
 from ostinato.serve.chat.guides import GuideCompiler, GuidePlan, GuideRequest, answer_guide
 from ostinato.serve.chat.text_support import ModelText
@@ -120,6 +122,11 @@ class GenerationRun:
     def has_ended(self) -> bool:
         """True if `deltas` has yielded everything, and no error follows."""
         return self._num_ended == len(self.streams)
+
+    def count_reasoning(self, answers: Sequence[ChatOutput], outputs: Iterable[CompletionOutput]) -> None:
+        """Set `reasoning_tokens` to those of all `outputs`, which have ended; `answers` are by index of an output."""
+        counts = (answers[output.index].reasoning_tokens(output.token_ids) for output in outputs)
+        self.reasoning_tokens = sum(counts)
 
     def close(self) -> None:
         """Abort the streams that are not finished."""

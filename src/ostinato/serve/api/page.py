@@ -7,13 +7,17 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from fastapi.responses import FileResponse, RedirectResponse, Response
 from starlette.datastructures import Headers
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
+from ostinato.serve.http.api_router import ApiRouter
+
 DIRECTORY = Path(__file__).parent.parent / "page"
+FOLDER = "/page"
+"""Path under which the page's files are, which need no key."""
 
 _HEADERS = {
     # Everything comes from this server, and no text becomes markup or a script, so what a model writes cannot run or
@@ -58,12 +62,12 @@ def _compressed(path: Path, changed: int) -> bytes:
 
 
 def page_files() -> StaticFiles:
-    """Return the files that the page loads, to be mounted at `/page`."""
+    """Return the files that the page loads, to be mounted at `FOLDER`."""
     return _Files(directory=DIRECTORY)
 
 
-def page_router(root_path: str) -> APIRouter:
-    router, files, index = APIRouter(), _Files(directory=DIRECTORY), DIRECTORY / "index.html"
+def page_router(root_path: str) -> ApiRouter:
+    router, files, index = ApiRouter(is_public=True), _Files(directory=DIRECTORY), DIRECTORY / "index.html"
 
     if root_path:
 

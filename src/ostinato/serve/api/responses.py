@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mappin
 from itertools import chain
 from typing import Any, NamedTuple
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from fastapi.responses import Response
 
 from ostinato.engine.outputs import CompletionOutput
@@ -25,6 +25,7 @@ from ostinato.serve.chat.answer_formats import AnswerDelta, AnswerLayout, ToolCa
 from ostinato.serve.chat.chat_output import ChatOutput, MessageLogprobs
 from ostinato.serve.chat.text_support import ModelText
 from ostinato.serve.http.api_errors import ApiError, as_api_error
+from ostinato.serve.http.api_router import ApiRouter
 from ostinato.serve.http.lifecycle import Lifecycle
 from ostinato.serve.http.streaming import LastEvents, coalesce
 
@@ -158,8 +159,8 @@ _ECHO = secrets.token_hex(16)
 _MARK = f'"{_ECHO}":null'.encode()
 
 
-def responses_router(lifecycle: Lifecycle, models: Callable[[], ServedModel]) -> APIRouter:
-    router = APIRouter()
+def responses_router(lifecycle: Lifecycle, models: Callable[[], ServedModel]) -> ApiRouter:
+    router = ApiRouter()
 
     @router.post("/v1/responses", response_model=None)
     async def responses(body: ResponsesRequest, request: Request) -> Response:
@@ -242,22 +243,19 @@ class _ResponseOutput:
 
     def __init__(self, text: ModelText, form: AnswerLayout, params: SamplingParams) -> None:
         self.items = ResponseItems()
-        self._answer = ChatOutput(text, form)
+        self.answer = ChatOutput(text, form)
         self._logprobs = None
         if params.logprobs is not None:
             self._logprobs = MessageLogprobs(text, params.skip_special_tokens, form.is_plain)
 
     def take(self, piece: SampleDelta | CompletionOutput) -> Iterator[Event]:
         """Yield the events of the next piece of the output."""
-        delta = self._answer.take(piece)
+        delta = self.answer.take(piece)
         return self.items.take(delta, () if self._logprobs is None else self._logprobs.take(piece, delta))
 
     def end(self, output: CompletionOutput) -> Iterator[Event]:
         """Yield the events of the output's end."""
         return self.items.end(_status(output), () if self._logprobs is None else self._logprobs.rest())
-
-    def reasoning_tokens(self, output: CompletionOutput) -> int:
-        return self._answer.reasoning_tokens(output.token_ids)
 
 
 async def _whole(
@@ -268,7 +266,7 @@ async def _whole(
             [output] = delta.output.outputs
             for _event in chain(parts.take(output), parts.end(output)):
                 pass
-            run.reasoning_tokens = parts.reasoning_tokens(output)
+            run.count_reasoning([parts.answer], [output])
             response = _ended(response, parts.items, output, run)
     return list(coalesce(_parts(response, echo)))
 
@@ -288,7 +286,7 @@ async def _events(
             if delta.output is not None and delta.output.error is None:
                 [output] = delta.output.outputs
                 events += parts.end(output)
-                run.reasoning_tokens = parts.reasoning_tokens(output)
+                run.count_reasoning([parts.answer], [output])
                 ended = _ended(response, parts.items, output, run)
                 events.append(Event(f"response.{ended['status']}", {"response": ended}))
             pieces = writer.write(events)

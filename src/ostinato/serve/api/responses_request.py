@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 
 from ostinato.sampling.params import SamplingParams
-from ostinato.serve.api.generation_fields import MAX_LOGPROBS, GenerationBody
+from ostinato.serve.api.generation_fields import MAX_LOGPROBS, GenerationBody, num_logprobs
 from ostinato.serve.api.generation_run import ConversationRequest, PreparedChat, compact, prepare_chat
 from ostinato.serve.body_workers.context import RequestContext
 from ostinato.serve.chat.conversation import (
@@ -148,7 +148,8 @@ class ResponsesRequest(GenerationBody):
         )
         parallel = self.parallel_tool_calls is not False
         asked = ConversationRequest(conversation, tools.callable, tools.choice, parallel, guide, "input")
-        most, logprobs = self.max_output_tokens, self.num_logprobs()
+        most, is_asked = self.max_output_tokens, _LOGPROBS in (self.include or ())
+        logprobs = num_logprobs(self.top_logprobs, is_asked, f'include to hold "{_LOGPROBS}"')
         chat = prepare_chat(work, asked, self, max_tokens=most, logprobs=logprobs)
         return PreparedResponse(chat, chunks_of(compact(self._echo(chat.params))[1:-1].encode()))
 
@@ -180,15 +181,6 @@ class ResponsesRequest(GenerationBody):
             message = "text.format.schema should be given with the type json_schema"
             raise ApiError(400, message, param="text.format.schema")
         return GuideRequest("text.format", "json_schema", asked.schema_)
-
-    def num_logprobs(self) -> int | None:
-        """Return the number of likely tokens to return at each place, or None for no log-probabilities."""
-        if _LOGPROBS in (self.include or ()):
-            return self.top_logprobs or 0
-        if self.top_logprobs:
-            message = f'top_logprobs needs include to hold "{_LOGPROBS}"'
-            raise ApiError(400, message, param="top_logprobs")
-        return None
 
     def nested_tools(self) -> list[dict[str, Any]] | None:
         """Return the tools in the form of chat completions."""

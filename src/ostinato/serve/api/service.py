@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 from prometheus_client.core import Metric
 
@@ -34,6 +34,7 @@ from ostinato.observe.server_metrics import (
 from ostinato.replicas.replicated_engine import ReplicatedEngine
 from ostinato.serve.api.generation_fields import check_model
 from ostinato.serve.body_workers.served_model import ServedModel
+from ostinato.serve.http.api_router import ApiRouter
 from ostinato.serve.http.lifecycle import Lifecycle
 
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
@@ -73,8 +74,8 @@ def about_model(model: ServedModel, name: str) -> dict[str, Any]:
     }
 
 
-def service_router(lifecycle: Lifecycle, made: Callable[[], ServedModel]) -> APIRouter:
-    router = APIRouter()
+def public_router(lifecycle: Lifecycle, counts: ResponseCounts) -> ApiRouter:
+    router = ApiRouter(is_public=True)
 
     @router.get("/health", response_model=None)
     async def health() -> Response:
@@ -94,6 +95,42 @@ def service_router(lifecycle: Lifecycle, made: Callable[[], ServedModel]) -> API
     @router.get("/version")
     async def version() -> dict[str, str]:
         return {"version": __version__}
+
+    @router.get("/metrics", response_model=None)
+    async def metrics(request: Request) -> Response:
+        """Return the counts of engine and server, for Prometheus.
+
+        Those of keys need a key (`ApiKeys.seen_by`). 503 until the engine runs, so that no series begins with zeros
+        that were never measured.
+        """
+        seen_keys = lifecycle.keys.seen_by(request.headers.get("authorization"), request.headers.get("x-api-key"))
+        engine = lifecycle.present_engine
+        labels = {"model_name": lifecycle.model_name, "engine": "0"}
+        memory, prefix = asdict(engine.plan.memory), lifecycle.settings.metrics_prefix
+        outside = connections(lifecycle.occupancy.total, lifecycle.occupancy.refused, prefix, labels)
+        of_each = [
+            families(seen.stats, seen.meter, memory, prefix, {**labels, "engine": name})
+            for name, seen in (await engine.all_observations()).items()
+        ]
+        of_engine = [*outside, *merge_metrics(of_each)]
+        alive = heartbeat(engine.heartbeat_age, prefix, labels)
+        delay, reads = lifecycle.loop_delay, lifecycle.present_workers
+        served = [
+            alive,
+            *loop_delay(delay.seconds, delay.num_stalls, prefix, labels),
+            *workers(reads.num_done, reads.num_ended_early, reads.num_running, prefix, labels),
+            *key_metrics(counts.key_rows, lifecycle.keys.weights, seen_keys, prefix, labels),
+            *_drains(engine, prefix, labels),
+            refusals(lifecycle.refusals.counts, prefix, labels),
+            answers(counts.rows(), labels),
+        ]
+        return Response(render_metrics([*of_engine, *served]), media_type=CONTENT_TYPE_LATEST)
+
+    return router
+
+
+def service_router(lifecycle: Lifecycle, made: Callable[[], ServedModel]) -> ApiRouter:
+    router = ApiRouter()
 
     @router.get("/plan")
     async def plan() -> dict[str, Any]:
@@ -134,8 +171,8 @@ def _model(lifecycle: Lifecycle) -> dict[str, Any]:
     }
 
 
-def observation_router(lifecycle: Lifecycle, counts: ResponseCounts) -> APIRouter:
-    router = APIRouter()
+def observation_router(lifecycle: Lifecycle) -> ApiRouter:
+    router = ApiRouter()
 
     @router.get("/live")
     async def live() -> dict[str, Any]:
@@ -166,36 +203,6 @@ def observation_router(lifecycle: Lifecycle, counts: ResponseCounts) -> APIRoute
         # A stalled engine would not answer, and `engine` raises the error.
         engine = lifecycle.engine if lifecycle.status == "stalled" else lifecycle.present_engine
         return await engine.prefixes()
-
-    @router.get("/metrics", response_model=None)
-    async def metrics(request: Request) -> Response:
-        """Return the counts of engine and server, for Prometheus.
-
-        Those of keys need a key (`ApiKeys.seen_by`). 503 until the engine runs, so that no series begins with zeros
-        that were never measured.
-        """
-        seen_keys = lifecycle.keys.seen_by(request.headers.get("authorization"), request.headers.get("x-api-key"))
-        engine = lifecycle.present_engine
-        labels = {"model_name": lifecycle.model_name, "engine": "0"}
-        memory, prefix = asdict(engine.plan.memory), lifecycle.settings.metrics_prefix
-        outside = connections(lifecycle.occupancy.total, lifecycle.occupancy.refused, prefix, labels)
-        of_each = [
-            families(seen.stats, seen.meter, memory, prefix, {**labels, "engine": name})
-            for name, seen in (await engine.all_observations()).items()
-        ]
-        of_engine = [*outside, *merge_metrics(of_each)]
-        alive = heartbeat(engine.heartbeat_age, prefix, labels)
-        delay, reads = lifecycle.loop_delay, lifecycle.present_workers
-        served = [
-            alive,
-            *loop_delay(delay.seconds, delay.num_stalls, prefix, labels),
-            *workers(reads.num_done, reads.num_ended_early, reads.num_running, prefix, labels),
-            *key_metrics(counts.key_rows, lifecycle.keys.weights, seen_keys, prefix, labels),
-            *_drains(engine, prefix, labels),
-            refusals(lifecycle.refusals.counts, prefix, labels),
-            answers(counts.rows(), labels),
-        ]
-        return Response(render_metrics([*of_engine, *served]), media_type=CONTENT_TYPE_LATEST)
 
     return router
 

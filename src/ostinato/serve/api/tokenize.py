@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from fastapi.responses import Response
 from pydantic import Field
 
@@ -21,6 +21,7 @@ from ostinato.serve.chat.conversation import (
     token_ids_of,
 )
 from ostinato.serve.http.api_errors import ApiError
+from ostinato.serve.http.api_router import ApiRouter
 from ostinato.serve.http.json_bodies import Body, ListOf
 
 
@@ -69,8 +70,8 @@ def _json(found: dict[str, Any]) -> bytes:
     return json.dumps(found, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
 
 
-def tokens_router() -> APIRouter:
-    router = APIRouter()
+def tokens_router() -> ApiRouter:
+    router = ApiRouter()
 
     @router.post("/tokenize", response_model=dict[str, Any])
     async def tokenize(body: TokenizeRequest, request: Request) -> Response:  # noqa: ARG001 (for its description)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ostinato.runner.model_runner import ProgressFn
 
 URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
-"""Endpoints that a batch may use."""
+"""Endpoints that a batch may use; all speak OpenAI's dialect."""
 _AHEAD = 64
 """Requests that are prepared while others run, so that the engine finds the next one at once."""
 _PAUSE = 0.05
@@ -81,8 +81,8 @@ async def run_batch(
     it ends; answers up to then are written. Cancelled, it ends the same way.
     """
     lifecycle = Lifecycle(config, settings, loading)
-    api, with_bodies, models = make_api(lifecycle, ResponseCounts())
-    endpoints = JsonPostMiddleware(api, with_bodies, lifecycle, lambda: models().work)
+    api = make_api(lifecycle, ResponseCounts())
+    endpoints = JsonPostMiddleware(api.app, api.with_bodies, lifecycle, lambda: api.models().work)
     lifecycle.start()
     try:
         await lifecycle.started()
@@ -119,7 +119,7 @@ async def _answered(
                 raise EngineFailed(answer.message) from error
             if answer.status >= 500:
                 log_failure(asked.record.request_id, error)
-            response = answer.response(url)
+            response = answer.response()
         if response.status_code != 429:
             return response, asked.record
         await asyncio.sleep(_PAUSE)

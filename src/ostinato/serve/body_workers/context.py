@@ -20,7 +20,7 @@ from ostinato.serve.settings import ServeSettings
 
 ON_LOOP = TemplateBudget(steps=10_000, seconds=0.01)
 """Budget of a template on the event loop."""
-MAX_CHARACTERS = 2**15
+MAX_LOOP_CHARACTERS = 2**15
 """Longest text that is tokenised on the event loop, which takes some milliseconds."""
 
 
@@ -52,7 +52,7 @@ class RequestContext:
 
     def encode(self, text: str, add_special_tokens: bool, param: str) -> list[int]:
         """Encode a text, as `ModelText.encode` does; NeedsWorker for a long text on the event loop."""
-        if len(text) > MAX_CHARACTERS:
+        if len(text) > MAX_LOOP_CHARACTERS:
             self.require_worker()
         return self.text.encode(text, add_special_tokens, param)
 

@@ -169,5 +169,6 @@ def _exactly(connection: socket.socket, count: int) -> bytearray:
 
 if __name__ == "__main__":
     # Import it under its own name, since messages name its classes by that.
+    from ostinato.serve.body_workers import forkserver
 
-    main(int(sys.argv[1]))
+    forkserver.main(int(sys.argv[1]))

@@ -10,15 +10,29 @@ import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
+HOST_HEADER = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~%!$&'()*+,;=-]*)(:[0-9]*)?")
+"""Legal values of the header Host (RFC 9110, section 7.2): a host and perhaps a port."""
+
+
+def split_host_port(text: str) -> tuple[str, str]:
+    """Return the host without brackets, and the port as written, empty if there is none.
+
+    It reads `name:80`, `10.0.0.1:80` and `[::1]:80`. An IPv6 address without brackets has no port. Neither part is
+    checked.
+    """
+    if text.startswith("["):
+        host, _, rest = text[1:].partition("]")
+        return host, rest.removeprefix(":")
+    if text.count(":") == 1:
+        host, _, port = text.partition(":")
+        return host, port
+    return text, ""
+
 
 def address_in(host: str) -> str:
     """Return the address or name in a text that may be a URL, have a port, or be no address at all."""
     name = host.partition("://")[2] or host
-    name = name.partition("/")[0]
-    if name.startswith("["):
-        name = name[1:].partition("]")[0]
-    elif name.count(":") == 1:
-        name = name.partition(":")[0]
+    name, _ = split_host_port(name.partition("/")[0])
     is_number = re.fullmatch(r"[\d.]+", name) is not None
     if not re.fullmatch(r"[\w.:%-]+", name) or (is_number and not _is_ip(name)):
         return "127.0.0.1"
@@ -95,12 +109,9 @@ class TrustedProxies:
 
 def _address(text: str) -> _Address | None:
     """Return an address that may have a port, as proxies write it; None if `text` is no address."""
-    if text.startswith("["):
-        text = text[1:].partition("]")[0]
-    elif text.count(":") == 1:
-        text = text.partition(":")[0]
+    host, _ = split_host_port(text)
     try:
-        found = ipaddress.ip_address(text.partition("%")[0])
+        found = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
         return None
     return found.ipv4_mapped or found if isinstance(found, ipaddress.IPv6Address) else found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel
 from starlette.responses import Response
@@ -39,9 +39,8 @@ _ANTHROPIC_TYPES = {
 }
 
 
-def is_anthropic(path: str) -> bool:
-    """Return whether the endpoint at `path` speaks Anthropic's form."""
-    return path == "/v1/messages" or path.startswith("/v1/messages/")
+Dialect = Literal["openai", "anthropic"]
+"""The API whose form an endpoint's requests, answers and errors have."""
 
 
 class ApiError(Exception):
@@ -70,18 +69,18 @@ class ApiError(Exception):
         kind = _TYPES.get(self.status, "server_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
-    def response(self, path: str = "") -> Response:
-        """Return the whole response, in the form of the endpoint at `path`."""
-        return Response(self._json(path), self.status, headers=self.headers, media_type="application/json")
+    def response(self, dialect: Dialect = "openai") -> Response:
+        """Return the whole response, in the form of an endpoint's dialect."""
+        return Response(self._json(dialect), self.status, headers=self.headers, media_type="application/json")
 
-    def event(self, path: str) -> bytes:
-        """Return the event that reports the error in a stream of the endpoint at `path`."""
-        name = "event: error\n" if is_anthropic(path) else ""
-        return f"{name}data: {self._json(path)}\n\n".encode()
+    def event(self, dialect: Dialect) -> bytes:
+        """Return the event that reports the error in a stream of this dialect."""
+        name = "event: error\n" if dialect == "anthropic" else ""
+        return f"{name}data: {self._json(dialect)}\n\n".encode()
 
-    def _json(self, path: str) -> str:
+    def _json(self, dialect: Dialect) -> str:
         # ASCII, since the message may repeat text of the client that cannot be encoded.
-        return json.dumps(self._anthropic() if is_anthropic(path) else self.body())
+        return json.dumps(self._anthropic() if dialect == "anthropic" else self.body())
 
     def _anthropic(self) -> dict[str, Any]:
         """Return the error in Anthropic's form, which has the field in its message."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, cast
@@ -20,6 +19,7 @@ import httptools
 import uvicorn
 from uvicorn.server import ServerState
 
+from ostinato.serve.http.addresses import HOST_HEADER
 from ostinato.serve.http.api_errors import ApiError
 from ostinato.serve.http.connection_limits import (
     ConnectionCounter,
@@ -32,8 +32,6 @@ from ostinato.serve.http.request_cycle import RequestCycle, refusal
 HeaderList = Sequence[tuple[bytes, bytes]]
 """Headers of a request: names in lower case, and values."""
 
-_HOST = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~%!$&'()*+,;=-]*)(:[0-9]*)?")
-
 
 def head_error(method: bytes, url: bytes, version: str, headers: HeaderList) -> ApiError | None:
     """Return why the request is refused before any application sees it, or None."""
@@ -42,7 +40,7 @@ def head_error(method: bytes, url: bytes, version: str, headers: HeaderList) -> 
         return ApiError(400, "the request has more than one Host header; send one", code="bad_host")
     if not hosts and version != "1.0":
         return ApiError(400, "the request has no Host header, which HTTP/1.1 asks for", code="bad_host")
-    if hosts and not _HOST.fullmatch(hosts[0]):
+    if hosts and not HOST_HEADER.fullmatch(hosts[0]):
         return ApiError(400, "the Host header is not a host's name or address, and perhaps a port", code="bad_host")
     if method == b"CONNECT":
         return ApiError(400, "CONNECT is not served: this is no proxy", code="bad_request")

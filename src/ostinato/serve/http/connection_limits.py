@@ -10,7 +10,6 @@ import errno
 import ipaddress
 import logging
 import os
-import resource
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -18,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ostinato.errors import ConfigError, Remedy, os_error_text
+from ostinato.os_support import max_open_files, raise_max_open_files
 
 log = logging.getLogger("ostinato.serve")
 
@@ -102,26 +102,27 @@ class ConnectionCounter:
 
 
 def fd_limited_connections() -> int:
-    """Return the number of descriptors of the process (RLIMIT_NOFILE), less those it needs itself."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY:
-        return 2**20
-    return max(soft - RESERVED, soft // 2, 1)
+    """Return the number of file descriptors that connections may have."""
+    limit = max_open_files()
+    return 2**20 if limit is None else _connections_within(limit)
 
 
 def raise_fd_limit(connections: int) -> None:
     """Raise the process's limit of descriptors if `connections` need that. ConfigError if it may not."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = connections + RESERVED
-    if resource.RLIM_INFINITY in (soft, hard) or needed <= hard:
-        if soft != resource.RLIM_INFINITY and soft < needed:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    limit = raise_max_open_files(needed)
+    if limit is None:
         return
     message = (
-        f"max_connections {connections}: they need {needed} file descriptors, and the process may have {hard} (ulimit "
+        f"max_connections {connections}: they need {needed} file descriptors, and the process may have {limit} (ulimit "
         "-n); allow more"
     )
-    raise ConfigError(message, [Remedy("max_connections", max(hard - RESERVED, hard // 2, 1))])
+    raise ConfigError(message, [Remedy("max_connections", _connections_within(limit))])
+
+
+def _connections_within(limit: int) -> int:
+    """Return the descriptors of `limit` that connections may have, which leaves those the process needs itself."""
+    return max(limit - RESERVED, limit // 2, 1)
 
 
 QUIET = 10.0

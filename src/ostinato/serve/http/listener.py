@@ -49,9 +49,8 @@ def url_of(listener: socket.socket, is_tls: bool) -> str:
 
 
 def _on_port(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+        return socket.create_server((host, port), family=_family(host), backlog=BACKLOG)
     except OSError as error:
         # Python adds the address, which the message has already.
         said = os_error_text(error).partition(" (while attempting")[0]
@@ -59,18 +58,26 @@ def _on_port(host: str, port: int) -> socket.socket:
             remedy = Remedy("host", "127.0.0.1")
             advice = "host should be an address of this machine"
         else:
-            remedy = Remedy("port", _free_port(host, port, family))
+            remedy = Remedy("port", free_port(host, port + 1))
             advice = "choose another port"
         raise ConfigError(f"the server cannot listen on {host}:{port}: {said}; {advice}", [remedy]) from None
 
 
-def _free_port(host: str, taken: int, family: socket.AddressFamily) -> int:
-    """Return the next free port that needs no privileges; 0, for any, if there is none near."""
-    first = max(taken + 1, FIRST_FOR_ANYONE)
-    for port in range(first, min(first + 100, 2**16)):
-        with suppress(OSError), socket.create_server((host, port), family=family):
-            return port
+def free_port(host: str = "127.0.0.1", first: int | None = None) -> int:
+    """Return a free port of `host`, which another process may take meanwhile.
+
+    It is the next one from `first` that needs no privileges, or 0, for any, if there is none near. Without `first` the
+    system chooses.
+    """
+    start = 0 if first is None else max(first, FIRST_FOR_ANYONE)
+    for port in range(start, min(start + 100, 2**16) if start else 1):
+        with suppress(OSError), socket.create_server((host, port), family=_family(host)) as probe:
+            return int(probe.getsockname()[1])
     return 0
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 def _on_file(path: Path, mode: int) -> socket.socket:

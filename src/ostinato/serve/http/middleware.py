@@ -11,7 +11,6 @@ import random
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
-from fastapi import APIRouter
 from fastapi.routing import APIRoute
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect, Request
@@ -24,9 +23,10 @@ from ostinato.observe.request_record import RequestRecord, ResponseCounts
 from ostinato.observe.tracing import Tracing
 from ostinato.serve.body_workers.context import NeedsWorker, RequestContext
 from ostinato.serve.body_workers.json_complexity import check_small_body, fits_event_loop
-from ostinato.serve.http.addresses import UNIX, TrustedProxies, is_loopback
-from ostinato.serve.http.api_errors import ApiError, as_api_error, is_anthropic
+from ostinato.serve.http.addresses import UNIX, TrustedProxies, is_loopback, split_host_port
+from ostinato.serve.http.api_errors import ApiError, as_api_error
 from ostinato.serve.http.api_keys import client_of
+from ostinato.serve.http.api_router import ApiRouter, PathRules
 from ostinato.serve.http.json_bodies import Body, check_type, validated
 from ostinato.serve.http.lifecycle import Lifecycle
 from ostinato.serve.http.streaming import ClientDisconnected, cancel_on_disconnect, log_failure
@@ -42,7 +42,7 @@ class JsonPostMiddleware:
     """
 
     def __init__(
-        self, app: ASGIApp, routers: Iterable[APIRouter], lifecycle: Lifecycle, work: Callable[[], RequestContext]
+        self, app: ASGIApp, routers: Iterable[ApiRouter], lifecycle: Lifecycle, work: Callable[[], RequestContext]
     ) -> None:
         """Register the endpoints of `routers`, each an `async def endpoint(body, request) -> Response`.
 
@@ -69,7 +69,7 @@ class JsonPostMiddleware:
             check_type(Headers(scope=scope).get("content-type", ""), sent)
             response = await self.answer(scope["path"], sent, request)
         except (ApiError, RequestError) as error:
-            response = as_api_error(error).response(scope["path"])
+            response = as_api_error(error).response(scope["state"]["dialect"])
         await response(scope, receive, send)
 
     async def answer(self, path: str, sent: bytes, request: Request) -> Response:
@@ -94,9 +94,6 @@ class JsonPostMiddleware:
 
 CLIENT_GONE = 499
 """The status, in log and metrics, of a request whose client left before the answer."""
-PUBLIC_PATHS = frozenset({"/", "/health", "/health/live", "/version", "/metrics"})
-"""Paths that need no key. The files of the page (`PAGE`) need none either."""
-PAGE = "/page/"
 BODY_SECONDS = 60.0
 """Seconds that a body may take to arrive."""
 
@@ -104,14 +101,20 @@ BODY_SECONDS = 60.0
 class RequestMiddleware:
     """ASGI middleware around the whole application.
 
-    It gives each request an id and a `RequestRecord` (both in `request.state`; the id is also the answer's header
-    `x-request-id`), checks host and key, reads the body, and answers errors that nothing inside has answered.
+    It gives each request an id, a `RequestRecord` and the dialect of its path (all in `request.state`; the id is also
+    the answer's header `x-request-id`), checks host and key, reads the body, and answers errors that nothing inside
+    has answered.
     """
 
     def __init__(
-        self, app: ASGIApp, lifecycle: Lifecycle, counts: ResponseCounts, tracing: Tracing | None = None
+        self,
+        app: ASGIApp,
+        lifecycle: Lifecycle,
+        counts: ResponseCounts,
+        rules: PathRules,
+        tracing: Tracing | None = None,
     ) -> None:
-        self._app, self._counts = app, counts
+        self._app, self._counts, self._rules = app, counts, rules
         settings = lifecycle.settings
         self._keys = lifecycle.keys
         # Web pages can call a loopback address by their own names, but no Unix socket.
@@ -131,14 +134,15 @@ class RequestMiddleware:
         if self._proxies:
             _name_client(self._proxies, scope)
         record.client = scope["client"][0] if scope.get("client") else UNIX
-        scope.setdefault("state", {}).update(request_id=record.request_id, record=record)
+        dialect = self._rules.dialect(scope["path"])
+        scope.setdefault("state", {}).update(request_id=record.request_id, record=record, dialect=dialect)
 
         async def send_noted(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
                 answer_headers = MutableHeaders(scope=message)
                 answer_headers["x-request-id"] = record.request_id
-                if is_anthropic(scope["path"]):
+                if dialect == "anthropic":
                     answer_headers["request-id"] = record.request_id
             elif record.method != "HEAD":
                 record.sent_bytes += len(message.get("body", b""))
@@ -155,7 +159,7 @@ class RequestMiddleware:
                 log_failure(record.request_id, error)
             # An answer that has begun cannot be replaced: it stays incomplete.
             if record.status is None:
-                await answer.response(scope["path"])(scope, receive, send_noted)
+                await answer.response(dialect)(scope, receive, send_noted)
         finally:
             record.end()
             log_request(record)
@@ -168,7 +172,7 @@ class RequestMiddleware:
         if self._is_private:
             reject_foreign_host(headers.get("host"))
         record: RequestRecord = scope["state"]["record"]
-        if not (_is_open(scope["path"]) or scope["path"] == self._root_path):
+        if not self._rules.is_public(scope["path"]):
             record.key = self._keys.check(headers.get("authorization"), headers.get("x-api-key"))
         weight = self._keys.weights.get(record.key or "", 1)
         scope["state"]["client"] = client_of(record.key, (scope.get("client") or [None])[0], weight)
@@ -197,11 +201,6 @@ def _strip_root_path(root_path: str, scope: Scope) -> None:
             scope["raw_path"] = scope["raw_path"][len(raw) :]
 
 
-def _is_open(path: str) -> bool:
-    """Return whether `path` is public."""
-    return path in PUBLIC_PATHS or path.startswith(PAGE)
-
-
 def reject_foreign_host(host: str | None) -> None:
     """Raise ApiError 421 unless the host is a name of this machine.
 
@@ -209,7 +208,7 @@ def reject_foreign_host(host: str | None) -> None:
     and so read what only local users may. The browser then sends that name as the host. A client that sends no host is
     not a browser.
     """
-    name = _without_port(host or "localhost")
+    name, _ = split_host_port(host or "localhost")
     if not is_loopback(name):
         message = (
             "this server is for its own machine, as localhost or 127.0.0.1, and was called by another name, "
@@ -256,9 +255,3 @@ def _printable(scope: Scope) -> str:
     """Return the path as it was sent, in printable characters, without the query."""
     path = scope.get("raw_path") or scope["path"].encode()
     return "".join(chr(byte) if 32 < byte < 127 else f"%{byte:02X}" for byte in path[:200])
-
-
-def _without_port(host: str) -> str:
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.partition(":")[0]

@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from ostinato.engine.process.engine_errors import EngineFailed, ReplicaLost, StepFailed
 from ostinato.errors import OstinatoError
 from ostinato.observe.request_record import RequestRecord
-from ostinato.serve.http.api_errors import as_api_error, is_anthropic
+from ostinato.serve.http.api_errors import Dialect, as_api_error
 
 PIECE = 2**18
 """Bytes that are written at once."""
@@ -99,7 +99,7 @@ class EventStream(Response):
             async with asyncio.timeout(None) as sending:
                 leaving = asyncio.create_task(_end_when_left(receive, sending))
                 try:
-                    await self._send(send, scope["state"]["record"], scope["path"])
+                    await self._send(send, scope["state"]["record"], scope["state"]["dialect"])
                 finally:
                     leaving.cancel()
         except TimeoutError:
@@ -109,7 +109,7 @@ class EventStream(Response):
             if isinstance(self._events, AsyncGenerator):
                 await self._events.aclose()
 
-    async def _send(self, send: Send, record: RequestRecord, path: str) -> None:
+    async def _send(self, send: Send, record: RequestRecord, dialect: Dialect) -> None:
         async def send_some(data: bytes) -> None:
             await send({"type": "http.response.body", "body": data, "more_body": not isinstance(data, LastEvents)})
 
@@ -124,7 +124,7 @@ class EventStream(Response):
             record.error = answer.code or type(error).__name__
             if answer.status >= 500:
                 log_failure(record.request_id, error)
-            await send_some(LastEvents(answer.event(path) + (b"" if is_anthropic(path) else DONE)))
+            await send_some(LastEvents(answer.event(dialect) + (b"" if dialect == "anthropic" else DONE)))
         else:
             await send_some(LastEvents(b""))
 

@@ -19,6 +19,7 @@ from ostinato.engine.process.engine_errors import EngineError
 from ostinato.errors import ConfigError, Remedy
 from ostinato.replicas.front import ReplicaSet
 from ostinato.replicas.replicated_engine import ReplicatedEngine
+from ostinato.serve.http.addresses import split_host_port
 from ostinato.serve.ray.layout import NAMESPACE, ReplicaLayout, app_name, count_gpus, deployment_options, lay_out
 from ostinato.serve.settings import ServeSettings
 
@@ -64,10 +65,10 @@ def check_reachable(address: str) -> None:
 
     Addresses of other forms, such as `auto`, pass.
     """
-    host, _, port = address.removeprefix("ray://").rpartition(":")
+    host, port = split_host_port(address.removeprefix("ray://"))
     if host and port.isdigit():
         try:
-            socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+            socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
         except (OSError, OverflowError) as error:
             raise _unreachable(address, error) from None
 
