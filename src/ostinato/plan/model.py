@@ -94,6 +94,11 @@ class ModelSpec:
     """`mamba_ssm_cache_dtype` of the checkpoint, if it names one."""
     rope: RopeSpec | None
     hyperparameters: Any
+    sharded_dims: tuple[str, ...] | None = None
+    """Paths of the hyperparameters that are widths of MLPs and experts, which ranks share.
+
+    The layers' specs have the other sharded sizes. None if ranks cannot share models of the architecture.
+    """
     ops: tuple[str, ...] = ()
     """Names of the ops/ functions that the model calls."""
     calls: CallTrace = NO_CALLS
