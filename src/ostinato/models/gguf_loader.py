@@ -6,7 +6,7 @@ Dequantization of the tensors of a GGUF file.
 
 Conversion of tensors that a GGUF file has in another form: values of state layers, and rows of queries and keys.
 
-Targets of the tensors of a GGUF file, by the names that `formats.gguf.names` gives them.
+Targets of the tensors of a GGUF file, by the names that `formats.gguf.architectures` gives them.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import torch
 
 from ostinato.errors import ModelError
 from ostinato.formats.checkpoint_json import gguf_header
+from ostinato.formats.gguf.architectures import checkpoint_name, has_adjacent_rope, stores_norm_plus_one
 from ostinato.formats.gguf.reader import SUPPORTED, BlockType, GgufTensor, Header
 from ostinato.formats.gguf.tensor_names import (
     CONVOLUTIONS,
@@ -26,11 +27,8 @@ from ostinato.formats.gguf.tensor_names import (
     GATE,
     ROPE_FACTORS,
     UP,
-    checkpoint_name,
     checkpoint_shape,
-    has_adjacent_rope,
     is_changed,
-    stores_norm_plus_one,
 )
 from ostinato.layers import huge_pages
 from ostinato.layers.allocation import BlockView, WeightTarget, checkpoint_views
@@ -54,7 +52,7 @@ def dequantize(kind: BlockType, blocks: torch.Tensor) -> torch.Tensor:
 def to_checkpoint_layout(name: str, values: torch.Tensor) -> torch.Tensor:
     """Return a tensor in the checkpoint's form, from float32 in the file's shape.
 
-    It is for tensors with `names.is_changed`: A becomes the logarithm of its negative, all numbers of heads and of the
+    It is for tensors with `is_changed`: A becomes the logarithm of its negative, all numbers of heads and of the
     norm are put in one dimension, and the convolution gets its middle dimension.
     """
     if name.endswith(CONVOLUTIONS):
