@@ -156,7 +156,7 @@ def num_heads_of(model: CausalLM, name: str) -> int:
     return attention.num_heads if ".q_proj." in name else attention.num_kv_heads
 
 
-PIECE = 2**21
+DEQUANTIZED_WEIGHTS = 2**21
 """Weights that are dequantized at once."""
 
 
@@ -269,7 +269,7 @@ def _put(
         share.copy_shard(whole, place)
         return
     of_head = 1 if heads is None else len(rows) // heads
-    step = max(1, PIECE // tensor.shape[-1] // of_head) * of_head
+    step = max(1, DEQUANTIZED_WEIGHTS // tensor.shape[-1] // of_head) * of_head
     of_bytes = share if share is None or not stays else share.of_blocks(tensor.type.name)
     for begin in range(0, len(rows), step):
         if isinstance(place, BlockView) and stays:
