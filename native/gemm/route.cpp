@@ -70,8 +70,8 @@ struct Route : Arguments {
     FIELD(std::int64_t, top_groups);
     FIELD(bool, normalize);
     FIELD(float, scaling);
-    FIELD(bool, over_all);  // the softmax is over all scores, not over the chosen ones
-    FIELD(float, least_sum);
+    FIELD(bool, softmax_over_all);  // the softmax is over all scores, not over the chosen ones
+    FIELD(float, sum_epsilon);
     FIELD(Array<FLOAT32>, out);  // [tokens, 2, top_k]: indices of experts, then weights
 };
 
@@ -121,8 +121,8 @@ void route(const ThreadGroup& threads, std::int64_t tokens, const Route& in) {
             weights[k] = bias ? value : exp(value - best);
             total += weights[k];
         }
-        if (!bias && in.over_all) total = sum_of_powers(of_token, experts, best);
-        const float divisor = bias ? (in.normalize ? total + in.least_sum : 1.0f) : total;
+        if (!bias && in.softmax_over_all) total = sum_of_powers(of_token, experts, best);
+        const float divisor = bias ? (in.normalize ? total + in.sum_epsilon : 1.0f) : total;
         for (std::int64_t k = 0; k < top_k; ++k) weights[k] = weights[k] / divisor * in.scaling;
     }
 }

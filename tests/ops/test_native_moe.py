@@ -188,7 +188,7 @@ def test_softmax_routing_is_its_definition(
     generator = torch.Generator().manual_seed(seed)
     x = spaced(normal(generator, tokens, size).to(dtype), 3)
     weight = normal(generator, experts, size).to(dtype)
-    options = {"scaling": 0.5, "over_all": over_all}
+    options = {"scaling": 0.5, "softmax_over_all": over_all}
     out = checked_kernel(isa, "route")(x, weight, None, min(top_k, experts), **options)
     expected = matmul.route(x, weight, None, min(top_k, experts), **options)
     assert torch.equal(out[:, 0], expected[:, 0])

@@ -534,7 +534,7 @@ def test_the_softmax_router_weighs_the_chosen_experts_among_themselves_or_all(
     top_k: int, over_all: bool, seed: int
 ) -> None:
     scores = normal(torch.Generator().manual_seed(seed), 3, 5)
-    ids, weights = matmul.route(scores, torch.eye(5), None, top_k, scaling=0.5, over_all=over_all).unbind(1)
+    ids, weights = matmul.route(scores, torch.eye(5), None, top_k, scaling=0.5, softmax_over_all=over_all).unbind(1)
     for token in range(3):
         expected = sorted(range(5), key=lambda expert: -float(scores[token, expert]))[:top_k]
         powers = [math.exp(float(score)) for score in scores[token]]

@@ -34,7 +34,7 @@ def test_route(
     if by_sigmoid:
         check("route", x, weight, torch.rand(experts), 2, num_groups, top_groups, normalize, 2.5, False, 0.3)
     else:
-        check("route", x, weight, None, 2, over_all=normalize)
+        check("route", x, weight, None, 2, softmax_over_all=normalize)
 
 
 def test_of_equal_experts_the_first_are_chosen() -> None:

@@ -1,8 +1,8 @@
 """Architectures in GGUF files: the config.json of a file, and the checkpoint's names of its tensors. Imports no torch.
 
-Also runs of tensors that can be read in place. A matmul may need several tensors as one matrix, such as gates and what they gate. They are one matrix if they are
-adjacent in the file, as most writers put these two. Tensors whose rows a checkpoint has in another order, such as
-queries and keys of Llama, are copied.
+Also runs of tensors that can be read in place. A matmul may need several tensors as one matrix, such as gates and what
+they gate. They are one matrix if they are adjacent in the file, as most writers put these two. Tensors whose rows a
+checkpoint has in another order, such as queries and keys of Llama, are copied.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class MoE(Module):
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """Apply the experts to `x` and add `residual`, both [tokens, hidden] -> [tokens, hidden]."""
-        return self.experts(x, self.op(x, self.router.weight, None, self.top_k, over_all=True), residual)
+        return self.experts(x, self.op(x, self.router.weight, None, self.top_k, softmax_over_all=True), residual)
 
 
 class Jamba(Decoder):

@@ -34,7 +34,7 @@ class SparseMLP(Module):
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """Apply the experts to `x` and add `residual`, both [tokens, hidden] -> [tokens, hidden]."""
-        how = {"normalize": self.hyper.normalize, "scaling": self.hyper.scaling, "least_sum": MIN_SUM}
+        how = {"normalize": self.hyper.normalize, "scaling": self.hyper.scaling, "sum_epsilon": MIN_SUM}
         return self.experts(x, self.op(x, self.gate.weight, self.expert_bias, self.top_k, **how), residual)
 
 

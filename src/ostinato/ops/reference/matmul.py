@@ -52,7 +52,7 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 """Activation functions by name.
 
-`relu2` is the squared ReLU. `swiglu` and `geglu` halve the last dimension (`results.GATED`). `gelu` is x times the
+`relu2` is the squared ReLU. `swiglu` and `geglu` halve the last dimension (`operations.GATED`). `gelu` is x times the
 normal distribution's integral up to x (Hendrycks and Gimpel 2016, arXiv 1606.08415); `gelu_pytorch_tanh` is the tanh
 approximation given there.
 """
@@ -84,7 +84,7 @@ def linear(
     """Return activation((x W^T + bias) * scale) + residual.
 
     `x` [tokens, in] and `weight` [out, in] in one dtype, `bias` [out]; `scale` [out] float32. `activation` is one of
-    `ops.activations`; with those of `results.GATED` the first half of the outputs are the gates, and the result has
+    `ops.activations`; with those of `operations.GATED` the first half of the outputs are the gates, and the result has
     half as many columns. `residual` has the shape of the result, [tokens, out or out / 2], in the dtype of `x`, or in
     `out_dtype` if that is given. With `weight_scale` float32 [out] or [out, groups], `weight` is int8 (see `ops.int8`)
     and multiplied exactly. With `blocks`, `weight` is uint8, with its rows in these formats one after the other (see
@@ -179,10 +179,10 @@ def route(
 
     Scores are computed in float32. `x` [tokens, hidden], `weight` [experts, hidden]. A `correction_bias` [experts]
     float32 means sigmoid routing (DeepSeek-V3, arXiv 2412.19437, section 2.1.2): the weights are the sigmoids of the
-    scores, divided by their sum plus `least_sum` if `normalize`. The bias is added for the selection alone, which
+    scores, divided by their sum plus `sum_epsilon` if `normalize`. The bias is added for the selection alone, which
     considers only the `top_groups` groups with the greatest sums of their two best scores. Without a bias, the weights
-    are the softmax over the chosen scores, or with `over_all` the chosen entries of the softmax over all. All are
-    multiplied by `scaling`.
+    are the softmax over the chosen scores, or with `softmax_over_all` the chosen entries of the softmax over all. All
+    are multiplied by `scaling`.
 
     -> [tokens, 2, top_k] float32: the ids of the experts, best first, and their weights.
     """

@@ -175,7 +175,7 @@ def moe(
     count = tokens * top_k
     sort, inward, outward, add = launches.moe_launches(
         tokens=tokens,
-        experts=experts,
+        num_experts=experts,
         top_k=top_k,
         element_bytes=x.element_size(),
         capability=common.capability(x),
@@ -292,7 +292,7 @@ def choose_experts(
     correction_bias,
     choices,
     scaling,
-    least_sum,
+    sum_epsilon,
     experts,
     group_size,
     HAS_BIAS: tl.constexpr,
@@ -351,7 +351,7 @@ def choose_experts(
     is_rank = rank < TOP_K
     if HAS_BIAS:
         if NORMALIZE:
-            weights = weights / (tl.sum(tl.where(is_rank, weights, 0.0), 0) + least_sum)
+            weights = weights / (tl.sum(tl.where(is_rank, weights, 0.0), 0) + sum_epsilon)
     else:
         best = tl.max(weights, 0)
         weights = tl.exp(weights - best)
@@ -373,8 +373,8 @@ def route(
     top_groups: int = 1,
     normalize: bool = False,
     scaling: float = 1.0,
-    over_all: bool = False,
-    least_sum: float = 1e-20,
+    softmax_over_all: bool = False,
+    sum_epsilon: float = 1e-20,
 ) -> torch.Tensor:
     """Compute `ops.route`; its reference documents arguments and result."""
     (tokens, hidden), experts = x.shape, weight.shape[0]
@@ -383,7 +383,7 @@ def route(
         x, weight = x.float(), weight.float()
     scores = torch.empty((tokens, experts), dtype=torch.float32, device=x.device)
     tile, choice = launches.route_launches(
-        experts=experts,
+        num_experts=experts,
         top_k=top_k,
         num_groups=num_groups,
         top_groups=top_groups,
@@ -410,11 +410,11 @@ def route(
         correction_bias=correction_bias,
         choices=choices,
         scaling=scaling,
-        least_sum=least_sum,
+        sum_epsilon=sum_epsilon,
         experts=experts,
         group_size=experts // num_groups,
         HAS_BIAS=correction_bias is not None,
         NORMALIZE=normalize,
-        OVER_ALL=over_all,
+        OVER_ALL=softmax_over_all,
     )
     return choices
