@@ -12,7 +12,7 @@
 #include "core/amx.h"
 #include "core/transpose.h"
 
-#if defined(OSTINATO_TILES) && defined(__AVX512BF16__)
+#if defined(OSTINATO_TILES) && defined(OSTINATO_HAS_AVX512_BF16)
 #define OSTINATO_ATTENTION_AMX
 
 namespace ostinato {

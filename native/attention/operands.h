@@ -40,7 +40,7 @@ struct LaneOperand {
     static void in_order(Float (&)[1]) {}
 };
 
-#if defined(__AVX512BF16__)
+#if defined(OSTINATO_HAS_AVX512_BF16)
 template <>
 struct LaneOperand<bf16> {
     static constexpr int ELEMENTS = 2;

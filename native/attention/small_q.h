@@ -46,7 +46,7 @@ struct Square {
     }
 };
 
-#if defined(__AVX2__) && !defined(__AVX512F__)
+#if defined(OSTINATO_HAS_AVX2) && !defined(OSTINATO_HAS_AVX512)
 // The same for bfloat16: pairs are transposed, then converted to floats.
 template <>
 struct Square<true, bf16, bf16> {
@@ -111,7 +111,7 @@ struct Values {
     static void in_order(Float (&)[BLOCKS][ELEMENTS]) {}
 };
 
-#if defined(__AVX2__) && !defined(__AVX512F__)
+#if defined(OSTINATO_HAS_AVX2) && !defined(OSTINATO_HAS_AVX512)
 // The same for bfloat16: the first element of each pair, then the second.
 template <int BLOCKS>
 struct Values<true, bf16, BLOCKS, bf16> {

@@ -4,9 +4,9 @@
 // processors without matrix units.
 #pragma once
 
-#if defined(__AMX_BF16__)
+#if defined(OSTINATO_HAS_AMX)
 #define OSTINATO_TILES "amx"
-#elif defined(OSTINATO_EMULATED_TILES)
+#elif defined(OSTINATO_HAS_EMULATED_AMX)
 #define OSTINATO_TILES "emulated"
 #endif
 
@@ -14,7 +14,7 @@
 #include <cstdint>
 
 #include "core/simd.h"
-#if defined(OSTINATO_EMULATED_TILES)
+#if defined(OSTINATO_HAS_EMULATED_AMX)
 #include "core/amx_emulated.h"
 #endif
 
@@ -41,7 +41,7 @@ struct alignas(64) Shapes {
     }
 };
 
-#if defined(__AMX_BF16__)
+#if defined(OSTINATO_HAS_AMX)
 // The compiler's macros paste a tile's number into an instruction, so it must be a literal. They also do not tell the
 // compiler that memory is read, so earlier writes must be complete.
 #define OSTINATO_WITH_TILE(CALL)                  \

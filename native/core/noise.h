@@ -4,14 +4,15 @@
 #include <type_traits>
 
 #include "core/simd.h"
+#include "hash.h"
 
 namespace ostinato {
 
 // Hash 32-bit integers: a bijection that spreads every input bit.
 inline UInt mix(UInt x) {
-    x = (x ^ (x >> 16)) * 0x7FEB352Du;
-    x = (x ^ (x >> 15)) * 0x846CA68Bu;
-    return x ^ (x >> 16);
+    x = (x ^ (x >> HASH_SHIFTS[0])) * HASH_MULTIPLIERS[0];
+    x = (x ^ (x >> HASH_SHIFTS[1])) * HASH_MULTIPLIERS[1];
+    return x ^ (x >> HASH_SHIFTS[2]);
 }
 
 constexpr int NOISE_BITS = 16;  // per 32-bit word

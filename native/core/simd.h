@@ -17,9 +17,9 @@
 
 namespace ostinato {
 
-#if defined(__AVX512F__)
+#if defined(OSTINATO_HAS_AVX512)
 constexpr int LANES = 16;
-#elif defined(__AVX2__)
+#elif defined(OSTINATO_HAS_AVX2)
 constexpr int LANES = 8;
 #else
 constexpr int LANES = 4;
@@ -72,7 +72,7 @@ inline float to_float(float value) { return value; }
 inline float to_float(bf16 value) { return bits_as<float>(std::uint32_t{value.bits} << 16); }
 
 inline float to_float(half value) {
-#if defined(__F16C__)
+#if defined(OSTINATO_HAS_AVX2)
     return _cvtsh_ss(value.bits);
 #else
     return static_cast<float>(bits_as<float16>(value.bits));
@@ -97,7 +97,7 @@ inline bf16 from_float<bf16>(float value) {
 
 template <>
 inline half from_float<half>(float value) {
-#if defined(__F16C__)
+#if defined(OSTINATO_HAS_AVX2)
     return {static_cast<std::uint16_t>(_cvtss_sh(value, 0))};
 #else
     return {bits_as<std::uint16_t>(static_cast<float16>(value))};
@@ -113,10 +113,10 @@ inline Float load(const float* from) {
 }
 
 inline Float load(const bf16* from) {
-#if defined(__AVX512F__)  // one instruction; the compiler's own conversion takes four
+#if defined(OSTINATO_HAS_AVX512)  // one instruction; the compiler's own conversion takes four
     const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
     return (Float)_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16);
-#elif defined(__AVX2__)  // two instructions; the compiler's own conversion takes six
+#elif defined(OSTINATO_HAS_AVX2)  // two instructions; the compiler's own conversion takes six
     const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
     return (Float)_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16);
 #else
@@ -127,9 +127,9 @@ inline Float load(const bf16* from) {
 }
 
 inline Float load(const half* from) {
-#if defined(__AVX512F__)
+#if defined(OSTINATO_HAS_AVX512)
     return (Float)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
-#elif defined(__F16C__)
+#elif defined(OSTINATO_HAS_AVX2)
     return (Float)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
 #else
     Float value;
@@ -139,9 +139,9 @@ inline Float load(const half* from) {
 }
 
 inline Float load(const std::int8_t* from) {
-#if defined(__AVX512F__)
+#if defined(OSTINATO_HAS_AVX512)
     return (Float)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
-#elif defined(__AVX2__)
+#elif defined(OSTINATO_HAS_AVX2)
     return (Float)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
 #else
     LaneBytes bytes;
@@ -153,14 +153,14 @@ inline Float load(const std::int8_t* from) {
 inline void store(float* to, Float value) { std::memcpy(to, &value, sizeof(value)); }
 
 inline void store(bf16* to, Float value) {
-#if defined(__AVX512BF16__)
+#if defined(OSTINATO_HAS_AVX512_BF16)
     const __m256bh rounded = _mm512_cvtneps_pbh((__m512)value);
     std::memcpy(to, &rounded, sizeof(rounded));
 #else
     const UInt bits = bits_as<UInt>(value);
     const UInt nearest = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
     const UInt wide = value != value ? (bits >> 16) | 0x40 : nearest;
-#if defined(__AVX2__) && !defined(__AVX512F__)  // the compiler's own conversion takes more
+#if defined(OSTINATO_HAS_AVX2) && !defined(OSTINATO_HAS_AVX512)  // the compiler's own conversion takes more
     const __m128i low = _mm256_castsi256_si128((__m256i)wide), high = _mm256_extracti128_si256((__m256i)wide, 1);
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm_packus_epi32(low, high));
 #else
@@ -171,9 +171,9 @@ inline void store(bf16* to, Float value) {
 }
 
 inline void store(half* to, Float value) {
-#if defined(__AVX512F__)
+#if defined(OSTINATO_HAS_AVX512)
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtps_ph((__m512)value, 0));
-#elif defined(__F16C__)
+#elif defined(OSTINATO_HAS_AVX2)
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_cvtps_ph((__m256)value, 0));
 #else
     for (int i = 0; i < LANES; ++i) to[i] = from_float<half>(value[i]);
@@ -183,9 +183,9 @@ inline void store(half* to, Float value) {
 // Store past the caches to an address that is a multiple of the vector's size, for memory that was not read. Other
 // threads see it after `end_streams`.
 inline void stream(float* to, Float value) {
-#if defined(__AVX512F__)
+#if defined(OSTINATO_HAS_AVX512)
     _mm512_stream_ps(to, (__m512)value);
-#elif defined(__AVX2__)
+#elif defined(OSTINATO_HAS_AVX2)
     _mm256_stream_ps(to, (__m256)value);
 #else
     store(to, value);
@@ -195,9 +195,9 @@ inline void stream(float* to, Float value) {
 template <typename T>
 inline void stream(T* to, U16Vec bits) {
     static_assert(sizeof(T) == 2);
-#if defined(__AVX512F__)
+#if defined(OSTINATO_HAS_AVX512)
     _mm256_stream_si256(reinterpret_cast<__m256i*>(to), (__m256i)bits);
-#elif defined(__AVX2__)
+#elif defined(OSTINATO_HAS_AVX2)
     _mm_stream_si128(reinterpret_cast<__m128i*>(to), (__m128i)bits);
 #else
     std::memcpy(to, &bits, sizeof(bits));
@@ -241,9 +241,9 @@ inline Float max(Float a, Float b) { return a > b ? a : b; }
 // Return a * b + c with one rounding, for sums that must have the same bits wherever they are compiled: the compiler
 // may fuse differently from place to place.
 inline Float fma(Float a, Float b, Float c) {
-#if defined(__AVX512F__)
+#if defined(OSTINATO_HAS_AVX512)
     return (Float)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
-#elif defined(__FMA__)
+#elif defined(OSTINATO_HAS_AVX2)
     return (Float)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
 #else
     for (int i = 0; i < LANES; ++i) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
@@ -252,9 +252,9 @@ inline Float fma(Float a, Float b, Float c) {
 }
 
 inline float sum(Float value) {
-#if defined(__AVX512F__)
+#if defined(OSTINATO_HAS_AVX512)
     return _mm512_reduce_add_ps((__m512)value);
-#elif defined(__AVX2__)
+#elif defined(OSTINATO_HAS_AVX2)
     const __m128 fours = _mm_add_ps(_mm256_castps256_ps128((__m256)value), _mm256_extractf128_ps((__m256)value, 1));
     const __m128 twos = _mm_add_ps(fours, _mm_movehl_ps(fours, fours));
     return _mm_cvtss_f32(_mm_add_ss(twos, _mm_movehdup_ps(twos)));
@@ -267,7 +267,7 @@ inline float sum(Float value) {
 }
 
 inline float reduce_max(Float value) {
-#if defined(__AVX512F__)
+#if defined(OSTINATO_HAS_AVX512)
     return _mm512_reduce_max_ps((__m512)value);
 #else
     float best = value[0];
@@ -324,7 +324,7 @@ inline Float exp2_fraction(Float r) {
 inline Float exp2(Float x) {
     constexpr float LEAST = -126.0f;
     const Float clamped = x < LEAST ? splat(LEAST) : x;  // minus infinity has no fraction
-#if defined(__AVX512F__)
+#if defined(OSTINATO_HAS_AVX512)
     const Float n = (Float)_mm512_roundscale_ps((__m512)clamped, 0);
 #else
     const Float shifted = clamped + ROUND;
@@ -332,7 +332,7 @@ inline Float exp2(Float x) {
 #endif
     const Float r = clamped - n;
     const Float p = exp2_fraction(r);
-#if defined(__AVX512F__)
+#if defined(OSTINATO_HAS_AVX512)
     const Float result = (Float)_mm512_scalef_ps((__m512)p, (__m512)n);
 #else
     // Unsigned, since it may overflow for NaN, whose result is not used.
@@ -371,12 +371,12 @@ inline Float softplus(Float x) {
 // since each step depends on the one before and a processor looks ahead over few values.
 template <int N>
 inline void silu(Float (&x)[N]) {
-#if defined(__AVX2__)
+#if defined(OSTINATO_HAS_AVX2)
     // Clamped, unlike exp2: beyond +-87 the quotient is 1 or 0.
     constexpr float LIMIT = 87.0f, LOG2_E_REST = 1.92596299e-8f;
     Float minus[N], shifted[N], r[N], power[N];
     for (int i = 0; i < N; ++i) {
-#if defined(__AVX512F__)
+#if defined(OSTINATO_HAS_AVX512)
         const __m512 value = (__m512)x[i];
         minus[i] = -(Float)_mm512_min_ps(_mm512_set1_ps(LIMIT), _mm512_max_ps(_mm512_set1_ps(-LIMIT), value));
 #else
@@ -391,7 +391,7 @@ inline void silu(Float (&x)[N]) {
     // The addition cancels all but the low bits of `ROUND`. Unsigned, since it may overflow for NaN.
     for (int i = 0; i < N; ++i) power[i] = bits_as<Float>(bits_as<UInt>(power[i]) + (bits_as<UInt>(shifted[i]) << 23));
     for (int i = 0; i < N; ++i) {
-#if defined(__AVX512F__)
+#if defined(OSTINATO_HAS_AVX512)
         // A reciprocal estimate of 14 bits and one Newton step: a division would take longer than all other steps.
         const __m512 divisor = (__m512)(1.0f + power[i]), estimate = _mm512_rcp14_ps(divisor);
         const __m512 rest = _mm512_fnmadd_ps(divisor, estimate, _mm512_set1_ps(2.0f));

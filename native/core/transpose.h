@@ -9,10 +9,10 @@ namespace ostinato {
 
 // Interleave the low or the high halves of two vectors.
 inline Float interleave_low(Float a, Float b) {
-#if defined(__AVX512F__)
+#if defined(OSTINATO_HAS_AVX512)
     const __m512i order = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
     return (Float)_mm512_permutex2var_ps((__m512)a, order, (__m512)b);
-#elif defined(__AVX2__)
+#elif defined(OSTINATO_HAS_AVX2)
     return __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
 #else
     return __builtin_shufflevector(a, b, 0, 4, 1, 5);
@@ -20,10 +20,10 @@ inline Float interleave_low(Float a, Float b) {
 }
 
 inline Float interleave_high(Float a, Float b) {
-#if defined(__AVX512F__)
+#if defined(OSTINATO_HAS_AVX512)
     const __m512i order = _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
     return (Float)_mm512_permutex2var_ps((__m512)a, order, (__m512)b);
-#elif defined(__AVX2__)
+#elif defined(OSTINATO_HAS_AVX2)
     return __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
 #else
     return __builtin_shufflevector(a, b, 2, 6, 3, 7);
@@ -53,7 +53,7 @@ template <int COUNT>
     }
 }
 
-#if defined(__AVX512F__)
+#if defined(OSTINATO_HAS_AVX512)
 // Transpose a square: single elements, then pairs, change places within 128 bits, where that costs least, then the 128
 // bits do.
 [[gnu::always_inline]] inline void transpose(Float (&rows)[LANES]) {
@@ -78,7 +78,7 @@ template <int COUNT>
         rows[i + 8] = (Float)_mm512_shuffle_f32x4(halves[i], halves[i + 8], 0xDD);
     });
 }
-#elif defined(__AVX2__)
+#elif defined(OSTINATO_HAS_AVX2)
 // Transpose a square: single elements, then pairs, change places within 128 bits, where that costs least, then the 128
 // bits do.
 [[gnu::always_inline]] inline void transpose(Float (&rows)[LANES]) {

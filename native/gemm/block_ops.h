@@ -44,7 +44,7 @@ struct RowPrefetch {
 constexpr int MAX_BF16_TOKENS = 12;  // the most tokens that one call of `dot_bf16` takes
 
 // Processors with bfloat16 products in vectors but no matrix units use gemm/mid_m_dequant_bf16.h.
-#if defined(__AVX512BF16__) && !defined(OSTINATO_TILES)
+#if defined(OSTINATO_HAS_AVX512_BF16) && !defined(OSTINATO_TILES)
 #define OSTINATO_DEQUANT_BF16
 #endif
 
@@ -85,7 +85,7 @@ struct BlockFormat {
     BlockOps<i16> with_i16 = {};
     int i16_scale_span = 0;
     I16Order i16_order = I16Order::LINEAR;
-#if defined(__AVX2__) && !defined(__AVX512F__)
+#if defined(OSTINATO_HAS_AVX2) && !defined(OSTINATO_HAS_AVX512)
     // Packed integers in pairs for gemm/large_m_i16_avx2.h, otherwise as `pack`: a scale per `i16_sum` elements, and a
     // minimum per subblock if the format has minima.
     void (*pack_i16)(const BlockByte* const* rows, std::int64_t begin, std::int64_t end, int stride, __m256i* to,

@@ -9,10 +9,10 @@ const BlockFormat* large_block_format(const std::string& name);   // block_ops_5
 
 const BlockFormat* block_format(const std::string& name) {
     static const BlockFormat FORMATS[] = {
-        make_block_format<Q4_0>("Q4_0"),          make_block_format<Q4_1>("Q4_1"),
-        make_block_format<Q4_K>("Q4_K"),          make_block_format<IQ4_NL>("IQ4_NL"),
-        make_block_format<Int4<32>>("int4_g32"),  make_block_format<Int4<64>>("int4_g64"),
-        make_block_format<Int4<128>>("int4_g128"),
+        make_block_format<Q4_0>(block_sizes::Q4_0),          make_block_format<Q4_1>(block_sizes::Q4_1),
+        make_block_format<Q4_K>(block_sizes::Q4_K),          make_block_format<IQ4_NL>(block_sizes::IQ4_NL),
+        make_block_format<Int4<32>>(block_sizes::int4_g32),  make_block_format<Int4<64>>(block_sizes::int4_g64),
+        make_block_format<Int4<128>>(block_sizes::int4_g128),
     };
     for (const BlockFormat& format : FORMATS) {
         if (name == format.name) return &format;

@@ -1,30 +1,21 @@
 // Epilogue of a matrix product: scales, bias, activation and residual.
 #pragma once
 
-#include <utility>
-
+#include "activations.h"
 #include "bind/arguments.h"
 #include "core/simd.h"
 
 namespace ostinato {
 
-enum Activation : int { NONE, RELU2, SILU, SWIGLU, GEGLU, GELU, GELU_TANH };
-
-// Read an activation by its name in ops/reference/matmul.py; None is NONE.
+// Read an activation by its name in ops/operations.py; None is NONE.
 inline bool from_python(PyObject* value, Activation& to) {
-    static const std::pair<const char*, Activation> NAMES[] = {
-        {"relu2", RELU2}, {"silu", SILU}, {"swiglu", SWIGLU}, {"geglu", GEGLU}, {"gelu", GELU},
-        {"gelu_pytorch_tanh", GELU_TANH}};
     to = NONE;
     if (value == Py_None) return true;
-    for (const auto& [name, activation] : NAMES) {
+    for (const auto& [name, activation] : ACTIVATION_NAMES) {
         if (PyUnicode_Check(value) && PyUnicode_CompareWithASCIIString(value, name) == 0) to = activation;
     }
     return to != NONE;
 }
-
-// Return whether half of the outputs are gates of the other half.
-inline bool has_gates(Activation activation) { return activation == SWIGLU || activation == GEGLU; }
 
 // Apply the activation to `value`, and multiply by `gated` if the activation has gates.
 inline Float activated(Activation activation, Float value, Float gated) {
@@ -34,7 +25,7 @@ inline Float activated(Activation activation, Float value, Float gated) {
         case SILU: return silu(value);
         case RELU2: return value < Float{} ? Float{} : value * value;  // NaN stays NaN
         case GELU: return gelu(value);
-        case GELU_TANH: return gelu_tanh(value);
+        case GELU_PYTORCH_TANH: return gelu_tanh(value);
         default: return value;
     }
 }

@@ -11,7 +11,7 @@
 #include "gemm/lhs.h"
 #include "gemm/weights.h"
 
-#if defined(__AVX2__) && !defined(__AVX512F__)
+#if defined(OSTINATO_HAS_AVX2) && !defined(OSTINATO_HAS_AVX512)
 #define OSTINATO_GEMM_AVX2
 
 namespace ostinato::avx2 {

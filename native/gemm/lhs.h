@@ -10,7 +10,7 @@
 namespace ostinato {
 
 // Type in which tokens of storage type T are multiplied: bfloat16 where the target has its products, else float32.
-#if defined(__AVX512BF16__)
+#if defined(OSTINATO_HAS_AVX512_BF16)
 template <typename T>
 using LhsType = std::conditional_t<std::is_same_v<T, bf16>, bf16, float>;
 #else

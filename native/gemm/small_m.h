@@ -158,7 +158,7 @@ void multiply_stream_rows(const WeightView<W>& w, const StreamRowPointers<W>& ro
                                                     prefetch, w.k / w.format->elements,
                                                     sums + (first * MR_PANEL + row) * ROW_STREAMS, MR_PANEL * ROW_STREAMS);
                 }
-#if defined(OSTINATO_I16) && !defined(__AVX512F__)
+#if defined(OSTINATO_I16) && !defined(OSTINATO_HAS_AVX512)
             } else if constexpr (std::is_same_v<X, i16>) {
                 for (int row = begin; row < end; ++row) {
                     dot_i16_i8_up_to(size, tokens, row_of(row), w.k, sums + (first * MR_PANEL + row) * ROW_STREAMS,

@@ -7,6 +7,7 @@
 // place of integers.
 #pragma once
 
+#include "block_sizes.h"
 #include "quant/block_format.h"
 #include "quant/float8.h"
 
@@ -37,7 +38,7 @@ inline Bytes32 bytes_of(int value) { return static_cast<std::int8_t>(value) - By
 
 // Return the lower halves of 16 bytes, then the upper halves.
 inline Bytes32 halves_at(const std::uint8_t* from) {
-#if defined(__AVX2__)
+#if defined(OSTINATO_HAS_AVX2)
     const __m256i twice = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
     const __m256i moved = _mm256_srlv_epi64(twice, _mm256_setr_epi64x(0, 0, 4, 4));
     return (Bytes32)_mm256_and_si256(moved, _mm256_set1_epi8(15));
@@ -54,7 +55,7 @@ inline Bytes32 halves_at(const std::uint8_t* from) {
 // Return the bits of 32 bytes from bit `shift` on, masked by `mask`.
 inline Bytes32 bits_at(const std::uint8_t* from, int shift, int mask) {
     const Bytes32 bytes = bytes_at(from);
-#if defined(__AVX2__)
+#if defined(OSTINATO_HAS_AVX2)
     const __m256i moved = _mm256_srl_epi16((__m256i)bytes, _mm_cvtsi32_si128(shift));
     return (Bytes32)_mm256_and_si256(moved, _mm256_set1_epi8(static_cast<char>(mask)));
 #else
@@ -65,7 +66,7 @@ inline Bytes32 bits_at(const std::uint8_t* from, int shift, int mask) {
 
 // Multiply bytes below 16 by 16.
 inline Bytes32 four_bits_up(Bytes32 bytes) {
-#if defined(__AVX2__)
+#if defined(OSTINATO_HAS_AVX2)
     return (Bytes32)_mm256_slli_epi16((__m256i)bytes, 4);  // GCC would double each four times
 #else
     return bytes << 4;
@@ -75,7 +76,7 @@ inline Bytes32 four_bits_up(Bytes32 bytes) {
 // Return 32 bytes: 16 for each bit that is set, else 0.
 inline Bytes32 fifth_bits_at(const std::uint8_t* from) {
     const std::uint32_t bits = word_at(from);
-#if defined(__AVX2__)
+#if defined(OSTINATO_HAS_AVX2)
     const __m256i spread = _mm256_shuffle_epi8(
         _mm256_set1_epi32(static_cast<int>(bits)),
         _mm256_setr_epi8(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3));
@@ -94,7 +95,7 @@ alignas(16) inline constexpr std::int8_t IQ4_VALUES[16] = {-127, -104, -83, -65,
                                                            1,    13,   25,  38,  53,  69,  89,  113};
 
 inline Bytes32 iq4_values(Bytes32 index) {
-#if defined(__AVX2__)
+#if defined(OSTINATO_HAS_AVX2)
     const __m256i table = _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(IQ4_VALUES)));
     return (Bytes32)_mm256_shuffle_epi8(table, (__m256i)index);
 #else
@@ -148,7 +149,7 @@ struct IQ4_NL : Small<18, false, 4> {
     static Bytes32 integers(const std::uint8_t* block, int) { return iq4_values(halves_at(block + 2)); }
 };
 
-#if defined(__AVX2__)
+#if defined(OSTINATO_HAS_AVX2)
 // Return the 6-bit integers of a block of Q4_K or Q5_K: eight scales, then eight minima.
 inline __m128i six_bit_integers(const std::uint8_t* block) {
     const __m128i packed = _mm_loadu_si128(reinterpret_cast<const __m128i*>(block));
@@ -169,7 +170,7 @@ struct WithSixBits {
     static constexpr int BITS = BITS_OF;
     static constexpr int value(int bits) { return bits; }
     static void scales(const std::uint8_t* block, float* scale, float* minimum) {
-#if defined(__AVX2__) && !defined(__AVX512F__)
+#if defined(OSTINATO_HAS_AVX2) && !defined(OSTINATO_HAS_AVX512)
         // Values stay in registers: a load that spans several recent stores has to wait.
         const __m128i bytes = six_bit_integers(block);
         const __m128 halves = _mm_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(block)));
@@ -242,18 +243,31 @@ struct IQ4_XS {
     static Bytes32 integers(const std::uint8_t* block, int subblock) { return iq4_values(halves_at(block + 8 + 16 * subblock)); }
 };
 
-// Own format: 32 bits with a scale and a zero point, then 16 bytes per subblock.
+// The first 32 bits of an int4 block: a scale, with the zero point in its lowest bits.
+constexpr int INT4_HEAD_BYTES = 4;
+constexpr std::int64_t int4_bytes(std::int64_t elements) { return INT4_HEAD_BYTES + elements / 2; }
+
+inline std::uint32_t int4_head(float scale, float zero) {
+    return bits_as<std::uint32_t>(scale) | static_cast<std::uint32_t>(zero);
+}
+
+inline float int4_scale(std::uint32_t head) { return bits_as<float>(head & ~std::uint32_t{INT4_ZERO_BITS}); }
+
+// Return the nearest number that leaves the bits of the zero point free.
+inline float rounded_int4_scale(float scale) { return int4_scale(bits_as<std::uint32_t>(scale) + (INT4_ZERO_BITS + 1) / 2); }
+
+// Own format: the head, then 16 bytes per subblock.
 template <int SIZE>
 struct Int4 {
-    static constexpr int ELEMENTS = SIZE, BYTES = 4 + SIZE / 2, SCALED = SIZE;
+    static constexpr int ELEMENTS = SIZE, BYTES = static_cast<int>(int4_bytes(SIZE)), SCALED = SIZE;
     static constexpr bool HAS_MINIMUM = false, HAS_ZERO = true, HALF_SCALED = false;
     static constexpr int BITS = 4;
     static constexpr int value(int bits) { return bits; }
     static void scales(const std::uint8_t* block, float* scale, float*) {
-        *scale = bits_as<float>(word_at(block) & ~std::uint32_t{0xFF});
+        *scale = int4_scale(word_at(block));
     }
     static int least(const std::uint8_t* block) { return -block[0]; }
-    static const std::uint8_t* halves(const std::uint8_t* block, int subblock) { return block + 4 + 16 * subblock; }
+    static const std::uint8_t* halves(const std::uint8_t* block, int subblock) { return block + INT4_HEAD_BYTES + 16 * subblock; }
     static Bytes32 integers(const std::uint8_t* block, int subblock) {
         return halves_at(halves(block, subblock)) - bytes_of(block[0]);
     }
@@ -277,5 +291,19 @@ template <typename F>
 inline constexpr bool IS_FLOAT8 = false;
 template <int SIZE>
 inline constexpr bool IS_FLOAT8<Fp8<SIZE>> = true;
+
+template <typename F>
+constexpr bool has_size(const BlockSize& size) {
+    return F::ELEMENTS == size.elements && F::BYTES == size.bytes;
+}
+
+static_assert(has_size<Q4_0>(block_sizes::Q4_0) && has_size<Q4_1>(block_sizes::Q4_1));
+static_assert(has_size<Q5_0>(block_sizes::Q5_0) && has_size<Q5_1>(block_sizes::Q5_1));
+static_assert(has_size<Q8_0>(block_sizes::Q8_0) && has_size<IQ4_NL>(block_sizes::IQ4_NL));
+static_assert(has_size<Q4_K>(block_sizes::Q4_K) && has_size<Q5_K>(block_sizes::Q5_K));
+static_assert(has_size<Q6_K>(block_sizes::Q6_K) && has_size<IQ4_XS>(block_sizes::IQ4_XS));
+static_assert(has_size<Int4<32>>(block_sizes::int4_g32) && has_size<Int4<64>>(block_sizes::int4_g64));
+static_assert(has_size<Int4<128>>(block_sizes::int4_g128) && has_size<Fp8<32>>(block_sizes::fp8_g32));
+static_assert(has_size<Fp8<64>>(block_sizes::fp8_g64) && has_size<Fp8<128>>(block_sizes::fp8_g128));
 
 }  // namespace ostinato

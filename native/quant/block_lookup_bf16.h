@@ -9,7 +9,7 @@
 
 #include "quant/block_layouts.h"
 
-#if defined(__AVX512BF16__)
+#if defined(OSTINATO_HAS_AVX512_BF16)
 namespace ostinato {
 
 constexpr std::uint16_t bf16_bits(int value) {

@@ -8,7 +8,7 @@
 
 namespace ostinato {
 
-#if defined(__AVX2__)
+#if defined(OSTINATO_HAS_AVX2)
 // Return the first 16 bytes of a block.
 inline __m128i beginning(const std::uint8_t* block) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(block)); }
 
@@ -36,10 +36,10 @@ inline __m128i first_two_words(const std::uint8_t* block, int last) {
 
 // Split eight words with a scale and a zero point into scales, and zero points in 32 bits.
 inline __m256 scales_of(__m256i words) {
-    return _mm256_castsi256_ps(_mm256_andnot_si256(_mm256_set1_epi32(0xFF), words));
+    return _mm256_castsi256_ps(_mm256_andnot_si256(_mm256_set1_epi32(INT4_ZERO_BITS), words));
 }
 
-inline __m256i zeros_of(__m256i words) { return _mm256_and_si256(_mm256_set1_epi32(0xFF), words); }
+inline __m256i zeros_of(__m256i words) { return _mm256_and_si256(_mm256_set1_epi32(INT4_ZERO_BITS), words); }
 
 // Return the minima that replace zero points where integers are read unsigned.
 inline __m256 minima_of(__m256 scales, __m256i zeros) {
@@ -60,7 +60,7 @@ inline __m256 split_scales(const std::uint8_t* block) {
 
 #endif
 
-#if defined(__AVX512F__)
+#if defined(OSTINATO_HAS_AVX512)
 // Return the sixteen scales of Q6_K.
 inline __m512 byte_scales(const std::uint8_t* block) {
     const __m128i integers = _mm_loadu_si128(reinterpret_cast<const __m128i*>(block + 192));
@@ -80,14 +80,14 @@ inline __m512 six_bit_scales(const std::uint8_t* block) {
 // True for formats whose integers a float32 product reads without their sign: their offset becomes a minimum.
 template <typename F>
 inline constexpr bool READS_UNSIGNED = false;
-#if defined(__AVX2__) && !defined(__AVX512F__)
+#if defined(OSTINATO_HAS_AVX2) && !defined(OSTINATO_HAS_AVX512)
 template <> inline constexpr bool READS_UNSIGNED<Q4_0> = true;
 template <> inline constexpr bool READS_UNSIGNED<Q4_1> = true;
 template <> inline constexpr bool READS_UNSIGNED<Q4_K> = true;
 template <int GROUP_SIZE> inline constexpr bool READS_UNSIGNED<Int4<GROUP_SIZE>> = true;
 #endif
 
-#if defined(__AVX2__)
+#if defined(OSTINATO_HAS_AVX2)
 // Return the words with a scale and a zero point of the `blocks` blocks of a superblock.
 template <typename F>
 inline __m256i words_of(const std::uint8_t* block, int blocks) {
@@ -118,7 +118,7 @@ struct BlockScales {
     alignas(64) float scale[ROOM], minimum[HAS_MINIMUM ? ROOM : 1];
 
     [[gnu::always_inline]] BlockScales(const std::uint8_t* block, int blocks) {
-#if defined(__AVX2__)
+#if defined(OSTINATO_HAS_AVX2)
         if constexpr (std::is_same_v<F, IQ4_XS>) {
             _mm256_storeu_ps(scale, split_scales(block));
             return;
@@ -142,7 +142,7 @@ struct BlockScales {
         }
     }
 
-#if defined(__AVX2__)
+#if defined(OSTINATO_HAS_AVX2)
     // A function of its own, never inline: a call within the loops would move all sums through memory.
     [[gnu::noinline, gnu::cold]] void of_rest(const std::uint8_t* block, int blocks) { of_each(block, blocks); }
 
@@ -173,7 +173,7 @@ struct BlockScales {
 #endif
 };
 
-#if defined(__AVX512BF16__)
+#if defined(OSTINATO_HAS_AVX512_BF16)
 // Scales of a superblock, or of some of its blocks, for bfloat16 products with AVX-512: sixteen, or eight followed by
 // as many minima or zero points. In blocks of 32, scales and minima alternate.
 template <typename F>
@@ -233,7 +233,7 @@ struct BlockScalesBf16 {
     [[gnu::noinline, gnu::cold]] void of_rest(const std::uint8_t* block, int blocks) {
         for (int b = 0; b < blocks; ++b, block += F::BYTES) {
             if constexpr (F::HAS_ZERO) {
-                numbers[b] = bits_as<float>(word_at(block) & ~std::uint32_t{0xFF});
+                numbers[b] = int4_scale(word_at(block));
                 numbers[8 + b] = block[0];
             } else {
                 float* of_block = numbers + b * (IN_TURNS ? 2 : 1);
@@ -243,7 +243,7 @@ struct BlockScalesBf16 {
     }
 
     void put_with_zeros(__m128i words, int at) {
-        const __m128i zero = _mm_set1_epi32(0xFF);
+        const __m128i zero = _mm_set1_epi32(INT4_ZERO_BITS);
         _mm_store_si128(reinterpret_cast<__m128i*>(numbers + at), _mm_andnot_si128(zero, words));
         _mm_store_ps(numbers + 8 + at, _mm_cvtepi32_ps(_mm_and_si128(zero, words)));
     }

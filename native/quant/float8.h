@@ -15,7 +15,7 @@ struct float8 {
 
 constexpr float FLOAT8_FACTOR = 256.0f;  // values are read divided by this
 
-#if defined(__AVX2__)
+#if defined(OSTINATO_HAS_AVX2)
 // Return the float16 bits of sixteen numbers.
 inline __m256i halves_of_float8(const float8* from) {
     const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
@@ -27,9 +27,9 @@ inline __m256i halves_of_float8(const float8* from) {
 // Load COUNT numbers, 16 or more, each divided by FLOAT8_FACTOR.
 template <int COUNT>
 inline void load(const float8* from, Float* to) {
-#if defined(__AVX512F__)
+#if defined(OSTINATO_HAS_AVX512)
     for (int i = 0; i < COUNT / 16; ++i) to[i] = (Float)_mm512_cvtph_ps(halves_of_float8(from + i * 16));
-#elif defined(__AVX2__)
+#elif defined(OSTINATO_HAS_AVX2)
     for (int i = 0; i < COUNT / 16; ++i) {
         const __m256i halves = halves_of_float8(from + i * 16);
         to[2 * i] = (Float)_mm256_cvtph_ps(_mm256_castsi256_si128(halves));
@@ -47,7 +47,7 @@ inline void load(const float8* from, Float* to) {
 #endif
 }
 
-#if defined(__AVX512BF16__)
+#if defined(OSTINATO_HAS_AVX512_BF16)
 // The eight numbers with exponent 0, divided by FLOAT8_FACTOR, as bfloat16: their mantissa times 2^-17.
 alignas(64) inline constexpr std::uint16_t SMALL_FLOAT8[32] = {0x0000, 0x3700, 0x3780, 0x37C0, 0x3800, 0x3820, 0x3840, 0x3860};
 

@@ -25,9 +25,8 @@ inline float largest_magnitude(const T* values, std::int64_t count) {
 // Write the integers of `count` values. -> their scale
 template <typename T>
 inline float quantize_group(const T* values, std::int64_t count, std::int8_t* to) {
-    constexpr float LARGEST = 127.0f;
-    const float scale = largest_magnitude(values, count) / LARGEST;
-    const Float divisor = splat(scale > 0.0f ? scale : 1.0f), most = splat(LARGEST);
+    const float scale = largest_magnitude(values, count) / MAX_INT8;
+    const Float divisor = splat(scale > 0.0f ? scale : 1.0f), most = splat(MAX_INT8);
     for (std::int64_t i = 0; i < count; i += LANES) {
         Float whole = load_partial(values + i, count - i) / divisor;
         whole = max(whole < most ? whole : most, -most) + ROUND;
@@ -44,7 +43,7 @@ inline float quantize_group(const T* values, std::int64_t count, std::int8_t* to
 
 constexpr int INT8_STEP = 64;  // integers converted at a time
 
-#if defined(__AVX512VBMI__) && defined(__GFNI__)
+#if defined(OSTINATO_HAS_AVX512_VBMI)
 // The two bytes of |i| as bfloat16, for i below 128.
 struct BytesOfIntegers {
     alignas(64) std::array<std::uint8_t, 128> low{}, high{};

@@ -4,6 +4,7 @@
 
 #include "bind/kernel_binding.h"
 #include "core/simd.h"
+#include "quant/block_layouts.h"
 #include "quant/int8.h"
 
 namespace ostinato {
@@ -32,12 +33,11 @@ void quantize(const ThreadGroup& threads, std::int64_t rows, const Quantize& in)
     });
 }
 
-constexpr float LARGEST = 15.0f;
-constexpr std::int64_t HALF = 16;
+constexpr std::int64_t HALF = SUBBLOCK / 2;
 
 struct QuantizeInt4 : Arguments {
     FIELD(Strided<VALUES>, values);  // [rows, in]
-    FIELD(Array<INT8>, weight);  // [rows, bytes]: in / group_size blocks of 4 + group_size / 2
+    FIELD(Array<INT8>, weight);  // [rows, bytes]: in / group_size blocks of int4_bytes(group_size)
     FIELD(std::int64_t, group_size);  // a multiple of 32
 };
 
@@ -51,11 +51,6 @@ inline Float min(Float a, Float b) { return a < b ? a : b; }
 inline Float rounded(Float value, Float scale, Float low, Float high) {
     const Float whole = value / scale;
     return max(min(whole, high), low) + ROUND - ROUND;
-}
-
-// Return the nearest number whose lowest 8 bits are 0: they hold the zero point.
-inline float rounded_scale(float scale) {
-    return bits_as<float>((bits_as<std::uint32_t>(scale) + 0x80) & ~std::uint32_t{0xFF});
 }
 
 // Return the best scale and zero point for a group of `count` vectors.
@@ -72,14 +67,14 @@ Group best_group(const Float* values, std::int64_t count) {
         high = std::max(high, most[i]);
     }
     if (sum(odd) != 0.0f) return {std::numeric_limits<float>::quiet_NaN(), 0.0f};
-    const float span = (high - low) / LARGEST;
+    const float span = (high - low) / MAX_INT4;
     if (!(span > 0.0f)) return {0.0f, 0.0f};
     const float zero = std::nearbyint(-low / span);
     float best = 0.0f, scale = span;
     for (int step = 0; step < INT4_STEPS; ++step) {
         const float part = static_cast<float>(100 - INT4_SHRINK * step) / 100.0f;
         const Float tried = splat(span * part);
-        const Float first = splat(-zero), last = splat(LARGEST - zero);
+        const Float first = splat(-zero), last = splat(MAX_INT4 - zero);
         Float fits{}, sizes{};
         for (std::int64_t i = 0; i < count; ++i) {
             const Float whole = rounded(values[i], tried, first, last);
@@ -92,17 +87,17 @@ Group best_group(const Float* values, std::int64_t count) {
             scale = fit / size;
         }
     }
-    return {rounded_scale(scale), zero};
+    return {rounded_int4_scale(scale), zero};
 }
 
 // Write a block: 32 bits with the scale and the zero point, then 16 bytes per subblock, whose first half is in the
 // lower bits.
 void write(const Float* values, std::int64_t count, const Group& group, std::int8_t* to) {
-    const std::uint32_t head = bits_as<std::uint32_t>(group.scale) | static_cast<std::uint32_t>(group.zero);
+    const std::uint32_t head = int4_head(group.scale, group.zero);
     std::memcpy(to, &head, sizeof(head));
     to += sizeof(head);
     const Float scale = splat(group.scale > 0.0f ? group.scale : 1.0f);
-    const Float zero = splat(group.zero), first = -zero, last = splat(LARGEST) - zero;
+    const Float zero = splat(group.zero), first = -zero, last = splat(MAX_INT4) - zero;
     const auto integers = [&](std::int64_t i) {
         const Float whole = rounded(values[i / LANES], scale, first, last) + zero;
         return __builtin_convertvector(group.scale == group.scale ? whole : Float{}, Int);
@@ -124,7 +119,7 @@ void quantize_int4(const ThreadGroup& threads, std::int64_t rows, const Quantize
         for (std::int64_t row = mine.begin; row < mine.end; ++row) {
             const T* from = in.values.row<const T>(row);
             std::int8_t* to = in.weight.row<std::int8_t>(row);
-            for (std::int64_t i = 0; i < size; i += group, to += 4 + group / 2) {
+            for (std::int64_t i = 0; i < size; i += group, to += int4_bytes(group)) {
                 for (std::int64_t j = 0; j < group; j += LANES) values[j / LANES] = load(from + i + j);
                 write(values.data(), group, best_group(values.data(), group / LANES), to);
             }

@@ -23,7 +23,7 @@
 #include "core/transpose.h"
 #include "quant/block_format.h"
 
-#if defined(__AVX2__)
+#if defined(OSTINATO_HAS_AVX2)
 #define OSTINATO_I16
 
 namespace ostinato {
@@ -66,7 +66,7 @@ inline Float load_padded(const T* x, std::int64_t at, std::int64_t count) {
     return at < count ? load_partial(x + at, count - at) : Float{};
 }
 
-#if !defined(__AVX512F__)
+#if !defined(OSTINATO_HAS_AVX512)
 // Return eight numbers times `inverse` as integers.
 inline __m256i to_i16(Float x, float inverse) { return _mm256_cvtps_epi32((__m256)(x * inverse)); }
 

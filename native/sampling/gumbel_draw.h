@@ -17,8 +17,6 @@ namespace draw {
 
 constexpr std::int64_t BLOCK = SAMPLE_BLOCK;
 constexpr float INFINITE = std::numeric_limits<float>::infinity();
-// The noise in the middle of its interval, as in ops/noise.py.
-constexpr float GUMBEL_MIDDLE = 0.3665129f;
 
 // How one row is drawn, as ops/reference/sample.py describes it.
 struct Settings {
@@ -29,9 +27,9 @@ struct Settings {
 };
 
 inline std::uint32_t lanes_of(Int mask) {
-#if defined(__AVX512DQ__)
+#if defined(OSTINATO_HAS_AVX512)
     return _mm512_movepi32_mask((__m512i)mask);
-#elif defined(__AVX2__)
+#elif defined(OSTINATO_HAS_AVX2)
     return static_cast<std::uint32_t>(_mm256_movemask_ps((__m256)mask));
 #else
     std::uint32_t lanes = 0;
@@ -61,7 +59,7 @@ inline float block_top(const float* row, std::int64_t begin, std::int64_t end) {
         best = max(v, best);
         odd |= v != v;
     });
-#if defined(__AVX512F__)
+#if defined(OSTINATO_HAS_AVX512)
     const float top = _mm512_reduce_max_ps((__m512)best);
 #else
     const float top = reduce_max(best);

@@ -17,7 +17,7 @@ struct DeltaUpdate : DeltaInputs {
 
 // Vectors of columns updated together: a whole row of common heads if there are registers for its sums, so that memory
 // is read in order.
-#if defined(__AVX512F__)
+#if defined(OSTINATO_HAS_AVX512)
 constexpr int WIDE = 8;
 #else
 constexpr int WIDE = DELTA_COLUMNS / LANES;

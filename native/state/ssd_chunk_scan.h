@@ -16,7 +16,7 @@
 namespace ostinato {
 
 // Rows of sums in registers, beside a row of factors: 32 registers, or 16 with AVX2.
-#if defined(__AVX2__) && !defined(__AVX512F__)
+#if defined(OSTINATO_HAS_AVX2) && !defined(OSTINATO_HAS_AVX512)
 constexpr int TILE_ROWS = 4;
 #else
 constexpr int TILE_ROWS = 8;

@@ -20,8 +20,9 @@ from ostinato.engine.text.chat_template import load_chat_template
 from ostinato.errors import ModelError, OstinatoError
 from ostinato.formats import quantization_config
 from ostinato.formats.checkpoint_json import gguf_header, is_gguf, read_checkpoint_json
+from ostinato.formats.gguf.architectures import checkpoint_name
 from ostinato.formats.gguf.reader import SUPPORTED
-from ostinato.formats.gguf.tensor_names import GATE, ROPE_FACTORS, UP, checkpoint_name
+from ostinato.formats.gguf.tensor_names import GATE, ROPE_FACTORS, UP
 from ostinato.formats.gguf.tokenizer import PREFIX
 from ostinato.layers.sketch import Sketch
 from ostinato.models.checkpoint import load_spec, read_config

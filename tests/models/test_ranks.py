@@ -19,7 +19,7 @@ from ostinato.models.weight_table import with_weight_table
 from ostinato.ops.dispatch import reference_kernel, select_ops
 from ostinato.ops.reference.collectives import rms_norm_gathered
 from ostinato.plan.model import ModelSpec
-from ostinato.plan.tensor_parallel import SINGLE_RANK, WIDTHS, Rank, shard, sharding_problems, vocabulary_part
+from ostinato.plan.tensor_parallel import SINGLE_RANK, Rank, shard, sharding_problems, vocabulary_part
 from ostinato.runner.inputs import make_step_inputs
 from ostinato.scheduler.batch import Batch, BatchRow
 from tests.models.test_models import BLOCK_SIZE, CPU, poisoned_memory
@@ -35,7 +35,7 @@ CASES = [
     (name, ranks)
     for name in RECIPES
     for spec in [model_spec(recipe(name).to_dict())]
-    if spec.architecture in WIDTHS
+    if spec.sharded_dims is not None
     for ranks in (2, 3, 4)
     if not sharding_problems(spec, ranks)
 ]

@@ -12,6 +12,10 @@ import pytest
 
 from ostinato.ops import dispatch, sizes
 from ostinato.ops.dispatch import load_extension
+from ostinato.ops.operations import HAS_GATES
+from ostinato.ops.quant.block_formats import BLOCK_FORMATS
+from ostinato.ops.reference.matmul import ACTIVATIONS
+from ostinato.ops.seeds import GUMBEL_MIDDLE
 from ostinato.plan.device.kernel_support import detect_native
 
 NATIVE = detect_native()
@@ -43,11 +47,33 @@ def test_kernels_with_matrix_units_are_loaded_only_where_the_process_may_use_the
     assert load_extension("made_up").tiles == "amx"
 
 
-def test_cpp_gets_every_size_under_its_own_name(tmp_path: Path) -> None:
-    written = tmp_path / "generated/sizes.h"
+@pytest.fixture
+def written(tmp_path: Path) -> dict[str, str]:
+    """The headers that the build writes for C++, by name."""
     root = Path(__file__).parents[2]
-    script, source = root / "cmake/write_sizes.py", root / "src/ostinato/ops/sizes.py"
     # Isolated, and without site-packages: a build has no torch.
-    subprocess.run([sys.executable, "-I", "-S", script, source, written], check=True)
-    constants = dict(re.findall(r"constexpr int (\w+) = (\d+);", written.read_text()))
-    assert constants == {name: str(value) for name, value in vars(sizes).items() if name.isupper()}
+    script = root / "cmake/write_constants.py"
+    subprocess.run([sys.executable, "-I", "-S", "-B", script, root / "src", tmp_path / "generated"], check=True)
+    return {path.stem: path.read_text() for path in (tmp_path / "generated").iterdir()}
+
+
+def test_cpp_gets_every_size_under_its_own_name(written: dict[str, str]) -> None:
+    constants = dict(re.findall(r"constexpr int (\w+) = (\d+);", written["sizes"]))
+    assert constants == {name: str(value) for name, value in vars(sizes).items() if type(value) is int}
+
+
+def test_cpp_gets_the_hash_and_the_middle_of_the_noise(written: dict[str, str]) -> None:
+    assert "HASH_MULTIPLIERS[] = {0x7feb352d, 0x846ca68b};" in written["hash"]
+    assert "HASH_SHIFTS[] = {16, 15, 16};" in written["hash"]
+    [middle] = re.findall(r"GUMBEL_MIDDLE = ([\d.]+)f;", written["hash"])
+    assert float(middle) == GUMBEL_MIDDLE
+
+
+def test_every_activation_has_a_reference_and_a_name_in_cpp(written: dict[str, str]) -> None:
+    assert HAS_GATES.keys() == ACTIVATIONS.keys()
+    assert re.findall(r'\{"(\w+)", \w+\}', written["activations"]) == list(HAS_GATES)
+
+
+def test_cpp_gets_the_sizes_of_every_block_format(written: dict[str, str]) -> None:
+    found = re.findall(r'BlockSize (\w+)\{"(\w+)", (\d+), (\d+)\};', written["block_sizes"])
+    assert found == [(name, name, str(each.elements), str(each.num_bytes)) for name, each in BLOCK_FORMATS.items()]

@@ -9,7 +9,7 @@ import pytest
 
 from ostinato import EngineConfig
 from ostinato.errors import ConfigError, Remedy
-from ostinato.models.checkpoint import load_spec
+from ostinato.models.checkpoint import load_spec, model_spec
 from ostinato.models.quantized_shards import check_quantized_cut
 from ostinato.models.registry import MODELS as ARCHITECTURES
 from ostinato.models.weight_table import with_weight_table
@@ -20,10 +20,11 @@ from ostinato.plan.device.kernel_support import NativeFacts
 from ostinato.plan.mixers import Mamba2Spec
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import make_plan
-from ostinato.plan.tensor_parallel import WIDTHS, Rank, shard, sharding_problems, vocabulary_part
+from ostinato.plan.tensor_parallel import Rank, shard, sharding_problems, vocabulary_part
 from ostinato.units import GiB
-from tests.support.checkpoints import checkpoint
+from tests.support.checkpoints import RECIPES, checkpoint
 from tests.support.plan_cases import cpu
+from tests.support.vl_models import VL_RECIPES
 
 MODELS = sorted(Path("benchmarks/models").iterdir())
 H100 = CATALOGUE["h100-80gb"]
@@ -65,13 +66,14 @@ def test_a_rank_has_its_part_or_an_error_names_numbers_that_work(model: Path, ra
 
 
 def test_every_architecture_says_which_widths_ranks_share() -> None:
-    assert set(WIDTHS) == set(ARCHITECTURES)
+    specs = [model_spec(recipe().to_dict()) for recipe in (RECIPES | VL_RECIPES).values()]
+    assert {spec.architecture for spec in specs if spec.sharded_dims is not None} == set(ARCHITECTURES)
 
 
-def test_a_model_of_an_architecture_without_widths_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(WIDTHS, "lfm2")
-    with pytest.raises(ConfigError, match=r"the model is lfm2, and those that ranks can share are .*nemotron_h"):
-        load_spec(config("benchmarks/models/lfm2-350m", tensor_parallel_size=2))
+def test_a_model_of_an_architecture_without_widths_is_refused_by_name() -> None:
+    whole = replace(load_spec(config("benchmarks/models/lfm2-350m")), sharded_dims=None)
+    with pytest.raises(ConfigError, match=r"the model is lfm2, whose spec.py names no SHARDED_DIMS; what works is 1$"):
+        shard(whole, 2)
 
 
 def test_kernels_that_are_asked_for_are_those_of_all_but_what_ranks_give_each_other() -> None:

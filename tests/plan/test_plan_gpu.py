@@ -75,8 +75,8 @@ def test_prompts_of_delta_nets_are_counted_with_both_launches_and_their_scratch(
     assert prompt.launches == decode.launches + nets
     limits = plan.settings
     size = {"tokens": limits.max_num_batched_tokens, "rows": limits.max_num_seqs}
-    scratch_bytes = scratch.triton_delta_scan(**size, num_heads=16, key_dim=128, value_dim=128, per_channel=False)
-    assert plan.memory.activations > scratch_bytes > size["tokens"] * 16 * 4 * (4 * 128 + 16)
+    needed = scratch.triton_delta_scan(**size, num_heads=16, key_dim=128, value_dim=128, per_channel=False)
+    assert plan.memory.activations > needed.shared > size["tokens"] * 16 * 4 * (4 * 128 + 16)
 
 
 def test_full_graphs_alone_can_be_asked_for() -> None:

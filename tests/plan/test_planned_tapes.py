@@ -24,7 +24,8 @@ from ostinato.layers.vision import VisionEncoder
 from ostinato.models.checkpoint import load_spec
 from ostinato.models.weight_table import encoder_calls
 from ostinato.ops.dispatch import select_ops
-from ostinato.plan.encoder.memory import ENCODER_OPS, encoder_graph_bytes
+from ostinato.ops.operations import ENCODER_OPS
+from ostinato.plan.encoder.memory import encoder_graph_bytes
 from ostinato.plan.layer_specs import VisionSpec
 from ostinato.runner.image_encoder import write_encoder_inputs
 from tests.support.checkpoints import RECIPES, checkpoint

@@ -30,7 +30,7 @@ struct Dot {
     static Float multiply_add(Float to, Vector x, Vector w) { return to + x * w; }
 };
 
-#if defined(__AVX512BF16__)
+#if defined(OSTINATO_HAS_AVX512_BF16)
 // Pairs of bfloat16 are multiplied exactly and added in float32.
 template <typename W>
 struct Dot<bf16, W> {
@@ -63,7 +63,7 @@ struct Dot<bf16, W> {
 };
 #endif
 
-#if defined(__AVX512F__)
+#if defined(OSTINATO_HAS_AVX512)
 // Return the sums of four vectors, as four parts of 128 bits that are still to be added.
 inline __m512 sum_parts(const Float* vectors) {
     const auto add_pairs = [](Float a, Float b) {
@@ -76,11 +76,11 @@ inline __m512 sum_parts(const Float* vectors) {
 
 // Write the sums of four vectors.
 inline void sum4(const Float* vectors, float* sums) {
-#if defined(__AVX512F__)
+#if defined(OSTINATO_HAS_AVX512)
     const __m512 abcd = sum_parts(vectors);
     const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(abcd), _mm512_extractf32x8_ps(abcd, 1));
     _mm_storeu_ps(sums, _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
-#elif defined(__AVX2__)
+#elif defined(OSTINATO_HAS_AVX2)
     const auto add_halves = [](Float a, Float b) {
         return _mm256_add_ps(_mm256_permute2f128_ps((__m256)a, (__m256)b, 0x20),
                              _mm256_permute2f128_ps((__m256)a, (__m256)b, 0x31));
@@ -96,7 +96,7 @@ inline void sum4(const Float* vectors, float* sums) {
 
 // Write the sums of two times four vectors, with the bits of `sum4`.
 inline void sum8(const Float* first, const Float* second, float* first_sums, float* second_sums) {
-#if defined(__AVX512F__)
+#if defined(OSTINATO_HAS_AVX512)
     const __m512 a = sum_parts(first), b = sum_parts(second);
     const __m512 half = _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xEE));
     const __m512 both = _mm512_add_ps(half, _mm512_shuffle_f32x4(half, half, 0xB1));
@@ -109,9 +109,9 @@ inline void sum8(const Float* first, const Float* second, float* first_sums, flo
 }
 
 constexpr int MR = 4;
-#if defined(__AVX512F__)
+#if defined(OSTINATO_HAS_AVX512)
 constexpr int NR = 6;  // 24 accumulators, 4 rows and a token: 29 of 32 registers
-#elif defined(__AVX2__)
+#elif defined(OSTINATO_HAS_AVX2)
 constexpr int NR = 4;  // 12 accumulators, 3 tokens and a row: 16 of 16 registers; 4 tokens take 2 rows at a time
 #else
 constexpr int NR = 2;  // 8 accumulators, 4 rows and a token: 13 of 16 registers

@@ -14,7 +14,7 @@
 
 namespace ostinato {
 
-#if defined(__AVX512BF16__)
+#if defined(OSTINATO_HAS_AVX512_BF16)
 // Return the integers of a subblock.
 template <typename F>
 inline __m512bh integers_of(const std::uint8_t* block, int subblock, [[maybe_unused]] const Table& table) {

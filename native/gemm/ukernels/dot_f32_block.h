@@ -16,7 +16,7 @@ namespace ostinato {
 
 constexpr int VECTORS = SUBBLOCK / LANES;  // per subblock
 
-#if defined(__AVX2__) && !defined(__AVX512F__)
+#if defined(OSTINATO_HAS_AVX2) && !defined(OSTINATO_HAS_AVX512)
 // Zero-extend eight bytes to 32 bits.
 inline __m256i widened(const std::uint8_t* from) {
     return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
@@ -35,7 +35,7 @@ struct SubblockF32 {
     [[gnu::always_inline]] SubblockF32(const std::uint8_t* block, int subblock) {
         if constexpr (IS_FLOAT8<F>) {
             load<SUBBLOCK>(F::numbers(block, subblock), numbers);
-#if defined(__AVX2__) && !defined(__AVX512F__)
+#if defined(OSTINATO_HAS_AVX2) && !defined(OSTINATO_HAS_AVX512)
         } else if constexpr (std::is_same_v<F, Q4_K>) {
             const std::uint8_t* from = block + 16 + subblock / 2 * SUBBLOCK;
             for (int v = 0; v < VECTORS; ++v) {
@@ -172,9 +172,9 @@ void dot_i16_blocks_up_to(int tokens, const Tokens<i16>& x, const BlockByte* con
 #endif
 
 template <typename F>
-BlockFormat make_block_format(const char* name) {
-    BlockFormat format{name, F::ELEMENTS, F::BYTES, {dot_blocks_up_to<F, float>, dequantize_blocks<F, float>}, {}};
-#if defined(__AVX512BF16__)
+BlockFormat make_block_format(const BlockSize& size) {
+    BlockFormat format{size.name, size.elements, size.bytes, {dot_blocks_up_to<F, float>, dequantize_blocks<F, float>}, {}};
+#if defined(OSTINATO_HAS_AVX512_BF16)
     format.with_bf16 = {dot_blocks_up_to<F, bf16>, dequantize_blocks_to_bf16<F>};
     format.dot_bf16 = dot_bf16_blocks<F>;
     format.min_bf16_tokens = MIN_BF16_TOKENS<F>;
@@ -184,13 +184,13 @@ BlockFormat make_block_format(const char* name) {
 #else
     format.with_bf16.dequantize = dequantize_blocks<F, bf16>;
 #endif
-#if defined(__AVX2__) && !defined(__AVX512F__)
+#if defined(OSTINATO_HAS_AVX2) && !defined(OSTINATO_HAS_AVX512)
     format.pack = pack_blocks<F>;
 #endif
 #if defined(OSTINATO_I16)
     if constexpr (!IS_FLOAT8<F>) {
         format.with_i16.dot = dot_i16_blocks_up_to<F>;
-#if defined(__AVX512F__)
+#if defined(OSTINATO_HAS_AVX512)
         format.i16_scale_span = SUBBLOCK;
         format.i16_order = UnpackI16<F>::ORDER;
 #else

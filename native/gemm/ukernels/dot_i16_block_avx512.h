@@ -6,14 +6,14 @@
 #include "gemm/block_ops.h"
 #include "quant/unpack_i16_avx512.h"
 
-#if defined(OSTINATO_I16) && defined(__AVX512F__)
+#if defined(OSTINATO_I16) && defined(OSTINATO_HAS_AVX512)
 
 namespace ostinato {
 
 static_assert(SUPERBLOCK == I16_TOKEN_PADDING);
 
 inline __m512i add_products(__m512i to, __m512i a, __m512i b) {
-#if defined(__AVX512VNNI__)
+#if defined(OSTINATO_HAS_AVX512_VNNI)
     return _mm512_dpwssd_epi32(to, a, b);
 #else
     return _mm512_add_epi32(to, _mm512_madd_epi16(a, b));

@@ -4,7 +4,7 @@
 #include "gemm/ukernels/dot.h"
 #include "quant/quantize_tokens_i16.h"
 
-#if defined(OSTINATO_I16) && !defined(__AVX512F__)
+#if defined(OSTINATO_I16) && !defined(OSTINATO_HAS_AVX512)
 
 namespace ostinato {
 

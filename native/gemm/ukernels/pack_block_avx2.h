@@ -8,7 +8,7 @@
 #include "core/transpose.h"
 #include "quant/block_scales.h"
 
-#if defined(__AVX2__) && !defined(__AVX512F__)
+#if defined(OSTINATO_HAS_AVX2) && !defined(OSTINATO_HAS_AVX512)
 
 namespace ostinato {
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from ostinato.bench.engine_driver import plan_of, with_room
 from ostinato.bench.report import machine_facts
 from ostinato.models.checkpoint import load_spec
-from ostinato.plan.model import DTYPE_BYTES, ModelSpec
+from ostinato.ops.sizes import DTYPE_BYTES
+from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import Plan
 
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ from ostinato.config import EngineConfig
 from ostinato.demo import CHECKPOINTS, checkpoint_dir
 from ostinato.errors import ConfigError, ModelError, Remedy
 from ostinato.formats.checkpoint_json import gguf_header, is_gguf, read_checkpoint_json
-from ostinato.formats.gguf.architectures import find_contiguous_tensors
+from ostinato.formats.gguf.architectures import checkpoint_name, find_contiguous_tensors
 from ostinato.formats.gguf.reader import all_parts
-from ostinato.formats.gguf.tensor_names import GATE, UP, checkpoint_name
+from ostinato.formats.gguf.tensor_names import GATE, UP
 from ostinato.formats.quantization_config import stored_weights
 from ostinato.json_io import read_json
 from ostinato.models.hub import fetch_from_hub, gguf_files

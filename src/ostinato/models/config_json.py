@@ -15,7 +15,7 @@ from typing import Any
 from ostinato.errors import ModelError
 from ostinato.plan.layer_specs import AttentionSpec
 from ostinato.plan.mixers import Mamba2Spec
-from ostinato.plan.model import DTYPE_BYTES
+from ostinato.plan.model import MODEL_DTYPES
 from ostinato.plan.rope import RopeSpec
 
 
@@ -217,8 +217,8 @@ def shared_fields(config: Mapping[str, Any], default_tied: bool = False) -> dict
 def checkpoint_dtype(config: Mapping[str, Any]) -> str:
     """Return config.json's `dtype` or `torch_dtype`; float32 if it has neither, as in transformers."""
     dtype = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
-    if dtype not in DTYPE_BYTES:
-        raise ModelError(f"config.json has dtype {dtype!r}; the supported ones are {', '.join(DTYPE_BYTES)}")
+    if dtype not in MODEL_DTYPES:
+        raise ModelError(f"config.json has dtype {dtype!r}; the supported ones are {', '.join(MODEL_DTYPES)}")
     return dtype
 
 

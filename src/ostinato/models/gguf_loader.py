@@ -1,6 +1,6 @@
 """Loading of weights from a GGUF file into a model, in the form that the plan chose.
 
-Blocks stay in the mapped file or are copied; others are dequantized, or quantised anew. `formats.gguf.tensor_names`
+Blocks stay in the mapped file or are copied; others are dequantized, or quantised anew. `formats.gguf.architectures`
 gives the tensors' names. Values of state layers, and rows of queries and keys, have another form in such a file and are
 converted.
 """
@@ -15,6 +15,7 @@ import torch
 
 from ostinato.errors import ModelError
 from ostinato.formats.checkpoint_json import gguf_header
+from ostinato.formats.gguf.architectures import checkpoint_name, has_adjacent_rope, stores_norm_plus_one
 from ostinato.formats.gguf.reader import SUPPORTED, BlockType, GgufTensor, Header
 from ostinato.formats.gguf.tensor_names import (
     CONVOLUTIONS,
@@ -22,11 +23,8 @@ from ostinato.formats.gguf.tensor_names import (
     GATE,
     ROPE_FACTORS,
     UP,
-    checkpoint_name,
     checkpoint_shape,
-    has_adjacent_rope,
     is_changed,
-    stores_norm_plus_one,
 )
 from ostinato.layers import huge_pages
 from ostinato.layers.allocation import BlockView, WeightTarget, checkpoint_views
@@ -50,7 +48,7 @@ def dequantize(kind: BlockType, blocks: torch.Tensor) -> torch.Tensor:
 def to_checkpoint_layout(name: str, values: torch.Tensor) -> torch.Tensor:
     """Return a tensor in the checkpoint's form, from float32 in the file's shape.
 
-    It is for tensors with `names.is_changed`: A becomes the logarithm of its negative, all numbers of heads and of the
+    It is for tensors with `is_changed`: A becomes the logarithm of its negative, all numbers of heads and of the
     norm are put in one dimension, and the convolution gets its middle dimension.
     """
     if name.endswith(CONVOLUTIONS):
@@ -154,7 +152,7 @@ def num_heads_of(model: CausalLM, name: str) -> int:
     return attention.num_heads if ".q_proj." in name else attention.num_kv_heads
 
 
-PIECE = 2**21
+DEQUANTIZED_WEIGHTS = 2**21
 """Weights that are dequantized at once."""
 
 
@@ -267,7 +265,7 @@ def _put(
         share.copy_shard(whole, place)
         return
     of_head = 1 if heads is None else len(rows) // heads
-    step = max(1, PIECE // tensor.shape[-1] // of_head) * of_head
+    step = max(1, DEQUANTIZED_WEIGHTS // tensor.shape[-1] // of_head) * of_head
     of_bytes = share if share is None or not stays else share.of_blocks(tensor.type.name)
     for begin in range(0, len(rows), step):
         if isinstance(place, BlockView) and stays:

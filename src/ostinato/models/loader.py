@@ -70,7 +70,7 @@ def deinterleaved_index(rows: int, sizes: Sequence[int]) -> torch.Tensor:
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 
-PIECE = 2**23
+COPIED_BYTES = 2**23
 """Bytes that are copied from a mapped file before their pages are dropped."""
 
 Parameters = Mapping[int, torch.Tensor]
@@ -176,7 +176,7 @@ def _put(
 def _quantize(tensor: torch.Tensor, place: QuantizedView | BlockView, quantizers: WeightQuantizers) -> None:
     """Quantise a tensor of a mapped file, or a stack of such, into its target."""
     rows = place.flat()
-    for begin, end, source in _pieces(_flat(tensor), PIECE):
+    for begin, end, source in _pieces(_flat(tensor), COPIED_BYTES):
         rows.rows(begin, end).quantize_into(source, quantizers)
 
 
@@ -185,11 +185,11 @@ def _convert(tensor: torch.Tensor, place: torch.Tensor) -> None:
 
     A file that was read completely would take the memory of the weights once more.
     """
-    if tensor.nbytes <= PIECE:
+    if tensor.nbytes <= COPIED_BYTES:
         place.copy_(tensor)
         huge_pages.drop(tensor)
         return
-    for begin, end, source in _pieces(tensor, PIECE):
+    for begin, end, source in _pieces(tensor, COPIED_BYTES):
         place[begin:end].copy_(source)
 
 
@@ -214,7 +214,7 @@ def _copied(tensors: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> Iterator[No
         tasks = [
             [
                 pool.submit(copy, _bytes_of(piece), _bytes_of(place[begin : begin + len(piece)]), piece)
-                for begin, piece in _parts(tensor, PIECE // threads)
+                for begin, piece in _parts(tensor, COPIED_BYTES // threads)
             ]
             for tensor, place in tensors
         ]
@@ -256,7 +256,7 @@ def _put_integers(
         rows = quantised.weight
     else:
         rows = _flat(place)
-    for begin, end, source in _pieces(_flat(tensor), PIECE // 8):
+    for begin, end, source in _pieces(_flat(tensor), COPIED_BYTES // 8):
         integers = source if source.dtype is torch.int8 else _unpack(source, rows.shape[1])
         if isinstance(place, QuantizedView):
             rows[begin:end].copy_(integers)

@@ -12,11 +12,12 @@ from ostinato.layers import huge_pages
 from ostinato.layers.allocation import NO_ORDER, BlockView, QuantizedView, WeightTarget
 from ostinato.models.tensor_sources import VALUES, TensorSource, is_as_stored, opened
 from ostinato.ops.quant.block_formats import BLOCK_FORMATS
-from ostinato.ops.quant.dequantize import ZERO_BITS, pack_float8, pack_int4
+from ostinato.ops.quant.dequantize import pack_float8, pack_int4
 from ostinato.ops.quant.quantize import WeightQuantizers
+from ostinato.ops.sizes import INT4_ZERO_BITS
 from ostinato.plan.quantization import StoredWeights
 
-PIECE = 2**20
+UNPACKED_WEIGHTS = 2**20
 """Weights that are unpacked at once."""
 
 
@@ -53,7 +54,7 @@ def put_stored(
     order = None
     if stays and isinstance(place, BlockView):
         order = _put_order(group_of, stored.group_size or columns, place, name)
-    for begin, end in _pieces(rows, columns):
+    for begin, end in _row_ranges(rows, columns):
         if stored.numbers == "float8":
             scale = parts.get("weight_scale_inv", parts.get("weight_scale"))
             assert scale is not None, "sources are complete"
@@ -118,7 +119,7 @@ def _put_blocks(
     """
     elements = BLOCK_FORMATS[place.name].elements
     groups = place.in_size // elements
-    if (unpacked.scale.view(torch.int32) & ZERO_BITS).any():
+    if (unpacked.scale.view(torch.int32) & INT4_ZERO_BITS).any():
         raise ModelError(
             f"the scales of {name} are in float32, of which 4-bit weights keep 16 bits",
             [Remedy("quantization", "none")],
@@ -147,8 +148,8 @@ def _of_matrix(tensor: torch.Tensor, part: str, i: int) -> torch.Tensor:
     return tensor if part in ("weight_shape", "weight_g_idx") or tensor.dim() < 2 else tensor[i]
 
 
-def _pieces(rows: int, columns: int) -> Iterator[tuple[int, int]]:
-    """Yield (first, end) of rows with about `PIECE` elements, as `formats.unpack` takes them."""
-    step = max(1, PIECE // max(1, columns) // unpack.ROW_MULTIPLE) * unpack.ROW_MULTIPLE
+def _row_ranges(rows: int, columns: int) -> Iterator[tuple[int, int]]:
+    """Yield (first, end) of rows with about `UNPACKED_WEIGHTS` elements, as `formats.unpack` takes them."""
+    step = max(1, UNPACKED_WEIGHTS // max(1, columns) // unpack.ROW_MULTIPLE) * unpack.ROW_MULTIPLE
     for begin in range(0, rows, step):
         yield begin, min(begin + step, rows)

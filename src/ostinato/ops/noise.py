@@ -5,8 +5,8 @@ of one request depends on nothing else, the sampled tokens do not depend on the 
 prompt was split, on which tokens were ruled out before, or on whether a token was first guessed by a proposer.
 
 `key(seed, position)` is two 32-bit words from the splitmix64 finaliser (`ops/seeds.py`). Each token id is mixed with
-both by 32-bit integer steps (the constants are those of Wellons' `lowbias32`), which wrap around and are the same on
-every device; only the logarithms at the end may differ in the last bit between devices.
+both by 32-bit integer steps (the constants are in `ops/seeds.py`), which wrap around and are the same on every device;
+only the logarithms at the end may differ in the last bit between devices.
 
 Resolution: of the 32 bits, one picks the half of the unit interval and 31 the distance w = (m + 1/2) / 2^32
 from its outer end, so both tails are resolved down to 2^-33. With E = -log(1 - w) or -log(w), the noise g =
@@ -16,20 +16,15 @@ sampled too rarely. Two tokens at one position never share a hash, as the mix is
 
 from __future__ import annotations
 
-import math
 from functools import lru_cache
 
 import numpy as np
 import torch
 
-from ostinato.ops.seeds import GOLDEN, MASK64, mix64
+from ostinato.ops.seeds import GOLDEN, HASH_MULTIPLIERS, HASH_SHIFTS, MASK64, mix64
 
-GUMBEL_MAX = -math.log(-math.log1p(-(2.0**-33)))
-GUMBEL_MIN = -math.log(-math.log(2.0**-33))
-
-# Multipliers above 2^31, as the signed 32-bit integers that torch's int32 needs.
-_MULTIPLY = (0x7FEB352D, 0x846CA68B - 2**32)
-_SHIFT = (16, 15, 16)
+# torch's int32 needs signed integers.
+_SIGNED_MULTIPLIERS = tuple(each - 2**32 if each >= 2**31 else each for each in HASH_MULTIPLIERS)
 
 
 def key(seed: int, position: int) -> tuple[int, int]:
@@ -63,12 +58,12 @@ def gumbel(row_keys: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
 def mix(x: torch.Tensor) -> torch.Tensor:
     """Apply a bijection of the 32-bit integers that spreads every input bit, in place on int32."""
     scratch = torch.empty_like(x)
-    for step, shift in enumerate(_SHIFT):
+    for step, shift in enumerate(HASH_SHIFTS):
         # torch shifts signed integers arithmetically: the mask takes the copies of the sign bit away.
         torch.bitwise_right_shift(x, shift, out=scratch)
         x.bitwise_xor_(scratch.bitwise_and_(2 ** (32 - shift) - 1))
-        if step < len(_MULTIPLY):
-            x.mul_(_MULTIPLY[step])
+        if step < len(_SIGNED_MULTIPLIERS):
+            x.mul_(_SIGNED_MULTIPLIERS[step])
     return x
 
 

@@ -20,7 +20,7 @@ from ostinato.ops.launch_tables import matmul, pointwise, state
 from ostinato.ops.launch_tables import pointwise as rotary_launches
 from ostinato.ops.launch_tables import pointwise as sample_launches
 from ostinato.ops.launch_tables.launch import Launch
-from ostinato.ops.quant.block_formats import BLOCK_FORMATS, Blocks
+from ostinato.ops.quant.block_formats import BLOCK_FORMATS, Blocks, formats_of
 from ostinato.ops.scratch import Scratch
 from ostinato.ops.sizes import (
     MIN_AMX_EXPERT_TOKENS,
@@ -28,8 +28,20 @@ from ostinato.ops.sizes import (
     MIN_AMX_TOKENS,
 )
 
-GATED = ("swiglu", "geglu")
-"""Activations (`ops/reference/matmul.py`) whose inputs are gates followed by an equal number of values to gate."""
+HAS_GATES = {
+    "relu2": False,
+    "silu": False,
+    "swiglu": True,
+    "geglu": True,
+    "gelu": False,
+    "gelu_pytorch_tanh": False,
+}
+"""Activations, and whether the inputs of each are gates followed by an equal number of values to gate.
+
+`ops/reference/matmul.py` defines them. The build gives C++ the table (`cmake/write_constants.py`).
+"""
+
+GATED = tuple(name for name, has_gates in HAS_GATES.items() if has_gates)
 
 
 def like_first(x: Any, /, *_: Any, **__: Any) -> Any:
@@ -133,7 +145,7 @@ Part = Literal["attention", "state", "moe"]
 """A part of a model that a piecewise graph may leave out."""
 
 Caller = Literal["every step", "prefill", "encoder"]
-"""Caller of an operation: any step, only a step with a prompt in it, or only a vision encoder."""
+"""Caller of an operation: any step, a step with a prompt in it, or a vision encoder."""
 
 Limited = Literal["elements of a head", "taps of a convolution"]
 """Sizes of models that kernels may limit."""
@@ -209,9 +221,14 @@ class Operation:
     """File of the Triton kernel, if it is not `file`."""
 
     part: Part | None = None
-    caller: Caller = "every step"
+    callers: tuple[Caller, ...] = ("every step",)
     in_prompts: str | None = None
     """Operation that computes prompt rows in place of this one, or None."""
+    decode_launches: int | None = None
+    """Triton's launches of one call in a decode step, if that is not the number of launches that its table lists.
+
+    Other launches of the table are for prompts, for sampled tokens, or follow some matmuls.
+    """
     work: Callable[..., KernelCost] | None = None
     """Rule for its work in a step, by a `StepShape` and plain numbers. None if it only passes over activations."""
 
@@ -234,7 +251,7 @@ class Operation:
 
 ALL_BLOCKS = frozenset(BLOCK_FORMATS)
 NATIVE_BLOCKS = frozenset(BLOCK_FORMATS)
-TRITON_BLOCKS = frozenset(("int4_g32", "int4_g64", "int4_g128", "Q8_0"))
+TRITON_BLOCKS = frozenset((*formats_of("int4"), "Q8_0"))
 
 
 class Operations:
@@ -252,13 +269,18 @@ class Operations:
             matrix_units=f"bfloat16 rows of {MIN_AMX_QUERIES} queries or more for each key head",
         ),
         Implementation(
-            launches=attention_launches.attention_launches, most={"elements of a head": attention_launches.MAX_HEAD_DIM}
+            launches=attention_launches.attention_launches,
+            most={"elements of a head": attention_launches.MAX_HEAD_DIM},
+            scratch=scratch.triton_attention,
         ),
         part="attention",
         work=kernel_cost.attention_cost,
     )
     axial_angles = Operation(
-        axial_angles_shape, "rotary", triton=Implementation(launches=rotary_launches.rotary_angles_launches)
+        axial_angles_shape,
+        "rotary",
+        triton=Implementation(launches=rotary_launches.rotary_angles_launches),
+        callers=("every step", "encoder"),
     )
     causal_conv1d = Operation(
         like_first,
@@ -266,6 +288,7 @@ class Operations:
         Implementation(reads_on_host=True),
         triton=Implementation(launches=state.causal_conv1d_launches, most={"taps of a convolution": state.MAX_TAPS}),
         part="state",
+        decode_launches=1,
         work=kernel_cost.causal_conv1d_cost,
     )
     concat = Operation(concat_shape, "pointwise", triton=Implementation(launches=pointwise.concat_launches))
@@ -275,9 +298,9 @@ class Operations:
         Implementation(reads_on_host=True, scratch=scratch.reference_delta_scan),
         # It works token by token, with the bits of delta_update, so it needs no deterministic option.
         Implementation(scratch=scratch.native_delta_scan),
-        Implementation(launches=state.delta_scan_launches),
+        Implementation(launches=state.delta_scan_launches, scratch=scratch.triton_delta_scan),
         part="state",
-        caller="prefill",
+        callers=("prefill",),
         work=kernel_cost.delta_rule_cost,
     )
     delta_update = Operation(
@@ -307,7 +330,7 @@ class Operations:
         "attention",
         native=Implementation(scratch=scratch.native_encoder_attention),
         triton=Implementation(launches=attention_launches.encoder_attention_launches),
-        caller="encoder",
+        callers=("encoder",),
     )
     gather_columns = Operation(gather_columns_shape, "collectives", Implementation(reads_on_host=True), native=None)
     gather_act_order = Operation(
@@ -332,7 +355,7 @@ class Operations:
         triton_file="embedding",
     )
     layer_norm = Operation(
-        like_first, "pointwise", triton=Implementation(launches=pointwise.layer_norm_launches), caller="encoder"
+        like_first, "pointwise", triton=Implementation(launches=pointwise.layer_norm_launches), callers=("encoder",)
     )
     linear = Operation(
         linear_shape,
@@ -346,7 +369,12 @@ class Operations:
             in_integers="bfloat16 or float16 with int8 of a scale per row, or with blocks that are not float8",
             few_in_integers="a few tokens of bfloat16 or float16 with blocks that are not float8",
         ),
-        triton=Implementation(block_formats=TRITON_BLOCKS, launches=matmul.linear_launches),
+        triton=Implementation(
+            block_formats=TRITON_BLOCKS, launches=matmul.linear_launches, scratch=scratch.triton_linear
+        ),
+        callers=("every step", "encoder"),
+        # A matmul of unquantised weights is cuBLAS's, which no table lists.
+        decode_launches=1,
         work=kernel_cost.matmul_cost,
     )
     moe = Operation(
@@ -361,7 +389,7 @@ class Operations:
             in_integers="bfloat16 or float16 with blocks that are not float8",
             few_in_integers="a few tokens for each expert, of bfloat16 or float16, with blocks that are not float8",
         ),
-        triton=Implementation(block_formats=TRITON_BLOCKS, launches=matmul.moe_launches),
+        triton=Implementation(block_formats=TRITON_BLOCKS, launches=matmul.moe_launches, scratch=scratch.triton_moe),
         part="moe",
         work=kernel_cost.matmul_cost,
         triton_file="moe",
@@ -374,14 +402,15 @@ class Operations:
         rotary_angles_shape, "rotary", triton=Implementation(launches=rotary_launches.rotary_angles_launches)
     )
     rotate = Operation(
-        like_first, "rotary", triton=Implementation(launches=rotary_launches.rotate_launches), caller="encoder"
+        like_first, "rotary", triton=Implementation(launches=rotary_launches.rotate_launches), callers=("encoder",)
     )
     route = Operation(route_shape, "matmul", triton=Implementation(launches=matmul.route_launches), triton_file="moe")
     sample = Operation(
         sample_shape,
         "sample",
         native=Implementation(scratch=scratch.native_sample),
-        triton=Implementation(launches=sample_launches.sample_launches),
+        triton=Implementation(launches=sample_launches.sample_launches, scratch=scratch.triton_sample),
+        decode_launches=2,
     )
     selective_scan = Operation(
         like_first,
@@ -389,7 +418,7 @@ class Operations:
         Implementation(reads_on_host=True, scratch=scratch.reference_selective_scan),
         triton=Implementation(launches=state.selective_scan_launches),
         part="state",
-        caller="prefill",
+        callers=("prefill",),
         work=kernel_cost.selective_recurrence_cost,
     )
     selective_update = Operation(
@@ -409,7 +438,7 @@ class Operations:
         ),
         Implementation(launches=state.ssd_scan_launches),
         part="state",
-        caller="prefill",
+        callers=("prefill",),
         work=kernel_cost.recurrence_cost,
     )
     state_update = Operation(
@@ -426,12 +455,13 @@ class Operations:
         Implementation(reads_on_host=True),
         triton=Implementation(launches=state.causal_conv1d_launches),
         part="state",
+        decode_launches=1,
     )
     weighted_embedding = Operation(
         weighted_embedding_shape,
         "pointwise",
         triton=Implementation(launches=rotary_launches.weighted_embedding_launches),
-        caller="encoder",
+        callers=("encoder",),
         triton_file="embedding",
     )
 
@@ -439,6 +469,9 @@ class Operations:
 OPERATIONS: dict[str, Operation] = {name: row for name, row in vars(Operations).items() if isinstance(row, Operation)}
 """All operations by name."""
 
+
+ENCODER_OPS = frozenset(name for name, row in OPERATIONS.items() if "encoder" in row.callers)
+"""Operations that a vision encoder calls."""
 
 COLLECTIVE_OPS = ("all_reduce", "sharded_embedding", "gather_columns", "gather_act_order", "sharded_rms_norm")
 """Operations in which ranks wait for each other."""
@@ -461,7 +494,7 @@ def _asked_by(rule: Callable[..., Any]) -> tuple[str, ...]:
 
 def ops_called_by(*callers: Caller) -> frozenset[str]:
     """Return the names of the operations that only these callers call."""
-    return frozenset(name for name, row in OPERATIONS.items() if row.caller in callers)
+    return frozenset(name for name, row in OPERATIONS.items() if {*row.callers} <= {*callers})
 
 
 def parts() -> dict[Part, tuple[str, ...]]:

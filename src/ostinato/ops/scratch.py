@@ -26,6 +26,7 @@ from ostinato.ops.sizes import (
     DELTA_SPAN,
     DEQUANT_SLAB,
     DEQUANT_SPAN,
+    DTYPE_BYTES,
     EPILOGUE_ROWS,
     I16_TOKEN_PADDING,
     L2_TOKEN_BYTES,
@@ -44,7 +45,7 @@ from ostinato.ops.sizes import (
     VECTOR,
 )
 
-FLOAT_BYTES = 4
+FLOAT_BYTES = DTYPE_BYTES["float32"]
 """Bytes of a float."""
 
 TILE_INPUTS = 2 * VECTOR
@@ -94,7 +95,7 @@ def native_linear(*, tokens: int, in_size: int, in_order: bool) -> Scratch:
     return Scratch(max(FLOAT_BYTES * at_once * spans, 2 * packed * inputs), FLOAT_BYTES * own)
 
 
-def native_moe(*, tokens: int, size: int, inner: int, num_experts: int, experts_per_token: int) -> Scratch:
+def native_moe(*, tokens: int, size: int, intermediate_size: int, num_experts: int, top_k: int) -> Scratch:
     """Return the scratch of the native `moe`.
 
     Shared: the tokens, once for every choice; the values between the two matmuls, and in 16-bit fixed-point (i16) both
@@ -104,16 +105,21 @@ def native_moe(*, tokens: int, size: int, inner: int, num_experts: int, experts_
     Matrix units take no more shared memory: they run if there are 16 choices or more for each expert, so that whole
     tiles contain at most twice the choices, and each choice takes half the bytes.
     """
-    places = tokens * experts_per_token
+    places = tokens * top_k
     apart = 3 * VECTOR * 2  # Whole vectors, and an odd number of cache lines.
-    as_integers = _fixed_floats(size) + (inner + apart) // 2 + _fixed_floats(inner)
-    shared = tokens * (size + apart) + places * max(size + inner + 2 * apart, as_integers)
+    as_integers = _fixed_floats(size) + (intermediate_size + apart) // 2 + _fixed_floats(intermediate_size)
+    shared = tokens * (size + apart) + places * max(size + intermediate_size + 2 * apart, as_integers)
     scores = tokens * padded(num_experts)
     at_once = max(
-        min(places, max(_grouped_tokens(size), _grouped_tokens(inner))),
-        min(padded(places), _tiled_tokens(max(size, inner))),
+        min(places, max(_grouped_tokens(size), _grouped_tokens(intermediate_size))),
+        min(padded(places), _tiled_tokens(max(size, intermediate_size))),
     )
-    own = at_once * 2 * EPILOGUE_ROWS + padded(places + num_experts + 1) + TILE_WORK + 4 * (max(size, inner) + apart)
+    own = (
+        at_once * 2 * EPILOGUE_ROWS
+        + padded(places + num_experts + 1)
+        + TILE_WORK
+        + 4 * (max(size, intermediate_size) + apart)
+    )
     return Scratch(FLOAT_BYTES * max(shared, scores), FLOAT_BYTES * own)
 
 
@@ -234,19 +240,19 @@ def _tiled_tokens(in_size: int) -> int:
     return max(TILE_GROUP_BYTES // (2 * padded(in_size, TILE_INPUTS)) // VECTOR, 2) * VECTOR
 
 
-def triton_attention(*, tokens: int, rows: int, num_heads: int, num_kv_heads: int, head_dim: int) -> int:
+def triton_attention(*, tokens: int, rows: int, num_heads: int, num_kv_heads: int, head_dim: int) -> Scratch:
     """Return the bytes for `tokens` tokens in `rows` decode rows.
 
     Each segment has a sum, a maximum and a total weight.
     """
     of_row = -(-tokens // max(rows, 1)) * num_heads // num_kv_heads
     segments = min(tokens * num_heads * MAX_SEGMENTS, of_row * PROGRAMS)
-    return segments * (head_dim + 2) * FLOAT_BYTES
+    return Scratch(segments * (head_dim + 2) * FLOAT_BYTES)
 
 
 def triton_delta_scan(
     *, tokens: int, rows: int, num_heads: int, key_dim: int, value_dim: int, per_channel: bool
-) -> int:
+) -> Scratch:
     """Return the bytes that the pass along rows reads of each token and head, and a decay of each chunk.
 
     A token and head have two copies of the key, the query, the value and the scores. With `per_channel` a chunk has a
@@ -254,26 +260,26 @@ def triton_delta_scan(
     """
     chunks = tokens // DELTA_TOKENS + 2 * rows
     of_token = 3 * key_dim + value_dim + DELTA_TOKENS
-    return num_heads * (tokens * of_token + chunks * (key_dim if per_channel else 1)) * FLOAT_BYTES
+    return Scratch(num_heads * (tokens * of_token + chunks * (key_dim if per_channel else 1)) * FLOAT_BYTES)
 
 
-def triton_linear(*, tokens: int, outputs: int, element_bytes: int, in_size: int = 0, in_order: bool = False) -> int:
+def triton_linear(
+    *, tokens: int, out_size: int, element_bytes: int, in_size: int = 0, in_order: bool = False
+) -> Scratch:
     """Return the bytes of a matmul's result before scale, activation and addition.
 
     With `in_order` the inputs count too: they are copied into the order of their weights first.
     """
-    return tokens * (outputs + (in_size if in_order else 0)) * element_bytes
+    return Scratch(tokens * (out_size + (in_size if in_order else 0)) * element_bytes)
 
 
-def triton_moe(
-    *, tokens: int, size: int, inner: int, num_experts: int, experts_per_token: int, element_bytes: int
-) -> int:
+def triton_moe(*, tokens: int, size: int, inner_size: int, num_experts: int, top_k: int, element_bytes: int) -> Scratch:
     """Return the bytes of the choices in order of experts, and of each expert's values between and after matmuls."""
-    choices = tokens * experts_per_token
+    choices = tokens * top_k
     scores = tokens * num_experts * FLOAT_BYTES
-    return (choices + num_experts + 1) * FLOAT_BYTES + choices * (size + inner) * element_bytes + scores
+    return Scratch((choices + num_experts + 1) * FLOAT_BYTES + choices * (size + inner_size) * element_bytes + scores)
 
 
-def triton_sample(*, positions: int, vocab_size: int) -> int:
+def triton_sample(*, positions: int, vocab_size: int) -> Scratch:
     """Return the bytes of each block's best logit and its index, and a few numbers of each row."""
-    return positions * (2 * num_blocks(vocab_size) + 16) * FLOAT_BYTES
+    return Scratch(positions * (2 * num_blocks(vocab_size) + 16) * FLOAT_BYTES)

@@ -1,13 +1,31 @@
-"""Seeds of requests and of their samples: pure functions of whole numbers.
+"""Seeds of requests and of their samples, and the constants of noise: pure functions of whole numbers.
 
 The mixing is the splitmix64 finaliser (Steele, Lea, Flood: "Fast Splittable Pseudorandom Number Generators", OOPSLA
 2014).
+
+The build gives C++ the constants of the 32-bit hash and of the noise (`cmake/write_constants.py`). `ops/noise.py` says
+how they are used.
 """
 
 from __future__ import annotations
 
+import math
+
 MASK64 = 2**64 - 1
 GOLDEN = 0x9E3779B97F4A7C15
+
+HASH_MULTIPLIERS = (0x7FEB352D, 0x846CA68B)
+HASH_SHIFTS = (16, 15, 16)
+"""Steps of the hash of 32 bits, a bijection: shifts to the right, with multiplications between them (Wellons'
+`lowbias32`).
+"""
+
+GUMBEL_MIN = -math.log(-math.log(2.0**-33))
+GUMBEL_MAX = -math.log(-math.log1p(-(2.0**-33)))
+"""Least and greatest noise."""
+
+GUMBEL_MIDDLE = -math.log(math.log(2.0))
+"""Noise in the middle of the unit interval."""
 
 
 def mix64(value: int) -> int:

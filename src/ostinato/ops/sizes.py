@@ -1,10 +1,13 @@
-"""Sizes of the kernels' tiles, slabs and blocks, which determine their scratch memory.
+"""Sizes of the kernels' tiles, slabs, blocks and integers.
 
-Plain numbers and nothing else. The plan reads them without torch, and the build gives C++ each of them as a constant of
-the same name (`cmake/write_sizes.py`).
+Plain numbers and nothing else. The plan reads them without torch, and the build gives C++ each whole number as a
+constant of the same name (`cmake/write_constants.py`).
 """
 
 from __future__ import annotations
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4, "int8": 1, "uint8": 1}
+"""Bytes of an element by dtype."""
 
 VECTOR = 16
 """Floats of the widest vector. Scratch is padded to whole vectors of it."""
@@ -180,6 +183,15 @@ ATTENTION_SLAB = 256
 
 DEQUANT_SLAB = 2**22
 """Elements of 8-bit weights that a reference dequantizes at a time."""
+
+MAX_INT8 = 127
+"""Largest integer of weights, keys and values of 8 bits. The least is -127, so that scales are symmetric."""
+
+MAX_INT4 = 15
+"""Largest integer of 4-bit weights; the least is 0."""
+
+INT4_ZERO_BITS = 0xFF
+"""Mask of the zero point in the first 32 bits of an int4 block."""
 
 INT4_STEPS = 8
 """Scales that are tried for a group of 4-bit weights.

@@ -12,11 +12,10 @@ from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, ClassVar
 
+from ostinato.ops.sizes import DTYPE_BYTES
+
 if TYPE_CHECKING:
     import torch
-
-
-_BYTES = {"int64": 8, "int32": 4, "float32": 4}
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ class InputSpec:
         return (entries, self.width if isinstance(self.width, int) else sizes[self.width])
 
     def num_bytes(self, sizes: Mapping[str, int]) -> int:
-        return prod(self.shape(sizes)) * _BYTES[self.dtype]
+        return prod(self.shape(sizes)) * DTYPE_BYTES[self.dtype]
 
 
 Table = Mapping[str, InputSpec]

@@ -10,9 +10,10 @@ from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError, Remedy
 from ostinato.ops.operations import OPERATIONS
 from ostinato.ops.quant.block_formats import BLOCK_FORMATS
+from ostinato.ops.sizes import DTYPE_BYTES
 from ostinato.plan.decision import Decision
 from ostinato.plan.kernels import KernelChoice
-from ostinato.plan.model import DTYPE_BYTES, ModelSpec
+from ostinato.plan.model import ModelSpec
 from ostinato.plan.quantization import ORDER_BYTES, AnyQuantization, BlockQuantization, Quantization, StoredWeights
 from ostinato.units import format_bytes
 

@@ -9,10 +9,10 @@ from pydantic import ConfigDict
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError, ModelError, Remedy
 from ostinato.kv_cache.checkpoints import StateCacheMode
-from ostinato.ops.sizes import SCAN_CHUNK
+from ostinato.ops.sizes import DTYPE_BYTES, SCAN_CHUNK
 from ostinato.plan.decision import Decision
 from ostinato.plan.device.gpu_catalogue import DeviceSpec
-from ostinato.plan.model import DTYPE_BYTES, ModelSpec
+from ostinato.plan.model import MODEL_DTYPES, ModelSpec
 from ostinato.plan.quantization import AnyQuantization
 from ostinato.plan.rope import RopeSpec
 
@@ -67,8 +67,8 @@ def choose_ssm_state_dtype(config: EngineConfig, model: ModelSpec) -> tuple[str,
     """
     given = config.ssm_state_dtype != "auto"
     dtype = config.ssm_state_dtype if given else model.ssm_state_dtype or "float32"
-    if dtype not in DTYPE_BYTES:
-        known = ", ".join(DTYPE_BYTES)
+    if dtype not in MODEL_DTYPES:
+        known = ", ".join(MODEL_DTYPES)
         raise ModelError(f"config.json has mamba_ssm_cache_dtype {dtype!r}; the supported ones are {known}")
     if not model.has_recurrence or DTYPE_BYTES[dtype] >= DTYPE_BYTES["float32"]:
         return dtype, []

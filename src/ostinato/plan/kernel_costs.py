@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 from ostinato.ops.kernel_cost import KernelCost, StepShape, pair_flops
 from ostinato.ops.operations import OPERATIONS, call_with_known, prefill_op
-from ostinato.plan.layer_specs import ExpertsSpec, LayerSpec
+from ostinato.ops.sizes import DTYPE_BYTES
+from ostinato.plan.layer_specs import ExpertsSpec, LayerSpec, layer_sizes
 from ostinato.plan.memory.cache_modes import bytes_per_token
 from ostinato.plan.mixers import Mixer, StateDtype
-from ostinato.plan.model import DTYPE_BYTES, ModelSpec
+from ostinato.plan.model import ModelSpec
 from ostinato.plan.weights import Weight
 
 
@@ -103,9 +104,9 @@ def kernel_parts(
         if layer.experts is not None:
             yield from _of_experts(model, dtype, step, layer, layer.experts, inside)
         if layer.attention is not None:
-            heads = {name: getattr(layer.attention, name) for name in ("num_heads", "head_dim", "window")}
-            work = _work("attention", step, **heads, kv_bytes_per_token=bytes_per_token(layer.attention, kept))
-            yield KernelCostPart("attention", kept, work)
+            of_token = bytes_per_token(layer.attention, kept)
+            for sizes in layer_sizes("attention", layer):
+                yield KernelCostPart("attention", kept, _work("attention", step, **sizes, kv_bytes_per_token=of_token))
         if layer.mixer is not None:
             yield from _of_mixer(layer.mixer, {"model": dtype, "state": ssm_state_dtype}, step)
     head, each = model.lm_head, StepShape(step.rows, step.tokens_per_row if step.decodes else 1, 0, step.decodes)

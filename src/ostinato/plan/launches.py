@@ -7,30 +7,26 @@ kernels, eagerly and during capture, are estimates: they have not been measured 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
+from itertools import product
 from typing import Any, NamedTuple
 
 from ostinato.ops.launch_tables.launch import Launch
-from ostinato.ops.operations import OPERATIONS, call_with_known, prefill_op
+from ostinato.ops.operations import OPERATIONS, call_with_known, ops_called_by, prefill_op
 from ostinato.ops.quant.block_formats import BLOCK_FORMATS
-from ostinato.plan.encoder.memory import ENCODER_OPS, TAPS
+from ostinato.ops.sizes import DTYPE_BYTES
+from ostinato.plan.encoder.memory import TAPS
 from ostinato.plan.graphs.arena import CallTrace
 from ostinato.plan.graphs.capture_plan import CapturePlan, CaptureTime
 from ostinato.plan.kernels import KernelChoice
+from ostinato.plan.layer_specs import layer_sizes
 from ostinato.plan.limits import Limits
 from ostinato.plan.mixers import operations_of
-from ostinato.plan.model import DTYPE_BYTES, ModelSpec
+from ostinato.plan.model import ModelSpec
 from ostinato.plan.quantization import BlockQuantization
 
 StepSize = tuple[int, int]
 """Tokens and rows of a step."""
-
-IN_DECODE = {"causal_conv1d": 1, "token_shift": 1, "sample": 2, "linear": 1}
-"""Operation -> launches of one call in a decode step, where that is not the number of launches that its table lists.
-
-Other launches of the table are for prompts, for sampled tokens, or follow some matmuls. A matmul of unquantised weights
-is cuBLAS's, which no table lists.
-"""
 
 
 def planned_step_sizes(capture: CapturePlan, limits: Limits, tokens_per_row: int) -> list[StepSize]:
@@ -67,7 +63,8 @@ def with_launches(
 def _with_launches(
     op: str, choice: KernelChoice, model: ModelSpec, steps: list[StepSize], of_all: Mapping[str, int]
 ) -> KernelChoice:
-    row = OPERATIONS[op].triton
+    operation = OPERATIONS[op]
+    row = operation.triton
     if choice.implementation != "triton" or row is None or row.launches is None:
         return choice
     found: list[Launch] = []
@@ -77,7 +74,7 @@ def _with_launches(
             launches = call_with_known(row.launches, {**of_all, "tokens": tokens, "rows": rows, **sizes})
             found += [launch for launch in launches if launch not in found]
             of_one_row = of_one_row or len(launches)
-    return replace(choice, launches=tuple(found), launches_per_call=IN_DECODE.get(op, max(of_one_row, 1)))
+    return replace(choice, launches=tuple(found), launches_per_call=operation.decode_launches or max(of_one_row, 1))
 
 
 def _distinct(found: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -87,7 +84,7 @@ def _distinct(found: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 def _sizes_of(op: str, model: ModelSpec) -> Iterator[dict[str, Any]]:
     """Yield the sizes of each kind of layer that calls the operation, under the names that launch tables use."""
     vision, drafter = model.vision, model.drafter
-    if op in ENCODER_OPS - {"axial_angles", "linear"} and vision is not None:
+    if op in ops_called_by("encoder") and vision is not None:
         head_dim = vision.hidden_size // vision.num_heads
         sizes = {"num_heads": 2 * vision.num_heads, "head_dim": head_dim, "rotated": head_dim, "count": TAPS}
         yield {**sizes, "size": vision.hidden_size}
@@ -101,7 +98,8 @@ def _sizes_of(op: str, model: ModelSpec) -> Iterator[dict[str, Any]]:
     for layer in dict.fromkeys(layers):
         if op in ("attention", "rotary") and layer.attention is not None:
             rope = model.rope if layer.attention.rotates else None
-            yield {**asdict(layer.attention), "rotated": 0 if rope is None else rope.rotary_dim}
+            rotated = {"rotated": 0 if rope is None else rope.rotary_dim}
+            yield from ({**sizes, **rotated} for sizes in layer_sizes(op, layer))
         elif op == "rms_norm" and layer.attention is not None:
             if layer.attention.values_in_keys:
                 # Norms are over the latents, not over heads.
@@ -110,13 +108,12 @@ def _sizes_of(op: str, model: ModelSpec) -> Iterator[dict[str, Any]]:
                 yield {"size": layer.attention.head_dim}
         elif op == "concat" and layer.attention is not None and layer.attention.values_in_keys:
             yield {"size": layer.attention.head_dim}
-        elif layer.mixer is not None and op in operations_of(layer.mixer):
-            yield dict(layer.mixer.sizes)
-        elif op in ("moe", "route") and layer.experts is not None:
-            experts = {"experts": layer.experts.num_experts, "top_k": layer.experts.top_k}
-            experts["in_blocks"] = isinstance(model.quantization, BlockQuantization)
-            for group_size in _group_sizes(model, of_experts=True):
-                yield {**experts, "group_size": group_size, **_groups(model)}
+        elif op in operations_of(layer.mixer):
+            yield from layer_sizes(op, layer)
+        elif op in ("moe", "route"):
+            in_blocks = isinstance(model.quantization, BlockQuantization)
+            for sizes, group_size in product(layer_sizes(op, layer), _group_sizes(model, of_experts=True)):
+                yield {**sizes, "in_blocks": in_blocks, "group_size": group_size, **_groups(model)}
     if op not in (*of_mixers, "attention", "rotary", "moe", "route"):
         finished = {"is_quantized": model.quantization is not None, "is_finished": True}
         sizes = {"size": model.hidden_size, "channels": model.hidden_size, "vocab_size": model.vocab_size}

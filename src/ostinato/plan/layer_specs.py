@@ -5,11 +5,13 @@ A layer has its attention and its experts.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from ostinato.plan.graphs.arena import NO_CALLS, CallTrace
-from ostinato.plan.mixers import Mixer
+from ostinato.plan.mixers import Mixer, operations_of
 from ostinato.plan.weights import Weight, num_elements
 
 
@@ -138,6 +140,24 @@ class LayerSpec:
     def expert_weights(self) -> tuple[Weight, ...]:
         """Matrices of all experts: inward, and outward."""
         return tuple(weight for weight in self.weights if weight.role == "experts")
+
+
+def layer_sizes(op: str, layer: LayerSpec) -> Iterator[dict[str, Any]]:
+    """Yield the sizes of each call of an operation in a layer, under the names that the operations' rules use.
+
+    The rules are those for work, scratch memory and launches. Sizes of the step, such as its tokens, are not among
+    them.
+    """
+    if op == "linear":
+        for linear in layer.linears:
+            yield {"in_size": linear.in_size, "out_size": linear.out_size, "elements": linear.num_elements}
+    elif op in ("moe", "route") and layer.experts is not None:
+        yield {**vars(layer.experts), "inner_size": layer.experts.inner_size}
+    elif op in ("attention", "rotary") and layer.attention is not None:
+        yield {**vars(layer.attention), "kv_elements": layer.attention.kv_elements_per_token}
+    elif op in operations_of(layer.mixer):
+        assert layer.mixer is not None, "its operations are those of a mixer"
+        yield dict(layer.mixer.sizes)
 
 
 @dataclass(frozen=True)

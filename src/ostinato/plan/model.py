@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
+from ostinato.ops.sizes import DTYPE_BYTES
 from ostinato.plan.graphs.arena import NO_CALLS, CallTrace
 from ostinato.plan.layer_specs import AttentionSpec, LayerSpec, VisionSpec
 from ostinato.plan.mixers import NO_STATE, Mixer, StateArray, StateSpec
@@ -14,7 +15,8 @@ from ostinato.plan.quantization import AnyQuantization, BlockQuantization, Store
 from ostinato.plan.rope import RopeSpec
 from ostinato.plan.weights import Weight, num_elements
 
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+MODEL_DTYPES = ("float32", "bfloat16", "float16")
+"""Dtypes in which models run."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,11 @@ class ModelSpec:
     """`mamba_ssm_cache_dtype` of the checkpoint, if it names one."""
     rope: RopeSpec | None
     hyperparameters: Any
+    sharded_dims: tuple[str, ...] | None = None
+    """Paths of the hyperparameters that are widths of MLPs and experts, which ranks share.
+
+    The layers' specs have the other sharded sizes. None if ranks cannot share models of the architecture.
+    """
     ops: tuple[str, ...] = ()
     """Names of the ops/ functions that the model calls."""
     calls: CallTrace = NO_CALLS
@@ -246,7 +253,7 @@ def _in_layers(layers: tuple[LayerSpec, ...]) -> int:
 
 def _plain_bytes(weights: Iterable[Weight], dtype: str) -> int:
     """Return the bytes without quantisation."""
-    return sum(weight.num_elements * (4 if weight.in_float32 else DTYPE_BYTES[dtype]) for weight in weights)
+    return sum(weight.num_elements * DTYPE_BYTES["float32" if weight.in_float32 else dtype] for weight in weights)
 
 
 def saved_bytes(weights: Iterable[Weight], quantization: AnyQuantization | None, dtype: str) -> int:

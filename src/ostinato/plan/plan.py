@@ -12,6 +12,7 @@ from typing import Any
 from ostinato.config import EngineConfig
 from ostinato.errors import CapacityError, ConfigError
 from ostinato.json_io import from_plain, load_json, save_json, to_json_data
+from ostinato.ops.sizes import DTYPE_BYTES
 from ostinato.plan.cache_files import CacheFilesPlan, plan_cache_files
 from ostinato.plan.choose_quantization import expansion_decisions, quantization_decisions
 from ostinato.plan.decision import Decision
@@ -28,7 +29,7 @@ from ostinato.plan.layer_specs import VisionSpec
 from ostinato.plan.memory.prefix_decisions import prefix_decisions
 from ostinato.plan.memory.split import MemoryPlan, kv_block_bytes, state_slot_bytes, window_decisions
 from ostinato.plan.mixers import StateDtype
-from ostinato.plan.model import DTYPE_BYTES, ModelSpec
+from ostinato.plan.model import ModelSpec
 from ostinato.plan.open_settings import choose_overlap, text_decisions
 from ostinato.plan.prediction import Prediction, plan_prediction
 from ostinato.plan.remedies import advice, capacity_remedies, min_memory, working_remedies

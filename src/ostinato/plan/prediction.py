@@ -11,13 +11,14 @@ from typing import Literal
 
 from ostinato.ops.kernel_cost import KernelCost, StepShape
 from ostinato.ops.operations import OPERATIONS, prefill_op
+from ostinato.ops.sizes import DTYPE_BYTES
 from ostinato.plan.device.gpu_catalogue import DeviceSpec
 from ostinato.plan.device.measured_rates import KernelRate, Rates, StepKind
 from ostinato.plan.kernel_costs import LOGITS, KernelCostPart, kernel_parts
 from ostinato.plan.kernels import KernelChoice
 from ostinato.plan.launches import LAUNCH_SECONDS, step_launches
 from ostinato.plan.limits import Limits
-from ostinato.plan.model import DTYPE_BYTES, ModelSpec
+from ostinato.plan.model import ModelSpec
 
 ROWS = {"cpu": (1, 8, 32), "cuda": (1, 8, 32, 128, 256)}
 """Kind of device -> rows of the decode steps that the plan shows, up to its maximum, and the maximum itself."""
@@ -28,8 +29,6 @@ ENGINE = "engine"
 PASSES = ("rms_norm", "gated_rms_norm", "rotary")
 """Operations over activations whose rate is measured; others are assumed to be as fast as the first."""
 HOW_TO_MEASURE = "`ostinato plan MODEL --measure` measures it, in seconds, and keeps it"
-
-STORED_BYTES = DTYPE_BYTES | {"int8": 1}
 
 Bound = Literal["memory", "arithmetic"]
 
@@ -148,7 +147,7 @@ class StepPredictor:
             return max(part.work.num_bytes / self.bandwidth, part.work.flops / self.product_rate)
         if part.operation == "moe":
             # The m of each expert's matmul is the mean number of tokens routed to it.
-            elements = part.work.num_bytes / STORED_BYTES[part.storage]
+            elements = part.work.num_bytes / DTYPE_BYTES[part.storage]
             return seconds_at(self._points("linear", part.storage), part.work, part.work.flops / (2 * elements))
         if part.operation == "linear":
             tokens = step.tokens if step.decodes or part.name != LOGITS else step.rows

@@ -11,21 +11,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from ostinato.ops.quant.block_formats import BLOCK_FORMATS, Blocks, merge_adjacent
+from ostinato.ops.quant.block_formats import BLOCK_FORMATS, Blocks, formats_of, merge_adjacent
 from ostinato.ops.quant.block_formats import num_bytes as bytes_of_blocks
+from ostinato.ops.sizes import DTYPE_BYTES
 from ostinato.plan.weights import Weight
 
-INT4 = ("int4_g128", "int4_g64", "int4_g32")
-"""Formats of 4 bits, each with groups that divide those of the one before."""
+SCALE_BYTES = DTYPE_BYTES["float32"]
+"""Bytes of a scale."""
 
-FLOAT8 = ("fp8_g128", "fp8_g64", "fp8_g32")
-"""Formats of float8, in the same order."""
-
-SCALE_BYTES = 4
-"""Bytes of a scale, which is float32."""
-
-ORDER_BYTES = 4
-"""Bytes of an input's index, which is int32."""
+ORDER_BYTES = DTYPE_BYTES["int32"]
+"""Bytes of an input's index."""
 
 
 @dataclass(frozen=True)
@@ -126,8 +121,9 @@ class BlockQuantization:
     def granularity(self) -> str:
         if self.format is None:
             return "blocks as they lie in the file"
-        of = "one scale" if self.format in FLOAT8 else "one scale and zero point"
-        return f"{of} per {BLOCK_FORMATS[self.format].elements} elements of a row"
+        made = BLOCK_FORMATS[self.format]
+        of = "one scale" if made.family == "float8" else "one scale and zero point"
+        return f"{of} per {made.elements} elements of a row"
 
     def quantises(self, weight: Weight) -> bool:
         return self.blocks_of(weight) is not None
@@ -218,7 +214,8 @@ class BlockQuantization:
 
 def _with_smaller(name: str) -> tuple[str, ...]:
     """Return a format, followed by those that differ only in smaller groups, the largest first."""
-    kin = next((kin for kin in (INT4, FLOAT8) if name in kin), (name,))
+    family = BLOCK_FORMATS[name].family
+    kin = (name,) if family == "gguf" else formats_of(family)
     return kin[kin.index(name) :]
 
 
@@ -290,19 +287,21 @@ class StoredWeights:
 
         One scale for a row, or for all rows, is repeated for each of its groups.
         """
+        if self.numbers == "int8":
+            return None
         if self.numbers == "int4":
-            return f"int4_g{self.group_size or 128}"
-        if self.numbers == "float8":
-            wide = self.block[1] if self.block is not None else 0
-            return next((name for name in FLOAT8 if wide % BLOCK_FORMATS[name].elements == 0), None)
-        return None
+            wide = self.group_size or 0
+            return next((name for name in formats_of("int4") if wide in (0, BLOCK_FORMATS[name].elements)), None)
+        wide = self.block[1] if self.block is not None else 0
+        return next((name for name in formats_of("float8") if wide % BLOCK_FORMATS[name].elements == 0), None)
 
     def expands_because(self, read: Collection[str]) -> str | None:
         """Return why no kernel reads such weights; None: they run as `quantization`."""
-        if self.numbers == "float8" and not {*FLOAT8} & {*read}:
+        float8 = formats_of("float8")
+        if self.numbers == "float8" and not {*float8} & {*read}:
             return "no kernel here reads float8 weights"
         if self.numbers == "float8" and self.block_format is None:
-            return f"kernels read float8 weights with one scale for multiples of {BLOCK_FORMATS[FLOAT8[-1]].elements}"
+            return f"kernels read float8 weights with one scale for multiples of {BLOCK_FORMATS[float8[-1]].elements}"
         if self.has_order and self.block_format not in read:
             return "their groups are in act-order (g_idx), which no kernel of 8-bit weights follows"
         return None
@@ -322,8 +321,9 @@ class StoredWeights:
         """
         if blocks is None and self.has_order:
             return False
-        alike = {"int4": (*INT4, None), "float8": FLOAT8, "int8": (None,)}[self.numbers]
-        return blocks in alike
+        if blocks is None:
+            return self.numbers in ("int4", "int8")
+        return BLOCK_FORMATS[blocks].family == self.numbers
 
     @property
     def name(self) -> str:

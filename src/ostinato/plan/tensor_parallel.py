@@ -16,40 +16,6 @@ from ostinato.plan.layer_specs import AttentionSpec, LayerSpec
 from ostinato.plan.mixers import GatedDeltaSpec, Mamba1Spec, Mamba2Spec, Mixer, ShortConvSpec
 from ostinato.plan.model import ModelSpec
 
-WIDTHS: dict[str, tuple[str, ...]] = {
-    "arcee": ("intermediate_size",),
-    "bamba": ("intermediate_size",),
-    "falcon_h1": ("intermediate_size",),
-    "falcon_mamba": (),
-    "gemma3_text": ("intermediate_size",),
-    "granitemoehybrid": ("shared_intermediate_size",),
-    "jamba": ("intermediate_size",),
-    "kimi_linear": ("intermediate_size", "shared_size"),
-    "lfm2": ("intermediate_size",),
-    "lfm2_moe": ("intermediate_size",),
-    "llama": ("intermediate_size",),
-    "mamba": (),
-    "mamba2": (),
-    "mistral": ("intermediate_size",),
-    "nemotron_h": ("intermediate_size", "moe.shared_intermediate_size", "moe.experts.intermediate_size"),
-    "olmo_hybrid": ("intermediate_size",),
-    "qwen2": ("intermediate_size",),
-    "qwen3": ("intermediate_size",),
-    "qwen3_5": ("text.intermediate_size",),
-    "qwen3_5_moe": ("text.intermediate_size", "text.shared_size"),
-    "qwen3_5_moe_text": ("intermediate_size", "shared_size"),
-    "qwen3_5_text": ("intermediate_size",),
-    "qwen3_next": ("intermediate_size", "shared_size"),
-    "qwen3_vl": ("text.intermediate_size",),
-    "qwen3_vl_moe": ("text.intermediate_size",),
-    "smollm3": ("intermediate_size",),
-    "zamba2": ("intermediate_size",),
-}
-"""Architecture -> the hyperparameters that are widths of MLPs and experts, which are sharded among ranks.
-
-The specs of the layers say the rest. Models of other architectures cannot be sharded.
-"""
-
 SHARDED_COUNTS: dict[type, dict[str, str]] = {
     GatedDeltaSpec: {"num_heads": "heads of delta nets", "num_key_heads": "key heads of delta nets"},
     Mamba1Spec: {"channels": "channels of state layers"},
@@ -117,7 +83,7 @@ def shard(spec: ModelSpec, ranks: int) -> ModelSpec:
             [Remedy("tensor_parallel_size", count) for count in nearest],
         )
     hyper = spec.hyperparameters
-    for path in WIDTHS[spec.architecture]:
+    for path in spec.sharded_dims or ():
         hyper = _with_part(hyper, path.split("."), ranks)
     layers = {layer: _layer(layer, ranks) for layer in _layers(spec)}
     head = spec.head
@@ -138,9 +104,8 @@ def sharding_problems(spec: ModelSpec, ranks: int) -> list[str]:
     """Return the reasons why `ranks` processes cannot share a model, each as a clause; an empty list if they can."""
     if ranks == 1:
         return []
-    if spec.architecture not in WIDTHS:
-        known = ", ".join(WIDTHS)
-        return [f"the model is {spec.architecture}, and those that ranks can share are {known}"]
+    if spec.sharded_dims is None:
+        return [f"the model is {spec.architecture}, whose spec.py names no SHARDED_DIMS"]
     return list(dict.fromkeys(_problems(spec, ranks)))
 
 
@@ -157,7 +122,7 @@ def _problems(spec: ModelSpec, ranks: int) -> Iterator[str]:
             yield from _problems_of(mixer, ranks)
         if layer.experts is not None and layer.experts.intermediate_size % ranks:
             yield f"experts of width {layer.experts.intermediate_size} are no multiple of it"
-    for path in WIDTHS[spec.architecture]:
+    for path in spec.sharded_dims or ():
         width = _value(spec.hyperparameters, path.split("."))
         if width is not None and width % ranks:
             yield f"{path} {width} is no multiple of it"

@@ -15,8 +15,8 @@ import torch
 from ostinato.config import EngineConfig
 from ostinato.engine.core import EngineCore
 from ostinato.ops import noise
-from ostinato.ops.quant.quantize import MAX_INT8
 from ostinato.ops.seeds import mix64
+from ostinato.ops.sizes import MAX_INT8
 from ostinato.plan.memory.cache_modes import INT8
 from ostinato.runner.inputs import logit_positions, make_step_inputs
 from ostinato.sampling.logits_processing import process_logits, truncate_logits

@@ -131,7 +131,7 @@ def test_a_product_in_another_order_allocates_what_the_plan_counts(monkeypatch: 
     order = torch.arange(64, dtype=torch.int32)
     triton_kernel("linear")(torch.randn(5, 64), weight, None, None, "relu2", blocks=(("int4_g32", 24),), order=order)
     taken = sum(started[0][name].nbytes for name in ("x", "out"))
-    assert taken == scratch.triton_linear(tokens=5, outputs=24, element_bytes=4, in_size=64, in_order=True)
+    assert taken == scratch.triton_linear(tokens=5, out_size=24, element_bytes=4, in_size=64, in_order=True).shared
 
 
 def test_a_scale_that_is_nan_reaches_its_output_alone() -> None:

@@ -1,16 +1,19 @@
-"""The config.json that corresponds to the metadata of a GGUF file, and its tensors that are read in place.
+"""Architectures in GGUF files: the config.json of a file, and the checkpoint's names of its tensors. Imports no torch.
 
-A matmul may need several tensors as one matrix, such as gates and what they gate. They are one matrix if they are
-adjacent in the file, as most writers put these two. Tensors whose rows a checkpoint has in another order, such as
-queries and keys of Llama, are copied. Imports no torch.
+Also runs of tensors that can be read in place. A matmul may need several tensors as one matrix, such as gates and what
+they gate. They are one matrix if they are adjacent in the file, as most writers put these two. Tensors whose rows a
+checkpoint has in another order, such as queries and keys of Llama, are copied.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ostinato.errors import ModelError
+from ostinato.formats.gguf import tensor_names
 from ostinato.formats.gguf.metadata import Metadata
 from ostinato.formats.gguf.model_configs import (
     attention,
@@ -26,7 +29,7 @@ from ostinato.formats.gguf.model_configs import (
     qwen35_moe,
 )
 from ostinato.formats.gguf.reader import GgufTensor, Header
-from ostinato.formats.gguf.tensor_names import EACH, GATE, UP, checkpoint_name, has_adjacent_rope, is_changed
+from ostinato.formats.gguf.tensor_names import BARE, EACH, GATE, IN_HEAD, UP, is_changed
 from ostinato.ops.quant.block_formats import BLOCK_FORMATS
 
 if TYPE_CHECKING:
@@ -40,15 +43,15 @@ def config_of(header: Header) -> dict[str, Any]:
     """
     metadata = Metadata(header)
     architecture = metadata.architecture
-    if architecture not in ARCHITECTURES:
-        known = ", ".join(ARCHITECTURES)
+    if architecture not in _CONFIGS:
+        known = ", ".join(_CONFIGS)
         raise ModelError(f"{header.path} has a model of architecture {architecture!r}; GGUF files are read of {known}")
-    if metadata.num_head_layers and architecture not in WITH_HEADS:
+    if metadata.num_head_layers and architecture not in _WITH_HEADS:
         raise ModelError(
             f"{header.path} has a prediction head (nextn_predict_layers); GGUF files are read with one of "
-            f"{', '.join(WITH_HEADS)}; convert the model without it"
+            f"{', '.join(_WITH_HEADS)}; convert the model without it"
         )
-    config = _shared(metadata) | ARCHITECTURES[architecture](metadata)
+    config = _shared(metadata) | _CONFIGS[architecture](metadata)
     window = metadata.optional("attention.sliding_window")
     if window and window < metadata.integer("context_length"):
         raise ModelError(
@@ -93,26 +96,81 @@ def _llama(metadata: Metadata) -> dict[str, Any]:
     }
 
 
-ARCHITECTURES: dict[str, Callable[[Metadata], dict[str, Any]]] = {
-    "llama": _llama,
-    "qwen2": _llama,
-    "qwen3": _llama,
-    "granite": granite,
-    "granitehybrid": granite_hybrid,
-    "falcon-h1": falcon_h1,
-    "nemotron_h": nemotron_h,
-    "nemotron_h_moe": nemotron_h,
-    "mamba2": mamba2,
-    "lfm2": lfm2,
-    "lfm2moe": lfm2_moe,
-    "qwen35": qwen35,
-    "qwen35moe": qwen35_moe,
-    "qwen3next": qwen3_next,
-}
-"""Readers of architectures: llama.cpp's name -> function that makes the rest of the config.json."""
+@dataclass(frozen=True)
+class GgufArchitecture:
+    """Form of one architecture's models in GGUF files."""
 
-WITH_HEADS = ("qwen35", "qwen35moe", "qwen3next")
-"""Architectures that may have a prediction head."""
+    configs: Mapping[str, Callable[[Metadata], dict[str, Any]]]
+    """llama.cpp's names of the architecture, and the function that makes the rest of the config.json from each."""
+    layer: Mapping[str, str]
+    """Checkpoint's names in a layer, by the file's."""
+    backbone: str = "model"
+    embedding: str = "embed_tokens"
+    norm: str = "norm"
+    """Final norm."""
+    embedding_norm: str | None = None
+    """Name of `token_embd_norm`, which follows the layers, in spite of its name."""
+    mixer: str = "mixer"
+    """Module of the tensors in `tensor_names.BARE`."""
+    expert_bias: str | None = None
+    """Name of the bias that is added to experts' scores for their selection."""
+    has_head: bool = False
+    """True if its files may have a prediction head."""
+    norms_less_one: bool = False
+    """True if checkpoints store a norm's weight w as w - 1, and files as w."""
+    adjacent_rope: bool = False
+    """True if, in each head of a file, two rows of queries or keys that positions rotate together are neighbours.
+
+    In checkpoints they are half a head apart. Some writers do the same to Nemotron-H. It has no positions, so its
+    scores are the same in any order.
+    """
+
+
+_DELTA_NETS: dict[str, Any] = {"mixer": "linear_attn", "has_head": True, "norms_less_one": True}
+
+ARCHITECTURES: dict[str, GgufArchitecture] = {
+    "llama": GgufArchitecture({"llama": _llama}, tensor_names.LLAMA, adjacent_rope=True),
+    "qwen2": GgufArchitecture({"qwen2": _llama}, tensor_names.LLAMA),
+    "qwen3": GgufArchitecture({"qwen3": _llama}, tensor_names.LLAMA),
+    "granitemoehybrid": GgufArchitecture(
+        {"granite": granite, "granitehybrid": granite_hybrid},
+        tensor_names.GRANITE,
+        mixer="mamba",
+        adjacent_rope=True,
+    ),
+    "bamba": GgufArchitecture(
+        {"granitehybrid": granite_hybrid},
+        tensor_names.FALCON,
+        norm="final_layernorm",
+        mixer="mamba",
+        adjacent_rope=True,
+    ),
+    "falcon_h1": GgufArchitecture({"falcon-h1": falcon_h1}, tensor_names.FALCON, norm="final_layernorm", mixer="mamba"),
+    "nemotron_h": GgufArchitecture(
+        {"nemotron_h": nemotron_h, "nemotron_h_moe": nemotron_h},
+        tensor_names.NEMOTRON,
+        embedding="embeddings",
+        norm="norm_f",
+        expert_bias="mixer.gate.e_score_correction_bias",
+    ),
+    "mamba2": GgufArchitecture(
+        {"mamba2": mamba2}, tensor_names.MAMBA2, backbone="backbone", embedding="embeddings", norm="norm_f"
+    ),
+    "lfm2": GgufArchitecture({"lfm2": lfm2}, tensor_names.LFM2, embedding_norm="embedding_norm"),
+    "lfm2_moe": GgufArchitecture(
+        {"lfm2moe": lfm2_moe},
+        tensor_names.LFM2_MOE,
+        embedding_norm="embedding_norm",
+        expert_bias="feed_forward.expert_bias",
+    ),
+    "qwen3_5_text": GgufArchitecture({"qwen35": qwen35}, tensor_names.QWEN35, **_DELTA_NETS),
+    "qwen3_5_moe_text": GgufArchitecture({"qwen35moe": qwen35_moe}, tensor_names.QWEN35_MOE, **_DELTA_NETS),
+    "qwen3_next": GgufArchitecture({"qwen3next": qwen3_next}, tensor_names.QWEN3_NEXT, **_DELTA_NETS),
+}
+"""All architectures that are read from GGUF files, by the `model_type` of their models."""
+
+_CONFIGS = {name: config for row in ARCHITECTURES.values() for name, config in row.configs.items()}
+_WITH_HEADS = [name for row in ARCHITECTURES.values() if row.has_head for name in row.configs]
 
 
 def _dtype(header: Header) -> str:
@@ -120,6 +178,64 @@ def _dtype(header: Header) -> str:
     matrices = (place for place in header.tensors.values() if len(place.shape) > 1 and not is_changed(place.name))
     types = {place.type.name for place in matrices}
     return {"F32": "float32", "F16": "float16"}.get(types.pop(), "bfloat16") if len(types) == 1 else "bfloat16"
+
+
+def checkpoint_name(model: ModelSpec, name: str) -> str | None:
+    """Return the checkpoint's name of a tensor of a GGUF file; None for an unknown name.
+
+    `blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`; in a model of three layers and a head it is
+    `mtp.layers.0.self_attn.q_proj.weight`.
+    """
+    row = ARCHITECTURES[model.architecture]
+    backbone = row.backbone
+    stem, _, part = name.rpartition(".")
+    if stem == "token_embd":
+        return f"{backbone}.{row.embedding}.{part}"
+    if stem == "output_norm":
+        return f"{backbone}.{row.norm}.{part}"
+    if stem == "token_embd_norm" and row.embedding_norm is not None:
+        return f"{backbone}.{row.embedding_norm}.{part}"
+    if stem == "output":
+        return f"lm_head.{part}"
+    found = re.fullmatch(r"blk\.(\d+)\.([\w.]+)", name)
+    if found is None:
+        return None
+    number, inner = int(found[1]), found[2]
+    if model.head is None or number < model.num_layers:
+        return _in_layer(row, f"{backbone}.layers.{number}", inner)
+    of_head = IN_HEAD.get(inner.rpartition(".")[0])
+    if of_head is not None:
+        return f"mtp.{of_head}.{part}"
+    return _in_layer(row, f"mtp.layers.{number - model.num_layers}", inner)
+
+
+def _in_layer(row: GgufArchitecture, layer: str, inner: str) -> str | None:
+    """Return the checkpoint's name of tensor `inner` (the file's name for it) of `layer`."""
+    if inner in BARE:
+        return f"{layer}.{row.mixer}.{BARE[inner]}"
+    if inner == "exp_probs_b.bias":
+        return None if row.expert_bias is None else f"{layer}.{row.expert_bias}"
+    # Falcon-H1's files have one norm without a suffix.
+    stem, _, part = inner.rpartition(".") if "." in inner else (inner, "", "weight")
+    known = row.layer.get(stem)
+    if known is None:
+        return None
+    for half in (GATE, UP):
+        if known.endswith(half):
+            return f"{layer}.{known.removesuffix(half)}.{part}{half}"
+    return f"{layer}.{known}.{part}"
+
+
+def stores_norm_plus_one(model_type: str, name: str) -> bool:
+    """Return whether the file stores a norm's weight w where the checkpoint stores w - 1."""
+    is_norm = name.endswith("norm.weight") and not name.endswith(".ssm_norm.weight")
+    return is_norm and ARCHITECTURES[model_type].norms_less_one
+
+
+def has_adjacent_rope(model_type: str, name: str) -> bool:
+    """Return whether a tensor of a file has rows in another order than in the checkpoint (see `adjacent_rope`)."""
+    is_rotated = re.fullmatch(r"blk\.\d+\.attn_[qk]\.(weight|bias)", name) is not None
+    return is_rotated and ARCHITECTURES[model_type].adjacent_rope
 
 
 def find_contiguous_tensors(header: Header, model: ModelSpec) -> tuple[tuple[str, ...], ...]:

@@ -21,6 +21,9 @@ from ostinato.models.config_json import (
 from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.model import ModelSpec
 
+SHARDED_DIMS = ("intermediate_size",)
+"""Hyperparameters that ranks share, as widths of MLPs and experts."""
+
 
 @dataclass(frozen=True)
 class Multipliers:
@@ -62,6 +65,7 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
         **shared_fields(config),
         layers=(LayerSpec("hybrid", attention, mamba2),) * integer(config, "num_hidden_layers"),
         rope=parse_rope(config, attention.head_dim),
+        sharded_dims=SHARDED_DIMS,
         hyperparameters=_hyperparameters(config),
     )
 

@@ -19,6 +19,9 @@ from ostinato.models.config_json import (
 from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.model import ModelSpec
 
+SHARDED_DIMS = ("intermediate_size",)
+"""Hyperparameters that ranks share, as widths of MLPs and experts."""
+
 
 @dataclass(frozen=True)
 class LlamaHyperparameters:
@@ -67,6 +70,7 @@ def llama_spec(
             for each, window in zip(rotates or (True,) * num_layers, windows or (None,) * num_layers, strict=True)
         ),
         rope=parse_rope(config, attention.head_dim, default_theta=default_theta),
+        sharded_dims=SHARDED_DIMS,
         hyperparameters=LlamaHyperparameters(
             intermediate_size=integer(config, "intermediate_size"),
             qkv_bias=qkv_bias,

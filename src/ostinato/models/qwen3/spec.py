@@ -19,6 +19,9 @@ from ostinato.models.config_json import (
 from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.model import ModelSpec
 
+SHARDED_DIMS = ("intermediate_size",)
+"""Hyperparameters that ranks share, as widths of MLPs and experts."""
+
 
 @dataclass(frozen=True)
 class Qwen3Hyperparameters:
@@ -38,6 +41,7 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
         **shared_fields(config),
         layers=tuple(LayerSpec("attention", replace(attention, window=window)) for window in qwen_windows(config)),
         rope=parse_rope(config, attention.head_dim),
+        sharded_dims=SHARDED_DIMS,
         hyperparameters=hyperparameters(config),
     )
 

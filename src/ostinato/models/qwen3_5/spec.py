@@ -32,4 +32,6 @@ def around(config: dict[str, Any], architecture: str, text_spec: Callable[[dict[
     assert plain.rope is not None, "its attention is rotated"
     rope = with_sections(plain.rope, text.get("rope_scaling") or text.get("rope_parameters") or {}, SECTIONS)
     whole = vl_spec(config, architecture, plain.hyperparameters, plain.layers, rope=rope, tokens=TOKENS, deepstack=())
-    return replace(whole, ssm_state_dtype=plain.ssm_state_dtype, head=plain.head)
+    assert plain.sharded_dims is not None, "ranks can share the text part"
+    sharded_dims = tuple(f"text.{name}" for name in plain.sharded_dims)
+    return replace(whole, ssm_state_dtype=plain.ssm_state_dtype, sharded_dims=sharded_dims, head=plain.head)

@@ -12,6 +12,9 @@ from ostinato.plan.layer_specs import ExpertsSpec
 from ostinato.plan.mixers import StoredDeltaNet
 from ostinato.plan.model import ModelSpec
 
+SHARDED_DIMS = ("intermediate_size", "shared_size")
+"""Hyperparameters that ranks share, as widths of MLPs and experts."""
+
 
 @dataclass(frozen=True)
 class Qwen3NextHyperparameters(Qwen35Hyperparameters):
@@ -58,7 +61,7 @@ def sparse_spec(config: Mapping[str, Any], architecture: str, stored: StoredDelt
         [of_first] = _has_experts(config, 1)
         own = tuple(replace(layer, experts=experts if of_first else None) for layer in head.layers)
         head = replace(head, layers=own)
-    return replace(plain, layers=layers, hyperparameters=hyper, head=head)
+    return replace(plain, layers=layers, hyperparameters=hyper, sharded_dims=SHARDED_DIMS, head=head)
 
 
 def _experts(config: Mapping[str, Any]) -> ExpertsSpec:

@@ -42,9 +42,9 @@ def linear_launches(
 
 
 def route_launches(
-    *, experts: int, top_k: int, element_bytes: int, capability: int, num_groups: int = 1, top_groups: int = 1
+    *, num_experts: int, top_k: int, element_bytes: int, capability: int, num_groups: int = 1, top_groups: int = 1
 ) -> tuple[Launch, ...]:
-    """Return the launches of `route_launches`, in which a warp selects the experts of one token."""
+    """Return the launches of `route`, in which a warp selects the experts of one token."""
     tile = _tile("score_experts", 1, element_bytes)
     choice = {
         "TOP_K": top_k,
@@ -52,7 +52,7 @@ def route_launches(
         "NUM_GROUPS": num_groups,
         "GROUPS_WIDTH": power_of_two(num_groups),
         "TOP_GROUPS": top_groups,
-        "WIDTH": power_of_two(experts),
+        "WIDTH": power_of_two(num_experts),
     }
     return (
         Launch("score_experts", {**tile.blocks, "OUTPUTS": 16}, tile.num_warps, tile.num_stages, tile.registers),
@@ -63,18 +63,18 @@ def route_launches(
 def moe_launches(
     *,
     tokens: int,
-    experts: int,
+    num_experts: int,
     top_k: int,
     element_bytes: int,
     capability: int,
     group_size: int | None = None,
     in_blocks: bool = False,
 ) -> tuple[Launch, ...]:
-    """Return the launches of `moe_launches`; its two matmuls, inward and outward, have the same launch.
+    """Return the launches of `moe`; its two matmuls, inward and outward, have the same launch.
 
     `group_size` is that of int8 weights with scales for groups, or that of weights in blocks if `in_blocks`.
     """
-    product = _tile("expert_product", tokens * top_k // experts, element_bytes, group_size, {"SPAN": SPAN})
+    product = _tile("expert_product", tokens * top_k // num_experts, element_bytes, group_size, {"SPAN": SPAN})
     if in_blocks and capability != 90:
         # Gates and values of 64 outputs, with both halves of their weights, take more registers than there are. On 9.0
         # a matmul reads its weights from shared memory.

@@ -7,6 +7,10 @@ others are made by Ostinato, from 4-bit and float8 checkpoints or from any weigh
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
+
+Family = Literal["gguf", "int4", "float8"]
+"""Kind of a format: GGUF's, or one of our own formats of 4-bit integers or of float8."""
 
 Blocks = tuple[tuple[str, int], ...]
 """Formats of a matrix's consecutive rows: (name of a format, number of rows).
@@ -22,6 +26,9 @@ class BlockFormat:
     name: str
     elements: int
     num_bytes: int
+    family: Family = "gguf"
+    can_be_made: bool = False
+    """True if weights can be quantised to it."""
 
     @property
     def bits(self) -> float:
@@ -40,21 +47,27 @@ BLOCK_FORMATS = {
         BlockFormat("Q4_1", 32, 20),
         BlockFormat("Q5_0", 32, 22),
         BlockFormat("Q5_1", 32, 24),
-        BlockFormat("Q8_0", 32, 34),
+        BlockFormat("Q8_0", 32, 34, can_be_made=True),
         BlockFormat("Q4_K", 256, 144),
         BlockFormat("Q5_K", 256, 176),
         BlockFormat("Q6_K", 256, 210),
         BlockFormat("IQ4_NL", 32, 18),
         BlockFormat("IQ4_XS", 256, 136),
-        BlockFormat("int4_g32", 32, 20),
-        BlockFormat("int4_g64", 64, 36),
-        BlockFormat("int4_g128", 128, 68),
-        BlockFormat("fp8_g32", 32, 36),
-        BlockFormat("fp8_g64", 64, 68),
-        BlockFormat("fp8_g128", 128, 132),
+        BlockFormat("int4_g32", 32, 20, "int4", can_be_made=True),
+        BlockFormat("int4_g64", 64, 36, "int4", can_be_made=True),
+        BlockFormat("int4_g128", 128, 68, "int4", can_be_made=True),
+        BlockFormat("fp8_g32", 32, 36, "float8", can_be_made=True),
+        BlockFormat("fp8_g64", 64, 68, "float8", can_be_made=True),
+        BlockFormat("fp8_g128", 128, 132, "float8", can_be_made=True),
     )
 }
 """Block formats by name. If a format has no native kernel, the reference dequantizes it in every step."""
+
+
+def formats_of(family: Family) -> tuple[str, ...]:
+    """Return the names of a family's formats, those of the largest blocks first."""
+    of_family = (each for each in BLOCK_FORMATS.values() if each.family == family)
+    return tuple(each.name for each in sorted(of_family, key=lambda each: -each.elements))
 
 
 def num_bytes(blocks: Blocks, in_size: int) -> int:

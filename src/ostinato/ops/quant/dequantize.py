@@ -22,13 +22,10 @@ from collections.abc import Callable, Iterator
 import torch
 
 from ostinato.ops.quant.block_formats import BLOCK_FORMATS, Blocks
-from ostinato.ops.sizes import DEQUANT_SLAB
+from ostinato.ops.sizes import DEQUANT_SLAB, INT4_ZERO_BITS
 
 IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 """Values of the 4-bit codes of IQ4_NL and IQ4_XS."""
-
-ZERO_BITS = 0xFF
-"""Mask of the zero point in the first 32 bits of an int4 block."""
 
 
 def dequantize(name: str, blocks: torch.Tensor) -> torch.Tensor:
@@ -62,7 +59,7 @@ def pack_int4(whole: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor) -> t
     """
     rows, groups = scale.shape
     bits = scale.float().contiguous().view(torch.int32)
-    assert not (bits & ZERO_BITS).any(), "a scale is a number of 16 bits"
+    assert not (bits & INT4_ZERO_BITS).any(), "a scale is a number of 16 bits"
     first = (bits | zero.int()).contiguous().view(torch.uint8).view(rows, groups, 4)
     parts = whole.to(torch.uint8).view(rows, groups, -1, 2, 16)
     nibbles = (parts[..., 0, :] | parts[..., 1, :] << 4).flatten(2)
@@ -139,7 +136,7 @@ def _iq4_xs(blocks: torch.Tensor) -> torch.Tensor:
 
 def _int4(blocks: torch.Tensor) -> torch.Tensor:
     bits = blocks[:, :4].contiguous().view(torch.int32)
-    scale, zero = (bits & ~ZERO_BITS).view(torch.float32), bits & ZERO_BITS
+    scale, zero = (bits & ~INT4_ZERO_BITS).view(torch.float32), bits & INT4_ZERO_BITS
     return scale * (_nibbles(blocks[:, 4:].unflatten(1, (-1, 16))).flatten(1) - zero)
 
 

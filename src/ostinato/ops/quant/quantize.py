@@ -19,10 +19,9 @@ import torch
 import torch.nn.functional as F
 
 from ostinato.ops.quant.block_formats import BLOCK_FORMATS
-from ostinato.ops.quant.dequantize import ZERO_BITS, pack_float8, pack_int4
-from ostinato.ops.sizes import INT4_SHRINK, INT4_STEPS
+from ostinato.ops.quant.dequantize import pack_float8, pack_int4
+from ostinato.ops.sizes import INT4_SHRINK, INT4_STEPS, INT4_ZERO_BITS, MAX_INT4, MAX_INT8
 
-MAX_INT4 = 15
 INT4_SLAB = 2**18
 """Values that torch quantises in one call."""
 
@@ -93,10 +92,9 @@ def _rounded(v: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor) -> torch.
 
 def _with_room(scale: torch.Tensor) -> torch.Tensor:
     """Return the nearest number whose bits for the zero point are 0."""
-    return ((scale.view(torch.int32) + (ZERO_BITS + 1) // 2) & ~ZERO_BITS).view(torch.float32)
+    return ((scale.view(torch.int32) + (INT4_ZERO_BITS + 1) // 2) & ~INT4_ZERO_BITS).view(torch.float32)
 
 
-MAX_INT8 = 127
 INT8_SLAB = 2**19
 """Values that torch quantises in one call."""
 
@@ -164,10 +162,6 @@ def _grouped(values: torch.Tensor, group_size: int | None) -> torch.Tensor:
     return F.pad(values, (0, missing)).unflatten(1, (-1, group_size))
 
 
-QUANTIZABLE_FORMATS = ("Q8_0", "int4_g32", "int4_g64", "int4_g128", "fp8_g32", "fp8_g64", "fp8_g128")
-"""Formats of blocks that weights can be quantised to."""
-
-
 @dataclass(frozen=True)
 class WeightQuantizers:
     """Quantisation functions, torch's by default."""
@@ -176,15 +170,17 @@ class WeightQuantizers:
     int4: QuantizeInt4 = quantize_int4_into
 
     def quantize_blocks(self, values: torch.Tensor, weight: torch.Tensor, name: str) -> None:
-        """Write `values` [rows, in] into `weight` in blocks of the format `name`, one of `QUANTIZABLE_FORMATS`.
+        """Write `values` [rows, in] into `weight` in blocks of the format `name`, which `can_be_made`.
 
         `weight` is uint8 [rows, bytes of a row].
         """
-        elements = BLOCK_FORMATS[name].elements
-        if name.startswith("fp8"):
+        made = BLOCK_FORMATS[name]
+        assert made.can_be_made, f"the plan quantises no weights to {name}"
+        elements = made.elements
+        if made.family == "float8":
             weight.copy_(_float8(values.float(), elements))
             return
-        if name != "Q8_0":
+        if made.family == "int4":
             self.int4(values, weight, elements)
             return
         whole = torch.empty(values.shape, dtype=torch.int8, device=weight.device)

@@ -14,9 +14,10 @@ import numpy as np
 import torch
 
 from ostinato.ops import noise
+from ostinato.ops.seeds import GUMBEL_MAX, GUMBEL_MIN
 
 # A token this far below the best one cannot win, whatever their noise; 1 is room for rounding.
-_HOPELESS = noise.GUMBEL_MIN - noise.GUMBEL_MAX - 1
+_HOPELESS = GUMBEL_MIN - GUMBEL_MAX - 1
 # Noise for whole rows is made for this number of tokens at a time, to stay in a core's cache.
 _NOISE_SLAB = 2**17
 # Top-p reads this number of best tokens first, then eight times more, and so on, until they reach top_p.

@@ -35,6 +35,13 @@ import triton
 import triton.language as tl
 
 from ostinato.ops.launch_tables.launch import Launch
+from ostinato.ops.seeds import HASH_MULTIPLIERS, HASH_SHIFTS
+from ostinato.ops.sizes import MAX_INT8
+
+# Kernels read globals only as `tl.constexpr`.
+FIRST_MULTIPLIER, SECOND_MULTIPLIER = map(tl.constexpr, HASH_MULTIPLIERS)
+FIRST_SHIFT, SECOND_SHIFT, LAST_SHIFT = map(tl.constexpr, HASH_SHIFTS)
+MOST_INT8 = tl.constexpr(float(MAX_INT8))
 
 
 @triton.jit
@@ -71,7 +78,7 @@ def larger(largest, x):
 @triton.jit
 def scale_of(largest):
     """Return the scale of rows with these largest magnitudes. Division rounds to the nearest float, as everywhere."""
-    return tl.div_rn(largest, tl.full(largest.shape, 127.0, tl.float32))
+    return tl.div_rn(largest, tl.full(largest.shape, MOST_INT8, tl.float32))
 
 
 @triton.jit
@@ -79,7 +86,7 @@ def rounded_to_integer(x, scale):
     """Round `x` [rows, elements] to steps of each row's scale, to nearest even."""
     divisor = tl.where(scale > 0, scale, 1.0)[:, None] + tl.zeros(x.shape, tl.float32)
     steps = tl.div_rn(x.to(tl.float32), divisor)
-    steps = tl.minimum(tl.maximum(steps, -127.0), 127.0)
+    steps = tl.minimum(tl.maximum(steps, -MOST_INT8), MOST_INT8)
     # A float of 1.5 * 2^23 has no fractional bits, so its lowest bits are the integer.
     return ((steps + 12582912.0).to(tl.int32, bitcast=True) & 0xFF).to(tl.int8)
 
@@ -176,9 +183,9 @@ def noise_bits(token, low, high):
 @triton.jit
 def mix(x):
     """Apply `ops.noise.mix` to uint32."""
-    x = (x ^ (x >> 16)) * 0x7FEB352D
-    x = (x ^ (x >> 15)) * 0x846CA68B
-    return x ^ (x >> 16)
+    x = (x ^ (x >> FIRST_SHIFT)) * FIRST_MULTIPLIER
+    x = (x ^ (x >> SECOND_SHIFT)) * SECOND_MULTIPLIER
+    return x ^ (x >> LAST_SHIFT)
 
 
 @triton.jit
@@ -195,11 +202,11 @@ def to_gumbel(bits):
 @triton.jit
 def mix_rounding(x):
     """Apply the bijection of 32-bit integers of `ops/noise.py`; `x` is uint32."""
-    x = x ^ (x >> 16)
-    x = x * tl.full((), 0x7FEB352D, tl.uint32)
-    x = x ^ (x >> 15)
-    x = x * tl.full((), 0x846CA68B, tl.uint32)
-    return x ^ (x >> 16)
+    x = x ^ (x >> FIRST_SHIFT)
+    x = x * tl.full((), FIRST_MULTIPLIER, tl.uint32)
+    x = x ^ (x >> SECOND_SHIFT)
+    x = x * tl.full((), SECOND_MULTIPLIER, tl.uint32)
+    return x ^ (x >> LAST_SHIFT)
 
 
 @triton.jit

@@ -27,7 +27,8 @@ from ostinato.ops.triton.common import activate, dot_operand, to_dtype
 def read_as(name: str) -> tuple[str, int]:
     """Return the kernels' name of a format, and the elements of its blocks."""
     assert name in TRITON_BLOCKS, f"the plan chooses the reference for {name}"
-    return "int4" if name.startswith("int4") else name, BLOCK_FORMATS[name].elements
+    kind = BLOCK_FORMATS[name]
+    return "int4" if kind.family == "int4" else name, kind.elements
 
 
 def of_one_format(blocks: Blocks | None) -> tuple[str, int]:

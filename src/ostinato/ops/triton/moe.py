@@ -174,7 +174,7 @@ def moe(
     count = tokens * top_k
     sort, inward, outward, add = launches.moe_launches(
         tokens=tokens,
-        experts=experts,
+        num_experts=experts,
         top_k=top_k,
         element_bytes=x.element_size(),
         capability=common.capability(x),
@@ -382,7 +382,7 @@ def route(
         x, weight = x.float(), weight.float()
     scores = torch.empty((tokens, experts), dtype=torch.float32, device=x.device)
     tile, choice = launches.route_launches(
-        experts=experts,
+        num_experts=experts,
         top_k=top_k,
         num_groups=num_groups,
         top_groups=top_groups,

@@ -7,20 +7,35 @@ beyond Python's own library.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
+
+Feature = Literal["avx2", "avx512", "avx512_bf16", "avx512_vnni", "avx512_vbmi", "amx", "emulated_amx"]
+"""Instructions that kernels use beyond plain C++.
+
+`avx2` includes FMA and F16C; `avx512` is that of x86-64-v4; `avx512_vbmi` includes GFNI. `emulated_amx` is plain C++ in
+place of `amx`, with the same bits.
+"""
 
 
 @dataclass(frozen=True)
 class InstructionSet:
     """Instruction set of a module `ostinato._native_<name>`.
 
-    A CPU must have `cpu_flags`, as /proc/cpuinfo spells them; the compiler gets `compiler_flags`. A stand-in is for
-    tests: the plan never chooses it, and it has some kernels only.
+    A CPU must have `cpu_flags`, as /proc/cpuinfo spells them. A stand-in is for tests: the plan never chooses it, and
+    it has some kernels only.
     """
 
     name: str
     cpu_flags: frozenset[str]
-    compiler_flags: tuple[str, ...]
+    options: tuple[str, ...]
+    """Options of the compiler."""
+    features: frozenset[Feature] = frozenset()
     is_stand_in: bool = False
+
+    @property
+    def compiler_flags(self) -> tuple[str, ...]:
+        """The compiler's options, with a macro `OSTINATO_HAS_…` for each feature."""
+        return (*self.options, *(f"-DOSTINATO_HAS_{feature.upper()}" for feature in sorted(self.features)))
 
 
 MATRIX_UNITS = frozenset({"amx_tile", "amx_bf16", "amx_int8"})
@@ -38,13 +53,18 @@ _COMPILE_V4 = ("-march=x86-64-v4", "-mprefer-vector-width=512")
 _COMPILE_V4_BF16 = (*_COMPILE_V4, "-mavx512bf16", "-mavx512vnni")
 _COMPILE_AMX = (*_COMPILE_V4_BF16, "-mavx512vbmi", "-mgfni", "-mamx-tile", "-mamx-bf16", "-mamx-int8")
 
+_AVX2: frozenset[Feature] = frozenset({"avx2"})
+_AVX512: frozenset[Feature] = _AVX2 | {"avx512"}
+_BF16: frozenset[Feature] = _AVX512 | {"avx512_bf16", "avx512_vnni"}
+_AMX: frozenset[Feature] = _BF16 | {"avx512_vbmi", "amx"}
+
 TABLE: dict[str, tuple[InstructionSet, ...]] = {
     "x86_64": (
-        InstructionSet("x86_64_v3", _V3, ("-march=x86-64-v3",)),
-        InstructionSet("x86_64_v4", _V4, _COMPILE_V4),
-        InstructionSet("x86_64_v4_bf16", _V4_BF16, _COMPILE_V4_BF16),
-        InstructionSet("x86_64_v4_amx", _V4_BF16 | _BESIDE_MATRIX_UNITS | MATRIX_UNITS, _COMPILE_AMX),
-        InstructionSet("x86_64_v4_emulated_tiles", _V4, (*_COMPILE_V4, "-DOSTINATO_EMULATED_TILES"), is_stand_in=True),
+        InstructionSet("x86_64_v3", _V3, ("-march=x86-64-v3",), _AVX2),
+        InstructionSet("x86_64_v4", _V4, _COMPILE_V4, _AVX512),
+        InstructionSet("x86_64_v4_bf16", _V4_BF16, _COMPILE_V4_BF16, _BF16),
+        InstructionSet("x86_64_v4_amx", _V4_BF16 | _BESIDE_MATRIX_UNITS | MATRIX_UNITS, _COMPILE_AMX, _AMX),
+        InstructionSet("x86_64_v4_emulated_tiles", _V4, _COMPILE_V4, _AVX512 | {"emulated_amx"}, is_stand_in=True),
     ),
     "aarch64": (InstructionSet("aarch64", frozenset(), ()),),
 }

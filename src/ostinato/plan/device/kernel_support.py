@@ -15,7 +15,7 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 from ostinato.os_support import request_matrix_units
-from ostinato.plan.device.isa_table import MATRIX_UNITS, TABLE
+from ostinato.plan.device.isa_table import MATRIX_UNITS, TABLE, Feature
 from ostinato.plan.device.linux import read_cpu_flags
 
 CPU_FLAGS: dict[str, dict[str, frozenset[str]]] = {
@@ -72,21 +72,22 @@ def ask_for_matrix_units(
 
 def has_matrix_units(isa: str) -> bool:
     """Return whether kernels of the instruction set use matrix units."""
-    return _cpu_flags(isa) >= MATRIX_UNITS
+    return "amx" in features(isa)
 
 
 def multiplies_integers(isa: str) -> bool:
     """Return whether matmuls may use 16-bit fixed-point (i16)."""
-    return "avx2" in _cpu_flags(isa)
+    return "avx2" in features(isa)
 
 
 def multiplies_all_in_integers(isa: str) -> bool:
     """Return whether matmuls of any m use i16, as with AVX2 only; else only small m with weights in blocks do."""
-    return multiplies_integers(isa) and "avx512f" not in _cpu_flags(isa)
+    return multiplies_integers(isa) and "avx512" not in features(isa)
 
 
-def _cpu_flags(isa: str) -> frozenset[str]:
-    return next((isas[isa] for isas in (*CPU_FLAGS.values(), *TEST_ISAS.values()) if isa in isas), frozenset())
+def features(isa: str) -> frozenset[Feature]:
+    """Return the features of an instruction set; none if it is unknown."""
+    return next((row.features for isas in TABLE.values() for row in isas if row.name == isa), frozenset())
 
 
 PACKAGE = Path(__file__).parents[2]

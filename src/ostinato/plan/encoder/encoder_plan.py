@@ -9,10 +9,10 @@ from typing import Any, Literal
 from ostinato.config import EngineConfig
 from ostinato.config_fields import BUDGETS
 from ostinato.errors import ConfigError, Remedy
-from ostinato.ops.operations import Backend
+from ostinato.ops.operations import ENCODER_OPS, Backend
 from ostinato.plan.decision import Decision, no_effect
 from ostinato.plan.encoder.budgets import ITEMS, EncoderBudgets, doubling, encoder_budgets
-from ostinato.plan.encoder.memory import ENCODER_OPS, EncoderMemory, cell_bytes, encoder_graph_bytes, encoding_bytes
+from ostinato.plan.encoder.memory import EncoderMemory, cell_bytes, encoder_graph_bytes, encoding_bytes
 from ostinato.plan.kernels import KernelChoice, ops_of
 from ostinato.plan.layer_specs import VisionSpec
 from ostinato.plan.limits import Limits

@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from ostinato.ops.operations import Backend, ops_called_by
+from ostinato.ops.operations import ENCODER_OPS, Backend
 from ostinato.ops.scratch import native_encoder_attention, triton_linear
+from ostinato.ops.sizes import DTYPE_BYTES
 from ostinato.ops.step_inputs import ENCODER_TABLE, encoder_sizes, table_bytes
 from ostinato.plan.layer_specs import LayerSpec, VisionSpec
 from ostinato.plan.memory.activations import pool_bytes
 from ostinato.plan.memory.kernel_scratch import native_scratch
-from ostinato.plan.model import DTYPE_BYTES
 from ostinato.units import MiB
-
-ENCODER_OPS = ops_called_by("encoder") | {"axial_angles", "linear"}
-"""Operations that the encoder calls."""
 
 TAPS = 4
 """Number of learned position embeddings that a patch's own is interpolated from."""
@@ -90,7 +87,7 @@ def encoder_graph_bytes(
     if set(triton) >= ENCODER_OPS:
         patches = largest * vision.patches_per_token
         widest = max((weight.out_size for weight in vision.weights if weight.role == "linear"), default=0)
-        product = triton_linear(tokens=patches, outputs=widest, element_bytes=DTYPE_BYTES[dtype])
+        product = triton_linear(tokens=patches, out_size=widest, element_bytes=DTYPE_BYTES[dtype]).shared
         return buffers + pool_bytes(vision.calls.arena_bytes(DTYPE_BYTES[dtype], patches) + product)
     peak = _peak_bytes(vision, dtype, largest, widens=True)
     return buffers + pool_bytes(peak + _mask_bytes(vision, largest, sees_all))

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
+from ostinato.ops.sizes import DTYPE_BYTES
+
 ALIGNMENT = 64
 """Alignment in bytes: a cache line, and the widest vector."""
 
@@ -77,7 +79,7 @@ class _FreeList:
         self._holes = merged
 
 
-FIXED_BYTES = {"float32": 4, "int32": 4, "int64": 8}
+FIXED_BYTES = {dtype: DTYPE_BYTES[dtype] for dtype in ("float32", "int32", "int64")}
 """Bytes of an element in the dtypes that do not follow the model's."""
 
 

@@ -10,12 +10,13 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from ostinato.ops.operations import ops_called_by
+from ostinato.ops.sizes import DTYPE_BYTES
 from ostinato.plan.graphs.arena import NO_CALLS
 from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.memory.cache_modes import bytes_while_read
 from ostinato.plan.memory.kernel_scratch import native_scratch, reference_scratch, triton_scratch
 from ostinato.plan.mixers import Mixer
-from ostinato.plan.model import DTYPE_BYTES, ModelSpec
+from ostinato.plan.model import ModelSpec
 from ostinato.units import KiB, MiB
 
 

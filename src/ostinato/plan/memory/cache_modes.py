@@ -7,14 +7,15 @@ import math
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError, Remedy
 from ostinato.kv_cache.checkpoints import StateCacheMode
+from ostinato.ops.sizes import DTYPE_BYTES
 from ostinato.plan.decision import Decision, no_effect
 from ostinato.plan.layer_specs import AttentionSpec
-from ostinato.plan.model import DTYPE_BYTES, ModelSpec
+from ostinato.plan.model import ModelSpec
 
 INT8 = "int8"
 """Dtype of integers from -127 to 127, with a float32 scale for each token's head (`ops/quant/quantize.py`)."""
 
-SCALE_BYTES = 4
+SCALE_BYTES = DTYPE_BYTES["float32"]
 
 
 def bytes_per_token(attention: AttentionSpec, dtype: str) -> int:
@@ -27,7 +28,7 @@ def bytes_per_token(attention: AttentionSpec, dtype: str) -> int:
 
 def bytes_while_read(dtype: str) -> int:
     """Return the bytes of one element of keys and values that a reference gathers: it converts integers to float32."""
-    return 1 + DTYPE_BYTES["float32"] if dtype == INT8 else DTYPE_BYTES[dtype]
+    return DTYPE_BYTES[INT8] + DTYPE_BYTES["float32"] if dtype == INT8 else DTYPE_BYTES[dtype]
 
 
 def choose_kv_cache_dtype(config: EngineConfig, model: ModelSpec, dtype: str) -> tuple[str, list[Decision]]:

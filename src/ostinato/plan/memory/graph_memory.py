@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ostinato.ops.operations import Backend, ops_called_by
+from ostinato.ops.sizes import DTYPE_BYTES
 from ostinato.ops.step_inputs import step_sizes, step_table, table_bytes
 from ostinato.plan.graphs.arena import CallTrace
 from ostinato.plan.limits import Limits
 from ostinato.plan.memory.activations import Pass, drafter_pass, model_pass, pool_bytes
 from ostinato.plan.memory.kernel_scratch import triton_scratch
-from ostinato.plan.model import DTYPE_BYTES, ModelSpec
+from ostinato.plan.model import ModelSpec
 
 
 @dataclass(frozen=True)
@@ -180,5 +181,8 @@ def _cuda_bytes(way: Pass, dtype: str, tokens: int, gathered_rows: int) -> int:
     """
     elements = way.kept_elements + way.widest_elements
     state = max((mixer.state.recurrent_elements for mixer in way.state_layers), default=0)
-    peak = tokens * elements * (DTYPE_BYTES[dtype] + 4) + gathered_rows * 3 * state * 4
+    peak = (
+        tokens * elements * (DTYPE_BYTES[dtype] + DTYPE_BYTES["float32"])
+        + gathered_rows * 3 * state * DTYPE_BYTES["float32"]
+    )
     return peak + peak // 4

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
-from functools import partial
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any
 
-from ostinato.ops import scratch as rules
 from ostinato.ops.operations import OPERATIONS, call_with_known
 from ostinato.ops.scratch import Scratch
-from ostinato.plan.layer_specs import LayerSpec
-from ostinato.plan.mixers import operations_of
+from ostinato.plan.layer_specs import LayerSpec, layer_sizes
 
 
 def native_scratch(
@@ -27,38 +25,11 @@ def native_scratch(
     `head` are the input and output sizes of the LM head; `positions` are sampled. With `in_order`, inputs of
     matmuls may have another order in their weights (act-order).
     """
+    step = {"tokens": tokens, "max_model_len": max_model_len, "threads": threads, "in_order": in_order}
     needed = [Scratch(0)]
-
-    def note(op: str, **numbers: int) -> None:
-        row = OPERATIONS[op].native
-        if op in native and row is not None and row.scratch is not None:
-            needed.append(call_with_known(row.scratch, numbers))
-
-    for layer in layers:
-        for linear in layer.linears:
-            note("linear", tokens=tokens, in_size=linear.in_size, in_order=in_order)
-        if layer.experts is not None:
-            note(
-                "moe",
-                tokens=tokens,
-                size=layer.experts.size,
-                inner=layer.experts.intermediate_size,
-                num_experts=layer.experts.num_experts,
-                experts_per_token=layer.experts.top_k,
-            )
-        if layer.attention is not None:
-            note(
-                "attention",
-                num_heads=layer.attention.num_heads,
-                num_kv_heads=layer.attention.num_kv_heads,
-                head_dim=layer.attention.head_dim,
-                max_model_len=max_model_len,
-                threads=threads,
-            )
-        for op in operations_of(layer.mixer):
-            note(op, **_sizes(layer, tokens=tokens, threads=threads))
-    note("linear", tokens=positions, in_size=head[0], in_order=in_order)
-    note("sample", positions=positions, vocab_size=head[1])
+    for op in native:
+        needed += _in_layers("native", op, layers, step)
+    needed += _of_head("native", native, head, positions, step)
     return max(each.shared for each in needed) + threads * max(each.own for each in needed)
 
 
@@ -76,49 +47,15 @@ def triton_scratch(
 ) -> int:
     """Return the bytes that the largest call of a Triton kernel allocates.
 
-    The step has `tokens` tokens in `rows` rows, or `decode_tokens` tokens of decode rows. `head`, `positions` and
-    `in_order` are as for `native_scratch`.
+    The step has `tokens` tokens in `rows` rows, or `decode_tokens` tokens of decode rows, whose attention alone
+    allocates. `head`, `positions` and `in_order` are as for `native_scratch`.
     """
-    needed = [0]
-
-    def note(op: str, rule: Callable[..., int], **numbers: int) -> None:
-        if op in triton:
-            needed.append(rule(**numbers))
-
-    width = {"element_bytes": element_bytes}
-    for layer in layers:
-        for linear in layer.linears:
-            inputs = {"in_size": linear.in_size, "in_order": in_order}
-            note("linear", rules.triton_linear, tokens=tokens, outputs=linear.out_size, **inputs, **width)
-        if layer.experts is not None:
-            note(
-                "moe",
-                rules.triton_moe,
-                tokens=tokens,
-                size=layer.experts.size,
-                inner=layer.experts.inner_size,
-                num_experts=layer.experts.num_experts,
-                experts_per_token=layer.experts.top_k,
-                **width,
-            )
-        if layer.attention is not None:
-            attention = layer.attention
-            note(
-                "attention",
-                rules.triton_attention,
-                tokens=decode_tokens,
-                rows=rows,
-                num_heads=attention.num_heads,
-                num_kv_heads=attention.num_kv_heads,
-                head_dim=attention.head_dim,
-            )
-        if "delta_scan" in operations_of(layer.mixer):
-            sizes = _sizes(layer, tokens=tokens, rows=rows)
-            note("delta_scan", partial(call_with_known, rules.triton_delta_scan, sizes))
-    inputs = {"in_size": head[0], "in_order": in_order}
-    note("linear", rules.triton_linear, tokens=positions, outputs=head[1], **inputs, **width)
-    note("sample", rules.triton_sample, positions=positions, vocab_size=head[1])
-    return max(needed)
+    step = {"tokens": tokens, "rows": rows, "element_bytes": element_bytes, "in_order": in_order}
+    needed = [Scratch(0)]
+    for op in triton:
+        needed += _in_layers("triton", op, layers, step | ({"tokens": decode_tokens} if op == "attention" else {}))
+    needed += _of_head("triton", triton, head, positions, step)
+    return max(each.shared for each in needed)
 
 
 def reference_scratch(
@@ -137,32 +74,42 @@ def reference_scratch(
     `kv_bytes` are those of an element of the keys and values that are read; `states` is the number of rows whose states
     are taken at once; `gathering_ranks` is the number of ranks that gather their sharded inputs, if they do.
     """
+    step = {"tokens": tokens, "max_model_len": max_model_len, "kv_bytes": kv_bytes, "states": states}
     needed = [Scratch(0)]
-
-    def note(op: str, **numbers: int) -> None:
-        row = OPERATIONS[op].reference
-        if op not in native and row.scratch is not None:
-            needed.append(call_with_known(row.scratch, numbers))
-
-    if layer.attention is not None:
-        note(
-            "attention",
-            tokens=tokens,
-            kv_elements=layer.attention.kv_elements_per_token,
-            kv_bytes=kv_bytes,
-            max_model_len=max_model_len,
-        )
-    for op in operations_of(layer.mixer):
-        note(op, **_sizes(layer, tokens=tokens, states=states))
-    if is_quantized:
+    for op in OPERATIONS:
+        if op not in native and op != "linear":
+            needed += _in_layers("reference", op, [layer], step)
+    if is_quantized and "linear" not in native:
+        # The reference of `moe` dequantizes by the rule of `linear`.
         matrices = (*layer.linears, *layer.expert_weights)
-        note("linear", elements=max((each.num_elements for each in matrices), default=0))
-    if gathering_ranks:
-        widest = max((each.in_size for each in layer.linears), default=0)
-        note("gather_act_order", tokens=tokens, elements=gathering_ranks * widest)
+        needed += (_scratch("reference", "linear", {"elements": each.num_elements}) for each in matrices)
+    if gathering_ranks and "gather_act_order" not in native:
+        widest = max((sizes["in_size"] for sizes in layer_sizes("linear", layer)), default=0)
+        sizes = step | {"elements": gathering_ranks * widest}
+        needed.append(_scratch("reference", "gather_act_order", sizes))
     return max(each.shared for each in needed)
 
 
-def _sizes(layer: LayerSpec, **numbers: int) -> dict[str, int]:
-    """Return the sizes of a layer's mixer and of the step."""
-    return numbers if layer.mixer is None else {**layer.mixer.sizes, **numbers}
+def _in_layers(implementation: str, op: str, layers: Iterable[LayerSpec], step: Mapping[str, Any]) -> Iterator[Scratch]:
+    """Yield the scratch memory of an operation's calls in the layers; nothing if there is no rule for it."""
+    row = OPERATIONS[op].implementation(implementation)
+    if row is None or row.scratch is None:
+        return
+    for layer in layers:
+        for sizes in layer_sizes(op, layer):
+            yield call_with_known(row.scratch, {**sizes, **step})
+
+
+def _of_head(
+    implementation: str, ops: Collection[str], head: tuple[int, int], positions: int, step: Mapping[str, Any]
+) -> Iterator[Scratch]:
+    """Yield the scratch memory of the LM head and of sampling."""
+    in_size, vocab_size = head
+    sizes = {**step, "in_size": in_size, "out_size": vocab_size, "vocab_size": vocab_size}
+    sizes |= {"tokens": positions, "positions": positions}
+    yield from (_scratch(implementation, op, sizes) for op in ("linear", "sample") if op in ops)
+
+
+def _scratch(implementation: str, op: str, sizes: Mapping[str, Any]) -> Scratch:
+    row = OPERATIONS[op].implementation(implementation)
+    return Scratch(0) if row is None or row.scratch is None else call_with_known(row.scratch, sizes)

@@ -8,12 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ostinato.kv_cache.sliding_window import SlidingWindowSpec
+from ostinato.ops.sizes import DTYPE_BYTES
 from ostinato.plan.decision import Decision
 from ostinato.plan.encoder.memory import EncoderMemory
 from ostinato.plan.limits import largest
 from ostinato.plan.memory.cache_modes import bytes_per_token
 from ostinato.plan.mixers import StateDtype
-from ostinato.plan.model import DTYPE_BYTES, ModelSpec
+from ostinato.plan.model import ModelSpec
 from ostinato.units import format_bytes
 
 
