@@ -207,7 +207,7 @@ def plan_layout(
 
 def bind(value: Any, layout: Layout, memory: torch.Tensor) -> Any:
     """Return `value` with every Place in it as a tensor in `memory`."""
-    return map_items(value, TensorRef, lambda place: place.of(memory, layout.offsets[place.storage]))
+    return map_items(value, TensorRef, lambda place: place.bind(memory, layout.offsets[place.storage]))
 
 
 def _real_tokens(tokens: int, length: int) -> Callable[[BufferedInputs], int]:

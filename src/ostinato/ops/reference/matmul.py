@@ -172,8 +172,8 @@ def route(
     top_groups: int = 1,
     normalize: bool = False,
     scaling: float = 1.0,
-    softmax_over_all: bool = False,
-    sum_epsilon: float = 1e-20,
+    over_all: bool = False,
+    least_sum: float = 1e-20,
 ) -> torch.Tensor:
     """Select the `top_k` best experts of each token by the scores x W^T, of equal ones the lowest.
 
@@ -189,13 +189,13 @@ def route(
     scores = F.linear(x.float(), weight.float())
     if correction_bias is None:
         ids = _best(scores, top_k)
-        weights = scores.softmax(-1).gather(1, ids) if softmax_over_all else scores.gather(1, ids).softmax(-1)
+        weights = scores.softmax(-1).gather(1, ids) if over_all else scores.gather(1, ids).softmax(-1)
     else:
         probabilities = scores.sigmoid()
         ids = _best(_allowed(probabilities + correction_bias, num_groups, top_groups), top_k)
         weights = probabilities.gather(1, ids)
         if normalize:
-            weights = weights / (weights.sum(-1, keepdim=True) + sum_epsilon)
+            weights = weights / (weights.sum(-1, keepdim=True) + least_sum)
     return torch.stack((ids.float(), weights * scaling), dim=1)
 
 
