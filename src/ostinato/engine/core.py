@@ -1,7 +1,4 @@
-"""The engine: one model, its plan, and the requests that its steps turn into outputs.
-
-Steps of an engine: each is scheduled, computed and finished, one after the other or overlapped.
-"""
+"""The engine: one model, its plan, and the requests that its steps turn into outputs."""
 
 from __future__ import annotations
 
@@ -48,101 +45,9 @@ from ostinato.runner.model_runner import ProgressFn
 from ostinato.sampling.grammar import Grammar, GrammarCompiler
 from ostinato.sampling.guide import Guide
 from ostinato.sampling.params import SamplingParams, check_token_ids
-from ostinato.scheduler.batch import StepResult
-from ostinato.scheduler.scheduler import Scheduler
+from ostinato.scheduler.batch import Batch, StepResult
+from ostinato.scheduler.request import RequestUpdate
 from ostinato.spec_decode.controller import SpeculationMonitor
-
-
-class Steps:
-    """Step loop, which holds the step in flight, if there is one, between two calls."""
-
-    def __init__(
-        self,
-        order: StepExecutor,
-        scheduler: Scheduler,
-        unfinished: OutputProcessor,
-        counts: EngineCounts,
-        meter: EngineHistograms,
-        speculation: SpeculationMonitor | None,
-    ) -> None:
-        self._order, self._scheduler, self._unfinished = order, scheduler, unfinished
-        self._counts, self._meter, self._speculation = counts, meter, speculation
-        self._running: StepHandle | None = None
-
-    @property
-    def is_running(self) -> bool:
-        """True while a step is in flight."""
-        return self._running is not None
-
-    def run(self) -> None:
-        """Run one step. See `EngineCore.step` for the errors raised."""
-        begin = time.perf_counter()
-        if self._running is None:
-            self._running = self._start()
-        scheduled = time.perf_counter()
-        if self._running is not None:
-            self._finish(self._running, begin, scheduled - begin, goes_on=self._order.overlaps)
-
-    def settle(self) -> None:
-        """Finish the step in flight, if there is one. The next call of `EngineCore.step` returns what it changed."""
-        if self._running is not None:
-            self._finish(self._running, time.perf_counter(), 0.0, goes_on=False)
-
-    def close(self) -> None:
-        """Close the executor. No step will follow."""
-        self._order.close()
-
-    def _start(self) -> StepHandle | None:
-        batch = self._scheduler.schedule()
-        if not batch.rows:
-            return None
-        if batch.new_request_ids:
-            self._unfinished.note_scheduled(batch.new_request_ids)
-        return self._order.submit(batch)
-
-    def _start_ahead(self) -> StepHandle | None:
-        batch = self._scheduler.schedule_ahead()
-        return None if batch is None else self._order.submit(batch)
-
-    def _finish(self, running: StepHandle, begin: float, bookkeeping: float, *, goes_on: bool) -> None:
-        """Start the next step if the executor overlaps (`goes_on`), wait for the running one, and use its result."""
-        batch, scheduler = running.batch, self._scheduler
-        self._running = None
-        following: StepHandle | None = None
-        result: StepResult | None = None
-        finished = scheduling = time.perf_counter()
-        try:
-            following = self._start_ahead() if goes_on else None
-            bookkeeping += time.perf_counter() - scheduling
-            result = running.wait()
-            finished = time.perf_counter()
-            updates = scheduler.update(result)
-        except RankError as error:
-            if scheduler.is_in_flight(batch):
-                self._unfinished.process_updates(scheduler.fail(batch, error))
-            raise
-        except Exception as error:
-            if not scheduler.is_in_flight(batch):
-                raise  # processing the result failed: a bug, not a failed step
-            result, following, updates = None, None, scheduler.fail(batch, error)
-        except BaseException as error:
-            if scheduler.is_in_flight(batch):
-                interrupted = RuntimeError(f"the step was interrupted: {error!r}")
-                self._unfinished.process_updates(
-                    scheduler.fail(batch, interrupted), notify=False
-                )  # the exception reports it
-            raise
-        self._running = following
-        bookkeeping += time.perf_counter() - finished
-        self._unfinished.process_updates(updates)
-        generated = sum([len(update.token_ids) for update in updates])
-        seconds = time.perf_counter() - begin
-        computed = batch.num_tokens
-        self._counts.count_step(len(batch.rows), batch.num_decode_rows, computed, generated, seconds, bookkeeping)
-        self._meter.step.observe(seconds)
-        self._meter.step_tokens.observe(computed)
-        if self._speculation is not None and result is not None:
-            self._speculation.count_step(batch, result, seconds)
 
 
 class EngineCore:
@@ -192,7 +97,7 @@ class EngineCore:
         self.plan = plan
         self.speculation: SpeculationMonitor | None = None
         if plan.speculative is not None:
-            self.speculation = SpeculationMonitor(plan.speculative, lambda: self.runner.num_captured)
+            self.speculation = SpeculationMonitor(plan.speculative, self.runner)
         self.scheduler = make_scheduler(
             plan, None if self.speculation is None else self.speculation.controller.choose_num_drafts
         )
@@ -210,14 +115,15 @@ class EngineCore:
         self.meter = EngineHistograms()
         self.request_lengths = RequestLengths()
         self.output_processor = OutputProcessor(self.scheduler, self.meter, self.request_lengths)
-        order = (OverlapExecutor if plan.settings.overlap == "on" else SyncExecutor)(self.runner)
-        self._steps = Steps(order, self.scheduler, self.output_processor, self.counts, self.meter, self.speculation)
+        self.executor: StepExecutor = (OverlapExecutor if plan.settings.overlap == "on" else SyncExecutor)(self.runner)
+        self._in_flight: StepHandle | None = None
+        """The step that was submitted ahead and is not finished."""
         self._num_added = 0
 
     @property
     def has_unfinished(self) -> bool:
         """True while there is an unfinished request, a step in flight or an output that was not returned yet."""
-        return self.scheduler.has_unfinished or self._steps.is_running or self.output_processor.has_outputs
+        return self.scheduler.has_unfinished or self._in_flight is not None or self.output_processor.has_outputs
 
     def add_request(
         self,
@@ -289,7 +195,7 @@ class EngineCore:
         """Add a request. RequestError if it can never be served, or an id is in use; nothing is changed then."""
         self.output_processor.check_id(generation)
         if any(self.scheduler.is_memory_in_use(request.request_id) for request in generation.requests):
-            self._steps.settle()
+            self.finish_in_flight()
         self.output_processor.add(generation)
 
     def export_request(self, request_id: str) -> bytes | None:
@@ -301,7 +207,7 @@ class EngineCore:
         `moved`. The bytes hold the prompt. As long as no other engine has imported them, this one may import them
         again.
         """
-        self._steps.settle()
+        self.finish_in_flight()
         generation = self.output_processor.request_states.get(request_id)
         if generation is None:
             return None
@@ -352,8 +258,74 @@ class EngineCore:
         requests continue, except after a RankError, which is raised too. An interrupt (a KeyboardInterrupt) ends the
         batch's requests too, and is raised again. Logits that are not finite end only their own request.
         """
-        self._steps.run()
+        begin = time.perf_counter()
+        step = self._in_flight if self._in_flight is not None else self._submit(self.scheduler.schedule())
+        if step is not None:
+            self._finish(step, begin, time.perf_counter() - begin, run_ahead=self.executor.overlaps)
         return self.output_processor.take_outputs()
+
+    def finish_in_flight(self) -> None:
+        """Finish the step in flight, if there is one. The next call of `step` returns what it changed."""
+        if self._in_flight is not None:
+            self._finish(self._in_flight, time.perf_counter(), 0.0, run_ahead=False)
+
+    def _submit(self, batch: Batch | None) -> StepHandle | None:
+        """Submit a batch to the executor. None if there is nothing to compute."""
+        if batch is None or not batch.rows:
+            return None
+        if batch.new_request_ids:
+            self.output_processor.note_scheduled(batch.new_request_ids)
+        return self.executor.submit(batch)
+
+    def _finish(self, step: StepHandle, begin: float, bookkeeping: float, *, run_ahead: bool) -> None:
+        """Submit the next step if the executor overlaps (`run_ahead`), wait for `step`, and use its result."""
+        batch, scheduler, outputs = step.batch, self.scheduler, self.output_processor
+        self._in_flight = None
+        ahead: StepHandle | None = None
+        result: StepResult | None = None
+        waited = scheduling = time.perf_counter()
+        try:
+            ahead = self._submit(scheduler.schedule_ahead()) if run_ahead else None
+            bookkeeping += time.perf_counter() - scheduling
+            result = step.wait()
+            waited = time.perf_counter()
+            updates = scheduler.update(result)
+        except RankError as error:  # the engine is lost
+            outputs.process_updates(self._fail(batch, error))
+            raise
+        except Exception as error:  # the other requests continue
+            if not scheduler.is_in_flight(batch):
+                raise  # processing the result failed: a bug, not a failed step
+            result, ahead, updates = None, None, scheduler.fail(batch, error)
+        except BaseException as error:  # an interrupt, which the exception reports
+            interrupted = RuntimeError(f"the step was interrupted: {error!r}")
+            outputs.process_updates(self._fail(batch, interrupted), notify=False)
+            raise
+        self._in_flight = ahead
+        bookkeeping += time.perf_counter() - waited
+        outputs.process_updates(updates)
+        self._count(batch, result, updates, time.perf_counter() - begin, bookkeeping)
+
+    def _fail(self, batch: Batch, error: Exception) -> list[RequestUpdate]:
+        """End the requests of a batch, and the step ahead of it, unless its result was already used."""
+        return self.scheduler.fail(batch, error) if self.scheduler.is_in_flight(batch) else []
+
+    def _count(
+        self,
+        batch: Batch,
+        result: StepResult | None,
+        updates: Sequence[RequestUpdate],
+        seconds: float,
+        bookkeeping: float,
+    ) -> None:
+        """Count a finished step. A failed one has no `result`, and tells nothing about drafts."""
+        generated = sum([len(update.token_ids) for update in updates])
+        computed = batch.num_tokens
+        self.counts.count_step(len(batch.rows), batch.num_decode_rows, computed, generated, seconds, bookkeeping)
+        self.meter.step.observe(seconds)
+        self.meter.step_tokens.observe(computed)
+        if self.speculation is not None and result is not None:
+            self.speculation.count_step(batch, result, seconds)
 
     def output(self, request_id: str) -> RequestOutput | None:
         """Return the output of an unfinished request, which steps update in place; None if there is no such request."""
@@ -367,7 +339,7 @@ class EngineCore:
             return None
         self.output_processor.abort(generation)
         if not self.scheduler.has_unfinished:
-            self._steps.settle()
+            self.finish_in_flight()
         return generation.output
 
     def preempt(self, request_id: str) -> bool:
@@ -375,7 +347,7 @@ class EngineCore:
 
         False if it is not running. Its tokens do not change.
         """
-        self._steps.settle()
+        self.finish_in_flight()
         return self.scheduler.preempt(request_id)
 
     def compile_guide(self, guide: Guide) -> Grammar:
@@ -391,7 +363,7 @@ class EngineCore:
 
         False if some prefixes are in use, and so can still be found.
         """
-        self._steps.settle()
+        self.finish_in_flight()
         if self.scheduler.encoder_cache is not None:
             self.scheduler.encoder_cache.clear()
         return self.scheduler.cache.store.clear()
@@ -416,11 +388,11 @@ class EngineCore:
         Nothing is computed afterwards.
         """
         try:
-            self._steps.settle()
+            self.finish_in_flight()
             with suppress(RankError):  # the part of a rank that has ended is lost
                 save_to_files(self.scheduler.cache.store)
         finally:
-            self._steps.close()
+            self.executor.close()
             if self._leader is not None:
                 self._leader.close()
 

@@ -97,16 +97,35 @@ class _ScoredPosition:
     num_top: int
 
 
-@dataclass(frozen=True)
 class SampledTokens:
-    """Sampled tokens of a step.
+    """Sampled tokens of a step, with results that are known.
 
-    `tokens` [rows] are on the model's device: the last of each row, or a negative number if it has none. `results`
-    reads them, which may wait for the device.
+    `tokens` [rows] are on the model's device: the last of each row, or a negative number if it has none.
     """
 
-    tokens: torch.Tensor
-    results: Callable[[], list[RowResult]]
+    def __init__(self, tokens: torch.Tensor, results: Sequence[RowResult] = ()) -> None:
+        self.tokens, self._results = tokens, results
+
+    def results(self) -> Sequence[RowResult]:
+        """Return the results of the rows, which may wait for the device."""
+        return self._results
+
+
+class _TokensOnDevice(SampledTokens):
+    """Sampled tokens, one per row, whose copy to the host may still be under way."""
+
+    def __init__(self, tokens: torch.Tensor, rows: Sequence[BatchRow]) -> None:
+        """Start the copy to the host, and do not wait for it."""
+        super().__init__(tokens)
+        self._rows = rows
+        self._on_host = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
+        self._on_host.copy_(tokens, non_blocking=True)
+        self._copied = torch.cuda.Event()
+        self._copied.record()
+
+    def results(self) -> Sequence[RowResult]:
+        self._copied.synchronize()
+        return _single_token_results(self._rows, self._on_host.tolist())
 
 
 def sample_rows_async(
@@ -118,22 +137,12 @@ def sample_rows_async(
     """
     if not all(row.num_logits == 1 and row.sampling_state.only_samples for row in rows):
         results = sample_rows(project, rows, draw=draw)
-        last = [each.token_ids[-1] if each.token_ids else -1 for each in results]
-        return SampledTokens(torch.tensor(last, dtype=torch.int32).to(device), lambda: results)
+        last = [result.token_ids[-1] if result.token_ids else -1 for result in results]
+        return SampledTokens(torch.tensor(last, dtype=torch.int32).to(device), results)
     tokens = _sample_one_per_row(project, rows, draw)
     if device.type == "cpu":
-        given = _single_token_results(rows, tokens.tolist())
-        return SampledTokens(tokens, lambda: given)
-    on_host = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
-    on_host.copy_(tokens, non_blocking=True)
-    copied = torch.cuda.Event()
-    copied.record()
-
-    def read() -> list[RowResult]:
-        copied.synchronize()
-        return _single_token_results(rows, on_host.tolist())
-
-    return SampledTokens(tokens, read)
+        return SampledTokens(tokens, _single_token_results(rows, tokens.tolist()))
+    return _TokensOnDevice(tokens, rows)
 
 
 def sample_rows(
