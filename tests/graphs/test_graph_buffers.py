@@ -56,7 +56,7 @@ def test_a_model_with_window_blocks_has_two_more_buffers_which_are_padded_as_tho
     buffers, plain = StepBuffers(6, 12, 5, 3, CPU, max_window_blocks=4), StepBuffers(6, 12, 5, 3, CPU)
     assert buffers.num_bytes - plain.num_bytes == 12 * 8 + 6 * 4 * 4
     assert buffers.num_bytes == buffer_bytes(12, 6, 5, 3, max_window_blocks=4)
-    buffers.arrays["window_block_cells"][:] = 9
+    buffers.arrays["window_kv_cells"][:] = 9
     buffers.write_window_tables([(0, 3, 4)] * 6)
     buffers.pad(2, 2, 4, 6)
     view = buffers.view(4, 6, 1, 4)

@@ -110,7 +110,7 @@ def poison_graphs(engine: EngineCore) -> None:
             "row_starts": numbers.clamp(max=buffers.tensors["token_ids"].numel()),
             "kv_lens": torch.full_like(numbers, 17),
             "block_tables": numbers % max(memory.num_blocks, 1),
-            "window_block_cells": numbers
+            "window_kv_cells": numbers
             * engine.runner.block_size
             % (max(memory.num_window_blocks, 1) * engine.runner.block_size),
             "window_block_tables": numbers % max(memory.num_window_blocks, 1),

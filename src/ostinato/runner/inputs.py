@@ -39,7 +39,7 @@ def write_step_inputs(buffers: StepBuffers, batch: Batch, block_size: int, draft
         arrays["positions"][:count] = starts
         arrays["kv_cells"][:count] = [_kv_cell(row.block_table, row.start, block_size) for row in rows]
         if buffers.has_window_blocks:
-            arrays["window_block_cells"][:count] = [
+            arrays["window_kv_cells"][:count] = [
                 _kv_cell(row.window_block_table, row.start, block_size) for row in rows
             ]
         arrays["row_starts"][: count + 1] = np.arange(count + 1)
@@ -105,7 +105,7 @@ def write_next_tokens(buffers: StepBuffers, rows: Sequence[BatchRow], tokens: Se
     at = list(zip(rows, positions.tolist(), strict=True))
     arrays["kv_cells"][:count] = [_kv_cell(row.block_table, position, block_size) for row, position in at]
     if buffers.has_window_blocks:
-        arrays["window_block_cells"][:count] = [
+        arrays["window_kv_cells"][:count] = [
             _kv_cell(row.window_block_table, position, block_size) for row, position in at
         ]
     if buffers.takes_images:
@@ -192,7 +192,7 @@ def _padded(slots: tuple[int, ...], width: int) -> tuple[int, ...]:
 
 def _tables(buffers: StepBuffers) -> list[tuple[np.ndarray, np.ndarray]]:
     """Return (cells, tables) of blocks and, in a model with window blocks, of those."""
-    names = [("kv_cells", "block_tables"), ("window_block_cells", "window_block_tables")]
+    names = [("kv_cells", "block_tables"), ("window_kv_cells", "window_block_tables")]
     return [(buffers.arrays[cells], buffers.arrays[tables]) for cells, tables in names[: 1 + buffers.has_window_blocks]]
 
 
