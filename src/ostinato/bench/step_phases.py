@@ -61,15 +61,15 @@ def watched(engine: EngineCore, clock: PhaseClock) -> Iterator[None]:
     places: list[tuple[str, Any, str]] = [
         ("loop", engine, "step"),
         ("schedule", engine.scheduler, "schedule"),
-        ("inputs", runner_module, "write_step"),
-        ("run", runner, "run"),
+        ("inputs", runner_module, "write_step_inputs"),
+        ("run", runner, "execute"),
         ("buffers", runner.graphs, "run"),
         ("model", runner.model, "forward"),
         ("model", Tape, "replay"),
-        ("logits", runner.model, "logits"),
-        ("sampling", runner_module, "sample"),
+        ("logits", runner.model, "compute_logits"),
+        ("sampling", runner_module, "sample_rows"),
         ("update", engine.scheduler, "update"),
-        ("deliver", engine.output_processor, "deliver"),
+        ("deliver", engine.output_processor, "process_updates"),
     ]
     with ExitStack() as stack:
         for phase, owner, name in places:

@@ -47,24 +47,24 @@ SERVER, ENGINE_PROCESS = "server", "engine"
 Parts = Sequence[tuple[str, Sequence[str]]]
 """Parts, each with patterns for its code; the first pattern that fits names a frame.
 
-A pattern is the end of a file's name, a folder (`sample/`), or a function of a file (`gate.py:send`).
+A pattern is the end of a file's name, a folder (`sampling/`), or a function of a file (`gate.py:send`).
 """
 
 ENGINE: Parts = (
-    ("requests that begin", ("engine.py:add", "child.py:_add", "child.py:_take")),
-    ("scheduler and prefix cache", ("schedule/", "/cache/")),
+    ("requests that begin", ("core.py:add_request", "input_processor.py", "child.py:_add", "child.py:_take")),
+    ("scheduler and prefix cache", ("scheduler/", "/kv_cache/")),
     ("inputs of the step", ("runner/inputs.py",)),
-    ("logits", ("runner.py:project", "base.py:logits")),
-    ("model", ("/graphs/", "/layers/", "runner.py:forward", "runner.py:_compute")),
-    ("sampling", ("/sample/",)),
+    ("logits", ("runner/step_logits.py", "base.py:compute_logits")),
+    ("model", ("/graphs/", "/layers/", "model_runner.py:execute_model")),
+    ("sampling", ("/sampling/",)),
     ("text of the tokens", ("engine/text/",)),
     (
         "outputs and counts",
-        ("engine/output_processor.py", "engine/output_processor.py", "engine/outputs.py", "/observe/"),
+        ("engine/output_processor.py", "engine/outputs.py", "/observe/"),
     ),
     ("gains", ("process/delivery.py", "child.py:_sendable")),
     ("pipe and pickles", ("process/messages.py",)),
-    ("loop", ("engine/core.py", "engine/core.py", "process/child.py", "engine/shared_engine.py", "engine/llm.py")),
+    ("loop", ("engine/core.py", "engine/executor.py", "process/child.py", "engine/shared_engine.py", "engine/llm.py")),
 )
 FRONT: Parts = (
     ("pipe and pickles", ("process/messages.py", "process/launch.py")),
