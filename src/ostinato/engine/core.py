@@ -12,7 +12,7 @@ from typing import Any
 from ostinato.config import EngineConfig
 from ostinato.engine.cache_files import engine_identity, open_files
 from ostinato.engine.executor import OverlapExecutor, StepExecutor, StepHandle, SyncExecutor
-from ostinato.engine.input_processor import as_token_ids, check_priority, check_salt, check_token_range
+from ostinato.engine.input_processor import InputProcessor
 from ostinato.engine.migration.export_import import make_export, restore_request
 from ostinato.engine.output_processor import OutputProcessor, RequestState
 from ostinato.engine.outputs import RequestOutput
@@ -44,7 +44,7 @@ from ostinato.plan.traffic import RequestLengths, Traffic
 from ostinato.runner.model_runner import ProgressFn
 from ostinato.sampling.grammar import Grammar, GrammarCompiler
 from ostinato.sampling.guide import Guide
-from ostinato.sampling.params import SamplingParams, check_token_ids
+from ostinato.sampling.params import SamplingParams
 from ostinato.scheduler.batch import Batch, StepResult
 from ostinato.scheduler.request import RequestUpdate
 from ostinato.spec_decode.controller import SpeculationMonitor
@@ -111,6 +111,9 @@ class EngineCore:
         remote = config.allow_remote_images
         self.media = load_media_input(self.directory, self.spec.vision, self.tokenizer, plan, remote)
         self._grammars = GrammarCompiler(self.tokenizer, self.spec.vocab_size, self._eos_token_ids)
+        self.input_processor = InputProcessor(
+            plan, self.tokenizer, self.spec.vocab_size, self._eos_token_ids, self._default_params, self._grammars
+        )
         self.counts = EngineCounts()
         self.meter = EngineHistograms()
         self.request_lengths = RequestLengths()
@@ -149,37 +152,28 @@ class EngineCore:
         prompt's hidden states, and its text means nothing; `params` should be `POOLING_PARAMS`. Raises RequestError,
         and changes nothing, if the request can never be served.
         """
-        check_salt(cache_salt)
-        check_priority(priority, self.plan.settings.scheduling_policy)
-        params = params or self.default_params()
-        text = prompt if isinstance(prompt, str) else None
-        if media is not None:
-            token_ids = media.token_ids
-        elif isinstance(prompt, str):
-            token_ids = self.tokenizer.encode(prompt, add_special_tokens)
-        else:
-            token_ids = as_token_ids(prompt)
-        check_token_range(token_ids, self.spec.vocab_size)
-        if media is not None and media.spans and self.plan.encoder is None:
-            raise RequestError("the prompt has images, and this model takes text only; choose a model with vision")
-        check_token_ids(params, self.spec.vocab_size, self._eos_token_ids)
-        if grammar is None and params.guide is not None:
-            grammar = self.compile_guide(params.guide)
-        if (None if grammar is None else grammar.guide) != params.guide:
-            raise RequestError("the grammar that came with the request is not that of its guide")
+        checked = self.input_processor.process(
+            prompt,
+            params,
+            add_special_tokens=add_special_tokens,
+            cache_salt=cache_salt,
+            priority=priority,
+            grammar=grammar,
+            media=media,
+        )
         request_id = self.output_processor.new_request_id(self._num_added) if request_id is None else request_id
         generation = RequestState(
             request_id,
-            text,
-            token_ids,
-            params,
+            checked.text,
+            checked.token_ids,
+            checked.params,
             self.tokenizer,
             self._eos_token_ids,
             max_model_len=self.plan.settings.max_model_len,
             priority=priority,
             cache_salt=cache_salt,
             default_seed=seed_of_request(self.plan.settings.seed, self._num_added),
-            grammar=grammar,
+            grammar=checked.grammar,
             media=media,
             client=client,
             pooling=pooling,
@@ -187,8 +181,8 @@ class EngineCore:
         self._add_state(generation)
         self._num_added += 1
         self.counts.requests += 1
-        self.counts.prompt_tokens += len(token_ids)
-        self.meter.prompt_tokens.observe(len(token_ids))
+        self.counts.prompt_tokens += len(checked.token_ids)
+        self.meter.prompt_tokens.observe(len(checked.token_ids))
         return request_id
 
     def _add_state(self, generation: RequestState) -> None:

@@ -86,7 +86,7 @@ class SingleRank:
 
 
 class ModelOutput(NamedTuple):
-    """What a step's layers computed."""
+    """Results of a step's layers."""
 
     hidden: torch.Tensor
     """Hidden states of the batch's tokens and drafts, followed by those of padding, [tokens, hidden]."""

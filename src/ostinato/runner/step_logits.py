@@ -93,7 +93,7 @@ class Logits:
             raise
 
     def finish(self) -> None:
-        """Compute the chunks that nobody asked for, if other ranks wait in them."""
+        """Compute the chunks that the sampler has left, if other ranks wait in them."""
         while self._chunks and self._ranks.group is not None:
             self.next_chunk()
 
