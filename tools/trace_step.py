@@ -4,10 +4,10 @@
     .venv/bin/python tools/trace_step.py --generate
     .venv/bin/python tools/trace_step.py --write-page
 
-A decode step is traced when nothing new happens in it: no block fills, no graph is captured, no token comes that none of
-the requests had before. `--generate` traces a call from its prompt to its last token. Both see the calls on all threads,
-and none inside a replayed graph. Calls into other packages are counted, but not listed. `--write-page` writes the table
-of docs/architecture/request.md.
+A decode step is traced when nothing new happens in it: no block fills, no graph is captured, no token comes that none
+of the requests had before. `--generate` traces a call from its prompt to its last token. Both see the calls on all
+threads, and none inside a replayed graph. Calls into other packages are counted, but not listed. `--write-page` writes
+the table of docs/architecture/request.md.
 """
 
 from __future__ import annotations

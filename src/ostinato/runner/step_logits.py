@@ -18,6 +18,7 @@ from ostinato.scheduler.batch import Batch
 
 if TYPE_CHECKING:
     from ostinato.sampling.pooler import HiddenStatePooler
+    from ostinato.sampling.state import SamplingState
 
 
 class LogitPositions(NamedTuple):
@@ -111,7 +112,8 @@ def pool_rows(hidden: torch.Tensor, batch: Batch, drafts: Drafts = ()) -> None:
 
     `hidden` is [tokens, hidden], as `ModelRunner.execute_model` computes them.
     """
-    pools = [getattr(row.sampling_state, "pooler", None) for row in batch.rows]
+    states: list[SamplingState | None] = [row.sampling_state for row in batch.rows]
+    pools = [None if state is None else state.pooler for state in states]
     if not any(pools):  # almost every step has none
         return
     found: list[tuple[HiddenStatePooler, int, int]] = []

@@ -236,7 +236,8 @@ def _sample_logits(
 
 def _sample_one_per_row(logits: LogitChunks, rows: Sequence[BatchRow], kernel: SampleKernel) -> torch.Tensor:
     """Return the tokens of rows that need one each, and whose requests want nothing else, as in most steps."""
-    states, positions = [row.sampling_state for row in rows], [row.start + len(row.token_ids) for row in rows]
+    states: list[SamplingState] = [row.sampling_state for row in rows]
+    positions = [row.start + len(row.token_ids) for row in rows]
     return _sample_logits(logits.next_chunk(), states, positions, kernel)
 
 
@@ -259,7 +260,8 @@ def _verify_drafts(
     right.
     """
     due = [(row, count) for row, ahead in zip(rows, drafts, strict=True) for count in range(1 + len(ahead))]
-    states, positions = [row.sampling_state for row, _ in due], [row.end + count for row, count in due]
+    states: list[SamplingState] = [row.sampling_state for row, _ in due]
+    positions = [row.end + count for row, count in due]
     tokens = _sample_logits(logits.next_chunk(), states, positions, kernel).tolist()
     results = []
     place = 0
