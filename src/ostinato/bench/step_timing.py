@@ -54,8 +54,9 @@ def make_decode_steps(runner: ModelRunner, sizes: Sequence[int], prompt_len: int
         window_blocks, needed = (memory.num_window_blocks - 1) // max(sizes), prompt_len // settings.block_size + 1
         if window_blocks < min(needed, rules.blocks_per_request):
             raise CapacityError(
-                f"{max(sizes)} rows with a window of {rules.window} need {min(needed, rules.blocks_per_request)} window blocks each, and the "
-                f"cache has {memory.num_window_blocks - 1}: ask for fewer rows or more cache_memory"
+                f"{max(sizes)} rows with a window of {rules.window} need {min(needed, rules.blocks_per_request)} "
+                f"window blocks each, and the cache has {memory.num_window_blocks - 1}: ask for "
+                "fewer rows or more cache_memory"
             )
         if window_blocks < needed:
             most = min(most, (window_blocks - rules.blocks_per_window - 1) * settings.block_size)

@@ -36,8 +36,8 @@ def set_send_timeout(connection: Connection) -> None:
 def rank_timeout_error(ranks: int) -> RankError:
     """Return the error for a rank that the first rank has waited for long enough."""
     return RankError(
-        f"another of the {ranks} ranks of this engine lives, and has not answered for {RANK_TIMEOUT:g} s; start the engine "
-        "again"
+        f"another of the {ranks} ranks of this engine lives, and has not answered for {RANK_TIMEOUT:g} s; start the "
+        "engine again"
     )
 
 
