@@ -26,7 +26,7 @@ from typing import Any, Literal, TypedDict
 from ostinato.config_fields import Speculative
 
 
-class Settings(TypedDict, total=False):
+class LLMSettings(TypedDict, total=False):
     """All settings but `model`; docs/settings.md says what they mean."""
 
 '''

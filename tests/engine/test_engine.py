@@ -13,7 +13,7 @@ import pytest
 
 from ostinato import EngineConfig, RequestError, SamplingParams
 from ostinato.engine.core import EngineCore
-from ostinato.errors import Remedy
+from ostinato.errors import RankError, Remedy
 from ostinato.scheduler.batch import Batch, StepResult
 from tests.support.checkpoints import EOS, VOCAB_SIZE, checkpoint, random_prompt
 from tests.support.engines import NAME, PROMPT, assert_empty, complete, greedy, make_engine, run, sampled, tokens_of
@@ -130,6 +130,59 @@ def test_an_interrupted_step_ends_its_requests_and_leaves_the_engine_able_to_ser
     assert output is not None
     assert output.outputs[0].finish_reason == "error"
     assert run(engine)[waiting].outputs[0].token_ids == expected
+
+
+@pytest.mark.parametrize("overlap", ["off", "on"])
+@pytest.mark.parametrize("error", [RankError("lost"), RuntimeError("boom"), KeyboardInterrupt()], ids=type)
+def test_after_a_step_that_fails_nothing_is_in_flight(
+    monkeypatch: pytest.MonkeyPatch, error: BaseException, overlap: str
+) -> None:
+    """A lost rank and an interrupt are raised, any other error is the outputs'."""
+    engine = make_engine(overlap=overlap)
+    method = "launch" if overlap == "on" else "execute"
+    compute, calls = getattr(engine.runner, method), 0
+
+    def failing(*args: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise error
+        return compute(*args)
+
+    monkeypatch.setattr(engine.runner, method, failing)
+    output = engine.output(engine.add_request(PROMPT, greedy()))
+    if type(error) is RuntimeError:
+        run(engine)
+    else:
+        with pytest.raises(type(error)):
+            run(engine)
+    assert output is not None
+    assert output.outputs[0].finish_reason == "error"
+    assert output.error is error or "interrupted: KeyboardInterrupt" in str(output.error)
+    assert engine._in_flight is None
+    assert engine.stats()["failed_steps"] == 1
+    engine.finish_in_flight()
+    engine.step()
+    assert_empty(engine)
+    engine.close()
+
+
+def test_a_result_that_cannot_be_used_up_is_raised_and_leaves_nothing_in_flight(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = make_engine()
+    update = engine.scheduler.update
+
+    def mistaken(result: StepResult) -> Any:
+        update(result)
+        raise AssertionError("a bug")
+
+    engine.add_request(PROMPT, greedy())
+    monkeypatch.setattr(engine.scheduler, "update", mistaken)
+    with pytest.raises(AssertionError, match="a bug"):
+        engine.step()
+    assert engine._in_flight is None
+    assert engine.stats()["failed_steps"] == 0
 
 
 def test_a_model_whose_logits_are_not_finite_is_an_error_that_names_the_dtype(

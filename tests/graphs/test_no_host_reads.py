@@ -23,6 +23,7 @@ from ostinato.sampling.sampler import sample_rows
 from ostinato.sampling.state import SamplingState
 from ostinato.scheduler.batch import Batch, BatchRow
 from tests.support.checkpoints import checkpoint
+from tests.support.logit_table import LogitTable
 from tests.support.recipes import HEADED, RECIPES
 from tests.support.triton_kernels import require_triton
 from tests.support.vl_models import VL_RECIPES, vl_checkpoint
@@ -160,7 +161,7 @@ def test_sampling_brings_back_the_tokens_and_nothing_else(which: int | None, mon
         return torch.zeros(3, dtype=torch.int32)  # what a copy to the host would be
 
     with torch.inference_mode(), collected_launches(monkeypatch) as launches:
-        results = sample_rows(lambda places: logits[: len(places)], rows, draw=draw)
+        results = sample_rows(LogitTable(logits, rows), rows, kernel=draw)
     assert [result.token_ids for result in results] == [(0,)] * 3
     assert [(each.device, tuple(each.shape)) for each in brought] == [(META, (3,))]
     assert launches

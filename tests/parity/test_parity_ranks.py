@@ -30,8 +30,10 @@ from ostinato.engine.core import EngineCore
 from ostinato.errors import ConfigError, ModelError, RankError
 from ostinato.models.checkpoint import load_spec, model_spec
 from ostinato.plan.device.detect import detect
+from ostinato.plan.memory.activations import PROMPT_POSITIONS
 from ostinato.plan.plan import make_plan
 from ostinato.plan.tensor_parallel import Rank, sharding_problems
+from ostinato.sampling import sampler
 from tests.models.test_ranks import CASES
 from tests.parity.test_parity_speculation import GRAPHS, Cell, serve
 from tests.support import vision_parity
@@ -259,12 +261,35 @@ def test_what_interrupts_a_step_ends_all_ranks(monkeypatch: pytest.MonkeyPatch) 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(engine.runner, "forward", interrupt)
+    monkeypatch.setattr(engine.runner.graphs, "run", interrupt)
     engine.add_request([5, 6, 7], SamplingParams(max_tokens=3))
     with pytest.raises(KeyboardInterrupt):
         engine.step()
     assert not any(is_running(pid) for pid in processes)
     assert not engine.scheduler.has_unfinished
+
+
+def test_an_error_between_two_chunks_of_logits_ends_its_request_and_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other ranks compute the chunks that are left, and so must the first."""
+    engine = in_ranks("llama", 2)
+    score, calls = sampler.score_tokens, 0
+
+    def failing(*args: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise ValueError("broken")
+        return score(*args)
+
+    monkeypatch.setattr(sampler, "score_tokens", failing)
+    params = SamplingParams(max_tokens=3, prompt_logprobs=1)
+    output = engine.output(engine.add_request(list(range(1, 4 * PROMPT_POSITIONS)), params))
+    run(engine)
+    assert output is not None
+    assert str(output.error) == "broken"
+    complete(engine, decided_case("llama", PROMPT))
+    engine.check_ranks()
+    engine.close()
 
 
 def waiting_engine(monkeypatch: pytest.MonkeyPatch, patience: float, shares_memory: bool) -> EngineCore:
@@ -336,7 +361,7 @@ def test_ranks_end_where_an_engine_that_closes_is_interrupted(monkeypatch: pytes
 def test_ctrl_c_ends_all_ranks_while_one_is_waited_for(shares_memory: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = waiting_engine(monkeypatch, PATIENCE, shares_memory)
     processes = pids(engine)
-    monkeypatch.setattr(engine.runner, "forward", interrupted_later(engine.runner.forward))
+    monkeypatch.setattr(engine.runner.graphs, "run", interrupted_later(engine.runner.graphs.run))
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):

@@ -17,6 +17,7 @@ from ostinato.sampling import sampler
 from ostinato.sampling.params import SamplingParams
 from ostinato.scheduler.batch import BatchRow, RowResult
 from tests.support.draws import draw
+from tests.support.logit_table import LogitTable
 from tests.support.toy_requests import EOS, VOCAB, Model, Request, random_model, step, successor
 
 pytestmark = pytest.mark.usefixtures("every_draw")
@@ -172,8 +173,10 @@ def test_places_exist_for_the_drafts_that_were_given_and_no_others() -> None:
     asks = SamplingParams(temperature=0, prompt_logprobs=0)
     chunk, last, single = (Request(range(2, 12), asks, name=name) for name in ("chunk", "last", "single"))
     full, short = (Request((5,), SamplingParams(temperature=0), name=name) for name in ("full", "short"))
-    whole = BatchRow("last", tuple(range(5, 12)), 3, (1,), num_logits=7, samples=True, sampling_state=last.state)
-    part = BatchRow("chunk", (2, 3, 4), 0, (1,), num_logits=3, sampling_state=chunk.state)
+    whole = BatchRow(
+        "last", tuple(range(5, 12)), 3, (1,), num_logits=7, samples=True, sampling_state=last.state, num_scored=6
+    )
+    part = BatchRow("chunk", (2, 3, 4), 0, (1,), num_logits=3, sampling_state=chunk.state, num_scored=3)
     quiet = BatchRow("quiet", (2, 3), 0, (1,), sampling_state=full.state)
     rows = [full.row(3), short.row(3), single.row(2), quiet, part, whole]
     drafts = [(6, 7, 8), (6,), (12, 13), (), (), ()]
@@ -181,7 +184,7 @@ def test_places_exist_for_the_drafts_that_were_given_and_no_others() -> None:
     prefixes += [single.prompt, (*single.prompt, 12), (*single.prompt, 12, 13)]
     prefixes += [chunk.prompt[:n] for n in (1, 2, 3)] + [last.prompt[:n] for n in range(4, 11)]
     logits = torch.stack([successor(prefix) for prefix in prefixes])
-    results = sampler.sample_rows(lambda places: logits[places], rows, drafts, draw=draw)
+    results = sampler.sample_rows(LogitTable(logits, rows, drafts), rows, drafts, kernel=draw)
     expected = [(6, 7, 8, 9), (6, 7), (12, 13, 14), (), (), (12,)]
     assert [result.token_ids for result in results] == expected
     assert [result.num_drafts for result in results] == [3, 1, 2, 0, 0, 0]

@@ -10,6 +10,7 @@ import torch
 from transformers.generation import logits_process as oracle
 
 from ostinato.errors import ModelError, Remedy, RequestError
+from ostinato.plan.memory.activations import PROMPT_POSITIONS
 from ostinato.sampling import sampler
 from ostinato.sampling.logits_processing import process_logits, truncate_logits
 from ostinato.sampling.params import SamplingParams, check_token_ids
@@ -17,6 +18,7 @@ from ostinato.sampling.sampler import select_tokens
 from ostinato.sampling.state import PendingToken, SamplingState, TokenCounts
 from ostinato.scheduler.batch import BatchRow, RowResult
 from tests.support.draws import draw
+from tests.support.logit_table import LogitTable
 
 pytestmark = pytest.mark.usefixtures("every_draw")
 
@@ -25,7 +27,7 @@ PROMPT = (5, 9, 9, 2)
 
 def sample(logits: torch.Tensor, rows: list[BatchRow]) -> list[RowResult]:
     """The sampler, given logits that are there already."""
-    return sampler.sample_rows(lambda places: logits[places], rows, draw=draw)
+    return sampler.sample_rows(LogitTable(logits, rows), rows, kernel=draw)
 
 
 def state(
@@ -466,9 +468,10 @@ def test_of_equally_likely_tokens_the_lowest_ids_are_listed() -> None:
 
 def prefill_row(payload: SamplingState, start: int, end: int, num_logits: int, samples: bool = False) -> BatchRow:
     tokens = tuple(payload.prompt_token_ids[start:end])
-    return BatchRow(
-        "p", tokens, start, block_table=(1,), num_logits=num_logits, samples=samples, sampling_state=payload
-    )
+    row = BatchRow("p", tokens, start, block_table=(1,), num_logits=num_logits, samples=samples, sampling_state=payload)
+    if payload.params.prompt_logprobs is None:
+        return row
+    return row._replace(num_scored=min(end, len(payload.prompt_token_ids) - 1) - (end - num_logits))
 
 
 def test_prompt_logprobs_score_each_token_by_the_position_before_it() -> None:
@@ -511,14 +514,10 @@ def test_a_long_prompt_is_scored_in_parts() -> None:
     prompt = list(range(20)) * 10
     payload = SamplingState(SamplingParams(prompt_logprobs=0, temperature=0), prompt, [], seed=7)
     logits = random_logits(200, 20)
-    asked: list[int] = []
-
-    def project(places: list[int]) -> torch.Tensor:
-        asked.append(len(places))
-        return logits[places]
-
-    row = BatchRow("p", tuple(prompt), 0, block_table=(1,), num_logits=200, samples=True, sampling_state=payload)
-    [result] = sampler.sample_rows(project, [row], draw=draw)
-    assert max(asked) <= 64
+    row = prefill_row(payload, 0, 200, 200, samples=True)
+    table = LogitTable(logits, [row])
+    assert [len(chunk) for chunk in table.chunks] == [1, *[PROMPT_POSITIONS] * 6, 7]
+    [result] = sampler.sample_rows(table, [row], kernel=draw)
+    assert not table.chunks
     assert len(result.prompt_logprobs) == 199
     assert result.token_ids == (int(logits[-1].argmax()),)

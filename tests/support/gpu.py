@@ -59,10 +59,10 @@ def forced_logits(engine: EngineCore, texts: Sequence[Sequence[int]], lengths: S
         )
 
     rows = range(len(texts))
-    hidden = runner.forward(Batch(tuple(row(i, 0, lengths[i]) for i in rows), 0))
+    hidden = runner.execute_model(Batch(tuple(row(i, 0, lengths[i]) for i in rows), 0)).hidden
     ends = torch.tensor(lengths, device=hidden.device).cumsum(0) - 1
     logits = [runner.model.compute_logits(hidden[ends]).float().cpu()]
     for step in range(len(texts[0]) - lengths[0]):
         batch = Batch(tuple(row(i, lengths[i] + step, lengths[i] + step + 1) for i in rows), len(texts))
-        logits.append(runner.model.compute_logits(runner.forward(batch)[: len(texts)]).float().cpu())
+        logits.append(runner.model.compute_logits(runner.execute_model(batch).hidden[: len(texts)]).float().cpu())
     return torch.stack(logits)

@@ -142,7 +142,7 @@ def shrink(engine: EngineCore, num_blocks: int, num_slots: int) -> None:
     engine.plan = replace(engine.plan, memory=memory)
     speculation = engine.speculation
     scheduler = make_scheduler(engine.plan, None if speculation is None else speculation.controller.choose_num_drafts)
-    engine.scheduler = engine.output_processor._scheduler = engine._steps._scheduler = scheduler
+    engine.scheduler = engine.output_processor._scheduler = scheduler
 
 
 def add(engine: EngineCore, case: Case, prompt_logprobs: bool = False, salt: str | None = None) -> RequestOutput:

@@ -14,6 +14,7 @@ from ostinato.sampling.params import SamplingParams
 from ostinato.sampling.state import SamplingState
 from ostinato.scheduler.batch import BatchRow, RowResult, TokenLogprobs
 from tests.support.draws import draw
+from tests.support.logit_table import LogitTable
 
 Model = Callable[[tuple[int, ...]], torch.Tensor]
 """The tokens so far -> the logits [vocab] of the next one."""
@@ -87,9 +88,8 @@ def step(
         for count in range(len(of_row) + 1)
     ]
     logits = torch.stack([model(prefix) for prefix in prefixes])
-    results = sampler.sample_rows(
-        lambda places: logits[places], [r.row(num_drafts) for r in requests], drafts, draw=draw
-    )
+    rows = [request.row(num_drafts) for request in requests]
+    results = sampler.sample_rows(LogitTable(logits, rows, drafts), rows, drafts, kernel=draw)
     for request, result in zip(requests, results, strict=True):
         request.output += result.token_ids
         request.logprobs += result.logprobs or ()

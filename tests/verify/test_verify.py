@@ -19,7 +19,7 @@ from ostinato.engine.text.tokenizer import load_tokenizer
 from ostinato.kv_cache.manager import CacheManager
 from ostinato.runner.draft_override import OverriddenProposer
 from ostinato.sampling import sampler
-from ostinato.sampling.sampler import Project, SampleKernel
+from ostinato.sampling.sampler import LogitChunks, SampleKernel
 from ostinato.sampling.state import SamplingState
 from ostinato.scheduler.batch import BatchRow, RowResult
 from ostinato.spec_decode.ngram import NgramProposer
@@ -131,7 +131,7 @@ def accept_wrong_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn, tokens_ahead = sampler._sample_logits, sampler._verify_drafts
 
     def ahead(
-        project: Project, rows: Sequence[BatchRow], drafts: Sequence[tuple[int, ...]], draw: SampleKernel
+        logits: LogitChunks, rows: Sequence[BatchRow], drafts: Sequence[tuple[int, ...]], kernel: SampleKernel
     ) -> list[RowResult]:
         guessed = {
             (id(row.sampling_state), row.end + i): draft
@@ -141,15 +141,15 @@ def accept_wrong_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
         }
 
         def taken(
-            logits: torch.Tensor, states: Sequence[SamplingState], positions: Sequence[int], draw: SampleKernel
+            logits: torch.Tensor, states: Sequence[SamplingState], positions: Sequence[int], kernel: SampleKernel
         ) -> torch.Tensor:
-            tokens = drawn(logits, states, positions, draw).tolist()
+            tokens = drawn(logits, states, positions, kernel).tolist()
             places = [(id(state), position) for state, position in zip(states, positions, strict=True)]
             return torch.tensor([guessed.get(place, token) for place, token in zip(places, tokens, strict=True)])
 
         with monkeypatch.context() as mistaken:
             mistaken.setattr(sampler, "_sample_logits", taken)
-            return tokens_ahead(project, rows, drafts, draw)
+            return tokens_ahead(logits, rows, drafts, kernel)
 
     monkeypatch.setattr(sampler, "_verify_drafts", ahead)
 
@@ -210,9 +210,9 @@ def test_a_plain_path_that_contradicts_the_whole_text_is_found(monkeypatch: pyte
         return token if position % 7 else (token + 1) % 100
 
     def mistaken(
-        logits: torch.Tensor, states: Sequence[SamplingState], positions: Sequence[int], draw: SampleKernel
+        logits: torch.Tensor, states: Sequence[SamplingState], positions: Sequence[int], kernel: SampleKernel
     ) -> torch.Tensor:
-        return torch.tensor(list(map(wrong, drawn(logits, states, positions, draw).tolist(), positions)))
+        return torch.tensor(list(map(wrong, drawn(logits, states, positions, kernel).tolist(), positions)))
 
     monkeypatch.setattr(sampler, "_sample_logits", mistaken)
     report = verified("llama", Trial(extent="quick", num_prompts=0, max_tokens=8))

@@ -70,7 +70,7 @@ def make_decode_steps(runner: ModelRunner, sizes: Sequence[int], prompt_len: int
             chunk = chunk._replace(
                 window_block_table=_window_blocks(rules, number, window_blocks, start, start + count)
             )
-            runner.forward(Batch((chunk,), num_decode_rows=0))
+            runner.execute_model(Batch((chunk,), num_decode_rows=0))
         last = BatchRow(str(number), (rng.randrange(vocab_size),), prompt_len, table, slot, (slot,))
         rows.append(
             last._replace(window_block_table=_window_blocks(rules, number, window_blocks, prompt_len, prompt_len + 1))
@@ -114,7 +114,7 @@ def take_turns(
     all alike. The first round is not counted.
     """
     pairs: dict[int, list[tuple[float, float]]] = {size: [] for size in steps}
-    ways = {size: (run_eagerly(runner, step), partial(runner.forward, step)) for size, step in steps.items()}
+    ways = {size: (run_eagerly(runner, step), partial(runner.execute_model, step)) for size, step in steps.items()}
     for number in range(rounds + 1):
         say(f"round {number} of {rounds}" if number else "warming up")
         for size, (eager, graph) in ways.items():

@@ -10,19 +10,20 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import CancelledError, Future, InvalidStateError, wait
+from contextlib import AbstractContextManager, contextmanager
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import torch
 
 from ostinato.child_process import child_environment, start_bound_process
 from ostinato.distributed import rank_messages, shared_memory
 from ostinato.distributed.rank_memory import ReadMemory, WriteMemory
-from ostinato.distributed.rank_messages import ChosenDrafts, Logits, RankFailed, RankStart, RankStep
+from ostinato.distributed.rank_messages import ChosenDrafts, RankFailed, RankStart, RankStep
 from ostinato.distributed.shared_memory import SharedMemoryGroup
 from ostinato.errors import RankError, Remedy
 from ostinato.plan.model import ModelSpec
@@ -36,8 +37,6 @@ from ostinato.spec_decode.model_drafters import TokenSelector
 
 if TYPE_CHECKING:
     from ostinato.distributed.process_group import RankProcessGroup
-
-T = TypeVar("T")
 
 _POLL_SECONDS = 0.1
 """Seconds between looks whether all ranks are alive while they connect."""
@@ -162,39 +161,36 @@ class LeaderRank:
         if self._error is not None:
             raise self._error
 
-    def step(self, batch: Batch, drafts: Drafts, compute: Callable[[], T]) -> T:
-        """Call `compute` while all other ranks compute their parts of the same step. Errors as `_collective`."""
-        return self._collective(RankStep.of(batch, drafts), compute)
+    def step(self, batch: Batch, drafts: Drafts) -> AbstractContextManager[None]:
+        """Return the context of a step, which all other ranks compute too. Errors as `_collective`."""
+        return self._collective(RankStep.of(batch, drafts))
 
-    def logits(self, positions: Sequence[int], compute: Callable[[], T]) -> T:
-        """Call `compute` while all other ranks compute their parts of the logits. Errors as `_collective`."""
-        return self._collective(Logits(list(positions)), compute)
+    def logits(self) -> AbstractContextManager[None]:
+        """Return the context of a chunk of the last step's logits. Errors as `_collective`."""
+        return self._collective()
 
     def read(self, asked: ReadMemory) -> list[bytes]:
         """Return the other ranks' parts of a block or a slot. Errors as `_collective`."""
-
-        def answers() -> list[bytes]:
+        with self._collective(asked):
             return [self._receive(number) for number in range(1, self._world_size)]
-
-        return self._collective(asked, answers)
 
     def write(self, parts: Sequence[WriteMemory]) -> None:
         """Send each of the other ranks its part of a block or a slot. Errors as `_collective`."""
-
-        def give() -> None:
+        with self._collective():
             for number, part in enumerate(parts, 1):
                 self._send_bytes(number, pickle.dumps(part))
 
-        self._collective(None, give)
-
-    def select_drafts(self, logits: torch.Tensor, picks: Sequence[PendingToken], draw: SampleKernel) -> dict[int, int]:
+    def select_drafts(
+        self, logits: torch.Tensor, picks: Sequence[PendingToken], kernel: SampleKernel
+    ) -> dict[int, int]:
         """Sample draft tokens here, and send them to the other ranks, which wait for them. RankError if one is gone."""
-        tokens = self.draft_selector(logits, picks, draw)
+        tokens = self.draft_selector(logits, picks, kernel)
         self._send(ChosenDrafts(tokens))
         return tokens
 
-    def _collective(self, message: RankStep | Logits | ReadMemory | None, compute: Callable[[], T]) -> T:
-        """Send `message`, if there is one, and call `compute` while all other ranks follow it.
+    @contextmanager
+    def _collective(self, message: RankStep | ReadMemory | None = None) -> Iterator[None]:
+        """Send `message`, if there is one, and do this rank's part inside the context while all others do theirs.
 
         RankError, now and in all later calls, if a rank is gone or does not come. Any other error that ends the
         computation here also ends all ranks, since they would wait for this one.
@@ -204,7 +200,7 @@ class LeaderRank:
         try:
             if message is not None:
                 self._send(message)
-            return compute()
+            yield
         except RankError as error:
             self._error = self._error or error
             self.close(at_once=True)
@@ -222,7 +218,7 @@ class LeaderRank:
                 raise found from error
             raise
 
-    def _send(self, message: RankStep | Logits | ChosenDrafts | ReadMemory) -> None:
+    def _send(self, message: RankStep | ChosenDrafts | ReadMemory) -> None:
         # Pickled here: multiprocessing's pipes would pass an image's tensor as a descriptor, for children only.
         packed = pickle.dumps(message)
         for number in range(1, self._world_size):

@@ -76,7 +76,7 @@ class RankFailed:
 
 @dataclass(frozen=True)
 class RankStep:
-    """A step to be computed."""
+    """A step to be computed, with all chunks of its logits."""
 
     batch: Batch
     drafts: Drafts
@@ -86,13 +86,6 @@ class RankStep:
         """Return the step in the form that is sent: without sampling states and without the list of new requests."""
         rows = tuple(row._replace(sampling_state=None) for row in batch.rows)
         return cls(replace(batch, rows=rows, new_request_ids=()), drafts)
-
-
-@dataclass(frozen=True)
-class Logits:
-    """A request for the logits at some positions of the last step."""
-
-    positions: list[int]
 
 
 @dataclass(frozen=True)

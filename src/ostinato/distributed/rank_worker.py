@@ -14,7 +14,7 @@ import torch
 
 from ostinato.child_process import die_with_parent, exit_with_peer
 from ostinato.distributed.rank_memory import ReadMemory, WriteMemory
-from ostinato.distributed.rank_messages import ChosenDrafts, Logits, RankFailed, RankReady, RankStart, RankStep
+from ostinato.distributed.rank_messages import ChosenDrafts, RankFailed, RankReady, RankStart, RankStep
 from ostinato.distributed.shared_memory import SharedMemoryGroup
 from ostinato.runner.cache_memory import LayerCacheMemory
 from ostinato.runner.model_runner import ModelRunner, SingleRank
@@ -33,7 +33,7 @@ class FollowerRank(SingleRank):
         self._connection = connection
 
     def select_drafts(
-        self, _logits: torch.Tensor, _picks: Sequence[PendingToken], _draw: SampleKernel
+        self, _logits: torch.Tensor, _picks: Sequence[PendingToken], _kernel: SampleKernel
     ) -> dict[int, int]:
         chosen: ChosenDrafts = self._connection.recv()
         return chosen.tokens
@@ -79,27 +79,22 @@ def _serve(connection: Connection) -> None:
         start.spec,
         start.directory,
         draft_directory=start.draft_directory,
-        together=FollowerRank(group, connection),
+        tensor_parallel=FollowerRank(group, connection),
     )
     connection.send(RankReady())
     if start.plan.settings.capture == "startup":
         runner.capture()
-    hidden: torch.Tensor | None = None
     memory = LayerCacheMemory(runner.layer_memory, start.plan.settings.block_size)
     while True:
-        message: RankStep | Logits | ReadMemory | WriteMemory = connection.recv()
-        if isinstance(message, ReadMemory | WriteMemory):
-            if isinstance(message, ReadMemory):
+        message: RankStep | ReadMemory | WriteMemory = connection.recv()
+        match message:
+            case RankStep(batch, drafts):
+                with torch.inference_mode():
+                    runner.execute_model(batch, drafts).logits.finish()
+            case ReadMemory():
                 connection.send(bytes(message.of(memory)))
-            else:
+            case WriteMemory():
                 message.to(memory)
-            continue
-        with torch.inference_mode():
-            if isinstance(message, RankStep):
-                _, hidden = runner.execute_model(message.batch, message.drafts)
-            else:
-                assert hidden is not None, "logits are a step's"
-                runner.logits(hidden, message.positions)
 
 
 if __name__ == "__main__":

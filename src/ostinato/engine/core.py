@@ -1,7 +1,4 @@
-"""The engine: one model, its plan, and the requests that its steps turn into outputs.
-
-Steps of an engine: each is scheduled, computed and finished, one after the other or overlapped.
-"""
+"""The engine: one model, its plan, and the requests that its steps turn into outputs."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from typing import Any
 from ostinato.config import EngineConfig
 from ostinato.engine.cache_files import engine_identity, open_files
 from ostinato.engine.executor import OverlapExecutor, StepExecutor, StepHandle, SyncExecutor
-from ostinato.engine.input_processor import as_token_ids, check_priority, check_salt, check_token_range
+from ostinato.engine.input_processor import InputProcessor
 from ostinato.engine.migration.export_import import make_export, restore_request
 from ostinato.engine.output_processor import OutputProcessor, RequestState
 from ostinato.engine.outputs import RequestOutput
@@ -48,104 +45,12 @@ from ostinato.plan.traffic import RequestLengths, Traffic
 from ostinato.runner.model_runner import ProgressFn
 from ostinato.sampling.grammar import Grammar, GrammarCompiler
 from ostinato.sampling.guide import Guide
-from ostinato.sampling.params import SamplingParams, check_token_ids
-from ostinato.scheduler.batch import StepResult
-from ostinato.scheduler.scheduler import Scheduler
+from ostinato.sampling.params import SamplingParams
+from ostinato.scheduler.batch import Batch, StepResult
+from ostinato.scheduler.request import RequestUpdate
 from ostinato.spec_decode.controller import SpeculationMonitor
 
 kernel_log = logging.getLogger("ostinato.kernels")
-
-
-class Steps:
-    """Step loop, which holds the step in flight, if there is one, between two calls."""
-
-    def __init__(
-        self,
-        order: StepExecutor,
-        scheduler: Scheduler,
-        unfinished: OutputProcessor,
-        counts: EngineCounts,
-        meter: EngineHistograms,
-        speculation: SpeculationMonitor | None,
-    ) -> None:
-        self._order, self._scheduler, self._unfinished = order, scheduler, unfinished
-        self._counts, self._meter, self._speculation = counts, meter, speculation
-        self._running: StepHandle | None = None
-
-    @property
-    def is_running(self) -> bool:
-        """True while a step is in flight."""
-        return self._running is not None
-
-    def run(self) -> None:
-        """Run one step. See `EngineCore.step` for the errors raised."""
-        begin = time.perf_counter()
-        if self._running is None:
-            self._running = self._start()
-        scheduled = time.perf_counter()
-        if self._running is not None:
-            self._finish(self._running, begin, scheduled - begin, goes_on=self._order.overlaps)
-
-    def settle(self) -> None:
-        """Finish the step in flight, if there is one. The next call of `EngineCore.step` returns what it changed."""
-        if self._running is not None:
-            self._finish(self._running, time.perf_counter(), 0.0, goes_on=False)
-
-    def close(self) -> None:
-        """Close the executor. No step will follow."""
-        self._order.close()
-
-    def _start(self) -> StepHandle | None:
-        batch = self._scheduler.schedule()
-        if not batch.rows:
-            return None
-        if batch.new_request_ids:
-            self._unfinished.note_scheduled(batch.new_request_ids)
-        return self._order.submit(batch)
-
-    def _start_ahead(self) -> StepHandle | None:
-        batch = self._scheduler.schedule_ahead()
-        return None if batch is None else self._order.submit(batch)
-
-    def _finish(self, running: StepHandle, begin: float, bookkeeping: float, *, goes_on: bool) -> None:
-        """Start the next step if the executor overlaps (`goes_on`), wait for the running one, and use its result."""
-        batch, scheduler = running.batch, self._scheduler
-        self._running = None
-        following: StepHandle | None = None
-        result: StepResult | None = None
-        finished = scheduling = time.perf_counter()
-        try:
-            following = self._start_ahead() if goes_on else None
-            bookkeeping += time.perf_counter() - scheduling
-            result = running.wait()
-            finished = time.perf_counter()
-            updates = scheduler.update(result)
-        except RankError as error:
-            if scheduler.is_in_flight(batch):
-                self._unfinished.process_updates(scheduler.fail(batch, error))
-            raise
-        except Exception as error:
-            if not scheduler.is_in_flight(batch):
-                raise  # processing the result failed: a bug, not a failed step
-            result, following, updates = None, None, scheduler.fail(batch, error)
-        except BaseException as error:
-            if scheduler.is_in_flight(batch):
-                interrupted = RuntimeError(f"the step was interrupted: {error!r}")
-                self._unfinished.process_updates(
-                    scheduler.fail(batch, interrupted), notify=False
-                )  # the exception reports it
-            raise
-        self._running = following
-        bookkeeping += time.perf_counter() - finished
-        self._unfinished.process_updates(updates)
-        generated = sum([len(update.token_ids) for update in updates])
-        seconds = time.perf_counter() - begin
-        computed = batch.num_tokens
-        self._counts.count_step(len(batch.rows), batch.num_decode_rows, computed, generated, seconds, bookkeeping)
-        self._meter.step.observe(seconds)
-        self._meter.step_tokens.observe(computed)
-        if self._speculation is not None and result is not None:
-            self._speculation.count_step(batch, result, seconds)
 
 
 class EngineCore:
@@ -197,7 +102,7 @@ class EngineCore:
             kernel_log.debug("%s: %s (%s)", name, choice.implementation, choice.reason)
         self.speculation: SpeculationMonitor | None = None
         if plan.speculative is not None:
-            self.speculation = SpeculationMonitor(plan.speculative, lambda: self.runner.num_captured)
+            self.speculation = SpeculationMonitor(plan.speculative, self.runner)
         self.scheduler = make_scheduler(
             plan, None if self.speculation is None else self.speculation.controller.choose_num_drafts
         )
@@ -211,18 +116,22 @@ class EngineCore:
         remote = config.allow_remote_images
         self.media = load_media_input(self.directory, self.spec.vision, self.tokenizer, plan, remote)
         self._grammars = GrammarCompiler(self.tokenizer, self.spec.vocab_size, self._eos_token_ids)
+        self.input_processor = InputProcessor(
+            plan, self.tokenizer, self.spec.vocab_size, self._eos_token_ids, self._default_params, self._grammars
+        )
         self.counts = EngineCounts()
         self.meter = EngineHistograms()
         self.request_lengths = RequestLengths()
         self.output_processor = OutputProcessor(self.scheduler, self.meter, self.request_lengths)
-        order = (OverlapExecutor if plan.settings.overlap == "on" else SyncExecutor)(self.runner)
-        self._steps = Steps(order, self.scheduler, self.output_processor, self.counts, self.meter, self.speculation)
+        self.executor: StepExecutor = (OverlapExecutor if plan.settings.overlap == "on" else SyncExecutor)(self.runner)
+        self._in_flight: StepHandle | None = None
+        """The step that was submitted ahead and is not finished."""
         self._num_added = 0
 
     @property
     def has_unfinished(self) -> bool:
         """True while there is an unfinished request, a step in flight or an output that was not returned yet."""
-        return self.scheduler.has_unfinished or self._steps.is_running or self.output_processor.has_outputs
+        return self.scheduler.has_unfinished or self._in_flight is not None or self.output_processor.has_outputs
 
     def add_request(
         self,
@@ -248,37 +157,28 @@ class EngineCore:
         prompt's hidden states, and its text means nothing; `params` should be `POOLING_PARAMS`. Raises RequestError,
         and changes nothing, if the request can never be served.
         """
-        check_salt(cache_salt)
-        check_priority(priority, self.plan.settings.scheduling_policy)
-        params = params or self.default_params()
-        text = prompt if isinstance(prompt, str) else None
-        if media is not None:
-            token_ids = media.token_ids
-        elif isinstance(prompt, str):
-            token_ids = self.tokenizer.encode(prompt, add_special_tokens)
-        else:
-            token_ids = as_token_ids(prompt)
-        check_token_range(token_ids, self.spec.vocab_size)
-        if media is not None and media.spans and self.plan.encoder is None:
-            raise RequestError("the prompt has images, and this model takes text only; choose a model with vision")
-        check_token_ids(params, self.spec.vocab_size, self._eos_token_ids)
-        if grammar is None and params.guide is not None:
-            grammar = self.compile_guide(params.guide)
-        if (None if grammar is None else grammar.guide) != params.guide:
-            raise RequestError("the grammar that came with the request is not that of its guide")
+        checked = self.input_processor.process(
+            prompt,
+            params,
+            add_special_tokens=add_special_tokens,
+            cache_salt=cache_salt,
+            priority=priority,
+            grammar=grammar,
+            media=media,
+        )
         request_id = self.output_processor.new_request_id(self._num_added) if request_id is None else request_id
         generation = RequestState(
             request_id,
-            text,
-            token_ids,
-            params,
+            checked.text,
+            checked.token_ids,
+            checked.params,
             self.tokenizer,
             self._eos_token_ids,
             max_model_len=self.plan.settings.max_model_len,
             priority=priority,
             cache_salt=cache_salt,
             default_seed=seed_of_request(self.plan.settings.seed, self._num_added),
-            grammar=grammar,
+            grammar=checked.grammar,
             media=media,
             client=client,
             pooling=pooling,
@@ -286,15 +186,15 @@ class EngineCore:
         self._add_state(generation)
         self._num_added += 1
         self.counts.requests += 1
-        self.counts.prompt_tokens += len(token_ids)
-        self.meter.prompt_tokens.observe(len(token_ids))
+        self.counts.prompt_tokens += len(checked.token_ids)
+        self.meter.prompt_tokens.observe(len(checked.token_ids))
         return request_id
 
     def _add_state(self, generation: RequestState) -> None:
         """Add a request. RequestError if it can never be served, or an id is in use; nothing is changed then."""
         self.output_processor.check_id(generation)
         if any(self.scheduler.is_memory_in_use(request.request_id) for request in generation.requests):
-            self._steps.settle()
+            self.finish_in_flight()
         self.output_processor.add(generation)
 
     def export_request(self, request_id: str) -> bytes | None:
@@ -306,7 +206,7 @@ class EngineCore:
         `moved`. The bytes hold the prompt. As long as no other engine has imported them, this one may import them
         again.
         """
-        self._steps.settle()
+        self.finish_in_flight()
         generation = self.output_processor.request_states.get(request_id)
         if generation is None:
             return None
@@ -357,8 +257,74 @@ class EngineCore:
         requests continue, except after a RankError, which is raised too. An interrupt (a KeyboardInterrupt) ends the
         batch's requests too, and is raised again. Logits that are not finite end only their own request.
         """
-        self._steps.run()
+        begin = time.perf_counter()
+        step = self._in_flight if self._in_flight is not None else self._submit(self.scheduler.schedule())
+        if step is not None:
+            self._finish(step, begin, time.perf_counter() - begin, run_ahead=self.executor.overlaps)
         return self.output_processor.take_outputs()
+
+    def finish_in_flight(self) -> None:
+        """Finish the step in flight, if there is one. The next call of `step` returns what it changed."""
+        if self._in_flight is not None:
+            self._finish(self._in_flight, time.perf_counter(), 0.0, run_ahead=False)
+
+    def _submit(self, batch: Batch | None) -> StepHandle | None:
+        """Submit a batch to the executor. None if there is nothing to compute."""
+        if batch is None or not batch.rows:
+            return None
+        if batch.new_request_ids:
+            self.output_processor.note_scheduled(batch.new_request_ids)
+        return self.executor.submit(batch)
+
+    def _finish(self, step: StepHandle, begin: float, bookkeeping: float, *, run_ahead: bool) -> None:
+        """Submit the next step if the executor overlaps (`run_ahead`), wait for `step`, and use its result."""
+        batch, scheduler, outputs = step.batch, self.scheduler, self.output_processor
+        self._in_flight = None
+        ahead: StepHandle | None = None
+        result: StepResult | None = None
+        waited = scheduling = time.perf_counter()
+        try:
+            ahead = self._submit(scheduler.schedule_ahead()) if run_ahead else None
+            bookkeeping += time.perf_counter() - scheduling
+            result = step.wait()
+            waited = time.perf_counter()
+            updates = scheduler.update(result)
+        except RankError as error:  # the engine is lost
+            outputs.process_updates(self._fail(batch, error))
+            raise
+        except Exception as error:  # the other requests continue
+            if not scheduler.is_in_flight(batch):
+                raise  # processing the result failed: a bug, not a failed step
+            result, ahead, updates = None, None, scheduler.fail(batch, error)
+        except BaseException as error:  # an interrupt, which the exception reports
+            interrupted = RuntimeError(f"the step was interrupted: {error!r}")
+            outputs.process_updates(self._fail(batch, interrupted), notify=False)
+            raise
+        self._in_flight = ahead
+        bookkeeping += time.perf_counter() - waited
+        outputs.process_updates(updates)
+        self._count(batch, result, updates, time.perf_counter() - begin, bookkeeping)
+
+    def _fail(self, batch: Batch, error: Exception) -> list[RequestUpdate]:
+        """End the requests of a batch, and the step ahead of it, unless its result was already used."""
+        return self.scheduler.fail(batch, error) if self.scheduler.is_in_flight(batch) else []
+
+    def _count(
+        self,
+        batch: Batch,
+        result: StepResult | None,
+        updates: Sequence[RequestUpdate],
+        seconds: float,
+        bookkeeping: float,
+    ) -> None:
+        """Count a finished step. A failed one has no `result`, and tells nothing about drafts."""
+        generated = sum([len(update.token_ids) for update in updates])
+        computed = batch.num_tokens
+        self.counts.count_step(len(batch.rows), batch.num_decode_rows, computed, generated, seconds, bookkeeping)
+        self.meter.step.observe(seconds)
+        self.meter.step_tokens.observe(computed)
+        if self.speculation is not None and result is not None:
+            self.speculation.count_step(batch, result, seconds)
 
     def output(self, request_id: str) -> RequestOutput | None:
         """Return the output of an unfinished request, which steps update in place; None if there is no such request."""
@@ -372,7 +338,7 @@ class EngineCore:
             return None
         self.output_processor.abort(generation)
         if not self.scheduler.has_unfinished:
-            self._steps.settle()
+            self.finish_in_flight()
         return generation.output
 
     def preempt(self, request_id: str) -> bool:
@@ -380,7 +346,7 @@ class EngineCore:
 
         False if it is not running. Its tokens do not change.
         """
-        self._steps.settle()
+        self.finish_in_flight()
         return self.scheduler.preempt(request_id)
 
     def compile_guide(self, guide: Guide) -> Grammar:
@@ -396,7 +362,7 @@ class EngineCore:
 
         False if some prefixes are in use, and so can still be found.
         """
-        self._steps.settle()
+        self.finish_in_flight()
         if self.scheduler.encoder_cache is not None:
             self.scheduler.encoder_cache.clear()
         return self.scheduler.cache.store.clear()
@@ -421,11 +387,11 @@ class EngineCore:
         Nothing is computed afterwards.
         """
         try:
-            self._steps.settle()
+            self.finish_in_flight()
             with suppress(RankError):  # the part of a rank that has ended is lost
                 save_to_files(self.scheduler.cache.store)
         finally:
-            self._steps.close()
+            self.executor.close()
             if self._leader is not None:
                 self._leader.close()
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Protocol
 
 from ostinato.runner.model_runner import ModelRunner
@@ -12,12 +10,15 @@ from ostinato.sampling.sampler import SampledTokens
 from ostinato.scheduler.batch import Batch, StepResult
 
 
-@dataclass(frozen=True)
-class StepHandle:
-    """A step in flight. `result` waits for it, and raises the error that ended it."""
+class StepHandle(Protocol):
+    """A step in flight."""
 
-    batch: Batch
-    wait: Callable[[], StepResult]
+    @property
+    def batch(self) -> Batch: ...
+
+    def wait(self) -> StepResult:
+        """Wait for the step, and return its result. Raises the error that ended it."""
+        ...
 
 
 class StepExecutor(Protocol):
@@ -44,10 +45,20 @@ class SyncExecutor:
         self._runner = runner
 
     def submit(self, batch: Batch) -> StepHandle:
-        return StepHandle(batch, lambda: self._runner.execute(batch))
+        return _DeferredStep(batch, self._runner)
 
     def close(self) -> None:
         pass
+
+
+class _DeferredStep:
+    """A step that is computed when its result is asked for."""
+
+    def __init__(self, batch: Batch, runner: ModelRunner) -> None:
+        self.batch, self._runner = batch, runner
+
+    def wait(self) -> StepResult:
+        return self._runner.execute(self.batch)
 
 
 class OverlapExecutor:
@@ -67,14 +78,24 @@ class OverlapExecutor:
         self._last: Future[SampledTokens] | None = None
 
     def submit(self, batch: Batch) -> StepHandle:
-        last = self._last if any(row.previous_row is not None for row in batch.rows) else None
-        future = self._last = self._thread.submit(_launch, self._runner, batch, last)
-        return StepHandle(batch, lambda: StepResult(tuple(future.result().results())))
+        follows = any(row.previous_row is not None for row in batch.rows)
+        self._last = self._thread.submit(_launch, self._runner, batch, self._last if follows else None)
+        return _LaunchedStep(batch, self._last)
 
     def close(self) -> None:
         self._thread.shutdown()
 
 
-def _launch(runner: ModelRunner, batch: Batch, before: Future[SampledTokens] | None) -> SampledTokens:
+class _LaunchedStep:
+    """A step that the thread launches."""
+
+    def __init__(self, batch: Batch, launched: Future[SampledTokens]) -> None:
+        self.batch, self._launched = batch, launched
+
+    def wait(self) -> StepResult:
+        return StepResult(tuple(self._launched.result().results()))
+
+
+def _launch(runner: ModelRunner, batch: Batch, previous: Future[SampledTokens] | None) -> SampledTokens:
     """Launch a step. If it follows a failed step, it fails with that one's error."""
-    return runner.launch(batch, None if before is None else before.result())
+    return runner.launch(batch, None if previous is None else previous.result())

@@ -6,10 +6,13 @@ import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, SupportsIndex, cast
 
+from ostinato.engine.text.tokenizer import Tokenizer
 from ostinato.errors import Remedy, RequestError
 from ostinato.media.media_input import RenderedChat
 from ostinato.media.media_prompt import MediaPrompt
-from ostinato.sampling.params import SamplingParams
+from ostinato.plan.plan import Plan
+from ostinato.sampling.grammar import Grammar, GrammarCompiler
+from ostinato.sampling.params import SamplingParams, check_token_ids
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """Text; token ids; or `{"prompt": text}` or `{"prompt_token_ids": ids}`."""
@@ -120,6 +123,68 @@ def params_per_prompt(params: Params, count: int) -> Sequence[SamplingParams | N
     if len(params) != count:
         raise RequestError(f"{count} prompts came with {len(params)} sampling parameters; give one, or one for each")
     return params
+
+
+class ProcessedInput(NamedTuple):
+    """A request that was checked."""
+
+    text: str | None
+    """The prompt, if it came as text."""
+    token_ids: list[int]
+    params: SamplingParams
+    grammar: Grammar | None
+    """Grammar of the guide of `params`."""
+
+
+class InputProcessor:
+    """Turns the arguments of `EngineCore.add_request` into token ids and parameters, or refuses them."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        tokenizer: Tokenizer,
+        vocab_size: int,
+        eos_token_ids: frozenset[int],
+        default_params: SamplingParams,
+        grammars: GrammarCompiler,
+    ) -> None:
+        """Keep what requests are checked against. `default_params` are for requests without parameters."""
+        self._plan, self._tokenizer, self._vocab_size = plan, tokenizer, vocab_size
+        self._eos_token_ids, self._default_params, self._grammars = eos_token_ids, default_params, grammars
+
+    def process(
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams | None,
+        *,
+        add_special_tokens: bool,
+        cache_salt: str | None,
+        priority: int,
+        grammar: Grammar | None,
+        media: MediaPrompt | None,
+    ) -> ProcessedInput:
+        """Encode the prompt, and compile the guide of `params` unless `grammar` is the compiled one.
+
+        Raises RequestError if the request can never be served, except for its length, which the scheduler checks.
+        """
+        check_salt(cache_salt)
+        check_priority(priority, self._plan.settings.scheduling_policy)
+        params = params or self._default_params
+        if media is not None:
+            token_ids = media.token_ids
+        elif isinstance(prompt, str):
+            token_ids = self._tokenizer.encode(prompt, add_special_tokens)
+        else:
+            token_ids = as_token_ids(prompt)
+        check_token_range(token_ids, self._vocab_size)
+        if media is not None and media.spans and self._plan.encoder is None:
+            raise RequestError("the prompt has images, and this model takes text only; choose a model with vision")
+        check_token_ids(params, self._vocab_size, self._eos_token_ids)
+        if grammar is None and params.guide is not None:
+            grammar = self._grammars.compile(params.guide)
+        if (None if grammar is None else grammar.guide) != params.guide:
+            raise RequestError("the grammar that came with the request is not that of its guide")
+        return ProcessedInput(prompt if isinstance(prompt, str) else None, token_ids, params, grammar)
 
 
 def check_salt(cache_salt: str | None) -> None:

@@ -111,8 +111,8 @@ class LLM:
         `cache_salt` share prefix cache entries. Raises RequestError, before this call runs a step, if one of the
         prompts cannot be served.
         """
-        given = [PromptInput.parse(prompt) for prompt in as_prompts(prompts)]
-        return self._run(given, merge_params_alias(params, sampling_params), cache_salt)
+        inputs = [PromptInput.parse(prompt) for prompt in as_prompts(prompts)]
+        return self._generate(inputs, merge_params_alias(params, sampling_params), cache_salt)
 
     def chat(
         self,
@@ -132,7 +132,7 @@ class LLM:
         the template refuses, and if an image cannot be loaded.
         """
         prompts = [self._render_chat(each, chat_template_kwargs) for each in as_conversations(messages)]
-        return self._run(prompts, merge_params_alias(params, sampling_params), cache_salt)
+        return self._generate(prompts, merge_params_alias(params, sampling_params), cache_salt)
 
     def embed(
         self,
@@ -151,8 +151,9 @@ class LLM:
         """
         engine = self.engine
         asked = EmbeddingOptions.resolve(engine.directory, engine.spec.hidden_size, pooling, normalize, dimensions)
-        given = [PromptInput.parse(prompt) for prompt in as_prompts(prompts)]
-        return [asked.vector(output.embedding) for output in self._run(given, POOLING_PARAMS, cache_salt, asked.kind)]
+        inputs = [PromptInput.parse(prompt) for prompt in as_prompts(prompts)]
+        outputs = self._generate(inputs, POOLING_PARAMS, cache_salt, asked.kind)
+        return [asked.vector(output.embedding) for output in outputs]
 
     def stream(
         self,
@@ -218,51 +219,54 @@ class LLM:
         cache_salt: str | None,
         pooling: PoolingKind | None = None,
     ) -> str:
-        return self._shared.add(
-            call,
-            lambda engine: engine.add_request(
+        with self._shared.between_steps() as engine:
+            request_id = engine.add_request(
                 prompt.prompt,
                 params,
                 add_special_tokens=prompt.add_special_tokens,
                 cache_salt=cache_salt,
                 media=prompt.media,
                 pooling=pooling,
-            ),
-        )
+            )
+            output = engine.output(request_id)
+            assert output is not None, "the request has just been added"
+            self._shared.track(call, request_id, output)
+        return request_id
 
-    def _run(
+    def _generate(
         self,
-        prompts: list[PromptInput],
+        inputs: Sequence[PromptInput],
         params: Params,
         cache_salt: str | None,
         pooling: PoolingKind | None = None,
     ) -> list[RequestOutput]:
-        each = params_per_prompt(params, len(prompts))
+        """Add a request for each prompt, and wait for all of them. What an error leaves unfinished is aborted."""
+        all_params = params_per_prompt(params, len(inputs))
         call = self._shared.new_call()
-        ids: list[str] = []
+        request_ids: list[str] = []
         try:
-            for prompt, own_params in zip(prompts, each, strict=True):
+            for prompt, prompt_params in zip(inputs, all_params, strict=True):
                 try:
-                    ids.append(self._add(call, prompt, own_params, cache_salt, pooling))
+                    request_ids.append(self._add(call, prompt, prompt_params, cache_salt, pooling))
                 except RequestError as error:
-                    raise number_error(error, len(ids), len(prompts)) from error
+                    raise number_error(error, len(request_ids), len(inputs)) from error
             self._wait_all(call)
         finally:
             self._shared.abandon(call)
         for output in call.finished.values():
             if output.error is not None:
                 raise output.error
-        return [call.finished[request_id] for request_id in ids]
+        return [call.finished[request_id] for request_id in request_ids]
 
     def _wait_all(self, call: BlockingCall) -> None:
         """Wait for all requests of a call."""
-        told: set[str] = set()
+        counted: set[str] = set()
         with generation_progress(len(call.requests) + len(call.finished)) as advance:
             while call.requests:
                 self._shared.wait_for_update(call)
-                for request_id in call.finished.keys() - told:
-                    told.add(request_id)
-                    advance(sum(len(each.token_ids) for each in call.finished[request_id].outputs))
+                for request_id in call.finished.keys() - counted:
+                    counted.add(request_id)
+                    advance(sum(len(output.token_ids) for output in call.finished[request_id].outputs))
 
     def _stream(
         self, prompt: PromptInput, params: SamplingParams | None, cache_salt: str | None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ostinato.engine.core import EngineCore
@@ -135,16 +135,11 @@ class SharedEngine:
         finally:
             self._access.release()
 
-    def add(self, call: BlockingCall, add: Callable[[EngineCore], str]) -> str:
-        """Add a request, whose outputs are the call's from now on; return its id."""
-        with self.between_steps() as engine:
-            request_id = add(engine)
-            output = engine.output(request_id)
-            assert output is not None
-            with self._monitor:
-                call.requests[request_id] = output
-                self._calls[request_id] = call
-        return request_id
+    def track(self, call: BlockingCall, request_id: str, output: RequestOutput) -> None:
+        """Make a request's output the call's from now on. Call it within the `between_steps` that added the request."""
+        with self._monitor:
+            call.requests[request_id] = output
+            self._calls[request_id] = call
 
     def new_call(self, *, wants_text: bool = False) -> BlockingCall:
         return BlockingCall(self._monitor, wants_text=wants_text)

@@ -1,4 +1,7 @@
-"""Memory of blocks, window blocks and slots as bytes, for cache files and for migration between engines."""
+"""Memory of blocks, window blocks, slots and encoder cells: its allocation, and its bytes.
+
+The bytes are for cache files and for migration between engines.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,64 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from ostinato.layers import huge_pages
 from ostinato.ops.step_inputs import LayerCache
+from ostinato.plan.layer_specs import LayerSpec
+from ostinato.plan.memory.cache_modes import INT8
+from ostinato.plan.mixers import StateSpec
+from ostinato.plan.model import ModelSpec
+from ostinato.plan.plan import Plan
+
+
+def allocate_layers(spec: ModelSpec, plan: Plan, device: torch.device) -> list[LayerCache]:
+    """Return one LayerCache per layer, the drafter's after the model's.
+
+    After them comes one for the hidden state that a prediction head keeps. The memory is not initialized: on a CPU the
+    operating system backs a page when it is first used.
+    """
+    memory = [_allocate_layer(layer, plan, device, number) for number, layer in enumerate(spec.cached_layers)]
+    if spec.drafter is not None and spec.drafter.state.arrays:
+        memory.append(LayerCache(states=_allocate_states(spec.drafter.state, plan, device)))
+    return memory
+
+
+def allocate_encoder_cache(spec: ModelSpec, plan: Plan, device: torch.device) -> list[LayerCache]:
+    """Return the encoder cache of a model that takes images, uninitialized too. It follows the layers' memory."""
+    if plan.encoder is None or spec.vision is None:
+        return []
+    shape = (plan.encoder.num_cells, spec.vision.hidden_rows, spec.vision.out_hidden_size)
+    dtype = getattr(torch, plan.settings.dtype)
+    return [LayerCache(media=huge_pages.empty(*shape, dtype=dtype, device=device))]
+
+
+def _allocate_layer(layer: LayerSpec, plan: Plan, device: torch.device, number: int) -> LayerCache:
+    settings, memory = plan.settings, plan.memory
+    dtype = getattr(torch, settings.kv_cache_dtype)
+    parts: dict[str, torch.Tensor] = {}
+    in_window_blocks = False
+    noise = number if settings.ssm_state_rounding == "stochastic" else None
+    if layer.attention is not None:
+        heads = (layer.attention.num_kv_heads, layer.attention.head_dim)
+        in_window_blocks = memory.sliding_window > 0 and layer.attention.window is not None
+        shape = (memory.num_window_blocks if in_window_blocks else memory.num_blocks, settings.block_size, *heads)
+        for name in ("k",) if layer.attention.values_in_keys else ("k", "v"):
+            parts[f"{name}_cache"] = huge_pages.empty(*shape, dtype=dtype, device=device, fills_slowly=True)
+            if settings.kv_cache_dtype == INT8:
+                parts[f"{name}_scales"] = huge_pages.empty(
+                    *shape[:3], dtype=torch.float32, device=device, fills_slowly=True
+                )
+    states = {} if layer.mixer is None else _allocate_states(layer.mixer.state, plan, device)
+    return LayerCache(**parts, states=states, in_window_blocks=in_window_blocks, noise=noise)
+
+
+def _allocate_states(state: StateSpec, plan: Plan, device: torch.device) -> dict[str, torch.Tensor]:
+    dtypes = {"model": plan.settings.dtype, "state": plan.settings.ssm_state_dtype}
+    return {
+        array.name: huge_pages.empty(
+            plan.memory.num_slots, *array.shape, dtype=getattr(torch, dtypes[array.dtype]), device=device
+        )
+        for array in state.arrays
+    }
 
 
 class MemoryRows(Protocol):

@@ -55,9 +55,9 @@ class OverriddenSelector:
     def __init__(self, choose: TokenSelector, steering: DraftOverride) -> None:
         self._choose, self._steering = choose, steering
 
-    def __call__(self, logits: torch.Tensor, picks: Sequence[PendingToken], draw: SampleKernel) -> dict[int, int]:
-        """Sample tokens like `sample.sampler.choose`."""
-        chosen = self._choose(logits, picks, draw)
+    def __call__(self, logits: torch.Tensor, picks: Sequence[PendingToken], kernel: SampleKernel) -> dict[int, int]:
+        """Sample tokens like `sampling.sampler.select_tokens`."""
+        chosen = self._choose(logits, picks, kernel)
         return {
             place: self._steering.token(picks[place].state, picks[place].position, own) for place, own in chosen.items()
         }

@@ -126,24 +126,6 @@ def make_step_inputs(
     return step
 
 
-def logit_positions(batch: Batch, drafts: Drafts = ()) -> list[int]:
-    """Return the indices of the step's tokens whose logits are wanted.
-
-    These are the trailing ones of each row's own tokens, and all of its drafts. `drafts` as for `write_step_inputs`.
-    """
-    if batch.num_decode_rows == len(batch.rows) and not any(drafts):
-        return list(range(len(batch.rows)))  # one token each, with logits
-    wanted: list[int] = []
-    has_drafts = any(drafts)
-    start = 0
-    for i, row in enumerate(batch.rows):
-        end = start + len(row.token_ids)
-        num_own = row.num_logits - row.num_drafts
-        wanted.extend(range(end - num_own, end + (len(drafts[i]) if has_drafts else 0)))
-        start = end + (batch.num_drafts if has_drafts and i < batch.num_decode_rows else 0)
-    return wanted
-
-
 def _write_drafts(
     buffers: StepBuffers, batch: Batch, starts: Sequence[int], block_size: int, drafts: Drafts
 ) -> StepInputs:

@@ -6,10 +6,11 @@ In a tensor-parallel group, the first rank and its follower ranks execute each s
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -17,7 +18,6 @@ from ostinato.errors import Remedy
 from ostinato.formats.mapped_files import truncated_file_message
 from ostinato.graphs.encoder_graphs import EncoderGraphs
 from ostinato.graphs.step_graphs import StepGraphs
-from ostinato.layers import huge_pages
 from ostinato.layers.allocation import WeightAllocator
 from ostinato.models.base import CausalLM
 from ostinato.models.loader import build_model, load_weights
@@ -25,20 +25,16 @@ from ostinato.models.random_weights import randomize_weights
 from ostinato.observe.histograms import StartupTimer
 from ostinato.ops.dispatch import load_extension, select_ops
 from ostinato.ops.quant.quantize import BY_TORCH, native_quantizers
-from ostinato.ops.step_inputs import LayerCache
-from ostinato.plan.layer_specs import LayerSpec
-from ostinato.plan.memory.cache_modes import INT8
-from ostinato.plan.mixers import StateSpec
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import Plan
 from ostinato.plan.tensor_parallel import SINGLE_RANK
+from ostinato.runner.cache_memory import allocate_encoder_cache, allocate_layers
 from ostinato.runner.drafting import make_drafter
 from ostinato.runner.graph_setup import GraphMemoryCheck, make_encoder_graphs, make_graphs
 from ostinato.runner.image_encoder import ImageEncoder
-from ostinato.runner.inputs import Drafts, logit_positions, write_step_inputs
-from ostinato.runner.step_logits import pool_rows
+from ostinato.runner.inputs import Drafts, write_step_inputs
+from ostinato.runner.step_logits import LogitRanks, Logits, RankGroup, logit_positions, pool_rows
 from ostinato.sampling.sampler import (
-    Project,
     SampledTokens,
     SampleKernel,
     sample_rows,
@@ -49,60 +45,56 @@ from ostinato.sampling.state import PendingToken
 from ostinato.scheduler.batch import Batch, StepResult
 from ostinato.spec_decode.model_drafters import TokenSelector
 
-if TYPE_CHECKING:
-    from ostinato.distributed.process_group import RankProcessGroup
-    from ostinato.distributed.shared_memory import SharedMemoryGroup
 
-
-T = TypeVar("T")
-
-
-class TensorParallel(Protocol):
+class TensorParallel(LogitRanks, Protocol):
     """Tensor-parallel group. All ranks do the same, except that only the first schedules and samples."""
 
     draft_selector: TokenSelector
     """Function that samples drafts on the first rank. Experiments may replace it."""
 
-    @property
-    def group(self) -> RankProcessGroup | SharedMemoryGroup | None:
-        """Connection of the ranks; None for a single rank."""
-        ...
-
-    def step(self, batch: Batch, drafts: Drafts, compute: Callable[[], T], /) -> T:
-        """Call `compute`, which computes a step, while the other ranks do the same.
+    def step(self, batch: Batch, drafts: Drafts, /) -> AbstractContextManager[None]:
+        """Return the context in which this rank computes its part of a step, and the other ranks theirs.
 
         `drafts` are those that need no weights.
         """
         ...
 
-    def logits(self, positions: Sequence[int], compute: Callable[[], T], /) -> T:
-        """Call `compute`, which computes the logits at these positions of the last step, while the other ranks
-        do.
-        """
-        ...
-
     def select_drafts(
-        self, logits: torch.Tensor, picks: Sequence[PendingToken], draw: SampleKernel, /
+        self, logits: torch.Tensor, picks: Sequence[PendingToken], kernel: SampleKernel, /
     ) -> dict[int, int]:
         """Return the drafts that `draft_selector` samples on the first rank; all ranks continue with them."""
         ...
 
 
+_NO_OTHER_RANKS = nullcontext()
+
+
 class SingleRank:
     """Single rank: a process that drives no other ranks, either alone or as a follower."""
 
-    def __init__(self, group: RankProcessGroup | SharedMemoryGroup | None = None) -> None:
+    def __init__(self, group: RankGroup | None = None) -> None:
         self.group = group
         self.draft_selector: TokenSelector = select_tokens
 
-    def step(self, _batch: Batch, _drafts: Drafts, compute: Callable[[], T]) -> T:
-        return compute()
+    def step(self, _batch: Batch, _drafts: Drafts) -> AbstractContextManager[None]:
+        return _NO_OTHER_RANKS
 
-    def logits(self, _positions: Sequence[int], compute: Callable[[], T]) -> T:
-        return compute()
+    def logits(self) -> AbstractContextManager[None]:
+        return _NO_OTHER_RANKS
 
-    def select_drafts(self, logits: torch.Tensor, picks: Sequence[PendingToken], draw: SampleKernel) -> dict[int, int]:
-        return self.draft_selector(logits, picks, draw)
+    def select_drafts(
+        self, logits: torch.Tensor, picks: Sequence[PendingToken], kernel: SampleKernel
+    ) -> dict[int, int]:
+        return self.draft_selector(logits, picks, kernel)
+
+
+class ModelOutput(NamedTuple):
+    """Results of a step's layers."""
+
+    hidden: torch.Tensor
+    """Hidden states of the batch's tokens and drafts, followed by those of padding, [tokens, hidden]."""
+    drafts: Drafts
+    logits: Logits
 
 
 ProgressFn = Callable[[str, int, int], None]
@@ -120,17 +112,17 @@ class ModelRunner:
         progress: ProgressFn = lambda what, done, total: None,
         draft_directory: Path | None = None,
         phases: StartupTimer | None = None,
-        together: TensorParallel | None = None,
+        tensor_parallel: TensorParallel | None = None,
     ) -> None:
         """Load the weights in `directory`, or make random ones if it is None; likewise those of a draft model.
 
-        `phases` notes how long each part takes. `together` connects the runner with the other ranks that share the
-        model. Raises ModelError if the weights do not match.
+        `phases` notes how long each part takes. `tensor_parallel` connects the runner with the other ranks that share
+        the model. Raises ModelError if the weights do not match.
         """
         settings = plan.settings
         self.plan = plan
         self._check_size = GraphMemoryCheck(plan.device, plan.memory.available)
-        self.tensor_parallel = together or SingleRank()
+        self.tensor_parallel = tensor_parallel or SingleRank()
         self.device = torch.device(settings.device)
         self.block_size = settings.block_size
         if settings.threads is not None:
@@ -181,69 +173,53 @@ class ModelRunner:
 
         Writes the batch's keys, values and states.
         """
-        drafts, project = self._compute(batch)
-        return StepResult(tuple(sample_rows(project, batch.rows, drafts, draw=self.model.build.ops.sample)))
+        output = self.execute_model(batch, self._lookup_drafts(batch))
+        try:
+            pool_rows(output.hidden, batch, output.drafts)
+            rows = sample_rows(output.logits, batch.rows, output.drafts, kernel=self.model.build.ops.sample)
+        finally:
+            output.logits.finish()  # other ranks compute every chunk, so this one must too, also after an error
+        return StepResult(tuple(rows))
 
     @torch.inference_mode()
     def launch(self, batch: Batch, previous: SampledTokens | None = None) -> SampledTokens:
-        """Launch a step without drafts, and do not wait for the device.
+        """Launch a step without drafts, and do not wait for the device. The plan allows it on a single rank only.
 
-        If the step overlaps with the step that sampled `previous`, those tokens are copied to their rows on the
-        device.
+        If the step overlaps with the step `previous`, the tokens sampled there are copied to their rows on the device.
         """
         assert self.drafter is None, "drafts are made of tokens that are known"
         incoming = None
         if any(row.previous_row is not None for row in batch.rows):
             assert previous is not None, "a step ahead has one before it"
             incoming = _gather_incoming(previous.tokens, [row.previous_row for row in batch.rows])
-        _, project = self._compute(batch, incoming)
-        return sample_rows_async(project, batch.rows, draw=self.model.build.ops.sample, device=self.device)
+        output = self.execute_model(batch, incoming=incoming)
+        pool_rows(output.hidden, batch)
+        return sample_rows_async(output.logits, batch.rows, kernel=self.model.build.ops.sample, device=self.device)
 
-    def _compute(self, batch: Batch, incoming: torch.Tensor | None = None) -> tuple[Drafts, Project]:
-        """Make drafts and compute the layers; return the drafts, and a function of the logits at wanted positions."""
-        known: Drafts = ()
-        if self.drafter is not None and not self.drafter.runs_layers:
-            known = self.drafter.proposer.propose(batch)
-        drafts, hidden = self.tensor_parallel.step(batch, known, lambda: self.execute_model(batch, known, incoming))
-        pool_rows(hidden, batch, drafts)
-        positions = logit_positions(batch, drafts)
+    def execute_model(self, batch: Batch, drafts: Drafts = (), incoming: torch.Tensor | None = None) -> ModelOutput:
+        """Compute this rank's part of a step: drafts that need weights, new images, and the layers.
 
-        def project(places: list[int]) -> torch.Tensor:
-            wanted = [positions[i] for i in places]
-            return self.tensor_parallel.logits(wanted, lambda: self.logits(hidden, wanted))
-
-        return drafts, project
-
-    def execute_model(
-        self, batch: Batch, drafts: Drafts, incoming: torch.Tensor | None = None
-    ) -> tuple[Drafts, torch.Tensor]:
-        """Compute a rank's part of a step; return the drafts and the hidden states.
-
-        A drafter with weights proposes new drafts; otherwise they are `drafts`.
+        A drafter with weights proposes new drafts; otherwise they are `drafts`. `incoming` [rows] are the tokens of an
+        overlapped step, in place of those that its rows do not know. With several ranks, every chunk of the output's
+        logits must be computed before the next step.
         """
-        if self.drafter is not None and self.drafter.runs_layers:
-            drafts = self.drafter.proposer.propose(batch)
-        return drafts, self.forward(batch, drafts, incoming)
+        with self.tensor_parallel.step(batch, drafts):
+            if self.drafter is not None and self.drafter.runs_layers:
+                drafts = self.drafter.proposer.propose(batch)
+            if batch.images_to_encode:
+                assert self.image_encoder is not None, "images came to a model that has no encoder"
+                self.image_encoder.run(batch.images_to_encode)
+            inputs = write_step_inputs(self.graphs.buffers, batch, self.block_size, drafts)
+            self.graphs.buffers.incoming = incoming
+            hidden = self.graphs.run(inputs)
+            logits = Logits(self.model, hidden, logit_positions(batch, drafts), self.tensor_parallel)
+            return ModelOutput(hidden, drafts, logits)
 
-    def logits(self, hidden: torch.Tensor, wanted: list[int]) -> torch.Tensor:
-        """Return the logits of some hidden states of a step, [wanted, vocab] on the first rank."""
-        # If every row has one token, all are wanted in order, and no copy is needed.
-        if wanted != list(range(len(wanted))):
-            return self.model.compute_logits(hidden[wanted])
-        return self.model.compute_logits(hidden if len(wanted) == hidden.shape[0] else hidden[: len(wanted)])
-
-    def forward(self, batch: Batch, drafts: Drafts = (), incoming: torch.Tensor | None = None) -> torch.Tensor:
-        """Encode the batch's new images and compute the model's layers.
-
-        Returns the hidden states of the batch's tokens and drafts, followed by those of padding. `incoming` [rows] are
-        the tokens of an overlapped step, in place of those that its rows do not know.
-        """
-        if batch.images_to_encode:
-            assert self.image_encoder is not None, "images came to a model that has no encoder"
-            self.image_encoder.run(batch.images_to_encode)
-        step = write_step_inputs(self.graphs.buffers, batch, self.block_size, drafts)
-        self.graphs.buffers.incoming = incoming
-        return self.graphs.run(step)
+    def _lookup_drafts(self, batch: Batch) -> Drafts:
+        """Return drafts that need no weights. They need the requests' text, which only the first rank has."""
+        if self.drafter is None or self.drafter.runs_layers:
+            return ()
+        return self.drafter.proposer.propose(batch)
 
     @torch.inference_mode()
     def capture(self, progress: ProgressFn = lambda what, done, total: None) -> None:
@@ -346,54 +322,3 @@ def _explain_bus_errors(plan: Plan, directories: Sequence[Path]) -> None:
     if isa is not None and directories and any(choice.implementation == "native" for choice in kernels):
         models = " or ".join(str(each) for each in directories)
         load_extension(isa).explain_bus_error(f"ModelError: {truncated_file_message(models)}\n")
-
-
-def allocate_layers(spec: ModelSpec, plan: Plan, device: torch.device) -> list[LayerCache]:
-    """Return one LayerCache per layer, the drafter's after the model's.
-
-    After them comes one for the hidden state that a prediction head keeps. The memory is not initialized: on a CPU the
-    operating system backs a page when it is first used.
-    """
-    memory = [_allocate_layer(layer, plan, device, number) for number, layer in enumerate(spec.cached_layers)]
-    if spec.drafter is not None and spec.drafter.state.arrays:
-        memory.append(LayerCache(states=_allocate_states(spec.drafter.state, plan, device)))
-    return memory
-
-
-def allocate_encoder_cache(spec: ModelSpec, plan: Plan, device: torch.device) -> list[LayerCache]:
-    """Return the encoder cache of a model that takes images, uninitialized too. It follows the layers' memory."""
-    if plan.encoder is None or spec.vision is None:
-        return []
-    shape = (plan.encoder.num_cells, spec.vision.hidden_rows, spec.vision.out_hidden_size)
-    dtype = getattr(torch, plan.settings.dtype)
-    return [LayerCache(media=huge_pages.empty(*shape, dtype=dtype, device=device))]
-
-
-def _allocate_layer(layer: LayerSpec, plan: Plan, device: torch.device, number: int) -> LayerCache:
-    settings, memory = plan.settings, plan.memory
-    dtype = getattr(torch, settings.kv_cache_dtype)
-    parts: dict[str, torch.Tensor] = {}
-    in_window_blocks = False
-    noise = number if settings.ssm_state_rounding == "stochastic" else None
-    if layer.attention is not None:
-        heads = (layer.attention.num_kv_heads, layer.attention.head_dim)
-        in_window_blocks = memory.sliding_window > 0 and layer.attention.window is not None
-        shape = (memory.num_window_blocks if in_window_blocks else memory.num_blocks, settings.block_size, *heads)
-        for name in ("k",) if layer.attention.values_in_keys else ("k", "v"):
-            parts[f"{name}_cache"] = huge_pages.empty(*shape, dtype=dtype, device=device, fills_slowly=True)
-            if settings.kv_cache_dtype == INT8:
-                parts[f"{name}_scales"] = huge_pages.empty(
-                    *shape[:3], dtype=torch.float32, device=device, fills_slowly=True
-                )
-    states = {} if layer.mixer is None else _allocate_states(layer.mixer.state, plan, device)
-    return LayerCache(**parts, states=states, in_window_blocks=in_window_blocks, noise=noise)
-
-
-def _allocate_states(state: StateSpec, plan: Plan, device: torch.device) -> dict[str, torch.Tensor]:
-    dtypes = {"model": plan.settings.dtype, "state": plan.settings.ssm_state_dtype}
-    return {
-        array.name: huge_pages.empty(
-            plan.memory.num_slots, *array.shape, dtype=getattr(torch, dtypes[array.dtype]), device=device
-        )
-        for array in state.arrays
-    }

@@ -5,9 +5,9 @@ Log-probabilities, of known tokens and of the most likely ones, come from the mo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -73,112 +73,123 @@ def _top_with_ties(
     return list(zip(ids.tolist(), logprobs[ids].tolist(), strict=True))
 
 
-Project = Callable[[list[int]], torch.Tensor]
-"""Function (places among the batch's positions with logits) -> their logits [places, vocab] float32."""
-SampleKernel = Callable[..., torch.Tensor]
-"""Type of the kernel `sample` (`ops/reference/sample.py`)."""
+class LogitChunks(Protocol):
+    """Logits of a step, which come in chunks: all sampled positions, then the scored ones in parts."""
+
+    def next_chunk(self) -> torch.Tensor:
+        """Return the logits of the next positions, [positions, vocab] float32."""
+        ...
+
+
+class SampleKernel(Protocol):
+    """Kernel `sample` (`ops/reference/sample.py`)."""
+
+    def __call__(
+        self, logits: torch.Tensor, settings: torch.Tensor = ..., keys: torch.Tensor = ..., /
+    ) -> torch.Tensor: ...
 
 
 class _SampledPosition(NamedTuple):
-    """One token of a row's output, if the drafts before it are right; its logits are at `place`."""
+    """One token of a row's output, if the drafts before it are right."""
 
     row_index: int
-    place: int
     pick: PendingToken
 
 
 @dataclass(frozen=True, slots=True)
 class _ScoredPosition:
-    """One token of a prompt to be scored by the logits at `place`, those of the position before it."""
+    """One token of a prompt to be scored by the logits of the position before it."""
 
     row_index: int
-    place: int
     token_id: int
     num_top: int
 
 
-@dataclass(frozen=True)
 class SampledTokens:
-    """Sampled tokens of a step.
+    """Sampled tokens of a step, with results that are known.
 
-    `tokens` [rows] are on the model's device: the last of each row, or a negative number if it has none. `results`
-    reads them, which may wait for the device.
+    `tokens` [rows] are on the model's device: the last of each row, or a negative number if it has none.
     """
 
-    tokens: torch.Tensor
-    results: Callable[[], list[RowResult]]
+    def __init__(self, tokens: torch.Tensor, results: Sequence[RowResult] = ()) -> None:
+        self.tokens, self._results = tokens, results
+
+    def results(self) -> Sequence[RowResult]:
+        """Return the results of the rows, which may wait for the device."""
+        return self._results
+
+
+class _TokensOnDevice(SampledTokens):
+    """Sampled tokens, one per row, whose copy to the host may still be under way."""
+
+    def __init__(self, tokens: torch.Tensor, rows: Sequence[BatchRow]) -> None:
+        """Start the copy to the host, and do not wait for it."""
+        super().__init__(tokens)
+        self._rows = rows
+        self._on_host = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
+        self._on_host.copy_(tokens, non_blocking=True)
+        self._copied = torch.cuda.Event()
+        self._copied.record()
+
+    def results(self) -> Sequence[RowResult]:
+        self._copied.synchronize()
+        return _single_token_results(self._rows, self._on_host.tolist())
 
 
 def sample_rows_async(
-    project: Project, rows: Sequence[BatchRow], *, draw: SampleKernel, device: torch.device
+    logits: LogitChunks, rows: Sequence[BatchRow], *, kernel: SampleKernel, device: torch.device
 ) -> SampledTokens:
-    """Sample a step without drafts, as `sample` does, but read the results only when they are asked for.
+    """Sample a step without drafts, as `sample_rows` does, but read the results only when they are asked for.
 
     If each row needs just one token, as in most steps, nothing waits for the device before that.
     """
     if not all(row.num_logits == 1 and row.sampling_state.only_samples for row in rows):
-        results = sample_rows(project, rows, draw=draw)
-        last = [each.token_ids[-1] if each.token_ids else -1 for each in results]
-        return SampledTokens(torch.tensor(last, dtype=torch.int32).to(device), lambda: results)
-    tokens = _sample_one_per_row(project, rows, draw)
+        results = sample_rows(logits, rows, kernel=kernel)
+        last = [result.token_ids[-1] if result.token_ids else -1 for result in results]
+        return SampledTokens(torch.tensor(last, dtype=torch.int32).to(device), results)
+    tokens = _sample_one_per_row(logits, rows, kernel)
     if device.type == "cpu":
-        given = _single_token_results(rows, tokens.tolist())
-        return SampledTokens(tokens, lambda: given)
-    on_host = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
-    on_host.copy_(tokens, non_blocking=True)
-    copied = torch.cuda.Event()
-    copied.record()
-
-    def read() -> list[RowResult]:
-        copied.synchronize()
-        return _single_token_results(rows, on_host.tolist())
-
-    return SampledTokens(tokens, read)
+        return SampledTokens(tokens, _single_token_results(rows, tokens.tolist()))
+    return _TokensOnDevice(tokens, rows)
 
 
 def sample_rows(
-    project: Project, rows: Sequence[BatchRow], drafts: Sequence[tuple[int, ...]] = (), *, draw: SampleKernel
+    logits: LogitChunks, rows: Sequence[BatchRow], drafts: Sequence[tuple[int, ...]] = (), *, kernel: SampleKernel
 ) -> list[RowResult]:
     """Sample the next tokens of each row that `samples`, verify its drafts, and score what is asked for.
 
     `drafts[i]` are the tokens proposed for `rows[i]`, none for a row that does not sample; `()` for no drafts at all.
-    Places count the positions with logits, rows in order: of each row the `num_logits - num_drafts` trailing ones of
-    its known tokens, then those of the drafts that it was really given, which may be fewer than `num_drafts`. The
-    payload of every row with logits is its SamplingState.
+    The first chunk of `logits` has the positions that sample, rows in order: of each the last known token, then the
+    drafts that it was really given, which may be fewer than its `num_drafts`. The next chunks have the positions that
+    score prompts, at most PROMPT_POSITIONS each. The sampling state of every row with logits is a SamplingState.
 
-    The place of the last known token and those of the drafts sample the tokens at `row.end`, `row.end + 1`, ..., each
-    with the noise of its position and with logits processed as if the output contained the drafts before it. A draft is
-    accepted if it is the token sampled at its position and all drafts before it are accepted. A row's result is its
-    accepted drafts and the token sampled after them: the tokens that one step each would have sampled, whatever the
-    drafts. Log-probabilities are those of the model itself, before any processing.
+    The last known token and the drafts sample the tokens at `row.end`, `row.end + 1`, ..., each with the noise of its
+    position and with logits processed as if the output contained the drafts before it. A draft is accepted if it is the
+    token sampled at its position and all drafts before it are accepted. A row's result is its accepted drafts and the
+    token sampled after them: the tokens that one step each would have sampled, whatever the drafts. Log-probabilities
+    are those of the model itself, before any processing.
 
     A row that has no finite best logit after its known tokens gets a ModelError, and nothing else, as its result, or a
     RequestError if its guide leaves no token; the other rows are not disturbed. If that happens after a draft, the
     row's tokens end there, and its next step reports the error.
     """
     if not any(drafts) and all(row.num_logits == 1 and row.sampling_state.only_samples for row in rows):
-        return _single_token_results(rows, _sample_one_per_row(project, rows, draw).tolist())
+        return _single_token_results(rows, _sample_one_per_row(logits, rows, kernel).tolist())
     if drafts and all(row.num_logits == 1 + row.num_drafts and row.sampling_state.only_samples for row in rows):
-        return _verify_drafts(project, rows, drafts, draw)
+        return _verify_drafts(logits, rows, drafts, kernel)
     drafts = drafts or [()] * len(rows)
     due: list[_SampledPosition] = []
     prompt_positions: list[_ScoredPosition] = []
-    place = 0
     for index, row in enumerate(rows):
-        if not row.num_logits:
-            continue
-        if row.sampling_state.params.prompt_logprobs is not None:
-            prompt_positions += _known_tokens(index, row, place)
-        place += row.num_logits - row.num_drafts
+        if row.num_scored:
+            prompt_positions += _known_tokens(index, row)
         if row.samples:
-            due.append(_SampledPosition(index, place - 1, PendingToken(row.sampling_state, row.end)))
-        for count in range(1, len(drafts[index]) + 1):
-            due.append(
-                _SampledPosition(index, place, PendingToken(row.sampling_state, row.end + count, drafts[index][:count]))
-            )
-            place += 1
-    tokens, logprobs = _sample_positions(project, due, draw)
-    of_prompt = _score_prompts(project, prompt_positions)
+            due += [
+                _SampledPosition(index, PendingToken(row.sampling_state, row.end + count, drafts[index][:count]))
+                for count in range(1 + len(drafts[index]))
+            ]
+    tokens, logprobs = _sample_positions(logits, due, kernel)
+    of_prompt = _score_prompts(logits, prompt_positions)
     return [
         RowResult(row.request_id, error=_no_token_error(row))
         if tokens.get(index) == ()
@@ -194,7 +205,7 @@ def sample_rows(
     ]
 
 
-def select_tokens(logits: torch.Tensor, picks: Sequence[PendingToken], draw: SampleKernel) -> dict[int, int]:
+def select_tokens(logits: torch.Tensor, picks: Sequence[PendingToken], kernel: SampleKernel) -> dict[int, int]:
     """Sample a token for each of `picks` from its row of `logits` [picks, vocab], which stay unchanged.
 
     Returns {index of the pick: token}. Logits are processed as the request asks, with the noise of its seed and
@@ -205,30 +216,29 @@ def select_tokens(logits: torch.Tensor, picks: Sequence[PendingToken], draw: Sam
     if not all(pick.state.needs_no_processing or pick.needs_no_processing for pick in picks):
         logits = logits.clone()
         process_logits(logits, picks)
-    tokens = _sample_logits(logits, [pick.state for pick in picks], [pick.position for pick in picks], draw)
+    tokens = _sample_logits(logits, [pick.state for pick in picks], [pick.position for pick in picks], kernel)
     return {place: token for place, token in enumerate(tokens.tolist()) if token >= 0}
 
 
 def _sample_logits(
-    logits: torch.Tensor, states: Sequence[SamplingState], positions: Sequence[int], draw: SampleKernel
+    logits: torch.Tensor, states: Sequence[SamplingState], positions: Sequence[int], kernel: SampleKernel
 ) -> torch.Tensor:
     """Return the token of each row of `logits`, [rows] int32; -1 if no best logit is finite.
 
     The logits need no more processing before temperature.
     """
     if all(state.is_greedy for state in states):
-        return draw(logits)
+        return kernel(logits)
     settings = torch.from_numpy(np.array([state.draw_settings for state in states], dtype=np.float64))
     keys = noise.keys([(state.seed, position) for state, position in zip(states, positions, strict=True)])
-    return draw(logits, settings, keys)
+    return kernel(logits, settings, keys)
 
 
-def _sample_one_per_row(project: Project, rows: Sequence[BatchRow], draw: SampleKernel) -> torch.Tensor:
+def _sample_one_per_row(logits: LogitChunks, rows: Sequence[BatchRow], kernel: SampleKernel) -> torch.Tensor:
     """Return the tokens of rows that need one each, and whose requests want nothing else, as in most steps."""
-    logits = project(list(range(len(rows))))
-    return _sample_logits(
-        logits, [row.sampling_state for row in rows], [row.start + len(row.token_ids) for row in rows], draw
-    )
+    states: list[SamplingState] = [row.sampling_state for row in rows]
+    positions = [row.start + len(row.token_ids) for row in rows]
+    return _sample_logits(logits.next_chunk(), states, positions, kernel)
 
 
 def _single_token_results(rows: Sequence[BatchRow], tokens: Sequence[int]) -> list[RowResult]:
@@ -242,7 +252,7 @@ def _single_token_results(rows: Sequence[BatchRow], tokens: Sequence[int]) -> li
 
 
 def _verify_drafts(
-    project: Project, rows: Sequence[BatchRow], drafts: Sequence[tuple[int, ...]], draw: SampleKernel
+    logits: LogitChunks, rows: Sequence[BatchRow], drafts: Sequence[tuple[int, ...]], kernel: SampleKernel
 ) -> list[RowResult]:
     """Sample rows with drafts whose requests want nothing else.
 
@@ -250,10 +260,9 @@ def _verify_drafts(
     right.
     """
     due = [(row, count) for row, ahead in zip(rows, drafts, strict=True) for count in range(1 + len(ahead))]
-    logits = project(list(range(len(due))))
-    tokens = _sample_logits(
-        logits, [row.sampling_state for row, _ in due], [row.end + count for row, count in due], draw
-    ).tolist()
+    states: list[SamplingState] = [row.sampling_state for row, _ in due]
+    positions = [row.end + count for row, count in due]
+    tokens = _sample_logits(logits.next_chunk(), states, positions, kernel).tolist()
     results = []
     place = 0
     for row, ahead in zip(rows, drafts, strict=True):
@@ -271,16 +280,16 @@ def _verify_drafts(
 
 
 def _sample_positions(
-    project: Project, due: Sequence[_SampledPosition], draw: SampleKernel
+    logits: LogitChunks, due: Sequence[_SampledPosition], kernel: SampleKernel
 ) -> tuple[dict[int, tuple[int, ...]], dict[int, tuple[TokenLogprobs, ...]]]:
     """Return the output tokens of each row, and their log-probabilities if asked for, by index of the row."""
     if not due:
         return {}, {}
-    logits = project([each.place for each in due])
-    chosen = select_tokens(logits, [each.pick for each in due], draw)
-    tokens: dict[int, tuple[int, ...]] = {each.row_index: () for each in due}
+    values = logits.next_chunk()
+    chosen = select_tokens(values, [position.pick for position in due], kernel)
+    tokens: dict[int, tuple[int, ...]] = {position.row_index: () for position in due}
     num_top: dict[int, int] = {}
-    for i, (row_index, _, pick) in enumerate(due):
+    for i, (row_index, pick) in enumerate(due):
         # Other logits are of tokens that the row does not have.
         if i in chosen and tokens[row_index] == pick.drafts:
             tokens[row_index] += (chosen[i],)
@@ -288,35 +297,33 @@ def _sample_positions(
                 num_top[i] = pick.state.params.logprobs
     if not num_top:
         return tokens, {}
-    scored = score_tokens(logits, list(num_top), [chosen[i] for i in num_top], list(num_top.values()))
+    scored = score_tokens(values, list(num_top), [chosen[i] for i in num_top], list(num_top.values()))
     logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
     for i, each in zip(num_top, scored, strict=True):
         logprobs[due[i].row_index] = (*logprobs.get(due[i].row_index, ()), each)
     return tokens, logprobs
 
 
-def _score_prompts(project: Project, known: list[_ScoredPosition]) -> dict[int, list[TokenLogprobs]]:
+def _score_prompts(logits: LogitChunks, known: list[_ScoredPosition]) -> dict[int, list[TokenLogprobs]]:
     """Return the log-probabilities of known prompt tokens, by index of the row."""
     of_prompt: dict[int, list[TokenLogprobs]] = {}
     for start in range(0, len(known), PROMPT_POSITIONS):
         slab = known[start : start + PROMPT_POSITIONS]
-        logits = project([each.place for each in slab])
-        scored = score_tokens(
-            logits, range(len(slab)), [each.token_id for each in slab], [each.num_top for each in slab]
-        )
-        for each, logprobs in zip(slab, scored, strict=True):
-            of_prompt.setdefault(each.row_index, []).append(logprobs)
+        token_ids, num_top = [position.token_id for position in slab], [position.num_top for position in slab]
+        scored = score_tokens(logits.next_chunk(), range(len(slab)), token_ids, num_top)
+        for position, logprobs in zip(slab, scored, strict=True):
+            of_prompt.setdefault(position.row_index, []).append(logprobs)
     return of_prompt
 
 
-def _known_tokens(row_index: int, row: BatchRow, first: int) -> list[_ScoredPosition]:
-    """Return the prompt tokens after the row's known tokens with logits; `first` is the place of the first of these."""
+def _known_tokens(row_index: int, row: BatchRow) -> list[_ScoredPosition]:
+    """Return the prompt tokens that the row's `num_scored` positions score: the ones after them."""
     state: SamplingState = row.sampling_state
     num_top = state.params.prompt_logprobs
     assert num_top is not None, "somebody wants to know them"
-    next_position = row.end - (row.num_logits - row.num_drafts) + 1
-    following = state.prompt_token_ids[next_position : row.end + 1]
-    return [_ScoredPosition(row_index, first + i, token, num_top) for i, token in enumerate(following)]
+    first = row.end - row.num_logits + 1
+    following = state.prompt_token_ids[first : first + row.num_scored]
+    return [_ScoredPosition(row_index, token, num_top) for token in following]
 
 
 def _ends(state: SamplingState, tokens: tuple[int, ...]) -> bool:

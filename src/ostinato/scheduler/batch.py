@@ -69,6 +69,9 @@ class BatchRow(NamedTuple):
     """
     window_block_table: tuple[int, ...] = ()
     """Window blocks, indexed as `block_table`, in a model with windows. 0 for blocks that no token of the row sees."""
+    num_scored: int = 0
+    """Number of positions that give prompt log-probabilities: the first of those with logits. Such a row has no drafts.
+    """
 
     @property
     def end(self) -> int:
@@ -80,8 +83,8 @@ class BatchRow(NamedTuple):
 class Batch:
     """The rows of one step, decode rows first.
 
-    A decode row has at least one token computed before and computes exactly one known token and `num_drafts` drafts;
-    those beyond its `BatchRow.num_drafts` are padding. Every other row is a prefill row.
+    A decode row has at least one token computed before and computes exactly one known token, its last, and `num_drafts`
+    drafts; those beyond its `BatchRow.num_drafts` are padding. Every other row is a prefill row.
     """
 
     rows: tuple[BatchRow, ...]

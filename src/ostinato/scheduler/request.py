@@ -193,9 +193,11 @@ def make_row(
     start = request.num_computed_tokens
     end = start + count
     samples = end == request.num_tokens
-    num_logits = 1 + num_drafts if samples else 0
-    if request.wants_prompt_logprobs and num_prompt_logprobs_due(request, start, end) > 0:
-        num_logits = end - max(start, request.num_prompt_logprobs)
+    num_logits, num_scored = 1 + num_drafts if samples else 0, 0
+    if request.wants_prompt_logprobs:
+        num_scored = num_prompt_logprobs_due(request, start, end)
+        if num_scored:
+            num_logits = end - max(start, request.num_prompt_logprobs)
     return BatchRow(
         request.request_id,
         request.tokens(start, end),
@@ -212,6 +214,7 @@ def make_row(
         media,
         None,
         request_cache.window_block_table,
+        num_scored,
     )
 
 

@@ -8,8 +8,8 @@ Drafts pay while the tokens that they add outweigh the time that they add:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 from ostinato.observe.counts import SpeculationCounts
 from ostinato.plan.graphs.capture_sizes import draft_numbers
@@ -294,21 +294,29 @@ def _rounded(value: float | None, scale: float = 1.0) -> float | None:
     return None if value is None else round(scale * value, 4)
 
 
+class CapturedGraphs(Protocol):
+    """Owner of an engine's graphs: its runner."""
+
+    @property
+    def num_captured(self) -> int:
+        """Number of graphs captured so far."""
+        ...
+
+
 class SpeculationMonitor:
     """Counts of drafts, and the controller that uses them."""
 
-    def __init__(self, plan: SpeculativePlan, num_captured: Callable[[], int]) -> None:
-        """Create the counts and the controller. `num_captured` returns the number of graphs captured so far."""
+    def __init__(self, plan: SpeculativePlan, runner: CapturedGraphs) -> None:
         self._method = plan.method
         self.controller = DraftController(plan.num_speculative_tokens, plan.adaptive)
         self.counters = SpeculationCounts(plan.num_speculative_tokens, plan.draft_numbers)
-        self._count_captured = num_captured
+        self._runner = runner
         self._num_captured = 0
 
     def count_step(self, batch: Batch, result: StepResult, seconds: float) -> None:
         """Count a step that succeeded."""
         count_drafts(self.counters, batch, result)
-        num_captured = self._count_captured()
+        num_captured = self._runner.num_captured
         # The time of a step that captured a graph is not typical.
         is_typical, self._num_captured = num_captured == self._num_captured, num_captured
         decode = result.rows[: batch.num_decode_rows]

@@ -18,7 +18,8 @@ from ostinato.ops import noise
 from ostinato.ops.seeds import mix64
 from ostinato.ops.sizes import MAX_INT8
 from ostinato.plan.memory.cache_modes import INT8
-from ostinato.runner.inputs import logit_positions, make_step_inputs
+from ostinato.runner.inputs import make_step_inputs
+from ostinato.runner.step_logits import logit_positions
 from ostinato.sampling.logits_processing import process_logits, truncate_logits
 from ostinato.sampling.params import SamplingParams
 from ostinato.sampling.state import PendingToken, SamplingState
@@ -145,11 +146,12 @@ def text_logits(engine: EngineCore, text: Sequence[int], count: int) -> torch.Te
         window_block_table=tuple(range(1, 1 + -(-len(text) // block_size))) if memory.num_window_blocks else (),
         write_slots=(min(1, memory.num_slots),),
         num_logits=count,
+        num_scored=count,
     )
     batch = Batch((row,), num_decode_rows=0)
     step = make_step_inputs(batch, block_size, runner.device, takes_images=runner.takes_images)
     hidden = runner.model(step, runner.layer_memory)
-    return runner.model.compute_logits(hidden[logit_positions(batch)])
+    return runner.model.compute_logits(hidden[logit_positions(batch).scored])
 
 
 WRONG, RIGHT = 1, 2

@@ -102,7 +102,7 @@ def captured(calls: Sequence[Call], driver: Driver) -> Call | None:
 @torch.inference_mode()
 def step_seconds(runner: ModelRunner, step: Batch, passes: int) -> float:
     """Return the shortest time of a step up to its hidden states, as the engine runs it, with writing its inputs."""
-    run = partial(runner.forward, step)
+    run = partial(runner.execute_model, step)
     return min([seconds_of(runner, run) for _ in range(passes + 1)][1:])
 
 

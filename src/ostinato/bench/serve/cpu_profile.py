@@ -48,17 +48,17 @@ A pattern is the end of a file's name, a folder (`/sampling/`), or a function of
 """
 
 ENGINE: Parts = (
-    ("requests that begin", ("engine/core.py:add_request", "child.py:_add", "child.py:_handle")),
+    ("requests that begin", ("core.py:add_request", "input_processor.py", "child.py:_add", "child.py:_handle")),
     ("scheduler and prefix cache", ("/scheduler/", "/kv_cache/")),
     ("inputs of the step", ("runner/inputs.py",)),
-    ("logits", ("model_runner.py:project", "base.py:compute_logits")),
-    ("model", ("/graphs/", "/layers/", "model_runner.py:forward", "model_runner.py:_compute")),
+    ("logits", ("runner/step_logits.py", "base.py:compute_logits")),
+    ("model", ("/graphs/", "/layers/", "model_runner.py:execute_model")),
     ("sampling", ("/sampling/",)),
     ("text of the tokens", ("engine/text/",)),
     ("outputs and counts", ("engine/output_processor.py", "engine/outputs.py", "/observe/")),
     ("deltas", ("process/output_deltas.py", "child.py:_sendable")),
     ("pipe and pickles", ("process/engine_messages.py",)),
-    ("loop", ("engine/core.py", "process/child.py", "engine/shared_engine.py", "engine/llm.py")),
+    ("loop", ("engine/core.py", "engine/executor.py", "process/child.py", "engine/shared_engine.py", "engine/llm.py")),
 )
 FRONT: Parts = (
     ("pipe and pickles", ("process/engine_messages.py", "process/engine_process.py")),
