@@ -12,8 +12,8 @@ from pathlib import Path
 source, processor, target = sys.argv[1], sys.argv[2], Path(sys.argv[3])
 sys.path.insert(0, source)
 
-from ostinato.plan.device.kernel_support import runnable_here  # noqa: E402
 from ostinato.plan.device.isa_table import TABLE  # noqa: E402
+from ostinato.plan.device.kernel_support import runnable_here  # noqa: E402
 
 isas = TABLE.get(processor, ())
 lines = [
