@@ -6,7 +6,7 @@ PY ?= $(BIN)/python
 # Programs of the machine are used where it has them.
 BUILD_TOOLS := scikit-build-core nanobind $(foreach tool,cmake ninja,$(if $(shell command -v $(tool)),,$(tool)))
 
-.PHONY: demo test test-long test-reference triton-check soak ranks docs-check lint style types docstrings site \
+.PHONY: demo test test-all test-others test-long test-reference triton-check soak ranks docs-check lint style types docstrings site \
   package-check wheel-test format kernels native native-sanitize clean
 
 # Packages are downloaded while kernels are compiled.
@@ -23,11 +23,19 @@ demo:
 # from another.
 PYTEST := $(BIN)/python -m pytest -n logical --dist worksteal
 
+# One case of each test: what a person waits for. tests/conftest.py chooses it.
 test:
 	@$(BOTH) .venv/.installed-test native
+	$(PYTEST) --cases one
+
+# The other cases, and all of them.
+test-others: .venv/.installed-test native
+	$(PYTEST) --cases others
+
+test-all: .venv/.installed-test native
 	$(PYTEST)
 
-# What `make test` leaves out: recipes where it is not their turn (tests/support/turns.py), and what takes minutes.
+# What `make test-all` leaves out: recipes where it is not their turn (tests/support/turns.py), and what takes minutes.
 test-long: .venv/.installed-test native
 	$(PYTEST) -m long --ignore=tests/packaging
 
@@ -42,8 +50,8 @@ WITH_REFERENCES := parity/test_parity.py parity/test_parity_graphs.py parity/tes
   models/test_gguf.py models/test_int4.py models/test_kimi_linear.py models/test_quantization.py \
   models/test_vision_heads.py models/test_vision_parity.py models/test_vision_poison.py models/test_vision_settings.py \
   plan/test_activation_memory.py plan/test_plan_kernels.py plan/test_planned_tapes.py plan/test_prediction.py \
-  sample/test_guided_outputs.py speculate/test_speculation_outputs.py \
-  speculate/test_speculation_state.py demo/test_demo_checkpoint.py demo/test_demo_vl_engine.py \
+  sampling/test_guided_outputs.py spec_decode/test_speculation_outputs.py \
+  spec_decode/test_speculation_state.py demo/test_demo_checkpoint.py demo/test_demo_vl_engine.py \
   verify/test_verify.py cli/test_cli.py cli/test_cli_plan.py test_docs_commands.py
 test-reference: .venv/.installed-test
 	$(PYTEST) --reference-kernels $(WITH_REFERENCES:%=tests/%)

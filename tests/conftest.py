@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
+from zlib import crc32
 
 # Triton reads it when it is imported, which torch may do. Without a GPU its kernels run in its interpreter.
 if shutil.which("nvidia-smi") is None:
@@ -48,6 +49,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="cuda",
         help="Where the tests of tests/gpu run. On a CPU they show that they are free of mistakes themselves.",
     )
+    parser.addoption(
+        "--cases",
+        choices=("all", "one", "others"),
+        default="all",
+        help="Run all cases of each test, one of them, or the others. One is what a person waits for.",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Select one case of each test, or the others. Which one is a hash of the test's name, so that recipes take turns."""
+    choice = config.getoption("--cases")
+    if choice == "all":
+        return
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    chosen = {id(found[crc32(name.encode()) % len(found)]) for name, found in cases.items()}
+    kept = [item for item in items if (id(item) in chosen) == (choice == "one")]
+    config.hook.pytest_deselected(items=[item for item in items if (id(item) in chosen) != (choice == "one")])
+    items[:] = kept
 
 
 def pytest_unconfigure() -> None:

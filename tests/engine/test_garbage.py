@@ -5,10 +5,10 @@ import sys
 
 PROGRAM = """
 import gc
-from ostinato.engine.process.engine_process import keep_for_good
+from ostinato.engine.process.engine_process import freeze_gc
 
 kept = [[number] for number in range(1000)]
-keep_for_good()
+freeze_gc()
 assert not any(each is kept[0] for each in gc.get_objects()), "what was there is looked through"
 cycle = []
 cycle.append(cycle)

@@ -34,7 +34,7 @@ import json, sys
 from pathlib import Path
 import torch
 from ostinato import EngineConfig
-from ostinato.layers.allocation import Build
+from ostinato.layers.allocation import WeightAllocator
 from ostinato.models.loader import load_weights
 from ostinato.models.random_weights import randomize_weights
 from ostinato.ops.dispatch import select_ops
@@ -51,7 +51,7 @@ spec = load_spec(config)
 torch.empty(10, dtype=torch.bfloat16).copy_(torch.randn(10)).amax().isfinite()  # what torch takes once
 Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
 before = kibibytes("VmRSS")
-model = build_model(Build(ops, torch.bfloat16, torch.device("cpu")), spec)
+model = build_model(WeightAllocator(ops, torch.bfloat16, torch.device("cpu")), spec)
 if how == "random":
     randomize_weights(model, 0)
 else:

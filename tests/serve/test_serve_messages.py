@@ -63,7 +63,7 @@ def hermes():
 def rendered(served, **body):
     """The prompt that a body makes, as text."""
     from ostinato.serve.api.anthropic_request import CountTokensRequest
-    from ostinato.serve.body_workers.context import model_of
+    from ostinato.serve.body_workers.served_model import model_of
     from ostinato.serve.chat.conversation import render
 
     work = model_of(served.engine, served.lifecycle.settings, "tiny").work

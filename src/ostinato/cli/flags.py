@@ -14,10 +14,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from difflib import get_close_matches
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 import typer
-import yaml
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
@@ -31,6 +30,9 @@ from ostinato.sampling.params import SamplingParams
 from ostinato.setting_names import ALIASES
 from ostinato.units import exact_bytes
 
+if TYPE_CHECKING:
+    import yaml
+
 _NO_SETTINGS = ("config_file", "help_all", "print_config")
 """Flags that are not settings."""
 
@@ -41,6 +43,8 @@ def read_config_file(ctx: typer.Context, path: Path) -> None:
     ConfigError for a file that cannot be read, and for a name that is no setting. Another command's setting is noted
     and ignored, so that one file serves both `plan` and `serve`.
     """
+    import yaml  # here, since most commands read no file of settings
+
     try:
         read = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -79,6 +83,8 @@ def print_config(settings: BaseModel) -> Iterator[str]:
 
     Settings at their default are comments, and so are secrets (fields with `repr=False`), whose values are left out.
     """
+    import yaml  # here, since most commands read no file of settings
+
     plain = settings.model_dump(mode="json")
     for name, field in type(settings).model_fields.items():
         value = getattr(settings, name)
@@ -100,6 +106,8 @@ def _as_argument(value: Any, *, is_list: bool) -> Any:
 
 
 def _what_is_wrong(error: yaml.YAMLError) -> str:
+    import yaml  # here, since most commands read no file of settings
+
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem is None or error.problem_mark is None:
         return " ".join(str(error).split())
     return f"{error.problem}, in line {error.problem_mark.line + 1}"

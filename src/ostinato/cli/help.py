@@ -12,10 +12,6 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from ostinato.cli.other_engines import advice, advice_on_command
-from ostinato.config import EngineConfig
-from ostinato.sampling.guide import Guide
-from ostinato.sampling.params import SamplingParams
-from ostinato.serve.settings import ServeSettings
 from ostinato.setting_names import ALIASES
 
 COMMON_FLAGS = ("model", "max_tokens", "temperature", "host", "port", "max_model_len")
@@ -50,6 +46,12 @@ OWN = "this command"
 @cache
 def groups() -> dict[str, str]:
     """Return each setting's subject, in the order of help. Settings without one are a command's own."""
+    # Imported here: a command's short help needs none of these.
+    from ostinato.config import EngineConfig
+    from ostinato.sampling.guide import Guide
+    from ostinato.sampling.params import SamplingParams
+    from ostinato.serve.settings import ServeSettings
+
     found = {name: title for title, names in ENGINE_GROUPS.items() for name in names}
     assert found.keys() == EngineConfig.model_fields.keys(), "every setting of the engine has its place in help"
     found |= {alias: found[name] for alias, name in ALIASES.items()}

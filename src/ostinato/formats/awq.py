@@ -41,7 +41,7 @@ def read_awq(given: Mapping[str, Any]) -> StoredWeights:
     )
 
 
-def awq_tensor_shape(part: str, rows: int, columns: int, stored: StoredWeights) -> list[int]:
+def awq_shape(part: str, rows: int, columns: int, stored: StoredWeights) -> list[int]:
     """Return the shape of a tensor that belongs to a weight [rows, columns]."""
     groups = 1 if stored.group_size is None else -(-columns // stored.group_size)
     return {

@@ -114,10 +114,10 @@ def _ignored(config: ConfigChecker) -> tuple[str, ...]:
     return tuple(entries)
 
 
-def compressed_tensors_tensor_shape(part: str, rows: int, columns: int, stored: StoredWeights) -> list[int]:
+def compressed_tensors_shape(part: str, rows: int, columns: int, stored: StoredWeights) -> list[int]:
     """Return the shape of a tensor that belongs to a weight [rows, columns], or to each of a stack."""
     groups = 1 if stored.group_size is None else -(-columns // stored.group_size)
-    of_int32 = 8 if stored.numbers == "int4" else 4
+    of_int32 = 8 if stored.storage == "int4" else 4
     return {
         "weight_packed": [rows, -(-columns // of_int32)],
         "weight_scale": [rows, groups],

@@ -58,7 +58,7 @@ def _skipped(config: ConfigChecker) -> tuple[str, ...]:
     return tuple(f"re:{key.removeprefix('-:')}" for key in dynamic)
 
 
-def gptq_tensor_shape(part: str, rows: int, columns: int, stored: StoredWeights) -> list[int]:
+def gptq_shape(part: str, rows: int, columns: int, stored: StoredWeights) -> list[int]:
     """Return the shape of a tensor that belongs to a weight [rows, columns]."""
     groups = 1 if stored.group_size is None else -(-columns // stored.group_size)
     return {

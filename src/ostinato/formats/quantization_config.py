@@ -45,6 +45,13 @@ PARTS = {
 }
 """Suffixes of a linear's name, by `quant_method`."""
 
+SHAPES = {
+    "compressed-tensors": compressed_tensors.compressed_tensors_shape,
+    "gptq": gptq.gptq_shape,
+    "awq": awq.awq_shape,
+}
+"""Functions that give the shape of a part for one matrix, by `quant_method`."""
+
 PACKED = ("weight_packed", "qweight")
 """Parts with the integers."""
 
@@ -71,7 +78,7 @@ def types(part: str) -> tuple[str, ...]:
 
 def type_of_values(stored: StoredWeights) -> str | None:
     """Return the type of a quantised tensor that has the weight's own name; None if there is none."""
-    return None if stored.is_packed else {"int8": "I8", "float8": "F8_E4M3"}.get(stored.numbers)
+    return None if stored.is_packed else {"int8": "I8", "float8": "F8_E4M3"}.get(stored.storage)
 
 
 def complete(stored: StoredWeights, parts: Collection[str], is_quantised: bool) -> tuple[list[str], list[str]]:
@@ -107,11 +114,10 @@ def shape(stored: StoredWeights, part: str, of_weight: list[int], found: list[in
         # A stack may have the shape of one matrix of all rows.
         return of_weight if len(found) > 2 else [math.prod(outer), columns]
     *stack, rows = outer
-    if stored.numbers == "float8":
+    if stored.storage == "float8":
         return _float8_scales(stored, [*stack, rows, columns], found)
-    reader = {"compressed-tensors": compressed_tensors, "gptq": gptq, "awq": awq}[stored.method]
-    own = reader.shape(part, rows, columns, stored)
-    return own if part in ("g_idx", "weight_g_idx") else [*stack, *own]
+    of_matrix = SHAPES[stored.method](part, rows, columns, stored)
+    return of_matrix if part in ("g_idx", "weight_g_idx") else [*stack, *of_matrix]
 
 
 def _float8_scales(stored: StoredWeights, weight: list[int], found: list[int]) -> list[int]:

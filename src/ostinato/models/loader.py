@@ -165,7 +165,7 @@ def _put(
             _convert(tensor, place)
         else:
             _quantize(tensor, place, quantizers)
-    elif stored.numbers != "int8":
+    elif stored.storage != "int8":
         put_stored(stored, tensors_of(source), name, place, quantizers)
     else:
         scale = _scale(source.parts["weight_scale"])

@@ -50,12 +50,12 @@ def put_stored(
         return
     rows, columns = place.shape
     stays = is_as_stored(stored, place)
-    group_of = None if stored.numbers == "float8" else unpack.group_index(stored, parts, name, columns)
+    group_of = None if stored.storage == "float8" else unpack.group_index(stored, parts, name, columns)
     order = None
     if stays and isinstance(place, BlockView):
         order = _put_order(group_of, stored.group_size or columns, place, name)
     for begin, end in _row_ranges(rows, columns):
-        if stored.numbers == "float8":
+        if stored.storage == "float8":
             scale = parts.get("weight_scale_inv", parts.get("weight_scale"))
             assert scale is not None, "sources are complete"
             small = parts[VALUES][begin:end]

@@ -73,7 +73,7 @@ def _choose(config: EngineConfig, model: ModelSpec, whose: str, device_kind: str
     if config.quantization == "auto":
         return runs_as
     wanted = GIVEN[config.quantization]
-    if stored is None or runs_as is None or wanted is None or stored.numbers == "float8":
+    if stored is None or runs_as is None or wanted is None or stored.storage == "float8":
         return wanted
     if wanted.name == runs_as.name:
         return runs_as

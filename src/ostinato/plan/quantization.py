@@ -244,14 +244,14 @@ Numbers = Literal["int8", "int4", "float8"]
 
 @dataclass(frozen=True)
 class StoredWeights:
-    """Weights of `numbers` times scales, as `method` (a `quant_method` of config.json) writes them.
+    """Weights of `storage` times scales, as `method` (a `quant_method` of config.json) writes them.
 
     A scale is for a row, or for `group_size` elements of one; for float8 it may also be for the whole matrix (`block`
     is (0, 0)) or for a `block` of (rows, elements of a row). `ignore` and `ignores_stacks` are those of `Quantization`.
     """
 
     method: str
-    numbers: Numbers
+    storage: Numbers
     group_size: int | None = None
     ignore: tuple[str, ...] = ()
     ignores_stacks: bool = False
@@ -287,9 +287,9 @@ class StoredWeights:
 
         One scale for a row, or for all rows, is repeated for each of its groups.
         """
-        if self.numbers == "int8":
+        if self.storage == "int8":
             return None
-        if self.numbers == "int4":
+        if self.storage == "int4":
             wide = self.group_size or 0
             return next((name for name in formats_of("int4") if wide in (0, BLOCK_FORMATS[name].elements)), None)
         wide = self.block[1] if self.block is not None else 0
@@ -298,9 +298,9 @@ class StoredWeights:
     def expands_because(self, read: Collection[str]) -> str | None:
         """Return why no kernel reads such weights; None: they run as `quantization`."""
         float8 = formats_of("float8")
-        if self.numbers == "float8" and not {*float8} & {*read}:
+        if self.storage == "float8" and not {*float8} & {*read}:
             return "no kernel here reads float8 weights"
-        if self.numbers == "float8" and self.block_format is None:
+        if self.storage == "float8" and self.block_format is None:
             return f"kernels read float8 weights with one scale for multiples of {BLOCK_FORMATS[float8[-1]].elements}"
         if self.has_order and self.block_format not in read:
             return "their groups are in act-order (g_idx), which no kernel of 8-bit weights follows"
@@ -322,12 +322,12 @@ class StoredWeights:
         if blocks is None and self.has_order:
             return False
         if blocks is None:
-            return self.numbers in ("int4", "int8")
-        return BLOCK_FORMATS[blocks].family == self.numbers
+            return self.storage in ("int4", "int8")
+        return BLOCK_FORMATS[blocks].family == self.storage
 
     @property
     def name(self) -> str:
-        of = {"int8": "8-bit", "int4": "4-bit", "float8": "float8"}[self.numbers]
+        of = {"int8": "8-bit", "int4": "4-bit", "float8": "float8"}[self.storage]
         return f"{of} weights of {self.method}, {self.granularity}"
 
     @property
@@ -347,7 +347,7 @@ class StoredWeights:
 
         Scales count as 16 bits and zero points as 4.
         """
-        per_weight = 0.5 if self.numbers == "int4" else 1.0
+        per_weight = 0.5 if self.storage == "int4" else 1.0
         rows, columns = weight.out_size, weight.in_size
         if self.block is not None:
             high, wide = self.block if self.block != (0, 0) else (rows, columns)

@@ -54,7 +54,7 @@ class OutputDelta(NamedTuple):
     prompt_logprobs: Sequence[TokenLogprobs | None] | None = None
     """Log-probabilities of the prompt, if asked for. They come with the first token of the first output."""
 
-    def then(self, later: OutputDelta) -> OutputDelta:
+    def merge(self, later: OutputDelta) -> OutputDelta:
         """Return both deltas as one."""
         samples = {sample.sample_index: sample for sample in self.samples}
         for sample in later.samples:

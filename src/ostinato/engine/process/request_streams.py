@@ -125,7 +125,7 @@ class RequestStream:
             self.num_output_tokens += len(sample.token_ids)
             if sample.finish_reason is not None:
                 self.finish_reasons.append(sample.finish_reason)
-        self._waiting = delta if self._waiting is None else self._waiting.then(delta)
+        self._waiting = delta if self._waiting is None else self._waiting.merge(delta)
         self._updated.set()
 
     def end(self, error: Exception | None = None) -> None:
