@@ -58,7 +58,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Select one case of each test, or the others. Which one is a hash of the test's name, so that recipes take turns."""
+    """Select one case of each test, or the others. A hash of the test's name chooses it, so that recipes take turns."""
     choice = config.getoption("--cases")
     if choice == "all":
         return

@@ -144,18 +144,18 @@ def test_a_named_tool_is_called_once_and_no_other_is() -> None:
     assert not accepts(grammar, hermes("clock", "{}") + "\n" + hermes("clock", "{}"))
 
 
-@pytest.mark.parametrize("formats", [HERMES, XML, TOOLCALL])
-def test_without_parallel_calls_there_is_one(formats: AnswerFormats) -> None:
-    assert formats.tools is not None
+@pytest.mark.parametrize("answer", [HERMES, XML, TOOLCALL])
+def test_without_parallel_calls_there_is_one(answer: AnswerFormats) -> None:
+    assert answer.tools is not None
     one = {
         formats.HERMES: hermes("clock", "{}"),
         formats.XML: xml("clock"),
         formats.TOOLCALL: '<TOOLCALL>[{"name": "clock", "arguments": {}}]</TOOLCALL>',
-    }[formats.tools]
-    two = f"{one}\n{one}" if formats is not TOOLCALL else one.replace("}]", '}, {"name": "clock", "arguments": {}}]')
-    assert accepts(guide("required", formats), two)
-    assert accepts(guide("required", formats, parallel=False), one)
-    assert not accepts(guide("required", formats, parallel=False), two)
+    }[answer.tools]
+    two = f"{one}\n{one}" if answer is not TOOLCALL else one.replace("}]", '}, {"name": "clock", "arguments": {}}]')
+    assert accepts(guide("required", answer), two)
+    assert accepts(guide("required", answer, parallel=False), one)
+    assert not accepts(guide("required", answer, parallel=False), two)
 
 
 STRICT = (replace(WEATHER, strict=True), CLOCK)
