@@ -1,6 +1,6 @@
 """Two real engines behind one AsyncEngine, without a cluster between them.
 
-What is long here has its like with fake engines: tests/engine/test_replicas_front.py and test_replicas_moving.py.
+What is long here has its like with fake engines: tests/replicas/test_replicas_front.py and test_replicas_moving.py.
 """
 
 from __future__ import annotations

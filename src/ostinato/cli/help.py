@@ -12,7 +12,6 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from ostinato.cli.other_engines import advice, advice_on_command
-from ostinato.setting_names import ALIASES
 
 COMMON_FLAGS = ("model", "max_tokens", "temperature", "host", "port", "max_model_len")
 """Settings that `--help` explains; it only names the others."""
@@ -51,6 +50,7 @@ def groups() -> dict[str, str]:
     from ostinato.sampling.guide import Guide
     from ostinato.sampling.params import SamplingParams
     from ostinato.serve.settings import ServeSettings
+    from ostinato.setting_names import ALIASES
 
     found = {name: title for title, names in ENGINE_GROUPS.items() for name in names}
     assert found.keys() == EngineConfig.model_fields.keys(), "every setting of the engine has its place in help"

@@ -1,4 +1,4 @@
-"""Registry of architectures. A new one is one line here and one folder next to this file."""
+"""Registry of architectures: the module and class of each model."""
 
 from __future__ import annotations
 
