@@ -124,8 +124,7 @@ def page_table() -> str:
     folders: dict[str, list[str]] = {}
     for name in sorted(files):
         folder, _, file = name.rpartition("/")
-        top, _, rest = folder.partition("/")
-        folders.setdefault(top, []).append(f"{rest}/{file}" if rest else file)
+        folders.setdefault(folder.partition("/")[0], []).append(file)
     order = ["engine", "scheduler", "kv_cache", "runner", "graphs", "models", "layers", "sampling", "ops", "observe"]
     lines = ["| folder | files | what they do in the step |", "|---|---|---|"]
     for folder in [*order, *sorted(folders.keys() - set(order))]:

@@ -115,7 +115,7 @@ def test_a_bug_is_told_to_the_log_alone(served, tmp_path):
 def test_workers_come_back_when_the_process_that_forks_them_has_died(served, tmp_path):
     first = read(served, tmp_path / "first")
     workers = served.lifecycle.workers
-    process, _ = workers._nursery
+    process, _ = workers._forkserver
     os.kill(first, 9)
     process.kill()
     process.wait()

@@ -127,7 +127,7 @@ class BodyWorkerPool:
         self._numbers = itertools.count()
         self._turns = FairShare()
         self._idle: list[_Connection] = []
-        self._nursery: tuple[subprocess.Popen[bytes], socket.socket] | None = None
+        self._forkserver: tuple[subprocess.Popen[bytes], socket.socket] | None = None
         self._starting: asyncio.Future[tuple[subprocess.Popen[bytes], socket.socket]] | None = None
         self.num_done = self.num_ended_early = 0
         """Jobs that a worker has finished, and those that were stopped: the client left, or the time was over."""
@@ -233,34 +233,34 @@ class BodyWorkerPool:
         ours, theirs = socket.socketpair()
         with theirs:
             for _ in range(2):  # the fork server may have died
-                nursery = await self._started()
+                forkserver = await self._started()
                 try:
-                    socket.send_fds(nursery, [b"w"], [theirs.fileno()])
+                    socket.send_fds(forkserver, [b"w"], [theirs.fileno()])
                     break
                 except OSError:
-                    self._end_nursery()
+                    self._end_forkserver()
             else:
                 ours.close()
                 raise ApiError(500, "no process can be started to read the request", code="no_worker")
         return await asyncio.open_unix_connection(sock=ours, limit=2**20)
 
     async def _started(self) -> socket.socket:
-        if self._nursery is None:
+        if self._forkserver is None:
             if self._starting is None:
-                self._starting = asyncio.ensure_future(asyncio.to_thread(_start_nursery, self._context))
+                self._starting = asyncio.ensure_future(asyncio.to_thread(_start_forkserver, self._context))
             starting = self._starting
             try:
                 # It continues for others if this request's client leaves.
-                self._nursery = await asyncio.shield(starting)
+                self._forkserver = await asyncio.shield(starting)
             finally:
                 if starting.done() and self._starting is starting:
                     self._starting = None
-        return self._nursery[1]
+        return self._forkserver[1]
 
-    def _end_nursery(self) -> None:
-        if self._nursery is not None:
-            process, connection = self._nursery
-            self._nursery = None
+    def _end_forkserver(self) -> None:
+        if self._forkserver is not None:
+            process, connection = self._forkserver
+            self._forkserver = None
             connection.close()
             process.kill()
             process.wait()
@@ -269,15 +269,15 @@ class BodyWorkerPool:
         """End all processes."""
         if self._starting is not None:
             with contextlib.suppress(RuntimeError):
-                self._nursery = await self._starting
+                self._forkserver = await self._starting
             self._starting = None
         for _, writer in self._idle:
             writer.transport.abort()
         self._idle.clear()
-        self._end_nursery()
+        self._end_forkserver()
 
 
-def _start_nursery(context: WorkerContext) -> tuple[subprocess.Popen[bytes], socket.socket]:
+def _start_forkserver(context: WorkerContext) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """Start the process that workers are forked from. RuntimeError if it cannot start."""
     ours, theirs = socket.socketpair()
     # Forked processes have no use for threads, which a fork does not copy.
