@@ -28,7 +28,7 @@ def loggers() -> Iterator[None]:
     [
         ("", {}),
         ("debug", {"ostinato": logging.DEBUG}),
-        ("scheduler,cache", {"ostinato.scheduler": logging.DEBUG, "ostinato.kv_cache": logging.DEBUG}),
+        ("scheduler,cache", {"ostinato.scheduler": logging.DEBUG, "ostinato.cache": logging.DEBUG}),
         ("scheduler=info, WARNING", {"ostinato.scheduler": logging.INFO, "ostinato": logging.WARNING}),
     ],
 )
@@ -47,7 +47,7 @@ def test_the_variable_precedes_the_level_of_the_server(monkeypatch: pytest.Monke
     monkeypatch.setenv("OSTINATO_LOG", "scheduler,cache=error")
     with logs_to("text", "warning"):
         assert logging.getLogger("ostinato.scheduler").isEnabledFor(logging.DEBUG)
-        assert not logging.getLogger("ostinato.kv_cache").isEnabledFor(logging.WARNING)
+        assert not logging.getLogger("ostinato.cache").isEnabledFor(logging.WARNING)
         assert not logging.getLogger("ostinato.engine").isEnabledFor(logging.INFO)
     assert not logging.getLogger("ostinato.scheduler").isEnabledFor(logging.DEBUG)
 
@@ -94,7 +94,7 @@ def test_a_request_waits_for_tokens_or_for_memory(caplog: pytest.LogCaptureFixtu
 def test_the_cache_says_what_it_found(caplog: pytest.LogCaptureFixture) -> None:
     scheduler = make_caching_scheduler()
     scheduler.add(make_request("first", prompt=3))
-    with caplog.at_level(logging.DEBUG, "ostinato.kv_cache"):
+    with caplog.at_level(logging.DEBUG, "ostinato.cache"):
         scheduler.schedule()
     assert caplog.messages == ["request first: 0 of 3 tokens are cached"]
 

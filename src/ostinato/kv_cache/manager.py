@@ -19,7 +19,7 @@ from ostinato.kv_cache.sliding_window import SlidingWindowSpec, WindowBlocks
 from ostinato.kv_cache.state_slots import StateSlots
 from ostinato.kv_cache.store import CacheStore, Match
 
-log = logging.getLogger("ostinato.kv_cache")
+log = logging.getLogger("ostinato.cache")
 
 
 def check_cache_integrity(

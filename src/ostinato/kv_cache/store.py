@@ -24,7 +24,7 @@ from ostinato.kv_cache.offload.file_tier import FileTier
 from ostinato.kv_cache.prefix_index import BlockHashes, Checkpoint, IndexEntry, PrefixIndex, WindowBlock
 from ostinato.observe.counts import StoreCounts
 
-log = logging.getLogger("ostinato.kv_cache")
+log = logging.getLogger("ostinato.cache")
 
 
 class IdPool:

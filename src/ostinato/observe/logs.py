@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Any, Literal, TextIO
+from typing import Any, Literal, TextIO, get_args
 
 from ostinato.errors import ConfigError
 from ostinato.observe.request_record import RequestRecord
@@ -31,14 +31,14 @@ PROBES = frozenset({"/health", "/health/live"})
 VARIABLE = "OSTINATO_LOG"
 AREAS = {
     "scheduler": "ostinato.scheduler",
-    "cache": "ostinato.kv_cache",
+    "cache": "ostinato.cache",
     "kernels": "ostinato.kernels",
     "graphs": "ostinato.graphs",
     "engine": "ostinato.engine",
     "serve": "ostinato.serve",
 }
 """Area of the variable -> its logger."""
-LEVELS = ("debug", "info", "warning", "error")
+LEVELS = get_args(LogLevel)
 
 _requests = logging.getLogger("ostinato.requests")
 CONFIGURED = ("ostinato", "ostinato.requests", "uvicorn", "asyncio", *AREAS.values())

@@ -90,7 +90,7 @@ class PendingFile:
         self.pages[len(MAGIC) : CHECKSUM_START] = file_checksum(memoryview(self.pages)[CHECKSUM_START : self.size])
 
 
-log = logging.getLogger("ostinato.kv_cache")
+log = logging.getLogger("ostinato.cache")
 
 FileKind = Literal["block", "pane", "state"]
 FILE_KINDS: tuple[FileKind, ...] = ("block", "pane", "state")
