@@ -12,6 +12,7 @@ import torch
 from ostinato.layers import huge_pages
 from ostinato.ops.dispatch import native_kernel
 from ostinato.ops.kernel_cost import KernelCost, StepShape
+from ostinato.ops.native_extension import NativeExtension
 from ostinato.ops.operations import OPERATIONS
 from ostinato.plan.device.measured_rates import KernelRate, StepKind
 from ostinato.plan.layer_specs import AttentionSpec
@@ -54,7 +55,7 @@ class KernelProbe:
     use.
     """
 
-    extension: Any
+    extension: NativeExtension
     dtype: torch.dtype
     num_bytes: int
     rounds: int = ROUNDS

@@ -18,7 +18,7 @@ import torch
 from ostinato.bench.report import ProgressCallback
 from ostinato.bench.statistics import Calls, GraphStepTimes, KernelShares
 from ostinato.errors import CapacityError
-from ostinato.graphs.step_graphs import StepForward
+from ostinato.graphs.recorder import StepForward
 from ostinato.graphs.tape import Tape, TapeBackend
 from ostinato.kv_cache.sliding_window import SlidingWindowSpec
 from ostinato.ops.dispatch import CallHook, Kernel, Recorder

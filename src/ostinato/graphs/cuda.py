@@ -165,14 +165,14 @@ class _SegmentRecorder:
         self,
         name: str,  # noqa: ARG002
         kernel: Kernel,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
     ) -> torch.Tensor:
         """Run the kernel, which the open segment records. Implements `ops.kernels.Recorder`."""
         return kernel(*args, **kwargs)
 
     def split(
-        self, name: str, function: Kernel, tensors: tuple[torch.Tensor, ...], other_args: tuple[Any, ...]
+        self, name: str, function: Kernel, tensors: tuple[torch.Tensor, ...], other_args: tuple[object, ...]
     ) -> torch.Tensor:
         """Leave a part out if it is in the splits, else run it. Implements `ops.kernels.Recorder`."""
         if name not in self._splits:

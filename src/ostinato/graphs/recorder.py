@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+from torch._ops import OpOverload
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -33,8 +34,11 @@ from ostinato.graphs.tensor_refs import (
 )
 from ostinato.ops.dispatch import Kernel, NativeKernel
 
-StepForward = Callable[[Any], torch.Tensor]
+StepForward = Callable[..., torch.Tensor]
 """The forward function of a step, as graphs capture it: the step's inputs -> hidden states."""
+
+Args = tuple[object, ...]
+Kwargs = dict[str, object]
 
 ReplayFn = Callable[[BufferedInputs], None]
 """Replay of one part of a captured step."""
@@ -46,11 +50,11 @@ CONVERSIONS = frozenset({"resolve_conj", "resolve_neg"})
 INDEXING = frozenset({"index", "index_put", "index_put_", "_index_put_impl_"})
 """Operations that torch marks as depending on values, although only masks make them depend."""
 
-READS = {torch.Tensor.tolist: "tolist", torch.Tensor.numpy: "numpy", torch.Tensor.__array__: "numpy"}
-NATIVE = {torch.Tensor.data_ptr: "data_ptr", torch.Tensor.__dlpack__: "__dlpack__"}
+READS: dict[object, str] = {torch.Tensor.tolist: "tolist", torch.Tensor.numpy: "numpy", torch.Tensor.__array__: "numpy"}
+NATIVE: dict[object, str] = {torch.Tensor.data_ptr: "data_ptr", torch.Tensor.__dlpack__: "__dlpack__"}
 
 
-def reads_on_host(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def reads_on_host(func: OpOverload, args: Args, kwargs: Kwargs) -> bool:
     """Return whether the host must read values to know an operation's result or its shape."""
     name = func.overloadpacket.__name__
     if name in INDEXING:
@@ -64,13 +68,13 @@ def reads_on_host(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> b
     return False
 
 
-def changes_device(arguments: Any, result: Any) -> bool:
+def changes_device(arguments: object, result: object) -> bool:
     """Return whether values were copied between device and host, so that one waits for the other."""
     devices = {tensor.device for tensor in tensors_in(arguments)}
     return bool(devices) and any(tensor.device not in devices for tensor in tensors_in(result))
 
 
-def host_read_error(name: str, tensor: Any) -> CaptureError:
+def host_read_error(name: str, tensor: object) -> CaptureError:
     return CaptureError(
         f"{name} reads the values of a tensor of shape {shape_of(tensor)} on the host during capture; a replay would "
         "use the value that was read now. Keep the value on the device, or read it inside a kernel"
@@ -85,8 +89,8 @@ class HostReadGuard(TorchFunctionMode):
         self._is_inside_kernel = is_inside_kernel
 
     def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+        self, func: OpOverload, types: object, args: Args = (), kwargs: Kwargs | None = None
+    ) -> object:
         if func in READS and not self._is_inside_kernel():
             raise host_read_error(READS[func], args[0])
         if func in NATIVE and not self._is_inside_kernel():
@@ -116,8 +120,8 @@ class RecordedCall:
     kind: CallKind
     name: str
     function: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    args: Args
+    kwargs: Kwargs
     writes: tuple[TensorRef | None, ...]
     returns_tensor: bool
 
@@ -133,7 +137,7 @@ class CallRecorder(TorchDispatchMode):
     def __init__(
         self, persistent: Mapping[int, str], splits: Collection[str], *, kernels_may_read: bool = True
     ) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[RecordedCall] = []
         self.sizes: dict[int, int] = {}
         """Number of a storage that the step computed -> bytes."""
@@ -153,27 +157,27 @@ class CallRecorder(TorchDispatchMode):
         return False
 
     def __enter__(self) -> CallRecorder:
-        super().__enter__()
-        self._guard.__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
+        self._guard.__enter__()  # type: ignore[no-untyped-call]
         return self
 
-    def __exit__(self, *error: Any) -> None:
-        self._guard.__exit__(*error)
-        super().__exit__(*error)
+    def __exit__(self, *error: object) -> None:
+        self._guard.__exit__(*error)  # type: ignore[no-untyped-call]
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+        self, func: OpOverload, types: object, args: Args = (), kwargs: Kwargs | None = None
+    ) -> object:
         with torch._C.DisableTorchFunction():  # the guard need not see the recorder's own accesses
             return self._operation(func, func.overloadpacket.__name__, args, kwargs or {})
 
-    def _operation(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _operation(self, func: OpOverload, name: str, args: Args, kwargs: Kwargs) -> object:
         """Run and record one of torch's operations."""
         if self._kernel is not None:
             return self._call_inside(func, name, args, kwargs)
         if reads_on_host(func, args, kwargs):
             raise host_read_error(name, args[0])
-        if name == "lift_fresh" and args[0].ndim == 0 and args[0].device.type == "cpu":
+        if name == "lift_fresh" and isinstance(args[0], torch.Tensor) and args[0].ndim == 0 and args[0].is_cpu:
             # A Python number in an operation that takes tensors (`x[1:] = 0`): baked in, like every Python number.
             self._constants[storage_pointer(args[0])] = args[0]
         if torch.Tag.inplace_view in func.tags:
@@ -194,7 +198,7 @@ class CallRecorder(TorchDispatchMode):
             self.calls.append(RecordedCall("torch", name, func, placed_args, placed_kwargs, writes, is_tensor))
         return result
 
-    def kernel(self, name: str, kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    def kernel(self, name: str, kernel: Kernel, args: Args, kwargs: Kwargs) -> torch.Tensor:
         """Record a kernel's call. Implements `ops.kernels.Recorder`.
 
         A native kernel does not run: it reads nothing on the host that a recorder could see, and its result is not
@@ -213,9 +217,7 @@ class CallRecorder(TorchDispatchMode):
         self.calls.append(RecordedCall("kernel", name, kernel, placed_args, placed_kwargs, writes, is_tensor))
         return result
 
-    def split(
-        self, name: str, function: Kernel, tensors: tuple[torch.Tensor, ...], other_args: tuple[Any, ...]
-    ) -> torch.Tensor:
+    def split(self, name: str, function: Kernel, tensors: tuple[torch.Tensor, ...], other_args: Args) -> torch.Tensor:
         """Record a part in the splits as one call, or run another part. Implements `ops.kernels.Recorder`."""
         if name not in self._splits or self._kernel is not None:
             return function(*tensors, *other_args)
@@ -242,16 +244,14 @@ class CallRecorder(TorchDispatchMode):
             raise CaptureError("the result of the step is no tensor that the step computed")
         return tensor_ref(result, storage_id)
 
-    def _run_inside(
-        self, name: str, may_read: bool, function: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> torch.Tensor:
+    def _run_inside(self, name: str, may_read: bool, function: Kernel, args: Args, kwargs: Kwargs) -> torch.Tensor:
         self._kernel, self._may_read = name, may_read
         try:
             return function(*args, **kwargs)
         finally:
             self._kernel = None
 
-    def _call_inside(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _call_inside(self, func: OpOverload, name: str, args: Args, kwargs: Kwargs) -> object:
         """Run an operation inside a kernel or a part."""
         if self._may_read:
             return func(*args, **kwargs)
@@ -264,7 +264,7 @@ class CallRecorder(TorchDispatchMode):
             )
         return result
 
-    def _change_view(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _change_view(self, func: OpOverload, name: str, args: Args, kwargs: Kwargs) -> object:
         """Change the shape of the tensor itself. Later calls see the new shape, so there is nothing to record."""
         if name in REPLACES_MEMORY:
             raise CaptureError(f"{name} gives a tensor of shape {shape_of(args[0])} other memory during capture")
@@ -276,14 +276,14 @@ class CallRecorder(TorchDispatchMode):
         live = self._live.get(storage_pointer(tensor))
         return None if live is None or not has_memory(tensor) or live[0].expired() else live[1]
 
-    def _placed(self, value: Any) -> Any:
-        def place(tensor: torch.Tensor) -> Any:
+    def _placed(self, value: object) -> Any:
+        def place(tensor: torch.Tensor) -> object:
             storage_id = self._storage_id(tensor)
             return tensor if storage_id is None else tensor_ref(tensor, storage_id)
 
         return map_items(value, torch.Tensor, place)
 
-    def _place_results(self, name: str, arguments: Any, result: Any) -> tuple[TensorRef | None, ...]:
+    def _place_results(self, name: str, arguments: object, result: object) -> tuple[TensorRef | None, ...]:
         """Assign numbers to new storages, and return the place of each new tensor, None for views of an argument.
 
         A tensor that is no view of an argument is new, even if a kernel returns the same memory twice: each call's
@@ -306,9 +306,9 @@ class CallRecorder(TorchDispatchMode):
             writes.append(tensor_ref(tensor, new[pointer]))
         return tuple(writes)
 
-    def _check_known(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _check_known(self, name: str, args: Args, kwargs: Kwargs) -> None:
         """Raise CaptureError for a tensor that is neither computed nor persistent."""
-        arguments: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
+        arguments: list[tuple[int | str, object]] = [*enumerate(args), *kwargs.items()]
         for position, argument in arguments:
             for tensor in tensors_in(argument):
                 pointer = storage_pointer(tensor)
@@ -316,7 +316,7 @@ class CallRecorder(TorchDispatchMode):
                 if not is_known and self._storage_id(tensor) is None:
                     raise self._refuse_stranger(name, tensor, position)
 
-    def _check_written(self, name: str, arguments: Any, overwritten: Iterable[torch.Tensor] = ()) -> None:
+    def _check_written(self, name: str, arguments: object, overwritten: Iterable[torch.Tensor] = ()) -> None:
         """Raise CaptureError for a tensor that is read and that no recorded call has written."""
         unread = set(map(self._storage_id, overwritten))
         for tensor in tensors_in(arguments):
@@ -340,14 +340,14 @@ class CallRecorder(TorchDispatchMode):
         )
 
 
-def check_same_step(other_args: Iterable[Any], captured: BufferedInputs) -> None:
+def check_same_step(other_args: Iterable[object], captured: BufferedInputs) -> None:
     """Raise CaptureError if a part that is left out gets a copy of the step: it would be the same in every replay."""
     for other in other_args:
         if isinstance(other, type(captured)) and other is not captured:
             raise CaptureError("a part that is left out gets a copy of the step, which a replay could not replace")
 
 
-def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+def _written(func: OpOverload, args: Args, kwargs: Kwargs) -> list[object]:
     """Return the arguments that an in-place operation writes."""
     return [
         args[index] if index < len(args) else kwargs.get(argument.name)
@@ -359,7 +359,7 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[A
 def eager_part(
     function: Kernel,
     tensors: tuple[torch.Tensor, ...],
-    other_args: tuple[Any, ...],
+    other_args: Args,
     out: torch.Tensor,
     captured: BufferedInputs,
 ) -> Callable[[BufferedInputs], None]:

@@ -49,7 +49,8 @@ def _slots(step: StepInputs) -> torch.Tensor:
     """Return every slot that the step reads or writes, except the null slot."""
     checkpoints = torch.tensor([slot for _, _, slot in step.checkpoints], dtype=torch.int32)
     named = torch.cat((step.read_slots.flatten().cpu(), step.write_slots.flatten().cpu(), checkpoints))
-    return named[named != 0].unique().long()
+    slots: torch.Tensor = named[named != 0].unique()
+    return slots.long()
 
 
 def _states(step: StepInputs, memory: Sequence[LayerCache]) -> list[dict[str, torch.Tensor]]:

@@ -17,6 +17,7 @@ from ostinato.graphs.buffers import BufferAddresses, BufferedInputs
 from ostinato.graphs.recorder import CallRecorder, RecordedCall, ReplayFn, StepForward, eager_part
 from ostinato.graphs.tensor_refs import TensorRef, items_in, map_items, tensors_in
 from ostinato.ops.dispatch import CallHook, NativeKernel
+from ostinato.ops.native_extension import Program
 from ostinato.plan.graphs.arena import ALIGNMENT, Layout, pack_buffers
 
 HAS_OUT_VARIANT = frozenset({"add", "mul", "sub", "neg", "exp", "silu", "cat", "embedding", "cos", "sin"})
@@ -50,7 +51,7 @@ class Tape:
         """
         self._plays: list[ReplayFn] = []
         self._profiles: list[Profile] = []
-        self.programs: list[Any] = []
+        self.programs: list[Program] = []
         for is_native, calls in groupby(self._calls, key=lambda call: isinstance(call.function, NativeKernel)):
             if is_native:
                 self._add_programs(calls, memory)
@@ -91,7 +92,7 @@ class Tape:
                 self._add_program(program, tokens)
             getattr(program, call.name)(tokens, arguments)
 
-    def _add_program(self, program: Any, tokens: int) -> None:
+    def _add_program(self, program: Program, tokens: int) -> None:
         """Add a program; `tokens` is the number of tokens of its kernels, padding included."""
         self.programs.append(program)
         real = _real_tokens(tokens, self._length)
@@ -205,7 +206,7 @@ def plan_layout(
     return pack_buffers(sizes, lives, ALIGNMENT * entries)
 
 
-def bind(value: Any, layout: Layout, memory: torch.Tensor) -> Any:
+def bind(value: object, layout: Layout, memory: torch.Tensor) -> Any:
     """Return `value` with every TensorRef in it as a tensor in `memory`."""
     return map_items(value, TensorRef, lambda place: place.bind(memory, layout.offsets[place.storage]))
 

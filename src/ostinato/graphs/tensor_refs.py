@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ def has_memory(tensor: torch.Tensor) -> bool:
     return tensor.untyped_storage().nbytes() > 0
 
 
-def items_in(value: Any, kind: type) -> Iterator[Any]:
+def items_in(value: object, kind: type[T]) -> Iterator[T]:
     """Yield all values of type `kind` in `value`, also those in nested lists, tuples and dicts."""
     if isinstance(value, kind):
         yield value
@@ -56,20 +58,22 @@ def items_in(value: Any, kind: type) -> Iterator[Any]:
         yield from items_in(tuple(value.values()), kind)
 
 
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+def tensors_in(value: object) -> Iterator[torch.Tensor]:
     return items_in(value, torch.Tensor)
 
 
-def map_items(value: Any, kind: type, function: Callable[[Any], Any]) -> Any:
+def map_items(value: object, kind: type[T], function: Callable[[T], object]) -> Any:
     """Return `value` with `function` applied to every value of type `kind` in it; the search is that of `items_in`."""
     if isinstance(value, kind):
         return function(value)
     if isinstance(value, dict):
         return {name: map_items(item, kind, function) for name, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(map_items(item, kind, function) for item in value)
+    if type(value) is list:
+        return [map_items(item, kind, function) for item in value]
+    if type(value) is tuple:
+        return tuple(map_items(item, kind, function) for item in value)
     return value
 
 
-def shape_of(tensor: Any) -> str:
+def shape_of(tensor: object) -> str:
     return str(list(tensor.shape)) if isinstance(tensor, torch.Tensor) else str(tensor)

@@ -106,14 +106,18 @@ class CallTracer:
         assert result.call is not None, "a pass computes its result"
         return CallTrace(tuple(self._calls), result.call)
 
-    def kernel(self, name: str, *args: Any, **kwargs: Any) -> SketchTensor:
+    def kernel(self, name: str, *args: object, **kwargs: object) -> SketchTensor:
         """Return the result of an operation, by the rule of its row."""
         result = OPERATIONS[name].result(*args, **kwargs)
         given = (*args, *kwargs.values())
-        return self.note(name, given, *((result,) if isinstance(result, SketchTensor) else result))
+        if isinstance(result, SketchTensor):
+            return self.note(name, given, result)
+        assert isinstance(result, tuple), "the result is an argument, or a shape and a dtype"
+        shape, dtype = result
+        return self.note(name, given, shape, str(dtype))
 
     def split(
-        self, name: str, function: Callable[..., SketchTensor], tensors: tuple[SketchTensor, ...], *others: Any
+        self, name: str, function: Callable[..., SketchTensor], tensors: tuple[SketchTensor, ...], *others: object
     ) -> SketchTensor:
         """Record the calls of a part of a layer as such."""
         self._part, self._parts = name, self._parts + 1
@@ -124,7 +128,7 @@ class CallTracer:
     def note(
         self,
         operation: str,
-        args: Sequence[Any],
+        args: Sequence[object],
         result: SketchTensor | tuple[int, ...],
         dtype: str = "model",
         casts_from: str | None = None,

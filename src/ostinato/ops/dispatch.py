@@ -13,10 +13,11 @@ import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 
+from ostinato.ops.native_extension import NativeExtension
 from ostinato.ops.operations import COLLECTIVE_OPS, OPERATIONS, Operations, Result
 from ostinato.ops.reference.collectives import Collectives, rms_norm_gathered
 from ostinato.os_support import request_matrix_units
@@ -27,12 +28,12 @@ Kernel = Callable[..., torch.Tensor]
 class Recorder(Protocol):
     """Recorder of a model's calls, so that they can be repeated without the model's Python."""
 
-    def kernel(self, name: str, kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    def kernel(self, name: str, kernel: Kernel, args: tuple[object, ...], kwargs: dict[str, object]) -> torch.Tensor:
         """Call a kernel and record the call."""
         ...
 
     def split(
-        self, name: str, function: Kernel, tensors: tuple[torch.Tensor, ...], others: tuple[Any, ...]
+        self, name: str, function: Kernel, tensors: tuple[torch.Tensor, ...], others: tuple[object, ...]
     ) -> torch.Tensor:
         """Call a part of a layer; record it as one call if parts of that name are left out of the graph."""
         ...
@@ -47,14 +48,14 @@ class CallHook:
     def wrap(self, name: str, kernel: Kernel) -> Kernel:
         """Return a function that calls `kernel` through the recorder."""
 
-        def call(*args: Any, **kwargs: Any) -> torch.Tensor:
+        def call(*args: object, **kwargs: object) -> torch.Tensor:
             if self.recorder is None:
                 return kernel(*args, **kwargs)
             return self.recorder.kernel(name, kernel, args, kwargs)
 
         return call
 
-    def split(self, name: str, function: Kernel, tensors: tuple[torch.Tensor, ...], *others: Any) -> torch.Tensor:
+    def split(self, name: str, function: Kernel, tensors: tuple[torch.Tensor, ...], *others: object) -> torch.Tensor:
         """Call `function(*tensors, *others)`, a part that piecewise graphs may leave out.
 
         The part is `attention` or `state`, whose work depends on the rows of a step, or `moe`, whose kernel may not be
@@ -71,11 +72,11 @@ class NativeKernel:
 
     def __init__(
         self,
-        extension: Any,
+        extension: NativeExtension,
         name: str,
         reference: Callable[..., torch.Tensor],
         result: Result,
-        options: Mapping[str, Any],
+        options: Mapping[str, object],
     ) -> None:
         """Make the kernel `name` of `extension` callable.
 
@@ -91,13 +92,13 @@ class NativeKernel:
         self._given = {each.name: each.default for each in parameters.values() if each.default is not each.empty}
         self._given |= options
 
-    def __call__(self, *args: Any, out: torch.Tensor | None = None, **kwargs: Any) -> torch.Tensor:
+    def __call__(self, *args: object, out: torch.Tensor | None = None, **kwargs: object) -> torch.Tensor:
         tokens, arguments = self.prepare_call(out, args, kwargs)
         self._run(tokens, arguments)
         written: torch.Tensor = arguments["out"]
         return written
 
-    def empty_result(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def empty_result(self, *args: object, **kwargs: object) -> torch.Tensor:
         """Return zeros in the shape and dtype of a call's result, or the argument that the kernel writes in place.
 
         It runs nothing. The calls that follow can read zeros, also as indices.
@@ -105,7 +106,7 @@ class NativeKernel:
         return self._result_tensor(torch.zeros, args, kwargs)
 
     def prepare_call(
-        self, out: torch.Tensor | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, out: torch.Tensor | None, args: tuple[object, ...], kwargs: dict[str, object]
     ) -> tuple[int, dict[str, Any]]:
         """Return a call's number of tokens and arguments by name.
 
@@ -117,12 +118,13 @@ class NativeKernel:
         return arguments[self._names[0]].shape[0], arguments
 
     def _result_tensor(
-        self, make: Callable[..., torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, make: Callable[..., torch.Tensor], args: tuple[object, ...], kwargs: dict[str, object]
     ) -> torch.Tensor:
         """Return the argument that is the result, or a new tensor created by `make`."""
         result = self._result(*args, **kwargs)
         if isinstance(result, torch.Tensor):
             return result
+        assert isinstance(result, tuple), "the result is an argument, or a shape and a dtype"
         shape, dtype = result
         return make(shape, dtype=getattr(torch, dtype) if isinstance(dtype, str) else dtype)
 
@@ -159,10 +161,13 @@ def select_ops(
         assert ranks is not None, "several share the model"
         if name != "sharded_rms_norm" or not deterministic:
             return partial(reference_kernel(name), ranks=ranks)
-        norms: dict[str, Any] = {
-            each: native_kernel(extension, each, deterministic=True) for each in ("rms_norm", "gated_rms_norm")
-        }
-        return partial(rms_norm_gathered, ranks=ranks, **norms)
+        assert extension is not None, "a deterministic plan has native kernels"
+        return partial(
+            rms_norm_gathered,
+            ranks=ranks,
+            rms_norm=native_kernel(extension, "rms_norm", deterministic=True),
+            gated_rms_norm=native_kernel(extension, "gated_rms_norm", deterministic=True),
+        )
 
     def make_kernel(name: str) -> Kernel:
         if ranks is not None and name in COLLECTIVE_OPS:
@@ -178,7 +183,7 @@ def select_ops(
     return Ops({name: tap.wrap(name, make_kernel(name)) for name in OPERATIONS}, tap)
 
 
-def native_kernel(extension: Any, name: str, *, deterministic: bool = False) -> NativeKernel:
+def native_kernel(extension: NativeExtension, name: str, *, deterministic: bool = False) -> NativeKernel:
     """Return the operation's kernel in `extension`, which is called like its reference."""
     row = OPERATIONS[name]
     assert row.native is not None, f"{name} has no native kernel"
@@ -206,13 +211,13 @@ def _function(module: str, name: str) -> Kernel:
     return function
 
 
-def load_extension(isa: str) -> Any:
+def load_extension(isa: str) -> NativeExtension:
     """Import and return the module of kernels for an instruction set.
 
     torch, imported above, loads the OpenMP runtime that both use. ImportError if the module uses matrix units, which
     each process must request, and the operating system refuses them.
     """
-    extension = importlib.import_module(f"ostinato._native_{isa}")
+    extension = cast(NativeExtension, importlib.import_module(f"ostinato._native_{isa}"))
     if extension.tiles == "amx" and (refusal := request_matrix_units()) is not None:
         raise ImportError(f"{isa} needs matrix units, which the operating system refuses ({refusal})")
     return extension

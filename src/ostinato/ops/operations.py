@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Literal, overload
+from typing import Any, Literal, Protocol, overload
 
 from ostinato.ops import kernel_cost, scratch
 from ostinato.ops.kernel_cost import KernelCost
@@ -44,97 +44,116 @@ HAS_GATES = {
 GATED = tuple(name for name, has_gates in HAS_GATES.items() if has_gates)
 
 
-def like_first(x: Any, /, *_: Any, **__: Any) -> Any:
+class ArrayLike(Protocol):
+    """A tensor, or what stands for one in a sketch of a model."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> object: ...
+
+
+ShapeAndDtype = tuple[tuple[int, ...], object]
+"""Shape and dtype of a result. The dtype is that of an argument, or a name."""
+
+
+def like_first(x: ArrayLike, /, *_: object, **__: object) -> ShapeAndDtype:
     return x.shape, x.dtype
 
 
-def axial_angles_shape(positions: Any, axes: Any, frequencies: Any, scaling: float) -> Any:
+def axial_angles_shape(positions: ArrayLike, axes: ArrayLike, frequencies: ArrayLike, scaling: float) -> ShapeAndDtype:
     return (2, positions.shape[0], frequencies.shape[0]), "float32"
 
 
-def concat_shape(first: Any, second: Any) -> Any:
+def concat_shape(first: ArrayLike, second: ArrayLike) -> ShapeAndDtype:
     return (first.shape[0], first.shape[1] + second.shape[1]), first.dtype
 
 
-def delta_rule_shape(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> Any:
+def delta_rule_shape(q: ArrayLike, k: ArrayLike, v: ArrayLike, *_: object, **__: object) -> ShapeAndDtype:
     return v.shape, v.dtype
 
 
 def embedding_shape(
-    token_ids: Any,
-    weight: Any,
+    token_ids: ArrayLike,
+    weight: ArrayLike,
     multiplier: float,
-    weight_scale: Any = None,
+    weight_scale: object = None,
     group_size: int | None = None,
-    out_dtype: Any = None,
+    out_dtype: object = None,
     blocks: Blocks | None = None,
-) -> Any:
+) -> ShapeAndDtype:
     if blocks is not None:
         kind = BLOCK_FORMATS[blocks[0][0]]
         return (token_ids.shape[0], weight.shape[1] // kind.num_bytes * kind.elements), out_dtype
     return (token_ids.shape[0], weight.shape[1]), weight.dtype if weight_scale is None else out_dtype
 
 
-def sharded_embedding_shape(token_ids: Any, weight: Any, multiplier: float, first: int, own: Any, *how: Any) -> Any:
+def sharded_embedding_shape(
+    token_ids: ArrayLike, weight: ArrayLike, multiplier: float, first: int, own: object, *how: Any
+) -> ShapeAndDtype:
     return embedding_shape(token_ids, weight, multiplier, *how)
 
 
-def gather_columns_shape(x: Any, starts: Any, num_columns: int) -> Any:
+def gather_columns_shape(x: ArrayLike, starts: object, num_columns: int) -> ShapeAndDtype:
     return (x.shape[0], num_columns), x.dtype
 
 
-def gated_activation_shape(x: Any, activation: str) -> Any:
+def gated_activation_shape(x: ArrayLike, activation: str) -> ShapeAndDtype:
     return (x.shape[0], x.shape[1] // 2), x.dtype
 
 
-def gated_rms_norm_shape(x: Any, gate: Any, *_: Any, **__: Any) -> Any:
+def gated_rms_norm_shape(x: ArrayLike, gate: ArrayLike, *_: object, **__: object) -> ShapeAndDtype:
     return x.shape, gate.dtype
 
 
 def linear_shape(
-    x: Any,
-    weight: Any,
-    bias: Any = None,
-    residual: Any = None,
+    x: ArrayLike,
+    weight: ArrayLike,
+    bias: object = None,
+    residual: object = None,
     activation: str | None = None,
-    scale: Any = None,
-    out_dtype: Any = None,
-    weight_scale: Any = None,
+    scale: object = None,
+    out_dtype: object = None,
+    weight_scale: object = None,
     group_size: int | None = None,
     blocks: Blocks | None = None,
-    order: Any = None,
-) -> Any:
+    order: object = None,
+) -> ShapeAndDtype:
     outputs = weight.shape[0] if blocks is None else sum(rows for _, rows in blocks)
     return (x.shape[0], outputs // 2 if activation in GATED else outputs), out_dtype or x.dtype
 
 
-def rms_norm_shape(x: Any, weight: Any, *_: Any, **__: Any) -> Any:
+def rms_norm_shape(x: ArrayLike, weight: ArrayLike, *_: object, **__: object) -> ShapeAndDtype:
     return x.shape, weight.dtype
 
 
 def sharded_rms_norm_shape(
-    x: Any, weight: Any, eps: float, num_ranks: int, gate: Any = None, *_: Any, **__: Any
-) -> Any:
+    x: ArrayLike, weight: ArrayLike, eps: float, num_ranks: int, gate: ArrayLike | None = None, *_: object, **__: object
+) -> ShapeAndDtype:
     return x.shape, (weight if gate is None else gate).dtype
 
 
-def rotary_shape(q: Any, k: Any, v: Any, angles: Any, *_: Any, **__: Any) -> Any:
+def rotary_shape(
+    q: ArrayLike, k: object, v: object, angles: object, *_: object, **__: object
+) -> ShapeAndDtype | ArrayLike:
     return q if angles is None else (q.shape, q.dtype)
 
 
-def rotary_angles_shape(positions: Any, frequencies: Any, scaling: float) -> Any:
+def rotary_angles_shape(positions: ArrayLike, frequencies: ArrayLike, scaling: float) -> ShapeAndDtype:
     return (2, positions.shape[0], frequencies.shape[0]), "float32"
 
 
-def route_shape(x: Any, weight: Any, correction_bias: Any, top_k: int, *_: Any, **__: Any) -> Any:
+def route_shape(
+    x: ArrayLike, weight: ArrayLike, correction_bias: object, top_k: int, *_: object, **__: object
+) -> ShapeAndDtype:
     return (x.shape[0], 2, top_k), "float32"
 
 
-def sample_shape(logits: Any, *_: Any, **__: Any) -> Any:
+def sample_shape(logits: ArrayLike, *_: object, **__: object) -> ShapeAndDtype:
     return (logits.shape[0],), "int32"
 
 
-def weighted_embedding_shape(ids: Any, weights: Any, table: Any) -> Any:
+def weighted_embedding_shape(ids: ArrayLike, weights: ArrayLike, table: ArrayLike) -> ShapeAndDtype:
     return (ids.shape[0], table.shape[1]), table.dtype
 
 
@@ -150,11 +169,10 @@ Caller = Literal["every step", "prefill", "encoder"]
 Limited = Literal["elements of a head", "taps of a convolution"]
 """Sizes of models that kernels may limit."""
 
-Result = Callable[..., Any]
-"""Rule for an operation's result, called like the operation.
+Result = Callable[..., ShapeAndDtype | ArrayLike]
+"""Rule for an operation's result, called like the operation, with anything array-like in place of tensors.
 
-In place of tensors it takes anything that has a `shape` and a `dtype`. -> (shape, dtype) of the result. The dtype is
-that of an argument, or a name. For an operation that works in place the rule returns the argument itself.
+For an operation that works in place, the rule returns the argument itself.
 """
 
 
@@ -482,13 +500,13 @@ def prefill_op(operation: str) -> str:
     return OPERATIONS[operation].in_prompts or operation
 
 
-def call_with_known(rule: Callable[..., Any], sizes: Mapping[str, Any]) -> Any:
+def call_with_known(rule: Callable[..., Any], sizes: Mapping[str, object]) -> Any:
     """Call a row's `rule` (work, scratch memory, launches) with those of `sizes` that its parameters name."""
     return rule(**{name: sizes[name] for name in _asked_by(rule) if name in sizes})
 
 
 @lru_cache(maxsize=256)
-def _asked_by(rule: Callable[..., Any]) -> tuple[str, ...]:
+def _asked_by(rule: Callable[..., object]) -> tuple[str, ...]:
     return tuple(inspect.signature(rule).parameters)
 
 

@@ -13,7 +13,8 @@ from ostinato.errors import CapacityError, Remedy
 from ostinato.graphs.buffers import StepBuffers
 from ostinato.graphs.cuda import CudaBackend
 from ostinato.graphs.encoder_graphs import EncoderGraphs
-from ostinato.graphs.step_graphs import Backend, StepForward, StepGraphs, persistent_storages, weight_storages
+from ostinato.graphs.recorder import StepForward
+from ostinato.graphs.step_graphs import Backend, StepGraphs, persistent_storages, weight_storages
 from ostinato.graphs.tape import TapeBackend
 from ostinato.models.base import CausalLM
 from ostinato.ops.step_inputs import EncoderInputs, LayerCache

@@ -125,7 +125,8 @@ class PredictionHeadForward:
     def __call__(self, step: StepInputs) -> torch.Tensor:
         """Return the head's hidden states, [rows, hidden]."""
         embedded = self._model.embedding(step.token_ids)
-        return self._head(self.hidden[: step.token_ids.shape[0]], embedded, step, self.memory)
+        hidden: torch.Tensor = self._head(self.hidden[: step.token_ids.shape[0]], embedded, step, self.memory)
+        return hidden
 
 
 class MtpProposer:

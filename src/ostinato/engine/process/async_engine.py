@@ -299,7 +299,8 @@ class AsyncEngine:
 
     async def observe(self) -> StatsSnapshot:
         """Return the engine's counts between two steps."""
-        return await self._ask("observe")
+        counts: StatsSnapshot = await self._ask("observe")
+        return counts
 
     async def latest_observation(self, patience: float = 1.0) -> StatsSnapshot:
         """Return the engine's counts, or the last known ones if it does not answer within `patience` seconds."""
@@ -311,14 +312,16 @@ class AsyncEngine:
 
     async def prefixes(self) -> dict[str, Any]:
         """Return a picture of the prefix index between two steps; see `cache.picture.picture`."""
-        return await self._ask("prefixes")
+        picture: dict[str, Any] = await self._ask("prefixes")
+        return picture
 
     async def check_integrity(self) -> int:
         """Check the engine's bookkeeping between two steps; return for how many requests it keeps anything.
 
         EngineError with what is wrong.
         """
-        return await self._ask("check")
+        kept: int = await self._ask("check")
+        return kept
 
     async def _ask(self, question: QueryKind) -> Any:
         self._check()

@@ -97,7 +97,8 @@ class MeteredEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         for node in template.find_all((jinja2.nodes.For, jinja2.nodes.Macro, jinja2.nodes.CallBlock)):
             step = jinja2.nodes.Call(jinja2.nodes.EnvironmentAttribute("step"), [], [], None, None)
             node.body.insert(0, jinja2.nodes.ExprStmt(step).set_lineno(node.lineno))
-        return template.set_environment(self)
+        parsed: jinja2.nodes.Template = template.set_environment(self)
+        return parsed
 
     def step(self) -> str:
         return self.meter.step()

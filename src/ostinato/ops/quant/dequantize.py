@@ -119,7 +119,8 @@ def _q6_k(blocks: torch.Tensor) -> torch.Tensor:
     # Each half has the low nibbles of 64 bytes, then the high ones.
     lower = torch.cat((low & 15, low >> 4), dim=2).int()
     scale = _half(blocks, 208) * blocks[:, 192:208].view(torch.int8)
-    return (scale[:, :, None] * ((lower | upper) - 32).reshape(-1, 16, 16)).flatten(1)
+    values: torch.Tensor = scale[:, :, None] * ((lower | upper) - 32).reshape(-1, 16, 16)
+    return values.flatten(1)
 
 
 def _iq4_nl(blocks: torch.Tensor) -> torch.Tensor:

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 
+from ostinato.ops.native_extension import NativeExtension
 from ostinato.ops.quant.block_formats import BLOCK_FORMATS
 from ostinato.ops.quant.dequantize import pack_float8, pack_int4
 from ostinato.ops.sizes import INT4_SHRINK, INT4_STEPS, INT4_ZERO_BITS, MAX_INT4, MAX_INT8
@@ -72,7 +72,7 @@ def quantize_int4_into(values: torch.Tensor, weight: torch.Tensor, group_size: i
         weight[begin : begin + rows] = pack_int4(*quantize_int4(slab, group_size))
 
 
-def native_quantize_int4(extension: Any) -> QuantizeInt4:
+def native_quantize_int4(extension: NativeExtension) -> QuantizeInt4:
     """Return a `QuantizeInt4` function that calls an extension's kernel, which reads the values once and in place."""
 
     def quantize_by_kernel(values: torch.Tensor, weight: torch.Tensor, group_size: int) -> None:
@@ -132,7 +132,7 @@ def quantize_int8_into(values: torch.Tensor, weight: torch.Tensor, scale: torch.
         weight[begin:end], scale[begin:end] = quantize_int8(values[begin:end].to(weight.device), group_size)
 
 
-def native_quantize_int8(extension: Any) -> QuantizeInt8:
+def native_quantize_int8(extension: NativeExtension) -> QuantizeInt8:
     """Return a `QuantizeInt8` function that calls an extension's kernel, which reads the values once and in place."""
 
     def quantize_by_kernel(
@@ -159,7 +159,8 @@ def _grouped(values: torch.Tensor, group_size: int | None) -> torch.Tensor:
     if group_size is None:
         return values.unsqueeze(1)
     missing = num_groups(values.shape[1], group_size) * group_size - values.shape[1]
-    return F.pad(values, (0, missing)).unflatten(1, (-1, group_size))
+    groups: torch.Tensor = F.pad(values, (0, missing)).unflatten(1, (-1, group_size))
+    return groups
 
 
 @dataclass(frozen=True)
@@ -201,6 +202,6 @@ def _float8(values: torch.Tensor, elements: int) -> torch.Tensor:
 BY_TORCH = WeightQuantizers()
 
 
-def native_quantizers(extension: Any) -> WeightQuantizers:
+def native_quantizers(extension: NativeExtension) -> WeightQuantizers:
     """Return the quantisers that use an extension's kernels."""
     return WeightQuantizers(native_quantize_int8(extension), native_quantize_int4(extension))

@@ -79,7 +79,7 @@ def delta_update(
         state = state + key[:, i].unsqueeze(3) * change.unsqueeze(2)
         outputs.append((query[:, i].unsqueeze(2) @ state).squeeze(2))
         states[write_slots[:, i]] = state
-    out = torch.stack(outputs, dim=1).flatten(0, 1) * q.shape[2] ** -0.5
+    out: torch.Tensor = torch.stack(outputs, dim=1).flatten(0, 1) * float(q.shape[2]) ** -0.5
     return out.to(v.dtype)
 
 
@@ -204,7 +204,9 @@ def _changes(chunk: DeltaChunk, state: torch.Tensor) -> torch.Tensor:
     """
     system = (chunk.beta * _scores(chunk.k, chunk)).tril(-1)
     expected = (chunk.k * _decay(chunk.log_decay, state.dtype)) @ state
-    return torch.linalg.solve_triangular(system, chunk.beta * (chunk.v - expected), upper=False, unitriangular=True)
+    right_side = chunk.beta * (chunk.v - expected)
+    changes: torch.Tensor = torch.linalg.solve_triangular(system, right_side, upper=False, unitriangular=True)
+    return changes
 
 
 def _outputs(chunk: DeltaChunk, state: torch.Tensor, changes: torch.Tensor) -> torch.Tensor:

@@ -204,7 +204,7 @@ def _allowed(choice: torch.Tensor, num_groups: int, top_groups: int) -> torch.Te
     """Return `choice` with -inf outside the `top_groups` best groups."""
     if num_groups == 1:
         return choice
-    grouped = choice.unflatten(-1, (num_groups, -1))
+    grouped: torch.Tensor = choice.unflatten(-1, (num_groups, -1))
     best = _best(grouped.topk(2, dim=-1).values.sum(-1), top_groups)
     allowed = torch.zeros_like(grouped[..., 0], dtype=torch.bool).scatter_(1, best, True)
     return grouped.masked_fill(~allowed.unsqueeze(-1), float("-inf")).flatten(1)

@@ -89,9 +89,9 @@ def gated_rms_norm(
         return (x.float() * by).to(gate.dtype)
     assert group_size is not None, "a norm averages over groups of channels"
     y = x.float() if norm_before_gate else x.float() * by
-    grouped = y.unflatten(-1, (-1, group_size))
+    grouped: torch.Tensor = y.unflatten(-1, (-1, group_size))
     weights = weight.float().unflatten(0, (-1, group_size))
-    y = (F.rms_norm(grouped, (group_size,), None, eps) * weights).flatten(-2)
+    y = F.rms_norm(grouped, (group_size,), None, eps).mul(weights).flatten(-2)
     return (y * by if norm_before_gate else y).to(gate.dtype)
 
 

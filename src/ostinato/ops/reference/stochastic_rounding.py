@@ -48,7 +48,8 @@ def noise_of(positions: torch.Tensor, layer: int, heads: int, head_dim: int, siz
     at = mix(mix(positions.clone()) + layer)
     words = mix(at.unsqueeze(1) + words).bitwise_right_shift_(32 - WORD_BITS).bitwise_and_(2**WORD_BITS - 1)
     columns, channels = words.split((size, heads * head_dim), dim=1)
-    return columns[:, None, None, :] ^ channels.unflatten(1, (heads, head_dim)).unsqueeze(-1)
+    bits: torch.Tensor = columns[:, None, None, :] ^ channels.unflatten(1, (heads, head_dim)).unsqueeze(-1)
+    return bits
 
 
 def round_stochastically(values: torch.Tensor, dtype: torch.dtype, noise: torch.Tensor) -> torch.Tensor:
