@@ -208,8 +208,10 @@ def chosen_sets() -> list[str]:
 def least_times(
     sides: dict[Side, Product], x: torch.Tensor, count: int, rounds: int, repeats: int = 1
 ) -> dict[Side, float]:
-    """The least seconds that a product of each side took, with the sides in turns, weight by weight, of `repeats`
-    products at a time."""
+    """Return the least seconds that a product of each side took.
+
+    The sides take turns, weight by weight, with `repeats` products at a time.
+    """
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     least = dict.fromkeys(sides, math.inf)
     for i in [*range(count)] * rounds:

@@ -1,4 +1,4 @@
-"""Measures the server's page: when Chromium first paints it, and how many bytes it loads. `python tools/page_weight.py`
+"""Measure the server's page: when Chromium first paints it, and how many bytes it loads.
 
 A server of the embedded model runs in this process, on loopback. Each look is a first visit: the browser has nothing
 in its cache. Run it on a quiet machine. `--times N` (10) visits; it prints the least, the median and the most.

@@ -35,7 +35,7 @@ BUSY_SECONDS = 60
 
 
 def page() -> None:
-    """docs/page.png"""
+    """Draw docs/page.png."""
     from tests.support.browser import browsing
     from tests.support.serving import serving
 
@@ -69,14 +69,14 @@ def _ask_for(served, seconds: float) -> None:
 
 
 def peers() -> None:
-    """docs/peers.png"""
+    """Draw docs/peers.png."""
     from benchmarks.peers.plot import draw
 
     draw(json.loads(RECORD.read_text(encoding="utf-8")), DOCS / "peers.png")
 
 
 def drawing() -> None:
-    """docs/examples/drawing.png"""
+    """Draw docs/examples/drawing.png."""
     from ostinato.demo.drawings import held_out
 
     held_out(0, 6)[5][0].images()[0].save(DOCS / "examples/drawing.png")

@@ -1,6 +1,8 @@
-"""Collects the Triton launches of models' steps, without a GPU: models are built on the device `meta`, and steps of
-several sizes run there with Triton's wrappers. So a launch is what an engine would start; a value read on the host
-would be an error. Operations without a Triton kernel stand aside."""
+"""Collect the Triton launches of models' steps, without a GPU.
+
+Models are built on the device `meta`, and steps of several sizes run there with Triton's wrappers. So a launch is what
+an engine would start; a value read on the host would be an error. Operations without a Triton kernel are skipped.
+"""
 
 from __future__ import annotations
 
@@ -93,8 +95,10 @@ class Placed:
 
 
 def call_of(kernel: Any, launch: Launch, capability: int, arguments: dict[str, Any]) -> Call:
-    """What `kernel[grid](...)` would compile: Triton itself says which arguments are constants and what is known of the
-    others."""
+    """Return what `kernel[grid](...)` would compile.
+
+    Triton itself says which arguments are constants and what is known of the others.
+    """
     backend, binder = binder_of(kernel, capability)
     placed = {name: Placed(each) if isinstance(each, torch.Tensor) else each for name, each in arguments.items()}
     how = {"num_warps": launch.num_warps, "num_stages": launch.num_stages}
@@ -231,8 +235,10 @@ def collected(directories: Sequence[Path], sample: bool, capabilities: Sequence[
 
 
 def compiled_anew(directories: Sequence[Path]) -> list[Call]:
-    """Launches that one of two steps with other sizes has and the other one has not: an engine would stand still while
-    they are compiled."""
+    """Return launches that only one of two steps of different sizes has.
+
+    An engine would pause while they are compiled.
+    """
     found: list[Call] = []
     for directory in directories:
         for pair in OTHER_SIZES:

@@ -1,6 +1,8 @@
-"""Calls of operations that the steps of the benchmarks' models lack: wide heads, keys and values of 8 bits, experts,
-8-bit weights, Mamba-1, delta nets, sampling. Their Triton launches are collected beside those of models
-(`triton_launches.py`). All tensors are on the device `meta`."""
+"""Calls of operations that the steps of the benchmarks' models lack.
+
+These are wide heads, keys and values of 8 bits, experts, 8-bit weights, Mamba-1, delta nets and sampling. Their Triton
+launches are collected beside those of models (`triton_launches.py`). All tensors are on the device `meta`.
+"""
 
 from __future__ import annotations
 

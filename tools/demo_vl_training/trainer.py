@@ -48,8 +48,10 @@ def single_share(progress: float) -> float:
 
 
 def optimizers(model: nn.Module, helper: nn.Module) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices inside the layers, faster for the encoder's; AdamW for everything else, slower for the
-    matrix that reads pixels."""
+    """Return Muon for the matrices inside the layers and AdamW for everything else.
+
+    The encoder's matrices learn faster than the others, the matrix that reads pixels slower.
+    """
     seeing, telling, others, patches = [], [], list(helper.parameters()), []
     for name, parameter in model.named_parameters():
         if "patch_embed.proj.weight" in name:

@@ -304,9 +304,7 @@ class CacheManager:
         self.state_slots.use_next_slots(self._request_caches[request_id])
 
     def accept_state(self, request_id: str, num_accepted: int = 0) -> None:
-        """Note that a step of the request succeeded: its state is in write slot `anchor` now
-        (`StateSlots.accept_state`).
-        """
+        """Note that a step of the request succeeded, see `StateSlots.accept_state`."""
         self.state_slots.accept_state(self._request_caches[request_id], num_accepted)
 
     def free_outside_window(self, request_id: str, num_computed: int) -> None:
