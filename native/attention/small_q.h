@@ -82,9 +82,10 @@ template <bool WHOLE, typename T, int ROWS, typename S>
             const Square<WHOLE, T, S> square(head, cache, offsets + p * LANES, word);
             unrolled<LANES>([&](auto i) __attribute__((always_inline)) {
                 if constexpr (i % (LANES / PREFETCHES) == 0) fetching.step();
-                unrolled<ROWS>([&](auto r) __attribute__((always_inline)) {
+#pragma GCC unroll 16
+                for (int r = 0; r < ROWS; ++r) {
                     LaneOperand<T>::multiply_add(sums[p][r], square[i], queries + r * words + word + i);
-                });
+                }
             });
         });
     }
@@ -155,23 +156,28 @@ template <bool WHOLE, typename T, int ROWS, int BLOCKS, typename S>
         fetching.step();
         const Some values(head, cache, offsets + k * ELEMENTS, word);
         unrolled<BLOCKS>([&](auto b) __attribute__((always_inline)) {
-            unrolled<ROWS>([&](auto r) __attribute__((always_inline)) {
-                unrolled<ELEMENTS>([&](auto e) __attribute__((always_inline)) {
+#pragma GCC unroll 16
+            for (int r = 0; r < ROWS; ++r) {
+#pragma GCC unroll 2
+                for (int e = 0; e < ELEMENTS; ++e) {
                     LaneOperand<T>::multiply_add(sums[r][b][e], values.words[b][e], weights + r * TILE + k);
-                });
-            });
+                }
+            }
         });
     }
     fetch = fetching;
     const std::int64_t dim = head.padded_dim();
-    unrolled<ROWS>([&](auto r) __attribute__((always_inline)) {
+#pragma GCC unroll 16
+    for (int r = 0; r < ROWS; ++r) {
         Some::in_order(sums[r]);
-        unrolled<BLOCKS>([&](auto b) __attribute__((always_inline)) {
-            unrolled<ELEMENTS>([&](auto e) __attribute__((always_inline)) {
+#pragma GCC unroll 4
+        for (int b = 0; b < BLOCKS; ++b) {
+#pragma GCC unroll 2
+            for (int e = 0; e < ELEMENTS; ++e) {
                 store(out + r * dim + (word + b * LANES) * ELEMENTS + e * LANES, sums[r][b][e]);
-            });
-        });
-    });
+            }
+        }
+    }
 }
 
 // Call `body` with the number of rows as a constant.

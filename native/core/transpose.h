@@ -2,6 +2,7 @@
 #pragma once
 
 #include <type_traits>
+#include <utility>
 
 #include "core/simd.h"
 
@@ -30,13 +31,18 @@ inline Float interleave_high(Float a, Float b) {
 #endif
 }
 
+template <typename Body, int... I>
+[[gnu::always_inline]] inline void call_with(Body&& body, std::integer_sequence<int, I...>) {
+    (body(std::integral_constant<int, I>{}), ...);
+}
+
 // Call `body` with each integer below COUNT as a constant, so that arrays that it indexes can be registers.
-template <int COUNT, int I = 0, typename Body>
+//
+// Each nested call costs the compiler as much as a function. A loop with `#pragma GCC unroll` costs little and gives the
+// same instructions where a body only indexes arrays.
+template <int COUNT, typename Body>
 [[gnu::always_inline]] inline void unrolled(Body&& body) {
-    if constexpr (I < COUNT) {
-        body(std::integral_constant<int, I>{});
-        unrolled<COUNT, I + 1>(body);
-    }
+    call_with(body, std::make_integer_sequence<int, COUNT>{});
 }
 
 // Transpose vectors that hold [LANES][COUNT] to [COUNT][LANES]: log2(LANES) times, interleave the first half of them
