@@ -123,9 +123,9 @@ def test_how_its_author_samples_and_what_ends_an_output_come_from_the_metadata()
     )
     file.metadata["general.sampling.temp"] = 0.6
     file.metadata["general.sampling.top_k"] = 20
-    # One that is no control token is text.
+    # Those that are known by their text need no type.
     assert generation_config_of(file) == {
-        "eos_token_id": [1, 2, 4],
+        "eos_token_id": [1, 2, 3, 4],
         "temperature": 0.6,
         "top_k": 20,
         "do_sample": True,
