@@ -12,20 +12,8 @@ from pathlib import Path
 
 from ostinato.errors import ModelError, os_error_text
 
-
-def is_file(path: Path | str) -> bool:
-    """Return whether `path` is a file, or a link to one."""
-    return os.path.isfile(path)
-
-
-def is_directory(path: Path | str) -> bool:
-    """Return whether `path` is a directory, or a link to one."""
-    return os.path.isdir(path)
-
-
-def exists(path: Path | str) -> bool:
-    """Return whether there is anything at `path`."""
-    return os.path.exists(path)
+is_file, is_directory, exists = os.path.isfile, os.path.isdir, os.path.exists
+"""Look-ups that follow links, and never raise."""
 
 
 def matches(directory: Path, pattern: str) -> list[Path]:

@@ -352,6 +352,6 @@ def _indexed_files(index: Path) -> list[str]:
         names = set(read_json(index)["weight_map"].values())
         if not all(isinstance(name, str) for name in names):
             raise TypeError("a file's name is not a string")
-    except (KeyError, TypeError, AttributeError) as error:
+    except (ModelError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(f"{index} is not a safetensors index: {error}. Download the checkpoint again.") from error
     return sorted(names)
