@@ -50,7 +50,7 @@ def read_config_file(ctx: typer.Context, path: Path) -> None:
         read = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the settings in {path} cannot be read: {os_error_text(error)}") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not YAML: {_what_is_wrong(error)}") from None
     if not isinstance(read, dict | None):
         raise ConfigError(f"{path} should have a line `name: value` for each setting, and holds {read!r}")

@@ -156,9 +156,10 @@ def _run(arguments: Sequence[str], as_json: bool) -> None:
         status = app(arguments, prog_name="ostinato", standalone_mode=not as_json)
     except OSError as error:
         _report_lack(error, as_json)
-        if error.filename is None or isinstance(error, ConnectionError):
+        if isinstance(error, ConnectionError | TimeoutError) or (error.errno, error.filename) == (errno.ENOSPC, None):
             raise
-        _report(OstinatoError(f"{error.filename} cannot be used: {os_error_text(error)}"), as_json)
+        place = "" if error.filename is None else f"{error.filename}: "
+        _report(OstinatoError(f"{place}{os_error_text(error)}"), as_json)
         sys.exit(EXIT_BAD_REQUEST)
     except OstinatoError as error:
         _report(error, as_json, _flags_of(arguments))

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ostinato.files import expand, is_directory, matches
+from ostinato.files import expand, is_directory, is_file, matches
 from ostinato.formats.gguf.reader import all_parts
 from ostinato.json_io import parse_json
 from ostinato.kv_cache.offload.directory import ABOUT_FILE, FILE_KINDS, PARTIAL_SUFFIX, CacheDirectory
@@ -67,9 +68,10 @@ def weights_identity(path: Path) -> list[list[Any]]:
 
 def checkpoint_files(path: Path) -> list[Path]:
     """Return the files that decide what a checkpoint, a directory or a file, computes."""
-    return (
-        sorted([*matches(path, "*.safetensors"), *matches(path, "*.json")]) if is_directory(path) else all_parts(path)
-    )
+    if not is_directory(path):
+        return all_parts(path)
+    found = sorted([*matches(path, "*.safetensors"), *matches(path, "*.json")])
+    return [file for file in found if is_file(file) and os.access(file, os.R_OK)]
 
 
 def file_fingerprint(file: Path) -> tuple[int, str]:

@@ -286,14 +286,17 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
         raise ModelError(f"architecture {architecture!r} is not known: {NOT_IMPLEMENTED[architecture]}")
     if not isinstance(architecture, str) or architecture not in MODELS:
         raise ModelError(f"architecture {architecture!r} is not known; the known ones are {known}")
-    stored = stored_weights(config)
     reader = import_module(f"ostinato.models.{architecture}.spec")
     try:
+        stored = stored_weights(config)
         spec: ModelSpec = reader.model_spec(config)
+        _check_sizes(spec)
+        spec = with_weight_table(spec)
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         raise ModelError(f"config.json is not one of a {architecture} model: {error}") from error
-    _check_sizes(spec)
-    spec = with_weight_table(spec)
+    weights = (*spec.weights, *(weight for layer in dict.fromkeys(spec.layers) for weight in layer.weights))
+    if (empty := next((weight for weight in weights if 0 in weight.shape), None)) is not None:
+        raise ModelError(f"config.json describes a weight of no elements: {empty.names[0]} is {list(empty.shape)}")
     if stored is None:
         return spec
     if spec.tied_embeddings:
@@ -325,3 +328,5 @@ def _check_sizes(spec: ModelSpec) -> None:
             raise ModelError(f"config.json has {problem}")
     if spec.rope is not None and spec.rope.rotary_dim % 2:
         raise ModelError(f"config.json rotates {spec.rope.rotary_dim} elements of a head; they should be pairs")
+    if spec.rope is not None and not spec.rope.theta > 0:
+        raise ModelError(f"config.json has rope_theta = {spec.rope.theta}; it should be above 0")

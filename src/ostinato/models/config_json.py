@@ -18,8 +18,8 @@ from ostinato.plan.mixers import Mamba2Spec
 from ostinato.plan.model import MODEL_DTYPES
 from ostinato.plan.rope import RopeSpec
 
-MAX_SIZE, MAX_LAYERS = 2**48, 2**14
-"""Largest whole numbers that are read. Damaged files have had larger ones, whose products exceed a float's range."""
+MAX_SIZE, MAX_PARTS = 2**48, 2**14
+"""Largest sizes, and numbers of layers and experts, that are read. Larger ones are damage, and take minutes to plan."""
 
 
 def require(config: Mapping[str, Any], name: str) -> Any:
@@ -32,7 +32,8 @@ def require(config: Mapping[str, Any], name: str) -> Any:
 
 def integer(config: Mapping[str, Any], name: str, default: int | None = None) -> int:
     """Return a whole number from 0 to `MAX_SIZE`. Without a default the key is required; null counts as absent."""
-    value, most = _value(config, name, default), MAX_LAYERS if name == "num_hidden_layers" else MAX_SIZE
+    value = _value(config, name, default)
+    most = MAX_PARTS if name == "num_hidden_layers" or "experts" in name else MAX_SIZE
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise _malformed(name, value, "a whole number of at least 0")
     if value > most:

@@ -229,8 +229,8 @@ def load_chat_template(directory: Path, special_tokens: Mapping[str, str] | None
     if isinstance(value, str):
         found["default"] = value
     elif isinstance(value, list):
-        named = [entry for entry in value if isinstance(entry, dict) and {"name", "template"} <= entry.keys()]
-        found |= {entry["name"]: entry["template"] for entry in named}
+        named = [(each.get("name"), each.get("template")) for each in value if isinstance(each, dict)]
+        found |= {name: text for name, text in named if isinstance(name, str) and isinstance(text, str)}
     more = matches(directory / "additional_chat_templates", "*.jinja")
     files = {path.stem: str(path.relative_to(directory)) for path in more} | {"default": "chat_template.jinja"}
     for name, file in files.items():
