@@ -43,7 +43,7 @@ def opened(file: Path, framework: str = "pt") -> Iterator[Any]:
 
 
 def check_names(file: Path) -> None:
-    """Raise ModelError if a safetensors file cannot be read, or has a name twice, of which the library takes one."""
+    """Raise ModelError if a safetensors file cannot be read, or has two tensors of one name: the library reads one."""
     with opened(file, "numpy"), file.open("rb") as data:
         header = data.read(int.from_bytes(data.read(8), "little"))
         objects: list[list[tuple[str, Any]]] = []

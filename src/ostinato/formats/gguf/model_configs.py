@@ -13,7 +13,7 @@ from ostinato.formats.gguf.metadata import Metadata, rope_scaling
 
 ATTENTION_BIASES = tuple(f"attn_{part}.bias" for part in ("q", "k", "v", "output"))
 MLP_BIASES = tuple(f"ffn_{part}.bias" for part in ("gate", "up", "down"))
-"""Biases of which a file may have some. The model has all of them, those that are absent being zero."""
+"""Biases that a file may have in part. The model has them all, with zeros for those that are absent."""
 
 
 def attention(metadata: Metadata, *, heads_of_layers: bool = False, rotates_parts: bool = False) -> dict[str, Any]:
