@@ -146,7 +146,7 @@ def test_a_missing_or_broken_config_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"[" * 10_000 + b"]" * 10_000, "nested too deeply"),
+        (b"[" * 100_000 + b"]" * 100_000, "nested too deeply"),
         (b'{"hidden_size": ' + b"1" * 5000 + b"}", "a number of thousands of digits"),
         (b'{"model_type": "\xff"}', "not text in UTF-8"),
     ],

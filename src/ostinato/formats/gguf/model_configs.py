@@ -13,7 +13,7 @@ from ostinato.formats.gguf.metadata import Metadata, rope_scaling
 
 ATTENTION_BIASES = tuple(f"attn_{part}.bias" for part in ("q", "k", "v", "output"))
 MLP_BIASES = tuple(f"ffn_{part}.bias" for part in ("gate", "up", "down"))
-"""Biases that a file may have in part. The model has them all, with zeros for those that are absent."""
+"""Biases that a file may have in part. The model has all of them, and those that the file lacks are zero."""
 
 
 def attention(metadata: Metadata, *, heads_of_layers: bool = False, rotates_parts: bool = False) -> dict[str, Any]:
