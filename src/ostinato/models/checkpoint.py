@@ -290,9 +290,12 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
     try:
         stored = stored_weights(config)
         spec: ModelSpec = reader.model_spec(config)
-        _check_sizes(spec)
-        spec = with_weight_table(spec)
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        raise ModelError(f"config.json is not one of a {architecture} model: {error}") from error
+    _check_sizes(spec)
+    try:
+        spec = with_weight_table(spec)
+    except ArithmeticError as error:  # a factor of 0
         raise ModelError(f"config.json is not one of a {architecture} model: {error}") from error
     weights = (*spec.weights, *(weight for layer in dict.fromkeys(spec.layers) for weight in layer.weights))
     if (empty := next((weight for weight in weights if 0 in weight.shape), None)) is not None:
