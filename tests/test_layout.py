@@ -16,10 +16,10 @@ import ostinato
 PACKAGE = Path(ostinato.__file__).parent
 
 ROOMS = [
-    "errors", "_version", "child_process", "units", "os_support", "json_io", "config_fields", "setting_names", "config",
-    "demo", "observe", "kv_cache", "ops", "plan", "formats", "layers", "models", "media", "scheduler", "sampling",
-    "graphs", "spec_decode", "runner", "distributed", "engine", "replicas", "verify", "serve", "inspection", "bench",
-    "cli", "__main__",
+    "errors", "_version", "child_process", "units", "os_support", "files", "json_io", "config_fields", "setting_names",
+    "config", "demo", "observe", "kv_cache", "ops", "plan", "formats", "layers", "models", "media", "scheduler",
+    "sampling", "graphs", "spec_decode", "runner", "distributed", "engine", "replicas", "verify", "serve", "inspection",
+    "bench", "cli", "__main__",
 ]  # fmt: skip
 """From the bottom up: a room imports from rooms before it alone."""
 
@@ -104,3 +104,17 @@ def test_no_file_is_longer_than_one_can_read_at_once() -> None:
         if (count := len(path.read_text().splitlines())) > 600
     }
     assert not long
+
+
+LOOK_UPS = {"is_file", "is_dir", "exists", "is_symlink", "glob", "rglob", "expanduser", "home"}
+"""Methods of `Path` that raise where a folder cannot be searched, or a home is not known."""
+
+
+def test_the_file_system_is_looked_up_in_one_place() -> None:
+    calls = [
+        f"{name}: {ast.unparse(node)}"
+        for name, path in modules().items()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in LOOK_UPS
+    ]
+    assert not [call for call in calls if not call.startswith(("ostinato.files: ", "ostinato.bench.gpu.parts: "))]

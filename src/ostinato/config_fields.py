@@ -15,6 +15,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, model_serializer
 
 from ostinato.errors import ConfigError, Remedy
+from ostinato.json_io import parse_json
 
 BUDGETS = "encoder_token_budgets"
 
@@ -175,7 +176,7 @@ def _of_text(text: str) -> Any:
     """Return the fields in a short form or in JSON, unchecked; None if JSON cannot be read."""
     if text.lstrip().startswith("{"):
         try:
-            return json.loads(text)
+            return parse_json(text)
         except ValueError:
             return None
     method, _, rest = (part.strip() for part in text.partition(":"))

@@ -6,7 +6,6 @@ Imports no torch.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections import Counter
@@ -17,13 +16,15 @@ from typing import Any
 
 from ostinato.config import EngineConfig
 from ostinato.engine.text.chat_template import load_chat_template
-from ostinato.errors import ModelError, OstinatoError
+from ostinato.errors import OstinatoError
+from ostinato.files import find_in_checkpoint, is_file, matches
 from ostinato.formats import quantization_config
 from ostinato.formats.checkpoint_json import gguf_header, is_gguf, read_checkpoint_json
-from ostinato.formats.gguf.architectures import checkpoint_name
+from ostinato.formats.gguf.architectures import checkpoint_name, may_be_absent
 from ostinato.formats.gguf.reader import SUPPORTED
 from ostinato.formats.gguf.tensor_names import GATE, ROPE_FACTORS, UP
 from ostinato.formats.gguf.tokenizer import PREFIX
+from ostinato.formats.mapped_files import check_names, opened
 from ostinato.layers.sketch import Sketch
 from ostinato.models.checkpoint import load_spec, read_config
 from ostinato.models.registry import make_model
@@ -32,9 +33,6 @@ from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import make_plan
 from ostinato.plan.weights import of_all_experts
 from ostinato.serve.chat.answer_parser import detect_formats, takes_tools
-
-_MAX_HEADER = 2**28
-"""Bytes; a header that says to be longer is damaged."""
 
 
 @dataclass(frozen=True)
@@ -59,26 +57,21 @@ def stored_tensors(checkpoint: Path) -> list[Stored]:
     if is_gguf(checkpoint):
         places = gguf_header(checkpoint).tensors.values()
         return [Stored(place.name, place.type.name, place.shape, place.num_bytes) for place in places]
-    return [tensor for file in sorted(checkpoint.glob("*.safetensors")) for tensor in _safetensors(file)]
+    return [tensor for file in matches(checkpoint, "*.safetensors") for tensor in _safetensors(checkpoint, file.name)]
 
 
-def _safetensors(file: Path) -> Iterator[Stored]:
-    """Yield the tensors of a safetensors file (github.com/huggingface/safetensors).
-
-    The format is 8 bytes of length, then JSON of that length.
-    """
-    try:
-        with file.open("rb") as data:
-            length = int.from_bytes(data.read(8), "little")
-            if length > min(_MAX_HEADER, file.stat().st_size):
-                raise ValueError(f"a header of {length} bytes")
-            entries = json.loads(data.read(length))
-        for name, entry in entries.items():
-            if name != "__metadata__":
-                begin, end = entry["data_offsets"]
-                yield Stored(name, entry["dtype"], tuple(map(int, entry["shape"])), int(end) - int(begin))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelError(f"{file} cannot be read: {error}. It may be truncated; download it again.") from None
+def _safetensors(directory: Path, name: str) -> Iterator[Stored]:
+    """Yield the tensors of a safetensors file."""
+    file = find_in_checkpoint(directory, name)
+    if file is None:
+        return
+    check_names(file)
+    with opened(file, "numpy") as tensors:
+        for name in tensors.keys():  # noqa: SIM118 (safe_open is no mapping)
+            found = tensors.get_slice(name)
+            kind, shape = found.get_dtype(), tuple(found.get_shape())
+            bits = re.search(r"\d+", kind)  # as in F8_E4M3; of BOOL there are 8
+            yield Stored(name, kind, shape, math.prod(shape) * (int(bits[0]) if bits else 8) // 8)
 
 
 _SHOWN = 5
@@ -111,6 +104,8 @@ def mismatches(spec: ModelSpec, tensors: Iterable[Stored], of_gguf: bool) -> lis
         else:
             unexpected.append(tensor.name)
     missing = [name for name in expected if name not in parts]
+    if of_gguf:
+        missing = [name for name in missing if not may_be_absent(spec.architecture, name)]
     if stored is not None:
         for place, of_place in parts.items():
             is_quantised = _VALUES in of_place and of_place[_VALUES].type == quantization_config.type_of_values(stored)
@@ -208,7 +203,7 @@ def _told(report: CheckpointReport, read: Any) -> Any:
 
 def _files(path: Path) -> list[str]:
     if not is_gguf(path):
-        return sorted(each.name for each in path.iterdir() if each.is_file())
+        return [each.name for each in matches(path, "*") if is_file(each)]
     try:
         files = {tensor.file.name for tensor in gguf_header(path).tensors.values()}
     except OstinatoError:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter
 
 from ostinato.errors import ModelError, os_error_text
+from ostinato.files import find_in_checkpoint
 
 Data = TypeVar("Data")
 
@@ -37,7 +38,7 @@ def save_json(value: Any, path: Path) -> None:
 
 def load_json(kind: type[Data], path: Path) -> Data:
     """Read a file that `save_json` wrote."""
-    return from_plain(kind, json.loads(path.read_text(encoding="utf-8")))
+    return from_plain(kind, parse_json(path.read_text(encoding="utf-8")))
 
 
 @cache
@@ -46,14 +47,37 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file, empty if there is no such file. ModelError if it holds anything else."""
-    if not path.is_file():
-        return {}
+def parse_json(text: str | bytes) -> Any:
+    """Return the value that `text` describes. ValueError for any other text, also for one that is too deep to read."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        raise
+    except ValueError:  # Python reads numbers up to a length
+        raise ValueError("it has a number of thousands of digits") from None
+
+
+def read_json_value(path: Path, absent: Any = None) -> Any:
+    """Return the value in a JSON file of a checkpoint; `absent` without such a file.
+
+    ModelError if it cannot be read, or as `find_in_checkpoint`.
+    """
+    if find_in_checkpoint(path.parent, path.name) is None:
+        return absent
+    try:
+        return parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ModelError(f"{path} cannot be read: {os_error_text(error)}") from None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file of a checkpoint; empty without such a file.
+
+    ModelError as `read_json_value`, and if it holds anything else.
+    """
+    value = read_json_value(path, {})
     if not isinstance(value, dict):
         raise ModelError(f"{path} should hold an object, not a {type(value).__name__}")
     return value

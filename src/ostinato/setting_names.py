@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import inspect
 import textwrap
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
@@ -25,7 +26,7 @@ def describe_fields(model: type[Model]) -> type[Model]:
         default = "" if field.is_required() else f" = {field.get_default(call_default_factory=True)!r}"
         lines.append(f"{name}{default}")
         lines += textwrap.wrap(field.description or "", 100, initial_indent="    ", subsequent_indent="    ")
-    model.__doc__ = textwrap.dedent(f"    {model.__doc__}").rstrip() + "\n".join(lines)
+    model.__doc__ = inspect.cleandoc(model.__doc__ or "") + "\n".join(lines)
     return model
 
 

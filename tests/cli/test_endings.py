@@ -68,6 +68,59 @@ def test_a_reader_that_has_left_ends_a_command_in_silence(arguments: list[str]) 
     assert (ended.returncode, ended.stderr) == (1, "")
 
 
+# Streams that take or give no Unicode
+
+NARROW = [
+    {"PYTHONIOENCODING": "ascii"},
+    {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+    {"PYTHONIOENCODING": "utf-8:strict"},
+]
+PRINT_AN_ANSWER = r"""
+from ostinato.cli.main import open_streams
+from ostinato.cli.output import print_pieces
+def pieces():
+    yield from ("na\xefve ", "\u65e5\ud800")
+open_streams()
+print_pieces(pieces())
+"""
+
+
+@pytest.mark.parametrize("environment", NARROW, ids=str)
+def test_characters_that_stdout_cannot_take_are_replaced(environment: dict[str, str]) -> None:
+    command = [sys.executable, "-c", PRINT_AN_ANSWER]
+    ended = subprocess.run(command, env=ENVIRONMENT | environment, capture_output=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, b"")
+    is_utf8 = "utf-8" in environment.get("PYTHONIOENCODING", "")
+    assert ended.stdout == ("na\xefve \u65e5?\n".encode() if is_utf8 else b"na?ve ??\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [
+        (["plan", "demo"], 0),
+        (["plan", b"\xff"], 2),
+        (["plan", b"\xff", "--json"], 2),
+        (["inspect", b"/\xc3\xa9"], 2),
+        (["plan", "demo", b"--\xff"], 2),
+    ],
+    ids=str,
+)
+def test_commands_with_any_bytes_for_arguments_end_without_a_traceback(
+    arguments: list[str | bytes], status: int
+) -> None:
+    command = [sys.executable, "-m", "ostinato", *arguments]
+    ended = subprocess.run(command, env=ENVIRONMENT | NARROW[1], capture_output=True, check=False)
+    assert ended.returncode == status
+    assert b"Traceback" not in ended.stderr
+
+
+def test_bytes_of_stdin_that_are_no_text_are_refused_as_a_prompt() -> None:
+    command = [sys.executable, "-m", "ostinato", "generate", "-", *SMALL]
+    ended = subprocess.run(command, env=ENVIRONMENT, input=b"a\xff", capture_output=True, check=False)
+    assert ended.returncode == 2
+    assert b"not text that can be encoded in UTF-8" in ended.stderr
+
+
 @pytest.mark.parametrize("closed", [[0], [1], [0, 1, 2]], ids=str)
 @pytest.mark.parametrize(("arguments", "status"), [(["plan", "demo"], 0), (["plan", "nope"], 2), (["chat", *SMALL], 0)])
 def test_streams_that_are_closed_are_no_streams(closed: list[int], arguments: list[str], status: int) -> None:

@@ -14,6 +14,8 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from ostinato.cli.main import main
+from ostinato.errors import ModelError
+from ostinato.formats.mapped_files import check_names
 from ostinato.inspection import inspect_checkpoint
 from ostinato.plan.device.detect import detect
 from tests.support.checkpoints import checkpoint
@@ -114,7 +116,46 @@ def test_a_directory_with_nothing_in_it_and_a_damaged_file_are_reports_too(
     [reason] = inspected(capsys, tmp_path / "m.gguf", 1)["refused"]
     assert "damaged or truncated" in reason
     (tmp_path / "model.safetensors").write_bytes((2**40).to_bytes(8, "little"))
-    assert "a header of 1099511627776 bytes" in inspected(capsys, tmp_path, 1)["refused"][0]
+    assert "header too large" in inspected(capsys, tmp_path, 1)["refused"][0]
+
+
+TENSOR = '{"dtype":"F32","shape":[4],"data_offsets":[0,16]}'
+HEADERS = {
+    "nested 10,000 deep": '{"a":' + "[" * 10_000 + "]" * 10_000 + "}",
+    "huge sizes": TENSOR.replace("[4]", f"[{10**400}]").join(('{"a":', "}")),
+    "sizes whose product is huge": TENSOR.replace("[4]", f"[{2**62},{2**62}]").join(('{"a":', "}")),
+    "negative offsets": TENSOR.replace("[0,16]", "[-16,0]").join(('{"a":', "}")),
+    "offsets beyond the file": TENSOR.replace("[0,16]", "[16,32]").join(('{"a":', "}")),
+    "tensors that overlap": f'{{"a":{TENSOR},"b":{TENSOR}}}',
+    "one name twice": f'{{"a":{{"dtype":"F32","shape":[0],"data_offsets":[0,0]}},"a":{TENSOR}}}',
+    "another type": TENSOR.replace("F32", "F33").join(('{"a":', "}")),
+    "another shape": TENSOR.replace("[4]", "[5]").join(('{"a":', "}")),
+    "no object": "[1]",
+    "no UTF-8": b'{"\xff":1}',
+}
+
+
+@pytest.mark.parametrize("wrong", HEADERS)
+def test_a_header_that_does_not_describe_its_file_is_an_error_for_inspect_and_the_loader(
+    wrong: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copy(checkpoint("llama") / "config.json", tmp_path)
+    header, file = HEADERS[wrong], tmp_path / "model.safetensors"
+    header = header if isinstance(header, bytes) else header.encode()
+    file.write_bytes(len(header).to_bytes(8, "little") + header + bytes(16))
+    assert str(file) in inspected(capsys, tmp_path, 1)["refused"][0]
+    with pytest.raises(ModelError, match=str(file)):
+        check_names(file)
+
+
+@pytest.mark.parametrize("lost", [1, 1000])
+def test_a_file_that_was_cut_is_an_error_that_names_it(
+    lost: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(checkpoint("llama"), tmp_path, dirs_exist_ok=True)
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-lost])
+    assert f"{file} cannot be read" in inspected(capsys, tmp_path, 1)["refused"][0]
 
 
 def test_a_gguf_file_is_described_without_torch(tmp_path: Path) -> None:
@@ -125,6 +166,8 @@ def test_a_gguf_file_is_described_without_torch(tmp_path: Path) -> None:
     code = f"""
 import sys
 from ostinato.cli.main import main
+from ostinato.errors import ModelError
+from ostinato.formats.mapped_files import check_names
 try:
     main(["inspect", {str(path)!r}, "--device", "cpu", "--json"])
 finally:

@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from ostinato.demo.asking import WORDINGS
+from ostinato.demo.asking import SCENE_FAMILIES, WORDINGS, ask
 from ostinato.demo.canvas import SHADES, draw
 from ostinato.demo.clips import MOTIONS, Clip, draw_clip
 from ostinato.demo.drawings import (
@@ -188,3 +188,8 @@ def test_an_answer_is_right_whatever_its_case_and_last_sign():
     assert is_right(f" {answer.capitalize()}.", turn)
     assert not is_right(f"not {answer}", turn)
     assert not is_right("", turn)
+
+
+def test_a_scene_that_no_family_fits_that_is_left_is_described() -> None:
+    scene = next(scene for scene in scenes(100) if len(scene.shapes) == 1)
+    assert ask(random.Random(0), scene, SCENE_FAMILIES.keys() - {"bigger"}).family == "describe"

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from ostinato.engine.text.chat_template import ChatTemplate, TemplateBudget, TemplateTooExpensive, load_chat_template
+from ostinato.engine.text.tokenizer import load_tokenizer
 from ostinato.errors import ModelError, RequestError
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -233,6 +234,18 @@ def test_templates_are_found_where_checkpoints_keep_them(tmp_path: Path) -> None
     config.write_text("{")
     with pytest.raises(ModelError, match=r"tokenizer_config\.json"):
         rendered()
+
+
+@pytest.mark.parametrize(
+    "name", ["chat_template.jinja", "additional_chat_templates/rag.jinja", "tokenizer_config.json", "tokenizer.json"]
+)
+def test_a_text_file_that_is_a_link_out_of_the_checkpoint_is_refused_by_name(tmp_path: Path, name: str) -> None:
+    secret, model = tmp_path / "secret", tmp_path / "model"
+    secret.write_text("a password")
+    (model / name).parent.mkdir(parents=True)
+    (model / name).symlink_to(secret)
+    with pytest.raises(ModelError, match=rf"{model / name} leads to {secret}, out of the checkpoint's directory"):
+        load_chat_template(model, load_tokenizer(model).special_tokens)
 
 
 @pytest.mark.parametrize(

@@ -116,6 +116,12 @@ def test_a_tensor_that_cannot_be_is_an_error_that_names_it(
         read_header(patched(file, tmp_path / "patched.gguf", at, form, value))
 
 
+def test_tensors_that_overlap_are_an_error_that_names_one(file: Path, tmp_path: Path) -> None:
+    at = file.read_bytes().index(b"b.weight") + len("b.weight") + 4 + 8 + 4
+    with pytest.raises(ModelError, match=r"tensor b\.weight begins within another"):
+        read_header(patched(file, tmp_path / "patched.gguf", at, "<Q", 32))
+
+
 def test_random_damage_gives_a_header_or_an_error(file: Path, tmp_path: Path) -> None:
     data = file.read_bytes()
     end = min(place.begin for place in read_header(file).tensors.values())

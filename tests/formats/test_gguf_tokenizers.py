@@ -123,9 +123,9 @@ def test_how_its_author_samples_and_what_ends_an_output_come_from_the_metadata()
     )
     file.metadata["general.sampling.temp"] = 0.6
     file.metadata["general.sampling.top_k"] = 20
-    # One that is no control token is text.
+    # Those that are known by their text need no type.
     assert generation_config_of(file) == {
-        "eos_token_id": [1, 2, 4],
+        "eos_token_id": [1, 2, 3, 4],
         "temperature": 0.6,
         "top_k": 20,
         "do_sample": True,
@@ -190,3 +190,67 @@ def test_random_damage_of_a_tokenizer_gives_one_or_an_error(monkeypatch: pytest.
             assert isinstance(tokenizer_module.load_tokenizer(Path("m.gguf")).encode("ab a"), list)
             read += 1
     assert 100 < read < 1900
+
+
+# One vocabulary: bytes, and in it tokens whose types are those of text.
+CHARACTERS = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+
+
+def byte_level(pre: str, *more: str, kind: int = NORMAL) -> Header:
+    tokens = [*CHARACTERS, *more]
+    types = np.array([NORMAL] * len(CHARACTERS) + [kind] * len(more), dtype="<i4")
+    return header(model="gpt2", pre=pre, tokens=tokens, token_type=types, merges=[])
+
+
+@pytest.mark.parametrize("kind", [NORMAL, USER_DEFINED, UNUSED, CONTROL])
+@pytest.mark.parametrize("token", ["<|im_end|>", "<end_of_turn>", "</s>", "<｜end▁of▁sentence｜>", "<|fim_pad|>"])
+def test_a_token_that_is_known_by_its_text_is_one_and_ends_an_output_whatever_its_type(token: str, kind: int) -> None:
+    file = byte_level("llama-bpe", token, kind=kind)
+    own, number = backend(file), len(CHARACTERS)
+    ids = own.encode(f"a{token}b", add_special_tokens=False).ids
+    assert ids[1:-1] == [number]
+    assert own.decode([number], skip_special_tokens=True) == ""
+    assert generation_config_of(file)["eos_token_id"] == [number]
+
+
+def test_what_marks_a_place_to_fill_is_one_token_and_ends_nothing() -> None:
+    file = byte_level("llama-bpe", "<|fim_prefix|>", "<|other|>")
+    ids = backend(file).encode("<|fim_prefix|><|other|>", add_special_tokens=False).ids
+    assert (ids[0], len(ids)) == (len(CHARACTERS), 1 + len("<|other|>"))
+    assert generation_config_of(file) == {}
+
+
+@pytest.mark.parametrize(
+    ("tokens", "ends"),
+    [
+        (["<|end|>", "<|call|>", "<|return|>"], [1, 2]),
+        (["<|end|>", "<|calls|>", "<|flush|>"], [1, 2]),
+        (["<|end|>", "<|return|>"], [0, 1]),
+        (["</s>", "<|tool_response>"], [1]),
+    ],
+)
+def test_beside_some_tokens_others_end_a_message_alone(tokens: list[str], ends: list[int]) -> None:
+    found = generation_config_of(byte_level("gpt-2", *tokens))["eos_token_id"]
+    assert found == [len(CHARACTERS) + place for place in ends]
+
+
+@pytest.mark.parametrize(
+    ("pre", "theirs"),
+    [
+        ("qwen35", "Qwen3_5Tokenizer"),
+        ("qwen2", "Qwen2Tokenizer"),
+        ("mpt", "GPTNeoXTokenizer"),
+        ("olmo", "GPTNeoXTokenizer"),
+        ("command-r", "CohereTokenizer"),
+        ("gpt-2", "GPT2Tokenizer"),
+    ],
+)
+def test_texts_are_normalized_as_by_the_tokenizer_of_transformers(pre: str, theirs: str) -> None:
+    import transformers
+
+    vocabulary = {token: number for number, token in enumerate(CHARACTERS)}
+    oracle = getattr(transformers, theirs)(vocab=vocabulary, merges=[]).backend_tokenizer
+    own, letters = backend(byte_level(pre)), {token: number for number, token in enumerate(CHARACTERS)}
+    for text in ("Ca\u0302\u0301 e\u0301te\u0301", "\u1100\u1161", "\ufb01 \u2126 é", "plain"):
+        expected = [letters[oracle.id_to_token(each)] for each in oracle.encode(text, add_special_tokens=False).ids]
+        assert own.encode(text, add_special_tokens=False).ids == expected

@@ -12,6 +12,7 @@ import pytest
 
 from ostinato.demo import checkpoint_dir
 from ostinato.errors import ConfigError, ModelError
+from ostinato.formats.checkpoint_json import read_checkpoint_json
 from ostinato.models.checkpoint import (
     model_spec,
     read_config,
@@ -22,6 +23,7 @@ from ostinato.models.registry import MODELS
 from ostinato.plan.layer_specs import AttentionSpec
 from ostinato.plan.mixers import Mamba2Spec
 from tests.support.checkpoints import checkpoint
+from tests.support.folders import lock
 
 LLAMA = {
     "model_type": "llama",
@@ -139,6 +141,81 @@ def test_a_missing_or_broken_config_is_refused(tmp_path: Path) -> None:
         read_config(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     assert read_config(tmp_path) == LLAMA
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"[" * 100_000 + b"]" * 100_000, "nested too deeply"),
+        (b'{"hidden_size": ' + b"1" * 5000 + b"}", "a number of thousands of digits"),
+        (b'{"model_type": "\xff"}', "not text in UTF-8"),
+    ],
+)
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer_config.json"])
+def test_a_file_that_is_no_json_is_named_whatever_is_wrong(
+    name: str, content: bytes, words: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ModelError, match=words) as caught:
+        read_checkpoint_json(tmp_path, name)
+    assert str(tmp_path / name) in caught.value.message
+
+
+@pytest.mark.parametrize("name", ["hidden_size", "num_hidden_layers", "max_position_embeddings", "rope_theta"])
+@pytest.mark.parametrize("value", [10**400, 10**30, 0])
+def test_sizes_that_no_model_has_are_refused_before_anything_is_planned(name: str, value: int) -> None:
+    if name == "rope_theta" and value == 10**30:
+        return  # a number, and no size
+    with pytest.raises(ModelError, match=r"config\.json"):
+        model_spec(LLAMA | {name: value})
+
+
+def test_a_checkpoint_that_may_not_be_searched_is_not_there_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(LLAMA))
+    with monkeypatch.context() as locked:
+        lock(locked, model)
+        with pytest.raises(ModelError, match=r"no config\.json.*: Permission denied"):
+            read_config(model)
+        lock(locked, tmp_path)
+        with pytest.raises(ModelError, match=r"no directory .*: Permission denied"):
+            resolve_model_dir(str(model))
+    for name, why in (
+        ("a" * 5000, "File name too long"),
+        ("~nobody-at-all/x", "no directory '~nobody"),
+        ("a\0b/", "null"),
+    ):
+        with pytest.raises(ModelError, match=why):
+            resolve_model_dir(f"./{name}" if "~" not in name else name)
+
+
+@pytest.mark.parametrize("target", ["/etc/hostname", "../secret.json", "missing.json", "../missing.json"])
+def test_a_link_out_of_the_checkpoint_or_to_nowhere_is_refused_by_name(tmp_path: Path, target: str) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    (tmp_path / "secret.json").write_text("{}")
+    (model / "config.json").symlink_to(target)
+    with pytest.raises(ModelError, match=rf"{model}/config\.json leads to "):
+        read_config(model)
+
+
+def test_links_within_the_checkpoint_and_to_the_blobs_of_a_hub_are_followed(tmp_path: Path) -> None:
+    cache = tmp_path / "models--someone--model"
+    snapshot, blobs, own = cache / "snapshots" / "abc", cache / "blobs", tmp_path / "own"
+    for folder in (snapshot, blobs, own):
+        folder.mkdir(parents=True)
+    (blobs / "1234").write_text(json.dumps(LLAMA))
+    (snapshot / "config.json").symlink_to("../../blobs/1234")
+    (own / "config.json").symlink_to(snapshot / "config.json")
+    (tmp_path / "link").symlink_to(snapshot)
+    (tmp_path / "mounted" / "..data").mkdir(parents=True)
+    (tmp_path / "mounted" / "..data" / "config.json").write_text(json.dumps(LLAMA))
+    (tmp_path / "mounted" / "config.json").symlink_to("..data/config.json")
+    for directory in (snapshot, own, tmp_path / "link", tmp_path / "mounted"):
+        assert read_config(directory) == LLAMA
 
 
 @pytest.mark.parametrize(

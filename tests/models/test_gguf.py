@@ -16,6 +16,7 @@ from ostinato import LLM, SamplingParams
 from ostinato.config import EngineConfig
 from ostinato.engine.text.tokenizer import load_tokenizer
 from ostinato.errors import ModelError
+from ostinato.inspection import inspect_checkpoint
 from ostinato.layers.allocation import WeightAllocator
 from ostinato.models.checkpoint import load_spec
 from ostinato.models.loader import build_model, load_weights
@@ -29,7 +30,7 @@ from ostinato.scheduler.batch import Batch, BatchRow
 from tests.models.test_models import BLOCK_SIZE, CPU, poisoned_memory
 
 pytest.importorskip("gguf", reason="the package that writes GGUF files comes with the test extra")
-from tests.support.gguf_files import CONFIGS, split_gguf, write_gguf
+from tests.support.gguf_files import CONFIGS, split_gguf, with_biases, write_gguf
 from tests.support.gguf_hybrids import HYBRIDS
 
 PROMPT = tuple(range(5, 45))
@@ -351,3 +352,38 @@ def test_gates_in_one_tensor_with_what_they_gate_are_refused_by_name(tmp_path: P
 def test_a_pre_tokenizer_that_is_not_known_is_refused_by_name(folder: Path) -> None:
     with pytest.raises(ModelError, match=r"'other'; implemented: codeshell, command-r, dbrx, "):
         load_tokenizer(file_of(folder, "llama", pre="other"))
+
+
+BIASES = {
+    "llama": ["attn_q attn_k attn_v", "attn_v", "attn_output", "ffn_gate", "ffn_up ffn_down"],
+    "qwen3": ["attn_k", "attn_output"],
+    "falcon-h1": ["ffn_down", "ssm_in"],
+    "lfm2": ["shortconv.out_proj"],
+}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "biased"), [(name, biased) for name, cases in BIASES.items() for biased in cases]
+)
+def test_biases_that_a_file_has_in_part_are_zero_where_it_has_none(
+    folder: Path, tmp_path: Path, architecture: str, biased: str
+) -> None:
+    plain, path = file_of(folder, architecture, "F32"), tmp_path / "m.gguf"
+    names = [f"{name}.bias" for name in biased.split()]
+    with_biases(plain, path, names, 0.0)
+    assert torch.equal(logits_of(path), logits_of(plain))
+    assert inspect_checkpoint(path, detect("cpu")).refused == []
+    with_biases(plain, path, names, 0.5)
+    assert not torch.equal(logits_of(path), logits_of(plain))
+
+
+def test_a_bias_that_an_architecture_always_has_and_one_of_a_norm_are_still_named(folder: Path, tmp_path: Path) -> None:
+    path = with_biases(file_of(folder, "llama", "F32"), tmp_path / "m.gguf", ["attn_norm.bias"], 0.5)
+    with pytest.raises(ModelError, match=r"left over \(\d+\): blk\.\d\.attn_norm\.bias") as caught:
+        logits_of(path)
+    assert "config.json" not in caught.value.message
+    path = tmp_path / "q.gguf"
+    path.write_bytes(file_of(folder, "qwen2").read_bytes().replace(b"blk.0.attn_q.bias", b"blk.0.attn_x.bias"))
+    with pytest.raises(ModelError, match=r"missing \(1\): model\.layers\.0\.self_attn\.q_proj\.bias") as caught:
+        logits_of(path)
+    assert "config.json" not in caught.value.message

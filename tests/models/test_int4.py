@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from ostinato import LLM, ConfigError, EngineConfig, SamplingParams
 from ostinato.layers.allocation import BlockView, checkpoint_views
+from ostinato.models import random_weights
 from ostinato.models.checkpoint import load_spec
 from ostinato.models.loader import SINGLE, load_weights
 from ostinato.models.random_weights import randomize_weights
@@ -111,7 +112,9 @@ def test_each_tensor_becomes_the_blocks_that_are_made_of_it_alone(name: str) -> 
     assert count > 6
 
 
-def test_random_weights_are_nearly_those_of_the_plain_model() -> None:
+@pytest.mark.parametrize("period", [13, random_weights.PERIOD], ids=["rows longer than the period", "as they are"])
+def test_random_weights_are_nearly_those_of_the_plain_model(period: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(random_weights, "PERIOD", period)
     plain = build(spec_of(checkpoint("bamba"), quantization="none"))
     made = build(small_rows(spec_of(checkpoint("bamba"), quantization="int4_g32")))
     for model in (plain, made):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from functools import cache
@@ -134,6 +135,18 @@ def test_a_broken_index_is_named(tmp_path: Path, index: str | bytes) -> None:
     with pytest.raises(ModelError, match="not a safetensors index") as caught:
         load(directory)
     assert str(directory / INDEX) in caught.value.message
+
+
+@pytest.mark.parametrize("name", ["../other.safetensors", "/tmp/other.safetensors"])
+def test_a_shard_out_of_the_checkpoint_is_refused_by_name(tmp_path: Path, name: str) -> None:
+    directory = sharded(UNTIED, tmp_path)
+    shutil.copy(next(directory.glob("*.safetensors")), tmp_path / "other.safetensors")
+    index = json.loads((directory / INDEX).read_text())
+    weight = next(iter(index["weight_map"]))
+    name = name.replace("/tmp", str(tmp_path))
+    (directory / INDEX).write_text(json.dumps({"weight_map": index["weight_map"] | {weight: name}}))
+    with pytest.raises(ModelError, match="out of the checkpoint's directory"):
+        load(directory)
 
 
 @pytest.mark.parametrize("kept", [0, 5, 100, 0.5, -1])

@@ -16,6 +16,8 @@ from ostinato.plan.device.detect import detect, find_device
 from ostinato.plan.device.gpu_catalogue import CATALOGUE
 from ostinato.plan.device.kernel_support import NativeFacts
 from ostinato.plan.device.linux import core_limit, memory_limit
+from ostinato.plan.device.measured_rates import cache_directory
+from tests.support.folders import lock
 
 MEMINFO = "MemFree: 1 kB\nMemTotal:       16777216 kB\nCached: 5 kB\n"
 GIB = 2**30
@@ -272,3 +274,19 @@ def test_what_triton_needs_to_build_its_launcher_is_told_where_it_is_missing(roo
     assert detect("cuda", root, {"CC": "tcc"}).triton.reason.endswith("Python.h: apt install python3-dev")
     write(root, "Python.h", "")
     assert detect("cuda", root, {"CC": "tcc"}).triton.is_usable
+
+
+def test_a_home_that_may_not_be_searched_and_no_home_hold_no_rates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    (tmp_path / "home").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    with monkeypatch.context() as locked:
+        lock(locked, tmp_path / "home")
+        assert detect("cpu").rates == ()
+    assert cache_directory({}) == tmp_path / "home" / ".cache" / "ostinato"
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 7)
+    assert cache_directory({}) == Path("/nonexistent/.cache/ostinato")
+    assert detect("cpu").rates == ()

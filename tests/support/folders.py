@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import mkdtemp
+from typing import Any
+
+import pytest
 
 _ROOTS: dict[int, Path] = {}
 """By process, since a forked one must not remove its parent's."""
@@ -24,3 +29,18 @@ def remove_shared_folders() -> None:
     root = _ROOTS.pop(os.getpid(), None)
     if root is not None:
         shutil.rmtree(root)
+
+
+def lock(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Have the system refuse to look into `folder`, as it does for another user's; root is refused nothing."""
+
+    def refused(call: Callable[..., Any]) -> Callable[..., Any]:
+        def ask(path: Any, *arguments: Any, **options: Any) -> Any:
+            if isinstance(path, str | os.PathLike) and Path(path) != folder and folder in Path(path).parents:
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+            return call(path, *arguments, **options)
+
+        return ask
+
+    for name in ("stat", "lstat", "listdir", "scandir", "open", "mkdir", "readlink"):
+        monkeypatch.setattr(os, name, refused(getattr(os, name)))

@@ -115,10 +115,7 @@ def write_gguf(
                 writer.add_tensor(called, gguf.quantize(value, number), raw_dtype=number)
             else:
                 writer.add_tensor(called, np.ascontiguousarray(value))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    _written(writer, path)
     model.save_pretrained(path.with_suffix(""))
     add_to_checkpoint(path.with_suffix(""), head)
     return path
@@ -190,26 +187,51 @@ def _add_tokenizer(writer: gguf.GGUFWriter, vocab_size: int, pre: str) -> None:
     writer.add_chat_template(TEMPLATE)
 
 
+def with_biases(path: Path, other: Path, names: list[str], value: float) -> Path:
+    """The same model in the file `other`, with biases of one value beside the weights of these names, in its first
+    layer that has them."""
+    reader = gguf.GGUFReader(path)
+    shapes = {tensor.name: tensor.shape for tensor in reader.tensors}
+    writer = _writer_of(reader, other)
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, np.array(tensor.data), raw_dtype=tensor.tensor_type)
+    for name in names:
+        weight = name.replace(".bias", ".weight")
+        layer = next(i for i in range(9) if f"blk.{i}.{weight}" in shapes)
+        writer.add_tensor(f"blk.{layer}.{name}", np.full(shapes[f"blk.{layer}.{weight}"][-1], value, dtype=np.float32))
+    return _written(writer, other)
+
+
+def _writer_of(reader: Any, path: Path) -> gguf.GGUFWriter:
+    """A writer with the metadata of a file."""
+    writer = gguf.GGUFWriter(str(path), reader.fields["general.architecture"].contents())
+    for field in reader.fields.values():
+        if not field.name.startswith(("GGUF.", "general.architecture")):
+            sub_type = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
+            writer.add_key_value(field.name, field.contents(), field.types[0], sub_type=sub_type)
+    return writer
+
+
+def _written(writer: gguf.GGUFWriter, path: Path) -> Path:
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
 def split_gguf(path: Path, count: int) -> list[Path]:
     """The same model in `count` files, as llama.cpp's gguf-split makes them: the first has the metadata."""
     reader = gguf.GGUFReader(path)
     tensors, parts = reader.tensors, []
     for number in range(count):
         part = path.with_name(f"{path.stem}-{number + 1:05}-of-{count:05}.gguf")
-        writer = gguf.GGUFWriter(str(part), reader.fields["general.architecture"].contents())
-        if number == 0:
-            for field in reader.fields.values():
-                if not field.name.startswith(("GGUF.", "general.architecture")):
-                    sub_type = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
-                    writer.add_key_value(field.name, field.contents(), field.types[0], sub_type=sub_type)
+        stated = reader.fields["general.architecture"].contents()
+        writer = _writer_of(reader, part) if number == 0 else gguf.GGUFWriter(str(part), stated)
         writer.add_key_value("split.no", number, gguf.GGUFValueType.UINT16)
         writer.add_key_value("split.count", count, gguf.GGUFValueType.UINT16)
         writer.add_key_value("split.tensors.count", len(tensors), gguf.GGUFValueType.INT32)
         for tensor in tensors[number::count]:
             writer.add_tensor(tensor.name, np.array(tensor.data), raw_dtype=tensor.tensor_type)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
-        parts.append(part)
+        parts.append(_written(writer, part))
     return parts

@@ -13,6 +13,7 @@ from typing import Any
 
 from ostinato.bench.statistics import Calls
 from ostinato.errors import ConfigError, os_error_text
+from ostinato.files import is_directory
 
 _PROCESS = 1
 
@@ -41,7 +42,7 @@ def _name(kind: str, name: str, track: int) -> dict[str, Any]:
 
 def check_trace_path(path: Path) -> None:
     """Raise ConfigError if no trace could be written to `path`; to be called before anything is measured."""
-    if path.is_dir() or not path.parent.is_dir():
+    if is_directory(path) or not is_directory(path.parent):
         raise ConfigError(f"--trace {path} should be a file in a directory that exists")
 
 

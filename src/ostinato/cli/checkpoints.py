@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -19,6 +18,7 @@ from rich.text import Text
 from ostinato.cli.output import figures_table, note
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError
+from ostinato.files import exists
 from ostinato.inspection import CheckpointReport, inspect_checkpoint
 from ostinato.json_io import to_json_data
 from ostinato.models.checkpoint import resolve_model_dir
@@ -44,7 +44,7 @@ def fetch(
 
     Example: ostinato fetch smollm2
     """
-    if "/" in model and not Path(model).exists():
+    if "/" in model and not exists(model):
         print(resolve_model_dir(model, revision, download_dir=download_dir))
         return
     if model not in NAMED:

@@ -25,6 +25,7 @@ from ostinato.cli.output import note
 from ostinato.config import BYTE_SETTINGS, EngineConfig
 from ostinato.config_fields import flag_name, flag_value
 from ostinato.errors import ConfigError, RequestError, os_error_text
+from ostinato.json_io import parse_json
 from ostinato.sampling.guide import Guide
 from ostinato.sampling.params import SamplingParams
 from ostinato.setting_names import ALIASES
@@ -49,7 +50,7 @@ def read_config_file(ctx: typer.Context, path: Path) -> None:
         read = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the settings in {path} cannot be read: {os_error_text(error)}") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not YAML: {_what_is_wrong(error)}") from None
     if not isinstance(read, dict | None):
         raise ConfigError(f"{path} should have a line `name: value` for each setting, and holds {read!r}")
@@ -319,8 +320,8 @@ def template_variables(text: str | None) -> dict[str, Any]:
     if text is None:
         return {}
     try:
-        value = json.loads(text)
-    except json.JSONDecodeError as error:
+        value = parse_json(text)
+    except ValueError as error:
         raise RequestError(f"--chat-template-kwargs is not JSON: {error}") from None
     if not isinstance(value, dict):
         raise RequestError(f"--chat-template-kwargs should be a JSON object, not {text}")

@@ -17,6 +17,7 @@ from ostinato.bench.gpu.parts import BUDGET, CheckPart, full_scale, make_parts, 
 from ostinato.bench.gpu.run_parts import PartOutcome, measure_apart, run_parts
 from ostinato.cli.bench_common import names
 from ostinato.errors import ConfigError, Remedy
+from ostinato.files import is_directory
 from ostinato.plan.device.detect import detect
 from ostinato.plan.device.gpu_catalogue import DeviceSpec
 
@@ -83,7 +84,7 @@ def _checkout(given: Path | None) -> Path:
     """Return the directory with the tests and the shapes. ConfigError if there is none."""
     places = [given] if given is not None else [Path.cwd(), Path(ostinato.__file__).parents[2]]
     for place in places:
-        if all((place / needed).is_dir() for needed in NEEDED):
+        if all(is_directory(place / needed) for needed in NEEDED):
             return place.resolve()
     raise ConfigError(
         f"{places[0]} has no {' and '.join(NEEDED)}: gpu-check runs the tests of a checkout of Ostinato's repository, "

@@ -14,6 +14,7 @@ from collections import UserDict
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,7 +24,7 @@ from rich.text import Text
 
 from ostinato._version import __version__
 from ostinato.cli.help import HELP_NAMES, HelpCommand, HelpGroup, UsageError
-from ostinato.errors import ConfigError, OstinatoError, Remedy
+from ostinato.errors import ConfigError, OstinatoError, Remedy, os_error_text
 from ostinato.os_support import address_space_hint, address_space_limit, lack_of_address_space, limit_spin_wait
 from ostinato.units import GiB
 
@@ -155,7 +156,11 @@ def _run(arguments: Sequence[str], as_json: bool) -> None:
         status = app(arguments, prog_name="ostinato", standalone_mode=not as_json)
     except OSError as error:
         _report_lack(error, as_json)
-        raise
+        if isinstance(error, ConnectionError | TimeoutError) or (error.errno, error.filename) == (errno.ENOSPC, None):
+            raise
+        place = "" if error.filename is None else f"{error.filename}: "
+        _report(OstinatoError(f"{place}{os_error_text(error)}"), as_json)
+        sys.exit(EXIT_BAD_REQUEST)
     except OstinatoError as error:
         _report(error, as_json, _flags_of(arguments))
         sys.exit(EXIT_BAD_REQUEST)
@@ -173,7 +178,12 @@ def _run(arguments: Sequence[str], as_json: bool) -> None:
 
 
 def open_streams() -> None:
-    """Connect closed standard streams (`>&-`) to the null device. Files opened later would take their numbers."""
+    """Connect closed standard streams (`>&-`) to the null device, and have the others take any bytes and characters.
+
+    Files opened later would take the numbers of closed streams. A terminal or a log may take ASCII alone: stdout
+    replaces other characters, as Python has stderr do. Bytes of stdin that are no text are refused with their prompt,
+    as those of arguments are.
+    """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             opened = os.open(os.devnull, os.O_RDWR)
@@ -181,6 +191,9 @@ def open_streams() -> None:
                 os.dup2(opened, number)
                 os.close(opened)
             setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
+    for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "replace")):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors=errors)
 
 
 def _follows_from_an_interrupt(error: BaseException | None) -> bool:

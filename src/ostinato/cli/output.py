@@ -14,6 +14,7 @@ from rich.text import Text
 
 from ostinato.bench.report import Column, Table
 from ostinato.errors import RequestError, os_error_text
+from ostinato.files import exists, is_directory, is_file
 from ostinato.units import format_bytes
 
 _ROOM = 4096
@@ -66,11 +67,11 @@ def check_room(path: Path, what: str) -> None:
     An existing file stays.
     """
     try:
-        if path.is_file():
+        if is_file(path):
             with path.open("r+b"):
                 pass
-        if path.is_file() or not path.exists():
-            if not path.parent.is_dir():
+        if is_file(path) or not exists(path):
+            if not is_directory(path.parent):
                 raise NotADirectoryError(None, "there is no directory of that name")
             with TemporaryFile(dir=path.parent) as there:
                 there.write(bytes(_ROOM))

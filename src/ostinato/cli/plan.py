@@ -15,6 +15,7 @@ from rich.console import Console
 from ostinato.cli.flags import Model, engine_options, name_model
 from ostinato.config import EngineConfig
 from ostinato.errors import CapacityError, ConfigError, Remedy
+from ostinato.files import expand
 from ostinato.json_io import to_json_data
 from ostinato.models.checkpoint import load_spec
 from ostinato.plan.capacity.estimate import MAX_REPLICAS, OfferedLoad, estimate_layouts, parse_deadline
@@ -102,7 +103,7 @@ def plan(
     if config.chat_template is not None:
         from ostinato.engine.text.chat_template import read_chat_template
 
-        read_chat_template(Path(config.chat_template).expanduser())
+        read_chat_template(expand(config.chat_template))
     found = _device(device, device_memory)
     made = _plan(config, spec, found, device_memory)
     if measure:

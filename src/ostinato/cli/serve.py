@@ -43,12 +43,13 @@ def batch(
     from ostinato.config import EngineConfig
     from ostinato.engine.process.engine_errors import EngineFailed
     from ostinato.engine.progress import generation_progress, start_progress
+    from ostinato.files import exists
     from ostinato.serve.batch.files import AnswerFile, read_lines
     from ostinato.serve.batch.run import URLS, batch_settings, run_batch
 
     config = EngineConfig(**{"model": "demo", **settings})
     lines = read_lines(requests, URLS)
-    if answers.exists() and answers.samefile(requests):
+    if exists(answers) and answers.samefile(requests):
         raise RequestError(f"{answers} holds the requests; name another file for the answers")
     with AnswerFile(answers) as file:
         ids = {line.custom_id for line in lines}

@@ -70,6 +70,7 @@ WORDINGS: dict[str, tuple[str, ...]] = {
 }
 BIGGER_BY = 1.3
 CARELESS = 0.06
+_TRIES = 100
 
 
 @dataclass(frozen=True)
@@ -94,14 +95,15 @@ def plain(rng: random.Random, family: str, answer: str, *names: str) -> Question
 
 
 def ask(rng: random.Random, scene: Scene, asked: set[str]) -> Question:
-    """Return a question about the scene, of a family that was not asked before if there is one left."""
+    """Return a question about the scene, of a family that was not asked before if one is left that fits the scene."""
     families = [family for family in SCENE_FAMILIES if family not in asked] or list(SCENE_FAMILIES)
     weights = [SCENE_FAMILIES[family][1] for family in families]
-    while True:
+    for _ in range(_TRIES):
         family = rng.choices(families, weights)[0]
         question = SCENE_FAMILIES[family][0](rng, scene)
         if question is not None:
             return question
+    return ask_describe(rng, scene)
 
 
 def ask_describe(rng: random.Random, scene: Scene) -> Question:

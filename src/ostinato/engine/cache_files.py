@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ostinato.files import expand, is_directory, is_file, matches
 from ostinato.formats.gguf.reader import all_parts
+from ostinato.json_io import parse_json
 from ostinato.kv_cache.offload.directory import ABOUT_FILE, FILE_KINDS, PARTIAL_SUFFIX, CacheDirectory
 from ostinato.kv_cache.offload.file_format import NAME_BYTES
 from ostinato.kv_cache.offload.file_tier import FileRates, FileTier
@@ -42,7 +45,7 @@ def open_files(
     """
     about = {**identity, "weights": [each for path in weights for each in weights_identity(path)]}
     root = hashlib.blake2b(json.dumps(about, sort_keys=True).encode(), digest_size=NAME_BYTES).digest()
-    folder = default_cache_directory() if plan.directory is None else Path(plan.directory).expanduser()
+    folder = default_cache_directory() if plan.directory is None else expand(plan.directory)
     folder = folder.absolute() / root.hex()
     note = json.dumps({"model": model, **about}, indent=1).encode()
     directory = CacheDirectory(folder, plan.limit, MAX_WAITING, about=note)
@@ -65,7 +68,10 @@ def weights_identity(path: Path) -> list[list[Any]]:
 
 def checkpoint_files(path: Path) -> list[Path]:
     """Return the files that decide what a checkpoint, a directory or a file, computes."""
-    return sorted([*path.glob("*.safetensors"), *path.glob("*.json")]) if path.is_dir() else all_parts(path)
+    if not is_directory(path):
+        return all_parts(path)
+    found = sorted([*matches(path, "*.safetensors"), *matches(path, "*.json")])
+    return [file for file in found if is_file(file) and os.access(file, os.R_OK)]
 
 
 def file_fingerprint(file: Path) -> tuple[int, str]:
@@ -101,14 +107,14 @@ def list_cache_folders(directory: Path) -> list[CacheFolder]:
     Other files and folders are skipped. OSError if the directory cannot be read.
     """
     found = []
-    for path in sorted(each for each in directory.iterdir() if each.is_dir() and _is_name(each.name)):
+    for path in sorted(each for each in directory.iterdir() if is_directory(each) and _is_name(each.name)):
         stats = []
         for file in _files_in(path):
             with suppress(FileNotFoundError):  # an engine that runs has just removed it
                 stats.append(file.stat())
         try:
-            about = json.loads((path / ABOUT_FILE).read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
+            about = parse_json((path / ABOUT_FILE).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
             about = {}
         about = about if isinstance(about, dict) else {}
         used = max((each.st_mtime for each in stats), default=0.0)
@@ -119,7 +125,7 @@ def list_cache_folders(directory: Path) -> list[CacheFolder]:
 
 def clear_cache_folder(folder: CacheFolder) -> None:
     """Remove the files of one model, and nothing else. OSError if a file cannot be removed."""
-    for file in [*_files_in(folder.path), folder.path / ABOUT_FILE, *folder.path.glob(f"*{PARTIAL_SUFFIX}")]:
+    for file in [*_files_in(folder.path), folder.path / ABOUT_FILE, *matches(folder.path, f"*{PARTIAL_SUFFIX}")]:
         file.unlink(missing_ok=True)
     try:
         folder.path.rmdir()
@@ -129,7 +135,7 @@ def clear_cache_folder(folder: CacheFolder) -> None:
 
 def _files_in(path: Path) -> Iterator[Path]:
     for kind in FILE_KINDS:
-        yield from path.glob(f"*.{kind}")
+        yield from matches(path, f"*.{kind}")
 
 
 def _is_name(name: str) -> bool:

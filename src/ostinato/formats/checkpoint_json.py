@@ -6,6 +6,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from ostinato.errors import ModelError
+from ostinato.files import is_file
 from ostinato.formats.gguf.architectures import config_of
 from ostinato.formats.gguf.reader import Header, parts_beside, read_whole
 from ostinato.formats.gguf.tokenizer import generation_config_of, tokenizer_config_of, tokenizer_of
@@ -21,7 +23,7 @@ _READERS = {
 
 def is_gguf(checkpoint: Path) -> bool:
     """Return whether `checkpoint` is a GGUF file."""
-    return checkpoint.suffix == ".gguf" and checkpoint.is_file()
+    return checkpoint.suffix == ".gguf" and is_file(checkpoint)
 
 
 def read_checkpoint_json(checkpoint: Path, name: str) -> dict[str, Any]:
@@ -30,7 +32,11 @@ def read_checkpoint_json(checkpoint: Path, name: str) -> dict[str, Any]:
     Raises ModelError if it is damaged, or means something that is not implemented.
     """
     if is_gguf(checkpoint):
-        return _READERS[name](gguf_header(checkpoint)) if name in _READERS else {}
+        header = gguf_header(checkpoint)
+        try:
+            return _READERS[name](header) if name in _READERS else {}
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            raise ModelError(f"{checkpoint} has metadata of other types than its {name} needs: {error}") from None
     return read_json(checkpoint / name)
 
 

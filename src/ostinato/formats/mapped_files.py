@@ -1,15 +1,21 @@
-"""Checks that a model's mapped files keep their contents while their weights are in use.
+"""Safetensors files, opened and checked; and checks that a model's mapped files keep their contents while in use.
 
 A process that reads a file that has become shorter gets SIGBUS; the message for that is made here too.
 """
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
 
 from ostinato.errors import ModelError
+from ostinato.files import exists, is_directory, matches
 from ostinato.formats.gguf.reader import all_parts
 
 ADVICE = "replace files of models by others of the same name (mv), and never write into them"
@@ -24,6 +30,28 @@ def truncated_file_message(models: str) -> str:
         f"a file of model {models} could not be read: it was shortened while it was in use, or its disk fails. Compare "
         f"its size with that at its source, or download it again; {ADVICE}"
     )
+
+
+@contextmanager
+def opened(file: Path, framework: str = "pt") -> Iterator[Any]:
+    """Open a safetensors file, mapped. ModelError if it cannot be read, or its header does not describe all of it."""
+    try:
+        with safe_open(file, framework=framework) as tensors:
+            yield tensors
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"{file} cannot be read: {error}. It may be truncated; download it again.") from error
+
+
+def check_names(file: Path) -> None:
+    """Raise ModelError if a safetensors file cannot be read, or has two tensors of one name: the library reads one."""
+    with opened(file, "numpy"), file.open("rb") as data:
+        header = data.read(int.from_bytes(data.read(8), "little"))
+        objects: list[list[tuple[str, Any]]] = []
+        json.loads(header, object_pairs_hook=objects.append)
+        names = [name for name, _ in objects[-1]]
+        if len(names) > len(set(names)):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ModelError(f"{file} has two tensors named {twice}; download it again.")
 
 
 MAPS = Path("/proc/self/maps")
@@ -58,11 +86,11 @@ class MappedFileWatch:
 
 
 def _files(checkpoint: Path) -> Iterable[Path]:
-    return checkpoint.glob("*.safetensors") if checkpoint.is_dir() else all_parts(checkpoint)
+    return matches(checkpoint, "*.safetensors") if is_directory(checkpoint) else all_parts(checkpoint)
 
 
 def _mapped() -> Iterator[str]:
-    if MAPS.exists():
+    if exists(MAPS):
         for line in MAPS.read_text(encoding="utf-8", errors="surrogateescape").splitlines():
             fields = line.split(maxsplit=5)
             if len(fields) == 6:

@@ -16,12 +16,14 @@ from typing import Any
 from ostinato.config import EngineConfig
 from ostinato.demo import CHECKPOINTS, checkpoint_dir
 from ostinato.errors import ConfigError, ModelError, Remedy
+from ostinato.files import exists, expand, find_in_checkpoint, is_directory, is_file, matches, why_unreadable
 from ostinato.formats.checkpoint_json import gguf_header, is_gguf, read_checkpoint_json
 from ostinato.formats.gguf.architectures import checkpoint_name, find_contiguous_tensors
 from ostinato.formats.gguf.reader import all_parts
 from ostinato.formats.gguf.tensor_names import GATE, UP
 from ostinato.formats.quantization_config import stored_weights
 from ostinato.json_io import read_json
+from ostinato.models.config_json import MAX_SIZE
 from ostinato.models.hub import fetch_from_hub, gguf_files
 from ostinato.models.named_models import NAMED, named_file
 from ostinato.models.quantized_shards import check_quantized_cut, is_cut_between_groups, with_runs_of_rank
@@ -94,14 +96,14 @@ def resolve_model_dir(
     if model in NAMED:
         directory = named_file(model)
     else:
-        directory = checkpoint_dir(model) if model in CHECKPOINTS else Path(model).expanduser()
-    if directory.is_dir() or is_gguf(directory):
+        directory = checkpoint_dir(model) if model in CHECKPOINTS else expand(model)
+    if is_directory(directory) or is_gguf(directory):
         if revision is not None:
-            what = "directory" if directory.is_dir() else "file"
+            what = "directory" if is_directory(directory) else "file"
             message = f"revision {revision!r} is for hub ids, and {model!r} is a {what}"
             raise ConfigError(message, [Remedy("revision", None)])
         return directory
-    if directory.exists():
+    if exists(directory):
         raise ModelError(
             f"{model!r} is a file and does not end in .gguf; give a GGUF file, or the directory of a checkpoint, with "
             "its config.json"
@@ -109,7 +111,7 @@ def resolve_model_dir(
     # A single word is more likely a leftover argument of a command line.
     found = _HUB_ID.fullmatch(model)
     if found is None:
-        message = f"there is no directory {str(directory)!r}"
+        message = f"there is no directory {str(directory)!r}{why_unreadable(directory)}"
         if "/" not in model:
             embedded = " and ".join(f"`{name}`" for name in CHECKPOINTS)
             message += f"; a hub id is OWNER/NAME, the embedded models are {embedded}, others {', '.join(NAMED)}"
@@ -117,7 +119,7 @@ def resolve_model_dir(
     if found["file"] is None:
         directory = fetch_from_hub(model, revision, files, download_dir)
         wants_config = any(fnmatchcase("config.json", pattern) for pattern in files)
-        if wants_config and not (directory / "config.json").is_file() and (held := gguf_files(model, revision)):
+        if wants_config and not is_file(directory / "config.json") and (held := gguf_files(model, revision)):
             all_of_them = f" (there are {', '.join(held)})" if len(held) > 1 else ""
             raise ModelError(
                 f"{model} on the hub has no config.json; it has GGUF files: give one, as {model}:{held[0]}{all_of_them}"
@@ -201,9 +203,13 @@ def _part_of(model: ModelSpec, ranks: int) -> ModelSpec:
 
 
 def _spec_of(directory: Path) -> ModelSpec:
-    model = model_spec(read_config(directory))
+    config = read_config(directory)
     if not is_gguf(directory):
-        return model
+        return model_spec(config)
+    try:
+        model = model_spec(config)
+    except ModelError as error:  # there is no such file
+        raise ModelError(error.message.replace("config.json", f"the metadata of {directory}"), error.remedies) from None
     formats, runs = _stored_formats(directory, model), find_contiguous_tensors(gguf_header(directory), model)
     return replace(model, stored_blocks=_stored_blocks(directory), stored_formats=formats, stored_runs=runs)
 
@@ -216,12 +222,12 @@ def read_config(directory: Path) -> dict[str, Any]:
     if is_gguf(directory):
         return read_checkpoint_json(directory, "config.json")
     path = directory / "config.json"
-    if not path.is_file():
-        files = sorted(path.name for path in directory.glob("*.gguf"))
+    if find_in_checkpoint(directory, path.name) is None:
+        files = [path.name for path in matches(directory, "*.gguf")]
         advice = "; give the directory of one, a GGUF file, or a hub id (OWNER/NAME)"
         if files:
             advice = f"; give one of its GGUF files: {', '.join(files)}"
-        raise ModelError(f"{directory} holds no config.json, so it is no checkpoint{advice}")
+        raise ModelError(f"{directory} holds no config.json, so it is no checkpoint{why_unreadable(path)}{advice}")
     return read_json(path)
 
 
@@ -280,14 +286,20 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
         raise ModelError(f"architecture {architecture!r} is not known: {NOT_IMPLEMENTED[architecture]}")
     if not isinstance(architecture, str) or architecture not in MODELS:
         raise ModelError(f"architecture {architecture!r} is not known; the known ones are {known}")
-    stored = stored_weights(config)
     reader = import_module(f"ostinato.models.{architecture}.spec")
     try:
+        stored = stored_weights(config)
         spec: ModelSpec = reader.model_spec(config)
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         raise ModelError(f"config.json is not one of a {architecture} model: {error}") from error
     _check_sizes(spec)
-    spec = with_weight_table(spec)
+    try:
+        spec = with_weight_table(spec)
+    except ArithmeticError as error:  # a factor of 0
+        raise ModelError(f"config.json is not one of a {architecture} model: {error}") from error
+    weights = (*spec.weights, *(weight for layer in dict.fromkeys(spec.layers) for weight in layer.weights))
+    if (empty := next((weight for weight in weights if 0 in weight.shape), None)) is not None:
+        raise ModelError(f"config.json describes a weight of no elements: {empty.names[0]} is {list(empty.shape)}")
     if stored is None:
         return spec
     if spec.tied_embeddings:
@@ -299,8 +311,11 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
 def _check_sizes(spec: ModelSpec) -> None:
     """Raise ModelError for inconsistent sizes."""
     longest = spec.max_position_embeddings
-    if longest is not None and (isinstance(longest, bool) or not isinstance(longest, int) or longest < 2):
-        raise ModelError(f"config.json has max_position_embeddings = {longest!r}; it should be a whole number above 1")
+    if longest is not None and (type(longest) is not int or not 2 <= longest <= MAX_SIZE):
+        raise ModelError(
+            f"config.json has max_position_embeddings = {longest!r:.60}; it should be a whole number above 1, and at "
+            f"most {MAX_SIZE:,}"
+        )
     if spec.vocab_size < 1 or not spec.layers:
         raise ModelError(f"config.json describes {spec.vocab_size} tokens and {spec.num_layers} layers")
     layers = (*spec.layers, *(spec.head.layers if spec.head is not None else ()))
@@ -316,3 +331,5 @@ def _check_sizes(spec: ModelSpec) -> None:
             raise ModelError(f"config.json has {problem}")
     if spec.rope is not None and spec.rope.rotary_dim % 2:
         raise ModelError(f"config.json rotates {spec.rope.rotary_dim} elements of a head; they should be pairs")
+    if spec.rope is not None and not spec.rope.theta > 0:
+        raise ModelError(f"config.json has rope_theta = {spec.rope.theta}; it should be above 0")

@@ -18,6 +18,9 @@ from ostinato.plan.mixers import Mamba2Spec
 from ostinato.plan.model import MODEL_DTYPES
 from ostinato.plan.rope import RopeSpec
 
+MAX_SIZE, MAX_PARTS = 2**48, 2**14
+"""Largest sizes, and numbers of layers and experts, that are read. Larger ones are damage, and take minutes to plan."""
+
 
 def require(config: Mapping[str, Any], name: str) -> Any:
     """Return the value of `name`; ModelError if config.json has no such key, or null for it."""
@@ -28,10 +31,13 @@ def require(config: Mapping[str, Any], name: str) -> Any:
 
 
 def integer(config: Mapping[str, Any], name: str, default: int | None = None) -> int:
-    """Return a whole number of at least 0. Without a default the key is required; null counts as absent."""
+    """Return a whole number from 0 to `MAX_SIZE`. Without a default the key is required; null counts as absent."""
     value = _value(config, name, default)
+    most = MAX_PARTS if name == "num_hidden_layers" or "experts" in name else MAX_SIZE
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise _malformed(name, value, "a whole number of at least 0")
+    if value > most:
+        raise ModelError(f"config.json has a {name} above {most:,}, which no model has")
     return value
 
 

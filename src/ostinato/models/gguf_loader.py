@@ -15,7 +15,7 @@ import torch
 
 from ostinato.errors import ModelError
 from ostinato.formats.checkpoint_json import gguf_header
-from ostinato.formats.gguf.architectures import checkpoint_name, has_adjacent_rope, stores_norm_plus_one
+from ostinato.formats.gguf.architectures import checkpoint_name, has_adjacent_rope, may_be_absent, stores_norm_plus_one
 from ostinato.formats.gguf.reader import SUPPORTED, BlockType, GgufTensor, Header
 from ostinato.formats.gguf.tensor_names import (
     CONVOLUTIONS,
@@ -71,7 +71,8 @@ def tensors_of_places(
     """Return the tensor of each target, the targets, and the shares of sharded ones.
 
     The share of experts is that of each expert's matrix. `shares` come from `tensor_shards`. ModelError that lists
-    all tensors missing, left over or of the wrong shape, or tensors of types that are not supported.
+    all tensors missing, left over or of the wrong shape, or tensors of types that are not supported. A bias that may be
+    absent is set to zero.
     """
     unknown = {each.type.name for each in header.tensors.values() if not each.type.is_supported}
     if unknown:
@@ -93,9 +94,14 @@ def tensors_of_places(
             misshapen.append(f"{tensor.name} is {list(tensor.shape)}, expected {list(expected)}")
         else:
             found[name] = tensor
-    missing = sorted(name for name in places if name not in found)
+    absent = [name for name in places if name not in found]
+    missing = sorted(name for name in absent if not may_be_absent(model.spec.architecture, name))
     if missing or unexpected or misshapen:
         raise ModelError(CheckpointMismatch(missing, sorted(unexpected), misshapen).message(header.path))
+    for name in absent:
+        bias = places[name]
+        assert isinstance(bias, torch.Tensor), "biases are not quantised"
+        bias.zero_()
     return found, places, parts
 
 

@@ -25,6 +25,7 @@ from typing import Any, BinaryIO
 from urllib.parse import urlsplit
 
 from ostinato.errors import ConfigError, ModelError, Remedy, os_error_text
+from ostinato.files import exists, expand
 
 LARGE = 2**23
 """Smallest size of a large file in bytes; smaller ones are fetched anew in a moment."""
@@ -95,7 +96,7 @@ def _wanted(model: str, revision: str | None, patterns: dict[str, Any], blobs: P
     large = {each.rfilename: each.lfs for each in info.siblings or () if each.lfs and each.lfs.size >= LARGE}
     for name in filter_repo_objects(large, **patterns):
         lfs = large[name]
-        if (blobs / lfs.sha256).exists():
+        if exists(blobs / lfs.sha256):
             continue
         url = hf_hub_url(model, name, revision=info.sha)
         found = get_hf_file_metadata(url)
@@ -115,7 +116,7 @@ def _part(path: Path) -> Iterator[BinaryIO | None]:
             yield None
             return
         # Between the two calls another process may have renamed it to the blob.
-        is_there = path.exists() and os.path.samestat(path.stat(), os.fstat(file.fileno()))
+        is_there = exists(path) and os.path.samestat(path.stat(), os.fstat(file.fileno()))
         yield file if is_there else None
 
 
@@ -161,7 +162,7 @@ def fetch_from_hub(model: str, revision: str | None, files: tuple[str, ...], dow
             super().__init__(*args, **options | {"disable": not sys.stderr.isatty()})
 
     patterns: dict[str, Any] = {"allow_patterns": list(files), "ignore_patterns": list(SECOND_COPIES)}
-    cache = None if download_dir is None else str(Path(download_dir).expanduser())
+    cache = None if download_dir is None else str(expand(download_dir))
     try:
         if any(pattern.endswith((".safetensors", ".gguf")) for pattern in files):
             fetch_large(model, revision, patterns, cache, Bar)

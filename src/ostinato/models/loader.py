@@ -5,7 +5,6 @@ Rows that a checkpoint stores interleaved are put in order after loading.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,7 +13,10 @@ import numpy as np
 import torch
 
 from ostinato.errors import ModelError
+from ostinato.files import find_in_checkpoint
 from ostinato.formats.checkpoint_json import is_gguf
+from ostinato.formats.mapped_files import check_names, opened
+from ostinato.json_io import read_json
 from ostinato.layers import huge_pages
 from ostinato.layers.allocation import BlockView, QuantizedView, WeightAllocator, WeightTarget, checkpoint_views
 from ostinato.layers.module import Module
@@ -22,7 +24,7 @@ from ostinato.models.base import CausalLM
 from ostinato.models.gguf_loader import load_gguf
 from ostinato.models.quantized_loader import put_stored, tensors_of
 from ostinato.models.registry import make_model
-from ostinato.models.tensor_sources import TensorSource, find_sources, names_in, opened
+from ostinato.models.tensor_sources import TensorSource, find_sources, names_in
 from ostinato.models.weight_shards import tensor_shards
 from ostinato.ops.quant import quantize
 from ostinato.ops.quant.quantize import BY_TORCH, WeightQuantizers
@@ -104,6 +106,8 @@ def load_weights(
         deinterleave(model)
         return
     files = checkpoint_files(directory)
+    for file in files:
+        check_names(file)
     names = names_in(model, files)
     places, shares = dict(checkpoint_views(model, found=names)), tensor_shards(model, names)
     sources, mismatch = find_sources(model, files, places, shares)
@@ -329,13 +333,13 @@ def _serves_as(tensor: torch.Tensor, place: torch.Tensor, parameter: torch.Tenso
 
 def checkpoint_files(directory: Path) -> list[Path]:
     """Return the safetensors files of a checkpoint, by its index if it has several."""
-    if (directory / INDEX).exists():
+    if find_in_checkpoint(directory, INDEX) is not None:
         names = _indexed_files(directory / INDEX)
-        absent = [name for name in names if not (directory / name).exists()]
+        absent = [name for name in names if find_in_checkpoint(directory, name) is None]
         if absent:
             raise ModelError(f"{directory} lacks weight files named in {INDEX}: {', '.join(absent)}. Download them.")
         return [directory / name for name in names]
-    if (directory / SINGLE).exists():
+    if find_in_checkpoint(directory, SINGLE) is not None:
         return [directory / SINGLE]
     raise ModelError(
         f"{directory} holds no weights: neither {SINGLE} nor {INDEX}. "
@@ -345,9 +349,9 @@ def checkpoint_files(directory: Path) -> list[Path]:
 
 def _indexed_files(index: Path) -> list[str]:
     try:
-        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        names = set(read_json(index)["weight_map"].values())
         if not all(isinstance(name, str) for name in names):
             raise TypeError("a file's name is not a string")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ModelError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(f"{index} is not a safetensors index: {error}. Download the checkpoint again.") from error
     return sorted(names)

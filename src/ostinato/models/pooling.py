@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ostinato.errors import ModelError, os_error_text
+from ostinato.errors import ModelError
+from ostinato.files import find_in_checkpoint
+from ostinato.json_io import read_json_value
 
 PoolingKind = Literal["last", "mean"]
 _MODES = {"lasttoken": "last", "mean": "mean", "mean_tokens": "mean"}
@@ -30,9 +31,9 @@ def load_pooling(directory: Path) -> Pooling:
 
     ModelError for pooling that is not implemented, and for damaged files.
     """
-    if not (directory / "modules.json").is_file():
+    modules = read_json_value(directory / "modules.json")
+    if modules is None:
         return Pooling()
-    modules = _read(directory / "modules.json")
     if not isinstance(modules, list) or not all(isinstance(each, dict) for each in modules):
         raise ModelError("modules.json should be a list of objects")
     kinds = [str(each.get("type", "")).rpartition(".")[2] for each in modules]
@@ -42,9 +43,11 @@ def load_pooling(directory: Path) -> Pooling:
             f"modules.json makes embeddings by {', '.join(kinds)}; implemented are Transformer, Pooling and, behind "
             "them, Normalize"
         )
-    path = Path(str(modules[1].get("path", "")))
-    config = _read(directory / path.name / "config.json")
-    return Pooling(_kind(config, f"{path.name}/config.json"), "Normalize" in kinds)
+    name = f"{Path(str(modules[1].get('path', ''))).name}/config.json"
+    path = find_in_checkpoint(directory, name)
+    if path is None:
+        raise ModelError(f"modules.json names {name}, which is not there")
+    return Pooling(_kind(read_json_value(path), name), "Normalize" in kinds)
 
 
 def _kind(config: Any, name: str) -> Any:
@@ -60,10 +63,3 @@ def _kind(config: Any, name: str) -> Any:
         asked = " and ".join(map(str, modes)) or "nothing"
         raise ModelError(f"{name} asks to pool by {asked}; implemented are lasttoken and mean")
     return _MODES[modes[0]]
-
-
-def _read(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path.name} cannot be read: {os_error_text(error)}") from None

@@ -8,9 +8,10 @@ import torch
 
 from ostinato.errors import ModelError, Remedy
 from ostinato.formats import unpack
+from ostinato.formats.mapped_files import opened
 from ostinato.layers import huge_pages
 from ostinato.layers.allocation import NO_ORDER, BlockView, QuantizedView, WeightTarget
-from ostinato.models.tensor_sources import VALUES, TensorSource, is_as_stored, opened
+from ostinato.models.tensor_sources import VALUES, TensorSource, is_as_stored
 from ostinato.ops.quant.block_formats import BLOCK_FORMATS
 from ostinato.ops.quant.dequantize import pack_float8, pack_int4
 from ostinato.ops.quant.quantize import WeightQuantizers

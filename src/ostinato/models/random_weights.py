@@ -82,6 +82,7 @@ def _quantize_rows(
     view: QuantizedView | BlockView, drawn: torch.Tensor, begin: int, quantizers: WeightQuantizers
 ) -> None:
     rows, columns = view.shape
+    drawn = drawn.repeat(1 + columns // PERIOD)  # a row may be longer than the period
     step = max(1, PERIOD // columns // 8)
     for row in range(0, rows, step):
         end = min(rows, row + step)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 
-from ostinato.errors import ModelError
 from ostinato.formats import quantization_config
+from ostinato.formats.checkpoint_json import is_gguf
+from ostinato.formats.mapped_files import opened
 from ostinato.formats.quantization_config import FLOATS
 from ostinato.layers.allocation import BlockView, WeightTarget
 from ostinato.models.base import CausalLM
@@ -56,8 +54,9 @@ class CheckpointMismatch:
         lists = (self.missing, self.unexpected, self.misshapen, self.mistyped, self.not_quantised, self.differing)
         return any(lists)
 
-    def message(self, directory: Path) -> str:
-        parts = [f"The weights in {directory} do not match its config.json."]
+    def message(self, checkpoint: Path) -> str:
+        of = "metadata" if is_gguf(checkpoint) else "config.json"
+        parts = [f"The weights in {checkpoint} do not match its {of}."]
         lists = (
             ("missing", self.missing),
             ("left over", self.unexpected),
@@ -148,13 +147,3 @@ def _equal(first: tuple[Path, str], second: torch.Tensor) -> bool:
     file, name = first
     with opened(file) as tensors:
         return torch.equal(tensors.get_tensor(name), second)
-
-
-@contextmanager
-def opened(file: Path) -> Iterator[Any]:
-    """Open a safetensors file, mapped. ModelError if it cannot be read."""
-    try:
-        with safe_open(file, framework="pt", device="cpu") as tensors:
-            yield tensors
-    except (SafetensorError, OSError) as error:
-        raise ModelError(f"{file} cannot be read: {error}. It may be truncated; download it again.") from error

@@ -196,7 +196,7 @@ def _wanted_model_len(config: EngineConfig, model: ModelSpec) -> tuple[int, list
     if maximum is None:
         if config.max_model_len is not None:
             return config.max_model_len, []
-        reason = "config.json names no maximum"
+        reason = "the checkpoint names no maximum"
         return DEFAULT_MAX_MODEL_LEN, [Decision("max_model_len", None, DEFAULT_MAX_MODEL_LEN, reason)]
     if config.max_model_len is None:
         return maximum, []

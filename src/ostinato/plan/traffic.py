@@ -19,6 +19,7 @@ from typing import Any
 from pydantic import computed_field
 
 from ostinato.errors import ConfigError, Remedy, os_error_text
+from ostinato.json_io import parse_json
 from ostinato.plan.graphs.capture_plan import CapturePlan
 from ostinato.plan.graphs.coverage import FULL_MODES, PIECEWISE_MODES, smallest_holding
 
@@ -223,7 +224,7 @@ class Traffic:
     def load(cls, path: Path) -> Traffic:
         """Read a file that `save` wrote. ConfigError if there is no such file, or it is not one of traffic."""
         try:
-            data = json.loads(path.read_text(encoding="utf-8"))
+            data = parse_json(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise ConfigError(f"traffic file {path} cannot be read: {os_error_text(error)}") from None
         try:

@@ -141,8 +141,8 @@ def _read_tokenizer(source: TokenizerSource, vocab_size: int, eos_token_ids: Col
     ends = sorted(token for token in eos_token_ids if token <= source.max_token_id)
     if not ends:
         raise RequestError(
-            "this checkpoint names no end token that its tokenizer knows (eos_token_id in generation_config.json or "
-            "config.json), with which a guided output could end"
+            "this checkpoint names no end token (eos_token_id) that its tokenizer knows, with which a guided output "
+            "could end"
         )
     try:
         return LLTokenizer(text, n_vocab=max(vocab_size, source.max_token_id + 1), eos_token=ends)

@@ -23,6 +23,7 @@ from pydantic_core import PydanticCustomError
 
 from ostinato.engine.process.engine_process import SECRET_VARIABLES
 from ostinato.errors import ConfigError, Remedy, validation_problem
+from ostinato.files import is_directory
 from ostinato.observe.logs import AccessLog, LogFormat, LogLevel
 from ostinato.replicas.router import RoutingPolicy
 from ostinato.serve.http.addresses import TrustedProxies, address_in, is_loopback
@@ -294,7 +295,7 @@ class ServeSettings(BaseModel):
     def name_of(self, model: str) -> str:
         """Return the clients' name of `model`: the given name, else the checkpoint's without its directory."""
         path = Path(model)
-        return self.served_model_name or (path.resolve().name if path.is_dir() else model)
+        return self.served_model_name or (path.resolve().name if is_directory(path) else model)
 
     @property
     def is_replicated(self) -> bool:

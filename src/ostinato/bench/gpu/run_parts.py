@@ -28,6 +28,7 @@ from ostinato.bench.gpu.parts import CheckPart
 from ostinato.bench.report import ProgressCallback
 from ostinato.config import EngineConfig
 from ostinato.errors import OstinatoError
+from ostinato.files import exists
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ def compiled(arguments: Sequence[str], seconds: float, checkout: Path) -> tuple[
         path = Path(directory) / "report.json"
         command = [sys.executable, TOOL, *arguments, "--output", str(path)]
         finished = run_within(command, seconds, directory=checkout)
-        return finished, json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+        return finished, json.loads(path.read_text(encoding="utf-8")) if exists(path) else None
 
 
 MAX_FAILURES = 40

@@ -30,6 +30,7 @@ import jinja2.sandbox
 import jinja2.visitor
 
 from ostinato.errors import ConfigError, ModelError, Remedy, RequestError, os_error_text
+from ostinato.files import find_in_checkpoint, matches
 from ostinato.formats.checkpoint_json import read_checkpoint_json
 
 _STEPS_PER_LOOK = 256
@@ -229,12 +230,14 @@ def load_chat_template(directory: Path, special_tokens: Mapping[str, str] | None
     if isinstance(value, str):
         found["default"] = value
     elif isinstance(value, list):
-        named = [entry for entry in value if isinstance(entry, dict) and {"name", "template"} <= entry.keys()]
-        found |= {entry["name"]: entry["template"] for entry in named}
-    files = {path.stem: path for path in sorted((directory / "additional_chat_templates").glob("*.jinja"))}
-    if (directory / "chat_template.jinja").is_file():
-        files["default"] = directory / "chat_template.jinja"
-    for name, path in files.items():
+        named = [(each.get("name"), each.get("template")) for each in value if isinstance(each, dict)]
+        found |= {name: text for name, text in named if isinstance(name, str) and isinstance(text, str)}
+    more = matches(directory / "additional_chat_templates", "*.jinja")
+    files = {path.stem: str(path.relative_to(directory)) for path in more} | {"default": "chat_template.jinja"}
+    for name, file in files.items():
+        path = find_in_checkpoint(directory, file)
+        if path is None:
+            continue
         try:
             found[name] = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:

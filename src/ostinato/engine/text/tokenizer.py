@@ -21,6 +21,7 @@ import tokenizers
 from ostinato.config import EngineConfig
 from ostinato.engine.text.chat_template import ChatTemplate, load_chat_template, read_chat_template
 from ostinato.errors import ModelError, RequestError
+from ostinato.files import expand, find_in_checkpoint
 from ostinato.formats.checkpoint_json import is_gguf, read_checkpoint_json
 from ostinato.models.checkpoint import tokenizer_source
 
@@ -199,7 +200,7 @@ def load_tokenizer(directory: Path, checkpoint: Path | None = None) -> Tokenizer
     path = directory / "tokenizer.json"
     backend = None
     try:
-        if path.is_file():
+        if find_in_checkpoint(directory, path.name) is not None:
             backend = tokenizers.Tokenizer.from_file(str(path))
         elif is_gguf(directory):
             backend = tokenizers.Tokenizer.from_str(json.dumps(read_checkpoint_json(directory, "tokenizer.json")))
@@ -276,5 +277,5 @@ def load_tokenizer_and_template(config: EngineConfig, checkpoint: Path) -> tuple
     tokenizer = load_tokenizer(place, checkpoint)
     if config.chat_template is None:
         return tokenizer, load_chat_template(place, tokenizer.special_tokens)
-    text = read_chat_template(Path(config.chat_template).expanduser())
+    text = read_chat_template(expand(config.chat_template))
     return tokenizer, ChatTemplate({"default": text}, tokenizer.special_tokens)

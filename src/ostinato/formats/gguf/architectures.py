@@ -16,6 +16,7 @@ from ostinato.errors import ModelError
 from ostinato.formats.gguf import tensor_names
 from ostinato.formats.gguf.metadata import Metadata
 from ostinato.formats.gguf.model_configs import (
+    MLP_BIASES,
     attention,
     falcon_h1,
     granite,
@@ -93,6 +94,7 @@ def _llama(metadata: Metadata) -> dict[str, Any]:
         "model_type": metadata.architecture,
         **attention(metadata),
         "intermediate_size": metadata.integer("feed_forward_length"),
+        "mlp_bias": metadata.has(*MLP_BIASES),
     }
 
 
@@ -114,6 +116,8 @@ class GgufArchitecture:
     """Module of the tensors in `tensor_names.BARE`."""
     expert_bias: str | None = None
     """Name of the bias that is added to experts' scores for their selection."""
+    needs_biases: bool = False
+    """True if no bias may be absent from its files. Elsewhere one that is absent is zero."""
     has_head: bool = False
     """True if its files may have a prediction head."""
     norms_less_one: bool = False
@@ -130,7 +134,7 @@ _DELTA_NETS: dict[str, Any] = {"mixer": "linear_attn", "has_head": True, "norms_
 
 ARCHITECTURES: dict[str, GgufArchitecture] = {
     "llama": GgufArchitecture({"llama": _llama}, tensor_names.LLAMA, adjacent_rope=True),
-    "qwen2": GgufArchitecture({"qwen2": _llama}, tensor_names.LLAMA),
+    "qwen2": GgufArchitecture({"qwen2": _llama}, tensor_names.LLAMA, needs_biases=True),
     "qwen3": GgufArchitecture({"qwen3": _llama}, tensor_names.LLAMA),
     "granitemoehybrid": GgufArchitecture(
         {"granite": granite, "granitehybrid": granite_hybrid},
@@ -224,6 +228,12 @@ def _in_layer(row: GgufArchitecture, layer: str, inner: str) -> str | None:
         if known.endswith(half):
             return f"{layer}.{known.removesuffix(half)}.{part}{half}"
     return f"{layer}.{known}.{part}"
+
+
+def may_be_absent(model_type: str, name: str) -> bool:
+    """Return whether a file may lack a tensor, by the name of a checkpoint: a projection's bias, which is zero then."""
+    is_of_projection = name.endswith(".bias") and not name.endswith("conv1d.bias")
+    return is_of_projection and not ARCHITECTURES[model_type].needs_biases
 
 
 def stores_norm_plus_one(model_type: str, name: str) -> bool:

@@ -85,9 +85,9 @@ class Metadata:
     def num_head_layers(self) -> int:
         return self.integer("nextn_predict_layers", 0)
 
-    def has(self, inner: str) -> bool:
-        """Return whether any layer has the tensor."""
-        return self.layer_with(inner) is not None
+    def has(self, *inner: str) -> bool:
+        """Return whether any layer has any of the tensors."""
+        return any(self.layer_with(each) is not None for each in inner)
 
     def layer_with(self, inner: str) -> int | None:
         """Return the first layer that has the tensor, or None."""

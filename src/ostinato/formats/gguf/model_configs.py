@@ -11,6 +11,10 @@ from typing import Any
 from ostinato.errors import ModelError
 from ostinato.formats.gguf.metadata import Metadata, rope_scaling
 
+ATTENTION_BIASES = tuple(f"attn_{part}.bias" for part in ("q", "k", "v", "output"))
+MLP_BIASES = tuple(f"ffn_{part}.bias" for part in ("gate", "up", "down"))
+"""Biases that a file may have in part. The model has all of them, and those that the file lacks are zero."""
+
 
 def attention(metadata: Metadata, *, heads_of_layers: bool = False, rotates_parts: bool = False) -> dict[str, Any]:
     """Return heads and positions, as in a config.json.
@@ -32,7 +36,7 @@ def attention(metadata: Metadata, *, heads_of_layers: bool = False, rotates_part
         "num_attention_heads": heads,
         "num_key_value_heads": metadata.largest(name) if heads_of_layers else metadata.optional(name) or heads,
         "head_dim": head_dim,
-        "attention_bias": metadata.has("attn_q.bias"),
+        "attention_bias": metadata.has(*ATTENTION_BIASES),
         "rope_theta": metadata.number("rope.freq_base", 10000.0),
         "rope_scaling": rope_scaling(metadata),
     }
@@ -135,7 +139,7 @@ def falcon_h1(metadata: Metadata) -> dict[str, Any]:
         "mamba_rms_norm": metadata.has("ssm_norm.weight"),
         "mamba_norm_before_gate": False,
         "projectors_bias": metadata.has("ssm_out.bias"),
-        "mlp_bias": metadata.has("ffn_up.bias"),
+        "mlp_bias": metadata.has(*MLP_BIASES),
     }
 
 
@@ -158,7 +162,7 @@ def nemotron_h(metadata: Metadata) -> dict[str, Any]:
         "use_bias": of_mixer["mamba_proj_bias"],
         "use_conv_bias": of_mixer["mamba_conv_bias"],
         "intermediate_size": metadata.rows("ffn_up.weight"),
-        "mlp_bias": metadata.has("ffn_up.bias"),
+        "mlp_bias": metadata.has(*MLP_BIASES, "ffn_up_shexp.bias", "ffn_down_shexp.bias"),
         "layer_norm_epsilon": metadata.norm_eps,
     }
     return config | (_nemotron_experts(metadata) if "moe" in kinds else {})
@@ -204,7 +208,7 @@ def lfm2(metadata: Metadata) -> dict[str, Any]:
         **attention(metadata, heads_of_layers=True),
         "layer_types": metadata.kinds(conv="shortconv.conv.weight", full_attention="attn_q.weight"),
         "conv_L_cache": metadata.integer("shortconv.l_cache"),
-        "conv_bias": metadata.has("shortconv.conv.bias"),
+        "conv_bias": metadata.has(*(f"shortconv.{part}.bias" for part in ("in_proj", "conv", "out_proj"))),
         "intermediate_size": metadata.integer("feed_forward_length"),
         "block_auto_adjust_ff_dim": False,
         "norm_eps": metadata.norm_eps,
@@ -237,7 +241,7 @@ def _mamba(metadata: Metadata) -> dict[str, Any]:
         "mamba_n_groups": metadata.integer("ssm.group_count", 1),
         "mamba_d_conv": metadata.integer("ssm.conv_kernel"),
         "mamba_chunk_size": _CHUNK,
-        "mamba_proj_bias": metadata.has("ssm_in.bias"),
+        "mamba_proj_bias": metadata.has("ssm_in.bias", "ssm_out.bias"),
         "mamba_conv_bias": metadata.has("ssm_conv1d.bias"),
     }
 
@@ -260,7 +264,7 @@ def _heads(metadata: Metadata) -> dict[str, Any]:
         "num_attention_heads": heads,
         "num_key_value_heads": metadata.rows("attn_k.weight", head_dim) // max(head_dim, 1),
         "head_dim": head_dim,
-        "attention_bias": metadata.has("attn_q.bias"),
+        "attention_bias": metadata.has(*ATTENTION_BIASES),
     }
 
 

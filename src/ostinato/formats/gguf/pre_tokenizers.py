@@ -6,7 +6,7 @@ pattern, is llama.cpp's (src/llama-vocab.cpp).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 
@@ -62,15 +62,21 @@ _DIGITS = PreTokenizer(({"type": "Digits", "individual_digits": True}, byte_leve
 
 PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "default": _by(r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"),
-    **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "exaone4", "granite-docling"), _PLAIN),
-    **dict.fromkeys(("smollm", "refact", "starcoder", "command-r", "codeshell", "exaone", "minerva-7b"), _DIGITS),
+    **dict.fromkeys(("gpt-2", "phi-2", "exaone4", "granite-docling"), _PLAIN),
+    **dict.fromkeys(("mpt", "olmo"), replace(_PLAIN, normalizer="NFC")),
+    **dict.fromkeys(("smollm", "refact", "starcoder", "codeshell", "exaone", "minerva-7b"), _DIGITS),
+    "command-r": replace(_DIGITS, normalizer="NFC"),
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "lfm2"), _LLAMA3),
     **dict.fromkeys(("dbrx", "smaug-bpe"), _by(_LLAMA3_PATTERN)),
-    **dict.fromkeys(("qwen2", "megrez"), _by(_QWEN2_PATTERN, normalizer="NFC")),
-    **dict.fromkeys(("deepseek-r1-qwen", "stablelm2"), _by(_QWEN2_PATTERN)),
-    "qwen35": _by(_QWEN35_PATTERN),
+    **dict.fromkeys(("qwen2", "megrez", "stablelm2"), _by(_QWEN2_PATTERN, normalizer="NFC")),
+    "deepseek-r1-qwen": _by(_QWEN2_PATTERN),
+    "qwen35": _by(_QWEN35_PATTERN, normalizer="NFC"),
     "falcon": _by(r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]"),
     "tekken": _by(_by_case("", r"\p{N}"), takes_whole_words=True, begins=True),
     **dict.fromkeys(("gpt-4o", "llama4"), _by(_by_case(f"{_CONTRACTIONS}?", r"\p{N}{1,3}"))),
 }
-"""Pre-tokenizers by `tokenizer.ggml.pre`."""
+"""Pre-tokenizers by `tokenizer.ggml.pre`.
+
+The models of GPT-NeoX's tokenizer (mpt, olmo), Cohere's, Qwen's and StableLM 2's normalize a text first, which
+llama.cpp does not.
+"""

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, overload
 
 from ostinato.errors import ModelError
+from ostinato.files import is_file
 from ostinato.ops.quant.block_formats import BLOCK_FORMATS
 
 LENGTH_BYTES = 8
@@ -258,6 +259,11 @@ class _Reader:
             if place.begin + place.num_bytes > self._size:
                 raise self._damaged(f"tensor {name} would end at byte {place.begin + place.num_bytes}")
             found[name] = place
+        before = data
+        for place in sorted(found.values(), key=lambda place: (place.begin, place.num_bytes)):
+            if place.begin < before:
+                raise self._damaged(f"tensor {place.name} begins within another, at byte {place.begin}")
+            before = place.begin + place.num_bytes
         return found
 
     def _tensor(self) -> tuple[str, tuple[int, ...], BlockType, int]:
@@ -358,7 +364,7 @@ def all_parts(path: Path) -> list[Path]:
 
 def parts_beside(path: Path) -> list[Path]:
     """Return those of `all_parts` that exist."""
-    return [part for part in all_parts(path) if part.is_file()]
+    return [part for part in all_parts(path) if is_file(part)]
 
 
 def read_whole(path: Path) -> Header:
@@ -377,7 +383,7 @@ def read_whole(path: Path) -> Header:
             f"{path} is one of {count} files of a model; their names should be {named}-00001-of-{count:05}.gguf to "
             f"{named}-{count:05}-of-{count:05}.gguf"
         )
-    missing = [part.name for part in parts if not part.is_file()]
+    missing = [part.name for part in parts if not is_file(part)]
     if missing:
         raise ModelError(f"{path} is one of {count} files of a model; {', '.join(missing)} should lie beside it")
     headers = [own if part == path else read_header(part) for part in parts]

@@ -8,12 +8,15 @@ characters like others, written as U+2581. Imports no torch.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ostinato.errors import ModelError
 from ostinato.formats.gguf.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer, byte_level
 from ostinato.formats.gguf.reader import Header, LazyStrings
+
+log = logging.getLogger("ostinato.engine")
 
 SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
@@ -83,8 +86,30 @@ PREFIX = "tokenizer.ggml."
 """Prefix of the keys that describe a file's tokenizer."""
 MODELS = ("gpt2", "llama")
 """Kinds of tokenizers: byte-level BPE, and SentencePiece."""
-_ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "<|end_of_text|>")
-"""Control tokens that end an output in any vocabulary that contains them; llama.cpp knows them by their text."""
+_END_TEXTS = """
+<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn> <|endoftext|> </s> <|eom_id|> <EOT>
+_<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> <eos> <turn|> <|tool_response> <｜end▁of▁sentence｜> [e~[
+<|fim_pad|> <fim-pad> <fim_pad> <PAD> [PAD] <|fim_repo|> <|repo_name|> <fim-repo> <REPO> <reponame> <|file_sep|>
+"""
+"""Tokens that end an output in any vocabulary that contains them; llama.cpp knows them by their text."""
+_OTHER_TEXTS = """
+<|fim_prefix|> <fim-prefix> <fim_prefix> <｜fim▁begin｜> <PRE> ▁<PRE> <|code_prefix|> <|prefix|>
+<|fim_suffix|> <fim-suffix> <fim_suffix> <｜fim▁hole｜> <SUF> ▁<SUF> <|code_suffix|> <|suffix|>
+<|fim_middle|> <fim-middle> <fim_middle> <｜fim▁end｜> <MID> ▁<MID> <|code_middle|> <|middle|>
+"""
+"""Further tokens that llama.cpp takes for control tokens, whatever type a file gives them."""
+_ENDS = frozenset(_END_TEXTS.split())
+_CONTROL = _ENDS.union(_OTHER_TEXTS.split())
+
+
+def _control_tokens(tokens: Sequence[str]) -> dict[str, int]:
+    """Return the ids of the tokens in `_CONTROL`, except those that mean something else beside others."""
+    found = {token: number for number, token in enumerate(tokens) if token in _CONTROL}
+    if found.keys() & {"<|call|>", "<|calls|>"} and found.keys() & {"<|return|>", "<|flush|>"}:
+        found.pop("<|end|>", None)  # it ends a message
+    if "<|tool_response>" in found:
+        found.pop("</s>", None)
+    return found
 
 
 def tokenizer_of(header: Header) -> dict[str, Any]:
@@ -118,6 +143,11 @@ def _tokens(header: Header) -> tuple[list[str], list[int]]:
     kinds = [NORMAL] * len(tokens) if kinds is None else kinds
     if len(kinds) != len(tokens):
         raise ModelError(f"{header.path} has {len(tokens)} tokens and the types of {len(kinds)}")
+    control = _control_tokens(tokens)
+    if others := [token for token, number in control.items() if kinds[number] not in (CONTROL, USER_DEFINED)]:
+        log.warning("%s: taken for control tokens, by their texts: %s", header.path, ", ".join(others))
+    for number in control.values():
+        kinds[number] = CONTROL
     return tokens, kinds
 
 
@@ -224,13 +254,9 @@ def _begins(metadata: dict[str, Any]) -> bool:
 def generation_config_of(header: Header) -> dict[str, Any]:
     """Return the generation_config.json: every token that ends an output, and the author's sampling settings."""
     metadata = header.metadata
-    names = [f"{PREFIX}{key}_token_id" for key in ("eos", "eot", "eom")]
+    names = [f"{PREFIX}{key}_token_id" for key in ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")]
     ends = {value for name in names if type(value := metadata.get(name)) is int}
-    tokens, kinds = metadata.get(f"{PREFIX}tokens"), _numbers(header, "token_type")
-    if ends and isinstance(tokens, LazyStrings | list) and kinds is not None:
-        numbers = [number for number, kind in enumerate(kinds[: len(tokens)]) if kind == CONTROL]
-        control = {tokens[number]: number for number in numbers}
-        ends |= {control[token] for token in _ENDS if token in control}
+    ends |= {number for token, number in _control_tokens(_texts(header, "tokens") or ()).items() if token in _ENDS}
     sampling = {name: metadata.get(key) for name, key in _SAMPLING.items() if metadata.get(key) is not None}
     config: dict[str, Any] = {"eos_token_id": sorted(ends)} if ends else {}
     return config | sampling | ({"do_sample": True} if sampling.get("temperature") else {})

@@ -20,6 +20,7 @@ from queue import SimpleQueue
 from typing import Literal
 
 from ostinato.errors import ConfigError, Remedy
+from ostinato.files import exists
 from ostinato.kv_cache.offload.file_format import (
     CHECKSUM_START,
     MAGIC,
@@ -319,7 +320,7 @@ class CacheDirectory:
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         os.chmod(self.folder, 0o700)
         note = self.folder / ABOUT_FILE
-        if self._about and not note.exists():
+        if self._about and not exists(note):
             self._write_whole(note, self._about, len(self._about))
 
     def _make_room(self, size: int) -> None:

@@ -14,9 +14,10 @@ from importlib import metadata
 from pathlib import Path
 
 from ostinato.errors import ConfigError
+from ostinato.files import matches
 from ostinato.plan.device.gpu_catalogue import CATALOGUE, DEVICE_NAMES, DeviceSpec
 from ostinato.plan.device.kernel_support import detect_native, detect_triton
-from ostinato.plan.device.linux import core_limit, cpu_model, memory_limit, processor_of
+from ostinato.plan.device.linux import core_limit, cpu_model, memory_limit, processor_of, read_lines
 from ostinato.plan.device.measured_rates import Rates, cache_directory, kept_rates, kernels_of
 from ostinato.units import KiB, MiB
 
@@ -74,7 +75,7 @@ def _kept_rates(root: Path, isa: str | None, environ: Mapping[str, str]) -> tupl
 
 def _installed_memory(root: Path) -> int:
     """Return the bytes of RAM, from /proc/meminfo, whose unit is KiB."""
-    for line in (root / "proc/meminfo").read_text().splitlines():
+    for line in read_lines(root / "proc/meminfo"):
         if line.startswith("MemTotal:"):
             return int(line.split()[1]) * KiB
     raise ConfigError("/proc/meminfo does not say how much memory there is; give --device-memory")
@@ -109,8 +110,8 @@ def _ask_nvidia_smi(chosen: str | None) -> DeviceSpec | None:
 
 def _read_driver(root: Path) -> DeviceSpec | None:
     """Return a GPU of the catalogue that the driver lists in /proc, by name but without its memory."""
-    for path in sorted(root.glob("proc/driver/nvidia/gpus/*/information")):
-        for line in path.read_text().splitlines():
+    for gpu in matches(root / "proc/driver/nvidia/gpus", "*"):
+        for line in read_lines(gpu / "information"):
             if line.startswith("Model:"):
                 name = line.split(":", 1)[1].strip()
                 known = _known_gpu(name)

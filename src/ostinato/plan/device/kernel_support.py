@@ -14,6 +14,7 @@ from importlib import metadata
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
+from ostinato.files import exists, is_file
 from ostinato.os_support import request_matrix_units
 from ostinato.plan.device.isa_table import MATRIX_UNITS, TABLE, Feature
 from ostinato.plan.device.linux import read_cpu_flags
@@ -96,7 +97,7 @@ PACKAGE = Path(__file__).parents[2]
 def module_file(isa: str, package: Path = PACKAGE) -> Path | None:
     """Return the file of an instruction set's kernels that fits this interpreter, if there is one."""
     paths = (package / f"_native_{isa}{suffix}" for suffix in EXTENSION_SUFFIXES)
-    return next((path for path in paths if path.is_file()), None)
+    return next((path for path in paths if is_file(path)), None)
 
 
 def installed_modules(package: Path = PACKAGE) -> frozenset[str]:
@@ -205,4 +206,4 @@ def missing_for_launcher(environ: Mapping[str, str]) -> str | None:
     if "CC" not in environ and not any(shutil.which(name, path=path) for name in ("gcc", "clang")):
         return "C compiler: apt install gcc, or set CC"
     headers = Path(sysconfig.get_paths()["include"]) / "Python.h"
-    return None if headers.exists() else f"{headers}: apt install python3-dev"
+    return None if exists(headers) else f"{headers}: apt install python3-dev"

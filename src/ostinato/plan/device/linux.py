@@ -32,7 +32,7 @@ def _unified(root: Path) -> Iterator[Path]:
 
     In a container the path that /proc names may be outside the mount, whose top is then the container's group.
     """
-    for line in _lines(root / "proc/self/cgroup"):
+    for line in read_lines(root / "proc/self/cgroup"):
         if line.startswith("0::"):
             yield from _upwards(root / "sys/fs/cgroup", line[3:])
             yield from _upwards(root / "sys/fs/cgroup/unified", line[3:])
@@ -40,7 +40,7 @@ def _unified(root: Path) -> Iterator[Path]:
 
 def _controller(root: Path, controller: str) -> Iterator[Path]:
     """Yield the directories of a version 1 controller, from the process's own upwards."""
-    for line in _lines(root / "proc/self/cgroup"):
+    for line in read_lines(root / "proc/self/cgroup"):
         names, _, path = line.partition(":")[2].partition(":")
         if controller in names.split(","):
             for mount in dict.fromkeys((controller, names)):
@@ -57,7 +57,7 @@ def _upwards(mount: Path, path: str) -> Iterator[Path]:
 
 def _number(path: Path) -> int | None:
     """Return the number in a file; None for `max`, for version 1's nearly 2**63, and without a file."""
-    text = " ".join(_lines(path))
+    text = " ".join(read_lines(path))
     value = int(text) if text.isdigit() else None
     return value if value is not None and value < 2**60 else None
 
@@ -67,15 +67,16 @@ def _quota(path: Path, period_path: Path | None = None) -> float | None:
 
     Version 2 has `quota period` in one file, version 1 has two files, where -1 means no limit.
     """
-    words = " ".join(_lines(path) + (_lines(period_path) if period_path else [])).split()
+    words = " ".join(read_lines(path) + (read_lines(period_path) if period_path else [])).split()
     if len(words) != 2 or not all(word.isdigit() for word in words):
         return None
     return int(words[0]) / int(words[1])
 
 
-def _lines(path: Path) -> list[str]:
+def read_lines(path: Path) -> list[str]:
+    """Return a file's lines; none if it cannot be read."""
     try:
-        return path.read_text().splitlines()
+        return path.read_text(errors="replace").splitlines()
     except OSError:
         return []
 
@@ -102,9 +103,6 @@ def processor_of(root: Path = Path("/")) -> str:
 
 def _fields_of_first(root: Path) -> dict[str, str]:
     """Return the lines `name : value` of the first processor; empty if there is no such file."""
-    try:
-        text = (root / "proc/cpuinfo").read_text()
-    except OSError:
-        return {}
+    text = "\n".join(read_lines(root / "proc/cpuinfo"))
     lines = (line.partition(":") for line in text.lstrip().partition("\n\n")[0].splitlines())
     return {name.strip(): value.strip() for name, _, value in lines}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +11,8 @@ from typing import Literal
 
 from pydantic import ValidationError
 
-from ostinato.json_io import from_plain, save_json
+from ostinato.files import home, matches
+from ostinato.json_io import from_plain, parse_json, save_json
 from ostinato.plan.device.kernel_support import PACKAGE, module_file
 
 StepKind = Literal["decode", "prompt"]
@@ -64,7 +64,7 @@ class Rates:
 def cache_directory(environ: Mapping[str, str] = os.environ) -> Path:
     """Return the directory for files that can be created again (the XDG base directory specification)."""
     given = environ.get("XDG_CACHE_HOME")
-    return (Path(given) if given else Path.home() / ".cache") / "ostinato"
+    return (Path(given) if given else home() / ".cache") / "ostinato"
 
 
 def kernels_of(isa: str, package: Path = PACKAGE) -> str:
@@ -86,9 +86,9 @@ def save_rates(rates: Rates, directory: Path) -> Path:
 def kept_rates(processor: str, directory: Path) -> tuple[Rates, ...]:
     """Return all saved rates of a processor. Unreadable files count as absent: they can be measured again."""
     found = []
-    for path in sorted(directory.glob("rates-*.json")):
+    for path in matches(directory, "rates-*.json"):
         try:
-            rates = from_plain(Rates, json.loads(path.read_text(encoding="utf-8")))
+            rates = from_plain(Rates, parse_json(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, ValidationError):
             continue
         if rates.processor == processor:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from ostinato.errors import RequestError, os_error_text
+from ostinato.json_io import parse_json
 
 _BEGIN = b'{"id":"batch_req_'
 """First bytes of every line of answers."""
@@ -89,8 +90,8 @@ def read_bodies(path: Path, lines: Collection[BatchLine]) -> Iterator[tuple[Batc
 
 def _object(text: bytes) -> dict[str, Any]:
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        value = parse_json(text)
+    except ValueError as error:
         raise ValueError(f"it is not JSON: {error}") from None
     if not isinstance(value, dict):
         raise ValueError("it should be a JSON object")

@@ -17,6 +17,7 @@ from ostinato.child_process import SECRET_VARIABLES
 from ostinato.config import EngineConfig
 from ostinato.engine.process.engine_errors import EngineError
 from ostinato.errors import ConfigError, Remedy
+from ostinato.files import exists, home
 from ostinato.replicas.front import ReplicaSet
 from ostinato.replicas.replicated_engine import ReplicatedEngine
 from ostinato.serve.http.addresses import split_host_port
@@ -54,10 +55,10 @@ def check_installed() -> None:
         raise ConfigError(message, [Remedy("replicas", None), Remedy("ray_address", None)])
 
 
-def has_token(home: Path | None = None, environ: Mapping[str, str] = os.environ) -> bool:
+def has_token(folder: Path | None = None, environ: Mapping[str, str] = os.environ) -> bool:
     """Return whether there is a token for a Ray that asks for one, in one of Ray's places for it."""
     is_named = "RAY_AUTH_TOKEN" in environ or "RAY_AUTH_TOKEN_PATH" in environ
-    return is_named or ((home or Path.home()) / ".ray" / "auth_token").exists()
+    return is_named or exists((folder or home()) / ".ray" / "auth_token")
 
 
 def check_reachable(address: str) -> None:

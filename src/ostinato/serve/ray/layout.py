@@ -17,6 +17,7 @@ from typing import Any
 from ostinato.config import EngineConfig
 from ostinato.engine.process.async_engine import SAVE_PATIENCE
 from ostinato.errors import CapacityError, ConfigError, Remedy
+from ostinato.files import is_file, matches
 from ostinato.models.checkpoint import load_spec
 from ostinato.plan.device.detect import detect
 from ostinato.plan.device.gpu_catalogue import DeviceSpec
@@ -116,7 +117,7 @@ def count_gpus(root: Path = Path("/"), environ: Mapping[str, str] = os.environ) 
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return len([each for each in visible.split(",") if each.strip() not in ("", "-1")])
-    return len(list(root.glob("proc/driver/nvidia/gpus/*/information")))
+    return len([gpu for gpu in matches(root / "proc/driver/nvidia/gpus", "*") if is_file(gpu / "information")])
 
 
 NAMESPACE = "ostinato"

@@ -1,0 +1,68 @@
+"""Look-ups in the file system: what cannot be looked at is absent.
+
+A folder may be another user's (a container with `--user`, whose home is not its own), a name too long, a link that
+leads nowhere. `os.path` answers no where `pathlib` raises an OSError or a ValueError.
+"""
+
+from __future__ import annotations
+
+import os
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from ostinato.errors import ModelError, os_error_text
+
+is_file, is_directory, exists = os.path.isfile, os.path.isdir, os.path.exists
+"""Look-ups that follow links, and never raise."""
+
+
+def matches(directory: Path, pattern: str) -> list[Path]:
+    """Return the entries of `directory` whose names match, in the order of names; none if it cannot be read."""
+    try:
+        names = os.listdir(directory)
+    except (OSError, ValueError):
+        return []
+    return [directory / name for name in sorted(names) if fnmatchcase(name, pattern)]
+
+
+def expand(path: Path | str) -> Path:
+    """Return `path` with a home directory in place of `~` or `~USER`; unchanged if there is no such home."""
+    return Path(os.path.expanduser(path))
+
+
+def home() -> Path:
+    """Return the user's home directory; without one, a place where nothing is and nothing can be made."""
+    found = expand("~")
+    return found if found != Path("~") else Path("/nonexistent")
+
+
+def why_unreadable(path: Path | str) -> str:
+    """Return the system's reason, after a colon, why a path cannot be looked at; nothing for one that is not there."""
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    except (OSError, ValueError) as error:
+        return f": {os_error_text(error)}"
+    return ""
+
+
+def find_in_checkpoint(directory: Path, name: str) -> Path | None:
+    """Return the file `name` of a checkpoint's directory; None if there is none.
+
+    ModelError if it is a link that leads nowhere, or out of the directory: so a checkpoint could have any file of this
+    machine published. Links of a hub's cache, to its blobs, are followed.
+    """
+    path = directory / name
+    if not os.path.lexists(path):
+        return None
+    target = Path(os.path.realpath(path))
+    is_blob = target.parent.name == "blobs" and target.parent.parent.name.startswith("models--")
+    if not (is_blob or target.is_relative_to(os.path.realpath(directory))):
+        raise ModelError(
+            f"{path} leads to {target}, out of the checkpoint's directory; if you trust the checkpoint, put a copy of "
+            "the file in its place"
+        )
+    if os.path.islink(path) and not exists(target):
+        raise ModelError(f"{path} leads to {target}, which is not there; download the checkpoint again")
+    return path if is_file(path) else None
