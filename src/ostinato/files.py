@@ -47,18 +47,20 @@ def why_unreadable(path: Path | str) -> str:
     return ""
 
 
-def find_in_checkpoint(directory: Path, name: str) -> Path | None:
+def find_in_checkpoint(directory: Path, name: str, *, may_leave: bool = False) -> Path | None:
     """Return the file `name` of a checkpoint's directory; None if there is none.
 
     ModelError if it is a link that leads nowhere, or out of the directory: so a checkpoint could have any file of this
-    machine published. Links of a hub's cache, to its blobs, are followed.
+    machine published. Links of a hub's cache, to its blobs, are followed. With `may_leave`, all links of a file in the
+    directory itself are: weights are never published, and may lie on another disk.
     """
     path = directory / name
     if not os.path.lexists(path):
         return None
     target = Path(os.path.realpath(path))
     is_blob = target.parent.name == "blobs" and target.parent.parent.name.startswith("models--")
-    if not (is_blob or target.is_relative_to(os.path.realpath(directory))):
+    may_leave = may_leave and Path(name).name == name
+    if not (may_leave or is_blob or target.is_relative_to(os.path.realpath(directory))):
         raise ModelError(
             f"{path} leads to {target}, out of the checkpoint's directory; if you trust the checkpoint, put a copy of "
             "the file in its place"

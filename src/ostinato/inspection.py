@@ -62,7 +62,7 @@ def stored_tensors(checkpoint: Path) -> list[Stored]:
 
 def _safetensors(directory: Path, name: str) -> Iterator[Stored]:
     """Yield the tensors of a safetensors file."""
-    file = find_in_checkpoint(directory, name)
+    file = find_in_checkpoint(directory, name, may_leave=True)
     if file is None:
         return
     check_names(file)

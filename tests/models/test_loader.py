@@ -149,6 +149,15 @@ def test_a_shard_out_of_the_checkpoint_is_refused_by_name(tmp_path: Path, name: 
         load(directory)
 
 
+def test_weights_may_be_links_to_another_disk(tmp_path: Path) -> None:
+    directory = sharded(UNTIED, tmp_path)
+    file = next(directory.glob("*.safetensors"))
+    (tmp_path / "disk").mkdir()
+    shutil.move(file, tmp_path / "disk" / file.name)
+    file.symlink_to(tmp_path / "disk" / file.name)
+    load(directory)
+
+
 @pytest.mark.parametrize("kept", [0, 5, 100, 0.5, -1])
 def test_a_truncated_file_is_named_wherever_it_ends(tmp_path: Path, kept: float) -> None:
     """`kept` is a number of bytes, a part of them, or all but one."""

@@ -335,11 +335,11 @@ def checkpoint_files(directory: Path) -> list[Path]:
     """Return the safetensors files of a checkpoint, by its index if it has several."""
     if find_in_checkpoint(directory, INDEX) is not None:
         names = _indexed_files(directory / INDEX)
-        absent = [name for name in names if find_in_checkpoint(directory, name) is None]
+        absent = [name for name in names if find_in_checkpoint(directory, name, may_leave=True) is None]
         if absent:
             raise ModelError(f"{directory} lacks weight files named in {INDEX}: {', '.join(absent)}. Download them.")
         return [directory / name for name in names]
-    if find_in_checkpoint(directory, SINGLE) is not None:
+    if find_in_checkpoint(directory, SINGLE, may_leave=True) is not None:
         return [directory / SINGLE]
     raise ModelError(
         f"{directory} holds no weights: neither {SINGLE} nor {INDEX}. "
