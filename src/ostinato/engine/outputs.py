@@ -27,7 +27,10 @@ class CompletionOutput:
     finish_reason: str | None = None
     """`stop`, `length`, `abort`, `moved` (to another engine) or `error`; None while the request is unfinished here."""
     stop_reason: int | str | None = None
-    """Token id or stop string that ended the output, if `finish_reason` is `stop`."""
+    """Token id or stop string that ended the output, if `finish_reason` is `stop`.
+
+    With `length`, it is `"max_model_len"` if the model's context ended the output before it had `max_tokens` tokens.
+    """
 
     @property
     def finished(self) -> bool:
