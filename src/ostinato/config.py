@@ -240,6 +240,12 @@ class EngineConfig(BaseModel):
     def _accept_a_path(cls, value: Any) -> Any:
         return os.fspath(value) if isinstance(value, os.PathLike) else value
 
+    @field_validator("dtype", "ssm_state_dtype", "kv_cache_dtype", "device", mode="before")
+    @classmethod
+    def _accept_torch_objects(cls, value: Any) -> Any:
+        """Accept torch.float32 and torch.device("cpu"), whose module need not be imported for that."""
+        return str(value).removeprefix("torch.") if type(value).__module__ == "torch" else value
+
     @field_validator(*BYTE_SETTINGS, mode="before")
     @classmethod
     def _accept_a_size(cls, value: Any) -> Any:

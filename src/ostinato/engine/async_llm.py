@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, aclosing
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Never, Self, Unpack
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from ostinato.engine.input_processor import (
     Prompts,
     as_conversations,
     as_prompts,
+    check_keywords,
     check_template_kwargs,
     merge_params_alias,
     number_error,
@@ -109,8 +110,10 @@ class AsyncLLM:
         *,
         sampling_params: Params = None,
         cache_salt: str | None = None,
+        **others: Never,
     ) -> list[RequestOutput]:
         """Continue each prompt; see `LLM.generate`."""
+        check_keywords("generate", others)
         given = [PromptInput.parse(prompt) for prompt in as_prompts(prompts)]
         return await self._run(given, merge_params_alias(params, sampling_params), cache_salt)
 
@@ -135,8 +138,10 @@ class AsyncLLM:
         normalize: bool | None = None,
         dimensions: int | None = None,
         cache_salt: str | None = None,
+        **others: Never,
     ) -> list[np.ndarray]:
         """Return a vector [hidden] float32 for each prompt; see `LLM.embed`."""
+        check_keywords("embed", others)
         started = self._started().started
         asked = EmbeddingOptions.resolve(started.directory, started.hidden_size, pooling, normalize, dimensions)
         given = [PromptInput.parse(prompt) for prompt in as_prompts(prompts)]
@@ -150,11 +155,13 @@ class AsyncLLM:
         *,
         sampling_params: SamplingParams | None = None,
         cache_salt: str | None = None,
+        **others: Never,
     ) -> AsyncGenerator[str, None]:
         """Return a generator of the output's text, piece by piece as it is generated, never cut inside a character.
 
         RequestError, at the first piece, if the prompt cannot be served.
         """
+        check_keywords("stream", others)
         return self._stream(PromptInput.parse(prompt), single_params(params, sampling_params), cache_salt)
 
     async def stream_chat(
@@ -193,7 +200,7 @@ class AsyncLLM:
 
     async def _rendered(self, messages: Sequence[Message], template_kwargs: dict[str, Any]) -> PromptInput:
         engine = self._on_its_loop()
-        check_template_kwargs(template_kwargs)
+        check_template_kwargs(template_kwargs, engine.chat_template)
 
         def render() -> RenderedChat:
             return render_chat(

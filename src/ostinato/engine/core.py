@@ -13,7 +13,7 @@ from typing import Any
 from ostinato.config import EngineConfig
 from ostinato.engine.cache_files import engine_identity, open_files
 from ostinato.engine.executor import OverlapExecutor, StepExecutor, StepHandle, SyncExecutor
-from ostinato.engine.input_processor import InputProcessor
+from ostinato.engine.input_processor import InputProcessor, check_template_kwargs
 from ostinato.engine.migration.export_import import make_export, restore_request
 from ostinato.engine.output_processor import OutputProcessor, RequestState
 from ostinato.engine.outputs import RequestOutput
@@ -409,6 +409,8 @@ class EngineCore:
         Any thread may call it; loading images takes time. RequestError if one cannot be loaded, or the template refuses
         the conversation.
         """
+
+        check_template_kwargs(chat_template_kwargs, self.chat_template)
 
         def render(plain: Sequence[ChatMessage]) -> str:
             return self.chat_template.render(plain, **chat_template_kwargs)

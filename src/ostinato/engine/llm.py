@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Never, Self, Unpack
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from ostinato.engine.input_processor import (
     Prompts,
     as_conversations,
     as_prompts,
-    check_template_kwargs,
+    check_keywords,
     merge_params_alias,
     number_error,
     params_per_prompt,
@@ -102,6 +102,7 @@ class LLM:
         *,
         sampling_params: Params = None,
         cache_salt: str | None = None,
+        **others: Never,
     ) -> list[RequestOutput]:
         """Continue each prompt. Outputs come in the order of the prompts.
 
@@ -111,6 +112,7 @@ class LLM:
         `cache_salt` share prefix cache entries. Raises RequestError, before this call runs a step, if one of the
         prompts cannot be served.
         """
+        check_keywords("generate", others)
         inputs = [PromptInput.parse(prompt) for prompt in as_prompts(prompts)]
         return self._generate(inputs, merge_params_alias(params, sampling_params), cache_salt)
 
@@ -142,6 +144,7 @@ class LLM:
         normalize: bool | None = None,
         dimensions: int | None = None,
         cache_salt: str | None = None,
+        **others: Never,
     ) -> list[np.ndarray]:
         """Return a vector [hidden] float32 for each prompt: its last final hidden state, or the mean of all.
 
@@ -149,6 +152,7 @@ class LLM:
         1. `dimensions` keeps that number of first elements, again as a vector of length 1. Raises RequestError as
         `generate`, which has the forms of prompts too; ModelError if modules.json asks for what is not implemented.
         """
+        check_keywords("embed", others)
         engine = self.engine
         asked = EmbeddingOptions.resolve(engine.directory, engine.spec.hidden_size, pooling, normalize, dimensions)
         inputs = [PromptInput.parse(prompt) for prompt in as_prompts(prompts)]
@@ -162,12 +166,14 @@ class LLM:
         *,
         sampling_params: SamplingParams | None = None,
         cache_salt: str | None = None,
+        **others: Never,
     ) -> Generator[str, None, RequestOutput]:
         """Return a generator of the output's text, piece by piece as it is generated, never cut inside a character.
 
         Leaving the generator early aborts the request; its value is the whole output. Text needs a tokenizer; `n` must
         be 1. Raises RequestError at once, not at the first piece, if the prompt cannot be served.
         """
+        check_keywords("stream", others)
         return self._stream(PromptInput.parse(prompt), single_params(params, sampling_params), cache_salt)
 
     def stream_chat(
@@ -208,7 +214,6 @@ class LLM:
             return engine.stats()
 
     def _render_chat(self, messages: Sequence[Message], chat_template_kwargs: dict[str, Any]) -> PromptInput:
-        check_template_kwargs(chat_template_kwargs)
         return PromptInput.from_chat(self.engine.render_chat_media(messages, **chat_template_kwargs))
 
     def _add(

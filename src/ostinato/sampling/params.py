@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from ostinato.errors import Remedy, RequestError, validation_problem
 from ostinato.sampling.guide import Guide
-from ostinato.setting_names import describe_fields
+from ostinato.setting_names import SAMPLING_NAMES, describe_fields
 
 
 @describe_fields
@@ -161,6 +161,14 @@ class SamplingParams(BaseModel):
         return SamplingParams(**{**self.model_dump(exclude_unset=True), **changes})
 
 
+def sampling_advice(name: str) -> str | None:
+    """Return what to do with a sampling parameter, or a name close to one, that was given elsewhere; None for others."""
+    if name in SAMPLING_NAMES:
+        return f"it belongs into SamplingParams, where {SAMPLING_NAMES[name].removeprefix('here ')}"
+    close = difflib.get_close_matches(name, SamplingParams.model_fields, n=1, cutoff=0.8)
+    return f"it belongs into params, SamplingParams({close[0]}=...)" if close else None
+
+
 def check_token_ids(params: SamplingParams, vocab_size: int, eos_token_ids: Collection[int] = ()) -> None:
     """Raise RequestError if a setting names a token that the model does not have, or rules out all tokens.
 
@@ -195,6 +203,9 @@ def _request_error(error: ValidationError, known: Iterable[str]) -> RequestError
     for detail in details:
         setting = str(detail["loc"][0]) if detail["loc"] else ""
         if detail["type"] == "extra_forbidden":
+            if setting in SAMPLING_NAMES:
+                problems.append(f"{setting} is no sampling parameter: {SAMPLING_NAMES[setting]}")
+                continue
             close = difflib.get_close_matches(setting, known, n=1)
             meant = f" (did you mean {close[0]}?)" if close else ""
             problems.append(f"unknown sampling parameter {setting}{meant}; known are {', '.join(known)}")
