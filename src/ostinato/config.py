@@ -7,7 +7,7 @@ is never changed.
 from __future__ import annotations
 
 import os
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
@@ -16,6 +16,9 @@ from ostinato.config_fields import Speculative, checked_sizes, speculative_field
 from ostinato.errors import ConfigError
 from ostinato.setting_names import by_canonical_name, config_error, describe_fields
 from ostinato.units import read_size
+
+if TYPE_CHECKING:
+    from ostinato.setting_types import EngineSettings
 
 BYTE_SETTINGS = ("cache_memory", "cache_offload")
 """Settings that are bytes, and can be given as 8GiB."""
@@ -229,7 +232,7 @@ class EngineConfig(BaseModel):
         False, description="Random weights in place of the checkpoint's: a config.json is enough."
     )
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, **settings: Unpack[EngineSettings]) -> None:
         try:
             super().__init__(**by_canonical_name(settings))
         except ValidationError as error:
@@ -297,7 +300,7 @@ class EngineConfig(BaseModel):
         """Return whether the user gave `setting`, so that its value must not be changed."""
         return setting in self.model_fields_set and getattr(self, setting) is not None
 
-    def with_settings(self, **changes: Any) -> EngineConfig:
+    def with_settings(self, **changes: Unpack[EngineSettings]) -> EngineConfig:
         """Return this config with some settings given other values. Raises ConfigError as construction does."""
         given = {name: getattr(self, name) for name in self.model_fields_set}
         return EngineConfig(**(given | changes))

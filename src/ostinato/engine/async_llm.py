@@ -28,7 +28,7 @@ from ostinato.engine.input_processor import (
     params_per_prompt,
     single_params,
 )
-from ostinato.engine.outputs import RequestOutput
+from ostinato.engine.outputs import RequestOutput, note_failures, vectors_of
 from ostinato.engine.process.async_engine import AsyncEngine
 from ostinato.engine.process.request_streams import RequestStream
 from ostinato.engine.progress import start_progress
@@ -41,7 +41,7 @@ from ostinato.sampling.params import SamplingParams
 from ostinato.sampling.pooler import POOLING_PARAMS, EmbeddingOptions
 
 if TYPE_CHECKING:
-    from ostinato.engine.llm_settings import LLMSettings
+    from ostinato.setting_types import LLMSettings
 
 
 class AsyncLLM:
@@ -113,7 +113,7 @@ class AsyncLLM:
         **others: Never,
     ) -> list[RequestOutput]:
         """Continue each prompt; see `LLM.generate`."""
-        check_keywords("generate", others)
+        check_keywords(self.generate, others)
         given = [PromptInput.parse(prompt) for prompt in as_prompts(prompts)]
         return await self._run(given, merge_params_alias(params, sampling_params), cache_salt)
 
@@ -141,12 +141,12 @@ class AsyncLLM:
         **others: Never,
     ) -> list[np.ndarray]:
         """Return a vector [hidden] float32 for each prompt; see `LLM.embed`."""
-        check_keywords("embed", others)
+        check_keywords(self.embed, others)
         started = self._started().started
         asked = EmbeddingOptions.resolve(started.directory, started.hidden_size, pooling, normalize, dimensions)
         given = [PromptInput.parse(prompt) for prompt in as_prompts(prompts)]
         outputs = await self._run(given, POOLING_PARAMS, cache_salt, asked.kind)
-        return [asked.vector(output.embedding) for output in outputs]
+        return vectors_of(outputs, asked)
 
     def stream(
         self,
@@ -161,7 +161,7 @@ class AsyncLLM:
 
         RequestError, at the first piece, if the prompt cannot be served.
         """
-        check_keywords("stream", others)
+        check_keywords(self.stream, others)
         return self._stream(PromptInput.parse(prompt), single_params(params, sampling_params), cache_salt)
 
     async def stream_chat(
@@ -246,7 +246,9 @@ class AsyncLLM:
                 except RequestError as error:
                     raise number_error(error, len(streams), len(prompts)) from error
                 streams.append(await stack.enter_async_context(stream))
-            return [await _whole(stream, prompt) for stream, prompt in zip(streams, prompts, strict=True)]
+            outputs = [await _whole(stream, prompt) for stream, prompt in zip(streams, prompts, strict=True)]
+        note_failures(outputs)
+        return outputs
 
     async def _stream(
         self, prompt: PromptInput, params: SamplingParams | None, cache_salt: str | None
@@ -259,10 +261,14 @@ class AsyncLLM:
 
 
 async def _whole(stream: RequestStream, prompt: PromptInput) -> RequestOutput:
-    """Return the whole output of a request once it has ended."""
+    """Return the whole output of a request once it has ended. The error of a failed one is in its output."""
     output: RequestOutput | None = None
-    async for delta in stream:
-        output = delta.output or output
+    try:
+        async for delta in stream:
+            output = delta.output or output
+    except Exception:
+        if output is None or output.error is None:
+            raise
     assert output is not None, "a stream ends with its output, or with an error"
     output.prompt = prompt.prompt if isinstance(prompt.prompt, str) else None
     return output

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -381,15 +382,15 @@ class EngineCore:
         """Raise ModelError if a file with weights was written to since it was loaded."""
         self._files_in_use.check()
 
-    def close(self) -> None:
+    def close(self, patience: float = math.inf) -> None:
         """Save the prefix cache to files, if the plan says so, and end the engine's threads and processes.
 
-        Nothing is computed afterwards.
+        Saving takes at most `patience` seconds. Nothing is computed afterwards.
         """
         try:
             self.finish_in_flight()
             with suppress(RankError):  # the part of a rank that has ended is lost
-                save_to_files(self.scheduler.cache.store)
+                save_to_files(self.scheduler.cache.store, patience)
         finally:
             self.executor.close()
             if self._leader is not None:

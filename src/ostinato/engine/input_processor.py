@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, SupportsIndex, cast
 
 from ostinato.engine.text.chat_template import ChatTemplate
@@ -123,11 +124,13 @@ def single_params(params: SamplingParams | None, sampling_params: SamplingParams
     return given
 
 
-def check_keywords(call: str, others: Mapping[str, Any]) -> None:
+def check_keywords(call: Callable[..., Any], others: Mapping[str, Any]) -> None:
     """Raise RequestError for keywords that a call does not have."""
     for name in others:
-        advice = _OTHER_KEYWORDS.get(name) or sampling_advice(name) or "leave it out"
-        raise RequestError(f"{call} has no keyword {name}: {advice}", setting=name)
+        known = list(inspect.signature(call).parameters)[:-1]
+        advice = _OTHER_KEYWORDS.get(name) or (sampling_advice(name) if "params" in known else None)
+        advice = advice or f"its keywords are {', '.join(known)}"
+        raise RequestError(f"{call.__name__} has no keyword {name}: {advice}", setting=name)
 
 
 def check_template_kwargs(chat_template_kwargs: Mapping[str, Any], template: ChatTemplate) -> None:

@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Iterator
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, get_origin
+from typing import TYPE_CHECKING, Any, Unpack, get_origin
 
 from pydantic import (
     BaseModel,
@@ -30,6 +30,8 @@ from ostinato.setting_names import describe_fields
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
+
+    from ostinato.setting_types import GuideSettings
 
 MAX_GUIDE_CHARACTERS = {"json_schema": 65536, "regex": 4096, "choice": 16384, "lark": 65536}
 """Most characters of each kind: time and memory of a grammar grow with them, up to about a second."""
@@ -91,7 +93,7 @@ class Guide(BaseModel):
     It is for grammars that a program makes: time and memory are bounded less tightly than those of the others.
     """
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, **settings: Unpack[GuideSettings]) -> None:
         try:
             super().__init__(**settings)
         except ValidationError as error:

@@ -13,7 +13,6 @@ from ostinato.kv_cache.prefix_index import BlockHashes, MediaSpan
 from ostinato.kv_cache.request_cache import KVSnapshot, RequestCache
 from ostinato.scheduler.batch import BatchRow, MediaUse, RowResult, TokenLogprobs
 
-
 CONTEXT_END = "max_model_len"
 """Stop reason of an output that `max_model_len` ended before it had `max_tokens` tokens."""
 

@@ -209,6 +209,7 @@ class ChatTemplate:
             **{key: _plain(value) for key, value in chat_template_kwargs.items()},
         }
         text = _render_safely(lambda: self._template(name).render(variables), budget)
+        _check_roles(messages, self._templates[name])
         return _cut_at_mark(text) if continue_final_message else text
 
     def check_variables(self, names: Iterable[str], tools: Any = None, template_name: str | None = None) -> None:
@@ -383,16 +384,26 @@ def _checked_messages(messages: Sequence[ChatMessage], template: str) -> list[di
     for index, message in enumerate(messages):
         if not isinstance(message.get("role"), str):
             raise RequestError(f"message {index} has no role, such as system, user or assistant")
-        role = message["role"]
+        if message["role"] in _SAY_SOMETHING and message.get("content") is None:
+            raise RequestError(f"message {index}, of the {message['role']}, has no content")
+    plain = [_plain(message) for message in messages]
+    return plain if "developer" in template else [_as_system(message) for message in plain]
+
+
+def _check_roles(messages: Sequence[ChatMessage], template: str) -> None:
+    """Raise RequestError for a role that a template did not refuse, and does not know."""
+    for index, role in enumerate(message["role"] for message in messages):
         # Some templates have roles of their own, such as Llama 3's ipython.
         if role not in get_args(Role) and f"'{role}'" not in template and f'"{role}"' not in template:
             close = get_close_matches(role, get_args(Role), n=1)
             meant = f" (did you mean {close[0]}?)" if close else ""
             known = f"{', '.join(get_args(Role))}, and those that the chat template names"
             raise RequestError(f"message {index} has the role {role!r}{meant}; roles are {known}")
-        if message["role"] in _SAY_SOMETHING and message.get("content") is None:
-            raise RequestError(f"message {index}, of the {message['role']}, has no content")
-    return [_plain(message) for message in messages]
+
+
+def _as_system(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a developer's message as a system's, for a template that does not know developers."""
+    return {**message, "role": "system"} if message["role"] == "developer" else message
 
 
 def _plain(value: Any) -> Any:
