@@ -300,7 +300,7 @@ class EngineConfig(BaseModel):
         """Return whether the user gave `setting`, so that its value must not be changed."""
         return setting in self.model_fields_set and getattr(self, setting) is not None
 
-    def with_settings(self, **changes: Unpack[EngineSettings]) -> EngineConfig:
+    def with_settings(self, **changes: Any) -> EngineConfig:
         """Return this config with some settings given other values. Raises ConfigError as construction does."""
         given = {name: getattr(self, name) for name in self.model_fields_set}
         return EngineConfig(**(given | changes))

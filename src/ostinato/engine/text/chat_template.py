@@ -214,10 +214,10 @@ class ChatTemplate:
 
     def check_variables(self, names: Iterable[str], tools: Any = None, template_name: str | None = None) -> None:
         """Raise RequestError for variables that the template does not use: it would ignore them in silence."""
-        name = self._name(template_name, tools)
-        if name not in self._variables:
+        names, name = list(names), self._name(template_name, tools)
+        if names and name not in self._variables:
             _render_safely(lambda: self._find_variables(name), DEFAULT_TEMPLATE_BUDGET)
-        used = self._variables[name]
+        used = self._variables.get(name, frozenset())
         for unknown in (each for each in names if each not in used):
             if unknown in ("tools", "documents"):
                 raise RequestError(f"this model's chat template takes no {unknown}; leave them out", setting=unknown)

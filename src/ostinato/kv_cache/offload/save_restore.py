@@ -11,7 +11,7 @@ from ostinato.kv_cache.prefix_index import BlockHashes, IndexEntry
 from ostinato.kv_cache.store import CacheStore, Match
 
 SAVE_PATIENCE = 60.0
-"""Seconds for which an engine that nobody waits for saves its prefix cache at its end."""
+"""Seconds for which an engine saves its prefix cache at the end of a process."""
 
 log = logging.getLogger("ostinato.cache")
 
@@ -19,8 +19,8 @@ log = logging.getLogger("ostinato.cache")
 def save_to_files(store: CacheStore, patience: float = math.inf) -> None:
     """Write all that can be hit in memory to files, as far as their limit allows, and close the files.
 
-    With `patience`, what was used last is written first, and what is left after so many seconds is not. No step may be
-    in flight. O(entries).
+    With `patience`, the entries used last are written first, and those left after that many seconds are lost. No step
+    may be in flight. O(entries).
     """
     files, until = store.files, time.monotonic() + patience
     if files is None:

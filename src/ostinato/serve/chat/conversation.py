@@ -233,7 +233,8 @@ def template_kwargs(
         text.chat_template.check_variables(kwargs, tools)
     except RequestError as error:
         beside = f"; give {error.setting} beside chat_template_kwargs" * (error.setting in SamplingParams.model_fields)
-        raise ApiError(400, f"{error.message}{beside}", param=f"chat_template_kwargs.{error.setting}") from None
+        param = f"chat_template_kwargs.{error.setting}" if error.setting else "chat_template_kwargs"
+        raise ApiError(400, f"{error.message}{beside}", param=param) from None
     if thinks is not None:
         kwargs.setdefault("enable_thinking", thinks)
     if verbosity is not None:
