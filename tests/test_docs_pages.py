@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
+import os
 import pydoc
 import re
 import runpy
+import subprocess
+import sys
 from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
@@ -15,7 +19,7 @@ from PIL import Image
 from typer.main import get_command
 
 import ostinato
-from ostinato import EngineConfig, Guide, SamplingParams
+from ostinato import LLM, AsyncLLM, EngineConfig, Guide, SamplingParams
 from ostinato.cli import other_engines
 from ostinato.cli.main import app
 from ostinato.demo.drawings import held_out
@@ -136,6 +140,37 @@ def test_tables_beside_other_engines_say_what_a_mistyped_flag_is_answered_with()
 def test_editors_know_the_settings_that_there_are() -> None:
     tool = runpy.run_path(str(ROOT / "tools/settings_types.py"))
     assert tool["MODULE"].read_text(encoding="utf-8") == tool["module"](), "run tools/settings_types.py"
+
+
+def test_settings_that_are_given_by_keyword_are_typed() -> None:
+    for typed in (LLM, AsyncLLM, EngineConfig, SamplingParams, Guide):
+        parameters = inspect.signature(typed.__init__).parameters
+        assert str(parameters["settings"].annotation).startswith("Unpack["), typed
+
+
+MISTAKES = """
+from ostinato import EngineConfig, Guide, LLM, SamplingParams
+SamplingParams(temperature=0.5, stop="a", stop_token_ids=[1], logit_bias={1: 2.0}, guide={"regex": "a"})
+SamplingParams(temprature=0.5)
+SamplingParams(temperature="hot")
+SamplingParams().replace(max_token=3)
+Guide(json="x")
+EngineConfig(max_num_seq=3)
+def run(llm: LLM) -> None:
+    llm.generate("a", SamplingParams())
+    llm.generate("a", use_tqdm=False)
+"""
+
+
+@pytest.mark.long
+def test_a_type_checker_finds_misspelled_settings(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(MISTAKES)
+    command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports", "silent", "--cache-dir", tmp_path, program]
+    environment = {**os.environ, "MYPYPATH": str(ROOT / "src")}
+    said = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False).stdout
+    assert [int(line) for line in re.findall(r"program.py:(\d+): error", said)] == [4, 5, 6, 7, 8, 11], said
+    assert 'did you mean "temperature"?' in said
 
 
 def test_help_describes_every_field() -> None:

@@ -1,4 +1,4 @@
-"""Writes src/ostinato/engine/llm_settings.py, the keywords of `LLM` for editors, from the fields of EngineConfig.
+"""Writes src/ostinato/setting_types.py: the keywords of LLM, EngineConfig, SamplingParams and Guide, for editors.
 
 Run it after a change of a setting: python tools/settings_types.py
 """
@@ -9,28 +9,61 @@ import types
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
+from pydantic import BaseModel
+
 from ostinato.config import EngineConfig
+from ostinato.sampling.guide import Guide
+from ostinato.sampling.params import SamplingParams
 from ostinato.setting_names import ALIASES
 
-MODULE = Path(__file__).parent.parent / "src/ostinato/engine/llm_settings.py"
-HEAD = '''"""The keywords of `LLM` and `AsyncLLM`, for editors and type checkers.
+MODULE = Path(__file__).parent.parent / "src/ostinato/setting_types.py"
+HEAD = '''"""The keywords of LLM, EngineConfig, SamplingParams and Guide, for editors and type checkers.
 
-`tools/settings_types.py` makes this file from the fields of EngineConfig.
+`tools/settings_types.py` makes this file from the fields of the last three.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypedDict
+from os import PathLike
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from ostinato.config_fields import Speculative
+
+if TYPE_CHECKING:
+    import torch
 
 
 class LLMSettings(TypedDict, total=False):
     """All settings but `model`; docs/settings.md says what they mean."""
 
 '''
+ENGINE = '''
+
+class EngineSettings(LLMSettings, total=False):
+    """All settings."""
+
+    model: str | PathLike[str]
+
+
+class GuideSettings(TypedDict, total=False):
+    """Fields of Guide, in the forms that it takes."""
+
+'''
+SAMPLING = '''
+
+class SamplingSettings(TypedDict, total=False):
+    """Fields of SamplingParams but `guide`, in the forms that it takes."""
+
+'''
+_NAMES, _PATH = "list[str] | tuple[str, ...]", "str | PathLike[str] | None"
 ALSO = {
+    **dict.fromkeys(("download_dir", "tokenizer", "chat_template", "cache_dir"), _PATH),
+    "json_schema": "dict[str, Any] | str | type | None",
+    "choice": _NAMES,
+    "logit_bias": "dict[int, float] | dict[str, float] | None",
+    "stop": f"str | {_NAMES} | None",
+    "stop_token_ids": "list[int] | tuple[int, ...] | set[int] | frozenset[int] | None",
     "cache_memory": "int | str | None",
     "cache_offload": "int | str | None",
     "speculative": "Speculative | Mapping[str, Any] | str | None",
@@ -40,12 +73,21 @@ ALSO = {
 
 def module() -> str:
     """The text of the file."""
-    fields = {name: field for name, field in EngineConfig.model_fields.items() if name != "model"}
-    lines = [f"    {name}: {ALSO.get(name) or _type(field.annotation)}\n" for name, field in fields.items()]
-    lines.append("    # vLLM's names.\n")
-    for alias, name in ALIASES.items():
-        lines.append(f"    {alias}: {ALSO.get(name) or _type(fields[name].annotation)}\n")
-    return HEAD + "".join(lines)
+    fields = EngineConfig.model_fields
+    aliases = [f"    {alias}: {_taken(name, fields[name].annotation)}\n" for alias, name in ALIASES.items()]
+    llm = [*_lines(EngineConfig, "model"), "    # vLLM's names.\n", *aliases]
+    return "".join([HEAD, *llm, ENGINE, *_lines(Guide), SAMPLING, *_lines(SamplingParams, "guide")])
+
+
+def _lines(model: type[BaseModel], without: str = "") -> list[str]:
+    fields = {name: field.annotation for name, field in model.model_fields.items() if name != without}
+    return [f"    {name}: {_taken(name, annotation)}\n" for name, annotation in fields.items()]
+
+
+def _taken(name: str, annotation: Any) -> str:
+    """The type of a setting in all forms in which it is taken."""
+    torch = {"dtype": " | torch.dtype", "device": " | torch.device"}.get(name.rpartition("_")[2], "")
+    return ALSO.get(name) or _type(annotation) + torch
 
 
 def _type(annotation: Any) -> str:

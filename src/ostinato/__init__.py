@@ -16,7 +16,15 @@ if TYPE_CHECKING:
     from ostinato.engine.async_llm import AsyncLLM
     from ostinato.engine.llm import LLM
     from ostinato.engine.outputs import CompletionOutput, RequestOutput
-    from ostinato.errors import CapacityError, ConfigError, ForkError, ModelError, OstinatoError, RequestError
+    from ostinato.errors import (
+        CapacityError,
+        ConfigError,
+        ForkError,
+        ModelError,
+        OstinatoError,
+        PromptsFailed,
+        RequestError,
+    )
     from ostinato.media.message_media import MediaError
     from ostinato.sampling.guide import Guide
     from ostinato.sampling.params import SamplingParams
@@ -35,6 +43,7 @@ _HOMES = {
     "MediaError": "ostinato.media.message_media",
     "ModelError": "ostinato.errors",
     "OstinatoError": "ostinato.errors",
+    "PromptsFailed": "ostinato.errors",
     "RequestError": "ostinato.errors",
 }
 
@@ -50,6 +59,7 @@ __all__ = [
     "MediaError",
     "ModelError",
     "OstinatoError",
+    "PromptsFailed",
     "RequestError",
     "RequestOutput",
     "SamplingParams",
@@ -72,4 +82,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return sorted([*__all__, "__version__"])

@@ -9,7 +9,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Protocol
@@ -33,16 +34,18 @@ class _HasDescriptor(Protocol):
     def fileno(self) -> int: ...
 
 
-def exit_with_peer(connection: _HasDescriptor) -> None:
-    """End this process at once when the other end of a socket is gone, whatever the process is doing.
+def exit_with_peer(connection: _HasDescriptor, patience: Callable[[], float] = lambda: 0.0) -> None:
+    """End this process when the other end of a socket is gone, whatever the process is doing.
 
-    A stopped process ends when it is continued.
+    It ends at once, or `patience` seconds later, by when it should have ended by itself. A stopped process ends when it
+    is continued.
     """
 
     def watch() -> None:
         poll = select.poll()
         poll.register(connection.fileno(), 0)  # reports only that the connection ended
         poll.poll()
+        time.sleep(patience())
         os._exit(0)
 
     threading.Thread(target=watch, name="the other end", daemon=True).start()

@@ -7,7 +7,7 @@ is never changed.
 from __future__ import annotations
 
 import os
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
@@ -16,6 +16,9 @@ from ostinato.config_fields import Speculative, checked_sizes, speculative_field
 from ostinato.errors import ConfigError
 from ostinato.setting_names import by_canonical_name, config_error, describe_fields
 from ostinato.units import read_size
+
+if TYPE_CHECKING:
+    from ostinato.setting_types import EngineSettings
 
 BYTE_SETTINGS = ("cache_memory", "cache_offload")
 """Settings that are bytes, and can be given as 8GiB."""
@@ -229,7 +232,7 @@ class EngineConfig(BaseModel):
         False, description="Random weights in place of the checkpoint's: a config.json is enough."
     )
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, **settings: Unpack[EngineSettings]) -> None:
         try:
             super().__init__(**by_canonical_name(settings))
         except ValidationError as error:
@@ -239,6 +242,12 @@ class EngineConfig(BaseModel):
     @classmethod
     def _accept_a_path(cls, value: Any) -> Any:
         return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+    @field_validator("dtype", "ssm_state_dtype", "kv_cache_dtype", "device", mode="before")
+    @classmethod
+    def _accept_torch_objects(cls, value: Any) -> Any:
+        """Accept torch.float32 and torch.device("cpu"), whose module need not be imported for that."""
+        return str(value).removeprefix("torch.") if type(value).__module__ == "torch" else value
 
     @field_validator(*BYTE_SETTINGS, mode="before")
     @classmethod

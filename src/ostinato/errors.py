@@ -7,7 +7,7 @@ it that works; where a planner computed it, planning again with that value succe
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,6 +69,20 @@ class RequestError(OstinatoError):
     def __init__(self, message: str, remedies: Iterable[Remedy] = (), setting: str | None = None) -> None:
         super().__init__(message, remedies)
         self.setting = setting or next((remedy.setting for remedy in self.remedies), None)
+
+
+class PromptsFailed(RequestError):
+    """Error for prompts of one call that failed while they ran, where the call returns no outputs that could say so.
+
+    `outputs` has what the call would have returned, with None for those prompts.
+    """
+
+    def __init__(self, message: str, outputs: Sequence[Any]) -> None:
+        super().__init__(message)
+        self.outputs = list(outputs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PromptsFailed, (self.message, self.outputs)
 
 
 class MoveError(RequestError):

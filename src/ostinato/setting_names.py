@@ -44,13 +44,79 @@ ALIASES = {
 }
 """vLLM's names for settings of the same meaning. They work wherever a setting is named."""
 
+_NO_BEAMS = "leave it out; there is no beam search"
+_GUIDE = "here it is guide={'json_schema': SCHEMA}, or regex, choice, json_object or lark"
+_SAMPLERS = "leave it out; there are temperature, top_k, top_p and min_p"
+
+SAMPLING_NAMES = {
+    **dict.fromkeys(("structured_outputs", "guided_decoding", "response_format"), _GUIDE),
+    **{f"guided_{kind}": _GUIDE for kind in ("json", "regex", "choice", "grammar")},
+    **dict.fromkeys(("json_schema", "json_object", "regex", "choice", "grammar", "lark"), _GUIDE),
+    "logits_processors": "there are logit_bias, penalties and guide; no code of a request runs in a step",
+    "bad_words": "there is logit_bias={TOKEN_ID: -100}, for words of one token",
+    "allowed_token_ids": "there are logit_bias, and guide={'choice': [...]}",
+    **dict.fromkeys(("best_of", "num_return_sequences"), "here it is n, and every output comes back"),
+    **dict.fromkeys(("use_beam_search", "length_penalty", "early_stopping", "num_beams", "beam_width"), _NO_BEAMS),
+    **dict.fromkeys(
+        ("max_new_tokens", "max_length", "max_completion_tokens", "n_predict", "num_predict"), "here it is max_tokens"
+    ),
+    "min_new_tokens": "here it is min_tokens",
+    "do_sample": "temperature=0 is greedy, and any other temperature samples",
+    "temp": "here it is temperature",
+    "repeat_penalty": "here it is repetition_penalty",
+    "random_seed": "here it is seed",
+    **dict.fromkeys(("stop_strings", "stop_sequences"), "here it is stop"),
+    "eos_token_id": "here it is stop_token_ids",
+    **dict.fromkeys(("top_logprobs", "n_probs"), "here it is logprobs"),
+    **dict.fromkeys(("typical_p", "tfs_z", "mirostat", "xtc_probability", "dry_multiplier"), _SAMPLERS),
+    **dict.fromkeys(("detokenize", "output_kind", "flat_logprobs", "extra_args"), "leave it out"),
+    "spaces_between_special_tokens": "leave it out; text is what the tokenizer decodes",
+    "truncate_prompt_tokens": "leave it out; shorten the prompt, since nothing is cut",
+    "echo": "leave it out; the output has prompt and prompt_logprobs",
+}
+"""Other engines' names for sampling parameters -> advice what to use here."""
+
 UNSUPPORTED_SETTINGS = {
     "enforce_eager": "here it is graph_mode='none'",
     "trust_remote_code": "leave it out; no code of a checkpoint is ever run",
     "swap_space": "leave it out; requests that lose their memory are computed again",
     "disable_log_stats": "leave it out; stats() has them",
+    "compilation_config": "here it is graph_mode, capture_sizes and max_capture_size",
+    "async_scheduling": "here it is overlap='on' or 'off'",
+    "distributed_executor_backend": "leave it out; tensor_parallel_size starts the processes",
+    "disable_custom_all_reduce": "leave it out; the sums of ranks need no setting",
+    "pipeline_parallel_size": "only tensor_parallel_size cuts a model across devices",
+    "data_parallel_size": "make several LLMs, or `ostinato serve --replicas N`",
+    "cpu_offload_gb": "weights lie on the device; quantization='int4' makes them smaller",
+    "num_gpu_blocks_override": "here it is cache_memory, in bytes",
+    "preemption_mode": "leave it out; requests that lose their memory are computed again",
+    "load_format": "leave it out; the files show it",
+    "tokenizer_mode": "leave it out; the checkpoint's files show it",
+    "skip_tokenizer_init": "leave it out; prompts may be token ids in any case",
+    "hf_overrides": "change config.json",
+    "hf_token": "set the environment variable HF_TOKEN",
+    "generation_config": "leave it out, and give SamplingParams with each call",
+    "override_generation_config": "leave it out, and give SamplingParams with each call",
+    "speculative_model": "here it is speculative='draft:PATH:4'",
+    "num_speculative_tokens": "here it is a part of speculative, such as 'ngram:4'",
+    **dict.fromkeys(("task", "runner", "convert"), "leave it out; any model generates and embeds"),
+    **dict.fromkeys(("guided_decoding_backend", "structured_outputs_config"), "leave it out; there is one for guides"),
+    **dict.fromkeys(
+        ("enable_lora", "max_loras", "max_lora_rank"), "adapters are not supported; merge them into the checkpoint"
+    ),
+    "limit_mm_per_prompt": "leave it out; a conversation may have as many images as fit",
+    "mm_processor_kwargs": "give max_pixels or min_pixels in the part of the message that has the image",
+    "max_logprobs": "leave it out; a request may ask for any number",
+    "served_model_name": "it is a flag of `ostinato serve`",
+    "model_path": "here it is model",
+    "n_ctx": "here it is max_model_len",
+    "n_batch": "here it is max_num_batched_tokens",
+    "n_threads": "here it is threads",
+    "n_gpu_layers": "here it is device='cuda'",
+    "torch_dtype": "here it is dtype",
+    "device_map": "here it is device",
 }
-"""vLLM's names for settings that do not exist here -> advice what to use instead."""
+"""Other engines' names for settings that do not exist here -> advice what to use instead."""
 
 KV_CACHE_DTYPES = {
     **dict.fromkeys(

@@ -252,6 +252,8 @@ def test_stats_tell_by_which_graphs_the_steps_ran_and_why_others_had_none(ask: C
         ([APPLES, "--guide-json-schema", "/nowhere/schema"], "neither the text itself nor a file"),
         ([APPLES, "--chat-template-kwargs", "[1]"], "JSON object"),
         ([APPLES, "--chat-template-kwargs", '{"messages": []}'], "cannot hold messages"),
+        ([APPLES, "--chat-template-kwargs", '{"cache_salt": "a", "self": 1}'], "cannot hold cache_salt or self"),
+        ([APPLES, "--chat-template-kwargs", '{"bogus": 1}'], "bogus is no variable of this model's chat template"),
         (["--file", "/nowhere/prompts"], "/nowhere/prompts"),
         ([APPLES, "--model", "/nowhere"], "/nowhere"),
         ([APPLES, "--max-model-len", "8"], "max_model_len"),

@@ -11,7 +11,12 @@ import numpy as np
 import pytest
 
 from ostinato import LLM, AsyncLLM, ConfigError, RequestError, SamplingParams
-from ostinato.engine.process.engine_errors import EngineStopped
+from ostinato.engine.async_llm import _whole
+from ostinato.engine.input_processor import PromptInput
+from ostinato.engine.outputs import CompletionOutput, RequestOutput, RequestTimes
+from ostinato.engine.process.engine_errors import EngineStopped, StepFailed
+from ostinato.engine.process.output_deltas import OutputDelta
+from ostinato.engine.process.request_streams import RequestStream
 from tests.support.text_checkpoint import SETTINGS, text_checkpoint
 
 PROMPTS = [f"task {i} of many: " for i in range(6)]
@@ -160,3 +165,20 @@ def test_sampling_params_is_another_name_of_params_and_no_variable_of_a_template
             await llm.chat(messages, few, use_tqdm=False)
 
     run(use)
+
+
+def test_the_error_of_a_failed_request_is_in_its_output_and_that_of_a_lost_one_is_raised() -> None:
+    async def main() -> None:
+        times = RequestTimes(0.0)
+        ends = [CompletionOutput(0, finish_reason="error")]
+        failed = RequestOutput("failed", None, [1], ends, times, error=StepFailed("broken"))
+        stream = RequestStream("failed", 1, lambda: None)
+        stream.put(OutputDelta("failed", [], 0, times, failed))
+        stream.end(failed.error)
+        assert await _whole(stream, PromptInput("a prompt")) is failed
+        lost = RequestStream("lost", 1, lambda: None)
+        lost.end(EngineStopped("stopped"))
+        with pytest.raises(EngineStopped):
+            await _whole(lost, PromptInput("a prompt"))
+
+    asyncio.run(main())

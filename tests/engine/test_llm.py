@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from ostinato import LLM, RequestError, SamplingParams
-from ostinato.scheduler.batch import Batch, StepResult
+from ostinato import LLM, PromptsFailed, RequestError, SamplingParams
+from ostinato.scheduler.batch import Batch, RowResult, StepResult
 from tests.support.checkpoints import VOCAB_SIZE, random_prompt
 from tests.support.text_checkpoint import SETTINGS, text_checkpoint
 
@@ -121,6 +121,15 @@ def test_without_parameters_generation_config_decides(tmp_path: Path) -> None:
     params = llm.engine.default_params()
     assert (params.temperature, params.top_k, params.top_p) == (0.7, 3, 1.0)
     assert llm.generate(PROMPT)[0].outputs != greedy
+
+
+def test_an_output_that_the_context_ends_says_so(llm: LLM) -> None:
+    [full, cut] = llm.generate([PROMPT] * 2, [sampled(0, max_tokens=1000), sampled(0, max_tokens=3)])
+    assert (full.outputs[0].finish_reason, full.outputs[0].stop_reason) == ("length", "max_model_len")
+    assert len(full.prompt_token_ids) + len(full.outputs[0].token_ids) == 96
+    assert (cut.outputs[0].finish_reason, cut.outputs[0].stop_reason) == ("length", None)
+    [open_ended] = llm.generate(PROMPT, sampled(0, max_tokens=None))
+    assert open_ended.outputs == full.outputs
 
 
 # Streams
@@ -258,10 +267,55 @@ def test_a_failed_step_is_raised_and_the_next_call_is_served(llm: LLM, monkeypat
 
     for error in (RuntimeError("boom"), KeyboardInterrupt()):
         for step in (1, 3):
-            for call in (lambda: llm.generate([PROMPT] * 6, sampled(0)), lambda: list(llm.stream(PROMPT))):
+            for call in (lambda: llm.generate([PROMPT] * 4, sampled(0)), lambda: list(llm.stream(PROMPT))):
                 monkeypatch.setattr(llm.engine.runner, "execute", fail_at(step, error))
                 with pytest.raises(type(error)):
                     call()
                 monkeypatch.undo()
                 assert_empty(llm)
                 assert text_of(llm, sampled(0)) == expected
+
+
+def fail_rows(llm: LLM, monkeypatch: pytest.MonkeyPatch, *numbers: int) -> None:
+    """In the next call, the requests with these numbers end with an error in their first step."""
+    run_batch = llm.engine.runner.execute
+    first = llm.engine._num_added
+    broken = {f"request-{first + number}": RuntimeError(f"broken {number}") for number in numbers}
+
+    def run(batch: Batch) -> StepResult:
+        rows = run_batch(batch).rows
+        return StepResult(
+            tuple(
+                RowResult(row.request_id, error=broken[row.request_id]) if row.request_id in broken else row
+                for row in rows
+            )
+        )
+
+    monkeypatch.setattr(llm.engine.runner, "execute", run)
+
+
+def test_a_prompt_that_fails_while_it_runs_does_not_lose_the_others(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    prompts = [f"prompt {i}" for i in range(10)]
+    expected = [text_of(llm, sampled(0, max_tokens=4), prompt) for prompt in prompts]
+    fail_rows(llm, monkeypatch, 3, 7)
+    outputs = llm.generate(prompts, sampled(0, max_tokens=4))
+    for number, output in enumerate(outputs):
+        if number in (3, 7):
+            assert output.outputs[0].finish_reason == "error"
+            assert str(output.error) == f"broken {number}"
+            assert f"prompt {number + 1} of 10 failed" in caplog.text
+        else:
+            assert (output.error, output.outputs[0].text) == (None, expected[number])
+    assert_empty(llm)
+    monkeypatch.undo()
+    fail_rows(llm, monkeypatch, 0, 1)
+    with pytest.raises(RuntimeError, match="broken 0"):
+        llm.generate(prompts[:2], sampled(0))
+    monkeypatch.undo()
+    fail_rows(llm, monkeypatch, 1)
+    with pytest.raises(PromptsFailed, match="1 of 3 prompts failed, the first of them prompt 2: broken 1") as failed:
+        llm.embed(prompts[:3])
+    assert [vector is None for vector in failed.value.outputs] == [False, True, False]
+    assert_empty(llm)

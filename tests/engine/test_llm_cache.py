@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -117,3 +120,48 @@ def test_lengths_of_requests_are_counted_with_what_the_cache_had(llm: LLM, tmp_p
     assert traffic.requests.output_tokens == {4: 1, 3: 2}
     assert traffic.requests.cached_tokens == boundary(prompt) + prompt
     assert llm.stats()["request_lengths"] == traffic.requests.to_json()
+
+
+# Engines that are not closed
+
+PROGRAM = """
+import asyncio, os, sys
+from ostinato import AsyncLLM, LLM, SamplingParams
+model, directory, how, text, settings = *sys.argv[1:5], eval(sys.argv[5])
+params = SamplingParams(temperature=0, max_tokens=4)
+
+async def main():
+    llm = await AsyncLLM(model, cache_dir=directory, **settings).start()
+    await llm.generate(text, params)
+
+if how == "AsyncLLM":
+    asyncio.run(main())
+    sys.exit()
+llm = LLM(model, cache_dir=directory, **settings)
+llm.generate(text, params)
+if os.fork() == 0:
+    sys.exit()  # a fork leaves the files to the process that made the LLM
+os.wait()
+assert not [each for _, _, files in os.walk(directory) for each in files if each != "about.json"]
+raise SystemExit("an error that nobody handles")
+"""
+
+
+def cached_files(directory: Path) -> list[Path]:
+    return [file for file in directory.rglob("*.*") if file.is_file() and file.name != "about.json"]
+
+
+@pytest.mark.parametrize("how", ["LLM", "AsyncLLM"])
+def test_a_program_that_ends_without_closing_leaves_its_prefix_cache_in_files(how: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", PROGRAM, str(text_checkpoint()), str(tmp_path), how, TEXT, repr(SETTINGS)]
+    done = subprocess.run(command, env=dict(os.environ), capture_output=True, text=True, check=False)
+    assert done.stderr.strip() == ("an error that nobody handles" if how == "LLM" else ""), done.stderr
+    assert cached_files(tmp_path)
+
+
+def test_an_llm_that_nobody_holds_any_more_leaves_its_prefix_cache_in_files(tmp_path: Path) -> None:
+    llm = LLM(str(text_checkpoint()), cache_dir=tmp_path, **SETTINGS)
+    llm.generate(TEXT, PARAMS)
+    assert not cached_files(tmp_path)
+    del llm
+    assert cached_files(tmp_path)

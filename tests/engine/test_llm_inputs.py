@@ -6,13 +6,15 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy
 import pytest
 import torch
+from pydantic import BaseModel, TypeAdapter
 
-from ostinato import LLM, ModelError, RequestError, SamplingParams
+import ostinato
+from ostinato import LLM, AsyncLLM, ConfigError, EngineConfig, Guide, ModelError, RequestError, SamplingParams
 from tests.support.text_checkpoint import SETTINGS, text_checkpoint
 
 IDS = [5, 9, 7]
@@ -126,3 +128,106 @@ def test_names_that_are_no_variables_of_a_template_are_not_handed_to_it(llm: LLM
     for call in (llm.chat, llm.stream_chat):
         with pytest.raises(RequestError, match=f"{name} is no variable of a chat template"):
             call(messages, GREEDY, **{name: None})
+
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"tempreature": 3}, r"no variable of a chat template: .*SamplingParams\(temperature="),
+        ({"max_tokens": 3}, r"no variable of a chat template: .*SamplingParams\(max_tokens="),
+        ({"max_new_tokens": 3}, "SamplingParams, where it is max_tokens"),
+        ({"stream": True}, "call stream or stream_chat"),
+        ({"bogus": 1}, "bogus is no variable of this model's chat template, which knows none"),
+        ({"budget": 1}, "budget is no variable"),
+        ({"tools": [{"type": "function"}]}, "chat template takes no tools; leave them out"),
+        ({"documents": [{"text": "a"}]}, "chat template takes no documents; leave them out"),
+    ],
+)
+def test_a_keyword_of_chat_that_the_template_would_ignore_is_refused(
+    llm: LLM, given: dict[str, Any], message: str
+) -> None:
+    for call in (llm.chat, llm.stream_chat):
+        with pytest.raises(RequestError, match=message):
+            call(MESSAGES, GREEDY, **given)
+    with pytest.raises(RequestError, match=message):
+        llm.engine.render_chat(MESSAGES, **given)
+    assert llm.chat(MESSAGES, GREEDY, tools=None, add_generation_prompt=True)[0].outputs
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"use_tqdm": False}, "has no keyword use_tqdm: leave it out"),
+        ({"prompt_token_ids": [1]}, "token ids are a prompt"),
+        ({"cache_slat": "a"}, "its keywords are .*cache_salt"),
+        ({"max_tokens": 3}, "has no keyword max_tokens"),
+    ],
+)
+def test_a_keyword_that_a_call_does_not_have_is_refused_with_advice(
+    llm: LLM, given: dict[str, Any], message: str
+) -> None:
+    for call in (llm.generate, llm.embed, llm.stream, AsyncLLM().stream):
+        with pytest.raises(RequestError, match=message):
+            call("ab", **given)
+
+
+def test_messages_and_several_prompts_that_go_to_the_wrong_call_are_told_where_to_go(llm: LLM) -> None:
+    for call, prompt in ((llm.stream, MESSAGES), (llm.generate, MESSAGES), (llm.generate, [MESSAGES, MESSAGES])):
+        with pytest.raises(RequestError, match="go to chat or stream_chat"):
+            call(prompt)
+    with pytest.raises(RequestError, match="several prompts go to generate"):
+        llm.stream(["ab", "cd"])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("role", ["usr", "", "Assistant"])
+def test_a_role_that_no_template_has_is_refused_as_in_the_server(llm: LLM, role: str) -> None:
+    with pytest.raises(RequestError, match=f"message 1 has the role '{role}'.*roles are system, developer, user"):
+        llm.chat([*MESSAGES, {"role": role, "content": "ab"}], GREEDY)
+
+
+def test_a_developer_is_a_system_to_a_template_that_does_not_know_developers(llm: LLM) -> None:
+    assert llm.engine.render_chat([{"role": "developer", "content": "hi"}]) == "system: hi\nanswer:"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("structured_outputs", r"here it is guide=\{'json_schema'"),
+        ("guided_decoding", "here it is guide="),
+        ("logits_processors", "there are logit_bias"),
+        ("best_of", "here it is n,"),
+        ("max_new_tokens", "here it is max_tokens"),
+        ("repeat_penalty", "here it is repetition_penalty"),
+    ],
+)
+def test_other_engines_names_of_sampling_parameters_are_answered_with_ours(name: str, message: str) -> None:
+    with pytest.raises(RequestError, match=f"{name} is no sampling parameter: {message}"):
+        SamplingParams(**{name: 1})  # type: ignore[typeddict-item]
+
+
+class Person(BaseModel):
+    name: str
+    age: int
+
+
+@pytest.mark.parametrize("kind", [Person, list[Person], Literal["red", "blue"]])
+def test_a_type_is_a_schema_for_a_guide(llm: LLM, kind: Any) -> None:
+    params = SamplingParams(max_tokens=1, guide={"json_schema": kind})
+    assert params.guide == Guide(json_schema=TypeAdapter(kind).json_schema())
+    assert llm.generate("ab", params)[0].outputs[0].finish_reason == "length"
+
+
+@pytest.mark.parametrize("setting", ["dtype", "ssm_state_dtype"])
+def test_a_dtype_may_be_that_of_torch(setting: str) -> None:
+    assert getattr(EngineConfig(**{setting: torch.float32}), setting) == "float32"  # type: ignore[typeddict-item]
+    assert EngineConfig(device=torch.device("cpu")).device == "cpu"
+    with pytest.raises(ConfigError, match="should be 'auto', 'bfloat16'"):
+        EngineConfig(**{setting: torch.int8})  # type: ignore[typeddict-item]
+
+
+def test_what_is_listed_of_the_package_is_what_it_exports_each_once() -> None:
+    assert dir(ostinato) == sorted([*ostinato.__all__, "__version__"])
+    assert all(getattr(ostinato, name) is not None for name in dir(ostinato))

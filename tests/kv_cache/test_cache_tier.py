@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import pytest
 
@@ -119,6 +120,20 @@ def test_at_the_end_no_more_is_written_than_files_may_hold() -> None:
     kept = {name for kind, name in directory._kept if kind == "block"}
     assert {each.file_key for each in own if each.end <= 20} <= kept <= {each.file_key for each in own}
     assert len(own) < len(entries)
+
+
+def test_in_a_short_time_what_was_used_last_is_kept_from_its_start_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = ForgetfulDirectory(one_in=0)
+    scheduler = make_caching_scheduler("all", 60, 20, max_num_seqs=1)
+    runner = runner_for(scheduler)
+    scheduler.cache.store.files = fake_tier(runner, directory)
+    *_, last = turns(scheduler, runner, [1, 2, 3])
+    assert last.block_hashes is not None
+    clock = iter([0.0, *[1.0] * 3, *[99.0] * 9])  # at the begin, then before each entry
+    monkeypatch.setattr("ostinato.kv_cache.offload.save_restore.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    save_to_files(scheduler.cache.store, patience=60.0)
+    kept = {name for kind, name in directory._kept if kind == "block"}
+    assert kept == set(last.block_hashes.file_keys[:3])
 
 
 def test_other_salts_find_no_files() -> None:

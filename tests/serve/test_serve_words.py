@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -53,6 +54,12 @@ WRONG: dict[str, tuple[str, Any]] = {
         response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "thing"}}}
     ),
     "variables of no template": chat(chat_template_kwargs={"add_generation_prompt": False, "tokenize": False}),
+    "a variable that the template does not know": chat(chat_template_kwargs={"bogus": 1}),
+    "a variable of no template of messages": (
+        MESSAGES,
+        {"model": "demo", "max_tokens": 2, "messages": ASKED, "chat_template_kwargs": {"bogus": 1}},
+    ),
+    "a variable of no template of responses": (RESPONSES, {"input": "a", "chat_template_kwargs": {"max_tokens": 1}}),
     "options of a stream that is none": chat(stream_options={"include_usage": True}),
     "too many log-probabilities": chat(logprobs=True, top_logprobs=10**6),
     "a bias for no token": chat(logit_bias={"1000000": 1}),
@@ -118,12 +125,34 @@ def test_what_is_wrong_is_told_in_words_of_the_api_and_the_same_after_other_requ
         ("a bias for no token", "logit_bias", "between 0 and 767"),
         ("a bias for what is no token id", "logit_bias", "logit_bias='word': input should be a valid integer"),
         ("a seed that is too large", "seed", "less than 18446744073709551616"),
+        ("a variable that the template does not know", "chat_template_kwargs.bogus", "bogus is no variable of this"),
+        ("a variable of no template of responses", "chat_template_kwargs.max_tokens", "give max_tokens beside"),
     ],
 )
 def test_the_field_that_is_wrong_is_named_beside_the_message(served, name, param, words):
     error = post(served, *WRONG[name]).json()["error"]
     assert error["param"] == param
     assert words in error["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_the_context_ends_before_max_tokens_says_so_in_each_api(served, stream):
+    """A limit larger than the context is no error, and which of the two ended an answer is told."""
+    more = {"ignore_eos": True, "stream": stream}
+    limits = {
+        CHAT: {"messages": ASKED, "max_tokens": 100_000},
+        COMPLETIONS: {"prompt": PROMPT, "max_tokens": 100_000},
+        RESPONSES: {"input": "2 + 2 =", "max_output_tokens": 100_000},
+        MESSAGES: {"messages": ASKED, "max_tokens": 100_000, "model": "demo"},
+    }
+    full = {MESSAGES: "model_context_window_exceeded"}
+    for path, body in limits.items():
+        said = post(served, path, {**body, **more}).text
+        assert full.get(path, '"stop_reason":"max_model_len"') in said, path
+    for path, body in limits.items():
+        short = {name: 2 if value == 100_000 else value for name, value in body.items()}
+        said = post(served, path, {**short, **more}).text
+        assert not {"max_model_len", "exceeded"} & set(re.findall("[a-z_]+", said)), path
 
 
 @pytest.mark.parametrize("path", ["/api/generate", "/chat/completions", "/v1/v1/completions"])

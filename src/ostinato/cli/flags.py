@@ -325,7 +325,7 @@ def template_variables(text: str | None) -> dict[str, Any]:
         raise RequestError(f"--chat-template-kwargs is not JSON: {error}") from None
     if not isinstance(value, dict):
         raise RequestError(f"--chat-template-kwargs should be a JSON object, not {text}")
-    if taken := {"messages", "params"} & value.keys():
+    if taken := {"self", "messages", "params", "sampling_params", "cache_salt"} & value.keys():
         raise RequestError(f"--chat-template-kwargs cannot hold {' or '.join(sorted(taken))}, which the command sets")
     return value
 

@@ -79,10 +79,12 @@ def generate(
     llm = LLM(**settings)
     params = llm.engine.default_params().replace(**sampling)
     raw = raw or not llm.engine.chat_template.has_default
+    failed = False
     if len(asked) == 1 and params.n == 1 and not as_json:
         _stream(llm, asked[0], params, raw, variables)
     else:
         outputs = _run(llm, asked, params, raw, variables)
+        failed = any(output.error is not None for output in outputs)  # a line in the log names each
         if as_json:
             entries = [_entries(*pair) for pair in zip(asked, outputs, strict=True)]
             print("[\n" + ",\n".join(json.dumps(entry, ensure_ascii=False) for entry in chain(*entries)) + "\n]")
@@ -93,6 +95,8 @@ def generate(
     if save_traffic is not None:
         llm.save_traffic(save_traffic)
     llm.close()
+    if failed:
+        raise typer.Exit(1)
 
 
 def _read_arguments(prompts: list[str]) -> Iterator[str]:
@@ -128,6 +132,8 @@ def _entries(prompt: str, output: RequestOutput) -> Iterator[dict[str, Any]]:
             "stop_reason": completion.stop_reason,
             "num_prompt_tokens": len(output.prompt_token_ids),
         }
+        if output.error is not None:
+            entry["error"] = str(output.error)
         if completion.logprobs is not None:
             entry["cumulative_logprob"] = completion.cumulative_logprob
             entry["logprobs"] = [asdict(each) for each in completion.logprobs]

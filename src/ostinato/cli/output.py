@@ -50,10 +50,7 @@ def note_cut(completion: CompletionOutput, params: SamplingParams) -> None:
     """Name, on stderr, the limit that ended an output, if one did."""
     if completion.finish_reason != "length":
         return
-    limit = "max_model_len"
-    if params.max_tokens is not None and len(completion.token_ids) >= params.max_tokens:
-        limit = f"max_tokens ({params.max_tokens})"
-    note(f"(cut off at {limit})")
+    note(f"(cut off at {completion.stop_reason or f'max_tokens ({params.max_tokens})'})")
 
 
 def note(text: str) -> None:

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, aclosing
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Never, Self, Unpack
 
 import numpy as np
 
@@ -21,13 +21,14 @@ from ostinato.engine.input_processor import (
     Prompts,
     as_conversations,
     as_prompts,
+    check_keywords,
     check_template_kwargs,
     merge_params_alias,
     number_error,
     params_per_prompt,
     single_params,
 )
-from ostinato.engine.outputs import RequestOutput
+from ostinato.engine.outputs import RequestOutput, note_failures, vectors_of
 from ostinato.engine.process.async_engine import AsyncEngine
 from ostinato.engine.process.request_streams import RequestStream
 from ostinato.engine.progress import start_progress
@@ -40,7 +41,7 @@ from ostinato.sampling.params import SamplingParams
 from ostinato.sampling.pooler import POOLING_PARAMS, EmbeddingOptions
 
 if TYPE_CHECKING:
-    from ostinato.engine.llm_settings import LLMSettings
+    from ostinato.setting_types import LLMSettings
 
 
 class AsyncLLM:
@@ -109,8 +110,10 @@ class AsyncLLM:
         *,
         sampling_params: Params = None,
         cache_salt: str | None = None,
+        **others: Never,
     ) -> list[RequestOutput]:
         """Continue each prompt; see `LLM.generate`."""
+        check_keywords(self.generate, others)
         given = [PromptInput.parse(prompt) for prompt in as_prompts(prompts)]
         return await self._run(given, merge_params_alias(params, sampling_params), cache_salt)
 
@@ -135,13 +138,15 @@ class AsyncLLM:
         normalize: bool | None = None,
         dimensions: int | None = None,
         cache_salt: str | None = None,
+        **others: Never,
     ) -> list[np.ndarray]:
         """Return a vector [hidden] float32 for each prompt; see `LLM.embed`."""
+        check_keywords(self.embed, others)
         started = self._started().started
         asked = EmbeddingOptions.resolve(started.directory, started.hidden_size, pooling, normalize, dimensions)
         given = [PromptInput.parse(prompt) for prompt in as_prompts(prompts)]
         outputs = await self._run(given, POOLING_PARAMS, cache_salt, asked.kind)
-        return [asked.vector(output.embedding) for output in outputs]
+        return vectors_of(outputs, asked)
 
     def stream(
         self,
@@ -150,11 +155,13 @@ class AsyncLLM:
         *,
         sampling_params: SamplingParams | None = None,
         cache_salt: str | None = None,
+        **others: Never,
     ) -> AsyncGenerator[str, None]:
         """Return a generator of the output's text, piece by piece as it is generated, never cut inside a character.
 
         RequestError, at the first piece, if the prompt cannot be served.
         """
+        check_keywords(self.stream, others)
         return self._stream(PromptInput.parse(prompt), single_params(params, sampling_params), cache_salt)
 
     async def stream_chat(
@@ -193,7 +200,7 @@ class AsyncLLM:
 
     async def _rendered(self, messages: Sequence[Message], template_kwargs: dict[str, Any]) -> PromptInput:
         engine = self._on_its_loop()
-        check_template_kwargs(template_kwargs)
+        check_template_kwargs(template_kwargs, engine.chat_template)
 
         def render() -> RenderedChat:
             return render_chat(
@@ -239,7 +246,9 @@ class AsyncLLM:
                 except RequestError as error:
                     raise number_error(error, len(streams), len(prompts)) from error
                 streams.append(await stack.enter_async_context(stream))
-            return [await _whole(stream, prompt) for stream, prompt in zip(streams, prompts, strict=True)]
+            outputs = [await _whole(stream, prompt) for stream, prompt in zip(streams, prompts, strict=True)]
+        note_failures(outputs)
+        return outputs
 
     async def _stream(
         self, prompt: PromptInput, params: SamplingParams | None, cache_salt: str | None
@@ -252,10 +261,14 @@ class AsyncLLM:
 
 
 async def _whole(stream: RequestStream, prompt: PromptInput) -> RequestOutput:
-    """Return the whole output of a request once it has ended."""
+    """Return the whole output of a request once it has ended. The error of a failed one is in its output."""
     output: RequestOutput | None = None
-    async for delta in stream:
-        output = delta.output or output
+    try:
+        async for delta in stream:
+            output = delta.output or output
+    except Exception:
+        if output is None or output.error is None:
+            raise
     assert output is not None, "a stream ends with its output, or with an error"
     output.prompt = prompt.prompt if isinstance(prompt.prompt, str) else None
     return output

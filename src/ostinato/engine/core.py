@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -13,7 +14,7 @@ from typing import Any
 from ostinato.config import EngineConfig
 from ostinato.engine.cache_files import engine_identity, open_files
 from ostinato.engine.executor import OverlapExecutor, StepExecutor, StepHandle, SyncExecutor
-from ostinato.engine.input_processor import InputProcessor
+from ostinato.engine.input_processor import InputProcessor, check_template_kwargs
 from ostinato.engine.migration.export_import import make_export, restore_request
 from ostinato.engine.output_processor import OutputProcessor, RequestState
 from ostinato.engine.outputs import RequestOutput
@@ -381,15 +382,15 @@ class EngineCore:
         """Raise ModelError if a file with weights was written to since it was loaded."""
         self._files_in_use.check()
 
-    def close(self) -> None:
+    def close(self, patience: float = math.inf) -> None:
         """Save the prefix cache to files, if the plan says so, and end the engine's threads and processes.
 
-        Nothing is computed afterwards.
+        Saving takes at most `patience` seconds. Nothing is computed afterwards.
         """
         try:
             self.finish_in_flight()
             with suppress(RankError):  # the part of a rank that has ended is lost
-                save_to_files(self.scheduler.cache.store)
+                save_to_files(self.scheduler.cache.store, patience)
         finally:
             self.executor.close()
             if self._leader is not None:
@@ -409,6 +410,8 @@ class EngineCore:
         Any thread may call it; loading images takes time. RequestError if one cannot be loaded, or the template refuses
         the conversation.
         """
+
+        check_template_kwargs(chat_template_kwargs, self.chat_template)
 
         def render(plain: Sequence[ChatMessage]) -> str:
             return self.chat_template.render(plain, **chat_template_kwargs)

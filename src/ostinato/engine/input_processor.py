@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, SupportsIndex, cast
 
+from ostinato.engine.text.chat_template import ChatTemplate
 from ostinato.engine.text.tokenizer import Tokenizer
 from ostinato.errors import Remedy, RequestError
 from ostinato.media.media_input import RenderedChat
 from ostinato.media.media_prompt import MediaPrompt
 from ostinato.plan.plan import Plan
 from ostinato.sampling.grammar import Grammar, GrammarCompiler
-from ostinato.sampling.params import SamplingParams, check_token_ids
+from ostinato.sampling.params import SamplingParams, check_token_ids, sampling_advice
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """Text; token ids; or `{"prompt": text}` or `{"prompt_token_ids": ids}`."""
@@ -23,12 +25,21 @@ ConversationsInput = Sequence[Message] | Sequence[Sequence[Message]]
 Params = SamplingParams | Sequence[SamplingParams] | None
 """Parameters for all prompts, or one for each."""
 
-_NOT_TEMPLATE_KWARGS = {
+_OTHER_KEYWORDS = {
     "chat_template_kwargs": "give its entries themselves, chat(messages, enable_thinking=False)",
     "use_tqdm": "leave it out; progress is shown on terminals and in notebooks alone",
     "lora_request": "leave it out; adapters are not served",
+    "prompt_token_ids": "token ids are a prompt, generate([[1, 2, 3]])",
+    "chat_template": "it is a setting, LLM(model, chat_template=FILE)",
+    "chat_template_content_format": "leave it out; the template gets what it takes",
+    "mm_processor_kwargs": "give max_pixels or min_pixels in the part of the message that has the image",
+    "tokenization_kwargs": "leave it out, or give token ids as the prompt",
+    "truncate_prompt_tokens": "leave it out; shorten the prompt, since nothing is cut",
+    "priority": "leave it out; the requests of an LLM are served as they come",
+    "pooling_params": "give pooling, normalize or dimensions to embed",
+    "stream": "call stream or stream_chat, which yield the text as it is generated",
 }
-"""Keywords of vLLM's chat -> advice what to do here, where any further keyword is a variable of the template."""
+"""Keywords of other engines' calls -> advice what to do here."""
 
 
 class PromptInput(NamedTuple):
@@ -79,6 +90,11 @@ def as_prompts(prompts: Prompts) -> list[Prompt]:
 
 def _unwrap_mapping(prompt: Prompt) -> str | Sequence[int]:
     """Return the text or token ids of a prompt, which may be a mapping in vLLM's form."""
+    first = prompt[0] if isinstance(prompt, list | tuple) and prompt else prompt
+    if isinstance(first, Mapping) and {"role", "content"} & first.keys():
+        raise RequestError("messages of a conversation go to chat or stream_chat, and here goes a prompt")
+    if isinstance(first, str | list | Mapping) and first is not prompt:
+        raise RequestError("a prompt is text or a list of token ids; several prompts go to generate or embed")
     if not isinstance(prompt, Mapping):
         return prompt
     known = [name for name in ("prompt", "prompt_token_ids") if prompt.get(name) is not None]
@@ -108,11 +124,25 @@ def single_params(params: SamplingParams | None, sampling_params: SamplingParams
     return given
 
 
-def check_template_kwargs(chat_template_kwargs: Mapping[str, Any]) -> None:
-    """Raise RequestError for names that are not template variables, which a template would ignore in silence."""
-    for name, advice in _NOT_TEMPLATE_KWARGS.items():
-        if name in chat_template_kwargs:
-            raise RequestError(f"{name} is no variable of a chat template: {advice}")
+def check_keywords(call: Callable[..., Any], others: Mapping[str, Any]) -> None:
+    """Raise RequestError for keywords that a call does not have."""
+    for name in others:
+        known = list(inspect.signature(call).parameters)[:-1]
+        advice = _OTHER_KEYWORDS.get(name) or (sampling_advice(name) if "params" in known else None)
+        advice = advice or f"its keywords are {', '.join(known)}"
+        raise RequestError(f"{call.__name__} has no keyword {name}: {advice}", setting=name)
+
+
+def check_template_kwargs(chat_template_kwargs: Mapping[str, Any], template: ChatTemplate) -> None:
+    """Raise RequestError for names that are not template variables, which the template would ignore in silence."""
+    try:
+        template.check_arguments(chat_template_kwargs)
+    except RequestError as error:
+        name = error.setting or ""
+        advice = _OTHER_KEYWORDS.get(name) or sampling_advice(name)
+        if advice is None:
+            raise
+        raise RequestError(f"{name} is no variable of a chat template: {advice}", setting=name) from None
 
 
 def params_per_prompt(params: Params, count: int) -> Sequence[SamplingParams | None]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Generator, Sequence
+from contextlib import suppress
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Never, Self, Unpack
 
 import numpy as np
 
@@ -20,17 +22,18 @@ from ostinato.engine.input_processor import (
     Prompts,
     as_conversations,
     as_prompts,
-    check_template_kwargs,
+    check_keywords,
     merge_params_alias,
     number_error,
     params_per_prompt,
     single_params,
 )
-from ostinato.engine.outputs import RequestOutput
+from ostinato.engine.outputs import RequestOutput, note_failures, vectors_of
 from ostinato.engine.progress import generation_progress, start_progress
 from ostinato.engine.shared_engine import BlockingCall, SharedEngine
 from ostinato.engine.text.tokenizer import Tokenizer
-from ostinato.errors import RequestError
+from ostinato.errors import ForkError, RequestError
+from ostinato.kv_cache.offload.save_restore import SAVE_PATIENCE
 from ostinato.models.pooling import PoolingKind
 from ostinato.observe.logs import set_log_levels
 from ostinato.plan.plan import Plan
@@ -39,7 +42,7 @@ from ostinato.sampling.params import SamplingParams
 from ostinato.sampling.pooler import POOLING_PARAMS, EmbeddingOptions
 
 if TYPE_CHECKING:
-    from ostinato.engine.llm_settings import LLMSettings
+    from ostinato.setting_types import LLMSettings
 
 
 class LLM:
@@ -50,7 +53,9 @@ class LLM:
         print(output.outputs[0].text)
 
     Settings are those of EngineConfig. Any thread may call it, several at a time: their requests run in the same steps.
-    `close`, or the end of a `with`, gives its memory back. A forked process cannot use it, which is a ForkError.
+    `close`, or the end of a `with`, gives its memory back and saves the prefix cache, if `cache_dir` or `cache_offload`
+    is given. An LLM that is not closed does so when it is garbage collected or the interpreter exits, within a minute;
+    what was used last is saved first. A forked process cannot use an LLM, which is a ForkError.
     """
 
     def __init__(self, model: str = "demo", **settings: Unpack[LLMSettings]) -> None:
@@ -62,15 +67,17 @@ class LLM:
         """The plan, with what was measured at start-up."""
         self._model = model
         self._shared = SharedEngine(engine)
+        self._end = weakref.finalize(self, _close_unclosed, self._shared)
 
     @property
     def engine(self) -> EngineCore:
-        """The engine, for one thread at a time. RequestError once the LLM is closed."""
+        """The engine, for one thread at a time, as long as the LLM lives. RequestError once it is closed."""
         return self._shared.engine
 
     def close(self) -> None:
         """Free the memory and end the threads. Calls that wait, and later ones, raise RequestError."""
         engine = self._shared.close()
+        self._end.detach()
         if engine is not None:
             engine.close()
 
@@ -102,6 +109,7 @@ class LLM:
         *,
         sampling_params: Params = None,
         cache_salt: str | None = None,
+        **others: Never,
     ) -> list[RequestOutput]:
         """Continue each prompt. Outputs come in the order of the prompts.
 
@@ -109,8 +117,11 @@ class LLM:
         no list around it. `params` (or `sampling_params`, as in vLLM) is for all, or one for each; without it,
         generation_config.json decides, and if that asks for no sampling the output is greedy. Only prompts of the same
         `cache_salt` share prefix cache entries. Raises RequestError, before this call runs a step, if one of the
-        prompts cannot be served.
+        prompts cannot be served. A prompt that fails while it runs does not end the others: its output has
+        `finish_reason` "error" and `error`, and a line in the log names it. If all fail, the first one's error is
+        raised.
         """
+        check_keywords(self.generate, others)
         inputs = [PromptInput.parse(prompt) for prompt in as_prompts(prompts)]
         return self._generate(inputs, merge_params_alias(params, sampling_params), cache_salt)
 
@@ -142,18 +153,21 @@ class LLM:
         normalize: bool | None = None,
         dimensions: int | None = None,
         cache_salt: str | None = None,
+        **others: Never,
     ) -> list[np.ndarray]:
         """Return a vector [hidden] float32 for each prompt: its last final hidden state, or the mean of all.
 
         `pooling` and `normalize` default to the checkpoint's modules.json, else to `last` and True: a vector of length
         1. `dimensions` keeps that number of first elements, again as a vector of length 1. Raises RequestError as
-        `generate`, which has the forms of prompts too; ModelError if modules.json asks for what is not implemented.
+        `generate`, which has the forms of prompts too; PromptsFailed, with the other vectors as `outputs`, if some of
+        the prompts fail while they run; ModelError if modules.json asks for what is not implemented.
         """
+        check_keywords(self.embed, others)
         engine = self.engine
         asked = EmbeddingOptions.resolve(engine.directory, engine.spec.hidden_size, pooling, normalize, dimensions)
         inputs = [PromptInput.parse(prompt) for prompt in as_prompts(prompts)]
         outputs = self._generate(inputs, POOLING_PARAMS, cache_salt, asked.kind)
-        return [asked.vector(output.embedding) for output in outputs]
+        return vectors_of(outputs, asked)
 
     def stream(
         self,
@@ -162,12 +176,14 @@ class LLM:
         *,
         sampling_params: SamplingParams | None = None,
         cache_salt: str | None = None,
+        **others: Never,
     ) -> Generator[str, None, RequestOutput]:
         """Return a generator of the output's text, piece by piece as it is generated, never cut inside a character.
 
         Leaving the generator early aborts the request; its value is the whole output. Text needs a tokenizer; `n` must
         be 1. Raises RequestError at once, not at the first piece, if the prompt cannot be served.
         """
+        check_keywords(self.stream, others)
         return self._stream(PromptInput.parse(prompt), single_params(params, sampling_params), cache_salt)
 
     def stream_chat(
@@ -208,7 +224,6 @@ class LLM:
             return engine.stats()
 
     def _render_chat(self, messages: Sequence[Message], chat_template_kwargs: dict[str, Any]) -> PromptInput:
-        check_template_kwargs(chat_template_kwargs)
         return PromptInput.from_chat(self.engine.render_chat_media(messages, **chat_template_kwargs))
 
     def _add(
@@ -253,10 +268,9 @@ class LLM:
             self._wait_all(call)
         finally:
             self._shared.abandon(call)
-        for output in call.finished.values():
-            if output.error is not None:
-                raise output.error
-        return [call.finished[request_id] for request_id in request_ids]
+        outputs = [call.finished[request_id] for request_id in request_ids]
+        note_failures(outputs)
+        return outputs
 
     def _wait_all(self, call: BlockingCall) -> None:
         """Wait for all requests of a call."""
@@ -297,3 +311,11 @@ class LLM:
                     self._shared.wait_for_update(call)
         finally:
             self._shared.abandon(call)
+
+
+def _close_unclosed(shared: SharedEngine) -> None:
+    """End the engine of an LLM that was not closed, unless this is a fork of the process that made it."""
+    with suppress(ForkError):
+        engine = shared.close()
+        if engine is not None:
+            engine.close(SAVE_PATIENCE)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from ostinato.errors import PromptsFailed
 from ostinato.kv_cache.cache_report import CacheReport
 from ostinato.plan.render.html import table
+from ostinato.sampling.pooler import EmbeddingOptions
 from ostinato.scheduler.batch import TokenLogprobs
+
+log = logging.getLogger("ostinato.engine")
 
 
 @dataclass(slots=True)
@@ -27,7 +33,10 @@ class CompletionOutput:
     finish_reason: str | None = None
     """`stop`, `length`, `abort`, `moved` (to another engine) or `error`; None while the request is unfinished here."""
     stop_reason: int | str | None = None
-    """Token id or stop string that ended the output, if `finish_reason` is `stop`."""
+    """Token id or stop string that ended the output, if `finish_reason` is `stop`.
+
+    With `length`, it is `"max_model_len"` if the model's context ended the output before it had `max_tokens` tokens.
+    """
 
     @property
     def finished(self) -> bool:
@@ -74,7 +83,7 @@ class RequestOutput:
     cache: CacheReport | None = None
     """Report on the prompt's prefix cache hit, and why it was not longer. None until the first update."""
     error: Exception | None = None
-    """The exception, if an output ended with `error`."""
+    """The exception, if an output's `finish_reason` is `error`."""
     embedding: np.ndarray | None = None
     """[hidden] float32, as the model gives it, if an embedding was asked for. The outputs then mean nothing."""
 
@@ -94,3 +103,32 @@ class RequestOutput:
     @property
     def finished(self) -> bool:
         return not any(output.finish_reason is None for output in self.outputs)
+
+
+def note_failures(outputs: Sequence[RequestOutput]) -> None:
+    """Log which prompts of a call have failed. If all have, raise the first one's error: there is nothing to return."""
+    failed = [number for number, output in enumerate(outputs, 1) if output.error is not None]
+    if failed and len(failed) == len(outputs):
+        raise outputs[0].error or AssertionError
+    for number in failed:
+        error = outputs[number - 1].error
+        log.warning("prompt %d of %d failed, and its output has the error: %s", number, len(outputs), error)
+
+
+def vectors_of(outputs: Sequence[RequestOutput], options: EmbeddingOptions) -> list[np.ndarray]:
+    """Return the embeddings of a call. PromptsFailed, with the others, if there are none of some prompts."""
+    vectors: list[np.ndarray | None] = []
+    problems: dict[int, Exception] = {}
+    for number, output in enumerate(outputs, 1):
+        try:
+            vectors.append(options.vector(output.embedding, output.error))
+        except Exception as error:
+            vectors.append(None)
+            problems[number] = error
+    if not problems:
+        return [vector for vector in vectors if vector is not None]
+    number, first = next(iter(problems.items()))
+    if len(outputs) == 1:
+        raise first
+    message = f"{len(problems)} of {len(outputs)} prompts failed, the first of them prompt {number}: {first}"
+    raise PromptsFailed(message, vectors) from first

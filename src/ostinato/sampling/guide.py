@@ -5,14 +5,24 @@ Grammars are in llguidance's dialect of Lark. Imports no torch and no grammar li
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
 import re
 from collections.abc import Iterator
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PydanticUserError,
+    TypeAdapter,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from ostinato.errors import RequestError
 from ostinato.sampling.schema_limits import MAX_JOINED_PATTERNS, check_limits
@@ -21,11 +31,15 @@ from ostinato.setting_names import describe_fields
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
+    from ostinato.setting_types import GuideSettings
+
 MAX_GUIDE_CHARACTERS = {"json_schema": 65536, "regex": 4096, "choice": 16384, "lark": 65536}
 """Most characters of each kind: time and memory of a grammar grow with them, up to about a second."""
 MAX_MULTIPLE = 10_000
 """Largest common multiple for `multipleOf`: telling multiples of m takes an automaton of m states."""
 _MAX_DEPTH = 100
+_OTHER_KINDS = {"json": "json_schema", "schema": "json_schema", "pattern": "regex", "grammar": "lark", "enum": "choice"}
+"""Names of kinds of guides elsewhere -> the kinds here."""
 _DECODER = json.JSONDecoder()
 # A comment, a text or a regular expression in a Lark grammar: in these, no character is an operator.
 _LARK_TEXT = re.compile(r'//[^\n]*|"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/')
@@ -63,7 +77,10 @@ class Guide(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
 
     json_schema: str | None = None
-    """The output is JSON of this schema, given as an object or as its text. Properties come in the schema's order."""
+    """The output is JSON of this schema: an object, its text, or a type such as a pydantic model.
+
+    Properties come in the schema's order.
+    """
     json_object: bool = False
     """The output is any JSON object."""
     regex: str | None = None
@@ -76,7 +93,7 @@ class Guide(BaseModel):
     It is for grammars that a program makes: time and memory are bounded less tightly than those of the others.
     """
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, **settings: Unpack[GuideSettings]) -> None:
         try:
             super().__init__(**settings)
         except ValidationError as error:
@@ -85,10 +102,12 @@ class Guide(BaseModel):
     @field_validator("json_schema", mode="before")
     @classmethod
     def _schema_as_text(cls, value: Any) -> Any:
-        if not isinstance(value, dict):
-            return value
         try:
-            return json.dumps(value, ensure_ascii=False)
+            if isinstance(value, type) or get_origin(value) is not None:
+                value = TypeAdapter(value).json_schema()
+            return json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else value
+        except PydanticUserError as error:
+            raise ValueError(f"no schema can be made of {value!r}: {error.message}") from None
         except (TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"the schema is not JSON: {error}") from None
 
@@ -200,7 +219,10 @@ def _problems(error: ValidationError, known: list[str]) -> Iterator[str]:
     for detail in error.errors():
         setting = str(detail["loc"][0]) if detail["loc"] else ""
         if detail["type"] == "extra_forbidden":
-            yield f"unknown guide {setting}; known are {', '.join(known)}"
+            close = difflib.get_close_matches(setting, known, n=1, cutoff=0.4)
+            meant = _OTHER_KINDS.get(setting) or next(iter(close), None)
+            hint = f" (here it is {meant})" if meant else ""
+            yield f"unknown guide {setting}{hint}; known are {', '.join(known)}"
         else:
             yield f"guide{'.' if setting else ''}{setting}: {detail['msg'].removeprefix('Value error, ')}"
 

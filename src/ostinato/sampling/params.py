@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from ostinato.errors import Remedy, RequestError, validation_problem
 from ostinato.sampling.guide import Guide
-from ostinato.setting_names import describe_fields
+from ostinato.setting_names import SAMPLING_NAMES, describe_fields
+
+if TYPE_CHECKING:
+    from ostinato.setting_types import GuideSettings, SamplingSettings
+
+    class _Settings(SamplingSettings, total=False):
+        guide: Guide | GuideSettings | None
 
 
 @describe_fields
@@ -73,7 +79,7 @@ class SamplingParams(BaseModel):
     include_stop_str_in_output: bool = False
     """Keep the stop string that ended the output at the end of its text."""
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, **settings: Unpack[_Settings]) -> None:
         try:
             super().__init__(**settings)
         except ValidationError as error:
@@ -156,9 +162,17 @@ class SamplingParams(BaseModel):
         """True if the tokens seen so far change the logits."""
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
-    def replace(self, **changes: Any) -> SamplingParams:
+    def replace(self, **changes: Unpack[_Settings]) -> SamplingParams:
         """Return a checked copy with `changes`; what was not set stays not set."""
         return SamplingParams(**{**self.model_dump(exclude_unset=True), **changes})
+
+
+def sampling_advice(name: str) -> str | None:
+    """Return what to do with a sampling parameter, or a name close to one, that was given elsewhere, else None."""
+    if name in SAMPLING_NAMES:
+        return f"it belongs into SamplingParams, where {SAMPLING_NAMES[name].removeprefix('here ')}"
+    close = difflib.get_close_matches(name, SamplingParams.model_fields, n=1, cutoff=0.8)
+    return f"it belongs into params, SamplingParams({close[0]}=...)" if close else None
 
 
 def check_token_ids(params: SamplingParams, vocab_size: int, eos_token_ids: Collection[int] = ()) -> None:
@@ -195,6 +209,9 @@ def _request_error(error: ValidationError, known: Iterable[str]) -> RequestError
     for detail in details:
         setting = str(detail["loc"][0]) if detail["loc"] else ""
         if detail["type"] == "extra_forbidden":
+            if setting in SAMPLING_NAMES:
+                problems.append(f"{setting} is no sampling parameter: {SAMPLING_NAMES[setting]}")
+                continue
             close = difflib.get_close_matches(setting, known, n=1)
             meant = f" (did you mean {close[0]}?)" if close else ""
             problems.append(f"unknown sampling parameter {setting}{meant}; known are {', '.join(known)}")

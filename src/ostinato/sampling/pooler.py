@@ -89,7 +89,9 @@ class EmbeddingOptions:
             raise RequestError(message, [Remedy("dimensions", hidden_size)])
         return cls(kind, normalize, dimensions)
 
-    def vector(self, pooled: np.ndarray | None) -> np.ndarray:
-        """Return the embedding of a prompt from the engine's pooled vector."""
+    def vector(self, pooled: np.ndarray | None, error: Exception | None = None) -> np.ndarray:
+        """Return the embedding of a prompt from the engine's pooled vector. Raises `error`, which ended the request."""
+        if error is not None:
+            raise error
         assert pooled is not None, "an embedding was asked for"
         return finish_embedding(pooled, self.normalize, self.dimensions)

@@ -13,6 +13,9 @@ from ostinato.kv_cache.prefix_index import BlockHashes, MediaSpan
 from ostinato.kv_cache.request_cache import KVSnapshot, RequestCache
 from ostinato.scheduler.batch import BatchRow, MediaUse, RowResult, TokenLogprobs
 
+CONTEXT_END = "max_model_len"
+"""Stop reason of an output that `max_model_len` ended before it had `max_tokens` tokens."""
+
 
 class FinishReason(StrEnum):
     """Reasons for the end of a request."""
@@ -20,7 +23,7 @@ class FinishReason(StrEnum):
     STOP = "stop"
     """A stop token, an end-of-sequence token or a stop string."""
     LENGTH = "length"
-    """`max_tokens` tokens were generated, or the request reached `max_model_len`."""
+    """`max_tokens` tokens were generated, or the request reached `max_model_len` (`CONTEXT_END` says so)."""
     ABORT = "abort"
     MOVED = "moved"
     """Another engine continues it."""
@@ -95,8 +98,8 @@ class Request:
     """All known tokens: the prompt and what was generated."""
     status: RequestStatus = RequestStatus.WAITING
     finish_reason: FinishReason | None = None
-    stop_reason: int | None = None
-    """The stop token or end-of-sequence token that ended the request."""
+    stop_reason: int | str | None = None
+    """The stop token or end-of-sequence token that ended the request, or `CONTEXT_END`."""
     num_computed_tokens: int = 0
     """Tokens whose keys, values and state are in the cache; back to 0 when the request is preempted."""
     num_prompt_logprobs: int = 0
@@ -153,6 +156,7 @@ class Request:
             if ends and count == len(token_ids) and len(output) >= stop.min_tokens:
                 return count, FinishReason.STOP
             if self.num_tokens >= self.max_num_tokens:
+                self.stop_reason = CONTEXT_END if len(output) < stop.max_tokens else None
                 return count, FinishReason.LENGTH
         return len(token_ids), None
 
@@ -170,7 +174,7 @@ class RequestUpdate(NamedTuple):
     All updates together contain those of the second token to the last.
     """
     finish_reason: FinishReason | None = None
-    stop_reason: int | None = None
+    stop_reason: int | str | None = None
     error: Exception | None = None
     """Cause, with `finish_reason` "error"."""
 

@@ -20,7 +20,7 @@ from ostinato.verify.matrix import MatrixSize, make_matrix, named, small_chunks,
 from ostinato.verify.reference_run import PlainPath, ReferenceCase
 from ostinato.verify.test_prompts import Prompt, PromptTexts, longest_text, make_prompts, make_texts
 
-SAMPLED = {"temperature": 0.8, "repetition_penalty": 1.1}
+SAMPLED: dict[str, Any] = {"temperature": 0.8, "repetition_penalty": 1.1}
 """Sampling parameters of the sampled requests.
 
 The penalty depends on the tokens before a token, prompt or output alike, so a text continues the same from anywhere; a
@@ -110,7 +110,7 @@ def has_passed(report: dict[str, Any]) -> bool:
 
 def _params(trial: Trial, texts: PromptTexts) -> dict[str, SamplingParams]:
     """Return the sampling parameters by kind. Random tokens are no text, so an end token among them ends nothing."""
-    common = {"max_tokens": trial.max_tokens, "ignore_eos": not texts.ends}
+    common: dict[str, Any] = {"max_tokens": trial.max_tokens, "ignore_eos": not texts.ends}
     return {
         "greedy": SamplingParams(temperature=0, **common),
         "sampled": SamplingParams(seed=trial.seed, **SAMPLED, **common),

@@ -34,6 +34,7 @@ from ostinato.engine.process.queue_limit import QueueLimit
 from ostinato.engine.process.request_streams import RequestStream, StreamRegistry
 from ostinato.engine.text.chat_template import ChatTemplate
 from ostinato.engine.text.tokenizer import Tokenizer, load_tokenizer_and_template
+from ostinato.kv_cache.offload.save_restore import SAVE_PATIENCE
 from ostinato.media.media_input import MediaInput, load_media_input
 from ostinato.media.media_prompt import MediaPrompt
 from ostinato.models.pooling import PoolingKind
@@ -44,9 +45,6 @@ from ostinato.sampling.params import SamplingParams
 if TYPE_CHECKING:
     from ostinato.engine.core import EngineCore
     from ostinato.runner.model_runner import ProgressFn
-
-SAVE_PATIENCE = 60.0
-"""Seconds that an engine has at its end to save its prefix cache."""
 
 
 class EngineTransport(Protocol):
@@ -336,7 +334,7 @@ class AsyncEngine:
             self._streams.finish(name, EngineStopped("the engine was stopped before the request had ended"))
         if self.plan.cache_files is not None and self.failure is None:
             with contextlib.suppress(Exception):  # the engine ends in any case
-                await asyncio.wait_for(self._calls.send("close", Query("close", "close")), SAVE_PATIENCE)
+                await asyncio.wait_for(self._calls.send("close", Query("close", "close")), SAVE_PATIENCE + 5)
         self._calls.fail_all(EngineStopped("the engine was stopped"))
         await self._process.end()
 

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -44,6 +45,7 @@ from ostinato.engine.process.engine_messages import (
 from ostinato.engine.process.engine_process import freeze_gc
 from ostinato.engine.process.output_deltas import DeltaBuffer, DeltaPacer, OutputDelta
 from ostinato.kv_cache.index_snapshot import prefix_hit_keys, snapshot_index
+from ostinato.kv_cache.offload.save_restore import SAVE_PATIENCE
 from ostinato.observe.logs import set_log_levels
 from ostinato.os_support import lack_of_address_space
 from ostinato.sampling.grammar import Grammar
@@ -70,7 +72,12 @@ def main(descriptor: int) -> None:
     for ignored in (signal.SIGINT, signal.SIGTERM):
         signal.signal(ignored, signal.SIG_IGN)
     connection = socket.socket(fileno=descriptor)
-    exit_with_peer(connection)
+    engine: EngineCore | None = None
+
+    def patience() -> float:
+        return 0.0 if engine is None or engine.scheduler.cache.store.files is None else SAVE_PATIENCE
+
+    exit_with_peer(connection, patience)
     channel = Channel(connection)
     try:
         start = _first_message(channel)
@@ -85,6 +92,8 @@ def main(descriptor: int) -> None:
     except BaseException as error:
         if not isinstance(error, EOFError | ConnectionError):
             channel.send(EngineCrashed(lack_of_address_space(error) or picklable_error(error)))
+        elif engine is not None:  # the other end did not say so, or it would have asked for this
+            engine.close(SAVE_PATIENCE)
 
 
 def _first_message(channel: Channel) -> EngineStart:
@@ -122,7 +131,8 @@ class _LogForwarder(logging.Handler):
                 logging.Formatter().formatException(record.exc_info),
                 None,
             )
-        self._channel.send(LogLine(forwarded_record))
+        with suppress(ConnectionError):  # nobody is left to read it
+            self._channel.send(LogLine(forwarded_record))
 
 
 def _send_logs(channel: Channel, level: int) -> None:
@@ -155,7 +165,7 @@ class EngineLoop:
             "hits": self._hits,
             "prefixes": lambda: snapshot_index(self._engine.scheduler.cache.store.index),
             "check": self._check,
-            "close": self._engine.close,
+            "close": partial(self._engine.close, SAVE_PATIENCE),
         }
 
     def run(self) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import gc
 import logging
+import os
 import signal
 import socket
 import subprocess
@@ -28,6 +30,7 @@ from ostinato.engine.process.engine_messages import (
 )
 from ostinato.errors import CapacityError, ModelError
 from ostinato.formats.mapped_files import truncated_file_message
+from ostinato.kv_cache.offload.save_restore import SAVE_PATIENCE
 from ostinato.os_support import TURNS_BESIDE_SERVER, address_space_hint, limit_spin_wait
 
 if TYPE_CHECKING:
@@ -68,6 +71,7 @@ class EngineProcess(asyncio.Protocol):
         self._process: subprocess.Popen[bytes]
         self._reaping: asyncio.Task[None] | None = None
         self._has_ended = False
+        self._owner = os.getpid()
         self._model = ""
         self.on_message: Callable[[Any], None] = lambda message: None
         """Callback on the loop for the engine's messages after it has started."""
@@ -88,6 +92,7 @@ class EngineProcess(asyncio.Protocol):
             process._transport = cast(asyncio.Transport, transport)
             process._process = _spawn(child_socket)
         process._model = start.config.model
+        atexit.register(process._abandon)
         try:
             process.send(start)
             process.started = await process._starting
@@ -108,12 +113,20 @@ class EngineProcess(asyncio.Protocol):
     async def end(self) -> None:
         """End the process, whatever it is doing."""
         self._has_ended = True
+        atexit.unregister(self._abandon)
         self._transport.abort()
         await asyncio.to_thread(self._reap)
 
-    def _reap(self) -> int:
+    def _abandon(self) -> None:
+        """End the process at the exit of this one, which did not. It saves its prefix cache first."""
+        if os.getpid() == self._owner:  # not in a fork
+            with contextlib.suppress(OSError):
+                self._transport.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
+            self._reap(SAVE_PATIENCE + _PATIENCE)
+
+    def _reap(self, patience: float = _PATIENCE) -> int:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            return self._process.wait(_PATIENCE)
+            return self._process.wait(patience)
         self._process.kill()
         return self._process.wait()
 

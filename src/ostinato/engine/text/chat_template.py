@@ -14,16 +14,18 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import jinja2
 import jinja2.exceptions
 import jinja2.ext
+import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
@@ -135,6 +137,10 @@ _MARK = "\N{OBJECT REPLACEMENT CHARACTER}continue here\N{OBJECT REPLACEMENT CHAR
 _CONTINUE_HERE = _MARK + " "
 
 ChatMessage = Mapping[str, Any]
+Role = Literal["system", "developer", "user", "assistant", "tool"]
+"""Roles of messages. A template may name further ones."""
+_ARGUMENTS = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "template_name")
+"""Arguments of `ChatTemplate.render` that callers of LLM may give beside variables."""
 
 
 class TemplateTooExpensive(RequestError):
@@ -152,6 +158,7 @@ class ChatTemplate:
         self._templates = dict(templates)
         self._special_tokens = dict(special_tokens or {})
         self._compiled: dict[str, jinja2.Template] = {}
+        self._variables: dict[str, frozenset[str]] = {}
 
     @property
     def has_default(self) -> bool:
@@ -189,12 +196,12 @@ class ChatTemplate:
         variables of the template. RequestError if the checkpoint has no such template, the template refuses the
         conversation or fails, or it tries to leave the sandbox or takes more than the `budget`.
         """
-        messages = _checked_messages(messages)
+        name = self._name(template_name, tools)
+        messages = _checked_messages(messages, self._templates.get(name, ""))
         if continue_final_message:
             if add_generation_prompt:
                 raise RequestError("continue_final_message needs add_generation_prompt to be false")
             messages[-1] = _marked(messages[-1])
-        name = template_name or ("tool_use" if tools and "tool_use" in self._templates else "default")
         variables = {
             **self._special_tokens,
             "messages": messages,
@@ -204,7 +211,40 @@ class ChatTemplate:
             **{key: _plain(value) for key, value in chat_template_kwargs.items()},
         }
         text = _render_safely(lambda: self._template(name).render(variables), budget)
+        _check_roles(messages, self._templates[name])
         return _cut_at_mark(text) if continue_final_message else text
+
+    def check_variables(self, names: Iterable[str], tools: Any = None, template_name: str | None = None) -> None:
+        """Raise RequestError for variables that the template does not use: it would ignore them in silence."""
+        names, name = list(names), self._name(template_name, tools)
+        if names and name not in self._variables:
+            _render_safely(lambda: self._find_variables(name), DEFAULT_TEMPLATE_BUDGET)
+        used = self._variables.get(name, frozenset())
+        for unknown in (each for each in names if each not in used):
+            if unknown in ("tools", "documents"):
+                raise RequestError(f"this model's chat template takes no {unknown}; leave them out", setting=unknown)
+            known = sorted(used - self._special_tokens.keys() - {*_ARGUMENTS})
+            close = get_close_matches(unknown, known, n=1)
+            meant = f" (did you mean {close[0]}?)" if close else ""
+            has = f"which knows {', '.join(known)}" if known else "which knows none beside the conversation"
+            message = f"{unknown} is no variable of this model's chat template{meant}, {has}"
+            raise RequestError(message, setting=unknown)
+
+    def check_arguments(self, arguments: Mapping[str, Any]) -> None:
+        """Raise RequestError, as `check_variables`, for arguments of `render` that would be ignored."""
+        tools = arguments.get("tools")
+        asked = [name for name in arguments if name not in _ARGUMENTS]
+        asked += [name for name in ("tools", "documents") if arguments.get(name)]
+        self.check_variables(asked, tools, arguments.get("template_name"))
+
+    def _find_variables(self, name: str) -> str:
+        self._template(name)  # which names the templates that there are
+        parsed = _environment().parse(self._templates[name])
+        self._variables[name] = frozenset(jinja2.meta.find_undeclared_variables(parsed))
+        return ""
+
+    def _name(self, template_name: str | None, tools: Any) -> str:
+        return template_name or ("tool_use" if tools and "tool_use" in self._templates else "default")
 
     def _template(self, name: str) -> jinja2.Template:
         if name not in self._compiled:
@@ -340,7 +380,7 @@ _SAY_SOMETHING = frozenset({"system", "user"})
 """Roles whose messages need content. An assistant's may be tool calls alone."""
 
 
-def _checked_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
+def _checked_messages(messages: Sequence[ChatMessage], template: str) -> list[dict[str, Any]]:
     if isinstance(messages, (str, bytes, Mapping)) or not all(isinstance(m, Mapping) for m in messages):
         raise RequestError('messages must be a list of objects such as {"role": "user", "content": "Hello"}')
     if not messages:
@@ -350,7 +390,24 @@ def _checked_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
             raise RequestError(f"message {index} has no role, such as system, user or assistant")
         if message["role"] in _SAY_SOMETHING and message.get("content") is None:
             raise RequestError(f"message {index}, of the {message['role']}, has no content")
-    return [_plain(message) for message in messages]
+    plain = [_plain(message) for message in messages]
+    return plain if "developer" in template else [_as_system(message) for message in plain]
+
+
+def _check_roles(messages: Sequence[ChatMessage], template: str) -> None:
+    """Raise RequestError for a role that a template did not refuse, and does not know."""
+    for index, role in enumerate(message["role"] for message in messages):
+        # Some templates have roles of their own, such as Llama 3's ipython.
+        if role not in get_args(Role) and f"'{role}'" not in template and f'"{role}"' not in template:
+            close = get_close_matches(role, get_args(Role), n=1)
+            meant = f" (did you mean {close[0]}?)" if close else ""
+            known = f"{', '.join(get_args(Role))}, and those that the chat template names"
+            raise RequestError(f"message {index} has the role {role!r}{meant}; roles are {known}")
+
+
+def _as_system(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a developer's message as a system's, for a template that does not know developers."""
+    return {**message, "role": "system"} if message["role"] == "developer" else message
 
 
 def _plain(value: Any) -> Any:

@@ -34,7 +34,7 @@ class GenerationDefaults:
     """Generation settings from a checkpoint's generation_config.json and config.json."""
 
     eos_token_ids: frozenset[int] = frozenset()
-    sampling: dict[str, float] = field(default_factory=dict)
+    sampling: dict[str, Any] = field(default_factory=dict)
     """Settings of SamplingParams: those that the files name if they ask for sampling, else a temperature of 0."""
 
 

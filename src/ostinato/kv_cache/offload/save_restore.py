@@ -2,22 +2,39 @@
 
 from __future__ import annotations
 
+import logging
+import math
+import time
+
 from ostinato.kv_cache.offload.file_tier import FileTier
 from ostinato.kv_cache.prefix_index import BlockHashes, IndexEntry
 from ostinato.kv_cache.store import CacheStore, Match
 
+SAVE_PATIENCE = 60.0
+"""Seconds for which an engine saves its prefix cache at the end of a process."""
 
-def save_to_files(store: CacheStore) -> None:
+log = logging.getLogger("ostinato.cache")
+
+
+def save_to_files(store: CacheStore, patience: float = math.inf) -> None:
     """Write all that can be hit in memory to files, as far as their limit allows, and close the files.
 
-    No step may be in flight. O(entries).
+    With `patience`, the entries used last are written first, and those left after that many seconds are lost. No step
+    may be in flight. O(entries).
     """
-    files = store.files
+    files, until = store.files, time.monotonic() + patience
     if files is None:
         return
     try:
         entries, windows = _entries_to_save(store, files)
-        for entry in _within_limit(entries, windows, files):
+        ordered = _within_limit(entries, windows, files)
+        if patience < math.inf:
+            ordered.reverse()
+        for num_saved, entry in enumerate(ordered):
+            if time.monotonic() > until:
+                message = "after %g s, %d of %d entries of the prefix cache are saved, and the rest is not"
+                log.warning(message, patience, num_saved, len(ordered))
+                break
             if entry.block:
                 files.save_block(entry)
             if entry.window_block is not None and entry in windows:
@@ -25,6 +42,8 @@ def save_to_files(store: CacheStore) -> None:
             if entry.checkpoint is not None:
                 files.save_state(entry, entry.checkpoint.slot)
             files.directory.flush()
+        if patience < math.inf:
+            files.touch([entry.file_key for entry in ordered])  # the order in which they may be removed
     finally:
         files.directory.close()
         store.files = None

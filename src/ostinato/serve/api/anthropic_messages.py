@@ -13,6 +13,7 @@ from fastapi.responses import Response
 from pydantic_core import from_json
 
 from ostinato.engine.outputs import CompletionOutput
+from ostinato.scheduler.request import CONTEXT_END
 from ostinato.serve.api.anthropic_request import CountTokensRequest, MessagesRequest
 from ostinato.serve.api.generation_run import GenerationRun, PreparedChat, compact, make_response, quoted, start_chat
 from ostinato.serve.body_workers.served_model import ServedModel
@@ -119,7 +120,6 @@ def messages_router(lifecycle: Lifecycle, models: Callable[[], ServedModel]) -> 
         written = _Message(
             run,
             ChatOutput(model.text, prepared.form(model.text)),
-            prepared.params.max_tokens,
             f"msg_{request.state.request_id}",
             lifecycle.model_name,
         )
@@ -136,10 +136,8 @@ def messages_router(lifecycle: Lifecycle, models: Callable[[], ServedModel]) -> 
 class _Message:
     """One answer while it grows."""
 
-    def __init__(
-        self, run: GenerationRun, output: ChatOutput, max_tokens: int | None, message_id: str, model: str
-    ) -> None:
-        self._run, self._output, self._max_tokens = run, output, max_tokens
+    def __init__(self, run: GenerationRun, output: ChatOutput, message_id: str, model: str) -> None:
+        self._run, self._output = run, output
         self._blocks = MessageBlocks()
         self._head = {"id": message_id, "type": "message", "role": "assistant", "model": model}
 
@@ -186,8 +184,8 @@ class _Message:
         if reason == "tool_calls":
             return _ending("tool_use", None)
         if reason == "length":
-            is_asked = self._max_tokens is not None and len(output.token_ids) >= self._max_tokens
-            return _ending("max_tokens" if is_asked else "model_context_window_exceeded", None)
+            is_full = output.stop_reason == CONTEXT_END
+            return _ending("model_context_window_exceeded" if is_full else "max_tokens", None)
         if isinstance(output.stop_reason, str):
             return _ending("stop_sequence", output.stop_reason)
         return _ending("end_turn", None)

@@ -326,9 +326,7 @@ class MessagesInput(Body):
         with map_error_fields():
             choice, parallel = nested_choice(self.tool_choice)
             tools = checked_tools(text, nested_tools(self.tools), choice)
-        kwargs = dict(self.chat_template_kwargs or {})
-        if self.thinking is not None and self.thinking.type != "adaptive":
-            kwargs.setdefault("enable_thinking", self.thinking.type == "enabled")
+        thinks = {"enabled": True, "disabled": False}.get("adaptive" if self.thinking is None else self.thinking.type)
         effort = None if self.output_config is None else self.output_config.effort
         turns = list(self._turns())
         continues = turns[-1].role == "assistant"
@@ -338,7 +336,7 @@ class MessagesInput(Body):
         conversation = Conversation(
             _template_messages(turns, text),
             described(tools.offered_tools),
-            template_kwargs(kwargs, effort),
+            template_kwargs(text, self.chat_template_kwargs, effort, thinks=thinks, tools=tools.offered_tools),
             not continues,
             continues,
             [_MADE.format(place) for place in range(len(turns))],

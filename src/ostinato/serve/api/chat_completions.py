@@ -20,6 +20,7 @@ from ostinato.serve.api.generation_run import (
     GenerationRun,
     PreparedChat,
     compact,
+    end_members,
     head,
     make_response,
     prepare_chat,
@@ -186,9 +187,8 @@ def _streamed(sample: SampleDelta, answer: ChatOutput, texts: TokenStrings | Non
         return None
     if begins:
         delta = f'"role":"assistant",{delta}' if delta else '"role":"assistant","content":""'
-    logprobs, reason = _logprobs(texts, sample.logprobs), _quoted(answer.finish_reason(sample))
-    index = sample.sample_index
-    return f'{{"index":{index},"delta":{{{delta}}},"logprobs":{logprobs},"finish_reason":{reason}}}'
+    logprobs, end = _logprobs(texts, sample.logprobs), end_members(answer.finish_reason(sample), sample.stop_reason)
+    return f'{{"index":{sample.sample_index},"delta":{{{delta}}},"logprobs":{logprobs},{end}}}'
 
 
 def _delta(delta: AnswerDelta, begins: bool) -> str:
@@ -241,15 +241,11 @@ def _complete(sample: CompletionOutput, answer: ChatOutput, texts: TokenStrings 
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
             for call in delta.tool_calls
         ]
-    logprobs, reason = _logprobs(texts, sample.logprobs), _quoted(answer.finish_reason(sample))
-    return f'{{"index":{sample.index},"message":{compact(message)},"logprobs":{logprobs},"finish_reason":{reason}}}'
+    logprobs, end = _logprobs(texts, sample.logprobs), end_members(answer.finish_reason(sample), sample.stop_reason)
+    return f'{{"index":{sample.index},"message":{compact(message)},"logprobs":{logprobs},{end}}}'
 
 
 def _logprobs(texts: TokenStrings | None, logprobs: Sequence[TokenLogprobs] | None) -> str:
     if texts is None or logprobs is None:
         return "null"
     return f'{{"content":{texts.chat_json(logprobs)},"refusal":null}}'
-
-
-def _quoted(reason: str | None) -> str:
-    return "null" if reason is None else f'"{reason}"'

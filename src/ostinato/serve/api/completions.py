@@ -17,7 +17,15 @@ from ostinato.engine.process.request_streams import RequestStream
 from ostinato.sampling.params import SamplingParams
 from ostinato.scheduler.batch import TokenLogprobs
 from ostinato.serve.api.generation_fields import MAX_LOGPROBS, GenerationBody, Prompts, prompts_in, token_ids
-from ostinato.serve.api.generation_run import ChunkWriter, GenerationRun, head, make_response, quoted, whole_body
+from ostinato.serve.api.generation_run import (
+    ChunkWriter,
+    GenerationRun,
+    end_members,
+    head,
+    make_response,
+    quoted,
+    whole_body,
+)
 from ostinato.serve.body_workers.context import RequestContext
 from ostinato.serve.body_workers.served_model import ServedModel
 from ostinato.serve.chat.guides import GuidePlan, plain_guide
@@ -156,9 +164,9 @@ class _ChoiceForm:
         return CompletionLogprobs(self.text.token_texts, self.text.tokenizer, self.params.skip_special_tokens)
 
 
-def _choice(index: int, text: str, logprobs: str, finish_reason: str | None) -> str:
-    reason = "null" if finish_reason is None else f'"{finish_reason}"'
-    return f'{{"index":{index},"text":{quoted(text)},"logprobs":{logprobs},"finish_reason":{reason}}}'
+def _choice(index: int, text: str, logprobs: str, sample: SampleDelta | CompletionOutput, scores_only: bool) -> str:
+    end = end_members("length", None) if scores_only else end_members(sample.finish_reason, sample.stop_reason)
+    return f'{{"index":{index},"text":{quoted(text)},"logprobs":{logprobs},{end}}}'
 
 
 async def _events(
@@ -222,7 +230,7 @@ def _streamed(
         found = logprobs.json([*before.token_ids, *tokens], [*before.logprobs, *of_tokens])
     elif not (before.text or text or sample.finish_reason):
         return None
-    return _choice(index, before.text + text, found, "length" if scores_only else sample.finish_reason)
+    return _choice(index, before.text + text, found, sample, scores_only)
 
 
 async def _whole(run: GenerationRun, form: _ChoiceForm, own: dict[str, Any]) -> bytes:
@@ -238,11 +246,11 @@ async def _whole(run: GenerationRun, form: _ChoiceForm, own: dict[str, Any]) -> 
 
 
 def _complete(index: int, before: _Echo, sample: CompletionOutput, form: _ChoiceForm) -> str:
-    text, token_ids, logprobs, reason = sample.text, sample.token_ids, sample.logprobs, sample.finish_reason
+    text, token_ids, logprobs = sample.text, sample.token_ids, sample.logprobs
     if form.scores_only:
-        text, token_ids, logprobs, reason = "", [], logprobs and [], "length"
+        text, token_ids, logprobs = "", [], logprobs and []
     writer = form.logprobs()
     found = "null"
     if writer is not None and logprobs is not None:
         found = writer.json([*before.token_ids, *token_ids], [*before.logprobs, *logprobs])
-    return _choice(index, before.text + text, found, reason)
+    return _choice(index, before.text + text, found, sample, form.scores_only)

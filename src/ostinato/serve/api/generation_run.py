@@ -289,6 +289,13 @@ def compact(value: Any) -> str:
     return _encode(value)
 
 
+def end_members(finish_reason: str | None, stop_reason: int | str | None) -> str:
+    """Return why a choice ended as members of its JSON. `stop_reason` tells the context's limit from max_tokens."""
+    reason = "null" if finish_reason is None else f'"{finish_reason}"'
+    more = f',"stop_reason":"{stop_reason}"' if finish_reason == "length" and stop_reason is not None else ""
+    return f'"finish_reason":{reason}{more}'
+
+
 class ChunkWriter:
     """Writer of the events of one stream. Their common part is serialised once. `choices` are JSON texts."""
 

@@ -217,12 +217,13 @@ def _ended(
     response: dict[str, Any], items: ResponseItems, output: CompletionOutput, run: GenerationRun
 ) -> dict[str, Any]:
     """Return the response once its output has ended."""
-    is_cut = output.finish_reason == "length"
+    # OpenAI's API has one reason for both limits, and no field that tells them apart.
+    limit = {"reason": "max_output_tokens", "stop_reason": output.stop_reason}
     usage = run.usage()
     return {
         **response,
         "status": _status(output),
-        "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+        "incomplete_details": limit if output.finish_reason == "length" else None,
         "output": items.items,
         "usage": {
             "input_tokens": usage["prompt_tokens"],

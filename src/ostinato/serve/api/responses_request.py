@@ -141,7 +141,7 @@ class ResponsesRequest(GenerationBody):
         conversation = Conversation(
             messages,
             described(tools.offered_tools),
-            template_kwargs(self.chat_template_kwargs, effort),
+            template_kwargs(work.text, self.chat_template_kwargs, effort, tools=tools.offered_tools),
             add_generation_prompt=True,
             continue_final_message=False,
             places=places,

@@ -9,10 +9,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic_core import from_json
 
-from ostinato.engine.text.chat_template import ChatTemplate, TemplateTooExpensive
+from ostinato.engine.text.chat_template import ChatTemplate, Role, TemplateTooExpensive
 from ostinato.errors import RequestError
 from ostinato.media.media_input import RenderedChat, render_chat
 from ostinato.media.message_media import MediaError
+from ostinato.sampling.params import SamplingParams
 from ostinato.serve.body_workers.context import RequestContext
 from ostinato.serve.chat.answer_formats import AnswerFormats, opens_reasoning
 from ostinato.serve.chat.text_support import ModelText
@@ -22,7 +23,6 @@ from ostinato.serve.http.api_errors import ApiError
 from ostinato.serve.http.json_bodies import Body, EchoedBody, Ignored, ListOf, unsupported_field
 from ostinato.serve.settings import ServeSettings
 
-Role = Literal["system", "developer", "user", "assistant", "tool"]
 _MEDIA = ("image_url", "input_image", "video")
 
 
@@ -197,7 +197,7 @@ def conversation_of(text: ModelText, body: ConversationBody, tools: Sequence[Too
     return Conversation(
         for_template(body.messages, text.knows_developer),
         described(tools),
-        template_kwargs(body.chat_template_kwargs, body.reasoning_effort, body.verbosity),
+        template_kwargs(text, body.chat_template_kwargs, body.reasoning_effort, body.verbosity, tools=tools),
         adds,
         continues,
     )
@@ -215,14 +215,28 @@ def described(tools: Sequence[Tool]) -> list[dict[str, Any]] | None:
 
 
 def template_kwargs(
-    given: dict[str, Any] | None, reasoning_effort: str | None, verbosity: str | None = None
+    text: ModelText,
+    given: dict[str, Any] | None,
+    reasoning_effort: str | None,
+    verbosity: str | None = None,
+    *,
+    thinks: bool | None = None,
+    tools: Sequence[Tool],
 ) -> dict[str, Any]:
-    """Return the variables of the template. ApiError if one of them has a separate field."""
+    """Return the variables of the template. ApiError for one that has a separate field, or that it does not use."""
     kwargs = dict(given or {})
     for name in kwargs.keys() & _OWN:
         path = f"chat_template_kwargs.{name}"
         instead = f"; give {name} beside it" if name in ConversationBody.model_fields else ""
         raise ApiError(400, f"{path} cannot be set there{instead}", param=path)
+    try:
+        text.chat_template.check_variables(kwargs, tools)
+    except RequestError as error:
+        beside = f"; give {error.setting} beside chat_template_kwargs" * (error.setting in SamplingParams.model_fields)
+        param = f"chat_template_kwargs.{error.setting}" if error.setting else "chat_template_kwargs"
+        raise ApiError(400, f"{error.message}{beside}", param=param) from None
+    if thinks is not None:
+        kwargs.setdefault("enable_thinking", thinks)
     if verbosity is not None:
         kwargs.setdefault("verbosity", verbosity)
     if reasoning_effort is not None:
