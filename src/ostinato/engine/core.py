@@ -410,7 +410,6 @@ class EngineCore:
         Any thread may call it; loading images takes time. RequestError if one cannot be loaded, or the template refuses
         the conversation.
         """
-
         check_template_kwargs(chat_template_kwargs, self.chat_template)
 
         def render(plain: Sequence[ChatMessage]) -> str:
