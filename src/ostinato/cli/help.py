@@ -73,10 +73,10 @@ _ONE_EXAMPLE, _ONE_LINE_EACH = 1, 2
 """Levels of short help: one example with the first paragraph, and one line for each flag as well."""
 
 _NUMBERS = {
-    ", unable to parse string as an integer": ", such as 8",
-    ", unable to parse string as a number": ", such as 0.5",
+    ", unable to parse string as an integer": ("int_parsing", ", such as 8"),
+    ", unable to parse string as a number": ("float_parsing", ", such as 0.5"),
 }
-"""Ending of typer's message about a text that is no number -> its replacement with an example."""
+"""Ending of typer's message about a text that is no number -> pydantic's type of that problem, and an example."""
 
 UsageError: Any = typer.BadParameter.__base__
 """Base class of typer's errors for flags that it cannot parse; typer exports only this subclass."""
@@ -92,12 +92,14 @@ class HelpCommand(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         given = list(args)  # the parser consumes them
         try:
+            self._check_repeated(ctx, args)
             return super().parse_args(ctx, args)
         except UsageError as error:
             flag = getattr(error, "option_name", None)
             if flag is None:
-                for said, example in _NUMBERS.items():
-                    error.message = error.message.replace(said, example)
+                for said, (kind, example) in _NUMBERS.items():
+                    meant = said in error.message and _meant_number(ctx, getattr(error, "param", None), given, kind)
+                    error.message = error.message.replace(said, f"; did you mean {meant}?" if meant else example)
                 if error.message.startswith("Missing") or not error.message:
                     raise UsageError(f"{error.format_message().rstrip('.')}; {self._example()}", ctx) from None
                 raise
@@ -106,6 +108,15 @@ class HelpCommand(TyperCommand):
             if not typed:
                 raise
             raise UsageError(f"No such option: {typed[0]} ({advice(typed[0])})", ctx) from None
+
+    def _check_repeated(self, ctx: Any, args: list[str]) -> None:
+        """Raise UsageError for an option that has one value and is given twice; the parser would take the last."""
+        _, _, order = self.make_parser(ctx).parse_args(args=list(args))
+        options = [param for param in order if param.param_type_name == "option" and not param.multiple]
+        for param in options:
+            if options.count(param) > 1 and not (param.is_flag and not param.secondary_opts):
+                once = "separate the values by commas" if "," in (param.metavar or "") else "it has one value"
+                raise UsageError(f"{param.opts[0]} is given {options.count(param)} times; give it once: {once}", ctx)
 
     def get_help(self, ctx: Any) -> str:
         """Return the short help: at most one page if the flags of `--help-all` can be left out."""
@@ -195,6 +206,19 @@ class HelpGroup(TyperGroup):
         except UsageError as error:
             said = error.message.partition(".")[0]
             raise UsageError(f"{said}; {advice_on_command(args[0], list(self.commands))}", ctx) from None
+
+
+def _meant_number(ctx: Any, param: Any, args: list[str], kind: str) -> float | None:
+    """Return the number that was probably meant by the value of an option; None without a guess."""
+    from ostinato.setting_names import nearest_value  # imported here: help needs none of it
+
+    if param is None:
+        return None
+    values = [value for name, value in (ctx.default_map or {}).items() if name == param.name]
+    for word, following in zip(args, [*args[1:], ""], strict=True):
+        flag, _, value = word.partition("=")
+        values += [value or following] if flag in param.opts else []
+    return nearest_value(str(param.name), values[-1], kind) if values else None
 
 
 def _cut(record: tuple[str, str], room: int | None) -> tuple[str, str]:

@@ -8,9 +8,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from ostinato.errors import Remedy, RequestError, validation_problem
+from ostinato.errors import Remedy, RequestError
 from ostinato.sampling.guide import Guide
-from ostinato.setting_names import describe_fields
+from ostinato.setting_names import describe_fields, validation_problem
 
 
 @describe_fields

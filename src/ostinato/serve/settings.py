@@ -22,11 +22,12 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from ostinato.engine.process.engine_process import SECRET_VARIABLES
-from ostinato.errors import ConfigError, Remedy, validation_problem
+from ostinato.errors import ConfigError, Remedy
 from ostinato.observe.logs import AccessLog, LogFormat, LogLevel
 from ostinato.replicas.router import RoutingPolicy
 from ostinato.serve.http.addresses import TrustedProxies, address_in, is_loopback
 from ostinato.serve.http.api_key_file import ApiKey, named_keys
+from ostinato.setting_names import validation_problem
 from ostinato.units import read_size
 
 _URL = TypeAdapter(AnyHttpUrl)
