@@ -29,7 +29,8 @@ def batch(
     requests: Annotated[Path, typer.Argument(metavar="IN.jsonl", help="A request a line, in OpenAI's batch form.")],
     answers: Annotated[Path, typer.Argument(metavar="OUT.jsonl", help="Where answers are added, one a line.")],
     served_model_name: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="The model's name in requests (that of the checkpoint).")
+        list[str] | None,
+        typer.Option(metavar="TEXT", help="The model's name in requests (that of the checkpoint); several may be given."),
     ] = None,
 ) -> None:
     """Answer a file of requests, in the form of OpenAI's batches.
@@ -75,7 +76,7 @@ def batch(
                         num_tokens += tokens
                         advance(tokens)
 
-                    chosen = batch_settings(served_model_name)
+                    chosen = batch_settings(served_model_name or ())
                     asyncio.run(run_batch(config, chosen, requests, left, file, loading, ready, answered))
             except (KeyboardInterrupt, EngineFailed) as error:
                 note(f"stopped: {answers} has {len(file.statuses)} of {len(lines)}; the same command goes on")

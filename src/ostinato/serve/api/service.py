@@ -151,19 +151,20 @@ def service_router(lifecycle: Lifecycle, made: Callable[[], ServedModel]) -> Api
 
     @router.get("/v1/models")
     async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [_model(lifecycle)]}
+        names = lifecycle.settings.served_model_name or (lifecycle.model_name,)
+        return {"object": "list", "data": [_model(lifecycle, name) for name in names]}
 
     @router.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
-        check_model(name, lifecycle.model_name)
-        return _model(lifecycle)
+        check_model(name, lifecycle.model_name, lifecycle.settings)
+        return _model(lifecycle, name)
 
     return router
 
 
-def _model(lifecycle: Lifecycle) -> dict[str, Any]:
+def _model(lifecycle: Lifecycle, name: str) -> dict[str, Any]:
     return {
-        "id": lifecycle.model_name,
+        "id": name,
         "object": "model",
         "created": lifecycle.created,
         "owned_by": "ostinato",
