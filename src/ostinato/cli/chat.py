@@ -15,6 +15,7 @@ from ostinato.cli.flags import (
     Model,
     TemplateVariables,
     as_message,
+    check_model,
     engine_options,
     name_model,
     sampling_options,
@@ -47,7 +48,7 @@ def chat(
         typer.Option(metavar="FILE", help="An image that goes with the first message; several may be given."),
     ] = None,
     chat_template_kwargs: TemplateVariables = None,
-    max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.", rich_help_panel=PANEL)] = 1024,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.", rich_help_panel=PANEL)] = 1024,
     stats: Annotated[bool, typer.Option("--stats", help="Print what the engine did, to stderr.")] = False,
 ) -> None:
     """Talk with a model that has a chat template: type a line, read the answer as it comes.
@@ -61,6 +62,7 @@ def chat(
     variables = template_variables(chat_template_kwargs)
     if "seed" in sampling:
         settings["seed"] = sampling["seed"]  # random weights have one, too
+    check_model(settings)
     from ostinato import LLM
 
     llm = LLM(**settings)

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 from pydantic.fields import FieldInfo
 
-from ostinato.cli.flags import SIZE, Model, described, engine_options, name_model, setting_flag, with_flags
+from ostinato.cli.flags import SIZE, Model, check_model, described, engine_options, name_model, setting_flag, with_flags
 from ostinato.cli.output import note
 from ostinato.engine.process.engine_process import SECRET_VARIABLES
 from ostinato.errors import RequestError
@@ -48,6 +48,7 @@ def batch(
     from ostinato.serve.batch.run import URLS, batch_settings, run_batch
 
     config = EngineConfig(**{"model": "demo", **settings})
+    check_model(settings, plans=False)
     lines = read_lines(requests, URLS)
     if answers.exists() and answers.samefile(requests):
         raise RequestError(f"{answers} holds the requests; name another file for the answers")
@@ -133,7 +134,6 @@ def serve(
     chosen = ServeSettings(**serving)
     from ostinato.config import EngineConfig
     from ostinato.engine.progress import start_progress
-    from ostinato.serve.server import serve as run
 
     config = EngineConfig(**{"model": "demo", **settings})
     if print_config:
@@ -142,6 +142,10 @@ def serve(
         for each in (config, chosen):
             print("\n".join(lines(each)))
         return
+    if not chosen.is_replicated:  # a cluster's nodes have the model, and this machine may not
+        check_model(settings, plans=False)
+    from ostinato.serve.server import serve as run
+
     with start_progress() as progress:
         status = run(config, chosen, progress, lambda url: note(f"listening on {url} (Ctrl-C ends it)"))
     raise typer.Exit(status)

@@ -34,6 +34,28 @@ def read_checkpoint_json(checkpoint: Path, name: str) -> dict[str, Any]:
     return read_json(checkpoint / name)
 
 
+def folder_advice(directory: Path) -> str:
+    """Return what a folder holds that is no checkpoint, or lacks its weights, and what to give in its place."""
+    adapter = read_json(directory / "adapter_config.json")
+    if adapter:
+        base = adapter.get("base_model_name_or_path") or "another model"
+        return f"it is an adapter of {base}, and adapters are not supported: merge it into that model, and give the result"
+    files = sorted(path.relative_to(directory).as_posix() for path in directory.glob("*"))
+    if ggufs := [name for name in files if name.endswith(".gguf")]:
+        return f"give one of its GGUF files: {', '.join(ggufs)}"
+    inner = sorted(path.parent for pattern in ("*", "snapshots/*") for path in directory.glob(f"{pattern}/config.json"))
+    if inner:
+        return f"give the folder in it that has one: {', '.join(map(str, inner[:4]))}"
+    others = [name for name in files if name.endswith((".bin", ".pt", ".pth", ".ckpt", ".onnx", ".h5", ".msgpack", ".npz"))]
+    if others or "onnx" in files:
+        return (
+            f"it has {', '.join(others[:3]) or 'onnx'}, and only safetensors beside a config.json, and GGUF files, are read: "
+            "give the model in one of these forms"
+        )
+    what = "; it is empty" if not files else ""
+    return f"give the directory of one, a GGUF file, or a hub id (OWNER/NAME){what}"
+
+
 def gguf_header(path: Path) -> Header:
     """Return the header of a GGUF file, with the tensors of all parts if it is one of several.
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from ostinato.errors import ModelError
-from ostinato.formats.checkpoint_json import is_gguf
+from ostinato.formats.checkpoint_json import folder_advice, is_gguf
 from ostinato.layers import huge_pages
 from ostinato.layers.allocation import BlockView, QuantizedView, WeightAllocator, WeightTarget, checkpoint_views
 from ostinato.layers.module import Module
@@ -338,8 +338,8 @@ def checkpoint_files(directory: Path) -> list[Path]:
     if (directory / SINGLE).exists():
         return [directory / SINGLE]
     raise ModelError(
-        f"{directory} holds no weights: neither {SINGLE} nor {INDEX}. "
-        "Only safetensors checkpoints are read; `ostinato plan` and `--random-weights` need none."
+        f"{directory} holds no weights: neither {SINGLE} nor {INDEX}; {folder_advice(directory)}. "
+        "`ostinato plan` and `--random-weights` need none."
     )
 
 
