@@ -69,8 +69,8 @@ _FLAG_COLUMNS = 24
 _EXAMPLE = "Example:"
 _SHOWS_ALL = "help shows every flag"
 _BREVITY = "how much help leaves out"
-_ONE_EXAMPLE, _ONE_LINE_EACH = 1, 2
-"""Levels of short help: one example with the first paragraph, and one line for each flag as well."""
+_ONE_EXAMPLE, _ONE_SENTENCE = 1, 2
+"""Levels of short help: one example with the first paragraph, and one sentence for each flag as well."""
 
 _NUMBERS = {
     ", unable to parse string as an integer": ("int_parsing", ", such as 8"),
@@ -121,7 +121,7 @@ class HelpCommand(TyperCommand):
     def get_help(self, ctx: Any) -> str:
         """Return the short help: at most one page if the flags of `--help-all` can be left out."""
         text = ""
-        for brevity in (0, _ONE_EXAMPLE, _ONE_LINE_EACH):
+        for brevity in (0, _ONE_EXAMPLE, _ONE_SENTENCE):
             ctx.meta[_BREVITY] = brevity
             text = super().get_help(ctx)
             if text.count("\n") + 1 < SHORT_HELP_LINES or ctx.meta.get(_SHOWS_ALL) or not self._has_help_all():
@@ -174,9 +174,9 @@ class HelpCommand(TyperCommand):
         wanted = {param.name: (param, record) for param, record in every if param.name in COMMON_FLAGS}
         first = own if shows_all else [*(wanted[name] for name in COMMON_FLAGS if name in wanted), *own]
         brevity = ctx.meta.get(_BREVITY, 0)
-        room = formatter.width - _FLAG_COLUMNS - 4 if brevity >= _ONE_LINE_EACH else None
         with formatter.section("Options"):
-            formatter.write_dl([_cut(record, room) for _, record in first], col_max=_FLAG_COLUMNS)
+            shown = [_first_sentence(record) if brevity >= _ONE_SENTENCE else record for _, record in first]
+            formatter.write_dl(shown, col_max=_FLAG_COLUMNS)
         del by_group[OWN]
         if shows_all:
             for title, group in by_group.items():
@@ -200,12 +200,38 @@ class HelpCommand(TyperCommand):
 class HelpGroup(TyperGroup):
     """Group of commands that answers an unknown command's name with a known one."""
 
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the first paragraph of each command's help, whole."""
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [(name, " ".join((each.help or "").partition("\n\n")[0].split())) for name, each in self.commands.items()]
+            )
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        given = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except UsageError as error:
+            if getattr(error, "option_name", None) is None:
+                raise
+            typed = [each for each in given if each.startswith(error.option_name) and advice(each)]
+            known = f" ({advice(typed[0])})" if typed else ""
+            first = f"a command comes first, as in {ctx.command_path} {next(iter(self.commands))}"
+            raise UsageError(f"No such option: {(typed or [error.option_name])[0]}{known}; {first} ...", ctx) from None
+
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         try:
             return super().resolve_command(ctx, args)
-        except UsageError as error:
-            said = error.message.partition(".")[0]
-            raise UsageError(f"{said}; {advice_on_command(args[0], list(self.commands))}", ctx) from None
+        except UsageError:
+            from ostinato.models.checkpoint import looks_like_model  # imported here: help needs none of it
+
+            name, ours = args[0], list(self.commands)
+            meant = advice_on_command(name, ours)
+            if name == "help" and args[1:2] and args[1] in ours:
+                meant = f"here it is {ctx.command_path} {args[1]} --help"
+            elif meant.startswith("there are") and "chat" in ours and looks_like_model(name):
+                meant = f"for a model it is {ctx.command_path} chat {name}, or serve or generate in place of chat"
+            raise UsageError(f"No such command {name!r}; {meant}", ctx) from None
 
 
 def _meant_number(ctx: Any, param: Any, args: list[str], kind: str) -> float | None:
@@ -221,10 +247,11 @@ def _meant_number(ctx: Any, param: Any, args: list[str], kind: str) -> float | N
     return nearest_value(str(param.name), values[-1], kind) if values else None
 
 
-def _cut(record: tuple[str, str], room: int | None) -> tuple[str, str]:
-    """Return a flag and its help, shortened to `room` characters if that is given."""
+def _first_sentence(record: tuple[str, str]) -> tuple[str, str]:
+    """Return a flag and the first sentence, or the first part of one, of its help."""
     flag, text = record
-    return flag, text if room is None else textwrap.shorten(text, room, placeholder="...")
+    sentence, _, _ = re.sub(r"\s*\[.*?\]|\s*\([^)]*\)", "", text).partition(". ")
+    return flag, sentence.partition("; ")[0].rstrip(".:;") + "."
 
 
 def _unbroken(text: str) -> str:
