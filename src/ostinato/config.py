@@ -82,7 +82,10 @@ class EngineConfig(BaseModel):
         None, ge=1, le=MAX_TOKENS, description="Most tokens in one step (8192; 1024 on a CPU; less if less fits)."
     )
     max_model_len: int | None = Field(
-        None, ge=2, le=MAX_POSITIONS, description="Most tokens of one request, its output included (the model's maximum)."
+        None,
+        ge=2,
+        le=MAX_POSITIONS,
+        description="Most tokens of one request, its output included (the model's maximum).",
     )
     block_size: int = Field(16, description="Tokens in a block of keys and values: 16, 32, 64, 128 or 256.")
     enable_chunked_prefill: bool = Field(

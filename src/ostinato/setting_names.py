@@ -71,7 +71,9 @@ OTHER_VALUES: dict[str, dict[str, tuple[str, str]]] = {
         **dict.fromkeys(("fp8", "8bit", "w8a8", "w8a16", "q8"), ("int8", "")),
         **dict.fromkeys(("4bit", "w4a16", "bitsandbytes", "nf4", "q4"), ("int4", "")),
         **dict.fromkeys(("awq", "gptq", "compressed-tensors"), ("auto", "a quantised checkpoint says so itself")),
-        **dict.fromkeys((*_FLOATS, *_FLOATS.values()), ("none", "the dtype of weights that are not quantised is dtype")),
+        **dict.fromkeys(
+            (*_FLOATS, *_FLOATS.values()), ("none", "the dtype of weights that are not quantised is dtype")
+        ),
     },
     "graph_mode": {"full": ("full_decode_only", ""), "eager": ("none", "")},
     "scheduling_policy": {"fifo": ("fcfs", "")},
@@ -113,8 +115,10 @@ def nearest_value(name: str, given: Any, kind: str, expected: Iterable[str] = ()
         known = {value.lower(): value for value in expected}
         switch = {True: "on", False: "off"}.get(_SWITCHES.get(word, word))
         near = [known[word]] if word in known else get_close_matches(word, known, 1)
-        return OTHER_VALUES.get(name, {}).get(word, (None,))[0] or (switch if switch in known else None) or (
-            known[near[0].lower()] if near else None
+        return (
+            OTHER_VALUES.get(name, {}).get(word, (None,))[0]
+            or (switch if switch in known else None)
+            or (known[near[0].lower()] if near else None)
         )
     if kind.startswith("bool_"):
         return _SWITCHES.get(word)

@@ -56,6 +56,8 @@ def chat(
     /image PATH shows a model with vision an image, /reset starts a new conversation, /help lists the commands, /exit
     leaves. Without a terminal, each line of stdin is a message.
 
+    If the checkpoint says nothing about sampling, temperature is 0.7, min_p 0.1 and repetition_penalty 1.1 here.
+
     Example: ostinato chat demo --system "Answer in one line."
     """
     name_model(settings, target)
@@ -66,7 +68,11 @@ def chat(
     from ostinato import LLM
 
     llm = LLM(**settings)
-    params = llm.engine.default_params().replace(max_tokens=max_tokens, **sampling)
+    defaults = {name: value for name, value in llm.engine.tokenizer.chat_defaults.items() if name not in sampling}
+    if defaults:
+        values = ", ".join(f"{name} {value}" for name, value in defaults.items())
+        note(f"({values}, since the checkpoint says nothing about sampling; flags set others)")
+    params = llm.engine.default_params().replace(max_tokens=max_tokens, **defaults, **sampling)
     talk = ChatSession(llm, params, system, variables)
     for source in image or ():
         talk.attach(source)

@@ -42,7 +42,8 @@ def generate(
     prompts: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[MODEL] PROMPT...", help="Prompts to answer or continue; - is stdin. A model may stand before them."
+            metavar="[MODEL] PROMPT...",
+            help="Prompts to answer or continue; - is stdin. A model may stand before them.",
         ),
     ] = None,
     file: Annotated[

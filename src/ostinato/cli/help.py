@@ -204,7 +204,10 @@ class HelpGroup(TyperGroup):
         """Write the first paragraph of each command's help, whole."""
         with formatter.section("Commands"):
             formatter.write_dl(
-                [(name, " ".join((each.help or "").partition("\n\n")[0].split())) for name, each in self.commands.items()]
+                [
+                    (name, " ".join((each.help or "").partition("\n\n")[0].split()))
+                    for name, each in self.commands.items()
+                ]
             )
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

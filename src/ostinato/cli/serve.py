@@ -30,7 +30,9 @@ def batch(
     answers: Annotated[Path, typer.Argument(metavar="OUT.jsonl", help="Where answers are added, one a line.")],
     served_model_name: Annotated[
         list[str] | None,
-        typer.Option(metavar="TEXT", help="The model's name in requests (that of the checkpoint); several may be given."),
+        typer.Option(
+            metavar="TEXT", help="The model's name in requests (that of the checkpoint); several may be given."
+        ),
     ] = None,
 ) -> None:
     """Answer a file of requests, in the form of OpenAI's batches.

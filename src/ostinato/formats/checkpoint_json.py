@@ -39,14 +39,18 @@ def folder_advice(directory: Path) -> str:
     adapter = read_json(directory / "adapter_config.json")
     if adapter:
         base = adapter.get("base_model_name_or_path") or "another model"
-        return f"it is an adapter of {base}, and adapters are not supported: merge it into that model, and give the result"
+        return (
+            f"it is an adapter of {base}, and adapters are not supported: merge it into that model, and give the result"
+        )
     files = sorted(path.relative_to(directory).as_posix() for path in directory.glob("*"))
     if ggufs := [name for name in files if name.endswith(".gguf")]:
         return f"give one of its GGUF files: {', '.join(ggufs)}"
     inner = sorted(path.parent for pattern in ("*", "snapshots/*") for path in directory.glob(f"{pattern}/config.json"))
     if inner:
         return f"give the folder in it that has one: {', '.join(map(str, inner[:4]))}"
-    others = [name for name in files if name.endswith((".bin", ".pt", ".pth", ".ckpt", ".onnx", ".h5", ".msgpack", ".npz"))]
+    others = [
+        name for name in files if name.endswith((".bin", ".pt", ".pth", ".ckpt", ".onnx", ".h5", ".msgpack", ".npz"))
+    ]
     if others or "onnx" in files:
         return (
             f"it has {', '.join(others[:3]) or 'onnx'}, and only safetensors beside a config.json, and GGUF files, are read: "

@@ -53,7 +53,8 @@ _OTHERS = Introduction(
 def about_model(model: ServedModel, name: str) -> dict[str, Any]:
     """Return the answer of `/about` as plain data.
 
-    `examples` are questions, some with a picture (a path below the page's own).
+    `examples` are questions, some with a picture (a path below the page's own). `chat_sampling` are the settings that
+    the page sends if its fields are empty, in place of the defaults in `sampling`.
     """
     engine, text = model.engine, model.text
     spec, settings = engine.plan.model, engine.plan.settings
@@ -71,6 +72,7 @@ def about_model(model: ServedModel, name: str) -> dict[str, Any]:
         "takes_tools": text.takes_tools and text.formats.tools is not None,
         "reasons": text.formats.reasoning is not None,
         "sampling": {key: getattr(engine.default_params, key) for key in _SAMPLING},
+        "chat_sampling": engine.tokenizer.chat_defaults,
     }
 
 
