@@ -21,9 +21,8 @@ BYTE_SETTINGS = ("cache_memory", "cache_offload")
 """Settings that are bytes, and can be given as 8GiB."""
 
 BLOCK_SIZES = (16, 32, 64, 128, 256)
-MAX_REQUESTS, MAX_TOKENS, MAX_POSITIONS = 2**16, 2**20, 2**31 - 1
-"""Largest numbers of requests and of tokens in a step, whose ladders of graphs are planned in a moment, and of tokens
-in a request, whose positions are numbers of 32 bits."""
+MAX_REQUESTS, MAX_TOKENS = 2**16, 2**20
+"""Largest numbers of requests and of tokens in a step: their ladders of graphs are planned in a moment."""
 
 
 @describe_fields
@@ -84,7 +83,7 @@ class EngineConfig(BaseModel):
     max_model_len: int | None = Field(
         None,
         ge=2,
-        le=MAX_POSITIONS,
+        le=2**31 - 1,
         description="Most tokens of one request, its output included (the model's maximum).",
     )
     block_size: int = Field(16, description="Tokens in a block of keys and values: 16, 32, 64, 128 or 256.")

@@ -285,7 +285,7 @@ def test_a_model_may_have_several_names(capsys: pytest.CaptureFixture[str]) -> N
     [
         (["smolm2", "What is the capital of France?"], "did you mean smollm2?"),
         (["./none.gguf", "hi"], "there is no file './none.gguf'"),
-        (["demo"], "'demo' is taken as the model, and there is no prompt; with --model, each argument is one"),
+        (["demo"], "'demo' is taken as the model, and there is no prompt; after --model, all are prompts"),
     ],
 )
 def test_the_first_argument_of_generate_may_be_the_model(

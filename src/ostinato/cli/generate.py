@@ -43,7 +43,7 @@ def generate(
         list[str] | None,
         typer.Argument(
             metavar="[MODEL] PROMPT...",
-            help="Prompts to answer or continue; - is stdin. A model may stand before them.",
+            help="To answer or continue; - is stdin. A model may stand before them.",
         ),
     ] = None,
     file: Annotated[
@@ -73,7 +73,7 @@ def generate(
         name_model(settings, prompts.pop(0))
         if not prompts and file is None:
             raise RequestError(
-                f"{settings['model']!r} is taken as the model, and there is no prompt; with --model, each argument is one"
+                f"{settings['model']!r} is taken as the model, and there is no prompt; after --model, all are prompts"
             )
     asked = [*_read_arguments(prompts or []), *(read_prompts(file) if file else ())]
     if not asked:

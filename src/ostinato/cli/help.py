@@ -200,15 +200,11 @@ class HelpCommand(TyperCommand):
 class HelpGroup(TyperGroup):
     """Group of commands that answers an unknown command's name with a known one."""
 
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
+    def format_commands(self, _: Any, formatter: Any) -> None:
         """Write the first paragraph of each command's help, whole."""
+        summaries = ((name, (each.help or "").partition("\n\n")[0]) for name, each in self.commands.items())
         with formatter.section("Commands"):
-            formatter.write_dl(
-                [
-                    (name, " ".join((each.help or "").partition("\n\n")[0].split()))
-                    for name, each in self.commands.items()
-                ]
-            )
+            formatter.write_dl([(name, " ".join(text.split())) for name, text in summaries])
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         given = list(args)

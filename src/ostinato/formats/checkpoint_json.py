@@ -39,25 +39,16 @@ def folder_advice(directory: Path) -> str:
     adapter = read_json(directory / "adapter_config.json")
     if adapter:
         base = adapter.get("base_model_name_or_path") or "another model"
-        return (
-            f"it is an adapter of {base}, and adapters are not supported: merge it into that model, and give the result"
-        )
-    files = sorted(path.relative_to(directory).as_posix() for path in directory.glob("*"))
+        return f"it is an adapter of {base}, and adapters are not supported: merge it into that model, and give that"
+    files = sorted(path.name for path in directory.glob("*"))
     if ggufs := [name for name in files if name.endswith(".gguf")]:
         return f"give one of its GGUF files: {', '.join(ggufs)}"
-    inner = sorted(path.parent for pattern in ("*", "snapshots/*") for path in directory.glob(f"{pattern}/config.json"))
-    if inner:
-        return f"give the folder in it that has one: {', '.join(map(str, inner[:4]))}"
-    others = [
-        name for name in files if name.endswith((".bin", ".pt", ".pth", ".ckpt", ".onnx", ".h5", ".msgpack", ".npz"))
-    ]
-    if others or "onnx" in files:
-        return (
-            f"it has {', '.join(others[:3]) or 'onnx'}, and only safetensors beside a config.json, and GGUF files, are read: "
-            "give the model in one of these forms"
-        )
-    what = "; it is empty" if not files else ""
-    return f"give the directory of one, a GGUF file, or a hub id (OWNER/NAME){what}"
+    if inner := sorted([*directory.glob("*/config.json"), *directory.glob("snapshots/*/config.json")]):
+        return f"give the folder in it that has one: {', '.join(str(path.parent) for path in inner[:4])}"
+    endings = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".npz", "onnx")
+    if others := [name for name in files if name.endswith(endings)]:
+        return f"it has {', '.join(others[:3])}, and only safetensors beside a config.json, and GGUF files, are read"
+    return "give the directory of one, a GGUF file, or a hub id (OWNER/NAME)" + ("" if files else "; it is empty")
 
 
 def gguf_header(path: Path) -> Header:

@@ -52,7 +52,7 @@ def test_the_page_samples_where_the_model_says_nothing_about_it(page):
     about = {"sampling": {"temperature": 0}, "chat_sampling": ours, "max_model_len": 4096, "takes_tools": False}
     told = page.script(
         "return import('/page/chat/settings.js').then(({ Settings }) => {"
-        "  const it = Object.create(Settings.prototype); it.inputs = new Map(); it.defaults = {}; it.check = () => null;"
+        "  const it = Object.create(Settings.prototype); it.inputs = new Map(); it.check = () => null;"
         "  it.know(arguments_of); return it.request(); })".replace("arguments_of", json.dumps(about))
     )
     assert told == ours
