@@ -113,7 +113,7 @@ def nearest_value(name: str, given: Any, kind: str, expected: Iterable[str] = ()
     word = str(given).strip().lower()
     if kind == "literal_error":
         known = {value.lower(): value for value in expected}
-        switch = {True: "on", False: "off"}.get(_SWITCHES.get(word, word))
+        switch = {True: "on", False: "off", None: None}[_SWITCHES.get(word)]
         near = [known[word]] if word in known else get_close_matches(word, known, 1)
         return (
             OTHER_VALUES.get(name, {}).get(word, (None,))[0]

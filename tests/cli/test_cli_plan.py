@@ -96,7 +96,7 @@ def test_what_the_model_does_not_have_has_no_lines(capsys, tmp_path: Path) -> No
     (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"hybrid_override_pattern": "M-M-"}))
     status, out, _ = run(capsys, "plan", str(tmp_path), "--device", "l4-24gb")
     assert status == 0
-    assert not re.findall(r".*(?:keys and values|^ blocks|block_size  ).*", out, flags=re.MULTILINE)
+    assert not re.findall(r"(?:^ keys and values|^ blocks|^ block_size).*", out, flags=re.MULTILINE)
 
 
 def test_the_graphs_are_told_with_what_runs_eagerly_and_what_would_cover_it(capsys, checkpoint) -> None:

@@ -134,12 +134,12 @@ def looks_like_model(text: str) -> bool:
     """Return whether text names a model, perhaps with a slip, or is a hub id or a path: it is one word."""
     if len(text.split()) != 1 or text != text.strip():
         return False
-    is_path = text.startswith(("./", "../", "/", "~/")) or text.endswith(".gguf") or "://" in text
+    is_path = text.startswith(("./", "../", "/", "~/", "hf.co/")) or text.endswith(".gguf") or "://" in text
     names = (*CHECKPOINTS, *NAMED)
     return (
         is_path
         or _HUB_ID.fullmatch(text) is not None
-        or bool(get_close_matches(text.lower(), names, 1, cutoff=0.8))
+        or bool(get_close_matches(text.lower().partition(":")[0], names, 1, cutoff=0.8))
         or (Path(text) / "config.json").is_file()
     )
 
@@ -160,7 +160,7 @@ def _no_such_model(model: str, path: Path) -> str:
         return f"{model!r} is an address; here it is the hub id alone: {of_hub['name']}{file}{tagged}"
     if "://" in model:
         return f"{model!r} is an address; models come from the hub (OWNER/NAME), or from files that are here"
-    what = "file" if path.suffix in (".gguf", ".safetensors", ".bin", ".pt", ".onnx") else "directory"
+    what = "file" if ":" not in model and path.suffix in (".gguf", ".safetensors", ".bin", ".pt", ".onnx") else "directory"
     message = f"there is no {what} {model!r}"
     named = {name.lower(): name for name in (*CHECKPOINTS, *NAMED)}
     word = model.lower().replace("_", "-")
