@@ -112,7 +112,7 @@ class HelpCommand(TyperCommand):
     def _check_repeated(self, ctx: Any, args: list[str]) -> None:
         """Raise UsageError for an option that has one value and is given twice; the parser would take the last."""
         _, _, order = self.make_parser(ctx).parse_args(args=list(args))
-        options = [param for param in order if param.param_type_name == "option" and not param.multiple]
+        options: list[Any] = [param for param in order if param.param_type_name == "option" and not param.multiple]
         for param in options:
             if options.count(param) > 1 and not (param.is_flag and not param.secondary_opts):
                 once = "separate the values by commas" if "," in (param.metavar or "") else "it has one value"
