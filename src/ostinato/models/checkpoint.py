@@ -160,7 +160,7 @@ def _no_such_model(model: str, path: Path) -> str:
         return f"{model!r} is an address; here it is the hub id alone: {of_hub['name']}{file}{tagged}"
     if "://" in model:
         return f"{model!r} is an address; models come from the hub (OWNER/NAME), or from files that are here"
-    what = "file" if ":" not in model and path.suffix in (".gguf", ".safetensors", ".bin", ".pt", ".onnx") else "directory"
+    what = "file" if ":" not in model and path.suffix in (".gguf", ".safetensors", ".bin", ".pt") else "directory"
     message = f"there is no {what} {model!r}"
     named = {name.lower(): name for name in (*CHECKPOINTS, *NAMED)}
     word = model.lower().replace("_", "-")
