@@ -24,6 +24,8 @@ BYTE_SETTINGS = ("cache_memory", "cache_offload")
 """Settings that are bytes, and can be given as 8GiB."""
 
 BLOCK_SIZES = (16, 32, 64, 128, 256)
+MAX_REQUESTS, MAX_TOKENS = 2**16, 2**20
+"""Largest numbers of requests and of tokens in a step: their ladders of graphs are planned in a moment."""
 
 
 @describe_fields
@@ -76,13 +78,16 @@ class EngineConfig(BaseModel):
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Auto is a GPU if there is one.")
     max_num_seqs: int | None = Field(
-        None, ge=1, description="Most requests running at once (256; 32 on a CPU; less if less fits)."
+        None, ge=1, le=MAX_REQUESTS, description="Most requests running at once (256; 32 on a CPU; less if less fits)."
     )
     max_num_batched_tokens: int | None = Field(
-        None, ge=1, description="Most tokens in one step (8192; 1024 on a CPU; less if less fits)."
+        None, ge=1, le=MAX_TOKENS, description="Most tokens in one step (8192; 1024 on a CPU; less if less fits)."
     )
     max_model_len: int | None = Field(
-        None, ge=2, description="Most tokens of one request, its output included (the model's maximum)."
+        None,
+        ge=2,
+        le=2**31 - 1,
+        description="Most tokens of one request, its output included (the model's maximum).",
     )
     block_size: int = Field(16, description="Tokens in a block of keys and values: 16, 32, 64, 128 or 256.")
     enable_chunked_prefill: bool = Field(
@@ -160,6 +165,7 @@ class EngineConfig(BaseModel):
     max_capture_size: int | None = Field(
         None,
         ge=1,
+        le=MAX_TOKENS,
         description="Largest token count of a piecewise graph (twice the tokens of max_num_seqs decoding requests, at "
         "most 512).",
     )
@@ -227,7 +233,7 @@ class EngineConfig(BaseModel):
         "among them, and each keeps its own part of weights, blocks and slots.",
     )
     seed: int = Field(0, ge=0, lt=2**64, description="Of requests that bring no seed of their own.")
-    threads: int | None = Field(None, ge=1, description="CPU threads (the cores that the process may use).")
+    threads: int | None = Field(None, ge=1, le=2**12, description="CPU threads (the cores that the process may use).")
     random_weights: bool = Field(
         False, description="Random weights in place of the checkpoint's: a config.json is enough."
     )

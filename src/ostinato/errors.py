@@ -7,7 +7,7 @@ it that works; where a planner computed it, planning again with that value succe
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -134,14 +134,3 @@ def os_error_text(error: Exception) -> str:
     if isinstance(error, json.JSONDecodeError):
         return f"it is not JSON ({error})"
     return getattr(error, "strerror", None) or str(error)
-
-
-def validation_problem(found: Mapping[str, Any], equals: str = " = ") -> tuple[str, list[Remedy]]:
-    """Return pydantic's problem with one setting as text, and the nearest legal value as a remedy, if there is one."""
-    # A wrong key of an object is the problem's input: pydantic marks its location by `[key]`.
-    loc = found["loc"][:-2] if found["loc"][-1:] == ("[key]",) else found["loc"]
-    name, said = ".".join(map(str, loc)), str(found["msg"]).removeprefix("Value error, ")
-    about = found.get("ctx", {})
-    nearest = [about[key] for key in ("nearest", "ge", "le") if key in about]
-    text = f"{name}{equals}{found['input']!r}: {said[:1].lower()}{said[1:]}" if name else said
-    return text, [*about.get("remedies", ()), *(Remedy(name, value) for value in nearest[:1])]

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import textwrap
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
@@ -14,7 +15,8 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
-from ostinato.errors import ConfigError, Remedy, validation_problem
+from ostinato.errors import ConfigError, Remedy
+from ostinato.units import number_in
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -118,21 +120,99 @@ UNSUPPORTED_SETTINGS = {
 }
 """Other engines' names for settings that do not exist here -> advice what to use instead."""
 
-KV_CACHE_DTYPES = {
-    **dict.fromkeys(
-        ("fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc"),
-        ("int8", "8-bit keys and values are int8, which keeps more of each number in as many bytes"),
-    ),
-    "q8_0": ("int8", "8-bit keys and values are int8, with one scale for each token's head"),
-    **dict.fromkeys(
-        ("q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"), ("int8", "keys and values have no fewer than 8 bits, as int8")
-    ),
-    **dict.fromkeys(
-        ("f32", "f16", "bf16", "float32", "float16", "bfloat16"),
-        ("auto", "keys and values that are not int8 have the dtype of the model (dtype)"),
-    ),
+_FLOATS = {
+    "bf16": "bfloat16",
+    **dict.fromkeys(("fp16", "f16", "half"), "float16"),
+    **dict.fromkeys(("fp32", "f32", "float"), "float32"),
 }
-"""Values of `kv_cache_dtype` in vLLM and llama.cpp -> the value to use here, and why."""
+_BLOCKS = "a GGUF file keeps the format that it has; others are made here while loading"
+OTHER_VALUES: dict[str, dict[str, tuple[str, str]]] = {
+    "dtype": {
+        **{word: (here, "") for word, here in _FLOATS.items()},
+        **dict.fromkeys(("int8", "fp8", "int4"), ("auto", "weights of fewer bits are a matter of quantization")),
+    },
+    "ssm_state_dtype": {word: (here, "") for word, here in _FLOATS.items()},
+    "quantization": {
+        **dict.fromkeys(("q8_0", "q6_k", "q5_k_m", "q5_k_s", "q5_0", "q5_1"), ("int8_g128", _BLOCKS)),
+        **dict.fromkeys(("q4_0", "q4_1", "q4_k_m", "q4_k_s", "q4_k", "q3_k_m", "q2_k", "mxfp4"), ("int4_g32", _BLOCKS)),
+        **dict.fromkeys(("fp8", "8bit", "w8a8", "w8a16", "q8"), ("int8", "")),
+        **dict.fromkeys(("4bit", "w4a16", "bitsandbytes", "nf4", "q4"), ("int4", "")),
+        **dict.fromkeys(("awq", "gptq", "compressed-tensors"), ("auto", "a quantised checkpoint says so itself")),
+        **dict.fromkeys(
+            (*_FLOATS, *_FLOATS.values()), ("none", "the dtype of weights that are not quantised is dtype")
+        ),
+    },
+    "graph_mode": {"full": ("full_decode_only", ""), "eager": ("none", "")},
+    "scheduling_policy": {"fifo": ("fcfs", "")},
+    "device": {
+        **dict.fromkeys(("gpu", "nvidia", "cuda:0"), ("cuda", "CUDA_VISIBLE_DEVICES chooses among several GPUs")),
+        **dict.fromkeys(("h100", "h200", "a100", "b200", "l4", "l40s"), ("cuda", "only `plan` takes names of GPUs")),
+    },
+    "kv_cache_dtype": {
+        **dict.fromkeys(
+            ("fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc"),
+            ("int8", "8-bit keys and values are int8, which keeps more of each number in as many bytes"),
+        ),
+        **dict.fromkeys(("q8", "8bit", "int4"), ("int8", "")),
+        "q8_0": ("int8", "8-bit keys and values are int8, with one scale for each token's head"),
+        **dict.fromkeys(
+            ("q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"), ("int8", "keys and values have no fewer than 8 bits, as int8")
+        ),
+        **dict.fromkeys(
+            (*_FLOATS, *_FLOATS.values()),
+            ("auto", "keys and values that are not int8 have the dtype of the model (dtype)"),
+        ),
+    },
+}
+"""Setting -> values that it has in vLLM and llama.cpp, each with the value to use here, and why."""
+
+_SWITCHES = {
+    **dict.fromkeys(("on", "true", "yes", "1", "enable", "enabled"), True),
+    **dict.fromkeys(("off", "false", "no", "0", "none", "disable", "disabled"), False),
+}
+
+
+def nearest_value(name: str, given: Any, kind: str, expected: Iterable[str] = ()) -> Any:
+    """Return the value that was probably meant by `given`, which is none of the setting `name`; None without a guess.
+
+    `kind` is pydantic's type of the problem. `expected` are the values of a setting that has names for them.
+    """
+    word = str(given).strip().lower()
+    if kind == "literal_error":
+        known = {value.lower(): value for value in expected}
+        switch = {True: "on", False: "off", None: None}[_SWITCHES.get(word)]
+        near = [known[word]] if word in known else get_close_matches(word, known, 1)
+        return (
+            OTHER_VALUES.get(name, {}).get(word, (None,))[0]
+            or (switch if switch in known else None)
+            or (known[near[0].lower()] if near else None)
+        )
+    if kind.startswith("bool_"):
+        return _SWITCHES.get(word)
+    if not kind.startswith(("int_", "float_")) or isinstance(given, bool):
+        return None
+    number = number_in(word, is_time=name.endswith(("_timeout", "_seconds", "timeout")))
+    if number is None or kind.startswith("float_"):
+        return number
+    return int(number) if number == int(number) else None
+
+
+def validation_problem(found: Mapping[str, Any], equals: str = " = ") -> tuple[str, list[Remedy]]:
+    """Return pydantic's problem with one setting as text, and the nearest legal value as a remedy, if there is one."""
+    # A wrong key of an object is the problem's input: pydantic marks its location by `[key]`.
+    loc = found["loc"][:-2] if found["loc"][-1:] == ("[key]",) else found["loc"]
+    name, said = ".".join(map(str, loc)), str(found["msg"]).removeprefix("Value error, ").partition(", unable")[0]
+    about, given = found.get("ctx", {}), found["input"]
+    nearest = [about[key] for key in ("nearest", "ge", "le") if key in about]
+    if about.get("le") == 1 and 2 < given <= 100:
+        nearest = [given / 100]  # a percentage
+    guess = nearest_value(name, given, found["type"], re.findall("'([^']+)'", str(about.get("expected", ""))))
+    text = f"{name}{equals}{given!r}: {said[:1].lower()}{said[1:]}" if name else said
+    if guess is not None and not nearest:
+        why = OTHER_VALUES.get(name, {}).get(str(given).lower(), ("", ""))[1]
+        text += f"; {why + ': ' if why else ''}did you mean {str(guess).lower() if isinstance(guess, bool) else guess}?"
+        nearest = [guess]
+    return text, [*about.get("remedies", ()), *(Remedy(name, value) for value in nearest[:1])]
 
 
 def by_canonical_name(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -156,9 +236,6 @@ def config_error(problems: list[ErrorDetails], settings: Iterable[str]) -> Confi
             lines.append(_unknown_setting(name, settings))
             continue
         text, nearest = validation_problem(problem)
-        if name == "kv_cache_dtype" and str(problem["input"]) in KV_CACHE_DTYPES:
-            there_is, why = KV_CACHE_DTYPES[problem["input"]]
-            text, nearest = f"{name} = {problem['input']!r}: {why}", [Remedy(name, there_is)]
         lines.append(problem["msg"] if problem["type"] in ("capture_sizes", "speculative") else text)
         if name == "memory_utilization" and problem["type"] == "greater_than":
             nearest = [Remedy(name, 0.01)]

@@ -23,7 +23,29 @@ def parse_bytes(text: str) -> int:
     if match is None or match[2].lower() not in _UNITS:
         raise ConfigError(f"{text!r} is not a size; write it like 4GiB, 512MiB or 2GB")
     unit = _UNITS[match[2].lower()]
-    return int(match[1]) * unit if match[1].isdigit() else int(float(match[1]) * unit)
+    count = int(match[1]) * unit if match[1].isdigit() else int(float(match[1]) * unit)
+    if not match[2] and 0 < count < KiB:
+        raise ConfigError(f"{text!r} would be {count} bytes; did you mean {count}GiB or {count}MiB?")
+    return count
+
+
+_MULTIPLES = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "ki": 2**10, "mi": 2**20, "%": 0.01}
+_SECONDS = {"": 1, "ms": 0.001, "s": 1, "sec": 1, "seconds": 1, "m": 60, "min": 60, "minutes": 60, "h": 3600}
+
+
+def number_in(text: str, *, is_time: bool = False) -> float | None:
+    """Return the number that text such as `4k`, `8,192`, `90%` or, for a time, `30s` probably means; None for others.
+
+    It is for messages: settings take plain numbers, since 4k may be 4096 or 4000.
+    """
+    match = re.fullmatch(r"([+-]?\d[\d,_]*(?:\.\d+)?)\s*([a-z%]*)", text.strip().lower())
+    units = _SECONDS if is_time else _MULTIPLES
+    if match is None or match[2] not in units:
+        return None
+    digits = match[1].replace("_", "")
+    decimal = re.fullmatch(r"\d+,\d{1,2}", digits)
+    number = float(digits.replace(",", "." if decimal else "")) * units[match[2]]
+    return int(number) if number == int(number) else number
 
 
 def read_size(value: Any) -> Any:

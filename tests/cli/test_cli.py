@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from ostinato import LLM, EngineConfig, SamplingParams
 from ostinato.cli.chat import ChatSession, StopRequest
 from ostinato.cli.main import main
 from ostinato.cli.output import piped_progress, print_pieces
+from ostinato.demo import checkpoint_dir
 from tests.support.checkpoints import checkpoint
 
 APPLES = "Ava has 17 apples and buys 25 more. She gives away 9. How many apples are left?"
@@ -133,6 +135,10 @@ def test_threads_of_a_command_that_does_not_measure_wait_briefly_unless_the_user
 
 def test_one_prompt_prints_just_its_answer(ask: Callable[..., Outcome], llm: LLM) -> None:
     assert ask("generate", APPLES) == Outcome(0, answer(llm, APPLES).lstrip() + "\n", "")
+
+
+def test_the_model_may_stand_before_the_prompt(ask: Callable[..., Outcome], llm: LLM) -> None:
+    assert ask("generate", "demo", APPLES) == Outcome(0, answer(llm, APPLES).lstrip() + "\n", "")
 
 
 def test_several_prompts_are_printed_each_with_its_answer(ask: Callable[..., Outcome], llm: LLM) -> None:
@@ -313,6 +319,20 @@ def test_a_conversation_that_outgrows_the_model_goes_on_after_a_reset(ask: Calla
     assert outcome.out.splitlines() == [answer(llm, APPLES).lstrip()] * 2
     assert outcome.err.count("/reset") == 2
     assert "max_model_len" in outcome.err
+
+
+def test_chat_samples_and_says_so_where_the_checkpoint_says_nothing(
+    ask: Callable[..., Outcome], tmp_path: Path
+) -> None:
+    silent = tmp_path / "silent"
+    shutil.copytree(checkpoint_dir(), silent)
+    (silent / "generation_config.json").write_text('{"eos_token_id": 1}')
+    outcome = ask("chat", "--model", str(silent), "--min-p", "1", stdin="/exit\n")
+    told = (
+        "(temperature 0.7, repetition_penalty 1.1, since the checkpoint says nothing about sampling; flags set others)"
+    )
+    assert (outcome.status, told in outcome.err) == (0, True)
+    assert "sampling" not in ask("chat", stdin="/exit\n").err
 
 
 def test_chat_without_a_chat_template_is_refused_before_the_first_message(ask: Callable[..., Outcome]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -70,6 +71,32 @@ def test_the_tables_fit_80_columns_and_carry_no_colour(capsys, checkpoint) -> No
     words = ("weights", "activations", "triton", "max_num_batched_tokens", "state_cache_mode", "decisions")
     for word in words:
         assert word in out
+
+
+def test_the_first_line_says_that_it_fits_and_how_fast(capsys, checkpoint) -> None:
+    _, data = run_json(capsys, checkpoint, "--device", "l4-24gb", "--max-num-seqs", "100")
+    _, out, _ = run(capsys, "plan", checkpoint, "--device", "l4-24gb", "--max-num-seqs", "100")
+    tokens = (data["memory"]["num_blocks"] - 1) * data["settings"]["block_size"]
+    assert out.startswith(f"It fits: 100 requests, a cache of {tokens:,} tokens, at most ")
+    assert re.search(r"[\d,]+ tokens/s\s*$", out.partition("\n")[0])
+    slow, _, _ = run(capsys, "plan", checkpoint, "--kernels", "reference")[1].partition("\n")
+    assert slow.rstrip().endswith("; speed not predicted")
+
+
+def test_what_the_model_does_not_have_has_no_lines(capsys, tmp_path: Path) -> None:
+    plain = {
+        "model_type": "llama", "dtype": "bfloat16", "hidden_size": 64, "vocab_size": 256, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 128, "max_position_embeddings": 512,
+        "rms_norm_eps": 1e-5,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(plain))
+    status, out, _ = run(capsys, "plan", str(tmp_path), "--device", "l4-24gb")
+    assert status == 0
+    assert not re.findall(r"(?i).*(?:ssm|slot|state).*", out)
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"hybrid_override_pattern": "M-M-"}))
+    status, out, _ = run(capsys, "plan", str(tmp_path), "--device", "l4-24gb")
+    assert status == 0
+    assert not re.findall(r"(?:^ keys and values|^ blocks|^ block_size).*", out, flags=re.MULTILINE)
 
 
 def test_the_graphs_are_told_with_what_runs_eagerly_and_what_would_cover_it(capsys, checkpoint) -> None:

@@ -22,6 +22,7 @@ from ostinato.cli.bench import app as bench
 from ostinato.cli.help import COMMON_FLAGS, SHORT_HELP_LINES, groups
 from ostinato.cli.main import COMMANDS, main
 from ostinato.config import EngineConfig
+from ostinato.errors import ConfigError
 from ostinato.serve.settings import ServeSettings
 from ostinato.setting_names import ALIASES
 
@@ -67,13 +68,14 @@ def test_help_is_a_page_that_names_every_flag(capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize("command", HELPS, ids=" ".join)
-@pytest.mark.parametrize("columns", ["80", "110"])
+@pytest.mark.parametrize("columns", ["80", "60", "110"])
 def test_help_of_every_command_is_a_page(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: list[str], columns: str
 ) -> None:
     monkeypatch.setenv("COLUMNS", columns)
     out = run(capsys, *command, "--help")[1]
-    assert out.count("\n") < SHORT_HELP_LINES
+    assert columns == "60" or out.count("\n") < SHORT_HELP_LINES
+    assert not [line for line in out.partition("\n")[2].splitlines() if line.endswith("...")], "whole sentences"
     if command and command != ["bench"]:
         assert "Example: ostinato" in out
 
@@ -171,6 +173,153 @@ def test_flags_that_the_page_of_other_engines_names_are_known(capsys: pytest.Cap
     theirs = {flag for row in rows for cell in row for flag in re.findall(r"(?<![\w-])--?[a-z][a-z-]*", cell)}
     assert len(theirs) > 40
     assert not [flag for flag in theirs - ours if other_engines.advice(flag) is None]
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        (["-m", "m.gguf", "-p", "hi"], "No such option: -m (here it is --model); a command comes first"),
+        (["generate", "-p", "hi"], "here it is the prompt as an argument: ostinato generate MODEL PROMPT"),
+        (["serve", "-tp", "2"], "here it is --tensor-parallel-size"),
+        (["serve", "--tp", "2"], "here it is --tensor-parallel-size"),
+        (["serve", "-q", "awq"], "here it is --quantization"),
+        (["serve", "--load-in-8bit"], "here it is --quantization int8"),
+        (["serve", "--swap-space", "4"], "no counterpart here: requests that lose their memory are computed again"),
+        (["ps"], "No such command 'ps'; here it is ostinato serve's page"),
+        (["embed"], "here it is POST /v1/embeddings"),
+        (["help", "serve"], "here it is ostinato serve --help\n"),
+        (["demo"], "for a model it is ostinato chat demo"),
+        (["./m.gguf"], "for a model it is ostinato chat ./m.gguf"),
+    ],
+)
+def test_what_one_types_in_other_engines_is_answered(
+    capsys: pytest.CaptureFixture[str], typed: list[str], message: str
+) -> None:
+    status, _, err = run(capsys, *typed)
+    assert (status, message in err) == (2, True), err
+
+
+# Values
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "nearest"),
+    [
+        ("--max-model-len", "4k", "4096"),
+        ("--max-num-seqs", "1,024", "1024"),
+        ("--memory-utilization", "90%", "0.9"),
+        ("--dtype", "bf16", "bfloat16"),
+        ("--quantization", "q4_k_m", "int4_g32"),
+        ("--kv-cache-dtype", "fp8", "int8"),
+        ("--overlap", "true", "on"),
+        ("--graph-mode", "Piecewise", "piecewise"),
+    ],
+)
+def test_a_value_that_is_none_is_answered_with_the_nearest(
+    capsys: pytest.CaptureFixture[str], flag: str, value: str, nearest: str
+) -> None:
+    status, _, err = run(capsys, "plan", "demo", flag, value)
+    assert (status, f"did you mean {nearest}?" in err) == (2, True), err
+    with pytest.raises(ConfigError, match=re.escape(f"did you mean {nearest}?")) as refused:
+        EngineConfig(**{flag[2:].replace("-", "_"): value})
+    assert [str(remedy.value) for remedy in refused.value.remedies] == [nearest]
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        (["plan", "demo", "--device", "h100"], "did you mean h100-80gb?"),
+        (["plan", "demo", "--device", "A100"], "did you mean a100-80gb?"),
+        (["serve", "--device", "gpu"], "did you mean cuda?"),
+        (["plan", "demo", "--device-memory", "24"], "--device-memory '24' would be 24 bytes; did you mean 24GiB"),
+        (["plan", "demo", "--cache-memory", "512"], "did you mean 512GiB or 512MiB?"),
+        (["serve", "--request-timeout", "30s"], "did you mean 30?"),
+        (["serve", "--keep-alive-timeout", "5m"], "did you mean 300?"),
+        (["serve", "--log-level", "WARN"], "did you mean warning?"),
+        (["generate", "hi", "--temperature", "0,7"], "did you mean 0.7?"),
+        (["generate", "hi", "--top-p", "90"], "--top-p 0.9\n"),
+        (["bench", "latency", "--rounds", "1k"], "did you mean 1024?"),
+    ],
+)
+def test_units_and_names_are_answered_with_what_is_taken(
+    capsys: pytest.CaptureFixture[str], typed: list[str], message: str
+) -> None:
+    status, _, err = run(capsys, *typed)
+    assert (status, message in err) == (2, True), err
+
+
+@pytest.mark.parametrize(
+    "flag", ["--max-num-seqs", "--max-num-batched-tokens", "--max-capture-size", "--max-model-len", "--threads"]
+)
+def test_a_number_beyond_all_plans_is_refused_before_anything_is_planned(
+    capsys: pytest.CaptureFixture[str], flag: str
+) -> None:
+    status, _, err = run(capsys, "plan", "demo", flag, "2147483648", "--device-memory", "999999999TiB")
+    assert (status, re.findall(rf"^  - {flag} \d+$", err, flags=re.MULTILINE) != []) == (2, True), err
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        (["serve", "--port", "1", "--port", "2"], "--port is given 2 times; give it once: it has one value"),
+        (["plan", "demo", "--overlap", "on", "--overlap", "off"], "--overlap is given 2 times"),
+        (["serve", "--deterministic", "--no-deterministic"], "--deterministic is given 2 times"),
+        (["plan", "demo", "--capture-sizes", "1", "--capture-sizes", "2"], "separate the values by commas"),
+        (["bench", "latency", "--rounds", "1", "--rounds", "2"], "--rounds is given 2 times"),
+    ],
+)
+def test_an_option_of_one_value_is_not_taken_twice(
+    capsys: pytest.CaptureFixture[str], typed: list[str], message: str
+) -> None:
+    status, _, err = run(capsys, *typed)
+    assert (status, message in err) == (2, True), err
+
+
+def test_a_model_may_have_several_names(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run(capsys, "serve", "--served-model-name", "a", "--served-model-name", "b", "--print-config")
+    assert yaml.safe_load(out)["served_model_name"] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        (["smolm2", "What is the capital of France?"], "did you mean smollm2?"),
+        (["./none.gguf", "hi"], "there is no file './none.gguf'"),
+        (["demo"], "'demo' is taken as the model, and there is no prompt; after --model, all are prompts"),
+    ],
+)
+def test_the_first_argument_of_generate_may_be_the_model(
+    capsys: pytest.CaptureFixture[str], typed: list[str], message: str
+) -> None:
+    status, _, err = run(capsys, "generate", *typed)
+    assert (status, message in err) == (2, True), err
+
+
+def test_errors_of_values_and_names_come_before_torch_is_imported(tmp_path: Path) -> None:
+    code = f"""
+import sys
+from ostinato.cli.main import main
+computing = ["generate hi", "chat", "eval", "verify", *("bench " + name for name in (
+    "throughput", "latency", "startup", "prefix", "graphs", "encoder", "profile", "speculative", "serve-overhead"))]
+others = ["serve", "plan", "ray-config", "batch docs/examples/batch.jsonl {tmp_path}/answers"]
+wrong = ["--max-num-seqs -1", "--model no-such-model"]
+lines = [[*command.split(), *flags.split()] for command in (*others, *computing) for flags in wrong]
+lines += [["inspect", "no-such-model"], ["fetch", "no-such-model"], ["generate", "hi", "--max-model-len", "99999"]]
+lines += [[command, *words, "--temperature", "-1"] for command, words in (("generate", ["hi"]), ("chat", []))]
+for line in lines:
+    try:
+        main(line)
+    except SystemExit as end:
+        assert end.code == 2, line
+    assert "torch" not in sys.modules, line
+    assert line[0] != "serve" or "ostinato.serve.server" not in sys.modules, line
+"""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    root = COMING_FROM.parents[1]
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=root, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
 
 
 # Remedies and files

@@ -11,7 +11,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer
 
-from ostinato.engine.text.tokenizer import generation_defaults, load_tokenizer
+from ostinato.engine.text.tokenizer import CHAT_SAMPLING, generation_defaults, load_tokenizer
 from ostinato.errors import ModelError, RequestError
 
 TEXT = "Ada läuft 12 km 🎼 <|im_end|> and back.\n\nDone"
@@ -128,6 +128,7 @@ def test_sampling_settings_apply_only_where_sampling_is_asked_for(
 ) -> None:
     write(tmp_path, None, generation_config=generation_config)
     assert generation_defaults(tmp_path).sampling == sampling
+    assert load_tokenizer(tmp_path).chat_defaults == ({} if generation_config else CHAT_SAMPLING)
     assert load_tokenizer(tmp_path).sampling_defaults == sampling
 
 

@@ -14,6 +14,7 @@ from ostinato.demo import checkpoint_dir
 from ostinato.errors import ConfigError, ModelError
 from ostinato.formats.checkpoint_json import read_checkpoint_json
 from ostinato.models.checkpoint import (
+    looks_like_model,
     model_spec,
     read_config,
     resolve_model_dir,
@@ -54,6 +55,51 @@ def test_the_embedded_models_have_names_and_a_directory_is_itself(tmp_path: Path
 def test_a_directory_that_does_not_exist_is_named(model: str) -> None:
     with pytest.raises(ModelError, match="no directory"):
         resolve_model_dir(model)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("smolm2", "did you mean smollm2?"),
+        ("SmolLM2", "did you mean smollm2?"),
+        ("smollm2:135m", "did you mean smollm2?"),
+        ("demo_vl", "did you mean demo-vl?"),
+        ("./missing.gguf", "there is no file './missing.gguf'"),
+        ("https://huggingface.co/O/N", "the hub id alone: O/N"),
+        ("hf.co/O/N:Q4_K_M", "the hub id alone: O/N; a GGUF file of it is OWNER/NAME:FILE.gguf"),
+        ("https://huggingface.co/O/N/blob/main/m.gguf", "the hub id alone: O/N:m.gguf"),
+        ("https://example.org/m.gguf", "models come from the hub"),
+        ("true", "a switch such as --deterministic takes no value"),
+    ],
+)
+def test_a_name_that_is_no_model_is_answered_with_what_was_meant(model: str, message: str) -> None:
+    assert looks_like_model(model) or model == "true"
+    with pytest.raises(ModelError) as refused:
+        resolve_model_dir(model)
+    assert message in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        (
+            {"adapter_config.json": '{"base_model_name_or_path": "O/N"}'},
+            "it is an adapter of O/N, and adapters are not",
+        ),
+        ({}, "it is empty"),
+        ({"pytorch_model.bin": ""}, "it has pytorch_model.bin, and only safetensors beside a config.json"),
+        ({"model.onnx": ""}, "it has model.onnx, and only safetensors"),
+        ({"m.gguf": ""}, "give one of its GGUF files: m.gguf"),
+        ({"snapshots/ab/config.json": "{}"}, "give the folder in it that has one: "),
+    ],
+)
+def test_a_folder_that_is_no_checkpoint_is_described(tmp_path: Path, files: dict[str, str], message: str) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    with pytest.raises(ModelError) as refused:
+        read_config(tmp_path)
+    assert message in refused.value.message
 
 
 def test_a_file_is_no_checkpoint(tmp_path: Path) -> None:

@@ -131,7 +131,7 @@ def test_a_checkpoint_or_a_file_is_fetched_to_be_used_later(person: Person) -> N
     assert files_of(Path(done.stdout.strip())) == files_of(text_checkpoint())
     file = person.run("fetch", "someone/text_GGUF:sub/m.gguf").stdout.strip()
     assert Path(file).read_bytes() == person.hub.repositories["someone/text_GGUF"]["sub/m.gguf"]
-    assert "there is smollm2, and a hub id is OWNER/NAME" in person.refused("fetch", "nothing")
+    assert "a hub id is OWNER/NAME, the embedded models are" in person.refused("fetch", "nothing")
     assert "the hub has no model of that name" in person.refused("fetch", "someone/nothing")
 
 

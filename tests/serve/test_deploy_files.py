@@ -70,9 +70,17 @@ def test_the_image_is_built_from_files_that_there_are_and_that_are_not_ignored()
         assert found, pattern
         for path in found:
             assert any(path.is_relative_to(name) for name in copied), path
-    [extras] = re.findall(r"'\.\[([a-z0-9,]+)\]'", DOCKERFILE)
-    assert set(extras.split(",")) <= needed["optional-dependencies"].keys()
+    assert '".[$EXTRAS]"' in DOCKERFILE
+    extras = [set(each.split(",")) for each in re.findall(r"EXTRAS=([a-z0-9,]+)", DOCKERFILE)]
+    assert set.union(*extras) <= needed["optional-dependencies"].keys()
     assert re.search(r"(?m)^torch==", (ROOT / "constraints.txt").read_text())
+
+
+def test_the_dockerfile_says_how_each_image_that_a_manifest_names_is_built():
+    for name in ("compose.yaml", "kubernetes.yaml", "kuberay.yaml"):
+        for image in re.findall(r"image: (\S+)", (DEPLOY / name).read_text()):
+            [build] = re.findall(rf"#   docker build ((?:.*\\\n)?.*-t {re.escape(image)} \.)", DOCKERFILE)
+            assert ("ray" in re.findall("EXTRAS=(.*?) ", build + "EXTRAS= ")[0]) == (name == "kuberay.yaml")
 
 
 def test_the_image_serves_where_its_health_check_asks_and_as_nobody_special():

@@ -41,9 +41,19 @@ def client(served):
 @pytest.fixture(scope="module")
 def thinking():
     model = str(text_checkpoint(chat_template=THINKING, tags=TAGS))
-    with serving({"served_model_name": "tiny"}, model=model, max_num_seqs=4, max_model_len=512) as served:
+    with serving({"served_model_name": ["tiny", "little"]}, model=model, max_num_seqs=4, max_model_len=512) as served:
         client = served.client()
         yield client, str(served.engine.tokenizer.token_id("</think>"))
+
+
+def test_each_of_a_models_names_is_served(thinking):
+    client, _ = thinking
+    assert [model.id for model in client.models.list()] == ["tiny", "little"]
+    assert client.models.retrieve("little").id == "little"
+    for name in ("tiny", "little"):
+        assert client.completions.create(model=name, prompt="a", max_tokens=1).model == "tiny"
+    with pytest.raises(openai.NotFoundError, match="this server has 'tiny' and 'little'"):
+        client.completions.create(model="other", prompt="a", max_tokens=1)
 
 
 def test_a_response_is_the_answer_of_a_chat(client):

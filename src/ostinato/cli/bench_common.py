@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from ostinato.bench.report import BenchReport, ProgressCallback
-from ostinato.cli.flags import HelpAll, Model, engine_options, name_model
+from ostinato.cli.flags import HelpAll, Model, check_model, engine_options, name_model
 from ostinato.cli.help import HelpCommand
 from ostinato.cli.output import note
 from ostinato.errors import ConfigError
@@ -39,7 +39,10 @@ def add_command(app: typer.Typer, name: str, command: Callable[..., Measure], *,
         arguments.pop("help_all", None)  # its callback has run already
         if has_engine:
             name_model(arguments["settings"], arguments.pop("target"))
-        measured = command(**arguments)(_say())
+        measure = command(**arguments)
+        if has_engine:
+            check_model(arguments["settings"], plans=False)
+        measured = measure(_say())
         report = replace(measured, data={**measured.data, "command_line": command_line(invocation)})
         if as_json:
             print(report.to_json())

@@ -12,12 +12,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ostinato.cli.help import HelpCommand
+from ostinato.cli.help import HelpCommand, HelpGroup
 from ostinato.engine.cache_files import CacheFolder, clear_cache_folder, default_cache_directory, list_cache_folders
 from ostinato.errors import ConfigError, os_error_text
 from ostinato.units import format_bytes
 
 app = typer.Typer(
+    cls=HelpGroup,
     help="List or clear the files of prefix caches, which --cache-offload keeps. They hold prompts.\n\n"
     "Example: ostinato cache ls",
     no_args_is_help=True,

@@ -15,6 +15,7 @@ from ostinato.cli.flags import (
     Model,
     TemplateVariables,
     as_message,
+    check_model,
     engine_options,
     name_model,
     sampling_options,
@@ -47,7 +48,7 @@ def chat(
         typer.Option(metavar="FILE", help="An image that goes with the first message; several may be given."),
     ] = None,
     chat_template_kwargs: TemplateVariables = None,
-    max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.", rich_help_panel=PANEL)] = 1024,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.", rich_help_panel=PANEL)] = 1024,
     stats: Annotated[bool, typer.Option("--stats", help="Print what the engine did, to stderr.")] = False,
 ) -> None:
     """Talk with a model that has a chat template: type a line, read the answer as it comes.
@@ -55,16 +56,25 @@ def chat(
     /image PATH shows a model with vision an image, /reset starts a new conversation, /help lists the commands, /exit
     leaves. Without a terminal, each line of stdin is a message.
 
+    If the checkpoint says nothing about sampling, temperature is 0.7, min_p 0.1 and repetition_penalty 1.1 here.
+
     Example: ostinato chat demo --system "Answer in one line."
     """
     name_model(settings, target)
     variables = template_variables(chat_template_kwargs)
     if "seed" in sampling:
         settings["seed"] = sampling["seed"]  # random weights have one, too
+    check_model(settings)
     from ostinato import LLM
 
     llm = LLM(**settings)
-    params = llm.engine.default_params().replace(max_tokens=max_tokens, **sampling)
+    defaults: dict[str, Any] = {
+        name: value for name, value in llm.engine.tokenizer.chat_defaults.items() if name not in sampling
+    }
+    if defaults:
+        values = ", ".join(f"{name} {value}" for name, value in defaults.items())
+        note(f"({values}, since the checkpoint says nothing about sampling; flags set others)")
+    params = llm.engine.default_params().replace(max_tokens=max_tokens, **defaults, **sampling)
     talk = ChatSession(llm, params, system, variables)
     for source in image or ():
         talk.attach(source)

@@ -17,8 +17,6 @@ from rich.text import Text
 
 from ostinato.cli.output import figures_table, note
 from ostinato.config import EngineConfig
-from ostinato.errors import ConfigError
-from ostinato.files import exists
 from ostinato.inspection import CheckpointReport, inspect_checkpoint
 from ostinato.json_io import to_json_data
 from ostinato.models.checkpoint import resolve_model_dir
@@ -44,13 +42,9 @@ def fetch(
 
     Example: ostinato fetch smollm2
     """
-    if "/" in model and not exists(model):
+    if model not in NAMED:
         print(resolve_model_dir(model, revision, download_dir=download_dir))
         return
-    if model not in NAMED:
-        raise ConfigError(
-            f"there is no model {model!r} to fetch; there is {', '.join(NAMED)}, and a hub id is OWNER/NAME"
-        )
     path = find_file(model)
     if path is None:
         named = NAMED[model]

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from ostinato.cli.flags import Model, engine_options, name_model
+from ostinato.cli.flags import Model, check_model, engine_options, name_model
 from ostinato.cli.output import figures_table, note
 from ostinato.config import EngineConfig
 from ostinato.demo.tasks import Task, questions_about_drawings, word_problems
@@ -86,6 +86,7 @@ def evaluate(
     Example: ostinato eval demo-vl
     """
     name_model(settings, target)
+    check_model(settings)
     from ostinato import LLM
     from ostinato.verify.logit_loss import compare_logits as compare
     from ostinato.verify.logit_loss import exact_config

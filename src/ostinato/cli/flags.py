@@ -210,6 +210,22 @@ def name_model(settings: dict[str, Any], target: str | None) -> None:
     settings["model"] = target
 
 
+def check_model(settings: dict[str, Any], *, plans: bool = True) -> None:
+    """Raise the errors of the settings and of a model that is not there before torch is imported, which takes seconds.
+
+    With `plans`, also those of a plan for this machine.
+    """
+    # Imported here, since short help needs none of these.
+    from ostinato.models.checkpoint import load_spec
+    from ostinato.plan.device.detect import detect
+    from ostinato.plan.plan import make_plan
+
+    config = EngineConfig(**settings)
+    spec = load_spec(config)
+    if plans:
+        make_plan(config, spec, detect(config.device))
+
+
 def setting_flag(
     name: str, field: FieldInfo, text: str, metavar: str | None = None, **options: Any
 ) -> inspect.Parameter:
@@ -356,6 +372,7 @@ def _values(given: dict[str, Any]) -> dict[str, Any]:
     if guide := {name: values.pop(name) for name in list(values) if name.startswith(_GUIDE)}:
         texts = {name: _text(name, guide[name]) for name in guide if name in _TEXTS_IN_FILES}
         values["guide"] = {name.removeprefix(_GUIDE): value for name, value in (guide | texts).items()}
+    SamplingParams(**{"max_tokens": None} | values)  # raises its errors before a model is loaded
     return values
 
 

@@ -17,13 +17,16 @@ from rich.text import Text
 from ostinato.cli.flags import (
     TemplateVariables,
     as_message,
+    check_model,
     engine_options,
+    name_model,
     read_prompts,
     sampling_options,
     template_variables,
 )
 from ostinato.cli.output import check_room, note_cut, print_pieces, print_stats
 from ostinato.errors import RequestError
+from ostinato.models.checkpoint import looks_like_model
 
 if TYPE_CHECKING:
     from ostinato.engine.llm import LLM
@@ -38,7 +41,10 @@ def generate(
     sampling: dict[str, Any],
     prompts: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[PROMPT]...", help="To answer or continue; - is stdin."),
+        typer.Argument(
+            metavar="[MODEL] PROMPT...",
+            help="To answer or continue; - is stdin. A model may stand before them.",
+        ),
     ] = None,
     file: Annotated[
         Path | None, typer.Option(help="More prompts, one per line, blank lines passed over; - is stdin.")
@@ -58,10 +64,17 @@ def generate(
 ) -> None:
     """Generate text: one prompt is streamed, several run as one batch.
 
-    If the checkpoint has a chat template, each prompt is a user's message, unless --raw is given.
+    If the checkpoint has a chat template, each prompt is a user's message, unless --raw is given. The first argument is
+    the model if it is a model's name, a hub id, a path or a GGUF file. With --model, each argument is a prompt.
 
-    Example: ostinato generate "Ava has 17 apples and buys 25 more. How many apples does she have?"
+    Example: ostinato generate demo "Ava has 17 apples and buys 25 more. How many apples does she have?"
     """
+    if prompts and "model" not in settings and looks_like_model(prompts[0]):
+        name_model(settings, prompts.pop(0))
+        if not prompts and file is None:
+            raise RequestError(
+                f"{settings['model']!r} is taken as the model, and there is no prompt; after --model, all are prompts"
+            )
     asked = [*_read_arguments(prompts or []), *(read_prompts(file) if file else ())]
     if not asked:
         raise RequestError('there is no prompt: give one, as in ostinato generate "...", or --file')
@@ -74,6 +87,7 @@ def generate(
     variables = template_variables(chat_template_kwargs)
     if "seed" in sampling:
         settings["seed"] = sampling["seed"]  # random weights have one, too
+    check_model(settings)
     from ostinato import LLM
 
     llm = LLM(**settings)

@@ -69,14 +69,14 @@ _FLAG_COLUMNS = 24
 _EXAMPLE = "Example:"
 _SHOWS_ALL = "help shows every flag"
 _BREVITY = "how much help leaves out"
-_ONE_EXAMPLE, _ONE_LINE_EACH = 1, 2
-"""Levels of short help: one example with the first paragraph, and one line for each flag as well."""
+_ONE_EXAMPLE, _ONE_SENTENCE = 1, 2
+"""Levels of short help: one example with the first paragraph, and one sentence for each flag as well."""
 
 _NUMBERS = {
-    ", unable to parse string as an integer": ", such as 8",
-    ", unable to parse string as a number": ", such as 0.5",
+    ", unable to parse string as an integer": ("int_parsing", ", such as 8"),
+    ", unable to parse string as a number": ("float_parsing", ", such as 0.5"),
 }
-"""Ending of typer's message about a text that is no number -> its replacement with an example."""
+"""Ending of typer's message about a text that is no number -> pydantic's type of that problem, and an example."""
 
 UsageError: Any = typer.BadParameter.__base__
 """Base class of typer's errors for flags that it cannot parse; typer exports only this subclass."""
@@ -92,12 +92,14 @@ class HelpCommand(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         given = list(args)  # the parser consumes them
         try:
+            self._check_repeated(ctx, args)
             return super().parse_args(ctx, args)
         except UsageError as error:
             flag = getattr(error, "option_name", None)
             if flag is None:
-                for said, example in _NUMBERS.items():
-                    error.message = error.message.replace(said, example)
+                for said, (kind, example) in _NUMBERS.items():
+                    meant = said in error.message and _meant_number(ctx, getattr(error, "param", None), given, kind)
+                    error.message = error.message.replace(said, f"; did you mean {meant}?" if meant else example)
                 if error.message.startswith("Missing") or not error.message:
                     raise UsageError(f"{error.format_message().rstrip('.')}; {self._example()}", ctx) from None
                 raise
@@ -107,10 +109,19 @@ class HelpCommand(TyperCommand):
                 raise
             raise UsageError(f"No such option: {typed[0]} ({advice(typed[0])})", ctx) from None
 
+    def _check_repeated(self, ctx: Any, args: list[str]) -> None:
+        """Raise UsageError for an option that has one value and is given twice; the parser would take the last."""
+        _, _, order = self.make_parser(ctx).parse_args(args=list(args))
+        options: list[Any] = [param for param in order if param.param_type_name == "option" and not param.multiple]
+        for param in options:
+            if options.count(param) > 1 and not (param.is_flag and not param.secondary_opts):
+                once = "separate the values by commas" if "," in (param.metavar or "") else "it has one value"
+                raise UsageError(f"{param.opts[0]} is given {options.count(param)} times; give it once: {once}", ctx)
+
     def get_help(self, ctx: Any) -> str:
         """Return the short help: at most one page if the flags of `--help-all` can be left out."""
         text = ""
-        for brevity in (0, _ONE_EXAMPLE, _ONE_LINE_EACH):
+        for brevity in (0, _ONE_EXAMPLE, _ONE_SENTENCE):
             ctx.meta[_BREVITY] = brevity
             text = super().get_help(ctx)
             if text.count("\n") + 1 < SHORT_HELP_LINES or ctx.meta.get(_SHOWS_ALL) or not self._has_help_all():
@@ -163,9 +174,9 @@ class HelpCommand(TyperCommand):
         wanted = {param.name: (param, record) for param, record in every if param.name in COMMON_FLAGS}
         first = own if shows_all else [*(wanted[name] for name in COMMON_FLAGS if name in wanted), *own]
         brevity = ctx.meta.get(_BREVITY, 0)
-        room = formatter.width - _FLAG_COLUMNS - 4 if brevity >= _ONE_LINE_EACH else None
         with formatter.section("Options"):
-            formatter.write_dl([_cut(record, room) for _, record in first], col_max=_FLAG_COLUMNS)
+            shown = [_first_sentence(record) if brevity >= _ONE_SENTENCE else record for _, record in first]
+            formatter.write_dl(shown, col_max=_FLAG_COLUMNS)
         del by_group[OWN]
         if shows_all:
             for title, group in by_group.items():
@@ -189,18 +200,57 @@ class HelpCommand(TyperCommand):
 class HelpGroup(TyperGroup):
     """Group of commands that answers an unknown command's name with a known one."""
 
+    def format_commands(self, _: Any, formatter: Any) -> None:
+        """Write the first paragraph of each command's help, whole."""
+        summaries = ((name, (each.help or "").partition("\n\n")[0]) for name, each in self.commands.items())
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, " ".join(text.split())) for name, text in summaries])
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        given = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except UsageError as error:
+            if getattr(error, "option_name", None) is None:
+                raise
+            typed = [each for each in given if each.startswith(error.option_name) and advice(each)]
+            known = f" ({advice(typed[0])})" if typed else ""
+            first = f"a command comes first, as in {ctx.command_path} {next(iter(self.commands))}"
+            raise UsageError(f"No such option: {(typed or [error.option_name])[0]}{known}; {first} ...", ctx) from None
+
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         try:
             return super().resolve_command(ctx, args)
-        except UsageError as error:
-            said = error.message.partition(".")[0]
-            raise UsageError(f"{said}; {advice_on_command(args[0], list(self.commands))}", ctx) from None
+        except UsageError:
+            from ostinato.models.checkpoint import looks_like_model  # imported here: help needs none of it
+
+            name, ours = args[0], list(self.commands)
+            meant = advice_on_command(name, ours)
+            if name == "help" and args[1:2] and args[1] in ours:
+                meant = f"here it is {ctx.command_path} {args[1]} --help"
+            elif meant.startswith("there are") and "chat" in ours and looks_like_model(name):
+                meant = f"for a model it is {ctx.command_path} chat {name}, or serve or generate in place of chat"
+            raise UsageError(f"No such command {name!r}; {meant}", ctx) from None
 
 
-def _cut(record: tuple[str, str], room: int | None) -> tuple[str, str]:
-    """Return a flag and its help, shortened to `room` characters if that is given."""
+def _meant_number(ctx: Any, param: Any, args: list[str], kind: str) -> float | None:
+    """Return the number that was probably meant by the value of an option; None without a guess."""
+    from ostinato.setting_names import nearest_value  # imported here: help needs none of it
+
+    if param is None:
+        return None
+    values = [value for name, value in (ctx.default_map or {}).items() if name == param.name]
+    for word, following in zip(args, [*args[1:], ""], strict=True):
+        flag, _, value = word.partition("=")
+        values += [value or following] if flag in param.opts else []
+    return nearest_value(str(param.name), values[-1], kind) if values else None
+
+
+def _first_sentence(record: tuple[str, str]) -> tuple[str, str]:
+    """Return a flag and the first sentence, or the first part of one, of its help."""
     flag, text = record
-    return flag, text if room is None else textwrap.shorten(text, room, placeholder="...")
+    sentence, _, _ = re.sub(r"\s*\[.*?\]|\s*\([^)]*\)", "", text).partition(". ")
+    return flag, sentence.partition("; ")[0].rstrip(".:;") + "."
 
 
 def _unbroken(text: str) -> str:

@@ -9,7 +9,6 @@ import gc
 import json
 import os
 import sys
-import textwrap
 from collections import UserDict
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -79,12 +78,9 @@ class RootGroup(HelpGroup):
         self.commands = Commands(COMMANDS)
 
     def format_commands(self, _: Any, formatter: Any) -> None:
-        """Write one line for each subcommand without importing any."""
-        room = formatter.width - max(map(len, COMMANDS)) - 4
+        """Write the first sentence of each subcommand's help without importing any."""
         with formatter.section("Commands"):
-            formatter.write_dl(
-                [(name, textwrap.shorten(_summary_from_source(name), room, placeholder="...")) for name in COMMANDS]
-            )
+            formatter.write_dl([(name, " ".join(_summary_from_source(name).split())) for name in COMMANDS])
 
 
 def _summary_from_source(name: str) -> str:

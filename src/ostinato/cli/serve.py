@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 from pydantic.fields import FieldInfo
 
-from ostinato.cli.flags import SIZE, Model, described, engine_options, name_model, setting_flag, with_flags
+from ostinato.cli.flags import SIZE, Model, check_model, described, engine_options, name_model, setting_flag, with_flags
 from ostinato.cli.output import note
 from ostinato.engine.process.engine_process import SECRET_VARIABLES
 from ostinato.errors import RequestError
@@ -29,7 +29,10 @@ def batch(
     requests: Annotated[Path, typer.Argument(metavar="IN.jsonl", help="A request a line, in OpenAI's batch form.")],
     answers: Annotated[Path, typer.Argument(metavar="OUT.jsonl", help="Where answers are added, one a line.")],
     served_model_name: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="The model's name in requests (that of the checkpoint).")
+        list[str] | None,
+        typer.Option(
+            metavar="TEXT", help="The model's name in requests (that of the checkpoint); several may be given."
+        ),
     ] = None,
 ) -> None:
     """Answer a file of requests, in the form of OpenAI's batches.
@@ -48,6 +51,7 @@ def batch(
     from ostinato.serve.batch.run import URLS, batch_settings, run_batch
 
     config = EngineConfig(**{"model": "demo", **settings})
+    check_model(settings, plans=False)
     lines = read_lines(requests, URLS)
     if exists(answers) and answers.samefile(requests):
         raise RequestError(f"{answers} holds the requests; name another file for the answers")
@@ -76,7 +80,7 @@ def batch(
                         num_tokens += tokens
                         advance(tokens)
 
-                    chosen = batch_settings(served_model_name)
+                    chosen = batch_settings(served_model_name or ())
                     asyncio.run(run_batch(config, chosen, requests, left, file, loading, ready, answered))
             except (KeyboardInterrupt, EngineFailed) as error:
                 note(f"stopped: {answers} has {len(file.statuses)} of {len(lines)}; the same command goes on")
@@ -133,7 +137,6 @@ def serve(
     chosen = ServeSettings(**serving)
     from ostinato.config import EngineConfig
     from ostinato.engine.progress import start_progress
-    from ostinato.serve.server import serve as run
 
     config = EngineConfig(**{"model": "demo", **settings})
     if print_config:
@@ -142,6 +145,10 @@ def serve(
         for each in (config, chosen):
             print("\n".join(lines(each)))
         return
+    if not chosen.is_replicated:  # a cluster's nodes have the model, and this machine may not
+        check_model(settings, plans=False)
+    from ostinato.serve.server import serve as run
+
     with start_progress() as progress:
         status = run(config, chosen, progress, lambda url: note(f"listening on {url} (Ctrl-C ends it)"))
     raise typer.Exit(status)

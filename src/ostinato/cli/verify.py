@@ -14,9 +14,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ostinato.cli.flags import Model, engine_options, name_model, read_prompts
+from ostinato.cli.flags import Model, check_model, engine_options, name_model, read_prompts
 from ostinato.cli.output import figures_table, note, piped_progress
 from ostinato.errors import ConfigError
+from ostinato.models.checkpoint import resolve_model_dir
 
 STYLES = {"equal": "green", "tie": "yellow", "different": "bold red", "error": "bold red"}
 WIDEST = 200
@@ -199,6 +200,9 @@ def verify(
     if quick and full:
         raise ConfigError("--quick asks for fewer cells and --full for all; give one of them")
     name_model(settings, target)
+    check_model(settings, plans=False)
+    if draft is not None:
+        resolve_model_dir(draft)
     lines = () if prompts is None else read_prompts(prompts)
     from ostinato.verify.verify import Trial, has_passed
     from ostinato.verify.verify import verify as run

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ostinato.errors import ModelError
-from ostinato.files import is_file
+from ostinato.files import is_file, matches
 from ostinato.formats.gguf.architectures import config_of
 from ostinato.formats.gguf.reader import Header, parts_beside, read_whole
 from ostinato.formats.gguf.tokenizer import generation_config_of, tokenizer_config_of, tokenizer_of
@@ -38,6 +38,24 @@ def read_checkpoint_json(checkpoint: Path, name: str) -> dict[str, Any]:
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise ModelError(f"{checkpoint} has metadata of other types than its {name} needs: {error}") from None
     return read_json(checkpoint / name)
+
+
+def folder_advice(directory: Path) -> str:
+    """Return what a folder holds that is no checkpoint, or lacks its weights, and what to give in its place."""
+    adapter = read_json(directory / "adapter_config.json")
+    if adapter:
+        base = adapter.get("base_model_name_or_path") or "another model"
+        return f"it is an adapter of {base}, and adapters are not supported: merge it into that model, and give that"
+    files = [path.name for path in matches(directory, "*")]
+    if ggufs := [name for name in files if name.endswith(".gguf")]:
+        return f"give one of its GGUF files: {', '.join(ggufs)}"
+    folders = [*matches(directory, "*"), *matches(directory / "snapshots", "*")]
+    if inner := [folder / "config.json" for folder in folders if is_file(folder / "config.json")]:
+        return f"give the folder in it that has one: {', '.join(str(path.parent) for path in inner[:4])}"
+    endings = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".npz", "onnx")
+    if others := [name for name in files if name.endswith(endings)]:
+        return f"it has {', '.join(others[:3])}, and only safetensors beside a config.json, and GGUF files, are read"
+    return "give the directory of one, a GGUF file, or a hub id (OWNER/NAME)" + ("" if files else "; it is empty")
 
 
 def gguf_header(path: Path) -> Header:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import replace
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from importlib import import_module
 from pathlib import Path
@@ -17,7 +18,7 @@ from ostinato.config import EngineConfig
 from ostinato.demo import CHECKPOINTS, checkpoint_dir
 from ostinato.errors import ConfigError, ModelError, Remedy
 from ostinato.files import exists, expand, find_in_checkpoint, is_directory, is_file, matches, why_unreadable
-from ostinato.formats.checkpoint_json import gguf_header, is_gguf, read_checkpoint_json
+from ostinato.formats.checkpoint_json import folder_advice, gguf_header, is_gguf, read_checkpoint_json
 from ostinato.formats.gguf.architectures import checkpoint_name, find_contiguous_tensors
 from ostinato.formats.gguf.reader import all_parts
 from ostinato.formats.gguf.tensor_names import GATE, UP
@@ -73,7 +74,7 @@ def _ids(parts: dict[str, Any]) -> set[int]:
 CHECKPOINT_FILES = ("*.json", "*.safetensors", "*.jinja")
 TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "*.jinja")
 """Files of a tokenizer and its chat templates."""
-PLAN_FILES = ("config.json", "processor_config.json", "preprocessor_config.json")
+PLAN_FILES = ("config.json", "processor_config.json", "preprocessor_config.json", "adapter_config.json")
 """Files of a checkpoint that a plan reads."""
 _HUB_ID = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(:(?P<file>(?:\w[\w.+-]*/)*\w[\w.+-]*\.gguf))?")
 """Hub id OWNER/NAME, or with a file OWNER/NAME:FILE.gguf."""
@@ -110,12 +111,8 @@ def resolve_model_dir(
         )
     # A single word is more likely a leftover argument of a command line.
     found = _HUB_ID.fullmatch(model)
-    if found is None:
-        message = f"there is no directory {str(directory)!r}{why_unreadable(directory)}"
-        if "/" not in model:
-            embedded = " and ".join(f"`{name}`" for name in CHECKPOINTS)
-            message += f"; a hub id is OWNER/NAME, the embedded models are {embedded}, others {', '.join(NAMED)}"
-        raise ModelError(message)
+    if found is None or (found["file"] is None and directory.suffix == ".gguf" and is_directory(directory.parent)):
+        raise ModelError(_no_such_model(model, directory))
     if found["file"] is None:
         directory = fetch_from_hub(model, revision, files, download_dir)
         wants_config = any(fnmatchcase("config.json", pattern) for pattern in files)
@@ -132,6 +129,52 @@ def resolve_model_dir(
         also = f"; it holds {', '.join(held)}" if held else ""
         raise ModelError(f"{found['name']} on the hub holds no file {found['file']!r}{also}")
     return file
+
+
+def looks_like_model(text: str) -> bool:
+    """Return whether text names a model, perhaps with a slip, or is a hub id or a path: it is one word."""
+    if len(text.split()) != 1 or text != text.strip():
+        return False
+    is_path = text.startswith(("./", "../", "/", "~/", "hf.co/")) or text.endswith(".gguf") or "://" in text
+    names = (*CHECKPOINTS, *NAMED)
+    return (
+        is_path
+        or _HUB_ID.fullmatch(text) is not None
+        or bool(get_close_matches(text.lower().partition(":")[0], names, 1, cutoff=0.8))
+        or is_file(Path(text) / "config.json")
+    )
+
+
+_HUB_ADDRESS = re.compile(
+    r"(?:(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/|hf://)(?P<name>[^/\s]+/[^/\s:?#]+)"
+    r"(?:/(?:blob|resolve)/[^/]+/(?P<file>[^?#]+\.gguf))?(?P<tag>:\S*)?"
+)
+_SWITCH_WORDS = ("true", "false", "on", "off", "yes", "no", "0", "1")
+
+
+def _no_such_model(model: str, path: Path) -> str:
+    """Return the message for a name of a model that is neither here nor a hub id, with what was probably meant."""
+    of_hub = _HUB_ADDRESS.match(model)
+    if of_hub is not None:
+        file = f":{of_hub['file']}" if of_hub["file"] else ""
+        tagged = "; a GGUF file of it is OWNER/NAME:FILE.gguf" if of_hub["tag"] else ""
+        return f"{model!r} is an address; here it is the hub id alone: {of_hub['name']}{file}{tagged}"
+    if "://" in model:
+        return f"{model!r} is an address; models come from the hub (OWNER/NAME), or from files that are here"
+    what = "file" if ":" not in model and path.suffix in (".gguf", ".safetensors", ".bin", ".pt") else "directory"
+    message = f"there is no {what} {model!r}{why_unreadable(path)}"
+    named = {name.lower(): name for name in (*CHECKPOINTS, *NAMED)}
+    word = model.lower().replace("_", "-")
+    near = [named[name] for name in named if word.startswith(name)] if "/" not in model else []
+    near = near or [named[name] for name in get_close_matches(word, named, 1)]
+    beside = {entry.name: str(path.parent / entry.name) for entry in matches(path.parent, "*")}
+    near = near or [beside[name] for name in get_close_matches(path.name, beside, 1)]
+    if word in _SWITCH_WORDS:
+        message += "; a switch such as --deterministic takes no value, and --no-deterministic is its opposite"
+    elif "/" not in model and what == "directory":
+        embedded = " and ".join(f"`{name}`" for name in CHECKPOINTS)
+        message += f"; a hub id is OWNER/NAME, the embedded models are {embedded}, others {', '.join(NAMED)}"
+    return message + (f"; did you mean {near[-1]}?" if near else "")
 
 
 def checkpoint_of(config: EngineConfig, files: tuple[str, ...] = CHECKPOINT_FILES) -> Path:
@@ -223,11 +266,8 @@ def read_config(directory: Path) -> dict[str, Any]:
         return read_checkpoint_json(directory, "config.json")
     path = directory / "config.json"
     if find_in_checkpoint(directory, path.name) is None:
-        files = [path.name for path in matches(directory, "*.gguf")]
-        advice = "; give the directory of one, a GGUF file, or a hub id (OWNER/NAME)"
-        if files:
-            advice = f"; give one of its GGUF files: {', '.join(files)}"
-        raise ModelError(f"{directory} holds no config.json, so it is no checkpoint{why_unreadable(path)}{advice}")
+        reason, advice = why_unreadable(path), folder_advice(directory)
+        raise ModelError(f"{directory} holds no config.json, so it is no checkpoint{reason}; {advice}")
     return read_json(path)
 
 

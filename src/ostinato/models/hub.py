@@ -151,8 +151,8 @@ def fetch_from_hub(model: str, revision: str | None, files: tuple[str, ...], dow
         from huggingface_hub.utils import tqdm
     except ImportError:
         raise ModelError(
-            f"there is no directory {model!r}; if it is a hub id, fetching it needs an extra: "
-            "pip install 'ostinato[hub]'"
+            f"there is no directory {model!r}; if it is a hub id, fetching it needs huggingface_hub, which is missing "
+            "here: pip install 'ostinato[hub]'"
         ) from None
 
     class Bar(tqdm):  # type: ignore[misc]

@@ -14,7 +14,7 @@ import torch
 
 from ostinato.errors import ModelError
 from ostinato.files import find_in_checkpoint
-from ostinato.formats.checkpoint_json import is_gguf
+from ostinato.formats.checkpoint_json import folder_advice, is_gguf
 from ostinato.formats.mapped_files import check_names, opened
 from ostinato.json_io import read_json
 from ostinato.layers import huge_pages
@@ -342,8 +342,8 @@ def checkpoint_files(directory: Path) -> list[Path]:
     if find_in_checkpoint(directory, SINGLE, may_leave=True) is not None:
         return [directory / SINGLE]
     raise ModelError(
-        f"{directory} holds no weights: neither {SINGLE} nor {INDEX}. "
-        "Only safetensors checkpoints are read; `ostinato plan` and `--random-weights` need none."
+        f"{directory} holds no weights: neither {SINGLE} nor {INDEX}; {folder_advice(directory)}. "
+        "`ostinato plan` and `--random-weights` need none."
     )
 
 

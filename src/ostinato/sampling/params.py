@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from ostinato.errors import Remedy, RequestError, validation_problem
+from ostinato.errors import Remedy, RequestError
 from ostinato.sampling.guide import Guide
-from ostinato.setting_names import SAMPLING_NAMES, describe_fields
+from ostinato.setting_names import SAMPLING_NAMES, describe_fields, validation_problem
 
 if TYPE_CHECKING:
     from ostinato.setting_types import GuideSettings, SamplingSettings

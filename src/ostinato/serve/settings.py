@@ -22,12 +22,13 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from ostinato.engine.process.engine_process import SECRET_VARIABLES
-from ostinato.errors import ConfigError, Remedy, validation_problem
+from ostinato.errors import ConfigError, Remedy
 from ostinato.files import is_directory
 from ostinato.observe.logs import AccessLog, LogFormat, LogLevel
 from ostinato.replicas.router import RoutingPolicy
 from ostinato.serve.http.addresses import TrustedProxies, address_in, is_loopback
 from ostinato.serve.http.api_key_file import ApiKey, named_keys
+from ostinato.setting_names import validation_problem
 from ostinato.units import read_size
 
 _URL = TypeAdapter(AnyHttpUrl)
@@ -87,8 +88,11 @@ class ServeSettings(BaseModel):
     """Listen on an address that other machines reach though there is no api_key."""
     cors_origin: tuple[str, ...] = ()
     """An origin whose web pages may use the server from a browser, or * for all; several may be given."""
-    served_model_name: str | None = Field(None, min_length=1)
-    """The model's name in requests and answers (that of the checkpoint)."""
+    served_model_name: tuple[str, ...] = ()
+    """The model's name in requests and answers (that of the checkpoint).
+
+    Several may be given: requests may use any, answers have the first.
+    """
     max_waiting: int = Field(256, ge=0)
     """Outputs that may wait besides those that run; more requests get status 429."""
     max_requests_per_client: int | None = Field(None, ge=1)
@@ -222,6 +226,14 @@ class ServeSettings(BaseModel):
     def _accept_a_size(cls, value: Any) -> Any:
         return read_size(value)
 
+    @field_validator("served_model_name", mode="before")
+    @classmethod
+    def _are_names(cls, value: Any) -> Any:
+        names = (value,) if isinstance(value, str) else value or ()
+        if "" in names:
+            raise ValueError("a name has at least 1 character")
+        return tuple(dict.fromkeys(names))
+
     @field_validator("host")
     @classmethod
     def _is_an_address(cls, value: str) -> str:
@@ -295,7 +307,7 @@ class ServeSettings(BaseModel):
     def name_of(self, model: str) -> str:
         """Return the clients' name of `model`: the given name, else the checkpoint's without its directory."""
         path = Path(model)
-        return self.served_model_name or (path.resolve().name if is_directory(path) else model)
+        return next(iter(self.served_model_name), path.resolve().name if is_directory(path) else model)
 
     @property
     def is_replicated(self) -> bool:

@@ -159,6 +159,6 @@ def test_about_tells_what_the_model_is_and_takes(served):
     assert told["model"] == "demo"
     assert told["parameters"] == 3263688
     assert told["layers"] == {"mamba2": 3, "mlp": 3, "attention": 2}
-    assert told["sampling"]["temperature"] == 0.0
+    assert (told["sampling"]["temperature"], told["chat_sampling"]) == (0.0, {})
     assert (told["chats"], told["takes_images"], told["takes_tools"], told["reasons"]) == (True, False, False, False)
     assert [each["image"] for each in told["examples"]] == [None, None, None]

@@ -44,7 +44,18 @@ def test_what_is_set_goes_with_the_question_and_what_is_not_is_left_to_the_model
 
 def test_fields_show_what_the_model_would_take(page):
     shown = page.script("return [...document.querySelectorAll('#sampling input')].map((it) => it.placeholder)")
-    assert shown == ["0", "1", "0", "0", "as many as fit", "none"]
+    assert shown == ["0", "1", "0", "0", "1", "as many as fit", "none"]
+
+
+def test_the_page_samples_where_the_model_says_nothing_about_it(page):
+    ours = {"temperature": 0.7, "min_p": 0.1, "repetition_penalty": 1.1}
+    about = {"sampling": {"temperature": 0}, "chat_sampling": ours, "max_model_len": 4096, "takes_tools": False}
+    told = page.script(
+        "return import('/page/chat/settings.js').then(({ Settings }) => {"
+        "  const it = Object.create(Settings.prototype); it.inputs = new Map(); it.check = () => null;"
+        "  it.know(arguments_of); return it.request(); })".replace("arguments_of", json.dumps(about))
+    )
+    assert told == ours
 
 
 @pytest.mark.parametrize(

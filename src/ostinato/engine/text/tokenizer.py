@@ -27,6 +27,11 @@ from ostinato.models.checkpoint import tokenizer_source
 
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _SAMPLING_SETTINGS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+CHAT_SAMPLING = {"temperature": 0.7, "min_p": 0.1, "repetition_penalty": 1.1}
+"""Sampling of `ostinato chat` and of the page if the checkpoint's author says nothing about sampling.
+
+Greedy answers of small models repeat themselves. The API and `generate` are greedy then.
+"""
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,8 @@ class GenerationDefaults:
     eos_token_ids: frozenset[int] = frozenset()
     sampling: dict[str, Any] = field(default_factory=dict)
     """Settings of SamplingParams: those that the files name if they ask for sampling, else a temperature of 0."""
+    says_nothing: bool = False
+    """True if generation_config.json has neither `do_sample` nor a sampling setting."""
 
 
 class TokenText(NamedTuple):
@@ -96,6 +103,8 @@ class Tokenizer:
         )
         """All tokens that end an output: generation_config.json's, config.json's and `eos_token_id`."""
         self.sampling_defaults = defaults.sampling
+        self.chat_defaults = CHAT_SAMPLING if defaults.says_nothing else {}
+        """Settings that the chat and the page have in place of `sampling_defaults`; empty if the author chose some."""
         self._prefix = [self.bos_token_id] if settings.get("add_bos_token") is True else []
         self._suffix = [self.eos_token_id] if settings.get("add_eos_token") is True else []
         self._special_ids: frozenset[int] = frozenset()
@@ -237,10 +246,11 @@ def generation_defaults(directory: Path) -> GenerationDefaults:
             raise ModelError(f"{directory} has eos_token_id = {value!r}, which should be a token id or a list of them")
         ends.update(ids)
     sampling = {name: generation[name] for name in _SAMPLING_SETTINGS if generation.get(name) is not None}
+    says_nothing = not sampling and generation.get("do_sample") is None
     if not generation.get("do_sample"):
         sampling = {name: sampling[name] for name in sampling if name == "repetition_penalty"}
         sampling["temperature"] = 0.0
-    return GenerationDefaults(frozenset(ends), sampling)
+    return GenerationDefaults(frozenset(ends), sampling, says_nothing)
 
 
 def _special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:

@@ -10,10 +10,11 @@ import os
 import subprocess
 from collections.abc import Mapping
 from dataclasses import replace
+from difflib import get_close_matches
 from importlib import metadata
 from pathlib import Path
 
-from ostinato.errors import ConfigError
+from ostinato.errors import ConfigError, Remedy
 from ostinato.files import matches
 from ostinato.plan.device.gpu_catalogue import CATALOGUE, DEVICE_NAMES, DeviceSpec
 from ostinato.plan.device.kernel_support import detect_native, detect_triton
@@ -31,7 +32,12 @@ def find_device(name: str) -> DeviceSpec:
         return CATALOGUE[name]
     if name in ("auto", "cpu", "cuda"):
         return detect(name)
-    raise ConfigError(f"device {name!r} is not known; the known ones are auto, cuda, {', '.join(DEVICE_NAMES)}")
+    word = name.lower().split(":")[0].replace(" ", "").replace("gpu", "cuda")
+    near = [known for known in ("cuda", *DEVICE_NAMES) if known.startswith(word) or word in known.split("-")]
+    near = near or get_close_matches(word, ("auto", "cuda", *DEVICE_NAMES), 1)
+    meant = f"did you mean {near[0]}? The" if near and word else "the"
+    message = f"device {name!r} is not known; {meant} known ones are auto, cuda, {', '.join(DEVICE_NAMES)}"
+    raise ConfigError(message, [Remedy("device", near[0])] if near and word else [])
 
 
 def detect(device: str = "auto", root: Path = Path("/"), environ: Mapping[str, str] = os.environ) -> DeviceSpec:

@@ -179,8 +179,22 @@ def print_plan(plan: Plan, console: Console) -> None:
     console.print(render_plan(plan))
 
 
+def summary_line(plan: Plan) -> str:
+    """Return the plan in one line: that it fits, for how many requests and tokens, and how fast decoding is."""
+    settings, memory = plan.settings, plan.memory
+    words = f"It fits: {settings.max_num_seqs:,} request{'s' if settings.max_num_seqs > 1 else ''}"
+    if memory.kv_block:
+        words += f", a cache of {(memory.num_blocks - 1) * settings.block_size:,} tokens"  # block 0 holds none
+    decode = [step for step in plan.prediction.steps if step.tokens_per_row == 1]
+    if not decode:
+        return f"{words}; speed not predicted"
+    about = "at most" if plan.prediction.is_lower_bound else "about"
+    return f"{words}, {about} {max(decode, key=lambda step: step.rows).tokens_per_second:,.0f} tokens/s"
+
+
 def render_plan(plan: Plan) -> RenderableType:
-    sections = [
+    sections: list[RenderableType] = [
+        Padding(Text(summary_line(plan)), (0, 0, 1, 0)),
         _section("model", _model_rows(plan)),
         _section("device", _device_rows(plan)),
         _section("settings", _settings_rows(plan)),
@@ -219,8 +233,10 @@ def _model_rows(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "sizes", f"hidden {model.hidden_size}, vocabulary {model.vocab_size}"
     if model.vision is not None:
         yield "encoder", vision_row(model.vision)
-    yield "keys and values", f"{format_bytes(model.kv_bytes_per_token)} per token"
-    yield "state", f"{format_bytes(model.state_bytes_per_request)} per request"
+    if model.kv_bytes_per_token:
+        yield "keys and values", f"{format_bytes(model.kv_bytes_per_token)} per token"
+    if model.states:
+        yield "state", f"{format_bytes(model.state_bytes_per_request)} per request"
     for kind in dict.fromkeys(state.layer for state in model.states):
         yield f"state of {kind}", ", ".join(_array(state) for state in model.states if state.layer == kind)
 
@@ -243,13 +259,15 @@ def _settings_rows(plan: Plan) -> Iterator[tuple[str, str]]:
     settings = plan.settings
     rounded = "" if settings.ssm_state_dtype == "float32" else f", rounded {settings.ssm_state_rounding}"
     kept = "" if settings.kv_cache_dtype == settings.dtype else f", keys and values {settings.kv_cache_dtype}"
-    yield "dtype", f"{settings.dtype}{kept}, SSM state {settings.ssm_state_dtype}{rounded}"
+    states = f", SSM state {settings.ssm_state_dtype}{rounded}" if plan.model.states else ""
+    yield "dtype", f"{settings.dtype}{kept}{states}"
     if settings.quantization is not None:
         yield "quantization", f"{settings.quantization.name}, {settings.quantization.granularity}"
     yield "max_num_seqs", f"{settings.max_num_seqs} requests"
     yield "max_num_batched_tokens", f"{settings.max_num_batched_tokens} tokens"
     yield "max_model_len", f"{settings.max_model_len} tokens"
-    yield "block_size", f"{settings.block_size} tokens"
+    if plan.memory.kv_block:
+        yield "block_size", f"{settings.block_size} tokens"
     yield "enable_chunked_prefill", "on" if settings.enable_chunked_prefill else "off"
     yield "scheduling_policy", settings.scheduling_policy
     if settings.deterministic:
@@ -275,18 +293,19 @@ def _memory(plan: Plan) -> RenderableType:
         ("activations", memory.activations, "at most, in one step"),
         ("graphs", memory.graphs, "at most, with their buffers" if memory.graphs else ""),
         *_encoder_memory(memory),
-        ("blocks", memory.num_blocks * memory.kv_block, blocks),
+        *([("blocks", memory.num_blocks * memory.kv_block, blocks)] if memory.kv_block else ()),
         *(
             [("window_blocks", memory.num_window_blocks * memory.window_block, window_blocks)]
             if memory.num_window_blocks
             else ()
         ),
-        ("slots", memory.num_slots * memory.state_slot, slots),
+        *([("slots", memory.num_slots * memory.state_slot, slots)] if memory.state_slot else ()),
         ("together", memory.used, ""),
         ("available", memory.available, ""),
     ):
         table.add_row(name, format_bytes(size), f"{size:,} B", note)
-    table.add_row("slots per request", str(memory.slots_per_request), "", "")
+    if memory.state_slot:
+        table.add_row("slots per request", str(memory.slots_per_request), "", "")
     return Padding(table, (0, 0, 1, 0))
 
 
@@ -370,10 +389,13 @@ def render_launches(plan: Plan) -> RenderableType:
 
 def _decisions(plan: Plan) -> RenderableType:
     title = Text("decisions", style="bold")
-    if not plan.decisions:
+    # The model has no states, and nothing about them was asked for.
+    idle = ("state_cache_mode",) if not plan.model.states else ()
+    decisions = [each for each in plan.decisions if each.topic not in idle or each.requested not in (None, "auto")]
+    if not decisions:
         return Group(title, Text("  none: every setting is as given or by default"))
     entries: list[RenderableType] = [title]
-    for decision in plan.decisions:
+    for decision in decisions:
         requested, effective = (_value(decision, value) for value in (decision.requested, decision.effective))
         entries.append(Text.assemble("  ", (decision.topic, "cyan"), f": {requested} -> {effective}"))
         entries.append(Padding(Text(decision.reason), (0, 0, 0, 4)))

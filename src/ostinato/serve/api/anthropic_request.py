@@ -407,7 +407,7 @@ class CountTokensRequest(MessagesInput):
 
     def prepare(self, work: RequestContext) -> bytes:
         """Return the answer's JSON."""
-        check_model(self.model, work.model_name)
+        check_model(self.model, work.model_name, work.settings)
         try:
             rendered = render(work, self.to_conversation(work).conversation)
             count = len(token_ids_of(work, rendered, "messages"))

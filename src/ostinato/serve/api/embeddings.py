@@ -60,7 +60,7 @@ class EmbeddingRequest(Body):
 
     def prepare(self, work: RequestContext) -> list[list[int]]:
         """Return the token ids of each input."""
-        check_model(self.model, work.model_name)
+        check_model(self.model, work.model_name, work.settings)
         check_salt(self.cache_salt)
         inputs, most = prompts_in(self.input, "input"), work.settings.max_inputs
         if len(inputs) > most:

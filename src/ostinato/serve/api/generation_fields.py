@@ -57,10 +57,11 @@ class StructuredOutputs(Body):
         ]
 
 
-def check_model(name: str | None, model_name: str) -> None:
+def check_model(name: str | None, model_name: str, settings: ServeSettings) -> None:
     """Raise ApiError for another model's name."""
-    if name is not None and name != model_name:
-        message = f"the model {name!r} is not served here; this server has {model_name!r}"
+    names = settings.served_model_name or (model_name,)
+    if name is not None and name not in names:
+        message = f"the model {name!r} is not served here; this server has {' and '.join(map(repr, names))}"
         raise ApiError(404, message, param="model", code="model_not_found")
 
 
@@ -120,7 +121,7 @@ class GenerationBody(Body):
 
     def check(self, settings: ServeSettings, model_name: str, num_prompts: int = 1) -> None:
         """Raise ApiError for the name of another model, and for more than the server allows."""
-        check_model(self.model, model_name)
+        check_model(self.model, model_name, settings)
         if self.stream_options is not None and not self.stream:
             raise ApiError(400, "stream_options needs stream", param="stream_options")
         count = num_prompts * (self.n or 1)

@@ -53,7 +53,8 @@ _OTHERS = Introduction(
 def about_model(model: ServedModel, name: str) -> dict[str, Any]:
     """Return the answer of `/about` as plain data.
 
-    `examples` are questions, some with a picture (a path below the page's own).
+    `examples` are questions, some with a picture (a path below the page's own). `chat_sampling` are the settings that
+    the page sends if its fields are empty, in place of the defaults in `sampling`.
     """
     engine, text = model.engine, model.text
     spec, settings = engine.plan.model, engine.plan.settings
@@ -71,6 +72,7 @@ def about_model(model: ServedModel, name: str) -> dict[str, Any]:
         "takes_tools": text.takes_tools and text.formats.tools is not None,
         "reasons": text.formats.reasoning is not None,
         "sampling": {key: getattr(engine.default_params, key) for key in _SAMPLING},
+        "chat_sampling": engine.tokenizer.chat_defaults,
     }
 
 
@@ -151,19 +153,20 @@ def service_router(lifecycle: Lifecycle, made: Callable[[], ServedModel]) -> Api
 
     @router.get("/v1/models")
     async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [_model(lifecycle)]}
+        names = lifecycle.settings.served_model_name or (lifecycle.model_name,)
+        return {"object": "list", "data": [_model(lifecycle, name) for name in names]}
 
     @router.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
-        check_model(name, lifecycle.model_name)
-        return _model(lifecycle)
+        check_model(name, lifecycle.model_name, lifecycle.settings)
+        return _model(lifecycle, name)
 
     return router
 
 
-def _model(lifecycle: Lifecycle) -> dict[str, Any]:
+def _model(lifecycle: Lifecycle, name: str) -> dict[str, Any]:
     return {
-        "id": lifecycle.model_name,
+        "id": name,
         "object": "model",
         "created": lifecycle.created,
         "owned_by": "ostinato",

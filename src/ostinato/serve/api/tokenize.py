@@ -39,7 +39,7 @@ class TokenizeRequest(ConversationBody):
 
     def prepare(self, work: RequestContext) -> bytes:
         """Return the answer's JSON."""
-        check_model(self.model, work.model_name)
+        check_model(self.model, work.model_name, work.settings)
         if (self.prompt is None) == (self.messages is None):
             raise ApiError(400, "give either a prompt or messages", param="prompt")
         text, adds = work.text, self.add_special_tokens
@@ -61,7 +61,7 @@ class DetokenizeRequest(Body):
 
     def prepare(self, work: RequestContext) -> bytes:
         """Return the answer's JSON."""
-        check_model(self.model, work.model_name)
+        check_model(self.model, work.model_name, work.settings)
         work.text.check_ids(self.tokens, "tokens")
         return _json({"prompt": work.text.tokenizer.decode(self.tokens, False)})
 

@@ -37,10 +37,10 @@ _EVER = 1e9
 """Seconds that a request may take unless it sets a timeout: no client waits for it."""
 
 
-def batch_settings(served_model_name: str | None) -> ServeSettings:
+def batch_settings(served_model_name: Sequence[str]) -> ServeSettings:
     """Return the server's settings, without limits on one client's share."""
     return ServeSettings(
-        served_model_name=served_model_name, request_timeout=_EVER, client_seconds=_EVER, client_pixels=2**62
+        served_model_name=tuple(served_model_name), request_timeout=_EVER, client_seconds=_EVER, client_pixels=2**62
     )
 
 

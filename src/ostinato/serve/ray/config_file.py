@@ -39,7 +39,8 @@ def ray_config(config: EngineConfig, settings: ServeSettings, ingresses: int = 1
     outside = {"host", "port"}
     server = settings.model_dump(mode="json", include=settings.model_fields_set - outside)
     # Keys are asked for by the gate, wherever the proxies listen.
-    server |= {"host": settings.host, "served_model_name": settings.name_of(config.model)}
+    names = settings.served_model_name or (settings.name_of(config.model),)
+    server |= {"host": settings.host, "served_model_name": names[0] if len(names) == 1 else list(names)}
     whole: dict[str, Any] = {
         "proxy_location": "EveryNode",
         "http_options": {"host": settings.host, "port": settings.port, "request_timeout_s": None},

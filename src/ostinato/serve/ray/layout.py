@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from ostinato.config import EngineConfig
-from ostinato.engine.process.async_engine import SAVE_PATIENCE
 from ostinato.errors import CapacityError, ConfigError, Remedy
 from ostinato.files import is_file, matches
+from ostinato.kv_cache.offload.save_restore import SAVE_PATIENCE
 from ostinato.models.checkpoint import load_spec
 from ostinato.plan.device.detect import detect
 from ostinato.plan.device.gpu_catalogue import DeviceSpec

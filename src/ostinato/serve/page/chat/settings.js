@@ -8,6 +8,7 @@ const FIELDS = [
   { name: "top_p", label: "Top-p", above: 0, most: 1, hint: "the most likely tokens up to this probability" },
   { name: "top_k", label: "Top-k", least: 0, whole: true, hint: "so many of the most likely tokens; 0: all" },
   { name: "min_p", label: "Min-p", least: 0, most: 1, hint: "tokens at least so likely, relative to the first" },
+  { name: "repetition_penalty", label: "Repetition penalty", least: 0.01, most: 100, hint: "1: none; tokens that were there are less likely" },
   { name: "max_completion_tokens", label: "Most tokens", least: 1, whole: true, hint: "where an answer is cut", begin: "512" },
   { name: "seed", label: "Seed", least: 0, whole: true, hint: "the same seed gives the same answer" },
 ];
@@ -39,6 +40,7 @@ function toolProblem(text) {
 export class Settings {
   constructor() {
     this.inputs = new Map();
+    this.defaults = {};
     byId("sampling").append(...FIELDS.map((field) => this.field(field)));
     for (const name of ["system", "tools"]) byId(name).addEventListener("input", () => this.changed());
     this.restore();
@@ -58,9 +60,11 @@ export class Settings {
   }
 
   /** What the model takes, and what holds where nothing is given. */
-  know({ sampling, max_model_len: longest, takes_tools: takesTools }) {
+  know({ sampling, chat_sampling: ours, max_model_len: longest, takes_tools: takesTools }) {
+    this.defaults = ours;
     for (const [field, input] of this.inputs) {
       if (field.name in sampling) input.placeholder = String(sampling[field.name]);
+      if (field.name in ours) input.placeholder = `${ours[field.name]}, for the model says nothing`;
       if (field.name === "max_completion_tokens") {
         field.most = longest;
         if (input.value === field.begin && Number(input.value) > longest) input.value = "";
@@ -132,7 +136,7 @@ export class Settings {
 
   /** The fields of a request. */
   request() {
-    const body = {};
+    const body = { ...this.defaults };
     for (const [{ name }, input] of this.inputs) if (input.value.trim()) body[name] = Number(input.value);
     if (this.takesTools && byId("tools").value.trim()) body.tools = JSON.parse(byId("tools").value);
     return body;
