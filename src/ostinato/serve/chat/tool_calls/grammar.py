@@ -13,6 +13,7 @@ from typing import Any
 
 from ostinato.errors import RequestError
 from ostinato.sampling.guide import Guide, lark_term
+from ostinato.sampling.json_schema import enforceable
 from ostinato.serve.chat.answer_formats import ANALYSIS, ReasoningTags
 from ostinato.serve.chat.tool_calls.formats import (
     ARGUMENTS,
@@ -257,9 +258,11 @@ class ToolGrammar(LarkGrammar):
 
 def _json_value(schema: Any, root: Mapping[str, Any]) -> str:
     """Return llguidance's term for a JSON value of a schema whose references point into `root`."""
-    own = schema if isinstance(schema, Mapping) else {} if schema else {"not": {}}
-    shared = {key: root[key] for key in ("$defs", "definitions") if key in root}
-    return f"%json {json.dumps({**shared, **own, 'x-guidance': _SPACING}, ensure_ascii=False)}"
+    try:
+        made = enforceable(schema, root)
+    except ValueError as error:
+        raise RequestError(str(error)) from None
+    return f"%json {json.dumps({**made, 'x-guidance': _SPACING}, ensure_ascii=False)}"
 
 
 def _enumerated(schema: Any) -> list[str] | None:
