@@ -110,7 +110,7 @@ class _Known:
         self.is_open = self.is_open or other.is_open
 
     def key(self) -> tuple[Any, ...]:
-        return (frozenset(self.names), frozenset(self.patterns), self.is_open)
+        return (*self.names, None, *self.patterns, self.is_open)
 
 
 class _Rewriter:
@@ -145,6 +145,8 @@ class _Rewriter:
             if not isinstance(schema, Mapping):
                 continue
             identity = schema.get("$id")
+            if identity is not None and "$ref" in schema and schema is not self._root:
+                raise ValueError(f"$id {identity!r} beside $ref: drafts read that differently; put $ref into allOf")
             if isinstance(identity, str) and not identity.startswith("#"):
                 base = urldefrag(urljoin(base, identity))[0]
                 self._resources.setdefault(base, schema)
@@ -220,6 +222,7 @@ class _Rewriter:
         if schema.get("uniqueItems") is False:
             del made["uniqueItems"]
         made |= {key: schema[key] for key in _LITERAL if key in schema}
+        made |= {key: int(made[key]) for key in COUNTS if isinstance(made.get(key), float) and made[key].is_integer()}
         check_numbers(made, place)
         self._bound(schema, made, place)
         self._apply(schema, made, place, base, outer)
@@ -309,8 +312,9 @@ class _Rewriter:
             everything.add(self._mentioned(schema, place, base))
             if "additionalProperties" not in schema and not everything.is_open and not {"const", "enum"} & made.keys():
                 others = False
-                names, patterns = made.setdefault("properties", {}), made.get("patternProperties", {})
-                names |= {name: True for name in everything.names if name not in names}
+                own, patterns = made.get("properties", {}), made.get("patternProperties", {})
+                # In one order everywhere, which is that of the joined schema.
+                names = made["properties"] = {name: own.get(name, True) for name in everything.names}
                 patterns |= {pattern: True for pattern in everything.patterns if pattern not in patterns}
                 if patterns:
                     made["patternProperties"] = patterns
