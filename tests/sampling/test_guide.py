@@ -35,7 +35,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"json_schema": nested("items", 9_000, "{}")}, "is not JSON|json_schema has"),
     ({"json_schema": {"const": "x" * MAX_GUIDE_CHARACTERS["json_schema"]}}, "characters, and may have 65536"),
     ({"regex": "a" * 4097}, "regex has 4097 characters, and may have 4096"),
-    ({"lark": "a" * 70_000}, "lark has 70000 characters"),
+    ({"lark": "a" * 140_000}, "lark has 140000 characters"),
     ({"choice": ["abcdefg"] * 2049}, "choice has 16392 characters"),
     ({"json_schema": {"anyOf": [{"pattern": "a" * 2000}, {"patternProperties": {"b" * 2097: {}}}]}}, "4097 characters"),
     ({"json_schema": {"items": {"multipleOf": 10_001}}}, "multipleOf"),

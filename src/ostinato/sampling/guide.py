@@ -22,7 +22,7 @@ from ostinato.setting_names import describe_fields
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
-MAX_GUIDE_CHARACTERS = {"json_schema": 65536, "regex": 4096, "choice": 16384, "lark": 65536}
+MAX_GUIDE_CHARACTERS = {"json_schema": 65536, "regex": 4096, "choice": 16384, "lark": 131072}
 """Most characters of each kind: time and memory of a grammar grow with them, up to about a second.
 
 A schema counts without its annotations.

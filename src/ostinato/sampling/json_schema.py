@@ -76,12 +76,12 @@ FORMATS = {
 """Patterns of formats (RFC 3339, 1123, 5321, 2673 and 4291), of which a text matches all. The library has others."""
 
 
-def enforceable(schema: Any, root: Any = None) -> dict[str, Any]:
-    """Return a schema in the form for the library; its references point into `root` (default: the schema itself).
+def enforceable(schema: Any) -> dict[str, Any]:
+    """Return a schema in the form for the library.
 
     Raises ValueError with keyword, place and values that work for what cannot be enforced.
     """
-    return _Rewriter(schema if root is None else root).document(schema)
+    return SchemaRewriter(schema).document(schema)
 
 
 def follow_pointer(value: Any, pointer: str) -> Any:
@@ -113,7 +113,9 @@ class _Known:
         return (*self.names, None, *self.patterns, self.is_open)
 
 
-class _Rewriter:
+class SchemaRewriter:
+    """Rewriter of schemas whose references point into one document, `root`."""
+
     def __init__(self, root: Any) -> None:
         self._root = root
         self._bases: dict[int, str] = {}
@@ -126,7 +128,8 @@ class _Rewriter:
         self._index()
 
     def document(self, schema: Any) -> dict[str, Any]:
-        """Return a schema with the definitions that it needs."""
+        """Return the root or a part of it with the definitions that it needs. ValueError as `enforceable`."""
+        self._definitions, self._cost = {}, SchemaCost(MAX_PARTS)
         base = self._bases.get(id(self._root), "")
         made = self._schema(schema, (), base, _Known())
         document = made if isinstance(made, dict) else {} if made else {"anyOf": [False]}
@@ -156,11 +159,14 @@ class _Rewriter:
                 if isinstance(name := schema.get(key), str):
                     self._anchors[base, name] = schema
             self._bases[id(schema)] = base
-            for keys, kind in ((_ONE, dict), (_MANY, list), (_NAMED, dict)):
-                for key in keys:
-                    if isinstance(value := schema.get(key), kind):
-                        parts = [value] if keys is _ONE else value.values() if keys is _NAMED else value
-                        waiting.extend((part, base) for part in parts)
+            parts = [schema.get(key) for key in _ONE]
+            for key in (*_MANY, *_NAMED):
+                value = schema.get(key)
+                if isinstance(value, list):
+                    parts += value
+                elif isinstance(value, Mapping) and key in _NAMED:
+                    parts += value.values()
+            waiting += [(part, base) for part in parts if isinstance(part, Mapping)]
 
     def _target(self, reference: Any, place: Place, base: str) -> tuple[Any, str]:
         """Return the schema that a reference leads to, and the base of references in it."""

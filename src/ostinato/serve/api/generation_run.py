@@ -212,7 +212,9 @@ class PreparedChat:
 
     def form(self, text: ModelText) -> AnswerLayout:
         """Return the form that the answer may have."""
-        return AnswerLayout(text.formats, self.tools, self.starts_in_reasoning, self.parallel, self.either)
+        # A stop string or token may end an answer inside of a call, as if the model had.
+        enforced = self.guide is not None and not (self.params.stop or self.params.stop_token_ids)
+        return AnswerLayout(text.formats, self.tools, self.starts_in_reasoning, self.parallel, self.either, enforced)
 
 
 def prepare_chat(

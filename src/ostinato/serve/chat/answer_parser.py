@@ -32,16 +32,16 @@ class AnswerParser:
     """Parser that splits one answer's text, as it grows, into reasoning, content and tool calls.
 
     The joined deltas do not depend on where the text was cut. Only two things are held back: text that may be the
-    beginning of a tag, with the white space before it, and a call that is not recognised yet.
+    beginning of a tag, with the white space before it, and a call until it is complete. A call that a grammar
+    enforces is passed on as it comes.
 
     - Reasoning comes only at the beginning: a tag after other text is content. Newlines around its tags are dropped.
       Without an end tag all the text is reasoning.
     - Everything else is content, verbatim, except for white space before a call and after the last one.
-    - A call is recognised by its name, which must be among `tools`, and the beginning of its arguments. A call of
-      another name is content, verbatim, as is all that only looks like a call.
+    - A call has a name among `tools`, and arguments that are JSON in the end. All that only looks like a call, or is
+      not complete when the model ends its answer, is content, verbatim.
+    - Of a call that is cut off, as by `max_tokens`, the arguments so far are passed on. They are no JSON then.
     - An answer with channels is read by `ChannelReader`, which has other rules.
-    - A recognised call stays a call, since its beginning was sent. If the text leaves the format after that, the call
-      ends with the arguments so far, and the rest is content. Arguments that the end of the answer cuts off stay so.
     """
 
     def __init__(
@@ -52,14 +52,16 @@ class AnswerParser:
         starts_in_reasoning: bool,
         new_id: Callable[[], str],
         either: bool = False,
+        enforced: bool = False,
     ) -> None:
         """Make a parser of one answer.
 
         `tools`: if None or empty, no calls are looked for. `new_id` makes the id of a call, such as "call_7f3a".
         `either`: an answer that does not begin with a call has none, because a grammar makes it one or the other.
+        `enforced`: a grammar enforces calls, so they are passed on as they come.
         """
         self._text = TextBuffer()
-        self._collector = DeltaCollector(new_id)
+        self._collector = DeltaCollector(new_id, enforced)
         self._give: Callable[[str], None] = self._add_content
         if formats.has_channels:
             self._steps = ChannelReader(self._text, self._collector, [tool.name for tool in tools or ()]).read()
@@ -72,9 +74,9 @@ class AnswerParser:
         next(self._steps, None)
         return self._collector.take()
 
-    def finish(self) -> AnswerDelta:
-        """Return the text that was held back, now that no text follows. An unrecognised call is content, verbatim."""
-        self._text.end()
+    def finish(self, is_cut: bool = False) -> AnswerDelta:
+        """Return the text that was held back, now that no text follows; `is_cut`: the model would have written more."""
+        self._text.end(is_cut)
         next(self._steps, None)
         return self._collector.take()
 
