@@ -141,7 +141,7 @@ def _call(call: ToolCall, where: str) -> dict[str, Any]:
         try:
             # A call that max_tokens cut off comes back as it was sent: its whole parts are kept.
             arguments = from_json(arguments or "{}", allow_partial="trailing-strings")
-        except ValueError:
+        except (ValueError, TypeError):  # TypeError: half of a surrogate pair
             arguments = None
         if not isinstance(arguments, dict):
             path = f"{where}.function.arguments"
