@@ -188,7 +188,7 @@ TOOL = b'{"messages": [{"role": "user", "content": "x"}], "tools": [{"type": "fu
 def test_half_of_a_surrogate_pair_is_refused_wherever_it_stands(private, path, body, param):
     status, text = raw(private, posted(body, path=path))
     assert status == 400, text
-    assert "Unicode" in text
+    assert b"Unicode" in text
     assert param is None or json.loads(text)["error"]["param"] == param
 
 
