@@ -77,7 +77,10 @@ NUMBERS: list[tuple[str, str]] = [
     ('{"const": 9007199254740992.0}', SAFE),
     ('{"enum": [1, {"a": [-9223372036854775807]}]}', rf"\$\.enum\[1\]\.a\[0\] is -9223372036854775807; {SAFE}"),
     ('{"properties": {"a b": {"minimum": 9007199254740992}}}', rf'\$\.properties\["a b"\]\.minimum is .*; {SAFE}'),
-    ('{"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{"exclusiveMaximum": -1e308}]}}}', rf"exclusiveMaximum is -1e\+308; {SAFE}"),
+    (
+        '{"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{"exclusiveMaximum": -1e308}]}}}',
+        rf"exclusiveMaximum is -1e\+308; {SAFE}",
+    ),
     ('{"maximum": 1e-320}', SAFE),
     ('{"minimum": 1e400}', SAFE),
     ('{"maximum": NaN}', SAFE),
@@ -106,7 +109,7 @@ def test_a_number_that_cannot_be_enforced_is_refused_with_its_place_and_what_wor
     [
         {"json_schema": '{"enum": [9007199254740991, -9007199254740991, -0.0, 1e-100, true]}'},
         {"json_schema": {"type": "string", "minLength": 0, "maxLength": 2**31 - 1}},
-        {"json_schema": {"type": "null", "description": "x" * 500_000, "examples": [2**70]}},
+        {"json_schema": {"type": "null", "description": "x" * 200_000, "examples": [2**70]}},
         {"json_schema": {"properties": {f"p{i}": {"pattern": "a", "allOf": [{}]} for i in range(12)}}},
         {"json_schema": {"properties": {f"p{i}": {} for i in range(900)}, "required": ["p450"]}},
         {"json_schema": {"$defs": {f"d{i}": {"pattern": "a"} for i in range(50)}, "items": {"$ref": "#/$defs/d1"}}},

@@ -100,7 +100,7 @@ OBJECT = {"type": "object"}
             ['{"b":{"a":1}}'],
             ['{"b":{"a":"x"}}', '{"b":1}'],
         ),
-        ({"items": {"$ref": "#n"}, "type": "array", "$defs": {"x": {"$anchor": "n", "type": "null"}}}, ["[null]"], ["[1]"]),
+        ({"items": {"$ref": "#n"}, "type": "array", "$defs": {"x": {"$anchor": "n", "const": 1}}}, ["[1]"], ["[2]"]),
         ({"$id": "http://x.org/a", "items": {"$ref": "b"}, "$defs": {"x": {"$id": "b", "const": 1}}}, ["[1]"], ["[2]"]),
         ({"prefixItems": [{"const": 1}], "items": {"$ref": "#/prefixItems/0"}, "type": "array"}, ["[1,1]"], ["[1,2]"]),
         # Bounds beyond the numbers that can be enforced count as the last of these.
@@ -133,7 +133,7 @@ def test_a_guide_allows_what_its_schema_closed_and_joined_describes(
         ({"$ref": "#/$defs/a"}, "#/[$]defs/NAME, to a schema in the same document, works"),
         ({"properties": {"a": 7}}, r"\$\.properties\.a should be a schema"),
         ({"allOf": {}}, r"\$\.allOf should be a list of schemas"),
-        ({"allOf": [{"properties": {f"p{i}": {}}} for i in range(450)]}, "more than 100000 parts"),
+        ({"allOf": [{"properties": {f"p{i}": {}}} for i in range(450)]}, "more than 20000 parts"),
     ],
 )
 def test_what_cannot_be_enforced_is_refused_with_place_and_what_works(schema: dict[str, Any], reason: str) -> None:

@@ -11,7 +11,6 @@ FLAG_EQUIVALENTS = {
     "--compilation-config": "--graph-mode, --capture-sizes and --max-capture-size",
     "--allowed-origins": "--cors-origin",
     "--enable-auto-tool-choice": None,
-    "--tool-call-parser": None,
     "--reasoning-parser": None,
     "--data-parallel-size": "--replicas",
     "--trust-remote-code": None,

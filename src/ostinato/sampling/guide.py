@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import deque
 from collections.abc import Iterator
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
@@ -27,7 +28,7 @@ MAX_GUIDE_CHARACTERS = {"json_schema": 65536, "regex": 4096, "choice": 16384, "l
 
 A schema counts without its annotations.
 """
-MAX_SCHEMA_TEXT = 1_048_576
+MAX_SCHEMA_TEXT = 262_144
 """Most characters of a schema with its annotations."""
 MAX_MULTIPLE = 10_000
 """Largest common multiple for `multipleOf`: telling multiples of m takes an automaton of m states."""
@@ -35,7 +36,6 @@ _MAX_DEPTH = 100
 _DECODER = json.JSONDecoder()
 # A comment, a text or a regular expression in a Lark grammar: in these, no character is an operator.
 _LARK_TEXT = re.compile(r'//[^\n]*|"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/')
-_LARK_SCHEMA = re.compile(rf"{_LARK_TEXT.pattern}|(%json\s*)")
 
 # A slash, or an escaped character with its backslash, or a line break.
 _TO_ESCAPE = re.compile(r"\\.|/|\n|\r", re.DOTALL)
@@ -150,26 +150,26 @@ def _check_schema(text: str) -> dict[str, Any]:
 
 
 def _schemas_in(lark: str) -> Iterator[tuple[Any, int, int]]:
-    """Yield the JSON values after %json in a Lark grammar, with their places."""
-    position = 0
-    while place := _LARK_SCHEMA.search(lark, position):
-        position = place.end()
-        if place[1] is None:
-            continue  # it is a text
+    """Yield the JSON values after %json in a Lark grammar, also those in texts, with their places."""
+    for place in re.finditer(r"%json\s*", lark):
         try:
-            schema, end = _DECODER.raw_decode(lark, position)
+            schema, end = _DECODER.raw_decode(lark, place.end())
         except ValueError:
-            continue  # the library will refuse it
+            continue  # it is in a text, or the library will refuse it
         except RecursionError:
             raise ValueError(f"a schema is nested more than {_MAX_DEPTH} deep") from None
-        yield schema, position, end
-        position = end
+        yield schema, place.end(), end
 
 
 def _enforceable_lark(lark: str) -> str:
-    """Return a Lark grammar with its schemas in the library's form."""
-    parts, position = [], 0
+    """Return a Lark grammar with its schemas, but for those in texts, in the library's form."""
+    texts = deque(text.span() for text in _LARK_TEXT.finditer(lark))
+    parts, position = list[str](), 0
     for schema, start, end in _schemas_in(lark):
+        while texts and texts[0][1] <= start:
+            texts.popleft()
+        if start < position or (texts and texts[0][0] < start):
+            continue
         options = {key: schema[key] for key in ("x-guidance",) if isinstance(schema, dict) and key in schema}
         parts += [lark[position:start], json.dumps({**enforceable(schema), **options}, ensure_ascii=False)]
         position = end

@@ -16,7 +16,7 @@ from urllib.parse import unquote, urldefrag, urljoin
 
 from ostinato.sampling.schema_limits import COUNTS, MAX_NUMBER, Place, SchemaCost, check_numbers, check_object, path
 
-MAX_PARTS = 100_000
+MAX_PARTS = 20_000
 """Most parts of a schema and names of properties, once those that are joined know of each other."""
 _MAX_COMPARED = 100
 """Most alternatives of `oneOf` that are compared with each other."""
@@ -121,6 +121,7 @@ class SchemaRewriter:
         self._bases: dict[int, str] = {}
         self._resources: dict[str, Any] = {"": root}
         self._anchors: dict[tuple[str, str], Any] = {}
+        self._targets: dict[tuple[str, str], tuple[Any, str]] = {}
         self._known: dict[int, _Known] = {}
         self._definitions: dict[tuple[Any, ...], str] = {}
         self._pending: list[tuple[str, Any, Place, str, _Known]] = []
@@ -142,11 +143,10 @@ class SchemaRewriter:
 
     def _index(self) -> None:
         """Find the schemas that have names of their own: `$id` and `$anchor`."""
-        waiting = [(self._root, "")]
+        waiting = [(self._root, "")] if isinstance(self._root, Mapping) else []
         while waiting:
             schema, base = waiting.pop()
-            if not isinstance(schema, Mapping):
-                continue
+            self._cost.add(1, ())
             identity = schema.get("$id")
             if identity is not None and "$ref" in schema and schema is not self._root:
                 raise ValueError(f"$id {identity!r} beside $ref: drafts read that differently; put $ref into allOf")
@@ -172,8 +172,11 @@ class SchemaRewriter:
         """Return the schema that a reference leads to, and the base of references in it."""
         if not isinstance(reference, str):
             raise ValueError(f"{path(place)} is no text")
-        uri, fragment = urldefrag(reference if not base or not reference.startswith("#") else base + reference)
-        uri = urljoin(base, uri) if uri != base else base
+        if (base, reference) in self._targets:
+            return self._targets[base, reference]
+        uri, fragment = base, reference[1:]
+        if not reference.startswith("#"):
+            uri, fragment = urldefrag(urljoin(base, reference))
         target = self._resources.get(uri)
         if fragment:
             by_name = self._anchors.get((uri, unquote(fragment)))
@@ -183,7 +186,8 @@ class SchemaRewriter:
                 f"{path(place)} is {reference!r}: which is not present in the schema; a reference such as "
                 "#/$defs/NAME, to a schema in the same document, works"
             )
-        return target, self._bases.get(id(target), uri)
+        found = self._targets[base, reference] = target, self._bases.get(id(target), uri)
+        return found
 
     def _mentioned(self, schema: Any, place: Place, base: str) -> _Known:
         """Return the properties that a schema mentions, with those of its parts for the same value."""
@@ -265,7 +269,9 @@ class SchemaRewriter:
                     for part, part_base in others:
                         beside.add(self._mentioned(part, (*place, other), part_base))
             if key == "$ref":
-                made[key] = self._reference(*parts[key][0], (*place, key), beside)
+                # The definition's own place: one that counts all references on the way would grow with each.
+                local = str(schema[key]).removeprefix("#/").split("/")
+                made[key] = self._reference(*parts[key][0], tuple(local), beside)
                 continue
             if not isinstance(schema[key], list):
                 raise ValueError(f"{path((*place, key))} should be a list of schemas")
@@ -354,10 +360,11 @@ class SchemaRewriter:
                 f"{path((*place, 'patternProperties'))}: other names cannot be told apart from those that match; "
                 "additionalProperties: false works"
             )
-        if max(map(len, names)) > 60 and others not in (True, {}):
+        lengths = [len(name) for name in names]
+        if (max(lengths) > 60 or sum(lengths) > 4096) and others not in (True, {}):
             raise ValueError(
-                f"{path((*place, 'properties'))} has names of more than 60 characters; beside these, "
-                "additionalProperties may only be true or false"
+                f"{path((*place, 'properties'))} has names of more than 60 characters, or more than 4096 together; "
+                "beside these, additionalProperties may only be true or false"
             )
         pattern = "" if others in (True, {}) else f"^{_none_of(set(names))}$"
         made["patternProperties"], made["additionalProperties"] = {pattern: others}, False

@@ -23,7 +23,7 @@ from ostinato.serve.chat.answer_formats import (
 )
 from ostinato.serve.chat.harmony import ChannelReader
 from ostinato.serve.chat.incremental_text import SPACE, EndOfText, Reading, TextBuffer, start_of_tag
-from ostinato.serve.chat.tool_calls.formats import FORMS, HARMONY, ToolCallFormat
+from ostinato.serve.chat.tool_calls.formats import FORMS, HARMONY, PARSERS, ToolCallFormat
 from ostinato.serve.chat.tool_calls.readers import BlockReader, ToolCallSyntaxError
 from ostinato.serve.chat.tools import Tool
 
@@ -176,9 +176,15 @@ _PROBE = Tool(
 _ARGUMENTS = {"city": _CITY, "days": 3, "hourly": True}
 
 
-def detect_formats(template: ChatTemplate) -> AnswerFormats:
-    """Return the formats that a chat template writes earlier answers in, or asks the model for."""
-    form = _tool_form(template)
+def detect_formats(
+    template: ChatTemplate, token_id: Callable[[str], int | None] = lambda tag: None, parser: str | None = None
+) -> AnswerFormats:
+    """Return the formats that a chat template writes earlier answers in, or asks the model for.
+
+    If a template shows no form of tool calls, the tags in the vocabulary tell; `token_id` gives their ids. `parser`
+    names a form of `PARSERS`, which then is the model's.
+    """
+    form = PARSERS[parser] if parser is not None else _tool_form(template, token_id)
     return AnswerFormats(ANALYSIS if form == HARMONY else _reasoning(template), form)
 
 
@@ -191,7 +197,7 @@ def takes_tools(template: ChatTemplate) -> bool:
     return "tools" in template.text if rendered is None else _PROBE.name in rendered
 
 
-def _tool_form(template: ChatTemplate) -> ToolCallFormat | None:
+def _tool_form(template: ChatTemplate, token_id: Callable[[str], int | None]) -> ToolCallFormat | None:
     for rendered in _calls(template):
         answer = rendered[rendered.rfind(_QUESTION) + len(_QUESTION) :]
         if _CITY not in answer:
@@ -200,7 +206,7 @@ def _tool_form(template: ChatTemplate) -> ToolCallFormat | None:
             if _reads(form, answer):
                 return form
         return None
-    return _hinted(template.text)
+    return _hinted(template.text) or (_of_vocabulary(token_id) if takes_tools(template) else None)
 
 
 def _calls(template: ChatTemplate) -> Iterator[str]:
@@ -252,6 +258,14 @@ def _hinted(text: str) -> ToolCallFormat | None:
     """Return the form whose tags are all in a template's text; of several, the one with the most."""
     fitting = [form for form in (*FORMS, HARMONY) if form.tags and all(tag in text for tag in form.hints or form.tags)]
     return max(fitting, key=lambda form: len(form.tags), default=None)
+
+
+def _of_vocabulary(token_id: Callable[[str], int | None]) -> ToolCallFormat | None:
+    """Return the form whose tags are all tokens; None if there are several with as many."""
+    fitting = [form for form in (*FORMS, HARMONY) if form.tags and all(token_id(tag) is not None for tag in form.tags)]
+    most = max((len(form.tags) for form in fitting), default=0)
+    best = [form for form in fitting if len(form.tags) == most]
+    return best[0] if len(best) == 1 else None
 
 
 def _reasoning(template: ChatTemplate) -> ReasoningTags | None:
