@@ -388,6 +388,16 @@ def test_descriptions_of_tools_need_no_room_and_what_does_is_said_of_tools() -> 
         guide("required", AnswerFormats(None, formats.HERMES), large)
 
 
+@pytest.mark.parametrize("form", [formats.HERMES, formats.XML], ids=lambda form: form.name)
+def test_parameters_that_are_nested_too_deep_are_refused(form: ToolCallFormat) -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(900):
+        deep = {"items": deep}
+    tool = Tool("f", "", {"type": "object", "properties": {"a": deep}})
+    with pytest.raises(RequestError, match="tool f: parameters: the schema is nested too deep"):
+        guide("required", AnswerFormats(None, form), (tool,))
+
+
 @pytest.mark.parametrize("parameters", [{"anyOf": [{"required": ["a"]}, {"required": ["b"]}]}, {"minProperties": 1}])
 @pytest.mark.parametrize("form", [formats.XML, formats.LFM2], ids=lambda form: form.name)
 def test_what_all_arguments_follow_together_is_refused_where_they_are_written_one_by_one(

@@ -18,6 +18,8 @@ from ostinato.sampling.schema_limits import COUNTS, MAX_NUMBER, Place, SchemaCos
 
 MAX_PARTS = 20_000
 """Most parts of a schema and names of properties, once those that are joined know of each other."""
+_MAX_PLACE = 350
+"""Most keys and indices that lead to a schema; a guide is nested less deep."""
 _MAX_COMPARED = 100
 """Most alternatives of `oneOf` that are compared with each other."""
 _ONE = ("items", "additionalItems", "additionalProperties", "contains", "not", "if", "then", "else", "propertyNames")
@@ -226,6 +228,8 @@ class SchemaRewriter:
             return schema
         if not isinstance(schema, Mapping):
             raise ValueError(f"{path(place)} should be a schema: an object, true or false")
+        if len(place) > _MAX_PLACE:
+            raise ValueError(f"the schema is nested too deep, at {path(place)}")
         base = self._bases.get(id(schema), base)
         self._cost.add_schema(schema, place)
         made: dict[str, Any] = {key: True for key in _UNENFORCED if key in schema}
@@ -435,19 +439,12 @@ def _names(schema: Mapping[str, Any], key: str) -> list[str]:
     return [name for name in value if isinstance(name, str)] if isinstance(value, list | Mapping) else []
 
 
-def _values(schema: Mapping[str, Any]) -> set[str] | None:
-    """Return all values of a schema that lists them, each as its text, else None."""
+def _values(schema: Mapping[str, Any]) -> set[tuple[bool, Any]] | None:
+    """Return all values of a schema that lists them, if they are texts, integers, true, false or null; else None."""
     values = schema.get("enum", [schema["const"]] if "const" in schema else None)
-    return None if not isinstance(values, list) else {json.dumps(_plain(value), sort_keys=True) for value in values}
-
-
-def _plain(value: Any) -> Any:
-    """Return a JSON value with whole numbers as integers."""
-    if isinstance(value, list):
-        return [_plain(each) for each in value]
-    if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+    if not isinstance(values, list) or not all(isinstance(value, str | int | None) for value in values):
+        return None
+    return {(isinstance(value, bool), value) for value in values}
 
 
 def _kinds(schema: Mapping[str, Any]) -> set[str]:
