@@ -98,9 +98,7 @@ def main() -> None:
         lines.append(json.dumps([keyword, schema, listed], ensure_ascii=False, separators=(",", ":")))
     license = json.dumps((Path(sys.argv[1]) / "LICENSE").read_text())
     origin = json.dumps("JSON-Schema-Test-Suite, https://github.com/json-schema-org/JSON-Schema-Test-Suite")
-    STORED.write_text(
-        f'{{"origin": {origin},\n"license": {license},\n"groups": [\n' + ",\n".join(lines) + "\n]}\n"
-    )
+    STORED.write_text(f'{{"origin": {origin},\n"license": {license},\n"groups": [\n' + ",\n".join(lines) + "\n]}\n")
 
 
 if __name__ == "__main__":

@@ -75,7 +75,7 @@ FORMATS = {
     "ipv4": (_IPV4,),
     "ipv6": (_IPV6,),
 }
-"""Patterns of formats (RFC 3339, 1123, 5321, 2673 and 4291), of which a text matches all. The library has others."""
+"""Patterns of formats (RFC 3339, 1123, 5321, 2673 and 4291). A text matches all; the library has other formats."""
 
 
 def enforceable(schema: Any) -> dict[str, Any]:
