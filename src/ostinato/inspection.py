@@ -254,7 +254,9 @@ def _template(path: Path) -> dict[str, Any] | None:
     template = load_chat_template(path)
     if not template.text:
         return None
-    formats = detect_formats(template)
+    added = read_checkpoint_json(path, "tokenizer.json").get("added_tokens") or []
+    ids = {token.get("content"): token.get("id") for token in added if isinstance(token, dict)}
+    formats = detect_formats(template, ids.get)
     return {
         "characters": len(template.text),
         "takes_tools": takes_tools(template),

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from ostinato.engine.text.chat_template import ChatTemplate
+from ostinato.errors import ConfigError, Remedy
 from ostinato.serve.chat.answer_formats import REASONING, THINK, AnswerFormats, ReasoningTags, opens_reasoning
 from ostinato.serve.chat.answer_parser import detect_formats, takes_tools
 from ostinato.serve.chat.tool_calls import formats
 from ostinato.serve.chat.tool_calls.formats import FORMS, ToolCallFormat
+from ostinato.serve.settings import ServeSettings
 from tests.support.tool_form_cases import CALLS, template_of
 
 # Templates that print no calls: their texts tell.
@@ -53,6 +57,35 @@ def test_a_template_that_writes_no_calls_is_told_by_the_tags_in_its_text(
     template: str, reasoning: ReasoningTags | None, tools: ToolCallFormat | None
 ) -> None:
     assert detect_formats(ChatTemplate({"default": template})) == AnswerFormats(reasoning, tools)
+
+
+TELLS = "{{ tools | tojson }}{{ messages[0].content }}"
+"""A template that tells of tools, and shows no call."""
+
+
+@pytest.mark.parametrize(
+    "form", [formats.LFM2, formats.KIMI, formats.DEEPSEEK, formats.GLM], ids=lambda form: form.name
+)
+def test_tags_in_the_vocabulary_tell_where_the_template_shows_no_form(form: ToolCallFormat) -> None:
+    ids = {tag: place for place, tag in enumerate(form.tags)}
+    assert detect_formats(ChatTemplate({"default": TELLS}), ids.get).tools is form
+    assert detect_formats(ChatTemplate({"default": TELLS})).tools is None
+    assert detect_formats(ChatTemplate({"default": "{{ messages[0].content }}"}), ids.get).tools is None
+    assert detect_formats(template_of(formats.HERMES), ids.get).tools is formats.HERMES
+
+
+def test_tags_of_several_forms_in_the_vocabulary_tell_nothing() -> None:
+    both = {tag: 1 for form in (formats.COMMAND, formats.TOOLCALL) for tag in form.tags}
+    assert detect_formats(ChatTemplate({"default": TELLS}), both.get).tools is None
+
+
+@pytest.mark.parametrize("form", [*FORMS, formats.HARMONY], ids=lambda form: form.name)
+def test_a_setting_names_the_form_and_its_error_lists_those_that_work(form: ToolCallFormat) -> None:
+    parser = ServeSettings(tool_call_parser=form.parser).tool_call_parser
+    assert detect_formats(ChatTemplate({"default": TELLS}), parser=parser).tools is form
+    with pytest.raises(ConfigError, match=f"known are (hermes, .*)?{re.escape(form.parser)}") as caught:
+        ServeSettings(tool_call_parser=form.parser.replace("-", "_") + "x")
+    assert Remedy("tool_call_parser", form.parser) in caught.value.remedies
 
 
 def test_a_checkpoint_without_a_template_has_no_formats() -> None:

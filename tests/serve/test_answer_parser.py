@@ -220,25 +220,29 @@ def test_calls_inside_reasoning_are_reasoning() -> None:
     )
 
 
-def test_arguments_that_the_end_cuts_off_stay_a_call() -> None:
+@pytest.mark.parametrize("enforced", [False, True])
+def test_arguments_that_max_tokens_cuts_off_stay_a_call(enforced: bool) -> None:
     text = '<tool_call>{"name": "get_weather", "arguments": {"city": "Par'
-    assert parse([text], HERMES).parts() == ("", "", [("get_weather", '{"city": "Par')])
-
-
-def test_a_call_that_leaves_its_format_ends_there_and_the_rest_is_content() -> None:
-    text = f'<tool_call>{{"name": "clock", "arguments": {{"a": 1]}}</tool_call>{CLOCK_TEXT}'
-    assert parse([text], HERMES).parts() == ("", "]}</tool_call>", [("clock", '{"a": 1'), ("clock", "{}")])
-
-
-def test_half_a_parameter_after_a_whole_one_is_content() -> None:
+    cut = [("get_weather", '{"city": "Par')]
+    assert parse([text], HERMES, is_cut=True, enforced=enforced).parts() == ("", "", cut)
     text = XML_PARIS[: XML_PARIS.index("2\n")]
-    parts = parse([text], XML).parts()
+    parts = parse([text], XML, is_cut=True, enforced=enforced).parts()
     assert parts == ("", "\n<parameter=days>\n", [("get_weather", '{"city": "Paris"')])
 
 
-def test_a_parameter_given_twice_ends_the_call() -> None:
+def test_a_call_that_leaves_its_format_is_content_and_the_next_one_is_a_call() -> None:
+    broken = '<tool_call>{"name": "clock", "arguments": {"a": 1]}</tool_call>'
+    assert parse([broken + CLOCK_TEXT], HERMES).parts() == ("", broken, [("clock", "{}")])
+
+
+def test_a_parameter_given_twice_makes_a_call_content() -> None:
     text = XML_PARIS.replace("days", "city")
-    assert parse([text], XML).calls == [("get_weather", '{"city": "Paris"')]
+    assert parse([text], XML).parts() == ("", text, [])
+
+
+def test_line_breaks_in_the_strings_of_arguments_are_mended() -> None:
+    text = PARIS_TEXT.replace("Paris", "Par\nis\t")
+    assert parse([text], HERMES).calls == [("get_weather", '{"city": "Par\\nis\\t", "days": 2}')]
 
 
 def test_content_is_given_out_at_once_but_for_what_may_begin_a_tag() -> None:
@@ -254,8 +258,15 @@ def test_reasoning_is_given_out_at_once_but_for_what_may_begin_its_end() -> None
     assert given == ["", "a", " b", "", "", "\n\n</thing"]
 
 
-def test_arguments_are_given_out_as_they_come() -> None:
+def test_a_call_is_given_out_when_it_is_complete() -> None:
     parser = AnswerParser(HERMES, tools=TOOLS, starts_in_reasoning=False, new_id=numbered_ids())
+    half = len(PARIS_TEXT) // 2
+    assert parser.push(PARIS_TEXT[:half]) == AnswerDelta()
+    assert parser.push(PARIS_TEXT[half:]) == AnswerDelta(tool_calls=(ToolCallDelta(0, "call_0", *PARIS_CALL),))
+
+
+def test_arguments_that_a_grammar_enforces_are_given_out_as_they_come() -> None:
+    parser = AnswerParser(HERMES, tools=TOOLS, starts_in_reasoning=False, new_id=numbered_ids(), enforced=True)
     pieces = ['<tool_call>{"name": "get_weather",', ' "arguments": {"ci', 'ty": "P', 'aris"}', "}\n</tool", "_call>x"]
     deltas = [parser.push(piece) for piece in pieces]
     assert deltas == [
@@ -269,8 +280,8 @@ def test_arguments_are_given_out_as_they_come() -> None:
     assert parser.finish() == AnswerDelta()
 
 
-def test_parameters_are_given_out_one_by_one() -> None:
-    parser = AnswerParser(XML, tools=TOOLS, starts_in_reasoning=False, new_id=numbered_ids())
+def test_parameters_that_a_grammar_enforces_are_given_out_one_by_one() -> None:
+    parser = AnswerParser(XML, tools=TOOLS, starts_in_reasoning=False, new_id=numbered_ids(), enforced=True)
     first, second, third = XML_PARIS.partition("<parameter=days>")
     deltas = [parser.push(piece) for piece in (first, second, third)]
     assert deltas == [

@@ -76,7 +76,8 @@ CASES = {
     "text without marks": ("analysisParis.assistantfinalSunny.", ("", "analysisParis.assistantfinalSunny.", [])),
     "marks that are none": (FINAL + "a <|b|> <|end <|st", ("", "a <|b|> <|end <|st", [])),
     "a header that is cut off": (THOUGHT + NEXT + "<|channel|>fin", ("Which city?\n\nParis.", "", [])),
-    "a call that is cut off": (CALL[:-8], ("", "", [("get_weather", PARIS[1][:-8])])),
+    "a call that is not complete": (CALL[:-8], ("", CALL[:-8], [])),
+    "a call that is no JSON": (CALL[:-1] + "<|call|>", ("", CALL[:-1] + "<|call|>", [])),
     "an endless header": ("<|channel|>" + "x" * 300, ("", "<|channel|>" + "x" * 300, [])),
     "nothing": ("", ("", "", [])),
 }
@@ -91,6 +92,12 @@ def test_an_answer_is_its_messages_wherever_its_text_is_cut(name: str) -> None:
     assert parse(list(text), FORMATS).parts() == expected
     for cut in range(len(text)):
         assert parse([text[:cut], text[cut:]], FORMATS).parts() == expected
+
+
+def test_a_call_that_max_tokens_cuts_off_stays_one() -> None:
+    for enforced in (False, True):
+        parts = parse(list(CALL[:-8]), FORMATS, is_cut=True, enforced=enforced).parts()
+        assert parts == ("", "", [("get_weather", PARIS[1][:-8])])
 
 
 @given(parts=st.lists(st.sampled_from(PARTS) | st.text(max_size=2), max_size=12), data=st.data())

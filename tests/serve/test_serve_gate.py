@@ -157,6 +157,41 @@ def posted(body, length=None, path="/v1/completions"):
     return f"{head}Content-Length: {len(body) if length is None else length}\r\n\r\n".encode() + body
 
 
+ASSISTANT = b'{"messages": [{"role": "assistant", "tool_calls": [{"function": %s}]}]}'
+TOOL = b'{"messages": [{"role": "user", "content": "x"}], "tools": [{"type": "function", "function": %s}]}'
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (
+            "/v1/chat/completions",
+            ASSISTANT % b'{"name": "f", "arguments": "{\\"a\\": \\"\\ud800\\"}"}',
+            "messages[0].tool_calls[0].function.arguments",
+        ),
+        (
+            "/v1/chat/completions",
+            ASSISTANT % b'{"name": "f", "arguments": {"a": ["\\udfff"]}}',
+            "messages[0].tool_calls[0].function.arguments.a[0]",
+        ),
+        (
+            "/v1/chat/completions",
+            TOOL % b'{"name": "f", "parameters": {"properties": {"a": {"const": "\\ud800"}}}}',
+            "tools[0].function.parameters.properties.a.const",
+        ),
+        ("/v1/chat/completions", TOOL % b'{"name": "f", "parameters": {"properties": {"\\uD800": {}}}}', None),
+        ("/v1/responses", b'{"input": [{"type": "function_call", "arguments": "\\ud800"}]}', "input[0].arguments"),
+        ("/v1/messages", b'{"messages": [{"role": "user", "content": "\\ud83d\\ude00 \\ud83d"}]}', None),
+        ("/tokenize", b'{"prompt": "\\ud800"}', "prompt"),
+    ],
+)
+def test_half_of_a_surrogate_pair_is_refused_wherever_it_stands(private, path, body, param):
+    status, text = raw(private, posted(body, path=path))
+    assert status == 400, text
+    assert b"Unicode" in text
+    assert param is None or json.loads(text)["error"]["param"] == param
+
+
 @pytest.mark.parametrize(
     "body",
     [

@@ -242,6 +242,36 @@ def test_a_template_whose_calls_are_of_no_known_form_says_so_when_the_server_sta
         assert "writes calls in none of the known forms" in caplog.text
         with pytest.raises(openai.BadRequestError, match=r"none of the known forms of tool calls: Hermes.*Llama 3"):
             served.client().chat.completions.create(**ASKED, tools=[CLOCK])
+        answer = served.client().chat.completions.create(**ASKED, tools=[CLOCK], tool_choice="required")
+        assert {call.function.name for call in answer.choices[0].message.tool_calls} == {"clock"}
+
+
+PLAIN = (
+    "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}answer:{% endif %}"
+)
+
+
+def test_a_call_can_be_demanded_though_the_template_takes_no_tools():
+    ways = [{"type": "function", "function": {"name": "clock"}}, "required"]
+    with serve(PLAIN) as served:
+        client = served.client()
+        for choice in ways:
+            asked = {**ASKED, "tools": [CLOCK], "tool_choice": choice, "max_tokens": 120, "parallel_tool_calls": False}
+            answer = client.chat.completions.create(**asked)
+            whole = content, _, calls, reason = parts(answer)
+            assert (content, {name for name, _ in calls}, reason) == ("", {"clock"}, "tool_calls")
+            assert joined(client.chat.completions.create(**asked, stream=True)) == whole
+            plain = client.chat.completions.create(**{**ASKED, "max_tokens": 1})
+            assert answer.usage.prompt_tokens > plain.usage.prompt_tokens + 50
+        flat = {"type": "function", **CLOCK["function"]}
+        answer = client.responses.create(
+            model="tiny", input="Hm?", tools=[flat], tool_choice="required", max_output_tokens=99
+        )
+        assert [item.name for item in answer.output if item.type == "function_call"]
+        for more in ({}, {"tool_choice": "auto"}):
+            with pytest.raises(openai.BadRequestError, match='or demand a call by tool_choice "required"'):
+                client.chat.completions.create(**ASKED, tools=[CLOCK], **more)
 
 
 def response_format(schema):

@@ -52,6 +52,21 @@ def test_text_before_calls_is_content_and_an_unknown_name_is_text(form: ToolCall
     assert parse([unknown], AnswerFormats(None, form)).parts() == ("", unknown, [])
 
 
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
+def test_of_an_answer_that_ends_anywhere_all_arguments_are_json_and_the_rest_is_content(form: ToolCallFormat) -> None:
+    call = CALLS[2]
+    text = written(form, call)
+    cuts = range(1, len(text))
+    for broken in [text[:cut] for cut in cuts] + [text[:cut] + "?" + text[cut + 1 :] for cut in cuts]:
+        read = parse([broken], AnswerFormats(None, form))
+        assert all(isinstance(json.loads(arguments), dict) for _, arguments in read.calls), broken
+        assert read.calls or read.content == broken
+        if form is formats.XML:
+            assert parse(list(broken), AnswerFormats(None, form)).parts() == read.parts()
+    strings = written(form, ("clock", {"a": "\ud800"})) if form is formats.LFM2 else ""
+    assert not parse([strings.replace("\ud800", "\\ud800")], AnswerFormats(None, form)).calls
+
+
 def test_an_answer_without_tags_is_a_call_only_from_its_beginning_on() -> None:
     form = AnswerFormats(None, formats.LLAMA3)
     call = written(formats.LLAMA3, ("clock", {}))

@@ -14,7 +14,9 @@ from ostinato.sampling.guide import Guide
 from ostinato.serve.chat.answer_formats import AnswerFormats
 from ostinato.serve.chat.guides import tool_guide
 from ostinato.serve.chat.tool_calls import formats
+from ostinato.serve.chat.tool_calls.formats import FORMS, ToolCallFormat
 from ostinato.serve.chat.tools import Tool
+from tests.serve.test_tool_forms import canonical
 from tests.support.answer_cases import CLOCK, HERMES, TOOLCALL, TOOLS, WEATHER, XML, parse
 
 SPECIAL = {"<TOOLCALL>": 257, "</TOOLCALL>": 258, "<think>": 259, "</think>": 260}
@@ -318,6 +320,94 @@ def test_odd_names_and_references_are_written_as_they_are() -> None:
     assert not accepts(grammar, xml("odd", **{'k"\\ é': "𝄞", "unit": '{"n": "3"}'}))
     grammar = guide("required", AnswerFormats(None, formats.HERMES), (tool,))
     assert accepts(grammar, hermes("odd", '{"k\\"\\\\ é": "𝄞", "unit": {"n": 3}}'))
+
+
+ALL_FORMS = [*FORMS, formats.HARMONY]
+
+
+def call_text(form: ToolCallFormat, name: str, arguments: dict[str, Any]) -> str:
+    """A call as a grammar writes it."""
+    if form == formats.HARMONY:
+        head = f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>"
+        return head + json.dumps(arguments)
+    return canonical(form, (name, arguments))
+
+
+def allowed(form: ToolCallFormat, tool: Tool, arguments: dict[str, Any]) -> bool:
+    return accepts(guide("required", AnswerFormats(None, form), (tool,)), call_text(form, tool.name, arguments))
+
+
+@pytest.mark.parametrize("form", ALL_FORMS, ids=lambda form: form.name)
+def test_references_in_parameters_lead_anywhere_in_them_in_every_form(form: ToolCallFormat) -> None:
+    tree = {"type": "object", "properties": {"n": {"$ref": "#/properties/count"}, "sub": {"$ref": "#/properties/tree"}}}
+    properties = {
+        "tree": tree,
+        "count": {"type": "integer"},
+        "b": {"$ref": "#/properties/tree"},
+        "c": {"type": "array", "items": {"$ref": "#/properties/d/prefixItems/0"}},
+        "d": {"type": "array", "prefixItems": [{"type": "integer"}]},
+        "e": {"type": "array", "items": {"$ref": "#word"}},
+    }
+    tool = Tool("f", "", {"type": "object", "properties": properties, "$defs": {"w": {"$anchor": "word", "const": 7}}})
+    assert allowed(form, tool, {"tree": {"n": 1}, "b": {"sub": {"n": 2}}, "c": [3], "e": [7]})
+    for wrong in ({"b": {"n": "x"}}, {"b": {"sub": {"n": []}}}, {"b": {"other": 1}}, {"c": ["x"]}, {"e": [8]}):
+        assert not allowed(form, tool, wrong), wrong
+
+
+@pytest.mark.parametrize("form", ALL_FORMS, ids=lambda form: form.name)
+def test_required_names_without_a_schema_are_written_in_every_form(form: ToolCallFormat) -> None:
+    tool = Tool("f", "", {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["x"]})
+    assert allowed(form, tool, {"a": 1, "x": [1]})
+    assert allowed(form, tool, {"x": 5})
+    assert not allowed(form, tool, {"a": 1})
+    assert not allowed(form, tool, {"x": 5, "y": 1})
+    impossible = replace(tool, parameters={**tool.parameters, "additionalProperties": False})
+    if form in (formats.XML, formats.LFM2):
+        with pytest.raises(RequestError, match="tool f: parameters: 'x' is required, and nothing may be its value"):
+            guide("required", AnswerFormats(None, form), (impossible,))
+
+
+def test_descriptions_of_tools_need_no_room_and_what_does_is_said_of_tools() -> None:
+    values = [{"type": "string"}, {"type": "integer"}, {"type": "array", "items": {"type": "string"}}, {"enum": ["a"]}]
+    properties = {f"parameter_{i}": {**values[i % 4], "description": "word " * 50} for i in range(10)}
+    tools = tuple(
+        Tool(f"tool_{i}", "x" * 500, {"type": "object", "properties": properties, "required": ["parameter_0"]})
+        for i in range(58)
+    )
+    assert len(json.dumps([dict(tool.parameters) for tool in tools])) > 100_000
+    for form in ALL_FORMS:
+        Guide(lark=guide("required", AnswerFormats(None, form), tools))
+    grammar = guide("required", AnswerFormats(None, formats.HERMES), tools)
+    assert accepts(grammar, hermes("tool_57", '{"parameter_0": "x"}'))
+    large = tuple(
+        replace(tool, parameters={"type": "object", "properties": {f"{tool.name}_{i}": {} for i in range(200)}})
+        for tool in tools
+    )
+    reason = r"the parameters of the 58 tools that may be called make a grammar of \d+ characters, and may make one of"
+    with pytest.raises(RequestError, match=reason):
+        guide("required", AnswerFormats(None, formats.HERMES), large)
+
+
+@pytest.mark.parametrize("form", [formats.HERMES, formats.XML], ids=lambda form: form.name)
+def test_parameters_that_are_nested_too_deep_are_refused(form: ToolCallFormat) -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(900):
+        deep = {"items": deep}
+    tool = Tool("f", "", {"type": "object", "properties": {"a": deep}})
+    with pytest.raises(RequestError, match="tool f: parameters: the schema is nested too deep"):
+        guide("required", AnswerFormats(None, form), (tool,))
+
+
+@pytest.mark.parametrize("parameters", [{"anyOf": [{"required": ["a"]}, {"required": ["b"]}]}, {"minProperties": 1}])
+@pytest.mark.parametrize("form", [formats.XML, formats.LFM2], ids=lambda form: form.name)
+def test_what_all_arguments_follow_together_is_refused_where_they_are_written_one_by_one(
+    form: ToolCallFormat, parameters: dict[str, Any]
+) -> None:
+    tool = Tool("f", "", {"type": "object", "properties": {"a": {}, "b": {}}, **parameters})
+    with pytest.raises(RequestError, match=r"tool f: parameters: (anyOf|minProperties) of all arguments together"):
+        guide("required", AnswerFormats(None, form), (tool,))
+    assert allowed(formats.HERMES, tool, {"b": 1})
+    assert not allowed(formats.HERMES, tool, {})
 
 
 @pytest.mark.parametrize(

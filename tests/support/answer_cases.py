@@ -86,8 +86,15 @@ def parse(
     tools: Sequence[Tool] | None = TOOLS,
     starts_in_reasoning: bool = False,
     either: bool = False,
+    enforced: bool = False,
+    is_cut: bool = False,
 ) -> Joined:
     parser = AnswerParser(
-        formats, tools=tools, starts_in_reasoning=starts_in_reasoning, new_id=numbered_ids(), either=either
+        formats,
+        tools=tools,
+        starts_in_reasoning=starts_in_reasoning,
+        new_id=numbered_ids(),
+        either=either,
+        enforced=enforced,
     )
-    return Joined([*(parser.push(piece) for piece in pieces), parser.finish()])
+    return Joined([*(parser.push(piece) for piece in pieces), parser.finish(is_cut)])

@@ -71,7 +71,7 @@ _EQUIVALENTS = {
     "--chat-template-kwargs": "--default-chat-template-kwargs",
     "--random-weights": "--dummy-weights",
     "--allow-remote-images, for those of http and https": "--allowed-media-domains",
-    "": "--enable-auto-tool-choice --tool-call-parser --reasoning-parser --enable-reasoning --trust-remote-code"
+    "": "--enable-auto-tool-choice --reasoning-parser --enable-reasoning --trust-remote-code"
     " --load-format --disable-log-stats --jinja --reasoning-format --metrics --enable-metrics -fa --flash-attn --mlock"
     " --no-mmap --mmap -cb --cont-batching --attention-backend --embedding --embeddings --task --runner -mm --mmproj"
     " --no-webui --skip-tokenizer-init --color --keep-alive --disable-custom-all-reduce",

@@ -9,6 +9,7 @@ import difflib
 import json
 import math
 import re
+from collections import deque
 from collections.abc import Iterator
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Unpack, get_origin
@@ -25,7 +26,8 @@ from pydantic import (
 )
 
 from ostinato.errors import RequestError
-from ostinato.sampling.schema_limits import MAX_JOINED_PATTERNS, check_limits
+from ostinato.sampling.json_schema import enforceable
+from ostinato.sampling.schema_limits import MAX_JOINED_PATTERNS
 from ostinato.setting_names import describe_fields
 
 if TYPE_CHECKING:
@@ -33,8 +35,13 @@ if TYPE_CHECKING:
 
     from ostinato.setting_types import GuideSettings
 
-MAX_GUIDE_CHARACTERS = {"json_schema": 65536, "regex": 4096, "choice": 16384, "lark": 65536}
-"""Most characters of each kind: time and memory of a grammar grow with them, up to about a second."""
+MAX_GUIDE_CHARACTERS = {"json_schema": 65536, "regex": 4096, "choice": 16384, "lark": 131072}
+"""Most characters of each kind: time and memory of a grammar grow with them, up to about a second.
+
+A schema counts without its annotations.
+"""
+MAX_SCHEMA_TEXT = 262_144
+"""Most characters of a schema with its annotations."""
 MAX_MULTIPLE = 10_000
 """Largest common multiple for `multipleOf`: telling multiples of m takes an automaton of m states."""
 _MAX_DEPTH = 100
@@ -120,8 +127,10 @@ class Guide(BaseModel):
     @classmethod
     def _schema_within_limits(cls, text: str | None) -> str | None:
         if text is not None:
-            _check_length("json_schema", len(text))
-            _check_schema(text)
+            if len(text) > MAX_SCHEMA_TEXT:
+                raise ValueError(f"json_schema has {len(text)} characters, and may have {MAX_SCHEMA_TEXT}")
+            plain = json.dumps(_check_schema(text), ensure_ascii=False)
+            _check_length("json_schema", min(len(text), len(plain)))
         return text
 
     @model_validator(mode="after")
@@ -132,7 +141,7 @@ class Guide(BaseModel):
             raise ValueError(f"a guide is exactly one of {known}; this one has {' and '.join(given) or 'none'}")
         for name in ("regex", "lark"):
             _check_length(name, len(getattr(self, name) or ""))
-        _check_cost(list(_schemas_in(self.lark or "")))
+        _check_cost([schema for schema, _, _ in _schemas_in(self.lark or "")])
         joined = _LARK_TEXT.sub("", self.lark or "").count("&") + 1
         if joined > MAX_JOINED_PATTERNS:
             raise ValueError(f"lark joins {joined} terminals with &, and may join {MAX_JOINED_PATTERNS} in all")
@@ -148,30 +157,46 @@ def _check_length(name: str, length: int) -> None:
         raise ValueError(f"{name} has {length} characters, and may have {MAX_GUIDE_CHARACTERS[name]}")
 
 
-def _check_schema(text: str) -> None:
-    """Raise ValueError unless a text is a JSON object that compiles within bounds."""
+def _check_schema(text: str) -> dict[str, Any]:
+    """Return the schema of a text in the library's form. ValueError unless it compiles within bounds."""
     try:
         schema = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"the schema is not JSON: {error}") from None
     if not isinstance(schema, dict):
         raise ValueError("a schema is a JSON object")
-    _check_cost([schema])
+    return _check_cost([schema])[0]
 
 
-def _schemas_in(lark: str) -> Iterator[Any]:
-    """Yield the JSON values after %json in a Lark grammar."""
+def _schemas_in(lark: str) -> Iterator[tuple[Any, int, int]]:
+    """Yield the JSON values after %json in a Lark grammar, also those in texts, with their places."""
     for place in re.finditer(r"%json\s*", lark):
         try:
-            yield _DECODER.raw_decode(lark, place.end())[0]
+            schema, end = _DECODER.raw_decode(lark, place.end())
         except ValueError:
-            continue  # it is in a string, or the library will refuse it
+            continue  # it is in a text, or the library will refuse it
         except RecursionError:
             raise ValueError(f"a schema is nested more than {_MAX_DEPTH} deep") from None
+        yield schema, place.end(), end
 
 
-def _check_cost(schemas: list[Any]) -> None:
-    """Raise ValueError if schemas cost too much in parts that the library itself does not bound."""
+def _enforceable_lark(lark: str) -> str:
+    """Return a Lark grammar with its schemas, but for those in texts, in the library's form."""
+    texts = deque(text.span() for text in _LARK_TEXT.finditer(lark))
+    parts, position = list[str](), 0
+    for schema, start, end in _schemas_in(lark):
+        while texts and texts[0][1] <= start:
+            texts.popleft()
+        if start < position or (texts and texts[0][0] < start):
+            continue
+        options = {key: schema[key] for key in ("x-guidance",) if isinstance(schema, dict) and key in schema}
+        parts += [lark[position:start], json.dumps({**enforceable(schema), **options}, ensure_ascii=False)]
+        position = end
+    return "".join([*parts, lark[position:]])
+
+
+def _check_cost(schemas: list[Any]) -> list[dict[str, Any]]:
+    """Return schemas in the library's form. ValueError if they cost too much in parts that it does not bound."""
     patterns, multiples = 0, set[Decimal]()
     for part in _objects(schemas):
         pattern, several, multiple = part.get("pattern"), part.get("patternProperties"), part.get("multipleOf")
@@ -186,8 +211,7 @@ def _check_cost(schemas: list[Any]) -> None:
         raise ValueError(
             f"the values of multipleOf have a common multiple of more than {MAX_MULTIPLE} of their last digits' units"
         )
-    for schema in schemas:
-        check_limits(schema)
+    return [enforceable(schema) for schema in schemas]
 
 
 def _objects(schemas: list[Any]) -> Iterator[dict[str, Any]]:
@@ -230,7 +254,7 @@ def _problems(error: ValidationError, known: list[str]) -> Iterator[str]:
 def lark_grammar(guide: Guide) -> str:
     """Return the grammar of a guide. It allows every sequence of tokens whose text follows the guide."""
     if guide.lark is not None:
-        rules = guide.lark
+        rules = _enforceable_lark(guide.lark)
     elif guide.choice:
         # One terminal for all makes one automaton, however many there are.
         rules = f"start: CHOICE\nCHOICE: {lark_term(guide)}"
@@ -242,7 +266,7 @@ def lark_grammar(guide: Guide) -> str:
 def lark_term(guide: Guide) -> str:
     """Return the term for a guide within a rule. The guide is of any kind but `lark`."""
     if guide.json_object or guide.json_schema is not None:
-        schema = {"type": "object"} if guide.json_schema is None else json.loads(guide.json_schema)
+        schema = {"type": "object"} if guide.json_schema is None else enforceable(json.loads(guide.json_schema))
         return f"%json {json.dumps({**schema, 'x-guidance': JSON_OPTIONS}, ensure_ascii=False)}"
     if guide.regex is not None:
         return f"/{escaped(guide.regex)}/"

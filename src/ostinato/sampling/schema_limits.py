@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 MAX_NUMBER = 2**53 - 1
@@ -22,48 +22,68 @@ MAX_OPTIONAL_RUN = 480
 MAX_ALTERNATIVES = 900
 """Entries of `anyOf` and the like, and values of `enum` that are lists or objects: all are parsed at once."""
 
-_COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
+COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 _ALTERNATIVES = ("anyOf", "oneOf", "allOf")
 _ANNOTATIONS = {"$defs", "definitions", "$schema", "$id", "$comment", "title", "description", "default", "examples"}
-_Place = tuple[Any, ...]
+Place = tuple[Any, ...]
 
 
-def check_limits(schema: Any) -> None:
-    """Raise ValueError with keyword, place and values that work, unless all of a schema is within the limits.
+class SchemaCost:
+    """Count of a schema's parts while they are read. Those whose number the library itself does not bound are checked.
 
-    A number counts wherever it stands, and whatever for: `$ref` can make a schema of any part.
+    Raises ValueError with keyword, place and values that work.
     """
-    patterns, joins = 0, ""
-    for place, value in _places(schema):
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            _check_number(place, value)
-        elif isinstance(value, dict):
-            _check_object(place, value)
-            several = value.get("patternProperties")
-            patterns += isinstance(value.get("pattern"), str) + (len(several) if isinstance(several, dict) else 0)
-            joins = joins or (_path(place) if _joins(value) else "")
-    if joins and patterns > MAX_JOINED_PATTERNS:
-        raise ValueError(
-            f"the schema has {patterns} patterns, and may have {MAX_JOINED_PATTERNS} where parts are joined, as by "
-            f"allOf, or by anyOf or $ref beside other keywords, at {joins}"
-        )
+
+    def __init__(self, max_parts: int) -> None:
+        self._max_parts = max_parts
+        self._parts = self._patterns = 0
+        self._joins = ""
+
+    def add(self, parts: int, place: Place) -> None:
+        self._parts += parts
+        if self._parts > self._max_parts:
+            raise ValueError(f"{path(place)}: the schema has more than {self._max_parts} parts, references followed")
+
+    def add_schema(self, schema: Mapping[str, Any], place: Place) -> None:
+        """Count a schema, and check it without its parts."""
+        check_object(place, schema)
+        several = schema.get("patternProperties")
+        self._patterns += isinstance(schema.get("pattern"), str) + (len(several) if isinstance(several, dict) else 0)
+        self._joins = self._joins or (path(place) if _joins(schema) else "")
+        self.add(1, place)
+
+    def check(self) -> None:
+        """Check the sums, after all parts have been added."""
+        if self._joins and self._patterns > MAX_JOINED_PATTERNS:
+            raise ValueError(
+                f"the schema has {self._patterns} patterns, and may have {MAX_JOINED_PATTERNS} where parts are joined, "
+                f"as by allOf, or by anyOf or $ref beside other keywords, at {self._joins}"
+            )
 
 
-def _check_number(place: _Place, value: int | float) -> None:
+def check_numbers(value: Any, place: Place) -> None:
+    """Raise ValueError unless every number in a value is within the limits, whatever for."""
+    for inner, number in _places(value, place):
+        if isinstance(number, int | float) and not isinstance(number, bool):
+            _check_number(inner, number)
+
+
+def _check_number(place: Place, value: int | float) -> None:
     last = place[-1] if place else None
-    if last in _COUNTS:
+    if last in COUNTS:
         if isinstance(value, float) or not 0 <= value <= MAX_COUNT:
-            raise ValueError(f"{_path(place)} is {_said(value)}, and may be a whole number from 0 to {MAX_COUNT}")
+            raise ValueError(f"{path(place)} is {_said(value)}, and may be a whole number from 0 to {MAX_COUNT}")
     elif last == "multipleOf" and value <= 0:
-        raise ValueError(f"{_path(place)} is {_said(value)}, and has to be greater than 0")
+        raise ValueError(f"{path(place)} is {_said(value)}, and has to be greater than 0")
     if value != 0 and not MIN_NUMBER <= abs(value) <= MAX_NUMBER:
         raise ValueError(
-            f"{_path(place)} is {_said(value)}; numbers that can be enforced are 0 and those from {MIN_NUMBER} to "
+            f"{path(place)} is {_said(value)}; numbers that can be enforced are 0 and those from {MIN_NUMBER} to "
             f"{MAX_NUMBER}, or from -{MAX_NUMBER} to -{MIN_NUMBER}"
         )
 
 
-def _check_object(place: _Place, value: dict[str, Any]) -> None:
+def check_object(place: Place, value: Mapping[str, Any]) -> None:
+    """Raise ValueError if a schema, without its parts, has more of something than the library can take."""
     for name in _ALTERNATIVES:
         _check_alternatives((*place, name), value.get(name))
     values = value.get("enum")
@@ -71,7 +91,7 @@ def _check_object(place: _Place, value: dict[str, Any]) -> None:
         _check_alternatives((*place, "enum"), [each for each in values if isinstance(each, list | dict)])
     several = value.get("patternProperties")
     if isinstance(several, dict) and len(several) > MAX_PATTERN_PROPERTIES:
-        where = _path((*place, "patternProperties"))
+        where = path((*place, "patternProperties"))
         raise ValueError(f"{where} has {len(several)} patterns, and may have {MAX_PATTERN_PROPERTIES}")
     properties, required = value.get("properties"), value.get("required")
     if isinstance(properties, dict) and len(properties) > MAX_OPTIONAL_RUN:
@@ -81,17 +101,17 @@ def _check_object(place: _Place, value: dict[str, Any]) -> None:
             run = 0 if name in needed else run + 1
             if run > MAX_OPTIONAL_RUN:
                 raise ValueError(
-                    f"{_path((*place, 'properties'))} has more than {MAX_OPTIONAL_RUN} optional properties in a row; "
+                    f"{path((*place, 'properties'))} has more than {MAX_OPTIONAL_RUN} optional properties in a row; "
                     "it may have more if some between them are required"
                 )
 
 
-def _check_alternatives(place: _Place, values: Any) -> None:
+def _check_alternatives(place: Place, values: Any) -> None:
     if isinstance(values, list) and len(values) > MAX_ALTERNATIVES:
-        raise ValueError(f"{_path(place)} has {len(values)} alternatives, and may have {MAX_ALTERNATIVES}")
+        raise ValueError(f"{path(place)} has {len(values)} alternatives, and may have {MAX_ALTERNATIVES}")
 
 
-def _joins(value: dict[str, Any]) -> bool:
+def _joins(value: Mapping[str, Any]) -> bool:
     """Return whether a text may have to match several parts of a schema at once."""
     every = value.get("allOf")
     if isinstance(every, list) and len(every) > 1:
@@ -100,9 +120,9 @@ def _joins(value: dict[str, Any]) -> bool:
     return bool(parts) and len(value.keys() - _ANNOTATIONS) > 1
 
 
-def _places(schema: Any) -> Iterator[tuple[_Place, Any]]:
-    """Yield every value in a schema with the keys that lead to it."""
-    waiting: list[tuple[_Place, Any]] = [((), schema)]
+def _places(value: Any, place: Place) -> Iterator[tuple[Place, Any]]:
+    """Yield a value and every value in it, with the keys that lead to it."""
+    waiting: list[tuple[Place, Any]] = [(place, value)]
     while waiting:
         place, value = waiting.pop()
         yield place, value
@@ -111,7 +131,7 @@ def _places(schema: Any) -> Iterator[tuple[_Place, Any]]:
             waiting.extend(((*place, key), inner) for key, inner in entries)
 
 
-def _path(place: _Place) -> str:
+def path(place: Place) -> str:
     """Return keys as a JSON path, shortened where they are long."""
     steps = (f".{key}" if isinstance(key, str) and key.isidentifier() else f"[{json.dumps(key)}]" for key in place)
     path = "$" + "".join(steps)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from difflib import get_close_matches
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
@@ -26,6 +27,7 @@ from ostinato.errors import ConfigError, Remedy
 from ostinato.files import is_directory
 from ostinato.observe.logs import AccessLog, LogFormat, LogLevel
 from ostinato.replicas.router import RoutingPolicy
+from ostinato.serve.chat.tool_calls.formats import PARSERS
 from ostinato.serve.http.addresses import TrustedProxies, address_in, is_loopback
 from ostinato.serve.http.api_key_file import ApiKey, named_keys
 from ostinato.setting_names import validation_problem
@@ -93,6 +95,8 @@ class ServeSettings(BaseModel):
 
     Several may be given: requests may use any, answers have the first.
     """
+    tool_call_parser: str | None = None
+    """The form of the model's tool calls, such as hermes (the one that chat template or vocabulary show)."""
     max_waiting: int = Field(256, ge=0)
     """Outputs that may wait besides those that run; more requests get status 429."""
     max_requests_per_client: int | None = Field(None, ge=1)
@@ -250,6 +254,15 @@ class ServeSettings(BaseModel):
             if each not in ("*", "null") and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#\s]+", each):
                 message = f"{each!r} is no origin, such as https://example.org, without a path, nor is it *"
                 raise _wrong("cors_origin", message, [])
+        return value
+
+    @field_validator("tool_call_parser")
+    @classmethod
+    def _is_a_form(cls, value: str | None) -> str | None:
+        if value is not None and value not in PARSERS:
+            nearest = get_close_matches(value.replace("_", "-"), PARSERS, n=1, cutoff=0.4)
+            message = f"tool_call_parser {value!r} is no known form of tool calls; known are {', '.join(PARSERS)}"
+            raise _wrong("tool_call_parser", message, [Remedy("tool_call_parser", name) for name in nearest])
         return value
 
     @field_validator("otlp_endpoint")

@@ -103,7 +103,7 @@ def _object(arguments: str) -> dict[str, Any]:
     """Return the arguments of a call. If they were cut off, return those that are whole."""
     try:
         found = from_json(arguments or "{}", allow_partial="trailing-strings")
-    except ValueError:
+    except (ValueError, TypeError):  # TypeError: half of a surrogate pair
         return {}
     return found if isinstance(found, dict) else {}
 

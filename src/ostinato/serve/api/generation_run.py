@@ -212,7 +212,10 @@ class PreparedChat:
 
     def form(self, text: ModelText) -> AnswerLayout:
         """Return the form that the answer may have."""
-        return AnswerLayout(text.formats, self.tools, self.starts_in_reasoning, self.parallel, self.either)
+        # A stop string or token may end an answer inside of a call, as if the model had.
+        enforced = self.guide is not None and not (self.params.stop or self.params.stop_token_ids)
+        formats = text.formats_with(self.tools)
+        return AnswerLayout(formats, self.tools, self.starts_in_reasoning, self.parallel, self.either, enforced)
 
 
 def prepare_chat(
@@ -235,7 +238,9 @@ def prepare_chat(
     rendered = render(work, asked.conversation, asked.param)
     token_ids = token_ids_of(work, rendered, asked.param)
     inside = starts_in_reasoning(text.formats, asked.conversation, rendered.text)
-    form = AnswerLayout(text.formats, asked.tools, inside, asked.parallel, either=asked.guide is not None)
+    form = AnswerLayout(
+        text.formats_with(asked.tools), asked.tools, inside, asked.parallel, either=asked.guide is not None
+    )
     guide = answer_guide(text, form, asked.guide, asked.tool_choice)
     return PreparedChat(params, token_ids, rendered.media, asked.tools, inside, asked.parallel, form.either, guide)
 

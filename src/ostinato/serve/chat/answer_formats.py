@@ -40,8 +40,10 @@ class AnswerDelta:
 class DeltaCollector:
     """Collector of the next AnswerDelta. It numbers the calls and gives them ids."""
 
-    def __init__(self, new_id: Callable[[], str]) -> None:
+    def __init__(self, new_id: Callable[[], str], is_enforced: bool) -> None:
         self._new_id = new_id
+        self.is_enforced = is_enforced
+        """True if a grammar enforces calls, so that one that begins is one."""
         self.num_calls = 0
         self.after_call = False
         """True if no content followed the last call."""
@@ -134,6 +136,8 @@ class AnswerLayout:
     """True if the answer may have several calls."""
     either: bool
     """True if the answer has calls or content, but never both."""
+    enforced: bool = False
+    """True if a grammar enforces calls: they are passed on as they come."""
 
     @property
     def is_plain(self) -> bool:

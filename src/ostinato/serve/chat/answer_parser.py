@@ -23,7 +23,7 @@ from ostinato.serve.chat.answer_formats import (
 )
 from ostinato.serve.chat.harmony import ChannelReader
 from ostinato.serve.chat.incremental_text import SPACE, EndOfText, Reading, TextBuffer, start_of_tag
-from ostinato.serve.chat.tool_calls.formats import FORMS, HARMONY, ToolCallFormat
+from ostinato.serve.chat.tool_calls.formats import FORMS, HARMONY, PARSERS, ToolCallFormat
 from ostinato.serve.chat.tool_calls.readers import BlockReader, ToolCallSyntaxError
 from ostinato.serve.chat.tools import Tool
 
@@ -32,16 +32,16 @@ class AnswerParser:
     """Parser that splits one answer's text, as it grows, into reasoning, content and tool calls.
 
     The joined deltas do not depend on where the text was cut. Only two things are held back: text that may be the
-    beginning of a tag, with the white space before it, and a call that is not recognised yet.
+    beginning of a tag, with the white space before it, and a call until it is complete. A call that a grammar
+    enforces is passed on as it comes.
 
     - Reasoning comes only at the beginning: a tag after other text is content. Newlines around its tags are dropped.
       Without an end tag all the text is reasoning.
     - Everything else is content, verbatim, except for white space before a call and after the last one.
-    - A call is recognised by its name, which must be among `tools`, and the beginning of its arguments. A call of
-      another name is content, verbatim, as is all that only looks like a call.
+    - A call has a name among `tools`, and arguments that are JSON in the end. All that only looks like a call, or is
+      not complete when the model ends its answer, is content, verbatim.
+    - Of a call that is cut off, as by `max_tokens`, the arguments so far are passed on. They are no JSON then.
     - An answer with channels is read by `ChannelReader`, which has other rules.
-    - A recognised call stays a call, since its beginning was sent. If the text leaves the format after that, the call
-      ends with the arguments so far, and the rest is content. Arguments that the end of the answer cuts off stay so.
     """
 
     def __init__(
@@ -52,14 +52,16 @@ class AnswerParser:
         starts_in_reasoning: bool,
         new_id: Callable[[], str],
         either: bool = False,
+        enforced: bool = False,
     ) -> None:
         """Make a parser of one answer.
 
         `tools`: if None or empty, no calls are looked for. `new_id` makes the id of a call, such as "call_7f3a".
         `either`: an answer that does not begin with a call has none, because a grammar makes it one or the other.
+        `enforced`: a grammar enforces calls, so they are passed on as they come.
         """
         self._text = TextBuffer()
-        self._collector = DeltaCollector(new_id)
+        self._collector = DeltaCollector(new_id, enforced)
         self._give: Callable[[str], None] = self._add_content
         if formats.has_channels:
             self._steps = ChannelReader(self._text, self._collector, [tool.name for tool in tools or ()]).read()
@@ -72,9 +74,9 @@ class AnswerParser:
         next(self._steps, None)
         return self._collector.take()
 
-    def finish(self) -> AnswerDelta:
-        """Return the text that was held back, now that no text follows. An unrecognised call is content, verbatim."""
-        self._text.end()
+    def finish(self, is_cut: bool = False) -> AnswerDelta:
+        """Return the text that was held back, now that no text follows; `is_cut`: the model would have written more."""
+        self._text.end(is_cut)
         next(self._steps, None)
         return self._collector.take()
 
@@ -174,9 +176,15 @@ _PROBE = Tool(
 _ARGUMENTS = {"city": _CITY, "days": 3, "hourly": True}
 
 
-def detect_formats(template: ChatTemplate) -> AnswerFormats:
-    """Return the formats that a chat template writes earlier answers in, or asks the model for."""
-    form = _tool_form(template)
+def detect_formats(
+    template: ChatTemplate, token_id: Callable[[str], int | None] = lambda tag: None, parser: str | None = None
+) -> AnswerFormats:
+    """Return the formats that a chat template writes earlier answers in, or asks the model for.
+
+    If a template shows no form of tool calls, the tags in the vocabulary tell; `token_id` gives their ids. `parser`
+    names a form of `PARSERS`, which then is the model's.
+    """
+    form = PARSERS[parser] if parser is not None else _tool_form(template, token_id)
     return AnswerFormats(ANALYSIS if form == HARMONY else _reasoning(template), form)
 
 
@@ -189,7 +197,7 @@ def takes_tools(template: ChatTemplate) -> bool:
     return "tools" in template.text if rendered is None else _PROBE.name in rendered
 
 
-def _tool_form(template: ChatTemplate) -> ToolCallFormat | None:
+def _tool_form(template: ChatTemplate, token_id: Callable[[str], int | None]) -> ToolCallFormat | None:
     for rendered in _calls(template):
         answer = rendered[rendered.rfind(_QUESTION) + len(_QUESTION) :]
         if _CITY not in answer:
@@ -198,7 +206,7 @@ def _tool_form(template: ChatTemplate) -> ToolCallFormat | None:
             if _reads(form, answer):
                 return form
         return None
-    return _hinted(template.text)
+    return _hinted(template.text) or (_of_vocabulary(token_id) if takes_tools(template) else None)
 
 
 def _calls(template: ChatTemplate) -> Iterator[str]:
@@ -250,6 +258,14 @@ def _hinted(text: str) -> ToolCallFormat | None:
     """Return the form whose tags are all in a template's text; of several, the one with the most."""
     fitting = [form for form in (*FORMS, HARMONY) if form.tags and all(tag in text for tag in form.hints or form.tags)]
     return max(fitting, key=lambda form: len(form.tags), default=None)
+
+
+def _of_vocabulary(token_id: Callable[[str], int | None]) -> ToolCallFormat | None:
+    """Return the form whose tags are all tokens; None if there are several with as many."""
+    fitting = [form for form in (*FORMS, HARMONY) if form.tags and all(token_id(tag) is not None for tag in form.tags)]
+    most = max((len(form.tags) for form in fitting), default=0)
+    best = [form for form in fitting if len(form.tags) == most]
+    return best[0] if len(best) == 1 else None
 
 
 def _reasoning(template: ChatTemplate) -> ReasoningTags | None:

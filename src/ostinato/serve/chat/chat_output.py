@@ -45,6 +45,7 @@ class ChatOutput:
                 starts_in_reasoning=form.starts_in_reasoning,
                 new_id=_call_id,
                 either=form.either,
+                enforced=form.enforced,
             )
 
     def take(self, piece: OutputPart) -> AnswerDelta:
@@ -53,7 +54,7 @@ class ChatOutput:
             return AnswerDelta(piece.text)
         delta = self._parser.push(self._without_end(piece))
         if piece.finish_reason is not None:
-            delta = _joined(delta, self._parser.finish())
+            delta = _joined(delta, self._parser.finish(is_cut=piece.finish_reason != "stop"))
         if delta.tool_calls and not self._form.parallel:
             delta = replace(delta, tool_calls=tuple(call for call in delta.tool_calls if call.index == 0))
         self._num_calls += len(delta.tool_calls)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -141,7 +142,7 @@ def _call(call: ToolCall, where: str) -> dict[str, Any]:
         try:
             # A call that max_tokens cut off comes back as it was sent: its whole parts are kept.
             arguments = from_json(arguments or "{}", allow_partial="trailing-strings")
-        except ValueError:
+        except (ValueError, TypeError):  # TypeError: half of a surrogate pair
             arguments = None
         if not isinstance(arguments, dict):
             path = f"{where}.function.arguments"
@@ -280,9 +281,12 @@ def render(work: RequestContext, conversation: Conversation, param: str = "messa
     def of_template(messages: Sequence[Mapping[str, Any]]) -> str:
         if text.formats.has_channels:
             messages = [_with_thinking(message) for message in messages]
+        tools = conversation.tools
+        if tools and not text.takes_tools:
+            messages, tools = _with_tools(messages, tools), None
         return text.chat_template.render(
             messages,
-            tools=conversation.tools,
+            tools=tools,
             add_generation_prompt=conversation.add_generation_prompt,
             continue_final_message=conversation.continue_final_message,
             budget=work.budget,
@@ -299,6 +303,21 @@ def render(work: RequestContext, conversation: Conversation, param: str = "messa
         raise ApiError(400, error.message, param=error.where) from None
     except RequestError as error:
         raise ApiError(400, error.message, param=param) from None
+
+
+def _with_tools(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return messages whose first one describes tools, for a template that does not."""
+    listed = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
+    told = f'{_TOOLS_TEXT}\n{listed}\n\n<tool_call>\n{{"name": NAME, "arguments": {{...}}}}\n</tool_call>\n\n'
+    if not messages or messages[0]["role"] not in ("system", "user"):
+        return [{"role": "system", "content": told.strip()}, *messages]
+    first, *others = messages
+    content = first["content"]
+    content = told + content if isinstance(content, str) else [{"type": "text", "text": told}, *content]
+    return [{**first, "content": content}, *others]
+
+
+_TOOLS_TEXT = "Answer with calls of these functions, in the form that follows them:"
 
 
 def _with_thinking(message: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -358,9 +377,17 @@ def checked_tools(text: ModelText, tools: Any, tool_choice: Any, nested: bool = 
         raise ApiError(400, error.message, param="tool_choice") from None
     if choice == "none":
         return Tools(choice=choice)
+    if read and forced_tools(may_call, choice):
+        return Tools(read, may_call, choice)
     if read and not text.takes_tools:
-        raise ApiError(400, "this model's chat template takes no tools; leave them out", param="tools")
+        message = (
+            'this model\'s chat template takes no tools; leave them out, or demand a call by tool_choice "required"'
+        )
+        raise ApiError(400, message, param="tools")
     if read and text.formats.tools is None:
-        message = f"this model's chat template shows none of the known forms of tool calls: {known_forms()}"
+        message = (
+            f"this model's chat template shows none of the known forms of tool calls: {known_forms()}; name one by "
+            'tool_call_parser when you start the server, or demand a call by tool_choice "required"'
+        )
         raise ApiError(400, message, param="tools")
     return Tools(read, may_call, choice)

@@ -14,7 +14,7 @@ from typing import Any
 
 from ostinato.engine.process.async_engine import AsyncEngine
 from ostinato.errors import Remedy, RequestError
-from ostinato.sampling.guide import Guide
+from ostinato.sampling.guide import MAX_GUIDE_CHARACTERS, Guide
 from ostinato.serve.chat.answer_formats import ANALYSIS, AnswerFormats, AnswerLayout, ReasoningTags
 from ostinato.serve.chat.text_support import ModelText
 from ostinato.serve.chat.tool_calls.formats import known_forms
@@ -63,12 +63,20 @@ def tool_guide(
             [remedy],
         )
     grammar = ToolGrammar(formats.tools, special_tags, called or tools)
-    thoughts = grammar.thoughts(formats.reasoning, starts_in_reasoning)
+    start = grammar.thoughts(formats.reasoning, starts_in_reasoning)
     if instead is not None and either:
-        return grammar.text(thoughts + grammar.calls_or_value(instead, parallel))
-    if free:
-        return grammar.text(thoughts + grammar.free_calls(formats.reasoning, parallel))
-    return grammar.text(thoughts + grammar.forced_calls(parallel and tool_choice == "required"))
+        start += grammar.calls_or_value(instead, parallel)
+    elif free:
+        start += grammar.free_calls(formats.reasoning, parallel)
+    else:
+        start += grammar.forced_calls(parallel and tool_choice == "required")
+    text, most = grammar.text(start), MAX_GUIDE_CHARACTERS["lark"]
+    if len(text) > most:
+        raise RequestError(
+            f"the parameters of the {len(called or tools)} tools that may be called make a grammar of {len(text)} "
+            f"characters, and may make one of {most}; fewer tools work, or tools with fewer or simpler parameters"
+        )
+    return text
 
 
 def value_guide(

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection
 from ostinato.serve.chat.answer_formats import DeltaCollector
 from ostinato.serve.chat.incremental_text import EndOfText, Reading, TextBuffer, start_of_tag
 from ostinato.serve.chat.tool_calls.formats import END, MESSAGE, START
-from ostinato.serve.chat.tool_calls.readers import ToolCallSyntaxError, stream_object
+from ostinato.serve.chat.tool_calls.readers import ToolCallSyntaxError, read_object
 
 _ENDS = (END, "<|call|>", "<|return|>")
 _NEXT = f"{START}assistant"
@@ -30,8 +30,8 @@ _FUNCTIONS = "functions."
 class ChannelReader:
     """Reader of the messages of one answer.
 
-    - The channel `analysis` is reasoning. A message to a function among `names` is a call, whose arguments are
-      passed on as they come. All other messages are content.
+    - The channel `analysis` is reasoning. A message of JSON to a function among `names` is a call. All other messages
+      are content.
     - A message to any other recipient is content with its header, verbatim, as is text that only looks like a
       message. So is an answer whose special tokens were left out.
     - A newline separates two messages that are both content, or both reasoning.
@@ -77,9 +77,7 @@ class ChannelReader:
         text.position = header.end() + len(MESSAGE)
         if name in self._names and recipient.startswith(_FUNCTIONS) and (yield from text.next_character()) == "{":
             self._in_header = False
-            self._collector.begin_call(name)
-            text.consume()
-            yield from self._read_arguments()
+            yield from self._read_call(name)
         else:
             self._in_header = False
             yield from self._read_body(self._content, least=text.position, keeps_end=True)
@@ -102,12 +100,13 @@ class ChannelReader:
             give("\n")
         return True
 
-    def _read_arguments(self) -> Reading[None]:
+    def _read_call(self, name: str) -> Reading[None]:
         try:
-            yield from stream_object(self._text, self._collector)
-            yield from self._text.drop(" \t\r\n")
+            yield from read_object(self._text, self._collector, name)
         except ToolCallSyntaxError:
-            pass
+            yield from self._read_body(self._content, least=self._text.position, keeps_end=True)
+            return
+        yield from self._text.drop(" \t\r\n")
         yield from self._read_body(self._content)
 
     def _read_body(self, give: Callable[[str], None], least: int = 0, *, keeps_end: bool = False) -> Reading[None]:

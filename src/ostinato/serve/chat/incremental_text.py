@@ -29,7 +29,7 @@ class TextBuffer:
     Text that is read but not released can still turn out to be plain text, and is then passed on unchanged.
     """
 
-    __slots__ = ("_ended", "position", "released", "text")
+    __slots__ = ("_ended", "is_cut", "position", "released", "text")
 
     def __init__(self) -> None:
         self.text = ""
@@ -37,13 +37,15 @@ class TextBuffer:
         self.released = 0
         """Characters that were released so far."""
         self._ended = False
+        self.is_cut = False
+        """True if the text ended before the model ended it."""
 
     def add(self, piece: str) -> None:
         self.text += piece
 
-    def end(self) -> None:
-        """Declare that no text follows."""
-        self._ended = True
+    def end(self, is_cut: bool) -> None:
+        """Declare that no text follows; `is_cut`: the model would have written more."""
+        self._ended, self.is_cut = True, is_cut
 
     def consume(self, count: int | None = None) -> str:
         """Remove and return the first `count` characters (default: those read so far). Reading continues after them."""

@@ -19,8 +19,9 @@ from ostinato.errors import RequestError
 from ostinato.media.load import MediaSources
 from ostinato.media.media_input import MediaInput
 from ostinato.scheduler.batch import TokenLogprobs
+from ostinato.serve.chat.answer_formats import AnswerFormats
 from ostinato.serve.chat.answer_parser import detect_formats, takes_tools
-from ostinato.serve.chat.tool_calls.formats import known_forms
+from ostinato.serve.chat.tool_calls.formats import HERMES, known_forms
 from ostinato.serve.http.api_errors import ApiError
 from ostinato.serve.settings import ServeSettings
 
@@ -179,20 +180,27 @@ class ModelText:
     ) -> None:
         self.tokenizer, self.chat_template = tokenizer, chat_template
         template = chat_template.text
-        self.formats = detect_formats(chat_template)
+        self.formats = detect_formats(chat_template, tokenizer.token_id, settings.tool_call_parser)
         self.special_tags = _special_tags(tokenizer, self.formats.tags)
         """The tags of the formats that are special tokens, which decoding usually leaves out, with their ids."""
         self.takes_tools = takes_tools(chat_template)
         if self.takes_tools and self.formats.tools is None:
             log.warning(
                 "the chat template takes tools, but writes calls in none of the known forms, so requests with tools "
-                "are refused; known are those of %s",
+                "are refused unless tool_choice demands a call; known are those of %s; tool_call_parser can name one",
                 known_forms(),
             )
         self.knows_developer = "developer" in template
         self.token_texts = TokenStrings(tokenizer)
         self.media = _for_clients(media, settings)
         self.vocab_size, self.max_model_len = vocab_size, max_model_len
+
+    def formats_with(self, tools: Sequence[Any]) -> AnswerFormats:
+        """Return the formats of an answer that may call these tools.
+
+        If the model's form is not known, a grammar forces calls in one of ours (`checked_tools`).
+        """
+        return self.formats if self.formats.tools or not tools else replace(self.formats, tools=HERMES)
 
     def encode(self, text: str, add_special_tokens: bool, param: str) -> list[int]:
         """Return the token ids of a text. ApiError, which names `param`, if there are none or too many.

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ostinato.errors import Remedy, RequestError
+from ostinato.sampling.json_schema import follow_pointer
 from ostinato.serve.chat.incremental_text import load_json
 
 # Templates render earlier calls' values as Python prints them, so models write these too.
@@ -90,11 +91,7 @@ def _look_up(reference: str, root: Mapping[str, Any]) -> Any:
     """Return the target of a local JSON pointer (RFC 6901) such as `#/$defs/Unit`, or None."""
     if not reference.startswith("#"):
         return None
-    found: Any = root
-    for part in reference.removeprefix("#").split("/")[1:]:
-        key = part.replace("~1", "/").replace("~0", "~")
-        found = found.get(key) if isinstance(found, Mapping) else None
-    return found
+    return follow_pointer(root, reference.removeprefix("#"))
 
 
 def _string(value: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Self, TypeVar
 
@@ -98,6 +99,10 @@ ListOf = Annotated[list[T], _FailFast()]
 """A list whose validation stops at the first wrong item."""
 
 
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_HALF = re.compile("[\ud800-\udfff]")
+
+
 def check_type(content_type: str, sent: bytes) -> None:
     """Raise ApiError unless there is a body, whose type is JSON, perhaps as UTF-8."""
     if not sent:
@@ -120,10 +125,36 @@ def validated(kind: type[BodyT], sent: bytes) -> BodyT:
         raise ApiError(400, f"the body is not valid JSON: {_why(error)}") from None
     if not isinstance(value, dict):
         raise ApiError(400, "the body should be a JSON object")
+    if _SURROGATE.search(sent):
+        _check_unicode(value)
     try:
         return kind.model_validate(value)
     except ValidationError as error:
         raise _refusal(error.errors(include_url=False), value) from None
+
+
+def _check_unicode(value: dict[str, Any]) -> None:
+    """Raise ApiError, with the place, if a body holds half of a surrogate pair: no text in UTF-8 does."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except RecursionError as error:
+        raise ApiError(400, f"the body is not valid JSON: {_why(error)}") from None
+    except UnicodeEncodeError:
+        pass
+    else:
+        return
+    waiting: list[tuple[tuple[str | int, ...], Any]] = [((), value)]
+    while waiting:
+        path, part = waiting.pop()
+        if isinstance(part, str) and _HALF.search(part):
+            param = path_text(path)
+            raise ApiError(400, f"{param}: the text holds half of a surrogate pair, which is no Unicode", param=param)
+        if isinstance(part, dict):
+            if any(map(_HALF.search, part)):
+                raise ApiError(400, "the name of a field is not valid Unicode")
+            waiting += [((*path, key), inner) for key, inner in part.items()]
+        elif isinstance(part, list):
+            waiting += [((*path, place), inner) for place, inner in enumerate(part)]
 
 
 def _why(error: ValueError | RecursionError) -> str:

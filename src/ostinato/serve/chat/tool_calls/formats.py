@@ -98,6 +98,11 @@ class ToolCallFormat:
     """Texts that identify the form in a template that prints no calls; if there are none, its tags do."""
 
     @property
+    def parser(self) -> str:
+        """Name of the form as a value of `tool_call_parser`."""
+        return self.name.partition(",")[0].lower().replace(" ", "-")
+
+    @property
     def tags(self) -> tuple[str, ...]:
         """All texts that may be special tokens of a tokenizer."""
         syntax, inner = self.syntax, tuple[str, ...]()
@@ -147,7 +152,7 @@ LFM2 = ToolCallFormat(
 )
 LLAMA3 = ToolCallFormat("Llama 3", "", "", JsonSyntax(arguments="parameters"))
 MISTRAL = ToolCallFormat(
-    "Mistral from Small 3.1 on", "[TOOL_CALLS]", "", NamedSyntax((NAME, "[ARGS]", ARGUMENTS)), block_gap=""
+    "Mistral Small 3.1, later ones", "[TOOL_CALLS]", "", NamedSyntax((NAME, "[ARGS]", ARGUMENTS)), block_gap=""
 )
 MISTRAL_WITH_IDS = ToolCallFormat(
     "Mistral Small 3.2",
@@ -276,6 +281,10 @@ FORMS = (
 
 Llama 3's form is the last, since no tag identifies it.
 """
+
+
+PARSERS = {form.parser: form for form in (*FORMS, HARMONY)}
+"""All forms, by the names that `tool_call_parser` takes."""
 
 
 def known_forms() -> str:

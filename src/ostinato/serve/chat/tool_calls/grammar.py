@@ -13,6 +13,7 @@ from typing import Any
 
 from ostinato.errors import RequestError
 from ostinato.sampling.guide import Guide, lark_term
+from ostinato.sampling.json_schema import SchemaRewriter
 from ostinato.serve.chat.answer_formats import ANALYSIS, ReasoningTags
 from ostinato.serve.chat.tool_calls.formats import (
     ARGUMENTS,
@@ -94,6 +95,9 @@ class ToolGrammar(LarkGrammar):
         super().__init__(special_tags)
         self._form = form
         self._tools = tools
+        self._values: dict[str, str] = {}
+        """Names of the rules for JSON values."""
+        self._rewriters: dict[str, SchemaRewriter] = {}
 
     def text(self, start: str) -> str:
         """Return the whole grammar. Its rule `call` is a call of one of the tools."""
@@ -149,28 +153,41 @@ class ToolGrammar(LarkGrammar):
     def _write_call(self, index: int, tool: Tool) -> str:
         match self._form.syntax:
             case JsonSyntax() as syntax:
-                return self._json_call(index, tool, syntax)
+                return self._json_call(tool, syntax)
             case NamedSyntax() as syntax:
-                return self._named_call(index, tool, syntax)
+                return self._named_call(tool, syntax)
             case TagSyntax() as syntax:
                 return self._tag_call(index, tool, syntax)
             case ChannelSyntax():
                 header = f"{CHANNEL}commentary to=functions.{tool.name} <|constrain|>json{MESSAGE}"
-                return f"{self.tags(header)} {self._arguments(index, tool)}"
+                return f"{self.tags(header)} {self._arguments(tool)}"
             case _:
                 return self._python_call(index, tool)
 
-    def _arguments(self, index: int, tool: Tool) -> str:
-        self.rules.append(f"arguments_{index}: {_json_value(tool.parameters, tool.parameters)}")
-        return f"arguments_{index}"
+    def _arguments(self, tool: Tool) -> str:
+        return self._value(tool, tool.parameters)
 
-    def _json_call(self, index: int, tool: Tool, syntax: JsonSyntax) -> str:
+    def _value(self, tool: Tool, schema: Any) -> str:
+        """Return a rule for a JSON value of a schema whose references point into the tool's parameters."""
+        try:
+            if tool.name not in self._rewriters:
+                self._rewriters[tool.name] = SchemaRewriter(tool.parameters)
+            made = self._rewriters[tool.name].document(schema)
+        except ValueError as error:
+            raise RequestError(f"tool {tool.name}: parameters: {error}") from None
+        term = f"%json {json.dumps({**made, 'x-guidance': _SPACING}, ensure_ascii=False)}"
+        if term not in self._values:
+            self._values[term] = f"json_{len(self._values)}"
+            self.rules.append(f"{self._values[term]}: {term}")
+        return self._values[term]
+
+    def _json_call(self, tool: Tool, syntax: JsonSyntax) -> str:
         head = f'"{tool.name}": '
         if syntax.name is not None:
             head = f'"{syntax.name}": "{tool.name}", "{syntax.arguments}": '
-        return f'{json.dumps("{" + head)} {self._arguments(index, tool)} "}}"'
+        return f'{json.dumps("{" + head)} {self._arguments(tool)} "}}"'
 
-    def _named_call(self, index: int, tool: Tool, syntax: NamedSyntax) -> str:
+    def _named_call(self, tool: Tool, syntax: NamedSyntax) -> str:
         terms = []
         for part in syntax.parts:
             if isinstance(part, str):
@@ -178,7 +195,7 @@ class ToolGrammar(LarkGrammar):
             elif part is NAME:
                 terms.append(json.dumps(tool.name))
             elif part is ARGUMENTS:
-                terms.append(self._arguments(index, tool))
+                terms.append(self._arguments(tool))
             else:
                 terms.append(f"/{part.value}/")
         return " ".join(terms)
@@ -186,13 +203,12 @@ class ToolGrammar(LarkGrammar):
     def _tag_call(self, index: int, tool: Tool, syntax: TagSyntax) -> str:
         line = "\n" if syntax.on_lines else ""
         parts = [json.dumps(f"{syntax.function}{tool.name}{syntax.name_end}{line}")]
-        required = tool.parameters.get("required", ())
-        for number, (key, schema) in enumerate(tool.parameters.get("properties", {}).items()):
+        for number, (key, (schema, is_required)) in enumerate(_parameters(tool).items()):
             _check_writable(tool, key, "<>\r\n" + syntax.key_end[0][:1])
             rule = f"parameter_{index}_{number}"
-            value = self._tag_value(f"value_{index}_{number}", tool, schema, syntax)
+            value = self._tag_value(tool, schema, syntax)
             self.rules.append(f"{rule}: {self._key(key, syntax, line)} {value}")
-            parts.append(rule if key in required else f"{rule}?")
+            parts.append(rule if is_required else f"{rule}?")
         if syntax.function_end:
             parts.append(json.dumps(syntax.function_end))
         return " ".join(parts)
@@ -204,15 +220,14 @@ class ToolGrammar(LarkGrammar):
             return json.dumps(f"{syntax.key}{key}{''.join(syntax.key_end)}{line}")
         return self._terms(syntax.key, key, *syntax.key_end, line)
 
-    def _tag_value(self, rule: str, tool: Tool, schema: Any, syntax: TagSyntax) -> str:
+    def _tag_value(self, tool: Tool, schema: Any, syntax: TagSyntax) -> str:
         """Return a term for a value with its end tag."""
         line = "\n" if syntax.on_lines else ""
         end = json.dumps(f"{line}{syntax.value_end}{line}")
         if syntax.value_end in self.special_tags:
             end = self._terms(line, syntax.value_end, line)
         if not allows(schema, "string", tool.parameters):
-            self.rules.append(f"{rule}: {_json_value(schema, tool.parameters)}")
-            return f"{rule} {end}"
+            return f"{self._value(tool, schema)} {end}"
         texts = _enumerated(resolve(schema, tool.parameters))
         if texts is None:
             self._text_rules(syntax.value_end, line)
@@ -233,33 +248,38 @@ class ToolGrammar(LarkGrammar):
 
     def _python_call(self, index: int, tool: Tool) -> str:
         """Return a term for the arguments: each call has all required ones, and a comma before all but the first."""
-        required = tool.parameters.get("required", ())
-        properties = list(tool.parameters.get("properties", {}).items())
-        for number, (key, schema) in enumerate(properties):
+        parameters = _parameters(tool)
+        self.rules += [f'first_{index}_{len(parameters)}: ""', f'more_{index}_{len(parameters)}: ""']
+        for number, (key, (schema, is_required)) in enumerate(parameters.items()):
             _check_writable(tool, key, "" if key.isidentifier() and not keyword.iskeyword(key) else key)
-            value = f"value_{index}_{number}: {_json_value(schema, tool.parameters)}"
-            self.rules += [value, f"parameter_{index}_{number}: {json.dumps(key + '=')} value_{index}_{number}"]
-        for start in range(len(properties) + 1):
-            for is_first in (True, False):
-                choices = []
-                for number in range(start, len(properties)):
-                    comma = "" if is_first else '", " '
-                    choices.append(f"{comma}parameter_{index}_{number} more_{index}_{number + 1}")
-                    if properties[number][0] in required:
-                        break
-                else:
-                    choices.append('""')
-                name = f"first_{index}" if is_first else f"more_{index}_{start}"
-                if not is_first or start == 0:
-                    self.rules.append(f"{name}: {' | '.join(choices)}")
-        return f'{json.dumps(tool.name + "(")} first_{index} ")"'
+            rule, following = f"{index}_{number}", f"{index}_{number + 1}"
+            self.rules.append(f"parameter_{rule}: {json.dumps(key + '=')} {self._value(tool, schema)}")
+            for name, comma in (("first", ""), ("more", '", " ')):
+                left_out = "" if is_required else f" | {name}_{following}"
+                self.rules.append(f"{name}_{rule}: {comma}parameter_{rule} more_{following}{left_out}")
+        return f'{json.dumps(tool.name + "(")} first_{index}_0 ")"'
 
 
-def _json_value(schema: Any, root: Mapping[str, Any]) -> str:
-    """Return llguidance's term for a JSON value of a schema whose references point into `root`."""
-    own = schema if isinstance(schema, Mapping) else {} if schema else {"not": {}}
-    shared = {key: root[key] for key in ("$defs", "definitions") if key in root}
-    return f"%json {json.dumps({**shared, **own, 'x-guidance': _SPACING}, ensure_ascii=False)}"
+# Keywords for all arguments of a call together.
+_JOINT = (
+    *("allOf", "anyOf", "oneOf", "not", "if", "const", "enum", "patternProperties", "propertyNames", "minProperties"),
+    *("maxProperties", "dependencies", "dependentRequired", "dependentSchemas"),
+)
+
+
+def _parameters(tool: Tool) -> dict[str, tuple[Any, bool]]:
+    """Return schema and necessity of each parameter of a tool, for forms that write them one by one."""
+    whole = resolve(tool.parameters, tool.parameters) or {}
+    if found := next((key for key in _JOINT if key in whole), None):
+        raise RequestError(
+            f"tool {tool.name}: parameters: {found} of all arguments together cannot be enforced in this model's "
+            "tool-call format, which writes them one by one; properties and required can"
+        )
+    properties, required = dict(whole.get("properties", {})), whole.get("required", ())
+    for key in required:
+        if properties.setdefault(key, whole.get("additionalProperties", {})) is False:
+            raise RequestError(f"tool {tool.name}: parameters: {key!r} is required, and nothing may be its value")
+    return {key: (schema, key in required) for key, schema in properties.items()}
 
 
 def _enumerated(schema: Any) -> list[str] | None:

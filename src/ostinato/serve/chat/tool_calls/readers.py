@@ -44,9 +44,9 @@ def read_end(text: TextBuffer, *tags: str) -> Reading[None]:
 class JsonCalls:
     """Reader of calls `{"name": ..., "arguments": {...}}`.
 
-    With the members in this order, arguments are passed on as they come. In another order a call is passed on as a
-    whole at its end; so are arguments that are a JSON string of an object, which is unwrapped. Further members of a
-    call are ignored, and a missing brace at its end is forgiven.
+    A call is passed on at the end of its arguments, or as they come if a grammar enforces them. Members may have
+    another order, and arguments may be a JSON string of an object, which is unwrapped. Further members of a call are
+    ignored, and a missing brace at its end is forgiven.
     """
 
     def __init__(self, text: TextBuffer, collector: DeltaCollector, names: Collection[str], syntax: JsonSyntax) -> None:
@@ -76,27 +76,24 @@ class JsonCalls:
             scanned = len(text.text)
             yield from text.wait()
         text.position = header.end()
-        self._begin(header[1])
-        yield from stream_object(text, self._collector, within="}")
-        yield from self._drop_rest()
-
-    def _begin(self, name: str) -> None:
-        if name not in self._names:
+        if header[1] not in self._names:
             raise ToolCallSyntaxError
-        self._collector.begin_call(name)
-        self._text.consume()
+        yield from read_object(text, self._collector, header[1], within="}")
+        yield from self._drop_rest()
 
     def _give_whole(self, call: str) -> None:
         try:
             name, written = self._parts(members(call))
             arguments = load_json(written)
             if isinstance(arguments, str):
+                arguments.encode()  # half of a surrogate pair is no text
                 written, arguments = arguments, load_json(arguments)
         except (KeyError, ValueError):
             raise ToolCallSyntaxError from None
-        if not isinstance(name, str) or not isinstance(arguments, dict):
+        if not isinstance(name, str) or name not in self._names or not isinstance(arguments, dict):
             raise ToolCallSyntaxError
-        self._begin(name)
+        self._collector.begin_call(name)
+        self._text.consume()
         self._collector.add_arguments(written)
 
     def _parts(self, found: dict[str, str]) -> tuple[object, str]:
@@ -123,7 +120,7 @@ class JsonCalls:
 
 
 class NamedCalls:
-    """Reader of calls that are a name and an object of arguments, which are passed on as they come."""
+    """Reader of calls that are a name and an object of arguments."""
 
     def __init__(
         self, text: TextBuffer, collector: DeltaCollector, names: Collection[str], syntax: NamedSyntax
@@ -148,9 +145,7 @@ class NamedCalls:
                 yield from self._run(part)
         if (yield from text.next_character()) != "{" or name not in self._names:
             raise ToolCallSyntaxError
-        self._collector.begin_call(name)
-        text.consume()
-        yield from stream_object(text, self._collector)
+        yield from read_object(text, self._collector, name)
         yield from read_end(text, *self._after)
 
     def _run(self, slot: VariablePart) -> Reading[str]:
@@ -172,24 +167,55 @@ class NamedCalls:
 _MAX_RUN = 64
 
 
-def stream_object(text: TextBuffer, collector: DeltaCollector, within: str = "") -> Reading[None]:
-    """Pass the object that comes next on as arguments.
+def read_object(text: TextBuffer, collector: DeltaCollector, name: str, within: str = "") -> Reading[None]:
+    """Read the object that comes next, the arguments of a call of `name`, and pass the call on.
 
-    `within` closes the brackets around the object. NotACall at a character that is not allowed in it; the text before
-    that character has been passed on by then.
+    `within` closes the brackets around the object. The call is passed on as it comes if a grammar enforces it, else at
+    the object's end, so that text that is no JSON is no call. Of a call that was cut off, what came of it is passed on.
+    ToolCallSyntaxError at a character that is not allowed.
     """
-    scan = JsonScan(within)
+    scan, start = JsonScan(within), text.position
+    scanned = start
+    if collector.is_enforced:
+        collector.begin_call(name)
+        text.consume()
+        start = scanned = 0
     while True:
         try:
-            end = scan.scan(text.text, 0, depth=len(within))
+            end = scan.scan(text.text, scanned, depth=len(within))
         except NotJson as error:
-            collector.add_arguments(text.consume(error.position))
+            text.position = error.position
             raise ToolCallSyntaxError from None
         if end >= 0:
-            collector.add_arguments(text.consume(end))
-            return
-        collector.add_arguments(text.release_all())
-        yield from text.wait()
+            break
+        if collector.is_enforced:
+            collector.add_arguments(text.release_all())
+        scanned = len(text.text)
+        try:
+            yield from text.wait()
+        except EndOfText:
+            if text.is_cut and not collector.is_enforced:
+                collector.begin_call(name)
+                collector.add_arguments(text.release_all()[start:])
+            raise
+    text.position = end
+    written = text.text[start:end]
+    if not collector.is_enforced:
+        try:
+            load_json(written)
+        except ValueError:
+            written = _repaired(written)
+        collector.begin_call(name)
+    text.consume()
+    collector.add_arguments(written)
+
+
+def _repaired(written: str) -> str:
+    """Return arguments in which only line breaks and tabs in strings are no JSON as JSON."""
+    try:
+        return json.dumps(json.loads(written, strict=False), ensure_ascii=False, allow_nan=False)
+    except (ValueError, RecursionError):
+        raise ToolCallSyntaxError from None
 
 
 def _header(syntax: JsonSyntax) -> re.Pattern[str]:
@@ -269,7 +295,9 @@ def _arguments(parenthesised: str) -> str:
         if not isinstance(call, ast.Call) or call.args:
             raise ToolCallSyntaxError
         values = {_key(each): _value(each.value) for each in call.keywords}
-        return json.dumps(values, ensure_ascii=False, allow_nan=False)
+        written = json.dumps(values, ensure_ascii=False, allow_nan=False)
+        written.encode()  # half of a surrogate pair is no text
+        return written
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         raise ToolCallSyntaxError from None
 
@@ -293,10 +321,40 @@ def _value(node: ast.expr) -> Any:
             return ast.literal_eval(node)
 
 
+class _WrittenCall:
+    """A call whose arguments are written piece by piece; it is held back unless a grammar enforces it."""
+
+    def __init__(self, text: TextBuffer, collector: DeltaCollector, name: str) -> None:
+        self._text, self._collector, self._name = text, collector, name
+        self._arguments = ""
+        self._position = text.position
+        self._has_begun = False
+
+    def add(self, arguments: str) -> None:
+        """Add a piece of the arguments, which stands before the text's position."""
+        self._arguments += arguments
+        self._position = self._text.position
+        if self._collector.is_enforced:
+            self.pass_on()
+
+    def cut(self) -> None:
+        """End the call, because its answer was cut off: pass on what there is of it, if the name is not all."""
+        if self._text.is_cut and self._arguments:
+            self.pass_on()
+
+    def pass_on(self) -> None:
+        if not self._has_begun:
+            self._has_begun = True
+            self._collector.begin_call(self._name)
+        self._collector.add_arguments(self._arguments)
+        self._text.consume(self._position)
+        self._arguments, self._position = "", 0
+
+
 class TagCalls:
     """Reader of calls such as `<function=NAME><parameter=KEY>VALUE</parameter>...</function>`.
 
-    Each argument is passed on when it is complete, the first one with the call's name. A value ends at the first of its
+    A call is passed on at its end, or argument by argument if a grammar enforces it. A value ends at the first of its
     end tags, even inside other text.
     """
 
@@ -310,33 +368,32 @@ class TagCalls:
 
     def read_call(self) -> Reading[None]:
         """Read a call; see `CallReader`."""
-        text, give, syntax = self._text, self._collector.add_arguments, self._syntax
+        text, collector, syntax = self._text, self._collector, self._syntax
         if syntax.function and not (yield from text.tag(syntax.function)):
             raise ToolCallSyntaxError
         name = yield from self._read_name(syntax.name_end)
         tool = self._tools.get(name)
         if tool is None:
             raise ToolCallSyntaxError
-        keys: set[str] = set()
-        while (yield from text.tag(syntax.key)):
-            key = yield from self._read_key()
-            if not key or key in keys:
+        call, keys = _WrittenCall(text, collector, name), set[str]()
+        try:
+            while (yield from text.tag(syntax.key)):
+                key = yield from self._read_key()
+                if not key or key in keys:
+                    raise ToolCallSyntaxError
+                value = yield from text.until(syntax.value_end)
+                if syntax.on_lines:
+                    value = value.removeprefix("\n").removesuffix("\n")
+                head = f"{', ' if keys else '{'}{json.dumps(key, ensure_ascii=False)}"
+                call.add(f"{head}: {argument_json(value, tool.parameters, key)}")
+                keys.add(key)
+            if syntax.function_end and not (yield from text.tag(syntax.function_end)):
                 raise ToolCallSyntaxError
-            value = yield from text.until(syntax.value_end)
-            if syntax.on_lines:
-                value = value.removeprefix("\n").removesuffix("\n")
-            if not keys:
-                self._collector.begin_call(name)
-            give("{" if not keys else ", ")
-            give(f"{json.dumps(key, ensure_ascii=False)}: {argument_json(value, tool.parameters, key)}")
-            keys.add(key)
-            text.consume()
-        if syntax.function_end and not (yield from text.tag(syntax.function_end)):
-            raise ToolCallSyntaxError
-        if not keys:
-            self._collector.begin_call(name)
-        give("}" if keys else "{}")
-        text.consume()
+        except EndOfText:
+            call.cut()
+            raise
+        call.add("}" if keys else "{}")
+        call.pass_on()
 
     def _read_key(self) -> Reading[str]:
         first, *more = self._syntax.key_end
@@ -375,7 +432,7 @@ class CallReader(Protocol):
     """Reader of one call of a syntax in a growing text; it passes the call to a DeltaCollector."""
 
     def read_call(self) -> Reading[None]:
-        """Read a call, and release it once it is recognised. NotACall if the text does not follow the syntax."""
+        """Read a call, and release it once it is recognised. ToolCallSyntaxError if the text is none."""
 
 
 class BlockReader:
@@ -391,7 +448,7 @@ class BlockReader:
     def read(self) -> Reading[None]:
         """Read one block, from after its begin tag to after its end tag, and release it.
 
-        NotACall if the text does not follow the form.
+        ToolCallSyntaxError if the text does not follow the form.
         """
         form, text = self._form, self._text
         if form.open and not (yield from text.tag(form.open)):
