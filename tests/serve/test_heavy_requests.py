@@ -16,14 +16,14 @@ from ostinato.serve.settings import ServeSettings
 TALK = [{"role": "user", "content": "x"}]
 
 
-def work(template="{{ messages[0].content }}", on_loop=True, media=None):
+def work(template="{{ messages[0].content }}", on_loop=True, media=None, forks=False):
     text = SimpleNamespace(
         chat_template=ChatTemplate({"default": template}),
         media=media,
         encode=lambda *_: [1],
         formats=SimpleNamespace(has_channels=False),
     )
-    return RequestContext(text, ServeSettings(), "m", SamplingParams(), on_loop=on_loop)
+    return RequestContext(text, ServeSettings(), "m", SamplingParams(), on_loop=on_loop, forks=forks)
 
 
 def conversation(messages=TALK):
@@ -42,6 +42,35 @@ def test_a_template_that_takes_too_many_steps_there_too_is_an_error():
     with pytest.raises(ApiError, match="steps") as caught:
         render(work(template, on_loop=False), conversation())
     assert caught.value.status == 400
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ 'x'|center(10**9) }}",
+        "{{ range(10**5)|list|sort|tojson(indent=9999) }}",
+        "{{ ('a ' * 10**6)|wordwrap(1) }}",
+        "{{ ([[1]] * 10**5)|sum(start=[])|length }}",
+        "{% for i in range(10**5) %}{{ range(10**5)|groupby('real')|list|length }}{% endfor %}",
+        "{{ '%999999999d' % 1 }}",
+    ],
+)
+def test_what_a_template_does_uncounted_is_never_done_on_the_loop_and_ended_in_a_worker(template):
+    with pytest.raises(NeedsWorker):
+        render(work(template), conversation())
+    with pytest.raises(ApiError, match=r"more than 0\.3 seconds of the processor or 100 MiB") as caught:
+        render(work(template, on_loop=False, forks=True), conversation())
+    assert (caught.value.status, caught.value.param) == (400, "messages")
+
+
+def test_a_worker_renders_the_same_text_and_the_same_errors():
+    template = "{{ messages[0].content|center(9) }}{% if messages|length > 1 %}{{ raise_exception('one!') }}{% endif %}"
+    in_worker = work(template, on_loop=False, forks=True)
+    assert render(in_worker, conversation()).text == "    x    "
+    with pytest.raises(ApiError, match="refused the conversation: one!"):
+        render(in_worker, conversation([*TALK, *TALK]))
+    long = [{"role": "user", "content": "\N{ROCKET}" * 10**7}]
+    assert render(in_worker, conversation(long)).text == long[0]["content"]
 
 
 def test_images_are_never_decoded_on_the_loop():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic_core import from_json
@@ -266,14 +267,15 @@ def render(work: RequestContext, conversation: Conversation, param: str = "messa
     def of_template(messages: Sequence[Mapping[str, Any]]) -> str:
         if text.formats.has_channels:
             messages = [_with_thinking(message) for message in messages]
-        return text.chat_template.render(
+        rendered = partial(
+            text.chat_template.render,
             messages,
             tools=conversation.tools,
             add_generation_prompt=conversation.add_generation_prompt,
             continue_final_message=conversation.continue_final_message,
-            budget=work.budget,
             **conversation.kwargs,
         )
+        return work.run_template(rendered, (messages, conversation.tools, conversation.kwargs))
 
     others = (conversation.tools, conversation.kwargs)
     try:

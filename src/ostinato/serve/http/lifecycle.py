@@ -141,7 +141,7 @@ class Lifecycle:
             self.error = error
             self.on_end()
             return
-        self.prepare(engine)
+        await asyncio.to_thread(self.prepare, engine)  # it compiles the checkpoint's chat template
         remote = self.config.allow_remote_images
         self._workers = BodyWorkerPool(
             WorkerContext(engine.started, self.settings.without_keys(), self.model_name, remote)
