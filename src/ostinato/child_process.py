@@ -53,7 +53,7 @@ def exit_with_peer(connection: _HasDescriptor) -> None:
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process, started by `start_bound_process`, when its starter ends.
+    """Have the kernel kill this process when its starter ends: the thread that started it, so `start_bound_process`.
 
     It is killed even while it is stopped. Only Linux does this, and a starter that ended before this call is not
     noticed.

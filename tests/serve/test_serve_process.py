@@ -261,6 +261,20 @@ def test_an_engine_ends_with_a_server_that_is_killed(start, ready):
     server.until(lambda: not is_alive(engine))
 
 
+def test_all_processes_end_with_a_server_that_is_killed_also_where_they_are_stopped(start):
+    server = start()
+    body = json.dumps({"prompt": "x", "max_tokens": 1}).encode() + b" " * 20_000
+    headers = {"Content-Type": "application/json"}
+    url = server.ready()
+    assert httpx2.post(f"{url}/v1/completions", content=body, headers=headers, timeout=PATIENCE).status_code == 200
+    pids = [int(pid) for pid in server.descendants()]
+    assert len(pids) == 3  # the engine, the fork server and a worker
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    server.process.kill()
+    server.until(lambda: not any(is_alive(pid) for pid in pids))
+
+
 def test_signals_that_reach_the_engine_too_are_the_servers(start):
     server = start()
     reader = Reader(server.ready())

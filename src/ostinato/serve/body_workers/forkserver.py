@@ -15,6 +15,7 @@ import select
 import signal
 import socket
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -74,12 +75,13 @@ def main(descriptor: int) -> None:
         said, descriptors, _, _ = socket.recv_fds(server, 1, 1)
         if not said:
             return
-        if os.fork() == 0:
-            server.close()
-            try:
-                _serve(socket.socket(fileno=descriptors[0]), work)
-            finally:
-                os._exit(0)
+        with suppress(OSError):  # without a worker the connection ends, which the server notices
+            if os.fork() == 0:
+                server.close()
+                try:
+                    _serve(socket.socket(fileno=descriptors[0]), work)
+                finally:
+                    os._exit(0)
         os.close(descriptors[0])
 
 

@@ -159,7 +159,10 @@ class Lifecycle:
         log.critical("the engine has given no sign of life for %g s", timeout)
         if self.settings.on_stall == "exit" and self.error is None:
             self.error = EngineFailed(f"the engine has given no sign of life for {timeout:g} s (on_stall: exit)")
-            self.on_end()
+            if self._engine is not None:
+                self._engine.fail(self.error)  # ends every stream with an error, and the server
+            else:
+                self.on_end()
 
     def _fail(self) -> None:
         assert self._engine is not None, "only an engine that started can fail"
