@@ -6,6 +6,7 @@ The context is the same on the event loop and in a worker.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -49,7 +50,7 @@ class RequestContext:
     default_params: SamplingParams
     on_loop: bool = True
     forks: bool = False
-    """True in a worker, whose templates are rendered by forks of it that can be ended."""
+    """True in a worker, which renders by a fork of itself, that can be ended, what is not counted."""
     grammars: GrammarCompiler | None = None
     """Compiler of guides that are tried, in a worker alone."""
 
@@ -67,8 +68,12 @@ class RequestContext:
             return render(budget=self.budget)
         size = weight(conversation, 2**62)
         seconds, memory = FORK_SECONDS + size * _SECONDS_PER_CHARACTER, FORK_MEMORY + size * _BYTES_PER_CHARACTER
+        begin = time.thread_time()
+        with suppress(TemplateTooExpensive):  # without a fork, which takes milliseconds
+            return render(budget=TemplateBudget(50_000 + size // 2, seconds, uncounted=False))
+        left = max(seconds / 4, seconds - (time.thread_time() - begin))
         try:
-            return run_in_fork(partial(render, budget=_IN_FORK), seconds, memory)
+            return run_in_fork(partial(render, budget=_IN_FORK), left, memory)
         except (TimeoutError, MemoryError, TemplateTooExpensive):
             most = f"{seconds:.1f} seconds of the processor or {memory >> 20} MiB"
             message = f"the chat template takes more than {most} for this conversation, or makes too long a text"
