@@ -185,6 +185,7 @@ def test_a_template_says_itself_why_it_refuses() -> None:
         ("{% if %}", "not valid, at line 1"),
         ("{{ messages[0].content.undefined.deeper }}", "has no attribute 'undefined'"),
         ("{{ 1 + 'a' }}", "TypeError"),
+        ("{{ no_function() }}", "'no_function' is undefined"),
         ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "leave its sandbox.*__class__"),
         ("{{ messages.append(1) }}", "leave its sandbox.*append"),
         ("{{ messages[0].update(role='x') }}", "leave its sandbox.*update"),

@@ -1,4 +1,4 @@
-"""Standard output and error that block nobody: what is written is passed on by threads, and dropped if nobody reads it.
+"""Standard output and error that never block: threads pass on what is written, and drop what is not read.
 
 A full pipe stops whoever writes into it, and so would stop the server with its logs. All that the process and its
 children write (logs, warnings, prints, messages of libraries) goes through a pump where it would end in a pipe or a
@@ -79,7 +79,7 @@ class OutputPump:
             with self._changed:
                 self._size -= len(data)
             if self.dropped > reported and not self._waiting:
-                log.warning("%d lines were dropped here, since nobody read them", self.dropped - reported)
+                log.warning("%d lines were dropped here, since they were not read", self.dropped - reported)
                 reported = self.dropped
 
     def _write_all(self, data: bytes) -> None:

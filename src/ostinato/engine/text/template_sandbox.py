@@ -342,6 +342,7 @@ _RUNTIME = (
     jinja2.runtime.LoopContext,
     jinja2.utils.Cycler,
     jinja2.utils.Joiner,
+    jinja2.Undefined,  # whose call is an error
 )
 
 

@@ -111,7 +111,7 @@ class Lifecycle:
         self.prepare: Callable[[AsyncEngine], object] = lambda engine: None
         """Function called with the engine before requests are accepted: it makes what they all need."""
         self.dropped_lines: Callable[[], int] = lambda: 0
-        """Function that returns the lines of output that nobody has read."""
+        """Function that returns the number of dropped lines of output."""
         self.on_ready: Callable[[], None] = lambda: None
         """Function called once requests are accepted."""
         self.on_end: Callable[[], None] = lambda: None
