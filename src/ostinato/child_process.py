@@ -98,16 +98,16 @@ def _kill(started: Future[subprocess.Popen[bytes]]) -> None:
 
 
 def limit_memory(more: int, hard: int | None = None) -> None:
-    """Limit this process to `more` bytes of addresses above its present use, and to `hard` if it raises the limit."""
+    """Limit this process to `more` bytes of addresses above its present use, and to `hard` if it lifts that."""
     try:
         with open("/proc/self/statm") as file:
             present = int(file.read().split()[0]) * resource.getpagesize()
     except OSError:  # another system than Linux
         return
-    soft, highest = resource.getrlimit(resource.RLIMIT_AS)
-    largest = highest if hard is None else present + hard if highest < 0 else min(present + hard, highest)
-    wanted = present + more if soft < 0 or hard is not None else min(present + more, soft)
-    resource.setrlimit(resource.RLIMIT_AS, (wanted if largest < 0 else min(wanted, largest), largest))
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    soft, highest = (sys.maxsize if each < 0 else each for each in limits)
+    largest = highest if hard is None else min(present + hard, highest)
+    resource.setrlimit(resource.RLIMIT_AS, (min(present + more, soft, largest), largest))
 
 
 def run_in_fork(work: Callable[[], T], seconds: float, memory: int) -> T:

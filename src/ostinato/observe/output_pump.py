@@ -1,6 +1,6 @@
 """Standard output and error that never block: threads pass on what is written, and drop what is not read.
 
-A full pipe stops whoever writes into it, and so would stop the server with its logs. All that the process and its
+A full pipe stops its writers, and so would stop the server with its logs. All that the process and its
 children write (logs, warnings, prints, messages of libraries) goes through a pump where it would end in a pipe or a
 socket. Files take everything, and a terminal is stopped on purpose.
 """

@@ -41,16 +41,12 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-_SHALLOW_FILTERS = _names(
-    "attr count d default first items last length list map reject rejectattr reverse select selectattr"
-)
+_SHALLOW_FILTERS = _names("attr count d default first items last length map reject rejectattr select selectattr")
 """Filters that look at no item's content."""
 _DEEP_FILTERS = _names(
-    "abs capitalize dictsort e escape float forceescape indent int join lower max min replace safe sort string title "
-    "tojson trim unique upper"
+    "abs capitalize dictsort e escape float forceescape indent int join list lower max min replace reverse safe sort "
+    "string title tojson trim unique upper"
 )
-_COPYING = _names("list reverse")
-_NEEDS_LIST = _names("join max min sort unique")
 _DEEP_TESTS = _names("!= < <= == > >= eq equalto ge greaterthan gt in le lessthan lower lt ne sameas upper")
 _NUMBER_TESTS = _names("divisibleby even odd")
 _METHODS: dict[type, frozenset[str]] = {
@@ -253,16 +249,10 @@ class MeteredEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         @jinja2.pass_context
         def call(context: jinja2.runtime.Context, value: Any, /, *args: Any, **more: Any) -> Any:
             if name in _SHALLOW_FILTERS:
-                self.meter.charge(_weight(value) if name in _COPYING else 0)
-                if args or more:
-                    self.meter.charge_deep(*args, *more.values())
+                self.meter.charge_deep(*args, *more.values())
             elif name in _DEEP_FILTERS:
-                if name in _NEEDS_LIST and isinstance(value, Iterator):
-                    value = list(value)
-                if args or more or not isinstance(value, str):
-                    self.meter.charge_deep(value, *args, *more.values())
-                else:
-                    self.meter.charge(len(value))
+                value = list(value) if isinstance(value, Iterator) else value
+                self.meter.charge_deep(value, *args, *more.values())
                 if name in _GROWTH:
                     self._charge_growth(_GROWTH[name](value, *args, **more))
             else:
@@ -363,22 +353,6 @@ def _check(size: int) -> None:
         raise TemplateBudgetExceeded
 
 
-def _of_replace(text: Any, old: Any, new: Any, *_: Any, **__: Any) -> int:
-    return str(text).count(str(old)) * len(str(new))
-
-
-def _of_join(items: Any, d: Any = "", *_: Any, **__: Any) -> int:
-    return _length(items) * len(str(d))
-
-
-def _of_indent(text: Any, width: Any = 4, *_: Any, **__: Any) -> int:
-    return (str(text).count("\n") + 1) * (width if isinstance(width, int) else len(str(width)))
-
-
-def _of_title(text: Any) -> int:
-    return 64 * _length(text)  # a regular expression splits it
-
-
 def _of_json(value: Any, _: bool = False, indent: Any = None, separators: Any = (), *__: Any, **___: Any) -> int:
     """Return the characters between the values of a JSON text."""
     width = indent if isinstance(indent, int) else len(str(indent or ""))
@@ -393,10 +367,12 @@ def _of_json(value: Any, _: bool = False, indent: Any = None, separators: Any = 
 
 
 _GROWTH: dict[str, Callable[..., int]] = {
-    "replace": _of_replace,
-    "join": _of_join,
-    "indent": _of_indent,
-    "title": _of_title,
+    "replace": lambda text, old, new, *_, **__: str(text).count(str(old)) * len(str(new)),
+    "join": lambda items, d="", *_, **__: _length(items) * len(str(d)),
+    "indent": lambda text, width=4, *_, **__: (
+        (str(text).count("\n") + 1) * (width if isinstance(width, int) else len(str(width)))
+    ),
+    "title": lambda text: 64 * _length(text),  # a regular expression splits it
     "tojson": _of_json,
 }
 """Filter or method -> what it costs besides reading its arguments, in characters."""

@@ -54,18 +54,13 @@ class RequestContext:
     grammars: GrammarCompiler | None = None
     """Compiler of guides that are tried, in a worker alone."""
 
-    @property
-    def budget(self) -> TemplateBudget:
-        """Budget of a template."""
-        return ON_LOOP if self.on_loop else DEFAULT_TEMPLATE_BUDGET
-
     def run_template(self, render: Callable[..., str], conversation: Sequence[Any]) -> str:
         """Return the result of `render`, called with a budget. TemplateTooExpensive if that takes more than it may.
 
         `conversation` is all that the template is given: what it may take in a worker grows with that.
         """
         if not self.forks:
-            return render(budget=self.budget)
+            return render(budget=ON_LOOP if self.on_loop else DEFAULT_TEMPLATE_BUDGET)
         size = weight(conversation, 2**62)
         seconds, memory = FORK_SECONDS + size * _SECONDS_PER_CHARACTER, FORK_MEMORY + size * _BYTES_PER_CHARACTER
         begin = time.thread_time()
