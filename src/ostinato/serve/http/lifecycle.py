@@ -138,12 +138,16 @@ class Lifecycle:
             engine = await self._start_engine(
                 max_waiting=self.settings.max_waiting, max_per_client=self.settings.client_share
             )
-            await engine.watch(self.settings.engine_timeout, self._stalled)
+            try:
+                await engine.watch(self.settings.engine_timeout, self._stalled)
+                await asyncio.to_thread(self.prepare, engine)  # it compiles the checkpoint's chat template
+            except BaseException:
+                await asyncio.shield(engine.stop())
+                raise
         except Exception as error:
             self.error = error
             self.on_end()
             return
-        await asyncio.to_thread(self.prepare, engine)  # it compiles the checkpoint's chat template
         remote = self.config.allow_remote_images
         self._workers = BodyWorkerPool(
             WorkerContext(engine.started, self.settings.without_keys(), self.model_name, remote)
