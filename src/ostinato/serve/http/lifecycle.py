@@ -141,6 +141,8 @@ class Lifecycle:
             try:
                 await engine.watch(self.settings.engine_timeout, self._stalled)
                 await asyncio.to_thread(self.prepare, engine)  # it compiles the checkpoint's chat template
+                if engine.failure is not None:  # meanwhile
+                    raise engine.failure
             except BaseException:
                 await asyncio.shield(engine.stop())
                 raise
