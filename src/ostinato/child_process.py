@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import os
+import pickle
+import resource
 import select
 import signal
 import subprocess
@@ -13,7 +15,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Protocol
+from typing import Any, Protocol, TypeVar, cast
+
+T = TypeVar("T")
 
 SECRET_VARIABLES = {"api_key": "OSTINATO_API_KEY", "ssl_keyfile_password": "OSTINATO_SSL_KEYFILE_PASSWORD"}
 """Setting -> an environment variable that is for the server alone: its processes do not get it."""
@@ -52,7 +56,7 @@ def exit_with_peer(connection: _HasDescriptor, patience: Callable[[], float] = l
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process, started by `start_bound_process`, when its starter ends.
+    """Have the kernel kill this process when its starter ends: the thread that started it, so `start_bound_process`.
 
     It is killed even while it is stopped. Only Linux does this, and a starter that ended before this call is not
     noticed.
@@ -94,3 +98,53 @@ def start_bound_process(
 def _kill(started: Future[subprocess.Popen[bytes]]) -> None:
     if started.exception() is None:
         started.result().kill()
+
+
+def limit_memory(more: int, hard: int | None = None) -> None:
+    """Limit this process to `more` bytes of addresses above its present use, and to `hard` if it lifts that."""
+    try:
+        with open("/proc/self/statm") as file:
+            present = int(file.read().split()[0]) * resource.getpagesize()
+    except OSError:  # another system than Linux
+        return
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    soft, highest = (sys.maxsize if each < 0 else each for each in limits)
+    largest = highest if hard is None else min(present + hard, highest)
+    resource.setrlimit(resource.RLIMIT_AS, (min(present + more, soft, largest), largest))
+
+
+def run_in_fork(work: Callable[[], T], seconds: float, memory: int) -> T:
+    """Return the result of `work` from a fork of this process, which the kernel ends even within a call into C.
+
+    `seconds` are those of the processor, `memory` bytes above the present ones. TimeoutError or MemoryError if the work
+    takes more, else its own error. For processes of one thread that do not ignore SIGCHLD.
+    """
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            die_with_parent()
+            signal.signal(signal.SIGPROF, signal.SIG_DFL)
+            signal.setitimer(signal.ITIMER_PROF, seconds)
+            limit_memory(memory)
+            result: Any
+            try:
+                result = work()
+            except Exception as error:
+                result = error
+            with open(writing, "wb") as file:
+                pickle.dump(result, file, pickle.HIGHEST_PROTOCOL)
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with open(reading, "rb") as file:
+        sent = file.read()
+    _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF:
+        raise TimeoutError
+    if status or not sent:
+        raise MemoryError
+    value: Any = pickle.loads(sent)
+    if isinstance(value, Exception):
+        raise value
+    return cast(T, value)

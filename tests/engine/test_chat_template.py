@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,13 @@ import pytest
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from ostinato.engine.text.chat_template import ChatTemplate, TemplateBudget, TemplateTooExpensive, load_chat_template
+from ostinato.engine.text.chat_template import (
+    MAX_TEMPLATE_SOURCE,
+    ChatTemplate,
+    TemplateTooExpensive,
+    load_chat_template,
+)
+from ostinato.engine.text.template_sandbox import PROBE_BUDGET, MeteredEnvironment, TemplateBudget
 from ostinato.engine.text.tokenizer import load_tokenizer
 from ostinato.errors import ModelError, RequestError
 
@@ -179,6 +186,7 @@ def test_a_template_says_itself_why_it_refuses() -> None:
         ("{% if %}", "not valid, at line 1"),
         ("{{ messages[0].content.undefined.deeper }}", "has no attribute 'undefined'"),
         ("{{ 1 + 'a' }}", "TypeError"),
+        ("{{ no_function() }}", "'no_function' is undefined"),
         ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "leave its sandbox.*__class__"),
         ("{{ messages.append(1) }}", "leave its sandbox.*append"),
         ("{{ messages[0].update(role='x') }}", "leave its sandbox.*update"),
@@ -266,3 +274,90 @@ def test_a_template_that_does_too_much_is_an_error_of_the_request(template: str)
         ChatTemplate({"default": template}).render(
             [{"role": "user", "content": "Hm?"}], budget=TemplateBudget(steps=300_000)
         )
+
+
+LISTS = "{% set ns = namespace(a=['x'], b=['x']) %}{% for i in range(30) %}{% set ns.a = [ns.a, ns.a] %}{% endfor %}"
+TUPLES = LISTS.replace("['x']", "('x',)").replace("[ns.a, ns.a]", "(ns.a, ns.a)")
+TEXTS = "{% set ns = namespace(s='ab', n=9) %}{% for i in range(60) %}STEP{% endfor %}"
+ROUNDS = "{% set s = 'a ' * 10**5 %}{% for i in range(999) %}{% set t = STEP %}{% endfor %}"
+WITH_ITSELF = ["ns.a", "ns", "ns.a ~ 1", "ns.a|tojson", "ns.a|trim", "{1: ns.a}.items()", "ns.a == ns.b", "ns.a in [1]"]
+WITH_KEYS = ["{ns.a: 1}", "{}[ns.a]", "{}.get(ns.a)", "dict([(ns.a, 1)])", "[ns.a, 1]|unique|list", "1 < 2 < ns.a"]
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ 'x'|center(10**9) }}",
+        "{{ range(10**5)|list|sort|tojson(indent=9999) }}",
+        *(f"{{{{ 'x'.{name}(10**9) }}}}" for name in ("center", "ljust", "rjust", "zfill", "expandtabs")),
+        *(f"{{{{ ('a ' * 999)|{name} }}}}" for name in ("wordwrap(1)", "urlize", "striptags", "truncate(9)", "pprint")),
+        *(
+            f"{{{{ range(9)|{name} }}}}"
+            for name in ("batch(10**9, 1)|list", "slice(10**9)|list", "sum", "groupby('real')")
+        ),
+        "{{ lipsum(10**6) }}",
+        "{{ '%999999999d' % 1 }}",
+        "{{ '%999999999d' is odd }}",
+        "{{ '%999999999d'|format(1) }}",
+        "{{ '{:>999999999}'.format(1) }}",
+        "{{ {1: 2}.keys() - {1: 2}.keys() }}",
+        "{{ 1.5|round(10**7, 'ceil') }}",
+        "{{ (5).to_bytes(10**9) }}",
+        "{{ ('a' * 10**6)|replace('a', 'b' * 10**6) }}",
+        "{{ ('a' * 10**6).replace('', 'b' * 10**6) }}",
+        "{{ range(10**5)|join('b' * 10**6) }}",
+        "{{ ('b' * 10**6).join(['a'] * 10**5) }}",
+        "{{ ('\\n' * 10**6)|indent(10**6) }}",
+        "{{ [1, 2]|tojson(indent=10**9) }}",
+        "{{ ([1] * 10**5)|tojson(separators=(',' * 10**6, ':')) }}",
+        *(LISTS + f"{{{{ {use} }}}}" for use in [*WITH_ITSELF, "[1].index(ns.a)", "ns.a is eq 1"]),
+        *(TUPLES + f"{{{{ {use} }}}}" for use in WITH_KEYS),
+        TEXTS.replace("STEP", "{% set ns.s %}{{ ns.s }}{{ ns.s }}{% endset %}"),
+        "{% macro f(s) %}{{ s }}{{ s }}{% endmacro %}" + TEXTS.replace("STEP", "{% set ns.s = f(ns.s) %}"),
+        TEXTS.replace("STEP", "{% set ns.s = [ns.s, ns.s]|join %}"),
+        TEXTS.replace("STEP", "{% set ns.s = ns.s.replace('a', 'aa') %}"),
+        TEXTS.replace("STEP", "{% set ns.n = ns.n * ns.n %}"),
+        "{% for a in range(9**5) if false %}{% endfor %}",
+        "{% for i in range(999) %}{{ range(10**5)|select('odd')|list|length }}{% endfor %}",
+        "{% macro f() %}{{ varargs|length }}{% endmacro %}{% for i in range(999) %}{{ f(*range(10**5)) }}{% endfor %}",
+        "{% block a %}{{ self.b() }}{% endblock %}{% block b %}{% endblock %}"
+        + ROUNDS.replace("STEP", "self.b()") * 99,
+        *(
+            ROUNDS.replace("STEP", use)
+            for use in ("s[1:]", "s == s ~ ''", "'aab' in s", "s.split()", "s|title", "s|list")
+        ),
+    ],
+)
+def test_whatever_grows_is_counted_before_it_is_done(template: str) -> None:
+    chat = ChatTemplate({"default": template})
+    chat.compile()
+    tracemalloc.start()
+    try:
+        with pytest.raises(TemplateTooExpensive):
+            chat.render([{"role": "user", "content": "Hm?"}], budget=PROBE_BUDGET)
+        assert tracemalloc.get_traced_memory()[1] < 100 * 2**20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("template", [CHATML, LLAMA, MACROS])
+def test_templates_as_checkpoints_have_them_take_few_steps_and_do_nothing_uncounted(template: str) -> None:
+    messages = [SYSTEM, *[USER, ANSWER] * (2 if template is MACROS else 20), *([] if template is MACROS else [USER])]
+    budget = TemplateBudget(steps=600, uncounted=False)
+    assert "Hello" in ChatTemplate({"default": template}, SPECIAL).render(messages, budget=budget).title()
+
+
+def test_a_template_that_is_too_long_or_wrong_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RequestError, match="131,073 characters, and may have 131,072"):
+        ChatTemplate({"default": "x" * (MAX_TEMPLATE_SOURCE + 1)}).render([USER])
+    wrong = ChatTemplate({"default": "{% if %}"})
+    wrong.compile()
+    monkeypatch.setattr(MeteredEnvironment, "from_string", lambda *_: pytest.fail("compiled again"))
+    for _ in range(2):
+        with pytest.raises(RequestError, match="not valid, at line 1"):
+            wrong.render([USER])
+
+
+def test_a_date_format_has_a_bound() -> None:
+    with pytest.raises(RequestError, match="at most 1000 characters"):
+        ChatTemplate({"default": "{{ strftime_now('%c' * 501) }}"}).render([USER])

@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from types import SimpleNamespace
 
+import httpx2
 import pytest
 
 from ostinato.engine.text.chat_template import ChatTemplate
 from ostinato.sampling.params import SamplingParams
 from ostinato.serve.body_workers.context import MAX_LOOP_CHARACTERS, NeedsWorker, RequestContext
+from ostinato.serve.chat.answer_formats import AnswerFormats
+from ostinato.serve.chat.answer_parser import detect_formats
 from ostinato.serve.chat.conversation import Conversation, render
 from ostinato.serve.http.api_errors import ApiError
 from ostinato.serve.settings import ServeSettings
+from tests.support.patience import PATIENCE
+from tests.support.serving import serving
 
 TALK = [{"role": "user", "content": "x"}]
 
 
-def work(template="{{ messages[0].content }}", on_loop=True, media=None):
+def work(template="{{ messages[0].content }}", on_loop=True, media=None, forks=False):
     text = SimpleNamespace(
         chat_template=ChatTemplate({"default": template}),
         media=media,
         encode=lambda *_: [1],
         formats=SimpleNamespace(has_channels=False),
     )
-    return RequestContext(text, ServeSettings(), "m", SamplingParams(), on_loop=on_loop)
+    return RequestContext(text, ServeSettings(), "m", SamplingParams(), on_loop=on_loop, forks=forks)
 
 
 def conversation(messages=TALK):
@@ -44,6 +50,35 @@ def test_a_template_that_takes_too_many_steps_there_too_is_an_error():
     assert caught.value.status == 400
 
 
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ 'x'|center(10**9) }}",
+        "{{ range(10**5)|list|sort|tojson(indent=9999) }}",
+        "{{ ('a ' * 10**6)|wordwrap(1) }}",
+        "{{ ([[1]] * 10**5)|sum(start=[])|length }}",
+        "{% for i in range(10**5) %}{{ range(10**5)|groupby('real')|list|length }}{% endfor %}",
+        "{{ '%999999999d' % 1 }}",
+    ],
+)
+def test_what_a_template_does_uncounted_is_never_done_on_the_loop_and_ended_in_a_worker(template):
+    with pytest.raises(NeedsWorker):
+        render(work(template), conversation())
+    with pytest.raises(ApiError, match=r"more than 0\.3 seconds of the processor or 100 MiB") as caught:
+        render(work(template, on_loop=False, forks=True), conversation())
+    assert (caught.value.status, caught.value.param) == (400, "messages")
+
+
+def test_a_worker_renders_the_same_text_and_the_same_errors():
+    template = "{{ messages[0].content|center(9) }}{% if messages|length > 1 %}{{ raise_exception('one!') }}{% endif %}"
+    in_worker = work(template, on_loop=False, forks=True)
+    assert render(in_worker, conversation()).text == "    x    "
+    with pytest.raises(ApiError, match="refused the conversation: one!"):
+        render(in_worker, conversation([*TALK, *TALK]))
+    long = [{"role": "user", "content": "\N{ROCKET}" * 10**7}]
+    assert render(in_worker, conversation(long)).text == long[0]["content"]
+
+
 def test_images_are_never_decoded_on_the_loop():
     picture = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}]}]
     with pytest.raises(NeedsWorker):
@@ -55,3 +90,29 @@ def test_a_long_text_is_not_tokenised_on_the_loop():
     with pytest.raises(NeedsWorker):
         work().encode("x" * (MAX_LOOP_CHARACTERS + 1), True, "prompt")
     assert work(on_loop=False).encode("x" * (MAX_LOOP_CHARACTERS + 1), True, "prompt") == [1]
+
+
+def test_a_costly_template_costs_nothing_when_its_forms_are_looked_for():
+    tracemalloc.start()
+    try:
+        assert detect_formats(ChatTemplate({"default": "{{ 'x'|center(10**9) }}"})) == AnswerFormats()
+        assert tracemalloc.get_traced_memory()[1] < 2**26
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_server_refuses_what_its_template_takes_too_much_for_and_serves_the_rest(tmp_path):
+    path = tmp_path / "costly.jinja"
+    path.write_text("{{ messages[0].content|center(messages[0].content|int) }}")
+    with serving(chat_template=str(path), graph_mode="none", max_num_seqs=2, max_model_len=256) as served:
+
+        def ask(content):
+            body = {"messages": [{"role": "user", "content": content}], "max_tokens": 1}
+            return httpx2.post(f"{served.url}/v1/chat/completions", json=body, timeout=PATIENCE)
+
+        refused = ask("1000000000")
+        assert refused.status_code == 400
+        assert "0.3 seconds of the processor or 100 MiB" in refused.json()["error"]["message"]
+        assert ask("9").status_code == 200
+        workers = served.lifecycle.workers
+        assert (workers.num_done, workers.num_ended_early) == (2, 0)

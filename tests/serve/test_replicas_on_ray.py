@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -308,3 +309,19 @@ def all_children(pid: int) -> list[int]:
             parents += children
             found += children
     return found
+
+
+@pytest.mark.parametrize(("error", "status"), [(RuntimeError("no"), 1), (None, 0)])
+def test_a_replica_that_cannot_be_drained_does_not_end_as_if_it_had_been(monkeypatch, error, status):
+    from ostinato.serve.ray.actor import EngineActor
+
+    async def drain() -> None:
+        if error is not None:
+            raise error
+
+    actor = object.__new__(EngineActor)
+    monkeypatch.setattr(actor, "drain", drain, raising=False)
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    with pytest.raises(SystemExit) as ended:
+        asyncio.run(actor._drain_and_exit())
+    assert ended.value.code == status

@@ -336,6 +336,90 @@ def test_what_is_not_http_is_refused_with_an_error_object(request_: bytes) -> No
     assert not app.seen
 
 
+def framed(*headers: bytes, line: bytes = b"POST / HTTP/1.1", body: bytes = b"2\r\nhi\r\n0\r\n\r\n") -> bytes:
+    return b"\r\n".join((line, b"Host: a", *headers, b"", body))
+
+
+@pytest.mark.parametrize(
+    ("request_", "answer"),
+    [
+        (framed(b"Transfer-Encoding: gzip, chunked"), 501),
+        (framed(line=b"GET / HTTP/2.0", body=b""), 505),
+        (framed(b"Transfer-Encoding: gzip", b"Transfer-Encoding: chunked"), 501),
+        *(
+            (framed(b"Transfer-Encoding: " + coding), 400)
+            for coding in (b"identity", b"gzip", b"xchunked", b"chunked;a=b")
+        ),
+        *((framed(b"Transfer-Encoding: " + coding), 400) for coding in (b"chunked, gzip", b"chunked, chunked", b"")),
+        (framed(b"Transfer-Encoding: chunked", line=b"POST / HTTP/1.0"), 400),
+        *((framed(line=b"GET / HTTP/" + version, body=b""), 505) for version in (b"0.9", b"2.1", b"3.0", b"9.9")),
+        (b"GET /\r\n\r\n", 505),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505),
+        *((framed(line=b"GET / HTTP/" + version, body=b""), 400) for version in (b"1", b"1.10", b"01.1", b"1.1 ")),
+        *((framed(line=method + b" / HTTP/1.1", body=b""), 501) for method in (b"FOO", b"get", b"X-Y")),
+        *(
+            (framed(b"Expect: " + wish, b"Content-Length: 2", body=b"hi"), 417)
+            for wish in (b"foo", b"100-continue, foo")
+        ),
+        *(
+            (framed(b"Content-Length: " + length, body=b"hi"), 400)
+            for length in (b"+2", b"-2", b"2_0", b"2 2", b"2, 2", b"0x2", b"2;", b"", b"9" * 30)
+        ),
+        *(
+            (framed(line=b"GET %b HTTP/1.1" % target, body=b""), 400)
+            for target in (b"*", b"a", b"b:80", b"/a#b", b"http://b/#c")
+        ),
+        *(
+            (framed(line=b"GET %b HTTP/1.1" % target, body=b""), 400)
+            for target in (b"ftp://b/", b"http://u@b/", b"http:///")
+        ),
+        *((framed(b"X: a%bb" % bytes([code]), body=b""), 400) for code in (0, 1, 10, 11, 13, 27, 127)),
+        *((framed(b"X%bY: a" % bytes([code]), body=b""), 400) for code in (0, 9, 10, 13, 32, 34, 127, 200)),
+        *((framed(b"X: a\r\n" + fold, body=b""), 400) for fold in (b" b", b"\tb", b": b", b"no colon")),
+        (framed(b"X: a", line=b"GET / HTTP/1.1", body=b"").replace(b"\r\n", b"\n"), 400),
+    ],
+)
+def test_what_http_has_and_this_server_has_not_gets_the_status_that_says_so(request_: bytes, answer: int) -> None:
+    async def attack(connection: HttpConnection, wire: Wire, app: App) -> None:  # noqa: ARG001
+        connection.data_received(request_)
+        await turns()
+
+    wire, app = attacked(attack)
+    assert status(wire.got) == answer
+    assert error(wire.got)["type"] == "invalid_request_error"
+    assert not app.seen
+
+
+@pytest.mark.parametrize(
+    ("request_", "path", "host"),
+    [
+        (framed(line=b"GET http://b:1/x?q HTTP/1.1", body=b""), "/x", b"b:1"),
+        (framed(line=b"GET HTTPS://[::1] HTTP/1.1", body=b""), "/", b"[::1]"),
+        (framed(line=b"GET /x HTTP/1.2", body=b""), "/x", b"a"),
+        (framed(b"Transfer-Encoding:  Chunked ", line=b"POST //c/x HTTP/1.1"), "//c/x", b"a"),
+        (framed(b"Expect: foo", line=b"GET / HTTP/1.0", body=b""), "/", b"a"),
+        (framed(b"X: \xff\t", b"Expect:", line=b"OPTIONS * HTTP/1.1", body=b""), "*", b"a"),
+    ],
+)
+def test_what_http_allows_is_served_and_the_host_of_a_url_counts(request_: bytes, path: str, host: bytes) -> None:
+    scopes: list[Any] = []
+
+    class Noting(App):
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            scopes.append(scope)
+            await super().__call__(scope, receive, send)
+
+    async def attack(connection: HttpConnection, wire: Wire, app: App) -> None:  # noqa: ARG001
+        connection.data_received(request_)
+        await turns()
+
+    wire, _ = attacked(attack, Noting)
+    assert status(wire.got) == 200
+    [scope] = scopes
+    assert (scope["path"], dict(scope["headers"])[b"host"]) == (path, host)
+    assert scope["http_version"] in ("1.0", "1.1")
+
+
 def test_what_is_refused_is_counted_by_reason_and_logged_without_a_flood(caplog: pytest.LogCaptureFixture) -> None:
     now = 0.0
     refusals = RefusalLog(lambda: now)

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import fcntl
 import json
 import logging
 import os
@@ -92,6 +93,31 @@ class Reader(threading.Thread):
             for line in response.iter_lines():
                 if line.startswith("data: "):
                     self.events.append(line.removeprefix("data: "))
+
+
+def test_a_server_whose_output_nobody_reads_goes_on_and_ends():
+    reading, writing = os.pipe()
+    fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
+    command = [sys.executable, "-c", RUN, "serve", *ENGINE, "--port", "0", "--log-level", "debug"]
+    server = subprocess.Popen(command, stdout=writing, stderr=writing)
+    try:
+        told = b""
+        while b" is ready" not in told:
+            told += os.read(reading, 4096)
+        url = told.partition(b"listening on ")[2].split()[0].decode()
+        with httpx2.Client(base_url=url, timeout=PATIENCE) as client:
+            for _ in range(100):  # each is a line of a hundred bytes
+                assert client.get("/nothing").status_code == 404
+            completed = client.post("/v1/completions", json={"prompt": "x", "max_tokens": 2})
+            assert completed.status_code == 200
+            assert "ostinato:log_lines_dropped_total" in client.get("/metrics").text
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(PATIENCE) == 0
+    finally:
+        server.kill()
+        server.wait()
+        for each in (reading, writing):
+            os.close(each)
 
 
 def test_sigterm_under_load_lets_running_requests_end_and_takes_no_new_ones(start, probe):
@@ -259,6 +285,20 @@ def test_an_engine_ends_with_a_server_that_is_killed(start, ready):
     engine = server.engine_pid()
     server.process.kill()
     server.until(lambda: not is_alive(engine))
+
+
+def test_all_processes_end_with_a_server_that_is_killed_also_where_they_are_stopped(start):
+    server = start()
+    body = json.dumps({"prompt": "x", "max_tokens": 1}).encode() + b" " * 20_000
+    headers = {"Content-Type": "application/json"}
+    url = server.ready()
+    assert httpx2.post(f"{url}/v1/completions", content=body, headers=headers, timeout=PATIENCE).status_code == 200
+    pids = [int(pid) for pid in server.descendants()]
+    assert len(pids) == 3  # the engine, the fork server and a worker
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    server.process.kill()
+    server.until(lambda: not any(is_alive(pid) for pid in pids))
 
 
 def test_signals_that_reach_the_engine_too_are_the_servers(start):

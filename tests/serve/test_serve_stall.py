@@ -1,12 +1,13 @@
 """An engine that does not come back from a step: the server says so, and goes on answering."""
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx2
 import pytest
 
 from tests.support.patience import PATIENCE
-from tests.support.serving import serving
+from tests.support.serving import events, serving
 
 ASKED = {"prompt": [5, 6, 7], "max_tokens": 4, "temperature": 0, "ignore_eos": True}
 
@@ -17,6 +18,12 @@ def get(served, path):
 
 def post(served):
     return httpx2.post(f"{served.url}/v1/completions", json=ASKED, timeout=PATIENCE)
+
+
+def streamed(served):
+    url = f"{served.url}/v1/completions"
+    with httpx2.stream("POST", url, json={**ASKED, "max_tokens": 200, "stream": True}, timeout=PATIENCE) as response:
+        return events(response)
 
 
 def samples(served):
@@ -63,10 +70,15 @@ def test_a_stalled_engine_is_not_healthy_until_it_goes_on(served, caplog):
 def test_a_server_can_exit_so_that_a_supervisor_restarts_it():
     with serving({"engine_timeout": 1, "on_stall": "exit"}, graph_mode="none", max_model_len=256) as served:
         served.server.config.timeout_graceful_shutdown = 1  # what is unanswered then is cut off, as by `serve`
-        served.probe.hold()
+        served.probe.delay = 0.05
         with ThreadPoolExecutor() as pool:
-            pool.submit(post, served)
+            readers = [pool.submit(streamed, served) for _ in range(4)]
+            served.until(lambda: served.stats()["running"] == 4)
+            served.probe.hold_next()
             served.until(lambda: served.server.should_exit)
+            for reader in readers:
+                *_, error, end = reader.result()
+                assert (json.loads(error)["error"]["code"], end) == ("engine_failed", "[DONE]")
         assert served.lifecycle.status == "failed"
         assert served.lifecycle.exit_status() == 1
         assert "no sign of life" in str(served.lifecycle.error)

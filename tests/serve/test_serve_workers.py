@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import socket
 
 import httpx2
@@ -94,6 +95,8 @@ def test_work_that_takes_too_much_is_an_error_and_the_next_one_succeeds(served, 
     with pytest.raises(ApiError, match=told) as caught:
         read(served, tmp_path / "pid", does)
     assert caught.value.status == status
+    if does == "die":
+        assert len(set((tmp_path / "pid.deaths").read_text().split())) == 2  # it was tried once more
     assert read(served, tmp_path / "after")
 
 
@@ -116,13 +119,29 @@ def test_workers_come_back_when_the_process_that_forks_them_has_died(served, tmp
     first = read(served, tmp_path / "first")
     workers = served.lifecycle.workers
     process, _ = workers._forkserver
-    os.kill(first, 9)
+    os.kill(process.pid, signal.SIGSTOP)  # its workers end with it, also where it is stopped
     process.kill()
     process.wait()
     served.until(lambda: is_gone(first))
-    with contextlib.suppress(ApiError):
-        read(served, tmp_path / "second")  # by the worker that died
-    assert read(served, tmp_path / "third") != first
+    assert read(served, tmp_path / "second") != first
+
+
+@pytest.mark.parametrize("signals", [[signal.SIGKILL], [signal.SIGSTOP, signal.SIGKILL]], ids=["kill", "stop, kill"])
+def test_a_body_whose_idle_worker_is_killed_is_read_by_another(served, tmp_path, signals):
+    first = read(served, tmp_path / "first")
+    for each in signals:
+        os.kill(first, each)
+    assert read(served, tmp_path / "second") != first
+
+
+def test_a_body_whose_worker_is_killed_meanwhile_is_read_once_more(served, tmp_path):
+    done = served.lifecycle.workers.num_done
+    first = read(served, tmp_path / "first")
+    again = read(served, tmp_path / "pid", "die once")
+    assert (tmp_path / "pid.died").exists()
+    assert again != first
+    assert read(served, tmp_path / "after") == again
+    assert served.lifecycle.workers.num_done == done + 3
 
 
 def test_clients_take_turns_and_one_cannot_take_all_places(served, tmp_path):

@@ -24,7 +24,14 @@ class OddBody(Body):
                 pass
         if self.does == "fill":
             return len(bytearray(2 * work.settings.worker_memory))
+        if self.does == "die once":
+            died = Path(f"{self.path}.died")
+            if not died.exists():
+                died.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
         if self.does == "die":
+            with open(f"{self.path}.deaths", "a") as file:
+                file.write(f"{os.getpid()}\n")
             os.kill(os.getpid(), signal.SIGKILL)
         if self.does == "raise":
             raise KeyError("a secret")

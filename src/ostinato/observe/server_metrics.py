@@ -30,6 +30,12 @@ def refusals(counts: Mapping[str, int], prefix: str, labels: Mapping[str, str]) 
     return family("counter", f"{prefix}requests_refused", text, rows, labels)
 
 
+def dropped_lines(count: int, prefix: str, labels: Mapping[str, str]) -> Metric:
+    """Return the lines of output that were dropped."""
+    text = "Lines of the log and other output that were dropped, since nobody read standard output or error"
+    return family("counter", f"{prefix}log_lines_dropped", text, [({}, count)], labels)
+
+
 def drains(moved: int, stayed: Mapping[str, int], prefix: str, labels: Mapping[str, str]) -> Metric:
     """Return the outcomes of requests that were running on draining replicas."""
     text = "Requests that a replica had begun when it was to end, by what became of them, and why they stayed"

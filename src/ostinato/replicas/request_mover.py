@@ -186,7 +186,7 @@ class RequestMover:
         if self._size(request) > MAX_MOVE_BYTES:
             request.stays, request.must_stay = "too_large", True
         elif not room:
-            request.stays = "no_room" if alike else "foreign" if taking else "refused" if refused else "nobody"
+            request.stays = "no_room" if alike else "foreign" if taking else "refused" if refused else "no_replica"
         else:
             self._table.router.note_end(request_id)
             target = self._table.placed.choose(request_id, request.submitted, room)

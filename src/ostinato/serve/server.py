@@ -15,6 +15,7 @@ from ostinato.config import EngineConfig
 from ostinato.engine.process.engine_process import freeze_gc, make_engine
 from ostinato.models.checkpoint import load_spec
 from ostinato.observe.logs import logs_to
+from ostinato.observe.output_pump import unblocked_output
 from ostinato.plan.device.detect import detect
 from ostinato.plan.plan import make_plan
 from ostinato.serve.app import make_app
@@ -68,8 +69,11 @@ def serve(
     server's URL once it listens. `make` makes the engine; see `AsyncEngine.start`. ConfigError if it cannot listen.
     Errors of an engine that cannot be planned, or cannot start, are raised unchanged. Loggers are as before at the end.
     """
-    with logs_to(settings.log_format, settings.log_level, access=settings.access_log):
-        return _serve(config, settings, progress, announce, make)
+    with (
+        unblocked_output() as dropped,
+        logs_to(settings.log_format, settings.log_level, access=settings.access_log),
+    ):
+        return _serve(config, settings, progress, announce, make, dropped)
 
 
 def _serve(
@@ -78,8 +82,10 @@ def _serve(
     progress: ProgressFn,
     announce: Callable[[str], None],
     make: MakeEngine,
+    dropped_lines: Callable[[], int],
 ) -> int:
     lifecycle = _lifecycle(config, settings, progress, make)
+    lifecycle.dropped_lines = dropped_lines
     app = make_app(lifecycle)
     certificates = None
     if settings.ssl_certfile is not None:

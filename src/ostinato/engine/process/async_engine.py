@@ -101,7 +101,7 @@ class AsyncEngine:
         self._calls = PendingCalls(process.send)
         self._stopping = self._draining = False
         self._heartbeat: Heartbeat | None = None
-        process.on_message, process.on_end = self._handle_message, self._fail
+        process.on_message, process.on_end = self._handle_message, self.fail
 
     @classmethod
     async def start(
@@ -366,8 +366,10 @@ class AsyncEngine:
             case _:
                 raise TypeError(f"no such message: {message!r}")
 
-    def _fail(self, error: Exception) -> None:
-        """Fail all requests and calls: nothing will be computed any more."""
+    def fail(self, error: Exception) -> None:
+        """End all requests and calls with an error: nothing will be computed any more."""
+        if self.failure is not None:
+            return
         self.failure = error
         for stream in self.streams():
             if not self.is_pending(stream):  # entering streams get the error from their call

@@ -19,7 +19,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ostinato.child_process import exit_with_peer
+from ostinato.child_process import die_with_parent, exit_with_peer
 from ostinato.engine.outputs import RequestOutput
 from ostinato.engine.process.engine_errors import picklable_error, step_error
 from ostinato.engine.process.engine_messages import (
@@ -71,6 +71,7 @@ def main(descriptor: int) -> None:
     # A terminal or supervisor sends signals to all processes, but only the server should act on them.
     for ignored in (signal.SIGINT, signal.SIGTERM):
         signal.signal(ignored, signal.SIG_IGN)
+    die_with_parent()  # even if it is stopped
     connection = socket.socket(fileno=descriptor)
     engine: EngineCore | None = None
 

@@ -12,11 +12,13 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 from ostinato.child_process import SECRET_VARIABLES as SECRET_VARIABLES
 from ostinato.child_process import child_environment as child_environment
+from ostinato.child_process import start_bound_process
 from ostinato.config import EngineConfig
 from ostinato.engine.process.engine_errors import EngineError
 from ostinato.engine.process.engine_messages import (
@@ -185,6 +187,8 @@ def _spawn(connection: socket.socket) -> subprocess.Popen[bytes]:
     # The child inherits blocked signals, so none reaches it before it ignores them.
     saved_mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
     try:
+        if threading.current_thread() is not threading.main_thread():
+            return start_bound_process(command, environment, [connection.fileno()])
         return subprocess.Popen(command, pass_fds=[connection.fileno()], stdin=subprocess.DEVNULL, env=environment)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, saved_mask)

@@ -3,20 +3,13 @@
 Templates come with checkpoints, from strangers, and expect the environment that Hugging Face documents for them ("Chat
 templates", docs of transformers): blocks are trimmed, `break` and `continue` work in loops, `tojson` leaves HTML
 characters alone, and `raise_exception`, `strftime_now` and `{% generation %}` exist.
-
-Templates come from strangers, and their work grows with the conversation: two nested loops are enough to stall a
-server. Python cannot end a thread, so every iteration of a loop and every call of a macro is counted, and the template
-itself asks at each of them whether it may continue.
 """
 
 from __future__ import annotations
 
 import json
-import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from difflib import get_close_matches
 from pathlib import Path
@@ -28,114 +21,26 @@ import jinja2.ext
 import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
-import jinja2.sandbox
-import jinja2.visitor
 
+from ostinato.engine.text.template_sandbox import (
+    DEFAULT_TEMPLATE_BUDGET,
+    MAX_TEMPLATE_CHARACTERS,
+    MeteredEnvironment,
+    TemplateBudget,
+    TemplateBudgetExceeded,
+)
 from ostinato.errors import ConfigError, ModelError, Remedy, RequestError, os_error_text
 from ostinato.files import find_in_checkpoint, matches
 from ostinato.formats.checkpoint_json import read_checkpoint_json
-
-_STEPS_PER_LOOK = 256
-"""Steps between two looks at the clock."""
-MAX_TEMPLATE_CHARACTERS = 2**25
-"""Longest text that a template may make by multiplying or adding. A prompt is far shorter."""
-
-
-class TemplateBudgetExceeded(Exception):
-    """Raised when a template has used up its budget."""
-
-
-@dataclass(frozen=True, slots=True)
-class TemplateBudget:
-    """Work that one rendering may take."""
-
-    steps: int = 5_000_000
-    seconds: float = 10.0
-
-
-DEFAULT_TEMPLATE_BUDGET = TemplateBudget()
-
-
-class TemplateMeter(threading.local):
-    """Counter of the steps of the rendering that runs in this thread."""
-
-    left = DEFAULT_TEMPLATE_BUDGET.steps
-    until = float("inf")
-
-    @contextmanager
-    def limited(self, budget: TemplateBudget) -> Iterator[None]:
-        """Limit the work of renderings within. TemplateBudgetExceeded if they take more."""
-        before = self.left, self.until
-        self.left, self.until = budget.steps, time.monotonic() + budget.seconds
-        try:
-            yield
-        finally:
-            self.left, self.until = before
-
-    def step(self) -> str:
-        """Count one step, and return an empty string, so that the template prints nothing."""
-        self.left -= 1
-        if self.left < 0 or (self.left % _STEPS_PER_LOOK == 0 and time.monotonic() > self.until):
-            raise TemplateBudgetExceeded
-        return ""
-
-
-class _Limiter(jinja2.visitor.NodeTransformer):
-    """Rewrites joins of texts as calls of the environment, since no operator that a sandbox intercepts covers them."""
-
-    def visit_Concat(self, node: jinja2.nodes.Concat) -> jinja2.nodes.Node:
-        self.generic_visit(node)
-        concat = jinja2.nodes.EnvironmentAttribute("join_texts")
-        return jinja2.nodes.Call(concat, node.nodes, [], None, None).set_lineno(node.lineno)
-
-
-class MeteredEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """Sandbox whose templates count their steps, and make no text beyond `MAX_TEMPLATE_CHARACTERS`."""
-
-    meter = TemplateMeter()
-    intercepted_binops = frozenset({"*", "+", "**"})
-
-    def _parse(self, source: str, name: str | None, filename: str | None) -> jinja2.nodes.Template:
-        template = _Limiter().visit(super()._parse(source, name, filename))
-        for node in template.find_all((jinja2.nodes.For, jinja2.nodes.Macro, jinja2.nodes.CallBlock)):
-            step = jinja2.nodes.Call(jinja2.nodes.EnvironmentAttribute("step"), [], [], None, None)
-            node.body.insert(0, jinja2.nodes.ExprStmt(step).set_lineno(node.lineno))
-        parsed: jinja2.nodes.Template = template.set_environment(self)
-        return parsed
-
-    def step(self) -> str:
-        return self.meter.step()
-
-    def join_texts(self, *parts: object) -> str:
-        """Join all parts as text."""
-        texts = [str(part) for part in parts]
-        _check(sum(map(len, texts)))
-        return "".join(texts)
-
-    def call_binop(self, context: jinja2.runtime.Context, operator: str, left: object, right: object) -> object:
-        if operator == "*":
-            _check(_length(left) * right if isinstance(right, int) else _length(right) * left)  # type: ignore[operator]
-        elif operator == "+":
-            _check(_length(left) + _length(right))
-        elif isinstance(left, int) and isinstance(right, int):
-            _check(abs(right) * left.bit_length())
-        return super().call_binop(context, operator, left, right)
-
-
-def _length(value: object) -> int:
-    return len(value) if isinstance(value, str | list | tuple) else 0
-
-
-def _check(size: object) -> None:
-    if isinstance(size, int) and size > MAX_TEMPLATE_CHARACTERS:
-        raise TemplateBudgetExceeded
-
 
 # The mark after a message to continue, to find its end in the rendered text. The space after the mark
 # shows whether the template trims messages.
 _MARK = "\N{OBJECT REPLACEMENT CHARACTER}continue here\N{OBJECT REPLACEMENT CHARACTER}"
 _CONTINUE_HERE = _MARK + " "
 
+_MAX_DATE_FORM = 1000
+MAX_TEMPLATE_SOURCE = 2**17
+"""Longest template that is compiled, in characters; that takes a thousand times as much memory."""
 ChatMessage = Mapping[str, Any]
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 """Roles of messages. A template may name further ones."""
@@ -157,7 +62,7 @@ class ChatTemplate:
         """
         self._templates = dict(templates)
         self._special_tokens = dict(special_tokens or {})
-        self._compiled: dict[str, jinja2.Template] = {}
+        self._compiled: dict[str, jinja2.Template | Exception] = {}
         self._variables: dict[str, frozenset[str]] = {}
 
     @property
@@ -176,6 +81,12 @@ class ChatTemplate:
     def text(self) -> str:
         """Source of all templates, which shows in what form the model writes its answers."""
         return "\n".join(self._templates.values())
+
+    def compile(self) -> None:
+        """Compile all templates, which takes some milliseconds each. Their errors are raised when they are rendered."""
+        for name in self._templates:
+            with suppress(Exception):
+                self._template(name)
 
     def render(
         self,
@@ -255,8 +166,22 @@ class ChatTemplate:
             if name not in self._templates:
                 known = ", ".join(sorted(self._templates))
                 raise RequestError(f"this checkpoint has no chat template {name!r}; it has {known}")
-            self._compiled[name] = _environment().from_string(self._templates[name])
-        return self._compiled[name]
+            self._compiled[name] = _compiled(self._templates[name])
+        compiled = self._compiled[name]
+        if isinstance(compiled, Exception):
+            raise compiled.with_traceback(None)
+        return compiled
+
+
+def _compiled(text: str) -> jinja2.Template | Exception:
+    """Return a template, or the error that it has, so that it is not compiled again."""
+    if len(text) > MAX_TEMPLATE_SOURCE:
+        most = f"may have {MAX_TEMPLATE_SOURCE:,} (chat_template names another)"
+        return RequestError(f"the chat template has {len(text):,} characters, and {most}")
+    try:
+        return _environment().from_string(text)
+    except Exception as error:
+        return error
 
 
 def load_chat_template(directory: Path, special_tokens: Mapping[str, str] | None = None) -> ChatTemplate:
@@ -329,6 +254,7 @@ def _environment() -> MeteredEnvironment:
     environment.globals["strftime_now"] = _strftime_now
     # A function has no methods that a template could reach, unlike the class.
     environment.globals["dict"] = _make_dict
+    environment.count_all()
     return environment
 
 
@@ -339,7 +265,7 @@ def _render_safely(render: Callable[[], str], budget: TemplateBudget) -> str:
             return render()
     except RequestError:
         raise
-    except TemplateBudgetExceeded:
+    except (TemplateBudgetExceeded, MemoryError):
         raise TemplateTooExpensive(
             f"the chat template takes more than {budget.steps:,} steps, {budget.seconds:g} seconds or "
             f"{MAX_TEMPLATE_CHARACTERS:,} characters for this conversation"
@@ -369,6 +295,8 @@ def _raise_exception(message: str) -> None:
 
 
 def _strftime_now(form: str) -> str:
+    if len(form) > _MAX_DATE_FORM:
+        raise jinja2.TemplateError(f"strftime_now takes a format of at most {_MAX_DATE_FORM} characters")
     return datetime.now().strftime(form)
 
 

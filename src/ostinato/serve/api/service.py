@@ -25,6 +25,7 @@ from ostinato.observe.server_metrics import (
     answers,
     connections,
     drains,
+    dropped_lines,
     heartbeat,
     key_metrics,
     loop_delay,
@@ -124,6 +125,7 @@ def public_router(lifecycle: Lifecycle, counts: ResponseCounts) -> ApiRouter:
             *key_metrics(counts.key_rows, lifecycle.keys.weights, seen_keys, prefix, labels),
             *_drains(engine, prefix, labels),
             refusals(lifecycle.refusals.counts, prefix, labels),
+            dropped_lines(lifecycle.dropped_lines(), prefix, labels),
             answers(counts.rows(), labels),
         ]
         return Response(render_metrics([*of_engine, *served]), media_type=CONTENT_TYPE_LATEST)

@@ -5,11 +5,18 @@ The context is the same on the event loop and in a worker.
 
 from __future__ import annotations
 
+import math
+import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
+from ostinato.child_process import run_in_fork
 from ostinato.engine.process.engine_messages import EngineStarted
-from ostinato.engine.text.chat_template import DEFAULT_TEMPLATE_BUDGET, TemplateBudget
+from ostinato.engine.text.chat_template import TemplateTooExpensive
+from ostinato.engine.text.template_sandbox import DEFAULT_TEMPLATE_BUDGET, TemplateBudget, weight
 from ostinato.engine.text.tokenizer import load_tokenizer_and_template
 from ostinato.errors import RequestError
 from ostinato.media.media_input import load_media_input
@@ -18,8 +25,13 @@ from ostinato.sampling.params import SamplingParams
 from ostinato.serve.chat.text_support import ModelText
 from ostinato.serve.settings import ServeSettings
 
-ON_LOOP = TemplateBudget(steps=10_000, seconds=0.01)
+ON_LOOP = TemplateBudget(steps=10_000, seconds=0.01, uncounted=False)
 """Budget of a template on the event loop."""
+_IN_FORK = TemplateBudget(steps=2**62, seconds=math.inf)
+FORK_SECONDS, FORK_MEMORY = 0.3, 100 * 2**20
+"""Seconds of the processor, and bytes, that a template may take in a worker for a short conversation."""
+_SECONDS_PER_CHARACTER, _BYTES_PER_CHARACTER = 1e-6, 32
+"""Seconds and bytes that a template may take on top, for each character of the conversation."""
 MAX_LOOP_CHARACTERS = 2**15
 """Longest text that is tokenised on the event loop, which takes some milliseconds."""
 
@@ -37,13 +49,30 @@ class RequestContext:
     model_name: str
     default_params: SamplingParams
     on_loop: bool = True
+    forks: bool = False
+    """True in a worker, which renders by a fork of itself, that can be ended, what is not counted."""
     grammars: GrammarCompiler | None = None
     """Compiler of guides that are tried, in a worker alone."""
 
-    @property
-    def budget(self) -> TemplateBudget:
-        """Budget of a template."""
-        return ON_LOOP if self.on_loop else DEFAULT_TEMPLATE_BUDGET
+    def run_template(self, render: Callable[..., str], conversation: Sequence[Any]) -> str:
+        """Return the result of `render`, called with a budget. TemplateTooExpensive if that takes more than it may.
+
+        `conversation` is all that the template is given: what it may take in a worker grows with that.
+        """
+        if not self.forks:
+            return render(budget=ON_LOOP if self.on_loop else DEFAULT_TEMPLATE_BUDGET)
+        size = weight(conversation, 2**62)
+        seconds, memory = FORK_SECONDS + size * _SECONDS_PER_CHARACTER, FORK_MEMORY + size * _BYTES_PER_CHARACTER
+        begin = time.thread_time()
+        with suppress(TemplateTooExpensive):  # without a fork, which takes milliseconds
+            return render(budget=TemplateBudget(50_000 + size // 2, seconds, uncounted=False))
+        left = max(seconds / 4, seconds - (time.thread_time() - begin))
+        try:
+            return run_in_fork(partial(render, budget=_IN_FORK), left, memory)
+        except (TimeoutError, MemoryError, TemplateTooExpensive):
+            most = f"{seconds:.1f} seconds of the processor or {memory >> 20} MiB"
+            message = f"the chat template takes more than {most} for this conversation, or makes too long a text"
+            raise TemplateTooExpensive(message) from None
 
     def require_worker(self) -> None:
         """Raise NeedsWorker on the event loop."""
@@ -79,5 +108,5 @@ class WorkerContext:
         with suppress(RequestError):  # which each guide raises again
             grammars.prepare()  # here, so that all workers have it
         return RequestContext(
-            text, self.settings, self.model_name, started.default_params, on_loop=False, grammars=grammars
+            text, self.settings, self.model_name, started.default_params, False, forks=True, grammars=grammars
         )

@@ -11,14 +11,15 @@ import fcntl
 import gc
 import logging
 import os
-import resource
 import select
 import signal
 import socket
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from ostinato.child_process import die_with_parent, limit_memory
 from ostinato.engine.process.engine_messages import MessageDecoder, encode_message
 from ostinato.errors import OstinatoError
 from ostinato.sampling.grammar import STACK_BYTES
@@ -51,6 +52,7 @@ class BodyResult:
 
 def main(descriptor: int) -> None:
     """Load the context in the first message, and fork workers until the server is gone."""
+    die_with_parent()
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(each, signal.SIG_IGN)  # these signals are for the server only
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # workers are not waited for
@@ -73,17 +75,21 @@ def main(descriptor: int) -> None:
         said, descriptors, _, _ = socket.recv_fds(server, 1, 1)
         if not said:
             return
-        if os.fork() == 0:
-            server.close()
-            try:
-                _serve(socket.socket(fileno=descriptors[0]), work)
-            finally:
-                os._exit(0)
+        with suppress(OSError):  # without a worker the connection ends, which the server notices
+            if os.fork() == 0:
+                server.close()
+                try:
+                    _serve(socket.socket(fileno=descriptors[0]), work)
+                finally:
+                    os._exit(0)
         os.close(descriptors[0])
 
 
 def _serve(connection: socket.socket, work: RequestContext) -> None:
-    _limit_memory(work.settings.worker_memory)
+    die_with_parent()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # it waits for the forks that render templates
+    memory = work.settings.worker_memory
+    limit_memory(memory, memory + STACK_BYTES)  # a guide is tried with a stack of its own
     while True:
         try:
             job: BodyJob = _message(connection)
@@ -119,19 +125,6 @@ def _done(work: RequestContext, kind: type[Body], sent: bytes) -> BodyResult:
 def _pixels(work: RequestContext) -> int:
     """Return the pixels of all images that were decoded here."""
     return 0 if work.text.media is None else work.text.media.sources.meter.count
-
-
-def _limit_memory(more: int) -> None:
-    """Limit this process to `more` bytes of addresses above its present use, and a stack when it tries a guide."""
-    try:
-        with open("/proc/self/statm") as file:
-            present = int(file.read().split()[0]) * resource.getpagesize()
-    except OSError:  # another system than Linux
-        return
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    limit = present + more
-    largest = limit + STACK_BYTES if hard < 0 else min(limit + STACK_BYTES, hard)
-    resource.setrlimit(resource.RLIMIT_AS, (min(limit, largest), largest))
 
 
 def _end_with_peer(connection: socket.socket, ends: bool) -> None:

@@ -23,6 +23,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from ostinato.child_process import start_bound_process
 from ostinato.engine.process.engine_messages import encode_message
 from ostinato.engine.process.engine_process import child_environment
 from ostinato.errors import os_error_text
@@ -204,11 +205,28 @@ class BodyWorkerPool:
         self._free += 1
 
     async def _by_worker(self, kind: type[Body], sent: bytes) -> BodyResult:
+        """Have a worker read a body, and a new one if that ends before it answers: reading changes nothing."""
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            return await self._read_by(await self._connection(), kind, sent)
         try:
-            connection = self._idle.pop() if self._idle else await self._new()
+            return await self._read_by(await self._connection(is_new=True), kind, sent)
+        except (OSError, asyncio.IncompleteReadError):
+            message = "two processes that read the request ended, perhaps for want of memory; make the request smaller"
+            raise ApiError(500, message, code="worker_ended") from None
+
+    async def _connection(self, is_new: bool = False) -> _Connection:
+        while self._idle and not is_new:
+            reader, writer = self._idle.pop()
+            if not reader.at_eof():
+                return reader, writer
+            writer.transport.abort()
+        try:
+            return await self._new()
         except OSError as error:
             message = f"no process can be started to read the request: {os_error_text(error)}"
             raise ApiError(503, message, code="no_worker", headers={"Retry-After": "5"}) from None
+
+    async def _read_by(self, connection: _Connection, kind: type[Body], sent: bytes) -> BodyResult:
         reader, writer = connection
         is_kept = False
         try:
@@ -220,9 +238,6 @@ class BodyWorkerPool:
             done: BodyResult = pickle.loads(await reader.readexactly(size))
             is_kept = len(sent) <= _LARGE and not done.pixels
             return done
-        except (OSError, asyncio.IncompleteReadError):
-            message = "the process that read the request ended, perhaps for want of memory; make the request smaller"
-            raise ApiError(500, message, code="worker_ended") from None
         finally:
             if is_kept:
                 self._idle.append(connection)
@@ -286,7 +301,7 @@ def _start_forkserver(context: WorkerContext) -> tuple[subprocess.Popen[bytes], 
     environment = {**child_environment(), **single, "TOKENIZERS_PARALLELISM": "false", "MALLOC_ARENA_MAX": "1"}
     command = [sys.executable, "-P", "-m", "ostinato.serve.body_workers.forkserver", str(theirs.fileno())]
     with theirs:
-        process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=environment)
+        process = start_bound_process(command, environment, [theirs.fileno()])
     with contextlib.suppress(OSError):
         ours.sendall(encode_message(context))
         file = ours.makefile("rb")

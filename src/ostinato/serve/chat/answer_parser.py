@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ostinato.engine.text.chat_template import ChatTemplate
+from ostinato.engine.text.template_sandbox import PROBE_BUDGET
 from ostinato.errors import RequestError
 from ostinato.serve.chat.answer_formats import (
     ANALYSIS,
@@ -230,7 +231,10 @@ def _rendered(template: ChatTemplate, *answer: Mapping[str, Any]) -> str | None:
     messages = [{"role": "user", "content": _QUESTION}, *answer]
     try:
         return template.render(
-            messages, tools=[{"type": "function", "function": function}], add_generation_prompt=False
+            messages,
+            tools=[{"type": "function", "function": function}],
+            add_generation_prompt=False,
+            budget=PROBE_BUDGET,
         )
     except RequestError:
         return None

@@ -6,6 +6,7 @@ import inspect
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic_core import from_json
@@ -284,14 +285,15 @@ def render(work: RequestContext, conversation: Conversation, param: str = "messa
         tools = conversation.tools
         if tools and not text.takes_tools:
             messages, tools = _with_tools(messages, tools), None
-        return text.chat_template.render(
+        rendered = partial(
+            text.chat_template.render,
             messages,
             tools=tools,
             add_generation_prompt=conversation.add_generation_prompt,
             continue_final_message=conversation.continue_final_message,
-            budget=work.budget,
             **conversation.kwargs,
         )
+        return work.run_template(rendered, (messages, tools, conversation.kwargs))
 
     others = (conversation.tools, conversation.kwargs)
     try:

@@ -180,6 +180,7 @@ class ModelText:
     ) -> None:
         self.tokenizer, self.chat_template = tokenizer, chat_template
         template = chat_template.text
+        chat_template.compile()
         self.formats = detect_formats(chat_template, tokenizer.token_id, settings.tool_call_parser)
         self.special_tags = _special_tags(tokenizer, self.formats.tags)
         """The tags of the formats that are special tokens, which decoding usually leaves out, with their ids."""

@@ -23,10 +23,13 @@ _TYPES = {
     408: "timeout_error",
     413: "invalid_request_error",
     415: "invalid_request_error",
+    417: "invalid_request_error",
     421: "invalid_request_error",
     429: "rate_limit_error",
     431: "invalid_request_error",
+    501: "invalid_request_error",
     503: "service_unavailable_error",
+    505: "invalid_request_error",
     504: "timeout_error",
 }
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, cast
@@ -31,10 +32,15 @@ from ostinato.serve.http.request_cycle import RequestCycle, refusal
 
 HeaderList = Sequence[tuple[bytes, bytes]]
 """Headers of a request: names in lower case, and values."""
+_ABSOLUTE = re.compile(rb"https?://([^/?]*)", re.IGNORECASE)
+"""Target of a request that is a URL, as clients write it for a proxy (RFC 9112, section 3.2.2), and its authority."""
+_REQUEST_LINE = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+ \S+ HTTP/([0-9])\.[0-9]\r\n")
 
 
 def head_error(method: bytes, url: bytes, version: str, headers: HeaderList) -> ApiError | None:
     """Return why the request is refused before any application sees it, or None."""
+    if not version.startswith("1."):
+        return _version_error(version)
     hosts = [value for name, value in headers if name == b"host"]
     if len(hosts) > 1:
         return ApiError(400, "the request has more than one Host header; send one", code="bad_host")
@@ -48,17 +54,57 @@ def head_error(method: bytes, url: bytes, version: str, headers: HeaderList) -> 
         httptools.parse_url(url)
     except httptools.HttpParserInvalidURLError:
         return ApiError(400, "the request's path is not valid", code="bad_request")
+    target = _ABSOLUTE.match(url)
+    if b"#" in url or (url == b"*" and method != b"OPTIONS") or not (target or url.startswith((b"/", b"*"))):
+        return ApiError(400, "the request's target is neither a path nor an http URL; send a path", code="bad_request")
+    if target and not HOST_HEADER.fullmatch(target[1]):
+        return ApiError(400, "the request's URL has no valid host, and perhaps a port", code="bad_host")
+    return _coding_error(version, headers) or _expectation_error(version, headers)
+
+
+def _version_error(version: str) -> ApiError:
+    return ApiError(505, f"HTTP/{version} is not served here; send HTTP/1.1", code="http_version")
+
+
+def _coding_error(version: str, headers: HeaderList) -> ApiError | None:
+    """Return why a body's transfer coding is refused (RFC 9112, section 6), or None."""
+    if all(name != b"transfer-encoding" for name, _ in headers):
+        return None
+    codings = _words(headers, b"transfer-encoding")
+    if version == "1.0" or codings[-1:] != [b"chunked"] or codings.count(b"chunked") > 1:
+        message = "the length of the body is not known: the last Transfer-Encoding, and only that, should be chunked"
+        return ApiError(400, message, code="bad_request")
+    if len(codings) > 1:
+        message = "Transfer-Encoding: chunked is served, and no other coding with it; send the body as it is"
+        return ApiError(501, message, code="transfer_encoding")
     return None
 
 
+def _expectation_error(version: str, headers: HeaderList) -> ApiError | None:
+    if version == "1.0" or set(_words(headers, b"expect")) <= {b"100-continue"}:
+        return None
+    return ApiError(417, "the header Expect may only hold 100-continue; leave it out", code="expectation_failed")
+
+
+def _words(headers: HeaderList, name: bytes) -> list[bytes]:
+    """Return the elements of a header that is a list, in lower case."""
+    words = b",".join(value for each, value in headers if each == name).lower().split(b",")
+    return [word for word in (word.strip(b" \t") for word in words) if word]
+
+
 def scope_of(method: bytes, url: bytes, version: str, headers: HeaderList, root_path: str) -> dict[str, Any]:
-    """Return the part of the ASGI scope that comes from the head. `headers` are passed on unchanged."""
+    """Return the part of the ASGI scope that comes from the head.
+
+    `headers` are passed on unchanged, except that the host of a target which is a URL replaces the header Host.
+    """
     parsed = httptools.parse_url(url)
     path = parsed.path or b"/"
+    if target := _ABSOLUTE.match(url):
+        headers = [(name, target[1] if name == b"host" else value) for name, value in headers]
     return {
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.3"},
-        "http_version": version,
+        "http_version": "1.0" if version == "1.0" else "1.1",
         "method": method.decode("ascii"),
         "root_path": root_path,
         "path": root_path + unquote_to_bytes(path).decode("utf-8", "replace"),
@@ -70,17 +116,26 @@ def scope_of(method: bytes, url: bytes, version: str, headers: HeaderList, root_
 
 def connection_options(version: str, headers: HeaderList) -> tuple[bool, bool]:
     """Return whether the client would send further requests, and whether it waits before it sends the body."""
-    words = b",".join(value for name, value in headers if name == b"connection").lower()
+    words = _words(headers, b"connection")
     if version == "1.0":
         return b"keep-alive" in words, False
-    waits = any(name == b"expect" and value.lower() == b"100-continue" for name, value in headers)
-    return b"close" not in words, waits
+    return b"close" not in words, b"100-continue" in _words(headers, b"expect")
 
 
 def framing_of(headers: HeaderList) -> bytes:
     """Return a head with the headers that describe the body, and no others."""
     framing = [(name, value) for name, value in headers if name in (b"content-length", b"transfer-encoding")]
     return b"POST / HTTP/1.1\r\n%b\r\n" % b"".join(b"%b: %b\r\n" % each for each in framing)
+
+
+def _parser_problem(error: httptools.HttpParserError, piece: bytes) -> ApiError:
+    """Return why the parser has refused `piece`, as far as that can be known."""
+    line = _REQUEST_LINE.match(piece)
+    if line and line[1] != b"1":
+        return _version_error(line[1].decode())
+    if line and isinstance(error, httptools.HttpParserInvalidMethodError):
+        return ApiError(501, "the request's method is not served by any path", code="unknown_method")
+    return ApiError(400, "this is not a valid HTTP/1.1 request", code="bad_request")
 
 
 TOO_MANY = "too_many_connections"
@@ -111,7 +166,7 @@ class HttpConnection(asyncio.Protocol):
         self._limits = limits or ConnectionLimits()
         self._occupancy = occupancy or ConnectionCounter(fd_limited_connections())
         self._refusals = refusals or RefusalLog()
-        self._parser = httptools.HttpRequestParser(self)
+        self._parser = self._new_parser()
         self._pending = bytearray()
         self._exchanges: deque[RequestCycle] = deque()
         self._task: asyncio.Task[None] | None = None
@@ -281,9 +336,9 @@ class HttpConnection(asyncio.Protocol):
             self._overhead += len(piece)
             try:
                 self._feed(piece)
-            except httptools.HttpParserError:
+            except httptools.HttpParserError as error:
                 if self._problem is None:
-                    self._problem = ApiError(400, "this is not a valid HTTP/1.1 request", code="bad_request")
+                    self._problem = _parser_problem(error, piece)
             if self._problem is None and self._overhead > self._limits.head_bytes + PIECE:
                 self._headers_too_large()
             if self._problem is not None:
@@ -300,8 +355,14 @@ class HttpConnection(asyncio.Protocol):
             # No other protocol is spoken, but the parser has skipped the body. A new one gets the body's length.
             self._pending[:0] = piece[int(upgrade.args[0]) :]
             self._is_upgrade, self._is_repeated = False, True
-            self._parser = httptools.HttpRequestParser(self)
+            self._parser = self._new_parser()
             self._parser.feed_data(framing_of(self._headers))
+
+    def _new_parser(self) -> httptools.HttpRequestParser:
+        parser = httptools.HttpRequestParser(self)
+        # Versions are looked at in `head_error`: HTTP/1.2 counts as 1.1 (RFC 9110, section 2.5).
+        parser.set_dangerous_leniencies(lenient_version=True)
+        return parser
 
     def _may_parse(self) -> bool:
         if self._drained >= 0 or not self._exchanges:

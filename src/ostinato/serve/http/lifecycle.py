@@ -110,6 +110,8 @@ class Lifecycle:
         """Error that kept the engine from starting, or ended it."""
         self.prepare: Callable[[AsyncEngine], object] = lambda engine: None
         """Function called with the engine before requests are accepted: it makes what they all need."""
+        self.dropped_lines: Callable[[], int] = lambda: 0
+        """Function that returns the number of dropped lines of output."""
         self.on_ready: Callable[[], None] = lambda: None
         """Function called once requests are accepted."""
         self.on_end: Callable[[], None] = lambda: None
@@ -136,12 +138,18 @@ class Lifecycle:
             engine = await self._start_engine(
                 max_waiting=self.settings.max_waiting, max_per_client=self.settings.client_share
             )
-            await engine.watch(self.settings.engine_timeout, self._stalled)
+            try:
+                await engine.watch(self.settings.engine_timeout, self._stalled)
+                await asyncio.to_thread(self.prepare, engine)  # it compiles the checkpoint's chat template
+                if engine.failure is not None:  # meanwhile
+                    raise engine.failure
+            except BaseException:
+                await asyncio.shield(engine.stop())
+                raise
         except Exception as error:
             self.error = error
             self.on_end()
             return
-        self.prepare(engine)
         remote = self.config.allow_remote_images
         self._workers = BodyWorkerPool(
             WorkerContext(engine.started, self.settings.without_keys(), self.model_name, remote)
@@ -159,7 +167,10 @@ class Lifecycle:
         log.critical("the engine has given no sign of life for %g s", timeout)
         if self.settings.on_stall == "exit" and self.error is None:
             self.error = EngineFailed(f"the engine has given no sign of life for {timeout:g} s (on_stall: exit)")
-            self.on_end()
+            if self._engine is not None:
+                self._engine.fail(self.error)  # ends every stream with an error, and the server
+            else:
+                self.on_end()
 
     def _fail(self) -> None:
         assert self._engine is not None, "only an engine that started can fail"

@@ -19,6 +19,8 @@ from ostinato.observe.logs import LogFormat, LogLevel, configure_logs
 from ostinato.replicas.host import ReplicaHost
 from ostinato.serve.ray.layout import NAMESPACE
 
+log = logging.getLogger("ostinato.serve")
+
 SEND_COST = 0.001
 """Seconds of a processor that Ray takes to deliver a message, at both ends."""
 
@@ -128,8 +130,10 @@ class EngineActor:
     async def _drain_and_exit(self) -> None:
         try:
             await self.drain()
-        finally:
-            os._exit(0)  # the process that started it notices, and starts another
+        except BaseException:
+            log.exception("the replica could not be drained")
+            os._exit(1)
+        os._exit(0)  # the process that started it notices, and starts another
 
     async def _drain(self) -> None:
         host = await self._host()
