@@ -21,7 +21,8 @@ from pydantic.fields import FieldInfo
 
 from ostinato.errors import os_error_text
 from ostinato.serve.http.api_errors import ApiError
-from ostinato.serve.http.unknown_fields import MAX_IGNORED, UNKNOWN, UnknownFields, remove_field, unknown_field
+from ostinato.serve.http.unknown_fields import MAX_IGNORED, UNKNOWN, remove_field, unknown_field
+from ostinato.serve.settings import UnknownFields
 
 T = TypeVar("T")
 BodyT = TypeVar("BodyT", bound="Body")

@@ -8,11 +8,10 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable
 from difflib import get_close_matches
-from typing import Any, Literal
+from typing import Any
 
 from ostinato.serve.http.api_errors import ApiError
 
-UnknownFields = Literal["error", "warn", "ignore"]
 UNKNOWN = "unknown_parameter"
 """Code of the errors."""
 HEADER = "x-ignored-fields"
