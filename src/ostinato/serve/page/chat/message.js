@@ -46,6 +46,14 @@ function editIn(node, text, onEdit) {
   field.focus();
 }
 
+/** Changes the log. Who reads its end goes on to see it. */
+function follow(change) {
+  const log = byId("messages");
+  const follows = log.scrollHeight - log.scrollTop - log.clientHeight < 80;
+  change();
+  if (follows) log.scrollTop = log.scrollHeight;
+}
+
 /** An answer, which may still be coming. */
 export class AnswerNode {
   constructor(message, onRegenerate) {
@@ -74,15 +82,16 @@ export class AnswerNode {
   }
 
   draw() {
-    const log = byId("messages");
-    const follows = log.scrollHeight - log.scrollTop - log.clientHeight < 80;
+    follow(() => this.drawAll());
+  }
+
+  drawAll() {
     const begin = performance.now();
     this.growing.show(this.message.text);
     this.drawReasoning();
     this.drawCalls();
     this.last = performance.now();
     this.wait = 3 * (this.last - begin);
-    if (follows) log.scrollTop = log.scrollHeight;
   }
 
   drawReasoning() {
@@ -109,7 +118,11 @@ export class AnswerNode {
 
   /** It has ended: what it says of itself, and what can be done with it. */
   end() {
-    this.draw();
+    follow(() => this.drawEnd());
+  }
+
+  drawEnd() {
+    this.drawAll();
     this.node.classList.remove("coming");
     const { text, facts } = this.message;
     this.facts.textContent = facts ?? "";
