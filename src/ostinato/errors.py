@@ -104,8 +104,8 @@ class ContextLengthError(RequestError):
         return str(self.num_tokens) if self.is_counted else f"at least {self.num_tokens}"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        how = {"has_output": self.has_output, "is_counted": self.is_counted}
-        return partial(ContextLengthError, **how), (self.num_tokens, self.max_model_len, self.setting)
+        make = partial(ContextLengthError, has_output=self.has_output, is_counted=self.is_counted)
+        return make, (self.num_tokens, self.max_model_len, self.setting)
 
 
 class MoveError(RequestError):

@@ -57,10 +57,10 @@ def task(folder, definition, documents):
     (folder / f"{definition['task']}.yaml").write_text(yaml.safe_dump({**definition, **files}))
 
 
-def run(folder, *command, **more):
-    offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(folder / "hub"), "HOME": str(folder)}
+def run(folder, *command, is_offline=True, **more):
+    offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"} if is_offline else {}
     path = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    environment = {**path, **offline, **more}
+    environment = {**path, **offline, "HF_HOME": str(folder / "hub"), "HOME": str(folder), **more}
     ended = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=500)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended.stdout
@@ -132,7 +132,7 @@ def test_aiperf_loads_the_server_and_counts_the_tokens_of_each_chunk(served, tmp
         *("--use-server-token-count", "--per-chunk-usage", "--tokenizer", str(CHECKPOINT), "--ui", "none"),
         *("--synthetic-input-tokens-mean", "32", "--output-tokens-mean", "8", "--extra-inputs", "ignore_eos:true"),
         *("--request-count", "8", "--concurrency", "4"),
-        HF_HUB_OFFLINE="0",  # else it takes no tokenizer from a folder
+        is_offline=False,  # else it takes no tokenizer from a folder
     )
     [exported] = tmp_path.rglob("profile_export_aiperf.json")
     found = json.loads(exported.read_text())

@@ -197,7 +197,7 @@ class EngineCore:
     @contextmanager
     def uncounted(self) -> Iterator[None]:
         """Keep requests inside the context out of the counts of requests, tokens and latencies; steps count."""
-        parts = (self.counts, self.meter, self.request_lengths, self.scheduler.prefix_counters)
+        parts: tuple[Any, ...] = (self.counts, self.meter, self.request_lengths, self.scheduler.prefix_counters)
         before, finished = deepcopy(parts), dict(self.scheduler.counters.finished)
         yield
         for part, old in zip(parts, before, strict=True):

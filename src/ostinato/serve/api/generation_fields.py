@@ -25,7 +25,7 @@ class StreamOptions(Body):
     include_usage: bool = False
     """A last event with the number of tokens."""
     continuous_usage_stats: bool = False
-    """The number of tokens so far in each event, as vLLM has it; needs include_usage."""
+    """The number of tokens so far in each event; needs include_usage."""
     include_obfuscation: Ignored = None
 
 

@@ -136,7 +136,8 @@ def read_body(kind: type[BodyT], sent: bytes, work: Any, unknown: UnknownFields 
     if unknown == "error":
         body = validated(kind, parsed(sent))
         return body, body.prepare(work)
-    value, ignored = parsed(sent), []
+    value = parsed(sent)
+    ignored: list[str] = []
     while True:
         try:
             body = validated(kind, value)
