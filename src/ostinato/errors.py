@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 
@@ -73,39 +72,15 @@ class RequestError(OstinatoError):
 
 
 class ContextLengthError(RequestError):
-    """Error for a prompt of more tokens than the context has room for.
+    """Error for a prompt of more tokens than the context has room for (`scheduler.limits.check_prompt_length`)."""
 
-    It has `num_tokens`, the prompt's length, or what it has at least if the text is too long to be tokenized; and
-    `max_tokens`, the most that a prompt may have: one less than `max_model_len` if an output follows.
-    """
-
-    def __init__(
-        self,
-        num_tokens: int,
-        max_model_len: int,
-        setting: str | None = None,
-        *,
-        has_output: bool = True,
-        is_counted: bool = True,
-    ) -> None:
-        self.num_tokens, self.max_model_len = num_tokens, max_model_len
-        self.has_output, self.is_counted = has_output, is_counted
-        self.max_tokens = max_model_len - has_output
-        left = ", of which one must be left for the output" if has_output else ""
-        super().__init__(
-            f"the request has a prompt of {self.count} tokens, and max_model_len is {max_model_len}{left}; shorten the "
-            f"prompt to {self.max_tokens} tokens",
-            setting=setting,
-        )
-
-    @property
-    def count(self) -> str:
-        """The prompt's length in words."""
-        return str(self.num_tokens) if self.is_counted else f"at least {self.num_tokens}"
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        make = partial(ContextLengthError, has_output=self.has_output, is_counted=self.is_counted)
-        return make, (self.num_tokens, self.max_model_len, self.setting)
+    num_tokens: int
+    """Tokens of the prompt."""
+    is_counted: bool
+    """False if the prompt has at least so many: its text is too long to be tokenized."""
+    max_tokens: int
+    """Most tokens of a prompt: one less than `max_model_len` if an output follows."""
+    max_model_len: int
 
 
 class MoveError(RequestError):

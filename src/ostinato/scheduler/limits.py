@@ -53,10 +53,17 @@ def check_prompt_length(
     With `longest_token`, a number of characters, `num_tokens` are the characters of a text that is not tokenized yet,
     which may take seconds: it is refused if it is too long in any case.
     """
-    is_counted = longest_token is None
-    count = -(-num_tokens // (longest_token or 1))
-    if count > max_model_len - has_output:
-        raise ContextLengthError(count, max_model_len, setting, has_output=has_output, is_counted=is_counted)
+    count, most = -(-num_tokens // (longest_token or 1)), max_model_len - has_output
+    if count > most:
+        left = ", of which one must be left for the output" if has_output else ""
+        error = ContextLengthError(
+            f"the request has a prompt of {'at least ' if longest_token else ''}{count} tokens, and max_model_len is "
+            f"{max_model_len}{left}; shorten the prompt to {most} tokens",
+            setting=setting,
+        )
+        error.num_tokens, error.is_counted = count, longest_token is None
+        error.max_tokens, error.max_model_len = most, max_model_len
+        raise error
 
 
 def check_servable(

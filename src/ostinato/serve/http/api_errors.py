@@ -126,15 +126,13 @@ def _error(
 
 def _context_exceeded(error: ContextLengthError) -> ApiError:
     """Return the error in the words that clients look for, in both dialects."""
-    prompt = error.setting or "prompt"
+    prompt, most, at_least = error.setting or "prompt", error.max_tokens, "" if error.is_counted else "at least "
     message = (
         f"This model's maximum context length is {error.max_model_len} tokens. However, your {prompt} resulted in "
-        f"{error.count} tokens. Please reduce the length of the {prompt} to {error.max_tokens} tokens"
-        f"{', since one is left for the output' if error.has_output else ''}."
+        f"{at_least}{error.num_tokens} tokens. Please reduce the length of the {prompt} to {most} tokens"
+        f"{', since one is left for the output' if most < error.max_model_len else ''}."
     )
-    anthropic = f"prompt is too long: {error.num_tokens} tokens > {error.max_tokens} maximum"
-    if not error.is_counted:
-        anthropic += " (it has at least so many: a text of its length is not tokenized)"
+    anthropic = f"prompt is too long: {error.num_tokens} tokens > {most} maximum{at_least and ' (it has more)'}"
     return ApiError(400, message, param=prompt, code="context_length_exceeded", anthropic=anthropic)
 
 

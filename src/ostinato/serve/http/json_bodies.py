@@ -215,12 +215,11 @@ def _known_fields(kind: type[Body], path: Sequence[str | int]) -> list[str]:
 
 def _by_name(kind: type[Body]) -> dict[str, FieldInfo]:
     """Return the fields that are served, by their names in JSON."""
-    fields = kind.model_fields.items()
-    return {field.alias or name: field for name, field in fields if not any(map(_is_refused, field.metadata))}
-
-
-def _is_refused(validator: Any) -> bool:
-    return isinstance(validator, _Refused)
+    return {
+        field.alias or name: field
+        for name, field in kind.model_fields.items()
+        if not any(isinstance(each, _Refused) for each in field.metadata)
+    }
 
 
 def _bodies_in(annotation: Any) -> list[type[Body]]:

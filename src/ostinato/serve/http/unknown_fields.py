@@ -20,65 +20,50 @@ MAX_IGNORED = 20
 _MAX_LISTED = 12
 """Known names that an error lists."""
 
-_MOST = ("max_tokens", "max_output_tokens")
-_STOP = ("stop", "stop_sequences")
-_PROMPT = ("messages", "input", "prompt")
-_SCHEMA = ("response_format", "text.format", "output_config.format", "guided_json", "json")
-_THINKING = 'chat_template_kwargs, as {"enable_thinking": false}'
-_MODEL_STAYS = "leave it out: the model stays loaded"
-_NO_COUNTERPART = "no counterpart is served; leave it out"
-
+_RENAMED = {
+    "max_tokens max_output_tokens": "n_predict num_predict max_new_tokens max_gen_toks max_completion_tokens",
+    "min_tokens": "min_new_tokens min_length",
+    "repetition_penalty": "repeat_penalty rep_pen repetition",
+    "stop stop_sequences": "stop_words stop_strings",
+    "instructions system messages": "system_prompt instruction",
+    "messages input prompt": "inputs query content",
+    "response_format text.format output_config.format guided_json json": "format json_schema schema output_format",
+    "guided_json guided_regex": "regex grammar ebnf guided_grammar",
+    "logprobs": "n_probs return_logprob details",
+    "reasoning_effort reasoning.effort output_config.effort": "effort",
+    "logit_bias": "allowed_token_ids bad_words bad_words_ids",
+    "n": "num_return_sequences best_of num_outputs",
+    "seed": "random_seed",
+    "echo": "return_full_text",
+    "timeout": "t_max_predict_ms",
+    "tools": "functions",
+}
+"""Fields here, in different endpoints -> names of the same in other engines, beside these."""
+_DONE_BY = {
+    'chat_template_kwargs, as {"enable_thinking": false}': "enable_thinking thinking think thinking_budget",
+    "chat_template_kwargs, as variables of the template": "documents template_kwargs",
+    "a setting of the server, --max-model-len": "num_ctx n_ctx context_length",
+    "a setting of the server, --device": "num_gpu n_gpu_layers main_gpu",
+    "a setting of the server, --threads": "num_thread n_threads",
+    "a setting of the server, --max-num-batched-tokens": "num_batch n_batch",
+    "a setting of the server, --enable-prefix-caching, which is on": "cache_prompt use_cache",
+    "a setting of the server, --chat-template": "chat_template",
+    "/v1/completions, with echo and logprobs": "prompt_logprobs",
+    "temperature, where 0 is greedy": "do_sample",
+    "another API, such as Ollama's: give its members as fields of the request": "options parameters sampling_params",
+    "an argument of OpenAI's Python client: give its members as fields of the request": "extra_body",
+    "not needed, as the model stays loaded": "keep_alive ttl",
+    "not needed, as one library does it": "guided_decoding_backend guided_whitespace_pattern",
+    "not needed, as penalties count all tokens": "repeat_last_n penalty_last_n",
+    "not served": "use_beam_search length_penalty early_stopping mirostat mirostat_tau mirostat_eta typical_p typ_p "
+    "tfs_z dynatemp_range xtc_probability dry_multiplier samplers n_keep num_keep id_slot lora raw top_a",
+}
+"""What a field of other engines is here -> such fields."""
 FIELD_EQUIVALENTS: dict[str, str | tuple[str, ...]] = {
-    # Names of one field in other engines and endpoints; the first one that the endpoint has is named.
-    **dict.fromkeys(("n_predict", "num_predict", "max_new_tokens", "max_gen_toks", "max_length", *_MOST), _MOST),
-    "max_completion_tokens": _MOST,
-    **dict.fromkeys(("min_new_tokens", "min_length"), ("min_tokens",)),
-    **dict.fromkeys(("repeat_penalty", "rep_pen", "repetition"), ("repetition_penalty",)),
-    **dict.fromkeys(("stop_words", "stop_strings", *_STOP), _STOP),
-    **dict.fromkeys(("inputs", "query", "content", *_PROMPT), _PROMPT),
-    **dict.fromkeys(
-        ("format", "json_schema", "schema", "output_format", "response_schema", "response_format", "guided_json"),
-        _SCHEMA,
-    ),
-    **dict.fromkeys(("regex", "guided_regexp"), ("guided_regex",)),
-    **dict.fromkeys(("n_probs", "return_logprob", "details"), ("logprobs",)),
-    **dict.fromkeys(("system", "system_prompt", "instruction"), ("instructions", "system", "messages")),
-    **dict.fromkeys(("num_return_sequences", "best_of", "num_outputs"), ("n",)),
-    "random_seed": ("seed",),
-    "return_full_text": ("echo",),
-    "t_max_predict_ms": ("timeout",),
-    "functions": ("tools",),
-    "reasoning_effort": ("reasoning.effort", "output_config.effort"),
-    "effort": ("reasoning_effort", "output_config.effort"),
-    "logit_bias_tokens": ("logit_bias",),
-    **dict.fromkeys(("allowed_token_ids", "bad_words", "bad_words_ids"), ("logit_bias",)),
-    # What something else does.
-    **dict.fromkeys(("enable_thinking", "thinking", "think", "thinking_budget", "include_reasoning"), _THINKING),
-    **dict.fromkeys(("documents", "template_kwargs"), "chat_template_kwargs: it is a variable of the template"),
-    **dict.fromkeys(("num_ctx", "n_ctx", "context_length"), "a setting of the server, --max-model-len"),
-    **dict.fromkeys(("num_gpu", "n_gpu_layers", "main_gpu"), "a setting of the server, --device"),
-    **dict.fromkeys(("num_thread", "n_threads"), "a setting of the server, --threads"),
-    **dict.fromkeys(("num_batch", "n_batch"), "a setting of the server, --max-num-batched-tokens"),
-    **dict.fromkeys(("cache_prompt", "use_cache"), "a setting of the server, --enable-prefix-caching, which is on"),
-    "chat_template": "a setting of the server, --chat-template",
-    "prompt_logprobs": "/v1/completions, with echo and logprobs",
-    "do_sample": "temperature, where 0 is greedy",
-    "options": "Ollama's API, which is not served: give its members as fields of the request",
-    "parameters": "TGI's API, which is not served: give its members as fields of the request",
-    "sampling_params": "SGLang's API, which is not served: give its members as fields of the request",
-    "extra_body": "an argument of OpenAI's client: give its members as fields of the request",
-    **dict.fromkeys(("keep_alive", "ttl"), _MODEL_STAYS),
-    **dict.fromkeys(("grammar", "ebnf", "guided_grammar"), ("guided_json", "guided_regex")),
-    **dict.fromkeys(("guided_decoding_backend", "guided_whitespace_pattern"), "leave it out: one library does it"),
-    **dict.fromkeys(("repeat_last_n", "penalty_last_n"), "leave it out: penalties count all tokens"),
-    **dict.fromkeys(
-        ("use_beam_search", "length_penalty", "early_stopping", "mirostat", "mirostat_tau", "mirostat_eta", "typical_p",
-         "typ_p", "tfs_z", "dynatemp_range", "xtc_probability", "dry_multiplier", "samplers", "n_keep", "num_keep",
-         "id_slot", "lora", "raw", "top_a"),
-        _NO_COUNTERPART,
-    ),
-}  # fmt: skip
-"""Field in other engines, or at other endpoints -> the fields here, or what does the same."""
+    **{name: tuple(here.split()) for here, names in _RENAMED.items() for name in (names + " " + here).split()},
+    **{name: what for what, names in _DONE_BY.items() for name in names.split()},
+}
+"""Field in other engines, or at other endpoints -> the fields here, or what it is here."""
 
 
 def field_advice(name: str, known: Collection[str]) -> str:
@@ -89,7 +74,7 @@ def field_advice(name: str, known: Collection[str]) -> str:
     for candidate in (name, *near):
         there = FIELD_EQUIVALENTS.get(candidate, ())
         if isinstance(there, str):
-            return there if there.startswith(("leave", "no ")) else f"here that is {there}"
+            return f"here that is {there}"
         if candidate in known:
             return f"did you mean {candidate}?"
         equivalent = next((field for field in there if field.partition(".")[0] in known), None)

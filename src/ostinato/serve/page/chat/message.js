@@ -82,14 +82,12 @@ export class AnswerNode {
   }
 
   draw() {
-    follow(() => this.drawAll());
-  }
-
-  drawAll() {
     const begin = performance.now();
-    this.growing.show(this.message.text);
-    this.drawReasoning();
-    this.drawCalls();
+    follow(() => {
+      this.growing.show(this.message.text);
+      this.drawReasoning();
+      this.drawCalls();
+    });
     this.last = performance.now();
     this.wait = 3 * (this.last - begin);
   }
@@ -118,17 +116,13 @@ export class AnswerNode {
 
   /** It has ended: what it says of itself, and what can be done with it. */
   end() {
-    follow(() => this.drawEnd());
-  }
-
-  drawEnd() {
-    this.drawAll();
+    this.draw();
     this.node.classList.remove("coming");
     const { text, facts } = this.message;
     this.facts.textContent = facts ?? "";
     const copying = button("Copy", (event) => copy(text, event.currentTarget));
     const again = button("Regenerate", this.onRegenerate, { className: "regenerate" });
-    this.node.append(this.facts, make("div", { className: "actions" }, copying, again));
+    follow(() => this.node.append(this.facts, make("div", { className: "actions" }, copying, again)));
   }
 }
 
