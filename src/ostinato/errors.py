@@ -77,7 +77,7 @@ class ContextLengthError(RequestError):
     num_tokens: int
     """Tokens of the prompt."""
     is_counted: bool
-    """False if the prompt has at least so many: its text is too long to be tokenized."""
+    """True if `num_tokens` is exact; a lower bound comes from a long text, which is not tokenized."""
     max_tokens: int
     """Most tokens of a prompt: one less than `max_model_len` if an output follows."""
     max_model_len: int

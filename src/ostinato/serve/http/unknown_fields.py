@@ -58,7 +58,7 @@ _DONE_BY = {
     "not served": "use_beam_search length_penalty early_stopping mirostat mirostat_tau mirostat_eta typical_p typ_p "
     "tfs_z dynatemp_range xtc_probability dry_multiplier samplers n_keep num_keep id_slot lora raw top_a",
 }
-"""What a field of other engines is here -> such fields."""
+"""Counterparts here -> fields of other engines."""
 FIELD_EQUIVALENTS: dict[str, str | tuple[str, ...]] = {
     **{name: tuple(here.split()) for here, names in _RENAMED.items() for name in (names + " " + here).split()},
     **{name: what for what, names in _DONE_BY.items() for name in names.split()},
