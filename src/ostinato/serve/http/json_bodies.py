@@ -21,7 +21,7 @@ from pydantic.fields import FieldInfo
 
 from ostinato.errors import os_error_text
 from ostinato.serve.http.api_errors import ApiError
-from ostinato.serve.http.unknown_fields import MAX_IGNORED, UNKNOWN, remove_field, unknown_field
+from ostinato.serve.http.unknown_fields import MAX_IGNORED, MAX_ON_LOOP, UNKNOWN, remove_field, unknown_field
 from ostinato.serve.settings import UnknownFields
 
 T = TypeVar("T")
@@ -148,6 +148,8 @@ def read_body(kind: type[BodyT], sent: bytes, work: Any, unknown: UnknownFields 
             if name is None:
                 raise
             ignored.append(name)
+            if len(ignored) == MAX_ON_LOOP:
+                work.require_worker()
         else:
             body._ignored_fields = tuple(ignored)
             return body, prepared
