@@ -63,12 +63,12 @@ triton-check: .venv/.installed-test
 
 # What the tests of the server do in seconds, for minutes: 10,000 requests, and more of them made up from its schema; and
 # frameworks that are its clients. Guides made up at random, by the ten thousand.
-soak: .venv/.installed-test build/clients/.installed native
+soak: .venv/.installed-test build/clients/.installed build/llm/.installed native
 	SOAK_REQUESTS=10000 $(BIN)/python -m pytest -s tests/serve/test_serve_soak.py
 	$(BIN)/python -m pytest --hypothesis-profile=soak tests/serve/test_serve_connection_attacks.py
 	GUIDE_EXAMPLES=50000 $(BIN)/python -m pytest tests/sampling/test_guide_fuzz.py
 	SCHEMA_EXAMPLES=300 $(BIN)/python -m pytest tests/serve/test_serve_schema.py
-	$(BIN)/python -m pytest tests/serve/test_serve_evaluators.py
+	LLM=$(CURDIR)/build/llm/bin/llm $(BIN)/python -m pytest tests/serve/test_serve_evaluators.py
 	CLIENTS=$(CURDIR)/build/clients/bin/python $(BIN)/python -m pytest tests/serve/test_serve_clients.py
 
 # Every recipe with every number of processes that can share it; `make test` has two of them.
@@ -193,6 +193,12 @@ clean:
 build/clients/.installed: tests/serve/clients.txt
 	$(PYTHON) -m venv build/clients
 	build/clients/bin/pip install --quiet --requirement tests/serve/clients.txt
+	touch $@
+
+# Apart from those, as it wants a newer openai.
+build/llm/.installed: Makefile
+	$(PYTHON) -m venv build/llm
+	build/llm/bin/pip install --quiet llm==0.36 openai==3.57.0
 	touch $@
 
 # By name: what is installed already has these extras, and is not built again.

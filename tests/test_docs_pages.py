@@ -11,6 +11,7 @@ import subprocess
 import sys
 from contextlib import nullcontext
 from functools import cache
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,26 @@ every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.re
 @every_page
 def test_a_page_is_read_in_a_few_minutes(page: Path) -> None:
     assert len(page.read_bytes()) <= MOST_BYTES
+
+
+def test_the_sites_copy_buttons_take_commands_alone() -> None:
+    hook = runpy.run_path(str(ROOT / "tools/site_copy.py"))
+    readme = "$ git clone URL && cd it\n$ make demo     # sets up, it's said\n3 answers\n\n$ make test # runs\n"
+    assert list(hook["commands_in"](readme)) == ["git clone URL && cd it", "make demo", "make test"]
+    html = (
+        '<div class="language-console highlight"><pre><span></span><code><span class="gp">$ </span>curl -d'
+        "<span class='s1'>&#39;{\n  &quot;a&quot;: &quot; # 1&quot;}&#39;</span>\n<span>{}</span></code></pre>"
+    )
+    made = hook["on_page_content"](html)
+    assert unescape(re.findall(r'data-copy="(.*?)"', made, re.DOTALL)[0]) == """curl -d'{\n  "a": " # 1"}'"""
+    assert hook["on_page_content"]('<div class="language-text highlight"><pre>$ a</pre>').count("data-copy") == 0
+    for page in PAGES:
+        for block in blocks(page):
+            if block.language == "console" and block.is_run:
+                commands = [command for command, _ in block.commands]
+                copied = list(hook["commands_in"]("\n".join(block.lines)))
+                assert len(copied) == len(commands)
+                assert all(map(str.startswith, commands, copied)), block.name
 
 
 @every_page

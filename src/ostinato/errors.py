@@ -85,6 +85,18 @@ class PromptsFailed(RequestError):
         return PromptsFailed, (self.message, self.outputs)
 
 
+class ContextLengthError(RequestError):
+    """Error for a prompt of more tokens than the context has room for (`scheduler.limits.check_prompt_length`)."""
+
+    num_tokens: int
+    """Tokens of the prompt."""
+    is_counted: bool
+    """True if `num_tokens` is exact; a lower bound comes from a long text, which is not tokenized."""
+    max_tokens: int
+    """Most tokens of a prompt: one less than `max_model_len` if an output follows."""
+    max_model_len: int
+
+
 class MoveError(RequestError):
     """Error for a request that another engine has exported, and this one cannot import."""
 

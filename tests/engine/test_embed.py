@@ -118,7 +118,7 @@ def test_vectors_have_length_one_and_as_many_elements_as_were_asked_for() -> Non
         with pytest.raises(RequestError, match="pooling 'cls' should be last or mean"):
             llm.embed(prompt, pooling="cls")  # type: ignore[arg-type]
         with pytest.raises(RequestError, match="prompt 2 of 2"):
-            llm.embed([prompt, [7] * 256])
+            llm.embed([prompt, [7] * 257])
     # The prefix cache has most of a prompt that comes again: fewer tokens are computed, perhaps in another order.
     np.testing.assert_allclose(unit, plain / np.linalg.norm(plain), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(short, plain[:10] / np.linalg.norm(plain[:10]), rtol=1e-5, atol=1e-6)

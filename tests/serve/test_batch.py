@@ -154,3 +154,15 @@ def test_answers_go_to_a_file_of_their_own(tmp_path, capsys):
     assert (status, "answers 'b', which" in told) == (2, True)
     status, told = run(capsys, source, tmp_path / "nowhere/out")
     assert (status, "cannot be written" in told) == (2, True)
+
+
+def test_unknown_fields_can_be_ignored_with_a_log_line(tmp_path, capsys, caplog):
+    lines = [line("a", prompt=[5, 6], max_tokens=1, colour=1), line("b", prompt=[5, 6], max_tokens=1)]
+    asked = written(tmp_path / "in.jsonl", lines)
+    status, _ = run(capsys, asked, tmp_path / "strict.jsonl")
+    assert status == 1
+    assert answers(tmp_path / "strict.jsonl")["a"]["response"]["status_code"] == 400
+    status, _ = run(capsys, asked, tmp_path / "lenient.jsonl", "--unknown-fields", "warn")
+    assert status == 0
+    assert {each["response"]["status_code"] for each in answers(tmp_path / "lenient.jsonl").values()} == {200}
+    assert caplog.text.count("unknown fields are ignored: colour") == 1

@@ -39,6 +39,25 @@ def served():
         yield served
 
 
+def test_nothing_is_counted_before_the_first_request():
+    with serving(max_num_seqs=2, graph_mode="none") as fresh:
+        found = scrape(fresh)
+        stats = fresh.stats()
+    counted = (
+        "_tokens_total",
+        "request_success_total",
+        "_latency_seconds_count",
+        "_time_seconds_count",
+        "misses_total",
+    )
+    counted += ("to_first_token_seconds_count", "_tokens_count", "queries_total")
+    values = {key: value for key, value in found.items() if key[0].endswith(counted)}
+    assert len(values) > 12
+    assert not {key: value for key, value in values.items() if value}
+    assert not any(stats["finished"].values())
+    assert stats["requests"] == stats["generated_tokens"] == 0
+
+
 def test_a_request_moves_every_count_by_what_it_is(served):
     before = scrape(served)
     usage = complete(served, max_tokens=6, ignore_eos=True).json()["usage"]

@@ -44,6 +44,65 @@ def test_a_stream_gives_the_text_and_usage_of_the_whole_answer(served):
     assert usage["usage"]["prompt_tokens_details"]["cached_tokens"] == 16
 
 
+CHAT = {"messages": [{"role": "user", "content": "Mia buys 8 boxes of 6 pencils. How many pencils is that?"}]}
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("completions", {"prompt": QUESTION}),
+        ("chat/completions", CHAT),
+        ("completions", {"prompt": ["a", "b"], "n": 2}),
+    ],
+    ids=["completions", "chat", "several"],
+)
+def test_each_event_of_a_stream_can_tell_of_the_tokens_so_far(served, path, asked):
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = {**asked, "max_tokens": 8, "ignore_eos": True, "stream": True, "stream_options": options}
+    *chunks, done = events(httpx2.post(f"{served.url}/v1/{path}", json=body, timeout=PATIENCE))
+    assert done == "[DONE]"
+    *pieces, last = [json.loads(chunk) for chunk in chunks]
+    counts = [piece["usage"]["completion_tokens"] for piece in pieces]
+    assert counts == sorted(counts)
+    assert 1 <= counts[0] <= counts[-1] == last["usage"]["completion_tokens"] == 8 * 2 * asked.get("n", 0.5)
+    assert {piece["usage"]["prompt_tokens"] for piece in pieces} == {last["usage"]["prompt_tokens"]}
+    assert all(piece["usage"]["total_tokens"] > piece["usage"]["prompt_tokens"] for piece in pieces)
+    assert last["choices"] == []
+
+
+def test_usage_in_each_event_needs_usage(served):
+    answer = post(served, prompt=[5], stream=True, stream_options={"continuous_usage_stats": True})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "stream_options.continuous_usage_stats")
+    plain = post(served, prompt=[5], stream=True, stream_options={"continuous_usage_stats": False})
+    assert plain.status_code == 200
+
+
+@pytest.fixture
+def resettable(served, monkeypatch):
+    allowed = served.lifecycle.settings.model_copy(update={"allow_cache_reset": True})
+    monkeypatch.setattr(served.lifecycle, "settings", allowed)
+
+
+def reset(served):
+    return httpx2.post(f"{served.url}/reset_prefix_cache", timeout=PATIENCE)
+
+
+@pytest.mark.usefixtures("resettable")
+def test_the_prefix_cache_is_reset_where_a_setting_allows_it(served):
+    body = {"prompt": QUESTION, "max_tokens": 1}
+    assert post(served, **body).status_code == post(served, **body).status_code == 200
+    assert post(served, **body).json()["usage"]["prompt_tokens_details"]["cached_tokens"] == 16
+    answer = reset(served)
+    assert (answer.status_code, answer.json()) == (200, {"reset": True})
+    assert post(served, **body).json()["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+
+
+def test_the_prefix_cache_stays_unless_a_setting_allows_its_reset(served):
+    answer = reset(served)
+    assert answer.status_code == 403
+    assert "--allow-cache-reset" in answer.json()["error"]["message"]
+
+
 def test_several_prompts_and_samples_come_in_order(served):
     body = post(served, prompt=[QUESTION, [5, 6, 7]], n=2, seed=1, temperature=1, max_tokens=4).json()
     assert [choice["index"] for choice in body["choices"]] == [0, 1, 2, 3]

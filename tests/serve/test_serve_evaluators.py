@@ -1,5 +1,5 @@
-"""lm_eval and vLLM's load generator against the server, as they are. `make soak` runs them, where LM_EVAL and VLLM name
-their programs; each lives in an environment of its own."""
+"""Programs that measure or ask a server, as they are. `make soak` runs `llm`, and the others where LM_EVAL, VLLM,
+GUIDELLM and AIPERF name them: each lives in an environment of its own, of one to six gigabytes."""
 
 import json
 import os
@@ -12,7 +12,9 @@ import yaml
 from tests.support.serving import serving
 
 CHECKPOINT = Path(__file__).parents[2] / "src/ostinato/demo/checkpoint"
-LM_EVAL, VLLM = os.environ.get("LM_EVAL"), os.environ.get("VLLM")
+LM_EVAL, VLLM, GUIDELLM, AIPERF, LLM = (
+    os.environ.get(name) for name in ("LM_EVAL", "VLLM", "GUIDELLM", "AIPERF", "LLM")
+)
 SUMS = [
     ("Ava has 17 apples and buys 25 more. How many apples has she?", "42"),
     ("Leo had 50 cards and lost 8. How many cards are left?", "42"),
@@ -55,11 +57,13 @@ def task(folder, definition, documents):
     (folder / f"{definition['task']}.yaml").write_text(yaml.safe_dump({**definition, **files}))
 
 
-def run(folder, *command):
-    offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(folder / "hub"), "HOME": str(folder)}
+def run(folder, *command, is_offline=True, **more):
+    offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"} if is_offline else {}
     path = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    ended = subprocess.run(command, env={**path, **offline}, cwd=folder, capture_output=True, text=True, timeout=500)
+    environment = {**path, **offline, "HF_HOME": str(folder / "hub"), "HOME": str(folder), **more}
+    ended = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=500)
     assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout
 
 
 @pytest.mark.skipif(LM_EVAL is None, reason="LM_EVAL names no program")
@@ -104,3 +108,48 @@ def test_vllm_bench_serve_loads_the_server(served, tmp_path, backend, path):
     run(tmp_path, *VLLM.split(), "bench", "serve", *where, "--tokenizer", str(CHECKPOINT), *load, *saved)
     result = json.loads((tmp_path / "result.json").read_text())
     assert result["completed"] == 8
+
+
+@pytest.mark.skipif(GUIDELLM is None, reason="GUIDELLM names no program")
+def test_guidellm_loads_the_server(served, tmp_path):
+    run(
+        tmp_path,
+        *(GUIDELLM, "run", "--backend", f"kind=openai_http,target={served.url}", "--disable-progress"),
+        *("--profile", "kind=concurrent,streams=4", "--constraint", "kind=max_requests,count=8"),
+        *("--data", "kind=synthetic_text,prompt_tokens=32,output_tokens=8"),
+        *("--tokenizer", f"kind=hf_auto,model={CHECKPOINT}"),
+    )
+    [found] = json.loads((tmp_path / "benchmarks.json").read_text())["benchmarks"]
+    assert found["metrics"]["request_totals"] == {"successful": 8, "errored": 0, "incomplete": 0, "total": 8}
+    assert found["metrics"]["output_token_count"]["successful"]["total_sum"] == 8 * 8
+
+
+@pytest.mark.skipif(AIPERF is None, reason="AIPERF names no program")
+def test_aiperf_loads_the_server_and_counts_the_tokens_of_each_chunk(served, tmp_path):
+    run(
+        tmp_path,
+        *(AIPERF, "profile", "--model", "demo", "--url", served.url, "--endpoint-type", "chat", "--streaming"),
+        *("--use-server-token-count", "--per-chunk-usage", "--tokenizer", str(CHECKPOINT), "--ui", "none"),
+        *("--synthetic-input-tokens-mean", "32", "--output-tokens-mean", "8", "--extra-inputs", "ignore_eos:true"),
+        *("--request-count", "8", "--concurrency", "4"),
+        is_offline=False,  # else it takes no tokenizer from a folder
+    )
+    [exported] = tmp_path.rglob("profile_export_aiperf.json")
+    found = json.loads(exported.read_text())
+    assert found["request_count"]["avg"] == 8
+    assert found["error_summary"] == []
+    assert found["output_sequence_length"]["avg"] == 8
+
+
+@pytest.mark.skipif(LLM is None, reason="LLM names no program")
+def test_llm_answers_and_follows_schemas_in_its_own_form_and_in_jsons(served, tmp_path):
+    model = {"model_id": "here", "model_name": "demo", "api_base": f"{served.url}/v1", "supports_schema": True}
+    (tmp_path / "extra-openai-models.yaml").write_text(yaml.safe_dump([model]))
+    said = run(tmp_path, LLM, "-m", "here", f"{SUMS[2][0]}", LLM_USER_PATH=str(tmp_path))
+    assert "#### 48" in said
+    shop = {"shop": {"enum": ["north", "south"]}, "is_open": {"type": "boolean"}}
+    as_json = json.dumps({"type": "object", "properties": shop, "required": list(shop)})
+    for schema, names in ((as_json, shop.keys()), ("apples int, cards int", {"apples", "cards"})):
+        for more in ((), ("--no-stream",)):
+            said = run(tmp_path, LLM, "-m", "here", "--schema", schema, *more, "How many?", LLM_USER_PATH=str(tmp_path))
+            assert json.loads(said).keys() == names

@@ -102,6 +102,42 @@ def test_refusals_are_lines_too_and_probes_are_not(served, lines):
     assert "/no%0athing" in unknown
 
 
+@pytest.mark.parametrize(
+    ("more", "code", "param"),
+    [
+        ({"max_token": 3}, "unknown_parameter", "max_token"),
+        ({"temperature": -1}, None, "temperature"),
+        ({"bad\nname": 1}, "unknown_parameter", "bad\\nname"),
+        ({"prompt": [5] * 9000}, "context_length_exceeded", "prompt"),
+    ],
+)
+def test_the_line_of_a_refusal_names_its_code_and_the_field(served, lines, more, code, param):
+    assert complete(served, **more).status_code == 400
+    served.until(lambda: lines())
+    [line] = lines()
+    if line.startswith("{"):
+        entry = json.loads(line)
+        assert (entry.get("code"), entry["param"]) == (code, param)
+    else:
+        assert f"param {param}, " in line
+        assert code is None or f"{code}, " in line
+
+
+def test_the_time_to_the_first_token_is_that_of_the_metrics(served):
+    def total():
+        text = httpx2.get(f"{served.url}/metrics", timeout=PATIENCE).text
+        [line] = [line for line in text.splitlines() if line.startswith("ostinato:time_to_first_token_seconds_sum")]
+        return float(line.split()[-1])
+
+    stream = io.StringIO()
+    with logs_to("json", "info", stream):
+        before = total()
+        assert complete(served).status_code == 200
+        served.until(lambda: "first_token_seconds" in stream.getvalue())
+        entry = json.loads(stream.getvalue().splitlines()[0])
+        assert total() - before == pytest.approx(entry["first_token_seconds"], abs=2e-6)
+
+
 def test_the_error_of_a_step_is_logged_once_and_not_told(served, lines):
     served.probe.fail_rows = -1
     response = complete(served)

@@ -155,12 +155,203 @@ def test_an_answer_that_the_context_ends_before_max_tokens_says_so_in_each_api(s
         assert not {"max_model_len", "exceeded"} & set(re.findall("[a-z_]+", said)), path
 
 
-@pytest.mark.parametrize("path", ["/api/generate", "/chat/completions", "/v1/v1/completions"])
-def test_a_path_that_is_none_is_answered_with_those_that_are(served, path):
+@pytest.mark.parametrize(
+    ("path", "meant"), [("/chat/completions", CHAT), ("/v1/v1/completions", COMPLETIONS), ("/generate", None)]
+)
+def test_a_path_that_is_none_is_answered_with_those_that_are(served, path, meant):
     answer = post(served, path, {})
     assert answer.status_code == 404
     assert f"there is no {path} here; requests go to {CHAT}, {COMPLETIONS}, " in told(answer)
     assert "/openapi.json describes all" in told(answer)
+    assert told(answer).endswith("describes all" if meant is None else f"; did you mean {meant}?")
+
+
+@pytest.mark.parametrize("path", ["/v1", "/docs", "/v1/", "/model"])
+def test_a_page_that_is_none_is_answered_with_those_that_are(served, path):
+    answer = httpx2.get(f"{served.url}{path}", timeout=PATIENCE)
+    assert answer.status_code == 404
+    assert f"there is no {path} here; GET is for /, /health, " in told(answer)
+    assert ", /v1/models, " in told(answer)
+    assert f"requests go to {CHAT}, " in told(answer)
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("GET", "/api/tags"), ("POST", "/api/chat"), ("POST", "/api/generate"), ("DELETE", "/api/x")]
+)
+def test_a_client_of_ollamas_is_told_in_its_own_form_where_to_go(served, method, path):
+    answer = httpx2.request(method, f"{served.url}{path}", timeout=PATIENCE)
+    assert answer.status_code == 404
+    assert answer.json() == {
+        "error": f"{path} is of Ollama's API, which is not served here; use a client of OpenAI's, with base_url "
+        f"{served.url}/v1"
+    }
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/", "/health", "/metrics", "/openapi.json", "/page/dom.js", "/none"])
+def test_a_head_is_answered_as_a_get_without_its_body(served, path):
+    # A connection of its own: bytes of a body would be read as the next answer.
+    with httpx2.Client(timeout=PATIENCE) as client:
+        head, whole = client.head(f"{served.url}{path}"), client.get(f"{served.url}{path}")
+    assert head.status_code == whole.status_code
+    assert head.content == b""
+    ignored = {"x-request-id", "date", *(("content-length",) if path == "/metrics" else ())}
+    for name in head.headers.keys() | whole.headers.keys():
+        assert name in ignored or head.headers.get(name) == whole.headers.get(name), name
+    assert int(head.headers["content-length"]) > 0
+
+
+def test_a_preflight_without_cors_is_told_which_setting_allows_it(served):
+    headers = {"Origin": "https://page.example", "Access-Control-Request-Method": "POST"}
+    answer = httpx2.options(f"{served.url}{CHAT}", headers=headers, timeout=PATIENCE)
+    assert answer.status_code == 403
+    assert "--cors-origin https://page.example" in told(answer)
+    assert answer.json()["error"]["code"] == "cors_origin"
+    assert "--cors-origin https://example.org" in told(
+        httpx2.options(f"{served.url}{CHAT}", headers={**headers, "Origin": "null"}, timeout=PATIENCE)
+    )
+
+
+def conversation(tokens: int) -> Any:
+    """One of so many tokens, in the embedded model's template: a word is one."""
+    return [{"role": "user", "content": " apples" * (tokens - 2)}]
+
+
+LONG = {
+    "completions": (COMPLETIONS, lambda tokens: {"prompt": [5] * tokens, "max_tokens": 1}, "prompt", 127),
+    "chat": (CHAT, lambda tokens: {"messages": conversation(tokens), "max_tokens": 1}, "messages", 127),
+    "responses": (RESPONSES, lambda tokens: {"input": conversation(tokens), "max_output_tokens": 1}, "input", 127),
+    "messages": (MESSAGES, lambda tokens: {"messages": conversation(tokens), "max_tokens": 1}, None, 127),
+    "embeddings": (EMBEDDINGS, lambda tokens: {"input": [5] * tokens}, "input", 128),
+}
+"""API -> its path, a body of so many tokens of prompt, the field that holds it, and the most tokens."""
+
+
+@pytest.mark.parametrize("api", LONG)
+def test_a_prompt_that_fits_is_taken_and_one_more_token_is_too_many_in_the_clients_words(served, api):
+    path, body, param, most = LONG[api]
+    assert post(served, path, body(most)).status_code == 200
+    for tokens, is_counted in ((most + 1, True), (5000, False)):
+        answer = post(served, path, body(tokens))
+        assert answer.status_code == 400
+        error = answer.json()["error"]
+        assert error["type"] == "invalid_request_error"
+        if api == "messages":
+            assert error["message"].startswith("prompt is too long: ")
+            count = int(error["message"].split()[4])
+            assert f"{count} tokens > {most} maximum" in error["message"]
+            assert count == tokens if is_counted else most < count
+            continue
+        assert (error["code"], error["param"]) == ("context_length_exceeded", param)
+        assert error["message"].startswith("This model's maximum context length is 128 tokens. However, your ")
+        assert f"Please reduce the length of the {param} to {most} tokens" in error["message"]
+        if is_counted:
+            assert f"your {param} resulted in {tokens} tokens." in error["message"]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_the_error_of_a_long_prompt_is_the_same_from_a_worker_and_in_a_stream(served, stream):
+    answer = post(served, *completion(prompt=[5] * 1500, stream=stream))
+    assert answer.json()["error"]["code"] == "context_length_exceeded"
+    assert "resulted in 1500 tokens" in told(answer)
+
+
+UNKNOWN = {
+    "max_token": "did you mean max_tokens?",
+    "topP": "did you mean top_p?",
+    "repeat_penalty": "here it is repetition_penalty",
+    "n_predict": "here it is max_tokens",
+    "num_predict": "here it is max_tokens",
+    "num_ctx": "here that is a setting of the server, --max-model-len",
+    "options": "here that is another API, such as Ollama",
+    "keep_alive": "here that is not needed",
+    "enable_thinking": "here that is chat_template_kwargs",
+    "prompt": "here it is messages",
+    "qqqq": "/openapi.json has all",
+}
+"""Unknown field of a chat -> the advice."""
+
+
+def test_an_unknown_field_is_answered_with_the_one_that_is_meant(served):
+    for name, advice in UNKNOWN.items():
+        error = post(served, *chat(**{name: 1})).json()["error"]
+        assert error["message"].startswith(f"unknown parameter: {name}; {advice}"), name
+        assert (error["param"], error["code"]) == (name, "unknown_parameter")
+
+
+PARTS = [{"role": "user", "content": [{"type": "text", "text": "a", "b": 1}]}]
+NESTED: dict[str, tuple[tuple[str, Any], str, str]] = {
+    "an option": (
+        chat(stream=True, stream_options={"include_use": True}),
+        "stream_options.include_use",
+        "include_usage",
+    ),
+    "a message": (chat(messages=[{"role": "user", "contents": "a"}]), "messages[0].contents", "content?"),
+    "a part": (
+        chat(messages=[{"role": "user", "content": [{"type": "text", "text": "a", "texts": 1}]}]),
+        "messages[0].content[0].texts",
+        "text?",
+    ),
+    "a schema": (
+        chat(response_format={"type": "json_schema", "json_schema": {"name": "a", "schemas": {}}}),
+        "response_format.json_schema.schemas",
+        "schema?",
+    ),
+    "a block": (
+        (
+            MESSAGES,
+            {"max_tokens": 2, "messages": [{"role": "user", "content": [{"type": "text", "text": "a", "b": 1}]}]},
+        ),
+        "messages[0].content[0].b",
+        "known are type, text, citations",
+    ),
+    "in responses": ((RESPONSES, {"input": "a", "max_token": 1}), "max_token", "max_output_tokens"),
+    "in messages": ((MESSAGES, {"messages": ASKED, "max_tokens": 2, "stop_words": 1}), "stop_words", "stop_sequences"),
+    "in embeddings": ((EMBEDDINGS, {"input": "a", "dimension": 3}), "dimension", "dimensions?"),
+    "in tokenize": (("/tokenize", {"promt": "a"}), "promt", "prompt?"),
+}
+
+
+@pytest.mark.parametrize("name", NESTED)
+def test_unknown_fields_are_answered_everywhere_with_what_is_known_there(served, name):
+    (path, body), place, advice = NESTED[name]
+    error = post(served, path, body).json()["error"]
+    assert f"unknown parameter: {place}; " in error["message"]
+    assert advice in error["message"]
+
+
+STRAY: list[tuple[str, Any]] = [
+    chat(colour=1, messages=[{**PARTS[0], "ts": 2}] * 3),
+    completion(colour=1, stream=True, stream_options={"x": 1}),
+    completion(colour=1, prompt=[5] * 1200, max_tokens=1),
+    (MESSAGES, {"max_tokens": 2, "colour": 1, "messages": PARTS}),
+    (RESPONSES, {"input": "a", "colour": 1, "max_output_tokens": 2, "tools": []}),
+    (EMBEDDINGS, {"input": "a", "colour": 1}),
+    ("/tokenize", {"prompt": "a", "colour": 1}),
+]
+"""Requests with fields that are unknown, at the top and inside."""
+
+
+@pytest.mark.parametrize("mode", ["warn", "ignore"])
+def test_unknown_fields_can_be_ignored_with_a_header_and_a_log_line_or_in_silence(mode, caplog):
+    with serving({"unknown_fields": mode}, max_num_seqs=2, graph_mode="none", max_model_len=2048) as other:
+        for path, body in STRAY:
+            caplog.clear()
+            answer = post(other, path, body)
+            assert answer.status_code == 200, answer.text
+            names = answer.headers.get("x-ignored-fields")
+            assert (names is None) == (mode == "ignore")
+            lines = [line for line in caplog.messages if "unknown fields are ignored" in line]
+            assert len(lines) == (mode == "warn")
+            if mode == "warn":
+                assert "colour" in names.split(", ")
+                assert names in lines[0]
+        assert names in (None, "colour")
+        refused = post(other, *completion(temperature="warm", colour=1))
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "temperature")
+        some = post(other, *completion(**{f"f{number}": 1 for number in range(9)}))
+        assert some.status_code == 200
+        many = post(other, *completion(**{f"f{number}": 1 for number in range(30)}))
+        assert many.json()["error"]["code"] == "unknown_parameter"
 
 
 def test_a_method_that_is_wrong_is_answered_with_the_right_one(served):

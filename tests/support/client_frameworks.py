@@ -10,7 +10,7 @@ import sys
 from importlib.metadata import version
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 QUESTION = "Mia buys 8 boxes of 6 pencils. How many pencils is that?"
 SHOP_QUESTION = "What does the shop say?"
@@ -19,8 +19,6 @@ MODEL, KEY = "demo", "none"
 
 class Verdict(BaseModel):
     """Whether a shop is open."""
-
-    model_config = ConfigDict(extra="forbid")
 
     shop: Literal["north", "south"]
     is_open: bool

@@ -20,7 +20,7 @@ from ostinato.cli.flags import SIZE, Model, check_model, described, engine_optio
 from ostinato.cli.output import note
 from ostinato.engine.process.engine_process import SECRET_VARIABLES
 from ostinato.errors import RequestError
-from ostinato.serve.settings import BYTE_SETTINGS, ServeSettings
+from ostinato.serve.settings import BYTE_SETTINGS, ServeSettings, UnknownFields
 
 
 @engine_options
@@ -34,6 +34,9 @@ def batch(
             metavar="TEXT", help="The model's name in requests (that of the checkpoint); several may be given."
         ),
     ] = None,
+    unknown_fields: Annotated[
+        UnknownFields, typer.Option(help="Unknown fields of a request: an error, ignored with a log line, or ignored.")
+    ] = "error",
 ) -> None:
     """Answer a file of requests, in the form of OpenAI's batches.
 
@@ -80,7 +83,7 @@ def batch(
                         num_tokens += tokens
                         advance(tokens)
 
-                    chosen = batch_settings(served_model_name or ())
+                    chosen = batch_settings(served_model_name or (), unknown_fields)
                     asyncio.run(run_batch(config, chosen, requests, left, file, loading, ready, answered))
             except (KeyboardInterrupt, EngineFailed) as error:
                 note(f"stopped: {answers} has {len(file.statuses)} of {len(lines)}; the same command goes on")

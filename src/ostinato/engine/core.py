@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from copy import deepcopy
+from dataclasses import fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -147,6 +148,7 @@ class EngineCore:
         media: MediaPrompt | None = None,
         client: str | None = None,
         pooling: PoolingKind | None = None,
+        arrival: float | None = None,
     ) -> str:
         """Add a request and return its id.
 
@@ -155,8 +157,9 @@ class EngineCore:
         as a rendered chat template. Requests share prefix cache entries only with requests of the same `cache_salt`.
         Waiting requests of different `client`s are scheduled by fair share. The guide of `params` is compiled here,
         unless `grammar` is what `compile_guide` made of it. With `pooling`, the output's `embedding` is made of the
-        prompt's hidden states, and its text means nothing; `params` should be `POOLING_PARAMS`. Raises RequestError,
-        and changes nothing, if the request can never be served.
+        prompt's hidden states, and its text means nothing; `params` should be `POOLING_PARAMS`. `arrival` is the moment
+        (of `time.monotonic`) from which its latencies count, if that is not now. Raises RequestError, and changes
+        nothing, if the request can never be served.
         """
         checked = self.input_processor.process(
             prompt,
@@ -183,6 +186,7 @@ class EngineCore:
             media=media,
             client=client,
             pooling=pooling,
+            arrival=arrival,
         )
         self._add_state(generation)
         self._num_added += 1
@@ -190,6 +194,17 @@ class EngineCore:
         self.counts.prompt_tokens += len(checked.token_ids)
         self.meter.prompt_tokens.observe(len(checked.token_ids))
         return request_id
+
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Keep requests inside the context out of the counts of requests, tokens and latencies; steps count."""
+        parts: tuple[Any, ...] = (self.counts, self.meter, self.request_lengths, self.scheduler.prefix_counters)
+        before, finished = deepcopy(parts), dict(self.scheduler.counters.finished)
+        yield
+        for part, old in zip(parts, before, strict=True):
+            for each in fields(part):
+                setattr(part, each.name, getattr(old, each.name))
+        self.scheduler.counters.finished = finished
 
     def _add_state(self, generation: RequestState) -> None:
         """Add a request. RequestError if it can never be served, or an id is in use; nothing is changed then."""

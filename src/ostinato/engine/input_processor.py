@@ -15,6 +15,7 @@ from ostinato.media.media_prompt import MediaPrompt
 from ostinato.plan.plan import Plan
 from ostinato.sampling.grammar import Grammar, GrammarCompiler
 from ostinato.sampling.params import SamplingParams, check_token_ids, sampling_advice
+from ostinato.scheduler.limits import check_prompt_length
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """Text; token ids; or `{"prompt": text}` or `{"prompt_token_ids": ids}`."""
@@ -254,14 +255,10 @@ def check_token_range(token_ids: Sequence[int], vocab_size: int) -> None:
         )
 
 
-def check_length(prompt: str | Sequence[int], max_model_len: int, longest_token: int) -> None:
+def check_length(prompt: str | Sequence[int], max_model_len: int, longest_token: int, has_output: bool = True) -> None:
     """Refuse at once a prompt that is too long in any case, since tokenizing it first may take seconds.
 
     No token has more than `longest_token` characters.
     """
-    most = max_model_len * longest_token if isinstance(prompt, str) else max_model_len
-    if len(prompt) > most:
-        unit = "characters" if isinstance(prompt, str) else "tokens"
-        raise RequestError(
-            f"the prompt has {len(prompt)} {unit}, and max_model_len ({max_model_len}) has room for at most {most}"
-        )
+    longest = longest_token if isinstance(prompt, str) else None
+    check_prompt_length(len(prompt), max_model_len, has_output=has_output, longest_token=longest)

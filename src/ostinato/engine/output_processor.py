@@ -45,11 +45,12 @@ class RequestState:
         media: MediaPrompt | None = None,
         client: str | None = None,
         pooling: PoolingKind | None = None,
+        arrival: float | None = None,
     ) -> None:
         """Create the samples of a request and its empty output.
 
         `default_seed` is for a request whose parameters bring none; `grammar` is that of its guide, `media` holds its
-        images. With `pooling`, the output is an embedding, and its tokens mean nothing.
+        images. With `pooling`, the output is an embedding, and its tokens mean nothing. `arrival` is now if None.
         """
         self.params, self.media, self.pooling = params, media, pooling
         stop = StopConditions(
@@ -78,6 +79,7 @@ class RequestState:
                 media=() if media is None else media.in_chain(cache_salt),
                 rope=None if media is None else media.rope,
                 client=client,
+                has_output=pooling is None,
                 # A mean needs all hidden states, which the prefix cache does not have.
                 skips_prefix_cache=pooling == "mean",
             )
@@ -99,9 +101,8 @@ class RequestState:
             self._pool = state.pooler
             self._texts[sample_id] = _SampleOutput(output, params, tokenizer, prompt_token_ids)
             outputs.append(output)
-        self.output = RequestOutput(
-            request_id, prompt, prompt_token_ids, outputs, RequestTimes(arrival=time.monotonic())
-        )
+        times = RequestTimes(time.monotonic() if arrival is None else arrival)
+        self.output = RequestOutput(request_id, prompt, prompt_token_ids, outputs, times)
         if params.prompt_logprobs is not None:
             self.output.prompt_logprobs = [None]
 

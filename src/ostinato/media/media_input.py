@@ -85,11 +85,11 @@ class MediaInput:
                 raise MediaError(part.where, error.message, error.remedies) from None
             prepared.append(made)
             tokens += sum(item.num_tokens for item in (made.items if isinstance(made, Video) else (made,)))
-            if tokens >= self.max_prompt_tokens:
+            if tokens > self.max_prompt_tokens:
                 raise MediaError(
                     part.where,
                     f"the images up to this one alone have {tokens} tokens, and a request has room for "
-                    f"{self.max_prompt_tokens}, its output included; leave some out, or give them max_pixels",
+                    f"{self.max_prompt_tokens} beside its output; leave some out, or give them max_pixels",
                 )
         return prepared
 
@@ -119,10 +119,10 @@ class MediaInput:
         tokens = height * width // settings.factor**2
         if tokens <= self.max_item_tokens:
             whole = math.ceil(num_frames / settings.temporal_patch_size) * tokens
-            if whole * (1 - self.pruning_rate) >= self.max_prompt_tokens:
+            if whole * (1 - self.pruning_rate) > self.max_prompt_tokens:
                 raise RequestError(
                     f"its {num_frames} frames of {width}x{height} pixels are {whole} tokens, and a request has room "
-                    f"for {self.max_prompt_tokens}, its output included; leave frames out, or give it max_pixels"
+                    f"for {self.max_prompt_tokens} beside its output; leave frames out, or give it max_pixels"
                 )
             return
         remedies = [Remedy("max_pixels", pixels) for pixels in self._fitting(settings, size)]
@@ -166,7 +166,7 @@ def load_media_input(
         encode,
         MediaSources(files=True, remote=remote),
         max_item_tokens=plan.encoder.max_item_tokens,
-        max_prompt_tokens=plan.settings.max_model_len,
+        max_prompt_tokens=plan.settings.max_model_len - 1,  # one is left for the output
         pruning_rate=plan.encoder.video_pruning_rate,
     )
 

@@ -34,6 +34,17 @@ class MediaError(RequestError):
         return type(self), (self.where, self.reason, self.remedies)
 
 
+class UnknownMember(MediaError):
+    """Raised for an unknown member of an image's or video's part. `path` is its place."""
+
+    def __init__(self, where: str, reason: str, path: str) -> None:
+        super().__init__(where, reason)
+        self.path = path
+
+    def __reduce__(self) -> tuple[type[MediaError], tuple[Any, ...]]:
+        return type(self), (self.where, self.reason, self.path)
+
+
 @dataclass(frozen=True)
 class MediaPart:
     """An image, or a video as a list of frames, with the settings in its message."""
@@ -114,7 +125,8 @@ def _part(part: Mapping[str, Any], kind: str, where: str) -> MediaPart:
     known = _KEYS[kind]
     unknown = [str(key) for key in part if key not in known and key != "type"]
     if unknown:
-        raise MediaError(where, f"a part {kind} takes {', '.join(known)}, and not {', '.join(unknown)[:100]}")
+        reason = f"a part {kind} takes {', '.join(known)}, and not {', '.join(unknown)[:100]}"
+        raise UnknownMember(where, reason, f"{where}.{unknown[0]}")
     if kind not in part:
         raise MediaError(where, f"a part {kind} needs {kind}")
     value, detail = part[kind], part.get("detail")
@@ -144,7 +156,8 @@ def _url(value: Any, where: str) -> tuple[Any, Any]:
         raise MediaError(where, 'image_url should be {"url": ...}')
     unknown = [str(key) for key in value if key not in ("url", "detail")]
     if unknown:
-        raise MediaError(where, f"image_url takes url and detail, and not {', '.join(unknown)[:100]}")
+        reason = f"image_url takes url and detail, and not {', '.join(unknown)[:100]}"
+        raise UnknownMember(where, reason, f"{where}.image_url.{unknown[0]}")
     return value["url"], value.get("detail")
 
 

@@ -67,7 +67,10 @@ def _tokens() -> Histogram:
 
 @dataclass(slots=True)
 class EngineHistograms:
-    """Histograms of an engine's requests and steps. Times are in seconds, without the time that a server adds."""
+    """Histograms of an engine's requests and steps. Times are in seconds.
+
+    A request arrives when it is added, or at the server in front of the engine if that is on this machine.
+    """
 
     queue: Histogram = field(default_factory=_seconds)
     """Time from a request's arrival to its first step."""

@@ -31,6 +31,10 @@ class RequestRecord:
     """The name of the client's key."""
     error: str | None = None
     """Reason why a stream ended early, after its status was sent."""
+    code: str | None = None
+    """The `code` of the error that the request was answered with, if it has one."""
+    param: str | None = None
+    """The field that the error names, in printable ASCII."""
     figures: Callable[[], dict[str, Any]] = dict
     """Function that returns the engine's measurements of the request, as far as they are known.
 

@@ -61,7 +61,8 @@ class ReplicatedEngine(AsyncEngine):
         if params.seed is None:
             params = params.replace(seed=seed_of_request(self._seed, self._num_submitted))
         self._num_submitted += 1
-        return await super().submit(prompt, params, **options)
+        # A replica may be on another machine, whose monotonic clock counts from another moment.
+        return await super().submit(prompt, params, **{**options, "arrival": None})
 
     async def observe(self) -> StatsSnapshot:
         """Return the counts of all replicas together, and those of migrations from draining replicas."""

@@ -170,8 +170,9 @@ class StatsFanout:
             self._answer(EngineReply(pending.question.call_id, merge_observations(self._observations())))
         elif not pending.waits_for:
             self._forget(pending)
-            together = merge_index_snapshots if pending.question.question == "prefixes" else sum
-            self._answer(EngineReply(pending.question.call_id, together(pending.results)))
+            merge: dict[str, Callable[[list[Any]], Any]] = {"prefixes": merge_index_snapshots, "reset": all}
+            merged = merge.get(pending.question.question, sum)(pending.results)
+            self._answer(EngineReply(pending.question.call_id, merged))
 
     def _forget(self, pending: _PendingQuery) -> None:
         del self._pending[pending.question.call_id]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ostinato.errors import Remedy, RequestError
+from ostinato.errors import ContextLengthError, Remedy, RequestError
 from ostinato.kv_cache.encoder_cache import EncoderCache
 from ostinato.kv_cache.manager import CacheManager
 from ostinato.scheduler.request import Request
@@ -32,8 +32,38 @@ class SchedulerLimits:
 
 
 def max_total_tokens(request: Request, limits: SchedulerLimits) -> int:
-    """Return the number of tokens, prompt and output together, at which `request` ends in any case."""
-    return min(len(request.prompt_token_ids) + request.stop.max_tokens, limits.max_model_len)
+    """Return the number of tokens, prompt and output together, at which `request` ends in any case.
+
+    The token that ends a request without output is not counted among those of `max_model_len`.
+    """
+    longest = limits.max_model_len + (not request.has_output)
+    return min(len(request.prompt_token_ids) + request.stop.max_tokens, longest)
+
+
+def check_prompt_length(
+    num_tokens: int,
+    max_model_len: int,
+    setting: str | None = None,
+    *,
+    has_output: bool = True,
+    longest_token: int | None = None,
+) -> None:
+    """Raise ContextLengthError, which names `setting`, for a prompt that is too long.
+
+    With `longest_token`, a number of characters, `num_tokens` are the characters of a text that is not tokenized yet,
+    which may take seconds: it is refused if it is too long in any case.
+    """
+    count, most = -(-num_tokens // (longest_token or 1)), max_model_len - has_output
+    if count > most:
+        left = ", of which one must be left for the output" if has_output else ""
+        error = ContextLengthError(
+            f"the request has a prompt of {'at least ' if longest_token else ''}{count} tokens, and max_model_len is "
+            f"{max_model_len}{left}; shorten the prompt to {most} tokens",
+            setting=setting,
+        )
+        error.num_tokens, error.is_counted = count, longest_token is None
+        error.max_tokens, error.max_model_len = most, max_model_len
+        raise error
 
 
 def check_servable(
@@ -43,8 +73,9 @@ def check_servable(
 
     The message does not contain the engine's request id, which clients of a server do not know.
 
-    A prompt must leave room for one token of output, so it has at most `max_model_len - 1`. The last token of an output
-    is never computed, so a request needs memory for one token less than its length.
+    A prompt must leave room for one token of output, so it has at most `max_model_len - 1`; `max_model_len` if it has
+    no output. The last token of an output is never computed, so a request needs memory for one token less than its
+    length.
     """
     num_prompt = len(request.prompt_token_ids)
     if num_prompt == 0:
@@ -54,11 +85,7 @@ def check_servable(
             f"the request asks for {request.stop.max_tokens} tokens; max_tokens must be at least 1",
             [Remedy("max_tokens", 1)],
         )
-    if num_prompt >= limits.max_model_len:
-        raise RequestError(
-            f"the request has a prompt of {num_prompt} tokens, and max_model_len is {limits.max_model_len}, of "
-            f"which one must be left for the output; shorten the prompt to {limits.max_model_len - 1} tokens"
-        )
+    check_prompt_length(num_prompt, limits.max_model_len, has_output=request.has_output)
     if not limits.enable_chunked_prefill and num_prompt > limits.max_num_batched_tokens:
         raise RequestError(
             f"the request has a prompt of {num_prompt} tokens, which without chunked prefill must be computed "

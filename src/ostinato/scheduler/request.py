@@ -84,6 +84,8 @@ class Request:
     """The client that sent it: clients get fair shares."""
     num_lookback_outputs: int = 0
     """Number of its outputs that are sampled depending on the ones before them, which must be known by then."""
+    has_output: bool = True
+    """False if only the prompt's hidden states are wanted: the one token after them is no output."""
     skips_prefix_cache: bool = False
     """True if each of its tokens is computed, also those that the prefix cache has."""
     was_imported: bool = False

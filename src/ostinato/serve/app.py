@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from difflib import get_close_matches
 from functools import lru_cache, partial
 from typing import NamedTuple
 
@@ -32,7 +33,10 @@ from ostinato.serve.http.api_errors import MODEL_ERRORS, REPORT_ERRORS, ApiError
 from ostinato.serve.http.api_router import ApiRouter, PathRules
 from ostinato.serve.http.lifecycle import Lifecycle
 from ostinato.serve.http.middleware import JsonPostMiddleware, RequestMiddleware
+from ostinato.serve.http.unknown_fields import HEADER
+from ostinato.serve.settings import ServeSettings
 
+_OPENAPI = "/openapi.json"
 ROUTERS = (chat_router, completions_router, responses_router, messages_router, embeddings_router)
 """Routers of the endpoints that compute."""
 
@@ -57,7 +61,7 @@ def make_app(lifecycle: Lifecycle, tracing: Tracing | None = None) -> ASGIApp:
         allow_origins=settings.cors_origin,
         allow_methods=["GET", "POST"],
         allow_headers=["*"],
-        expose_headers=["x-request-id", "retry-after"],
+        expose_headers=["x-request-id", "retry-after", HEADER],
     )
 
 
@@ -102,6 +106,7 @@ def make_api(lifecycle: Lifecycle, counts: ResponseCounts, tracing: Tracing | No
         title="Ostinato",
         version=__version__,
         lifespan=lifespan,
+        openapi_url=_OPENAPI,
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
@@ -116,7 +121,7 @@ def make_api(lifecycle: Lifecycle, counts: ResponseCounts, tracing: Tracing | No
     app.include_router(page)
     app.mount(FOLDER, page_files())
 
-    _check_root_path(lifecycle.settings.root_path, [app.openapi_url or "", *_paths(*reports, *with_bodies), FOLDER])
+    _check_root_path(lifecycle.settings.root_path, [_OPENAPI, *_paths(*reports, *with_bodies), FOLDER])
     _name_endpoints(counts, app.routes)
     routers = (page, *reports, *with_bodies)
     for router in routers:
@@ -127,23 +132,39 @@ def make_api(lifecycle: Lifecycle, counts: ResponseCounts, tracing: Tracing | No
     async def failed(request: Request, error: Exception) -> Response:
         return as_api_error(error).response(request.state.dialect)
 
-    there_are = ", ".join(_paths(*with_bodies))
+    served = {method: list(_paths(*with_bodies, page, *reports, method=method)) for method in ("GET", "POST")}
 
     @app.exception_handler(HTTPException)
     async def not_served(request: Request, error: HTTPException) -> Response:
         path, message, headers = request.scope["path"], str(error.detail), error.headers
         if error.status_code == 404:
-            message = f"there is no {path} here; requests go to {there_are}, and {app.openapi_url} describes all"
+            message = _no_such_path(request, served, lifecycle.settings)
         elif error.status_code == 405 and headers is not None and "Allow" in headers:
-            message = f"{path} is asked with {headers['Allow']}, not {request.method}"
+            message = f"{path} is asked with {headers['Allow']}, not {request.state.record.method}"
         return ApiError(error.status_code, message, headers=headers).response(request.state.dialect)
 
     return Api(app, with_bodies, models, PathRules(routers, (FOLDER,)))
 
 
-def _paths(*routers: ApiRouter) -> Iterator[str]:
+def _no_such_path(request: Request, served: Mapping[str, Sequence[str]], settings: ServeSettings) -> str:
+    """Return the message for a path that is not served; `served` has the paths of each method."""
+    path, method = request.scope["path"], request.method
+    if request.state.dialect == "ollama":
+        url = f"{request.url.scheme}://{request.url.netloc}{settings.root_path}/v1"
+        return f"{path} is of Ollama's API, which is not served here; use a client of OpenAI's, with base_url {url}"
+    reports = f"GET is for {', '.join(served['GET'])}; " if method == "GET" else ""
+    near = get_close_matches(path, served["GET" if method == "GET" else "POST"], 1, 0.75)
+    meant = f"; did you mean {near[0]}?" if near else ""
+    there_are = f"{reports}requests go to {', '.join(served['POST'])}, and {_OPENAPI} describes all"
+    return f"there is no {path} here; {there_are}{meant}"
+
+
+def _paths(*routers: ApiRouter, method: str | None = None) -> Iterator[str]:
+    """Yield the paths of all routes, or of those of one method."""
     for router in routers:
-        yield from (route.path for route in router.routes if isinstance(route, Route))
+        for route in router.routes:
+            if isinstance(route, Route) and (method is None or method in (route.methods or ())):
+                yield route.path
 
 
 def _check_root_path(root_path: str, paths: Iterable[str]) -> None:

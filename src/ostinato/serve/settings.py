@@ -35,6 +35,8 @@ from ostinato.units import read_size
 
 _URL = TypeAdapter(AnyHttpUrl)
 
+UnknownFields = Literal["error", "warn", "ignore"]
+
 FORMS = {
     "uds_mode": ("three digits from 0 to 7, as chmod has them", "660"),
     "root_path": ("a path that begins with / and does not end with one, such as /llm", "/llm"),
@@ -133,6 +135,10 @@ class ServeSettings(BaseModel):
     """Outputs of a request: prompts times n."""
     max_inputs: int = Field(1024, ge=1)
     """Inputs of a request for embeddings."""
+    allow_cache_reset: bool = False
+    """Serve `POST /reset_prefix_cache`, which drops all prefixes that no running request uses, of all clients."""
+    unknown_fields: UnknownFields = "error"
+    """Unknown fields of a request: an error, ignored with a log line and the header x-ignored-fields, or ignored."""
     request_timeout: float = Field(600.0, gt=0)
     """Seconds after which a request is ended; a request may ask for less with `timeout`."""
     body_workers: int = Field(2, ge=1)

@@ -57,6 +57,33 @@ def test_an_answer_is_shown_while_it_grows_and_read_aloud_as_a_whole(page, steps
     assert page.script("return document.querySelector('[role=log]').ariaLive") == "off"
 
 
+ENDS = """const log = document.getElementById("messages").getBoundingClientRect();
+return [...document.querySelectorAll("#messages .assistant:last-child :is(.facts, .actions button)")]
+  .map((each) => each.getBoundingClientRect().bottom <= log.bottom + 1);"""
+
+
+def test_the_end_of_an_answer_and_what_can_be_done_with_it_are_seen_on_a_phone(page):
+    page.resize(390, 844, phone=True)
+    for _ in range(3):  # more than a screen
+        answered(page, QUESTION, temperature=0)
+    assert page.script("const log = document.getElementById('messages'); return log.scrollHeight > log.clientHeight")
+    page.until(lambda: page.script(ENDS) == [True, True, True])
+
+
+def test_who_reads_what_was_before_stays_there(page, steps):
+    page.resize(390, 844, phone=True)
+    steps.go()
+    for _ in range(3):
+        answered(page, QUESTION, temperature=0)
+    steps.hold()
+    page.type("question", QUESTION + ENTER)
+    begun(page, steps)
+    page.script("document.getElementById('messages').scrollTop = 0")
+    steps.go()
+    page.until(lambda: page.count(".facts") == 4)
+    assert page.script("return document.getElementById('messages').scrollTop") == 0
+
+
 def test_shift_and_enter_make_a_line(page):
     page.type("question", "one" + SHIFT + ENTER)
     page.type("question", "two")

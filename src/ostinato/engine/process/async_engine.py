@@ -174,17 +174,19 @@ class AsyncEngine:
         deadline: float | None = None,
         client: str | None = None,
         pooling: PoolingKind | None = None,
+        arrival: float | None = None,
     ) -> RequestStream:
         """Add a request (see `EngineCore.add_request`) and return its stream, to be used with `async with`.
 
         `media` comes with its own token ids as the prompt. `deadline` is the number of seconds from now after which the
-        request is ended with DeadlineExceeded. `client` is the client that it belongs to. Raises RequestError if it can
-        never be served, Overloaded if too many wait, EngineFailed if the engine cannot continue. A cancelled call
-        leaves nothing behind. A guide is compiled while other requests are computed.
+        request is ended with DeadlineExceeded. `client` is the client that it belongs to. `arrival` is the moment (of
+        `time.monotonic`) from which latencies count, if that is not now. Raises RequestError if it can never be served,
+        Overloaded if too many wait, EngineFailed if the engine cannot continue. A cancelled call leaves nothing behind.
+        A guide is compiled while other requests are computed.
         """
         self._check_open()
         params = params or self.default_params
-        check_length(prompt, self.plan.settings.max_model_len, self.tokenizer.longest_token)
+        check_length(prompt, self.plan.settings.max_model_len, self.tokenizer.longest_token, pooling is None)
         stream = self._streams.open(params.n, client, deadline)
         with self._streams.submitting(stream, ends=True):
             if isinstance(prompt, str):
@@ -195,7 +197,7 @@ class AsyncEngine:
             name, token_ids = stream.request_id, list(prompt)
             stream.prompt_token_ids = token_ids
             message = SubmitRequest(
-                name, token_ids, params, priority, cache_salt, media, client, pooling, self.final_only
+                name, token_ids, params, priority, cache_salt, media, client, pooling, self.final_only, arrival
             )
             await self._send_and_wait(stream, message)
         return stream
@@ -312,6 +314,10 @@ class AsyncEngine:
         """Return a picture of the prefix index between two steps; see `cache.picture.picture`."""
         picture: dict[str, Any] = await self._ask("prefixes")
         return picture
+
+    async def reset_prefix_cache(self) -> bool:
+        """Drop every prefix that no running request uses; return False if some are in use."""
+        return bool(await self._ask("reset"))
 
     async def check_integrity(self) -> int:
         """Check the engine's bookkeeping between two steps; return for how many requests it keeps anything.

@@ -108,13 +108,14 @@ def _first_message(channel: Channel) -> EngineStart:
 def _first_step(engine: EngineCore) -> None:
     """Compute one token, to show that the model runs. Raises the error if it does not."""
     token = engine.tokenizer.bos_token_id
-    engine.add_request(
-        [0 if token is None else token], SamplingParams(temperature=0, max_tokens=1), cache_salt="first step"
-    )
-    while engine.has_unfinished:
-        for output in engine.step():
-            if output.error is not None:
-                raise output.error
+    with engine.uncounted():
+        engine.add_request(
+            [0 if token is None else token], SamplingParams(temperature=0, max_tokens=1), cache_salt="first step"
+        )
+        while engine.has_unfinished:
+            for output in engine.step():
+                if output.error is not None:
+                    raise output.error
 
 
 class _LogForwarder(logging.Handler):
@@ -165,6 +166,7 @@ class EngineLoop:
             "observe": self._observe,
             "hits": self._hits,
             "prefixes": lambda: snapshot_index(self._engine.scheduler.cache.store.index),
+            "reset": self._engine.reset_prefix_cache,
             "check": self._check,
             "close": partial(self._engine.close, SAVE_PATIENCE),
         }
@@ -279,6 +281,7 @@ class EngineLoop:
             media=request.media,
             client=request.client,
             pooling=request.pooling,
+            arrival=request.arrival,
         )
         if request.final_only:
             self._deltas.hold_until_end(request.request_id)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ostinato.engine.core import EngineCore
     from ostinato.runner.model_runner import ProgressFn
 
-QueryKind = Literal["observe", "hits", "prefixes", "check", "close"]
+QueryKind = Literal["observe", "hits", "prefixes", "reset", "check", "close"]
 """Questions to the engine.
 
 `observe`: a StatsSnapshot. `hits`: the block hashes at which a prompt may hit (`prefix_hit_keys`), or None if they have
@@ -61,6 +61,8 @@ class SubmitRequest(NamedTuple):
     pooling: PoolingKind | None = None
     final_only: bool = False
     """True if its output is sent once, when it has ended."""
+    arrival: float | None = None
+    """Moment of its arrival at the server, on this machine's monotonic clock; None if it arrives with the message."""
 
 
 class ImportRequest(NamedTuple):

@@ -34,6 +34,7 @@ from ostinato.serve.chat.guides import GuideRequest
 from ostinato.serve.chat.text_support import ModelText
 from ostinato.serve.http.api_errors import ApiError
 from ostinato.serve.http.json_bodies import Body, EchoedBody, Ignored, ListOf, unsupported_field
+from ostinato.serve.http.unknown_fields import check_members
 
 Content = str | Sequence[dict[str, Any]]
 Role = Literal["system", "user", "assistant", "tool"]
@@ -140,10 +141,7 @@ def _blocks(content: Content, where: str, role: Role, inside: str = ".content") 
             of_tool = "a tool_result" if role == "tool" else f"{'an' if role == 'assistant' else 'a'} {role} message"
             message = f"{place}.type should be {' or '.join(allowed)}: no other block is taken in {of_tool}"
             raise ApiError(400, message, param=f"{place}.type")
-        for name in block:
-            if name != "type" and name not in _KEYS[kind]:
-                path = f"{place}.{name}"
-                raise ApiError(400, f"unknown parameter: {path}", param=path, code="unknown_parameter")
+        check_members(block, ("type", *_KEYS[kind], "cache_control"), place)
         if kind == "text":
             _needed(block, "text", str, place)
         yield block, place
@@ -179,10 +177,7 @@ def _url(source: dict[str, Any], place: str) -> str:
     if names is None:
         message = f"{place}.type should be {' or '.join(_SOURCES)}: no other image is taken"
         raise ApiError(400, message, param=f"{place}.type")
-    for name in source:
-        if name not in ("type", *names):
-            path = f"{place}.{name}"
-            raise ApiError(400, f"unknown parameter: {path}", param=path, code="unknown_parameter")
+    check_members(source, ("type", *names), place)
     values = [_needed(source, name, str, place) for name in names]
     return f"data:{values[0]};base64,{values[1]}" if kind == "base64" else values[0]
 
@@ -216,10 +211,7 @@ def _nested(tool: dict[str, Any], where: str) -> dict[str, Any]:
     if tool.get("type", "custom") != "custom":
         message = f"{where}.type should be custom: tools of Anthropic's own are not served; define it with a schema"
         raise ApiError(400, message, param=f"{where}.type")
-    for name in tool:
-        if name not in (*_TOOL, *_IGNORED, "type", "input_schema"):
-            path = f"{where}.{name}"
-            raise ApiError(400, f"unknown parameter: {path}", param=path, code="unknown_parameter")
+    check_members(tool, (*_TOOL, "input_schema", "type", *_IGNORED), where)
     if not isinstance(tool.get("input_schema"), dict):
         path = f"{where}.input_schema"
         raise ApiError(400, f"{path} should be a JSON schema, an object", param=path)

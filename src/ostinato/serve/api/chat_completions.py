@@ -145,7 +145,7 @@ def chat_router(lifecycle: Lifecycle, models: Callable[[], ServedModel]) -> ApiR
             request,
             run,
             body.stream,
-            lambda: _events(run, answers, texts, ChunkWriter(own, body.include_usage), body.include_usage),
+            lambda: _events(run, answers, texts, ChunkWriter(own, body, run.usage)),
             lambda: _whole(run, answers, texts, own),
         )
 
@@ -157,7 +157,6 @@ async def _events(
     answers: Sequence[ChatOutput],
     texts: TokenStrings | None,
     chunks: ChunkWriter,
-    include_usage: bool,
 ) -> AsyncGenerator[bytes]:
     begun: set[int] = set()
     end = ""
@@ -175,8 +174,8 @@ async def _events(
             end = "".join(events)
         elif events:
             yield "".join(events).encode()
-    if include_usage:
-        end += chunks.usage(run.usage())
+    if chunks.include_usage:
+        end += chunks.usage()
     yield LastEvents(end.encode() + DONE)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import Request
@@ -99,7 +100,7 @@ def completions_router(lifecycle: Lifecycle, models: Callable[[], ServedModel]) 
             request,
             run,
             body.stream,
-            lambda: _events(run, form, ChunkWriter(own, body.include_usage), body.include_usage),
+            lambda: _events(run, form, ChunkWriter(own, body, partial(run.usage, form.scores_only))),
             lambda: _whole(run, form, own),
         )
 
@@ -169,9 +170,7 @@ def _choice(index: int, text: str, logprobs: str, sample: SampleDelta | Completi
     return f'{{"index":{index},"text":{quoted(text)},"logprobs":{logprobs},{end}}}'
 
 
-async def _events(
-    run: GenerationRun, form: _ChoiceForm, chunks: ChunkWriter, include_usage: bool
-) -> AsyncGenerator[bytes]:
+async def _events(run: GenerationRun, form: _ChoiceForm, chunks: ChunkWriter) -> AsyncGenerator[bytes]:
     n = form.num_samples
     logprobs = [form.logprobs() for _ in range(n * len(run.streams))]
     begun: set[int] = set()
@@ -190,8 +189,8 @@ async def _events(
             end = "".join(events)
         elif events:
             yield "".join(events).encode()
-    if include_usage:
-        end += chunks.usage(run.usage(form.scores_only))
+    if chunks.include_usage:
+        end += chunks.usage()
     yield LastEvents(end.encode() + DONE)
 
 

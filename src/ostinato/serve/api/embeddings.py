@@ -70,8 +70,8 @@ class EmbeddingRequest(Body):
         if most_tokens == 0:
             raise ApiError(400, "truncate_prompt_tokens should be -1, or at least 1", param="truncate_prompt_tokens")
         if most_tokens == -1:
-            most_tokens = work.text.max_model_len - 1  # one is left for the output
-        return [token_ids(work, each, "input")[:most_tokens] for each in inputs]
+            most_tokens = work.text.max_model_len
+        return [token_ids(work, each, "input", has_output=False, most=most_tokens) for each in inputs]
 
     def asked(self, engine: AsyncEngine) -> EmbeddingOptions:
         """Return the pooling of the vectors. ApiError if the checkpoint asks for what is not implemented."""
@@ -90,8 +90,9 @@ def embeddings_router(lifecycle: Lifecycle, models: Callable[[], ServedModel]) -
     async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
         """Return a vector of each input: a hidden state of the model, behind its final norm."""
         engine, most = models().engine, lifecycle.settings.request_timeout
-        inputs = _Inputs(engine, request.state.prepared, body, min(body.timeout or most, most), request.state.client)
-        request.state.record.figures = inputs.run.figures
+        record, deadline = request.state.record, min(body.timeout or most, most)
+        inputs = _Inputs(engine, request.state.prepared, body, deadline, request.state.client, record.begun)
+        record.figures = inputs.run.figures
         try:
             data = await cancel_on_disconnect(request, inputs.computed())
         finally:
@@ -115,8 +116,9 @@ class _Inputs:
         body: EmbeddingRequest,
         seconds: float,
         client: str,
+        arrival: float,
     ) -> None:
-        self.run = GenerationRun()
+        self.run, self._arrival = GenerationRun(), arrival
         self._engine, self._prompts, self._body, self._client = engine, prompts, body, client
         self._asked = body.asked(engine)
         self._seconds, self._until = seconds, asyncio.get_running_loop().time() + seconds
@@ -161,6 +163,7 @@ class _Inputs:
                     deadline=left,
                     client=self._client,
                     pooling=self._asked.kind,
+                    arrival=self._arrival,
                 )
             except Overloaded:
                 if not self._num_running:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, ConfigDict, Field
 
 from ostinato.sampling.params import SamplingParams
+from ostinato.scheduler.limits import check_prompt_length
 from ostinato.serve.body_workers.context import RequestContext
 from ostinato.serve.chat.guides import GuideRequest
 from ostinato.serve.http.api_errors import ApiError
@@ -23,6 +24,8 @@ MAX_LOGPROBS = 20
 class StreamOptions(Body):
     include_usage: bool = False
     """A last event with the number of tokens."""
+    continuous_usage_stats: bool = False
+    """The number of tokens so far in each event; needs include_usage."""
     include_obfuscation: Ignored = None
 
 
@@ -119,11 +122,18 @@ class GenerationBody(Body):
     def include_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
 
+    @property
+    def continuous_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.continuous_usage_stats
+
     def check(self, settings: ServeSettings, model_name: str, num_prompts: int = 1) -> None:
         """Raise ApiError for the name of another model, and for more than the server allows."""
         check_model(self.model, model_name, settings)
         if self.stream_options is not None and not self.stream:
             raise ApiError(400, "stream_options needs stream", param="stream_options")
+        if self.continuous_usage and not self.include_usage:
+            param = "stream_options.continuous_usage_stats"
+            raise ApiError(400, f"{param} needs include_usage to be true", param=param)
         count = num_prompts * (self.n or 1)
         if count > settings.max_n:
             message = f"{count} outputs are asked for (prompts times n), and a request may have {settings.max_n}"
@@ -220,14 +230,21 @@ def prompts_in(value: Any, param: str) -> list[str | list[int]]:
     return [value] if isinstance(value[0], int) else list(value)
 
 
-def token_ids(work: RequestContext, prompt: str | list[int], param: str) -> list[int]:
-    """Return the token ids of one prompt. ApiError, which names `param`, for tokens that the model cannot take."""
+def token_ids(
+    work: RequestContext, prompt: str | list[int], param: str, *, has_output: bool = True, most: int | None = None
+) -> list[int]:
+    """Return the token ids of one prompt, the first `most` of them.
+
+    ApiError, which names `param`, for tokens that the model cannot take; ContextLengthError for too many.
+    """
     if isinstance(prompt, str):
-        ids = work.encode(prompt, True, param)
+        ids = work.encode(prompt, True, param, has_output)
     else:
         work.text.check_ids(prompt, param)
         ids = prompt
     if not ids:
         message = f"{param}: a prompt is empty; give at least one token, such as the BOS token"
         raise ApiError(400, message, param=param)
+    ids = ids[:most]
+    check_prompt_length(len(ids), work.text.max_model_len, param, has_output=has_output)
     return ids

@@ -21,6 +21,7 @@ from ostinato.media.media_prompt import MediaPrompt
 from ostinato.observe.request_record import RequestRecord
 from ostinato.sampling.guide import Guide
 from ostinato.sampling.params import SamplingParams
+from ostinato.scheduler.limits import check_prompt_length
 from ostinato.serve.api.generation_fields import GenerationBody
 from ostinato.serve.body_workers.context import RequestContext
 from ostinato.serve.chat.answer_formats import AnswerLayout
@@ -88,6 +89,7 @@ class GenerationRun:
                     media=media,
                     deadline=deadline,
                     client=client,
+                    arrival=record.begun,
                 )
                 run.streams.append(stream)
         except BaseException:
@@ -237,6 +239,7 @@ def prepare_chat(
     params = body.sampling(work.default_params, **more)
     rendered = render(work, asked.conversation, asked.param)
     token_ids = token_ids_of(work, rendered, asked.param)
+    check_prompt_length(len(token_ids), text.max_model_len, asked.param)
     inside = starts_in_reasoning(text.formats, asked.conversation, rendered.text)
     form = AnswerLayout(
         text.formats_with(asked.tools), asked.tools, inside, asked.parallel, either=asked.guide is not None
@@ -304,16 +307,18 @@ def end_members(finish_reason: str | None, stop_reason: int | str | None) -> str
 class ChunkWriter:
     """Writer of the events of one stream. Their common part is serialised once. `choices` are JSON texts."""
 
-    def __init__(self, head: Mapping[str, Any], include_usage: bool) -> None:
+    def __init__(self, head: Mapping[str, Any], body: GenerationBody, usage: Callable[[], Mapping[str, Any]]) -> None:
+        """Write events as `body` asks for them; `usage` returns the usage so far."""
+        self.include_usage, self._continuous, self._usage = body.include_usage, body.continuous_usage, usage
         self._before = f'data: {compact(head)[:-1]},"choices":['
-        self._after = '],"usage":null}\n\n' if include_usage else "]}\n\n"
+        self._after = '],"usage":null}\n\n' if self.include_usage else "]}\n\n"
 
     def event(self, choice: str) -> str:
-        return f"{self._before}{choice}{self._after}"
+        return self.usage(choice) if self._continuous else f"{self._before}{choice}{self._after}"
 
-    def usage(self, usage: Mapping[str, Any]) -> str:
-        """Return the last event, which has no choice."""
-        return f'{self._before}],"usage":{compact(usage)}}}\n\n'
+    def usage(self, choice: str = "") -> str:
+        """Return an event with the usage so far; the last event has no choice."""
+        return f'{self._before}{choice}],"usage":{compact(self._usage())}}}\n\n'
 
 
 def whole_body(head: Mapping[str, Any], choices: Iterable[str], usage: Mapping[str, Any]) -> bytes:

@@ -132,6 +132,9 @@ class ResponsesRequest(GenerationBody):
 
     def prepare(self, work: RequestContext) -> PreparedResponse:
         self.check(work.settings, work.model_name)
+        if self.continuous_usage:
+            param = "stream_options.continuous_usage_stats"
+            raise ApiError(400, f"{param}: a response has its usage in its last event alone; leave it out", param=param)
         items = [] if isinstance(self.input, str) else self.input
         check_counts(items, self.tools, work.settings, "input")
         guide = self.guide_request()

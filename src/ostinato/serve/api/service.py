@@ -35,6 +35,7 @@ from ostinato.observe.server_metrics import (
 from ostinato.replicas.replicated_engine import ReplicatedEngine
 from ostinato.serve.api.generation_fields import check_model
 from ostinato.serve.body_workers.served_model import ServedModel
+from ostinato.serve.http.api_errors import ApiError
 from ostinato.serve.http.api_router import ApiRouter
 from ostinato.serve.http.lifecycle import Lifecycle
 
@@ -208,6 +209,17 @@ def observation_router(lifecycle: Lifecycle) -> ApiRouter:
         # A stalled engine would not answer, and `engine` raises the error.
         engine = lifecycle.engine if lifecycle.status == "stalled" else lifecycle.present_engine
         return await engine.prefixes()
+
+    @router.post("/reset_prefix_cache")
+    async def reset_prefix_cache() -> dict[str, bool]:
+        """Drop all cached prefixes. 403 unless the setting `allow_cache_reset` is on; 409 if requests use some."""
+        if not lifecycle.settings.allow_cache_reset:
+            message = "the prefix cache is reset only by a server that is started with --allow-cache-reset"
+            raise ApiError(403, message, code="allow_cache_reset")
+        if not await lifecycle.engine.reset_prefix_cache():
+            message = "running requests use some cached prefixes, which stay; try again when they have ended"
+            raise ApiError(409, message, code="cache_in_use", headers={"Retry-After": "1"})
+        return {"reset": True}
 
     return router
 

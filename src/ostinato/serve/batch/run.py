@@ -22,7 +22,7 @@ from ostinato.serve.http.api_errors import ApiError, as_api_error
 from ostinato.serve.http.lifecycle import Lifecycle
 from ostinato.serve.http.middleware import JsonPostMiddleware, check_size
 from ostinato.serve.http.streaming import body_of, log_failure, side_by_side
-from ostinato.serve.settings import ServeSettings
+from ostinato.serve.settings import ServeSettings, UnknownFields
 
 if TYPE_CHECKING:
     from ostinato.runner.model_runner import ProgressFn
@@ -37,10 +37,14 @@ _EVER = 1e9
 """Seconds that a request may take unless it sets a timeout: no client waits for it."""
 
 
-def batch_settings(served_model_name: Sequence[str]) -> ServeSettings:
+def batch_settings(served_model_name: Sequence[str], unknown_fields: UnknownFields = "error") -> ServeSettings:
     """Return the server's settings, without limits on one client's share."""
     return ServeSettings(
-        served_model_name=tuple(served_model_name), request_timeout=_EVER, client_seconds=_EVER, client_pixels=2**62
+        served_model_name=tuple(served_model_name),
+        unknown_fields=unknown_fields,
+        request_timeout=_EVER,
+        client_seconds=_EVER,
+        client_pixels=2**62,
     )
 
 

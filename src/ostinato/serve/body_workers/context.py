@@ -79,11 +79,11 @@ class RequestContext:
         if self.on_loop:
             raise NeedsWorker
 
-    def encode(self, text: str, add_special_tokens: bool, param: str) -> list[int]:
+    def encode(self, text: str, add_special_tokens: bool, param: str, has_output: bool = True) -> list[int]:
         """Encode a text, as `ModelText.encode` does; NeedsWorker for a long text on the event loop."""
         if len(text) > MAX_LOOP_CHARACTERS:
             self.require_worker()
-        return self.text.encode(text, add_special_tokens, param)
+        return self.text.encode(text, add_special_tokens, param, has_output)
 
 
 @dataclass(frozen=True)

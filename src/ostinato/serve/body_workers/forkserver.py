@@ -26,7 +26,7 @@ from ostinato.sampling.grammar import STACK_BYTES
 from ostinato.serve.body_workers.context import RequestContext, WorkerContext
 from ostinato.serve.body_workers.json_complexity import check_shape
 from ostinato.serve.http.api_errors import ApiError
-from ostinato.serve.http.json_bodies import Body, validated
+from ostinato.serve.http.json_bodies import Body, read_body
 
 _AT_ONCE = 2**18
 """Bytes read at a time."""
@@ -108,8 +108,8 @@ def _done(work: RequestContext, kind: type[Body], sent: bytes) -> BodyResult:
     failure: Exception | None = None
     try:
         check_shape(sent, work.settings)
-        body = validated(kind, sent)
-        read, prepared = body.without_prepared_fields(), body.prepare(work)
+        body, prepared = read_body(kind, sent, work, work.settings.unknown_fields)
+        read = body.without_prepared_fields()
     except (ApiError, OstinatoError) as error:
         failure = error
     except MemoryError:

@@ -14,7 +14,7 @@ from pydantic_core import from_json
 from ostinato.engine.text.chat_template import ChatTemplate, Role, TemplateTooExpensive
 from ostinato.errors import RequestError
 from ostinato.media.media_input import RenderedChat, render_chat
-from ostinato.media.message_media import MediaError
+from ostinato.media.message_media import MediaError, UnknownMember
 from ostinato.sampling.params import SamplingParams
 from ostinato.serve.body_workers.context import RequestContext
 from ostinato.serve.chat.answer_formats import AnswerFormats, opens_reasoning
@@ -23,6 +23,7 @@ from ostinato.serve.chat.tool_calls.formats import known_forms
 from ostinato.serve.chat.tools import Tool, forced_tools, read_choice, read_tools
 from ostinato.serve.http.api_errors import ApiError
 from ostinato.serve.http.json_bodies import Body, EchoedBody, Ignored, ListOf, unsupported_field
+from ostinato.serve.http.unknown_fields import UNKNOWN, check_members
 from ostinato.serve.settings import ServeSettings
 
 _MEDIA = ("image_url", "input_image", "video")
@@ -127,10 +128,7 @@ def _part(part: dict[str, Any], where: str) -> str:
     if kind not in ("text", "input_text", "output_text"):
         message = f"{where}.type should be text, or that of an image: no other content is served"
         raise ApiError(400, message, param=f"{where}.type")
-    for name in part:
-        if name not in ("type", "text", "annotations", "logprobs"):
-            path = f"{where}.{name}"
-            raise ApiError(400, f"unknown parameter: {path}", param=path, code="unknown_parameter")
+    check_members(part, ("type", "text", "annotations", "logprobs"), where)
     text = part.get("text")
     if not isinstance(text, str):
         raise ApiError(400, f"{where}.text should be a string", param=f"{where}.text")
@@ -301,6 +299,8 @@ def render(work: RequestContext, conversation: Conversation, param: str = "messa
     except TemplateTooExpensive as error:
         work.require_worker()
         raise ApiError(400, error.message, param=param) from None
+    except UnknownMember as error:
+        raise ApiError(400, error.message, param=error.path, code=UNKNOWN) from None
     except MediaError as error:
         raise ApiError(400, error.message, param=error.where) from None
     except RequestError as error:
@@ -370,8 +370,10 @@ def checked_tools(text: ModelText, tools: Any, tool_choice: Any, nested: bool = 
     try:
         read = read_tools(tools)
     except RequestError as error:
-        message = error.message if nested else error.message.replace(".function", "")
-        raise ApiError(400, message, param="tools") from None
+        message, place = error.message, error.setting or ""
+        if not nested:
+            message, place = message.replace(".function", ""), place.replace(".function", "")
+        raise ApiError(400, message, param=place or "tools", code=UNKNOWN if place else None) from None
     try:
         may_call, choice = read_choice(read, tool_choice)
         forced_tools(may_call, choice)

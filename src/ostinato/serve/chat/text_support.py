@@ -19,6 +19,7 @@ from ostinato.errors import RequestError
 from ostinato.media.load import MediaSources
 from ostinato.media.media_input import MediaInput
 from ostinato.scheduler.batch import TokenLogprobs
+from ostinato.scheduler.limits import check_prompt_length
 from ostinato.serve.chat.answer_formats import AnswerFormats
 from ostinato.serve.chat.answer_parser import detect_formats, takes_tools
 from ostinato.serve.chat.tool_calls.formats import HERMES, known_forms
@@ -203,15 +204,13 @@ class ModelText:
         """
         return self.formats if self.formats.tools or not tools else replace(self.formats, tools=HERMES)
 
-    def encode(self, text: str, add_special_tokens: bool, param: str) -> list[int]:
-        """Return the token ids of a text. ApiError, which names `param`, if there are none or too many.
+    def encode(self, text: str, add_special_tokens: bool, param: str, has_output: bool = True) -> list[int]:
+        """Return the token ids of a text. ApiError, which names `param`, if there are none.
 
-        A text that is too long for the model in any case is refused first: tokenising it may take seconds.
+        ContextLengthError for a text that is too long for the model in any case: tokenising it may take seconds.
         """
-        most = self.max_model_len * self.tokenizer.longest_token
-        if len(text) > most:
-            room = f"max_model_len ({self.max_model_len}) has room for at most {most}"
-            raise ApiError(400, f"the prompt has {len(text)} characters, and {room}", param=param)
+        longest = self.tokenizer.longest_token
+        check_prompt_length(len(text), self.max_model_len, param, has_output=has_output, longest_token=longest)
         try:
             return self.tokenizer.encode(text, add_special_tokens)
         except RequestError as error:

@@ -233,7 +233,8 @@ def _object(value: Any, field: str, known: set[str]) -> dict[str, Any]:
         raise RequestError(f"{field} must be an object, not {_kind(value)}")
     for key in value:
         if key not in known:
-            raise RequestError(f"{field}.{key} is unknown; {field} may have {', '.join(sorted(known))}")
+            path = f"{field}.{key}"
+            raise RequestError(f"{path} is unknown; {field} may have {', '.join(sorted(known))}", setting=path)
     return value
 
 

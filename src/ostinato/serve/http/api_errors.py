@@ -8,18 +8,25 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from ostinato.engine.process.engine_errors import DeadlineExceeded, EngineFailed, EngineStopped, Overloaded, ReplicaLost
-from ostinato.errors import OstinatoError, RequestError
+from ostinato.errors import ContextLengthError, OstinatoError, RequestError
+from ostinato.observe.request_record import RequestRecord
 
 MAX_MESSAGE = 1000
 """Largest number of characters of a message to a client."""
+
+MAX_LOGGED = 200
+"""Largest number of characters of a field's name in the log."""
 
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
     404: "invalid_request_error",
+    403: "permission_error",
     405: "invalid_request_error",
+    409: "conflict_error",
     408: "timeout_error",
     413: "invalid_request_error",
     415: "invalid_request_error",
@@ -42,7 +49,7 @@ _ANTHROPIC_TYPES = {
 }
 
 
-Dialect = Literal["openai", "anthropic"]
+Dialect = Literal["openai", "anthropic", "ollama"]
 """The API whose form an endpoint's requests, answers and errors have."""
 
 
@@ -57,15 +64,17 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
+        anthropic: str | None = None,
     ) -> None:
+        """Make the error. `anthropic` is the whole message in Anthropic's dialect, if it has another one there."""
         super().__init__(message)
         # A message may repeat what the client sent, which may be long.
         self.message = message if len(message) <= MAX_MESSAGE else f"{message[:MAX_MESSAGE]} ..."
         self.status, self.param, self.code = status, param and param[:MAX_MESSAGE], code
-        self.headers = dict(headers or {})
+        self.headers, self.anthropic = dict(headers or {}), anthropic
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _error, (self.status, self.message, self.param, self.code, self.headers)
+        return _error, (self.status, self.message, self.param, self.code, self.headers, self.anthropic)
 
     def body(self) -> dict[str, Any]:
         """Return `{"error": {...}}`: the body of a response, or the data of an event in a stream."""
@@ -74,27 +83,60 @@ class ApiError(Exception):
 
     def response(self, dialect: Dialect = "openai") -> Response:
         """Return the whole response, in the form of an endpoint's dialect."""
-        return Response(self._json(dialect), self.status, headers=self.headers, media_type="application/json")
+        return _ErrorResponse(self, dialect)
 
     def event(self, dialect: Dialect) -> bytes:
         """Return the event that reports the error in a stream of this dialect."""
         name = "event: error\n" if dialect == "anthropic" else ""
-        return f"{name}data: {self._json(dialect)}\n\n".encode()
+        return f"{name}data: {self.json(dialect)}\n\n".encode()
 
-    def _json(self, dialect: Dialect) -> str:
+    def json(self, dialect: Dialect) -> str:
+        """Return the body in a dialect's form."""
         # ASCII, since the message may repeat text of the client that cannot be encoded.
+        if dialect == "ollama":
+            return json.dumps({"error": self.message})
         return json.dumps(self._anthropic() if dialect == "anthropic" else self.body())
 
     def _anthropic(self) -> dict[str, Any]:
         """Return the error in Anthropic's form, which has the field in its message."""
-        message = self.message
-        if self.param is not None and self.param not in message:
+        message = self.anthropic or self.message
+        if self.anthropic is None and self.param is not None and self.param not in message:
             message = f"{self.param}: {message}"
         return {"type": "error", "error": {"type": _ANTHROPIC_TYPES.get(self.status, "api_error"), "message": message}}
 
 
-def _error(status: int, message: str, param: str | None, code: str | None, headers: dict[str, str]) -> ApiError:
-    return ApiError(status, message, param=param, code=code, headers=headers)
+class _ErrorResponse(Response):
+    """Response that notes its error in the request's record, for the log."""
+
+    def __init__(self, error: ApiError, dialect: Dialect) -> None:
+        super().__init__(error.json(dialect), error.status, error.headers, "application/json")
+        self._error = error
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        record: RequestRecord | None = scope["state"].get("record")
+        if record is not None:
+            record.code = self._error.code
+            # The client's text may hold line breaks.
+            record.param = self._error.param and self._error.param.encode("unicode_escape").decode()[:MAX_LOGGED]
+        await super().__call__(scope, receive, send)
+
+
+def _error(
+    status: int, message: str, param: str | None, code: str | None, headers: dict[str, str], anthropic: str | None
+) -> ApiError:
+    return ApiError(status, message, param=param, code=code, headers=headers, anthropic=anthropic)
+
+
+def _context_exceeded(error: ContextLengthError) -> ApiError:
+    """Return the error in the words that clients look for, in both dialects."""
+    prompt, most, at_least = error.setting or "prompt", error.max_tokens, "" if error.is_counted else "at least "
+    message = (
+        f"This model's maximum context length is {error.max_model_len} tokens. However, your {prompt} resulted in "
+        f"{at_least}{error.num_tokens} tokens. Please reduce the length of the {prompt} to {most} tokens"
+        f"{', since one is left for the output' if most < error.max_model_len else ''}."
+    )
+    anthropic = f"prompt is too long: {error.num_tokens} tokens > {most} maximum{at_least and ' (it has more)'}"
+    return ApiError(400, message, param=prompt, code="context_length_exceeded", anthropic=anthropic)
 
 
 def as_api_error(error: BaseException) -> ApiError:
@@ -109,6 +151,8 @@ def as_api_error(error: BaseException) -> ApiError:
         return ApiError(429, error.message, code="queue_full", headers=headers)
     if isinstance(error, DeadlineExceeded):
         return ApiError(504, error.message, param="timeout", code="deadline_exceeded")
+    if isinstance(error, ContextLengthError):
+        return _context_exceeded(error)
     if isinstance(error, RequestError):
         return ApiError(400, error.message, param=error.setting)
     if isinstance(error, ReplicaLost):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Self, TypeVar, get_args
 
 from pydantic import (
     BaseModel,
@@ -14,12 +14,16 @@ from pydantic import (
     FailFast,
     Field,
     ModelWrapValidatorHandler,
+    PrivateAttr,
     ValidationError,
     model_validator,
 )
+from pydantic.fields import FieldInfo
 
 from ostinato.errors import os_error_text
 from ostinato.serve.http.api_errors import ApiError
+from ostinato.serve.http.unknown_fields import MAX_IGNORED, MAX_ON_LOOP, UNKNOWN, remove_field, unknown_field
+from ostinato.serve.settings import UnknownFields
 
 T = TypeVar("T")
 BodyT = TypeVar("BodyT", bound="Body")
@@ -36,6 +40,7 @@ class Body(BaseModel):
     """Fields that the endpoint still needs when the request is prepared."""
     generates: ClassVar[bool] = False
     """True if the body asks for output, for which there may be no room."""
+    _ignored_fields: tuple[str, ...] = PrivateAttr(())
 
     def prepare(self, work: Any) -> Any:
         """Prepare the body for its endpoint with a `Work`, on the event loop or in a worker process.
@@ -43,6 +48,11 @@ class Body(BaseModel):
         ApiError or RequestError if something in it is wrong; NeedsWorker if that takes too long on the loop.
         """
         raise NotImplementedError(f"{type(self).__name__} is no whole body")
+
+    @property
+    def ignored_fields(self) -> tuple[str, ...]:
+        """Names of unknown fields that were left out, in printable ASCII."""
+        return self._ignored_fields
 
     def without_prepared_fields(self) -> Self:
         """Return the body with only its `fields_after_prepare`; the others are None."""
@@ -72,6 +82,12 @@ class EchoedBody(Body):
         return {name: each for name, each in value.items() if each is not None} if isinstance(value, dict) else value
 
 
+class _Refused(BeforeValidator):
+    """Validator of a field that is not served."""
+
+    __hash__ = object.__hash__
+
+
 def unsupported_field(instead: str, but: Any = None) -> BeforeValidator:
     """Return a validator for a field of OpenAI's clients that this server does not serve.
 
@@ -83,7 +99,7 @@ def unsupported_field(instead: str, but: Any = None) -> BeforeValidator:
             raise ValueError(f"not served; {instead}")
         return value
 
-    return BeforeValidator(refuse)
+    return _Refused(refuse)
 
 
 Ignored = Annotated[Any, Field(description="Accepted for OpenAI's clients; it changes nothing.")]
@@ -117,8 +133,35 @@ def check_type(content_type: str, sent: bytes) -> None:
         raise ApiError(415, message, code="unsupported_media_type")
 
 
-def validated(kind: type[BodyT], sent: bytes) -> BodyT:
-    """Parse and validate the body that was sent. ApiError that describes the problem."""
+def read_body(kind: type[BodyT], sent: bytes, work: Any, unknown: UnknownFields = "error") -> tuple[BodyT, Any]:
+    """Return the body that was sent, and the result of its `prepare` with `work`. ApiError that describes the problem.
+
+    Unless `unknown` fields are an error, they are left out, and the body's `ignored_fields` names them.
+    """
+    if unknown == "error":
+        body = validated(kind, parsed(sent))
+        return body, body.prepare(work)
+    value = parsed(sent)
+    ignored: list[str] = []
+    while True:
+        try:
+            body = validated(kind, value)
+            prepared = body.prepare(work)
+        except ApiError as error:
+            is_ignored = error.code == UNKNOWN and len(ignored) < MAX_IGNORED
+            name = remove_field(value, error.param or "") if is_ignored else None
+            if name is None:
+                raise
+            ignored.append(name)
+            if len(ignored) == MAX_ON_LOOP:
+                work.require_worker()
+        else:
+            body._ignored_fields = tuple(ignored)
+            return body, prepared
+
+
+def parsed(sent: bytes) -> dict[str, Any]:
+    """Return the JSON object that was sent. ApiError if it is none."""
     try:
         value = json.loads(sent)
     except (ValueError, RecursionError) as error:
@@ -127,10 +170,15 @@ def validated(kind: type[BodyT], sent: bytes) -> BodyT:
         raise ApiError(400, "the body should be a JSON object")
     if _SURROGATE.search(sent):
         _check_unicode(value)
+    return value
+
+
+def validated(kind: type[BodyT], value: dict[str, Any]) -> BodyT:
+    """Return the body that a JSON object describes. ApiError that describes the problem."""
     try:
         return kind.model_validate(value)
     except ValidationError as error:
-        raise _refusal(error.errors(include_url=False), value) from None
+        raise _refusal(error.errors(include_url=False), value, kind) from None
 
 
 def _check_unicode(value: dict[str, Any]) -> None:
@@ -170,7 +218,7 @@ def _why(error: ValueError | RecursionError) -> str:
             return "a number in it has too many digits"
 
 
-def _refusal(errors: Sequence[Mapping[str, Any]], body: dict[str, Any]) -> ApiError:
+def _refusal(errors: Sequence[Mapping[str, Any]], body: dict[str, Any], kind: type[Body]) -> ApiError:
     """Return pydantic's problems with a body as the error of one field.
 
     The deepest field is named: of a union's alternatives, validation of the intended one got furthest.
@@ -184,8 +232,33 @@ def _refusal(errors: Sequence[Mapping[str, Any]], body: dict[str, Any]) -> ApiEr
         return ApiError(400, message)
     param = path_text(path)
     if found[0]["type"] == "extra_forbidden":
-        return ApiError(400, f"unknown parameter: {param}", param=param, code="unknown_parameter")
+        return unknown_field(path_text(path[:-1]), str(path[-1]), _known_fields(kind, path[:-1]))
     return ApiError(400, f"{param}: {', or: '.join(dict.fromkeys(map(_message, found)))}", param=param)
+
+
+def _known_fields(kind: type[Body], path: Sequence[str | int]) -> list[str]:
+    """Return the names of the fields that an object at `path` in a body of this kind may have."""
+    kinds = [kind]
+    for part in path:
+        if isinstance(part, str):
+            fields = (_by_name(each).get(part) for each in kinds)
+            kinds = [each for field in fields if field is not None for each in _bodies_in(field.annotation)]
+    return list(dict.fromkeys(name for each in kinds for name in _by_name(each)))
+
+
+def _by_name(kind: type[Body]) -> dict[str, FieldInfo]:
+    """Return the fields that are served, by their names in JSON."""
+    return {
+        field.alias or name: field
+        for name, field in kind.model_fields.items()
+        if not any(isinstance(each, _Refused) for each in field.metadata)
+    }
+
+
+def _bodies_in(annotation: Any) -> list[type[Body]]:
+    if isinstance(annotation, type) and issubclass(annotation, Body):
+        return [annotation]
+    return [body for each in get_args(annotation) for body in _bodies_in(each)]
 
 
 def _message(detail: Mapping[str, Any]) -> str:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import random
+import re
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
@@ -27,9 +29,12 @@ from ostinato.serve.http.addresses import UNIX, TrustedProxies, is_loopback, spl
 from ostinato.serve.http.api_errors import ApiError, as_api_error
 from ostinato.serve.http.api_keys import client_of
 from ostinato.serve.http.api_router import ApiRouter, PathRules
-from ostinato.serve.http.json_bodies import Body, check_type, validated
+from ostinato.serve.http.json_bodies import Body, check_type, read_body
 from ostinato.serve.http.lifecycle import Lifecycle
 from ostinato.serve.http.streaming import ClientDisconnected, cancel_on_disconnect, log_failure
+from ostinato.serve.http.unknown_fields import HEADER
+
+log = logging.getLogger("ostinato.serve")
 
 Endpoint = Callable[[Any, Request], Awaitable[Response]]
 
@@ -76,15 +81,20 @@ class JsonPostMiddleware:
         """Return the answer of the endpoint at `path` to a body. ApiError or RequestError if the body is wrong."""
         kind, endpoint = self._endpoints[path]
         body, request.state.prepared = await self._read(kind, sent, request)
-        return await endpoint(body, request)
+        if not body.ignored_fields or self._lifecycle.settings.unknown_fields != "warn":
+            return await endpoint(body, request)
+        names = ", ".join(body.ignored_fields)[:_MAX_HEADER]
+        log.warning("request %s: unknown fields are ignored: %s", request.state.request_id, names)
+        response = await endpoint(body, request)
+        response.headers[HEADER] = names
+        return response
 
     async def _read(self, kind: type[Body], sent: bytes, request: Request) -> tuple[Body, Any]:
         work = self._work()
         if fits_event_loop(sent):
             check_small_body(sent, work.settings)
             try:
-                body = validated(kind, sent)
-                return body, body.prepare(work)
+                return read_body(kind, sent, work, work.settings.unknown_fields)
             except NeedsWorker:
                 pass
         if kind.generates:
@@ -92,6 +102,8 @@ class JsonPostMiddleware:
         return await cancel_on_disconnect(request, self._lifecycle.workers.read(request.state.client, kind, sent))
 
 
+_MAX_HEADER = 1000
+"""Characters of the names of ignored fields in the header and the log."""
 CLIENT_GONE = 499
 """The status, in log and metrics, of a request whose client left before the answer."""
 BODY_SECONDS = 60.0
@@ -123,6 +135,7 @@ class RequestMiddleware:
         self._proxies = lifecycle.proxies
         self._max_body = settings.max_body
         self._tracing = tracing
+        self._has_cors = bool(settings.cors_origin)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -172,6 +185,10 @@ class RequestMiddleware:
         if self._is_private:
             reject_foreign_host(headers.get("host"))
         record: RequestRecord = scope["state"]["record"]
+        if not self._has_cors and record.method == "OPTIONS" and "access-control-request-method" in headers:
+            raise _no_cors(headers.get("origin", ""))
+        if record.method == "HEAD":  # the connection leaves out the body
+            scope = {**scope, "method": "GET"}
         if not self._rules.is_public(scope["path"]):
             record.key = self._keys.check(headers.get("authorization"), headers.get("x-api-key"))
         weight = self._keys.weights.get(record.key or "", 1)
@@ -215,6 +232,13 @@ def reject_foreign_host(host: str | None) -> None:
             f"{name[:80]!r}; to serve others, or by a proxy that passes names on, start it with an api_key"
         )
         raise ApiError(421, message, code="foreign_host")
+
+
+def _no_cors(origin: str) -> ApiError:
+    """Return the error for a browser that asks whether a web page of another origin may use the server."""
+    example = origin[:200] if re.fullmatch(r"https?://[\w.:\[\]-]+", origin, re.ASCII) else "https://example.org"
+    message = f"web pages of other origins may not use this server; start it with --cors-origin {example} to let them"
+    return ApiError(403, message, code="cors_origin")
 
 
 async def _read_body(headers: Headers, receive: Receive, limit: int) -> Message:

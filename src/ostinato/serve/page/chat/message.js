@@ -46,6 +46,14 @@ function editIn(node, text, onEdit) {
   field.focus();
 }
 
+/** Changes the log. Who reads its end goes on to see it. */
+function follow(change) {
+  const log = byId("messages");
+  const follows = log.scrollHeight - log.scrollTop - log.clientHeight < 80;
+  change();
+  if (follows) log.scrollTop = log.scrollHeight;
+}
+
 /** An answer, which may still be coming. */
 export class AnswerNode {
   constructor(message, onRegenerate) {
@@ -74,15 +82,14 @@ export class AnswerNode {
   }
 
   draw() {
-    const log = byId("messages");
-    const follows = log.scrollHeight - log.scrollTop - log.clientHeight < 80;
     const begin = performance.now();
-    this.growing.show(this.message.text);
-    this.drawReasoning();
-    this.drawCalls();
+    follow(() => {
+      this.growing.show(this.message.text);
+      this.drawReasoning();
+      this.drawCalls();
+    });
     this.last = performance.now();
     this.wait = 3 * (this.last - begin);
-    if (follows) log.scrollTop = log.scrollHeight;
   }
 
   drawReasoning() {
@@ -115,7 +122,7 @@ export class AnswerNode {
     this.facts.textContent = facts ?? "";
     const copying = button("Copy", (event) => copy(text, event.currentTarget));
     const again = button("Regenerate", this.onRegenerate, { className: "regenerate" });
-    this.node.append(this.facts, make("div", { className: "actions" }, copying, again));
+    follow(() => this.node.append(this.facts, make("div", { className: "actions" }, copying, again)));
   }
 }
 
