@@ -114,8 +114,8 @@ def continuing_requests(
 
     Return the cause instead if the next step has to wait for `step`. The next step has decode rows alone, of the
     requests in `step`: each computes the token that `step` samples for it. Requests whose length `step` is known to
-    complete are left out. `has_refused`: the next waiting request finds no memory unless another one ends. `must_yield`: a
-    running request is to be preempted for it.
+    complete are left out. `has_refused`: the next waiting request finds no memory unless another one ends.
+    `must_yield`: a running request is to be preempted for it.
     """
     if not all(row.samples for row in step.batch.rows):
         return OverlapBlocker.PROMPT

@@ -140,8 +140,10 @@ class Admission:
 
     def is_head_blocked(self) -> bool:
         """Return whether the first waiting request has found too little memory, and would find no more now."""
-        refusal, waiting = self._refusal, self._queues.waiting
-        return refusal is not None and bool(waiting) and refusal.still_holds(self._queues.next_waiting(), *self._available()[2])
+        refusal, queues = self._refusal, self._queues
+        if refusal is None or not queues.waiting:
+            return False
+        return refusal.still_holds(queues.next_waiting(), *self._available()[2])
 
     def row_to_yield(self) -> Request | None:
         """Return a running request to preempt for the next waiting one, of a client below its share of the rows.

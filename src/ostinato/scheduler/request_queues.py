@@ -111,7 +111,7 @@ class RequestQueues:
         return next((r for r in self.waiting if r.client in below and r.service_order[0] == priority), first)
 
     def clients_below_share(self, num_rows: int) -> set[Hashable]:
-        """Return the waiting clients that have a row less than their share of `num_rows`; none if there is one client."""
+        """Return the waiting clients with a row less than their share of `num_rows`; none if there is one client."""
         if len(self._num_waiting.keys() | self._num_running.keys()) < 2:
             return set()
         row = self._rows_per_weight(num_rows)

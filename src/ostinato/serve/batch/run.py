@@ -94,7 +94,7 @@ async def run_batch(
         async def take_turns(bodies: Iterator[tuple[BatchLine, dict[str, Any]]]) -> None:
             for line, body in bodies:
                 response, record = await _answered(endpoints, settings, line.url, body)
-                answers.write(line.custom_id, response.status_code, record.request_id, body_of(response))
+                answers.write(line.custom_id, response.status_code, record.request_id, await body_of(response))
                 on_answer(record.figures().get("completion_tokens", 0))
 
         await side_by_side(take_turns(bodies) for _ in range(count))

@@ -9,7 +9,14 @@ from typing import Any, Literal
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from ostinato.engine.process.engine_errors import DeadlineExceeded, EngineFailed, EngineStopped, Overloaded, ReplicaLost
+from ostinato.engine.process.engine_errors import (
+    BacklogExceeded,
+    DeadlineExceeded,
+    EngineFailed,
+    EngineStopped,
+    Overloaded,
+    ReplicaLost,
+)
 from ostinato.errors import OstinatoError, RequestError
 
 MAX_MESSAGE = 1000
@@ -106,6 +113,8 @@ def as_api_error(error: BaseException) -> ApiError:
         return ApiError(429, error.message, code="queue_full", headers=headers)
     if isinstance(error, DeadlineExceeded):
         return ApiError(504, error.message, param="timeout", code="deadline_exceeded")
+    if isinstance(error, BacklogExceeded):
+        return ApiError(400, error.message, code="client_backlog")
     if isinstance(error, RequestError):
         return ApiError(400, error.message, param=error.setting)
     if isinstance(error, ReplicaLost):
