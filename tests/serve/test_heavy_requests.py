@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 
 import pytest
 
 from ostinato.engine.text.chat_template import ChatTemplate
 from ostinato.sampling.params import SamplingParams
+from ostinato.serve.api.tokenize import TokenizeRequest
 from ostinato.serve.body_workers.context import MAX_LOOP_CHARACTERS, NeedsWorker, RequestContext
 from ostinato.serve.chat.conversation import Conversation, render
 from ostinato.serve.http.api_errors import ApiError
@@ -55,3 +57,15 @@ def test_a_long_text_is_not_tokenised_on_the_loop():
     with pytest.raises(NeedsWorker):
         work().encode("x" * (MAX_LOOP_CHARACTERS + 1), True, "prompt")
     assert work(on_loop=False).encode("x" * (MAX_LOOP_CHARACTERS + 1), True, "prompt") == [1]
+
+
+def test_texts_of_many_tokens_are_not_looked_up_on_the_loop():
+    text = SimpleNamespace(
+        encode=lambda *_: list(range(1000)), token_texts=SimpleNamespace(text_of=str), max_model_len=2000
+    )
+    body = TokenizeRequest(prompt="x", return_token_strs=True)
+    with pytest.raises(NeedsWorker):
+        body.prepare(RequestContext(text, ServeSettings(), "m", SamplingParams()))
+    assert (
+        len(json.loads(body.prepare(RequestContext(text, ServeSettings(), "m", None, on_loop=False)))["tokens"]) == 1000
+    )

@@ -299,8 +299,8 @@ class Harness:
         return min(len(request.prompt_token_ids) + request.stop.max_tokens, self.limits.max_model_len)
 
     def _check_batch(self, batch: Batch) -> None:
-        """The batch keeps the limits, its rows are in order, nobody was overtaken by another request of the same client,
-        and nothing shared is written."""
+        """The batch keeps the limits, its rows are in order, no request was overtaken by another of its client, and
+        nothing shared is written."""
         assert len(batch.rows) <= self.limits.max_num_seqs
         assert batch.num_drafts == (self.num_drafts if any(row.num_drafts for row in batch.rows) else 0)
         assert batch.num_tokens <= self.limits.max_num_batched_tokens

@@ -100,7 +100,7 @@ class RequestStream:
         else:
             delta = join_deltas(self._recent)
             self._recent.clear()
-        self._hold(-delta.num_bytes)
+        self.hold(-delta.num_bytes)
         return delta
 
     async def wait_ended(self) -> None:
@@ -133,9 +133,10 @@ class RequestStream:
     def _drop(self) -> None:
         self._recent.clear()
         self._waiting.clear()
-        self._hold(-self.held_bytes)
+        self.hold(-self.held_bytes)
 
-    def _hold(self, num_bytes: int) -> None:
+    def hold(self, num_bytes: int) -> None:
+        """Add to `held_bytes`, for what the reader keeps of a delta that it has fetched."""
         self.held_bytes += num_bytes
         self.on_held(num_bytes)
 
@@ -177,7 +178,7 @@ class RequestStream:
             self._waiting.append(join_deltas(self._recent))
             self._recent.clear()
         self._updated.set()
-        self._hold(num_bytes)
+        self.hold(num_bytes)
 
     def end(self, error: Exception | None = None) -> None:
         """End the stream: nothing more will come. Called for the engine."""

@@ -302,6 +302,8 @@ async def _events(
             events: list[Event] = []
             for sample in delta.samples:
                 events += parts.take(sample)
+                if sample.logprobs is not None:  # they are repeated at the end
+                    run.streams[0].hold(sample.logprobs.num_bytes)
             if delta.output is not None and delta.output.error is None:
                 [output] = delta.output.outputs
                 events += parts.end(output)

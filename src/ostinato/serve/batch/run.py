@@ -40,7 +40,11 @@ _EVER = 1e9
 def batch_settings(served_model_name: str | None) -> ServeSettings:
     """Return the server's settings, without limits on one client's share."""
     return ServeSettings(
-        served_model_name=served_model_name, request_timeout=_EVER, client_seconds=_EVER, client_pixels=2**62
+        served_model_name=served_model_name,
+        request_timeout=_EVER,
+        client_seconds=_EVER,
+        client_pixels=2**62,
+        client_backlog=2**62,
     )
 
 
