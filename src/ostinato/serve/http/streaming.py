@@ -31,12 +31,12 @@ def chunks_of(data: bytes) -> list[bytes]:
 
 
 _FIRST_SLICE = 2**11
-_SLICE = 2**14
+_SLICE = 2**13
 """Bytes of JSON that are made at once: a few milliseconds, if each of their tokens is looked up for the first time."""
 
 
 class LoopTurns:
-    """Turns of the event loop for making long answers: one slice in each of its iterations, whoever it belongs to.
+    """Turns of the event loop for making long answers: one slice of one answer in each iteration of the loop.
 
     A short answer, or a stream's next tokens, needs no turn.
     """
